@@ -1,1 +1,1 @@
-"""HOW FAST IS THE REAL MACHINE? Fits of published measurements and, with torch, measurements of local hardware."""
+"""CALIBRATION. Fits to published measurements and, with torch, measurements of local hardware."""

@@ -1,6 +1,6 @@
-"""Does a real training step take what is predicted? The command `--check`: `check.command`, and the host's part in it.
+"""Does a real training step take the predicted time? The command `--check`: `check.command` plus host launches.
 
-What measures the host builds on the real model of `check`, so the two are put together here.
+Host launches are measured with the real model of `check`, so the two packages are combined here.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from calibrate.check.command import add_arguments as add_arguments
 from calibrate.check.command import run_check
 from calibrate.torch_requirement import require_torch
 
-_HOST_SECONDS: Final = 0.15  # seconds for the host's rounds, beside each round of kernels
+_HOST_SECONDS: Final = 0.15  # seconds of host measurements after each round of kernels
 
 
 def command(options: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
 """Which calibration is run? The command line of `clustersim calibrate`, and of `python -m calibrate`.
 
-Without a subcommand this machine is measured (`--for`, `--grid`, `--presets`) or predictions are checked (`--check`).
-What needs torch is imported by the command that needs it.
+Without a subcommand this machine is measured (`--for`, `--grid`, `--presets`) or predictions are checked
+(`--check`). Modules that need torch are imported by the command that needs them.
 """
 
 import argparse
@@ -18,7 +18,10 @@ EXIT_INTERRUPTED: Final = 130
 
 
 class CalibrateCommand(NamedTuple):
-    """module: has `add_arguments(parser)` and `command(options)`, and imports torch only inside them."""
+    """A subcommand.
+
+    module: has `add_arguments(parser)` and `command(options)`, and imports torch only inside them.
+    """
 
     module: str
     description: str
@@ -73,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_command(argv: Sequence[str]) -> tuple[Callable[[argparse.Namespace], int | None], argparse.Namespace]:
-    """The command that is meant, and its options; ends the program on wrong ones, as argparse does."""
+    """The selected command's function and its parsed options; exits the process on wrong options, as argparse does."""
     selected, command_argv, epilog = _select_command(argv)
     module = import_module(selected.module)
     parser = argparse.ArgumentParser(
@@ -99,7 +102,10 @@ def _select_command(argv: Sequence[str]) -> tuple[CalibrateCommand, Sequence[str
 def _unknown_command_message(argument: str) -> str:
     if not is_path(argument):
         return f"there is no calibration {argument!r}; {suggest_nearest(argument, COMMANDS)}"
-    return f"what of {argument}? measure a scenario with --for {argument}, check one with --check {argument}, or report a record"
+    return (
+        f"what of {argument}? measure a scenario with --for {argument}, check one with --check {argument}, or "
+        "report a record"
+    )
 
 
 def _other_commands_text() -> str:

@@ -1,9 +1,10 @@
-"""What does a record of one accelerator say of another with the same compute die?
+"""What does a record of one accelerator imply for another one with the same compute die?
 
-Where two accelerators differ in their memory alone, kernels that compute or launches bound take the same, and those
-that memory bounds take less by the ratio of the memory bandwidths (`cost.scaled`, whose kernel model says what bounds
-which). Clocks under load, which a power limit sets, are assumed to keep the ratio of the boards' rates below. Pairs of
-different dies are refused: whoever wants one all the same scales a record in the scenario, by ratios of their own.
+Where two accelerators differ only in memory, compute-bound and launch-bound kernels take the same time, and
+memory-bound ones are scaled by the ratio of the memory bandwidths (`cost.record_scaling`, whose kernel model
+decides what bounds each kernel). Clocks under load, which a power limit sets, are assumed to keep the ratio
+of the boards' rates below. Pairs with different dies are refused: a record can be scaled in the scenario
+instead, by ratios that the user gives.
 
     python -m calibrate derive RECORD --to h100-sxm-80gb -o OUT
 """
@@ -24,7 +25,10 @@ from clustersim.hardware.accelerator import Accelerator, load_accelerator
 
 @dataclass(frozen=True, slots=True)
 class ComputeDie:
-    """A compute die and the accelerators that are sold with it; rates: of compute, relative to each other."""
+    """A compute die and the accelerators that use it.
+
+    relative_rates: arithmetic rates of the accelerators relative to each other; source: reference for them.
+    """
 
     relative_rates: Mapping[str, float]
     source: str
@@ -50,14 +54,14 @@ _DIE_BY_ACCELERATOR: Final[Mapping[str, ComputeDie]] = MappingProxyType(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `command`."""
+    """Add the options of `command`."""
     parser.add_argument("record", type=Path, metavar="RECORD", help="a calibration record")
     parser.add_argument("--to", required=True, metavar="ACCELERATOR", help="a shipped accelerator with the same die")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="where to write its record")
 
 
 def command(options: argparse.Namespace) -> None:
-    """Read a record, carry it over and write it."""
+    """Read a record, derive the record of the other accelerator and write it."""
     record = derive_record(read_record(options.record), options.to)
     require_same_origin(options.output, RecordOrigin.DERIVED)
     write_record(record, options.output)
@@ -65,7 +69,7 @@ def command(options: argparse.Namespace) -> None:
 
 
 def derive_record(record: CalibrationRecord, target: str) -> CalibrationRecord:
-    """The record of an accelerator with the same compute die; raise InputError where it has another."""
+    """The record of an accelerator with the same compute die; raise InputError where the dies differ."""
     source = record.device.accelerator
     die = _shared_die(source, target)
     source_accelerator, target_accelerator = load_accelerator(source), load_accelerator(target)
@@ -82,21 +86,23 @@ def derive_record(record: CalibrationRecord, target: str) -> CalibrationRecord:
 
 
 def _shared_die(source: str, target: str) -> ComputeDie:
-    """The die of both."""
+    """The die that both accelerators use; raise InputError where there is none."""
     if target not in _DIE_BY_ACCELERATOR:
         raise InputError(
-            f"--to: no accelerator {target!r} with a die that others share is known; {suggest_nearest(target, _DIE_BY_ACCELERATOR)}"
+            f"--to: no accelerator {target!r} with a die that others share is known; "
+            f"{suggest_nearest(target, _DIE_BY_ACCELERATOR)}"
         )
     die = _DIE_BY_ACCELERATOR[target]
     sources = [name for name in die.relative_rates if name != target]
     if source not in sources:
         problem = "is of it already" if source == target else "has another compute die"
         raise InputError(
-            f"--to {target}: the record's accelerator {source} {problem}; records of {' or '.join(sources)} carry over to it"
+            f"--to {target}: the record's accelerator {source} {problem}; records of {' or '.join(sources)} carry "
+            "over to it"
         )
     return die
 
 
 def _target_device(measured: DeviceInfo, accelerator: Accelerator) -> DeviceInfo:
-    """The machine that the record stands for: the measured one's software, the other's memory, and no name."""
+    """The derived device: the measured one's software, the target's memory, and no device name."""
     return replace(measured, accelerator=accelerator.name, name="", memory_bytes=accelerator.memory_bytes)

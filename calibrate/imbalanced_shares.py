@@ -1,7 +1,8 @@
-"""How much more than others do some experts, or ranks, get?
+"""How unequal are the loads of experts, or of ranks?
 
-Shares with a stated coefficient of variation, the same on every machine: quantiles of a log-normal distribution in
-equal steps, over their mean. Few parts vary less than was stated, as the distribution's ends are beyond them.
+Shares with a given coefficient of variation, reproducible on every machine: equally spaced quantiles of a
+log-normal distribution over their mean. A small number of shares varies less than stated, because the tails
+of the distribution are cut off.
 """
 
 from itertools import pairwise
@@ -9,14 +10,14 @@ from math import exp, log, sqrt
 from statistics import NormalDist
 from typing import Final
 
-VARIATIONS: Final = (0.5, 1.0)  # ranks of hardly balanced routers were measured up to 0.55, experts vary more
-_DECIMALS: Final = 6  # of a share, as records keep it
+VARIATIONS: Final = (0.5, 1.0)  # measured: up to 0.55 between ranks of poorly balanced routers, more between experts
+_DECIMALS: Final = 6  # decimals of a share in records
 
 
 def lognormal_shares(count: int, variation: float) -> tuple[float, ...]:
-    """Of each part, over the mean one, the smallest first.
+    """[count] shares relative to their mean, ascending.
 
-    >>> shares(2, 0.0), [round(share, 2) for share in shares(4, 1.0)]
+    >>> lognormal_shares(2, 0.0), [round(share, 2) for share in lognormal_shares(4, 1.0)]
     ((1.0, 1.0), [0.33, 0.66, 1.12, 1.89])
     """
     spread, normal = sqrt(log(1.0 + variation**2)), NormalDist()
@@ -25,9 +26,9 @@ def lognormal_shares(count: int, variation: float) -> tuple[float, ...]:
 
 
 def integer_shares(count: int, variation: float, total: int) -> tuple[int, ...]:
-    """Rows of each part that are `total` together: those of a part begin where those of the one before end.
+    """[count] integer shares that sum to `total` (cumulative rounding).
 
-    >>> whole_rows(4, 1.0, 100)
+    >>> integer_shares(4, 1.0, 100)
     (8, 17, 28, 47)
     """
     ends, cumulative = [0], 0.0

@@ -2,14 +2,16 @@
 
     python -m calibrate import-kineto traces --cluster dgx-h100 -o my-gpu.json
 
-Reads the traces of a run (`clustersim.interop.kineto`) into rows of a record: collectives by name, payload and group,
-over all steps that they cover. NCCL's kernels last while they wait for other ranks, so of each collective the shortest
-of its members' kernels counts, that of whoever came last; where not all members have traces, what is left of waiting is
-in the row, which is said. Collectives of a step run beside kernels and each other: rows are of that, not of the
-collective alone. Which node a rank is on follows from its number, as launchers count: so many GPUs of a node at a time.
+Reads the traces of a run (`clustersim.interop.kineto`) into collective samples of a record: by name, payload
+and group, over all steps in the traces. NCCL kernels include waiting for other ranks, so the shortest kernel
+among the members of a collective counts, that of the last arriver; where some members have no trace,
+remaining waiting time is in the sample, which is printed. Collectives of a step overlap with kernels and
+with each other: samples are of that, not of isolated collectives. The node of a rank follows from its id, as
+launchers assign them: consecutive ranks fill a node.
 
-Left out: what has no payload in the trace (of older versions of PyTorch, or kernels of a dispatcher's own), groups
-whose members are not known or lie unevenly on nodes, and messages in groups of more than two, whose peer no trace says.
+Skipped: collectives without a payload in the trace (older versions of PyTorch, or kernels of a token
+dispatcher), groups whose members are unknown or unevenly distributed over nodes, and messages in groups of
+more than two, whose peer is not in the trace.
 """
 
 import argparse
@@ -51,7 +53,7 @@ _DTYPE_BY_NAME: Final = {dtype.value: dtype for dtype in DType}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `command`."""
+    """Add the options of `command`."""
     parser.add_argument("traces", metavar="TRACES", help="a trace (.json, .json.gz), or a directory of one run's")
     parser.add_argument("--cluster", required=True, metavar="NAME", help="where it ran: a shipped cluster, or a file")
     parser.add_argument(
@@ -60,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
-    """Read the traces, add their rows to the record, and print what was read and how a line fits it."""
+    """Read the traces, add their samples to the record, and print what was read and the alpha-beta fits."""
     cluster, output = load_cluster(options.cluster), Path(options.output)
     traces = read_traces(Path(options.traces))
     if traces.device_name and not device_matches(traces.device_name, cluster.accelerator.name):
@@ -86,9 +88,10 @@ def command(options: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _TraceDurations:
-    """Seconds of each call, once for every time that a group did it; partly: how many of these not all members saw.
+    """Durations of collective calls in the traces.
 
-    left_out: how many kernels are of no call, by why.
+    seconds: one duration per execution of a call by a group; incomplete_count: executions of which some members
+    have no trace; skipped_by_reason: number of kernels that belong to no call.
     """
 
     seconds: Mapping[CollectiveCall, list[Seconds]]
@@ -97,17 +100,21 @@ class _TraceDurations:
 
 
 def _collective_durations(traces: ProfilerTraces, cluster: Cluster) -> _TraceDurations:
-    calls = {moved: _call_or_reason(moved, cluster) for spans in traces.ranks for moved in _collectives_of(spans)}
+    calls = {
+        collective: _call_or_reason(collective, cluster)
+        for spans in traces.ranks
+        for collective in _collectives_of(spans)
+    }
     seconds: dict[CollectiveCall, list[Seconds]] = defaultdict(list)
     skipped: Counter[str] = Counter()
     incomplete_count = 0
-    for (moved, _), seconds_by_rank in collective_durations(traces.ranks).items():
-        call = calls[moved]
+    for (collective, _), seconds_by_rank in collective_durations(traces.ranks).items():
+        call = calls[collective]
         if isinstance(call, str):
             skipped[call] += len(seconds_by_rank)
             continue
         seconds[call].append(min(seconds_by_rank.values()))
-        incomplete_count += len(seconds_by_rank) < moved.group_size
+        incomplete_count += len(seconds_by_rank) < collective.group_size
     return _TraceDurations(seconds, incomplete_count, skipped)
 
 
@@ -116,7 +123,7 @@ def _collectives_of(spans: RankSpans) -> Iterable[ProfiledCollective]:
 
 
 def _call_or_reason(moved: ProfiledCollective, cluster: Cluster) -> CollectiveCall | str:
-    """What a record calls it, or why it has no row."""
+    """The call as a record describes it, or the reason why it is skipped."""
     collective = _COLLECTIVE_BY_NAME.get(moved.name)
     if collective is None or not moved.payload:
         return "no payload in the trace"
@@ -152,5 +159,5 @@ def _print_summary(durations: _TraceDurations, record: CalibrationRecord, output
 
 
 def _skipped_text(durations: _TraceDurations) -> str:
-    """Why, and how many kernels."""
+    """The reasons for skipping and the number of kernels of each, as text."""
     return "".join(f"; {reason}: {count:,} kernels" for reason, count in durations.skipped_by_reason.items())

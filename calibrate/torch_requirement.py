@@ -1,4 +1,4 @@
-"""Is torch there? Measuring needs it; simulating, reading records and fitting do not."""
+"""Is torch installed? Measuring needs it; simulating, reading records and fitting do not."""
 
 import os
 from importlib.util import find_spec
@@ -6,11 +6,11 @@ from typing import Final
 
 from clustersim.common.errors import InputError
 
-_KINETO_LOG_SETTING: Final = ("KINETO_LOG_LEVEL", "6")  # above all that the profiler's library says of itself on stderr
+_KINETO_LOG_SETTING: Final = ("KINETO_LOG_LEVEL", "6")  # above the level of every message that Kineto prints on stderr
 
 
 def require_torch() -> None:
-    """Raise InputError that says how to install torch where it is missing; to be asked before it is imported."""
+    """Raise InputError with install instructions where torch is missing; call it before importing torch."""
     if find_spec("torch") is None:
         raise InputError(
             "measuring needs PyTorch, which is not installed: pip install 'clustersim[calibrate]' "

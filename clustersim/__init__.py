@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RenderedResult", "Scenario", "check", "simulate"]
 _EXPORTED_FROM = {
-    "Result": "clustersim.report.rendered_result",
+    "RenderedResult": "clustersim.report.rendered_result",
     "Scenario": "clustersim.scenario",
     "check": "clustersim.results.memory_check",
     "simulate": "clustersim.report.rendered_result",
@@ -22,12 +22,12 @@ _EXPORTED_FROM = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name's module when it is first asked for, so that `import clustersim` costs nothing."""
+    """Import the module of a public name on first access, so that `import clustersim` itself is cheap."""
     if name not in _EXPORTED_FROM:
         raise AttributeError(f"module 'clustersim' has no attribute {name!r}")
     return getattr(import_module(_EXPORTED_FROM[name]), name)
 
 
 def __dir__() -> list[str]:
-    """The public names, imported or not."""
+    """The public names, whether or not they are imported yet."""
     return __all__

@@ -1,7 +1,8 @@
-"""How does a scenario become a plan, a program and what its pieces cost?
+"""How does a scenario become a plan, a program and its costs?
 
-Everything that a simulation runs is put together here, and nothing is run: who does which part (`build_plan`), in which
-order (`schedule_order`), as which tasks (`build_program`), on which machines and links, and which ranks provably do the same.
+Builds everything that a simulation runs, without running it: who computes what (`build_plan`), in which order
+(`schedule_order`), as which tasks (`build_program`), on which devices and links, and which ranks are
+equivalent.
 """
 
 import math
@@ -58,7 +59,7 @@ from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
 
 @dataclass(frozen=True, slots=True)
 class PreparedSimulation:
-    """What a simulation runs. shares: which exchanges share the network, None: none do."""
+    """Everything that a simulation runs. contention: which collectives contend for links, None: none do."""
 
     plan: Plan
     cost: SegmentCost
@@ -73,7 +74,7 @@ class PreparedSimulation:
 
 @dataclass(frozen=True, slots=True)
 class _UncontendedBuild:
-    """What is known of a simulation before anything is known of links. exchanges: what times them."""
+    """A simulation before contention is known. comm_cost: cost model of collectives, p2p messages and host copies."""
 
     scenario: Scenario
     plan: Plan
@@ -82,7 +83,7 @@ class _UncontendedBuild:
 
     @classmethod
     def from_scenario(cls, scenario: Scenario) -> "_UncontendedBuild":
-        """A legal scenario's; raise InputError for one whose parts no longer agree."""
+        """Build from a legal scenario; raise InputError for one whose fields were replaced inconsistently."""
         require_consistent(scenario)
         plan = build_plan(scenario)
         program = repeat_steps(build_program(scenario, plan), scenario.steps)
@@ -90,13 +91,13 @@ class _UncontendedBuild:
         return cls(scenario, plan, program, _with_imbalance(scenario, program, _comm_cost(scenario, program)))
 
     def segment_cost(self, contention: ContentionMap | None) -> SegmentCost:
-        """What the program takes where some exchanges share links."""
+        """Cost of the program; contending collectives are left to the network model."""
         comm_cost = self.comm_cost if contention is None else UncontendedComm(self.comm_cost, contention)
         return SegmentCost(self.program, _rank_devices(self.scenario), comm_cost)
 
 
 def build_simulation(scenario: Scenario) -> PreparedSimulation:
-    """Put a legal scenario's parts together; raise InputError for one whose parts no longer agree."""
+    """Build a legal scenario; raise InputError for one whose fields were replaced inconsistently."""
     uncontended = _UncontendedBuild.from_scenario(scenario)
     contention = None if scenario.cost.network is Contention.UNCONTENDED else _contention_maps((uncontended,))[0]
     cost = uncontended.segment_cost(contention)
@@ -106,7 +107,7 @@ def build_simulation(scenario: Scenario) -> PreparedSimulation:
 
 
 def build_co_scheduled(scenarios: Sequence[Scenario]) -> tuple[PreparedSimulation, ...]:
-    """The parts of jobs that share a machine's network, the first of which is the one with its disturbances."""
+    """Build jobs that share a machine's network; the first is the one whose scenario has the degradations."""
     builds = [_UncontendedBuild.from_scenario(scenario) for scenario in scenarios]
     build_costs = [
         (build, contention, build.segment_cost(contention))
@@ -124,21 +125,21 @@ def build_co_scheduled(scenarios: Sequence[Scenario]) -> tuple[PreparedSimulatio
 
 
 def require_consistent(scenario: object) -> None:
-    """Refuse what is no scenario, and one whose parts were replaced so that they no longer agree."""
+    """Raise TypeError for a value that is no scenario, InputError for one whose fields were replaced inconsistently."""
     errors = find_problems(require_scenario(scenario))
     if errors:
         raise InputError("\n".join(errors))
 
 
 def require_scenario(value: object) -> Scenario:
-    """What was given, if it is a scenario; else raise TypeError that says how to build one."""
+    """Return the value if it is a Scenario; else raise TypeError that says how to build one."""
     if not isinstance(value, Scenario):
         raise TypeError(f"{type(value).__name__} is not a Scenario; build one, as in Scenario.load('plan.yaml')")
     return value
 
 
 def require_algorithms(scenario: Scenario, program: Program) -> None:
-    """Refuse switches that leave the library nothing for a collective that the step needs, in one of its groups."""
+    """Raise InputError if the NCCL overrides leave no algorithm for a collective of the step."""
     try:
         _require_algorithms(scenario, program)
     except InputError as error:
@@ -155,7 +156,9 @@ def _require_algorithms(scenario: Scenario, program: Program) -> None:
         if not isinstance(comm_op, HostOp)
     )
     needed = dict.fromkeys(
-        (item.collective, item.comm_group) for item in comm_ops if item.collective in overrides.constrained_collectives
+        (comm_op.collective, comm_op.comm_group)
+        for comm_op in comm_ops
+        if comm_op.collective in overrides.constrained_collectives
     )
     for kind, comm_group in needed:
         if not library.variants_for(kind):
@@ -167,30 +170,32 @@ def _require_algorithms(scenario: Scenario, program: Program) -> None:
 
 def _no_algorithm_message(scenario: Scenario, kind: CollectiveType) -> str:
     library = load_library(scenario.cluster.library)
-    algorithms = ", ".join(dict.fromkeys(offer.name for offer in library.variants_for(kind)))
+    algorithms = ", ".join(dict.fromkeys(variant.name for variant in library.variants_for(kind)))
     return (
-        f"with {scenario.cost.nccl_overrides.description} nothing is left of {library.name} for {kind.value}, which the step "
-        f"needs and which it does by {algorithms or 'nothing'}; for one collective alone a list is written allreduce:tree"
+        f"with {scenario.cost.nccl_overrides.description} nothing is left of {library.name} for {kind.value}, which "
+        "the step "
+        f"needs and which it does by {algorithms or 'nothing'}; for one collective alone a list is written "
+        "allreduce:tree"
     )
 
 
 def build_plan(scenario: ResolvedScenario) -> Plan:
-    """Who computes what."""
+    """Which rank computes what."""
     return Plan(scenario.model, scenario.training, scenario.effective_layout, scenario.schedule.placement)
 
 
 def schedule_order(scenario: ResolvedScenario, plan: Plan) -> PipelineOrder:
-    """The order in which pipeline ranks work, as it is with the costs of the cluster's first kind of accelerator."""
+    """Order of passes of each pipeline rank; cost-dependent schedules use the cluster's first accelerator."""
     return _profiled_schedule(scenario, plan).order(plan.layout.pp, plan.microbatches)
 
 
 def pass_orders(scenario: ResolvedScenario, plan: Plan) -> tuple[PassOrder, ...]:
-    """Passes of each pipeline rank, one after the other; remembered, as many layouts of a search have the same."""
+    """Sequence of passes of each pipeline rank; cached, as many layouts of a search share it."""
     return _cached_pass_orders(_profiled_schedule(scenario, plan), plan.layout.pp, plan.microbatches)
 
 
 def _profiled_schedule(scenario: ResolvedScenario, plan: Plan) -> Schedule:
-    """The schedule that orders passes, with their costs if it asks for them."""
+    """The schedule that orders passes, with their costs if it needs them."""
     kernels = _device_model(scenario, scenario.cluster.accelerator_kinds()[0][0]).kernels
     return with_pass_costs(scenario.effective_schedule, plan, kernels)
 
@@ -201,21 +206,21 @@ def _cached_pass_orders(schedule: Schedule, pp: int, microbatches: int) -> tuple
 
 
 def device_models(scenario: ResolvedScenario) -> tuple[DeviceModel, ...]:
-    """What the job's kernels run on: each kind of its accelerators at full speed."""
+    """Device models of the job: one per kind of accelerator, at full speed."""
     return tuple(
         _device_model(scenario, accelerator_kind) for accelerator_kind in scenario.cluster.accelerator_kinds()[0]
     )
 
 
 def uncontended_comm_cost(scenario: ResolvedScenario, comm_groups: Iterable[CommGroup]) -> CommCost:
-    """What collectives of some roles take, alone on their links; of roles whose groups are on no pipeline's ways."""
+    """Uncontended cost of collectives in some communication groups, none of which is a pipeline p2p group."""
     return _network_cost(scenario, groups_along_axes(scenario.layout, comm_groups))
 
 
 def build_program(scenario: Scenario, plan: Plan) -> Program:
-    """The program of one step, with the loads of all.
+    """The program of one step, with the token loads of all steps.
 
-    The last ones are remembered: much that scenarios are compared by, such as clusters and disturbances, changes none.
+    Cached: scenarios that differ only in cluster or degradations share it.
     """
     order, steps = schedule_order(scenario, plan), scenario.steps
     key = plan.model, plan.training, plan.layout, plan.placement, plan.expert_token_ratio, order, steps
@@ -230,7 +235,7 @@ _PROGRAM_CACHE: Final = LruCache[Program](100_000, size=_task_count)
 
 
 def distinct_kernels(scenario: Scenario) -> tuple[Kernel, ...]:
-    """The distinct kernels that the scenario's ranks run, as they are timed, in the order in which they first run."""
+    """The distinct kernels that the scenario's ranks run, as they are timed, in order of first use."""
     require_consistent(scenario)
     kernels: dict[Kernel, None] = {}
     for block in _segments(build_program(scenario, build_plan(scenario))):
@@ -244,17 +249,21 @@ def distinct_kernels(scenario: Scenario) -> tuple[Kernel, ...]:
 
 
 def distinct_comm_calls(scenario: Scenario) -> tuple[CollectiveCall, ...]:
-    """The distinct collectives and messages that the scenario's ranks run, with the ranks and nodes that they span.
+    """The distinct collectives and p2p messages of the scenario's ranks, with the ranks and nodes that they span.
 
-    In one order, whatever process asks: all ranks of a world measure them together. What ranks do with their hosts is
-    not among them, nor tokens that kernels of their own send to experts.
+    Sorted, hence in the same order in every process: all ranks measure them together. Excludes host copies and
+    MoE dispatch/combine that run as kernels of their own.
     """
     require_consistent(scenario)
     program = build_program(scenario, build_plan(scenario))
     fabric = scenario.cluster.fabric
     calls: dict[CollectiveCall, None] = {}
     comm_ops = dict.fromkeys(comm_op for rank_program in program.programs for comm_op in rank_program.comm_ops)
-    for comm_op in (item for item in comm_ops if not (isinstance(item, HostOp) or item.collective.is_token_routing)):
+    for comm_op in (
+        candidate
+        for candidate in comm_ops
+        if not (isinstance(candidate, HostOp) or candidate.collective.is_token_routing)
+    ):
         for members in program.groups[comm_op.comm_group].members:
             nodes = len(np.unique(fabric.node_ids(members)))
             calls[
@@ -273,7 +282,7 @@ def _segments(program: Program) -> Iterator[Segment]:
 
 
 def _comm_cost(scenario: Scenario, program: Program) -> CommModel:
-    """What times collectives, messages and, if there is anything for them, hosts."""
+    """Cost model of collectives, p2p messages and, where there are any, host copies."""
     cost: CommModel = _network_cost(scenario, program.groups)
     host, p2p_overhead = scenario.cluster.host_memory, scenario.framework.p2p_seconds
     if p2p_overhead > 0.0:
@@ -285,13 +294,13 @@ def _comm_cost(scenario: Scenario, program: Program) -> CommModel:
 
 
 def _with_imbalance(scenario: Scenario, program: Program, comm_cost: CommModel) -> CommModel:
-    """The same where members get unlike parts."""
+    """The cost model extended by imbalanced payloads (uneven expert loads), where there are any."""
     fabric = scenario.cluster.fabric
     return comm_cost if program.expert_loads is BALANCED_LOADS else ImbalancedComm(comm_cost, program, fabric)
 
 
 def _node_ids(scenario: ResolvedScenario) -> IntArray:
-    """The node of every rank: [ranks]."""
+    """[ranks] node of every rank."""
     return scenario.cluster.fabric.node_ids(np.arange(scenario.layout.world_size))
 
 
@@ -301,24 +310,22 @@ def _network_cost(
     cluster, settings = scenario.cluster, scenario.cost
     model = CollectiveCost(cluster.fabric, resolved_library(scenario), groups)
     if settings.record is None or scenario.degradations.affects_network:
-        return model  # what was measured on a healthy network does not say what a disturbed one does
-    overridden = (
-        settings.nccl_overrides.constrained_collectives
-    )  # nor what the library does where the user has told it otherwise
+        return model  # measurements on a healthy network do not hold on a degraded one
+    overridden = settings.nccl_overrides.constrained_collectives  # nor where the user overrides the library's choice
     samples = tuple(sample for sample in settings.record.collectives if sample.call.collective not in overridden)
     record = replace(settings.record, collectives=samples)
     return MeasuredCollectives(model, record, groups, nodes=_node_ids(scenario))
 
 
 def resolved_library(scenario: ResolvedScenario) -> Library:
-    """The cluster's library, with what the user has left of its offers."""
+    """The cluster's collective library, restricted by the user's NCCL overrides."""
     library = load_library(scenario.cluster.library)
     library = replace(library, published=library.published and scenario.cluster.is_measured)
     return scenario.cost.nccl_overrides.apply_to(library)
 
 
 def _rank_devices(scenario: Scenario) -> DeviceModels:
-    """What each rank's kernels run on: its accelerator, at the speed to which it is disturbed."""
+    """Device model of each rank: its accelerator, slowed as its degradations say."""
     world, gpu_ids = scenario.layout.world_size, scenario.cluster.machine_gpu_ids
     accelerators, kind = scenario.cluster.accelerator_kinds()
     speeds, speed_index = np.unique(scenario.degradations.gpu_speeds(gpu_ids[:world]), return_inverse=True)
@@ -337,7 +344,7 @@ def _rank_devices(scenario: Scenario) -> DeviceModels:
 
 
 def _device_model(scenario: ResolvedScenario, accelerator: Accelerator) -> DeviceModel:
-    """An accelerator at its full speed, as it was measured if there is a record of it, and its host."""
+    """Device model of an accelerator at full speed, from its measurement record if there is one, with its host."""
     record = scenario.cost.record
     if record is not None and record.device.accelerator != accelerator.name:
         record = None
@@ -349,7 +356,7 @@ def _device_model(scenario: ResolvedScenario, accelerator: Accelerator) -> Devic
 def _interference(
     scenario: ResolvedScenario, accelerator: Accelerator, record: CalibrationRecord | None
 ) -> Interference:
-    """What the scenario says, or else what was measured, or else what the accelerator's file says."""
+    """Interference levels: from the scenario, else measured, else from the accelerator's file."""
     configured, measured = scenario.cost.interference, None if record is None else record.interference
     if configured is None and measured is not None:
         return measured
@@ -359,10 +366,10 @@ def _interference(
 def _in_situ_kernels(
     scenario: ResolvedScenario, accelerator: Accelerator, record: CalibrationRecord | None
 ) -> SustainedKernels:
-    """What the kernels of a step take, from what they take alone by a record or by the model.
+    """Kernel times within a training step, derived from standalone times (record or model).
 
-    The same for all layouts of a job, of which a search tries many: so the last ones are remembered, with what they
-    were made from, since these are compared by identity.
+    Independent of the layout, of which a search tries many: so the last ones are cached, together with the
+    accelerator and record that they were built from, since these are compared by identity.
     """
     derating, attention = unmeasured_effects(accelerator.derating, record), scenario.training.attention
     rate = job_rate(derating, scenario.layout.world_size)
@@ -406,31 +413,31 @@ def _build_in_situ_kernels(
 
 
 def _contention_maps(builds: Sequence[_UncontendedBuild]) -> tuple[ContentionMap, ...]:
-    """Which exchanges of each job share the network."""
+    """Which collectives of each job contend for links."""
     background, fabrics = _background_traffic(builds[0].scenario), [build.scenario.cluster.fabric for build in builds]
     programs = [(uncontended_build.program, uncontended_build.comm_cost) for uncontended_build in builds]
     demands = restrict_to_bottleneck_links(programs, fabrics[0], loaded_links(background).tolist())
     owners = [fabric.link_endpoints.port_owner(fabric.gpu_count) for fabric in fabrics]
     return map_job_contention(
-        [(item.program, job_demands) for item, job_demands in zip(builds, demands, strict=True)], owners, background
+        [(build.program, job_demands) for build, job_demands in zip(builds, demands, strict=True)], owners, background
     )
 
 
 def _background_traffic(scenario: Scenario) -> tuple[BackgroundFlow, ...]:
-    """What is on links beside the step."""
+    """Background flows on the links."""
     cluster = scenario.cluster
     try:
         return background_flows(
             scenario.background_traffic, scenario.degradations, cluster.machine, load_library(cluster.library)
         )
     except InputError as error:
-        raise InputError(f"{scenario.path or scenario.name}: disturbances.{error}") from error
+        raise InputError(f"{scenario.path or scenario.name}: degradations.{error}") from error
 
 
 def _equivalence_classes(
     scenario: Scenario, cost: SegmentCost, comm_cost: CommCost, contention: ContentionMap | None
 ) -> SymmetryClasses:
-    """Which ranks provably do the same; where every kernel varies by itself, none do."""
+    """Equivalence classes of ranks; singletons where every kernel varies independently."""
     links, program, device_class = scenario.cluster.fabric.links, cost.program, cost.rank_features
     if _symmetry_disabled(scenario):
         return singleton_classes(program) if contention is None else unfolded_classes(program, contention, links)
@@ -440,10 +447,10 @@ def _equivalence_classes(
 
 
 def _rank_labels(scenario: Scenario, cost: SegmentCost) -> IntArray:
-    """[ranks] equal numbers may be of ranks that do the same."""
+    """[ranks] ranks with different labels are never equivalent."""
     return np.arange(cost.program.world_size) if _symmetry_disabled(scenario) else cost.rank_features
 
 
 def _symmetry_disabled(scenario: Scenario) -> bool:
-    """Whether no two ranks are to be taken for alike."""
+    """Whether ranks must not be merged into equivalence classes."""
     return scenario.cost.symmetry is Symmetry.OFF or scenario.jitter is not None

@@ -1,8 +1,8 @@
-"""How does a scenario become an answer? Assemble it, run it; what happened is folded when it is asked for.
+"""How is a scenario simulated? Build it, run it; results are derived from the trace on demand.
 
-Where other jobs are on the machine, all run together, each of the others as many steps as this one lasts. How many
-those are shows only when they have run: they are counted from what all take alone, and run again with more where they
-were too few.
+Co-located jobs run in the same simulation, each for as many steps as needed to outlast this job. The step
+counts are estimated from isolated runs; where they prove too small, the simulation is repeated with more
+steps.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def _result(
 
 
 def _run_isolated(scenario: Scenario, prepared: PreparedSimulation) -> OperationTraceReader:
-    """Run one rank of each class."""
+    """Simulate one rank of each equivalence class, without other jobs."""
     coalesce, jitter = scenario.cost.coalesce, scenario.jitter
     trace, span_log = simulate_program(
         prepared.program,
@@ -89,7 +89,7 @@ def _operation_trace(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _JobRun:
-    """A job that ran, maybe beside others. start: when it began."""
+    """A completed run of a job, possibly with co-located ones. start: simulated time at which it began, seconds."""
 
     scenario: Scenario
     prepared: PreparedSimulation
@@ -103,11 +103,11 @@ class _JobRun:
 
     @property
     def trace_table(self) -> TraceTable:
-        """Its trace and program."""
+        """Its trace joined with its program."""
         return build_trace_table(self.operation_trace.trace, self.operation_trace.program, self.scenario.steps)
 
     def steps_needed(self, until: Seconds) -> int:
-        """How many steps it needs to last until then: as many as it has, if it did."""
+        """Steps that the job must run to outlast time `until`; the current count if it already does."""
         busy_until, steps = (
             last_full_load_time(self.operation_trace.trace, self.operation_trace.program),
             self.scenario.steps,
@@ -117,7 +117,7 @@ class _JobRun:
         return max(steps + 1, ceil(steps * (until - self.start) / (busy_until - self.start)))
 
     def co_located_job(self, until: Seconds) -> CoLocatedJob:
-        """It, as it went beside the first job, which was done then."""
+        """Its results as a co-located job of the first job, which ended at `until`."""
         volumes = MeteredCollectiveCost(
             self.scenario.cluster.fabric, resolved_library(self.scenario), self.operation_trace.program.groups
         )
@@ -135,7 +135,7 @@ class _JobRun:
 
 
 def _simulate_co_located(scenario: Scenario, isolated: SimulationResult, started: Seconds) -> SimulationResult:
-    """The answer where other jobs are on the machine; alone: that without them."""
+    """The result with co-located jobs; isolated: the result without them."""
     jobs = zip(scenario.co_scheduled_scenarios, scenario.co_scheduled_jobs, strict=True)
     step_counts = [_estimate_steps(other, job.start_offset, isolated.trace.makespan) for other, job in jobs]
     main_run, *other_runs = _run_with_co_located(scenario, step_counts)
@@ -150,35 +150,37 @@ def _simulate_co_located(scenario: Scenario, isolated: SimulationResult, started
         main_run.prepared,
         main_run.operation_trace,
         started,
-        neighbours=co_located_jobs,
-        alone=isolated.step_time,
+        co_located_jobs=co_located_jobs,
+        isolated_step_time=isolated.step_time,
     )
 
 
 def _estimate_steps(other: Scenario, start: Seconds, until: Seconds) -> int:
-    """How many steps of another job last until then, if nobody slows it."""
+    """Estimated steps that another job takes until time `until`, from an isolated run."""
     (isolated,) = _run_jobs([other], [start])
     return max(ceil((until - start) / float(isolated.step_times.sum()) * (1.0 - TIME_TOLERANCE)), 1)
 
 
 def _run_with_co_located(scenario: Scenario, step_counts: Sequence[int]) -> list[_JobRun]:
-    """A job beside others that take so many steps; raise InputError for more than can be."""
-    for entry, count in enumerate(step_counts):
+    """Run a job and its co-located jobs for their `step_counts`; raise InputError above the limit."""
+    for job_index, count in enumerate(step_counts):
         if count > MAX_STEPS:
             raise InputError(
-                f"{scenario.path or scenario.name}: disturbances.jobs.{entry}: {count:,} of its steps pass while this "
+                f"{scenario.path or scenario.name}: degradations.jobs.{job_index}: {count:,} of its steps pass while "
+                "this "
                 f"job runs; {MAX_STEPS:,} are the most"
             )
     co_located = (
-        replace(item, steps=count) for item, count in zip(scenario.co_scheduled_scenarios, step_counts, strict=True)
+        replace(job_scenario, steps=count)
+        for job_scenario, count in zip(scenario.co_scheduled_scenarios, step_counts, strict=True)
     )
     return _run_jobs([scenario, *co_located], [0.0, *(job.start_offset for job in scenario.co_scheduled_jobs)])
 
 
 def _run_jobs(scenarios: Sequence[Scenario], starts: Sequence[Seconds]) -> list[_JobRun]:
-    """Jobs that run together, one rank of each class of each."""
+    """Run co-scheduled jobs, one rank of each equivalence class of each job."""
     jobs = [*zip(scenarios, build_co_scheduled(scenarios), starts, strict=True)]
-    traces = simulate_co_scheduled([_engine_job(*item) for item in jobs])
+    traces = simulate_co_scheduled([_engine_job(*job) for job in jobs])
     return [
         _JobRun(job, prepared, _operation_trace(job, prepared, *spans), start)
         for (job, prepared, start), spans in zip(jobs, traces, strict=True)

@@ -17,13 +17,13 @@ SCHEDULES = {"gpipe": 1, "1f1b": 1, "{interleaved: {chunks: 2}}": 2, "{interleav
 
 
 def main() -> None:
-    """Print the simulated share of the step that is bubble beside the textbook's."""
+    """Print the simulated and the textbook bubble fraction of the step."""
     print("microbatches  schedule                    bubble  textbook")
     for microbatches in (8, 16, 32, 64):
         for schedule, chunks in SCHEDULES.items():
             overrides = [f"schedule={schedule}", f"training.global_batch={microbatches}"]
             result = simulate(Scenario.from_mapping(BASE_MAPPING, overrides=overrides))
-            ideal = 7 / (chunks * microbatches)  # of the ideal time; as a share of the step: x / (1 + x)
+            ideal = 7 / (chunks * microbatches)  # of the ideal time; as a fraction of the step: x / (1 + x)
             bubble = result.to_json()["bubble_fraction"]
             print(f"{microbatches:12}  {schedule:26} {bubble:7.1%} {ideal / (1 + ideal):9.1%}")
 

@@ -17,13 +17,13 @@ BASE_MAPPING = {
 
 
 def main() -> None:
-    """Print a scaling study for each number of sequences per GPU."""
+    """Print a scaling study for 8 sequences per GPU and for 1."""
     for sequences in (8, 1):
         print_scaling_study(sequences)
 
 
 def print_scaling_study(sequences: int) -> None:
-    """One line for each size, then the reason."""
+    """Print one line per GPU count, then the conclusion."""
     base = Scenario.from_mapping(BASE_MAPPING)
     print(f"{sequences} sequences per GPU\n  GPUs  effective batch    step    tokens/s  efficiency  exposed all-reduce")
     base_rate = 0.0

@@ -1,6 +1,6 @@
-"""Others on the network: a neighbour's all-reduce that meets the step's gradients, and a link that is slow for a while.
+"""Background traffic: a neighbour's all-reduce during gradient communication, and a temporarily slow link.
 
-A job of 16 nodes shares oversubscribed leaves with one of 16 more: nodes are handed out in turn, one to each.
+A job on 16 nodes shares oversubscribed leaves with a job on 16 more: nodes alternate between the two.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def main() -> None:
         },
     }
     for label, degradations in cases.items():
-        step = simulate(Scenario.from_mapping(BASE_MAPPING | {"disturbances": degradations})).step_time
+        step = simulate(Scenario.from_mapping(BASE_MAPPING | {"degradations": degradations})).step_time
         print(f"{label:25} {step:.4f} s a step, {1e3 * (step - isolated):+.1f} ms")
 
 

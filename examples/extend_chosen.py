@@ -1,7 +1,8 @@
-"""A collective algorithm of your own that a scenario names: the library may choose it, or must.
+"""A custom collective algorithm named by a scenario: as a candidate of the library, or forced.
 
-All-gather and reduce-scatter by recursive doubling and halving (Thakur, Rabenseifner and Gropp 2005, section 4) in
-log2(n) rounds, farthest partners first (or last), so that the network carries few parts of the payload and NVLink many.
+All-gather and reduce-scatter by recursive doubling and halving (Thakur, Rabenseifner and Gropp 2005, section
+4) in log2(n) steps, farthest partners first (or last), so that the network carries a small share and NVLink a
+large one.
 """
 
 from pathlib import Path
@@ -13,7 +14,7 @@ from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Pha
 from clustersim.program.task import CollectiveType
 
 SUPPORTED_COLLECTIVES = (CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER)
-ALGORITHM_NAME = f"{Path(__file__).stem}:Doubling"  # looked for beside the scenario, which is said to be this file
+ALGORITHM_NAME = f"{Path(__file__).stem}:Doubling"  # resolved relative to the scenario, whose path is set to this file
 BASE_MAPPING = {
     "model": "llama-tiny",
     "cluster": {"name": "aws-p5", "gpus": 64},
@@ -23,10 +24,10 @@ BASE_MAPPING = {
 
 
 class Doubling:
-    """An `CollectiveAlgorithm`: partners at distance d exchange 1/2d of the payload, in one round for each d."""
+    """A `CollectiveAlgorithm`: partners at distance d exchange 1/2d of the payload, in one step for each d."""
 
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
-        """One phase for each distance; none where it cannot do a collective."""
+        """One phase for each distance; none for unsupported collectives."""
         size, members, local = topology.size, topology.members, topology.rails
         if collective not in SUPPORTED_COLLECTIVES or size & (size - 1):
             return ()

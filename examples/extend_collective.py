@@ -1,7 +1,7 @@
-"""A collective algorithm of your own: what it moves, and how long a cluster's links need for that, beside the ring.
+"""A custom collective algorithm compared with the ring: sent bytes, and time on the links of a cluster.
 
-All-reduce by recursive halving and doubling (Thakur, Rabenseifner and Gropp 2005, section 4.4): log2(n) rounds each
-way, with partners ever farther away.
+All-reduce by recursive halving and doubling (Thakur, Rabenseifner and Gropp 2005, section 4.4): log2(n) steps
+each way, with doubling partner distances.
 """
 
 import numpy as np
@@ -14,10 +14,10 @@ from clustersim.program.task import CollectiveType
 
 
 class HalvingDoubling:
-    """An `CollectiveAlgorithm`: in the k-th round partners 2^k apart exchange 1/2^(k+1) of the payload, and back."""
+    """A `CollectiveAlgorithm`: in step k partners 2^k apart exchange 1/2^(k+1) of the payload, and back."""
 
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
-        """One phase for each distance; none where it cannot do a collective."""
+        """One phase for each distance; none for unsupported collectives."""
         size, members = topology.size, topology.members
         if collective is not CollectiveType.ALL_REDUCE or size & (size - 1):
             return ()

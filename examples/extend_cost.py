@@ -1,7 +1,7 @@
-"""A source of durations of your own: any function of a kernel, written as a record that scenarios take.
+"""A custom source of kernel durations: any function of a kernel, written as a record that scenarios use.
 
-Here a bare roofline, of which 60 % are reached, and two layouts whose kernels it times. What a function leaves out
-(None), and communication, is the model's.
+Here a roofline with 60 % of the peaks, for the kernels of two layouts. Kernels for which a function returns
+None, and communication, are timed by the model.
 """
 
 import tempfile
@@ -23,7 +23,7 @@ PEAK, BANDWIDTH, REACHED = 989e12, 3.35e12, 0.6  # FLOP/s, bytes/s, of an H100
 
 
 def seconds(kernel: Kernel) -> float:
-    """The longer of arithmetic and memory traffic."""
+    """The maximum of arithmetic and memory time."""
     return max(kernel.flops / PEAK, kernel.bytes / BANDWIDTH) / REACHED
 
 

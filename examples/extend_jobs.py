@@ -1,6 +1,7 @@
-"""Two jobs on one network, which slow each other: the same step beside three neighbours, on leaves that both are below.
+"""Two co-scheduled jobs that contend for the network: one step with three different neighbours.
 
-Nodes are handed out in turn, one to each job. A neighbour trains step after step as long as this job's step lasts.
+Nodes alternate between the jobs, under shared leaf switches. The neighbour trains step after step while this
+job's step runs.
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ CLUSTER = {"name": "dgx-h100", "gpus": 8 * NODES, "fabric": {"leaf": {"nodes": 4
 
 
 def job_mapping(layout: dict[str, Any], batch: int, first_node: int = 1) -> dict[str, Any]:
-    """A job on every other node."""
+    """A job on every second node."""
     return {
         "model": "llama3-8b",
         "cluster": {**CLUSTER, "placement": {"nodes": list(range(first_node, 2 * NODES, 2))}},
@@ -32,7 +33,7 @@ def main() -> None:
     base_job = job_mapping({"tp": 8, "dp": NODES}, 512, first_node=0)
     for name, neighbour in NEIGHBOURS.items():
         jobs = {"scenario": {"name": name, **neighbour}, "start": "20 ms"}
-        result = simulate(Scenario.from_mapping({**base_job, "disturbances": {"jobs": jobs}}))
+        result = simulate(Scenario.from_mapping({**base_job, "degradations": {"jobs": jobs}}))
         (other,) = result.co_located_jobs
         print(f"beside {name:12} {result.isolated_step_time:.4f} s a step become {result.step_time:.4f} s")
         times = f"{other.isolated_step_times.mean():.4f} s a step become {other.step_times.mean():.4f} s"

@@ -1,7 +1,7 @@
-"""What a link carries over time, as numpy arrays: how full the ports of a GPU's NIC are in each fortieth of a step.
+"""Link load over time as numpy arrays: utilization of a GPU's NIC ports in 40 bins of a step.
 
-Stages of a pipeline lie on nodes of their own, so between two nodes go messages of activations and of gradients; a
-replica's gradients are summed beside the last of them.
+Pipeline stages are on separate nodes, so activations and gradients are sent between two nodes; a replica's
+gradient all-reduce overlaps the last of them.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
-"""Networks made with networkx beside a shipped one, which is taken to networkx and read back.
+"""Custom networks made with networkx, compared with a packaged cluster exported to networkx and read back.
 
-A torus of switches in three dimensions; a dragonfly (Kim et al. 2008, ISCA: in a group all switches are joined, and all
-groups by one link); a rail-only network (Wang et al. 2023, arXiv:2307.12169: a switch for each place in a node).
+A 3D torus of switches; a dragonfly (Kim et al. 2008, ISCA: fully connected groups, one link between any two);
+a rail-only network (Wang et al. 2023, arXiv:2307.12169: one switch per local rank).
 """
 
 import json
@@ -20,7 +20,7 @@ WIRE = {"kind": "leaf", "bandwidth": "400 GB/s", "latency": "1 us"}
 
 
 def attach_nodes(network: "nx.Graph[str]", switch_format: str) -> "nx.Graph[str]":
-    """Nodes with NVLink whose GPUs are on a network's switches; switch: of a GPU, as a format."""
+    """Nodes with NVLink whose GPUs attach to a network's switches; switch_format: format string of a GPU's switch."""
     graph = nx.Graph(nx.relabel_nodes(network, "s{}".format), accelerator="h100-sxm-80gb")
     nx.set_node_attributes(graph, "switch", "kind")
     nx.set_edge_attributes(graph, dict.fromkeys(graph.edges, WIRE))
@@ -28,11 +28,11 @@ def attach_nodes(network: "nx.Graph[str]", switch_format: str) -> "nx.Graph[str]
         graph.add_node(f"nv{node}", kind="nvswitch")
         graph.add_node(f"g{node}.{local_rank}", kind="gpu", node=node)
         graph.add_edge(f"g{node}.{local_rank}", f"nv{node}", **NVLINK)
-        graph.add_edge(f"g{node}.{local_rank}", switch_format.format(node=node, place=local_rank), **NIC)
+        graph.add_edge(f"g{node}.{local_rank}", switch_format.format(node=node, local_rank=local_rank), **NIC)
     return graph
 
 
-def networks() -> "dict[str, nx.Graph[str]]":  # each for 64 nodes of 8 GPUs
+def networks() -> "dict[str, nx.Graph[str]]":  # for 64 nodes of 8 GPUs
     torus = nx.convert_node_labels_to_integers(nx.grid_graph((4, 4, 4), periodic=True))
     dragonfly = nx.disjoint_union_all([nx.complete_graph(8) for _ in range(8)])
     dragonfly.add_edges_from((8 * a + b, 8 * b + a) for a in range(8) for b in range(a))
@@ -40,7 +40,7 @@ def networks() -> "dict[str, nx.Graph[str]]":  # each for 64 nodes of 8 GPUs
         "dgx-h100": load_cluster("dgx-h100", NODES * PER_NODE).to_graph(),
         "torus": attach_nodes(torus, "s{node}"),
         "dragonfly": attach_nodes(dragonfly, "s{node}"),
-        "rail-only": attach_nodes(nx.empty_graph(PER_NODE), "s{place}"),
+        "rail-only": attach_nodes(nx.empty_graph(PER_NODE), "s{local_rank}"),
     }
 
 

@@ -1,7 +1,7 @@
-"""A placement of your own: which GPU of the machine each rank runs on, found by any function, here with networkx.
+"""A custom placement: the cluster GPU of each rank, computed by any function, here with networkx.
 
-A scheduler hands out 16 nodes, of each of 4 racks one in turn. Rings of data parallelism go from node to node in the
-order of ranks, so this decides how often they leave a rack. The shortest way round is a travelling salesman's.
+A scheduler allocates 16 nodes, alternating over 4 racks. Data-parallel rings connect nodes in rank order, so
+the order decides how often they leave a rack. The shortest ring is a travelling salesman problem.
 """
 
 from itertools import combinations
@@ -17,7 +17,7 @@ ALLOCATED_NODES = [rack + 4 * turn for rack in range(4) for turn in range(4)]  #
 
 
 def shortest_tour() -> list[int]:
-    """The nodes in an order in which neighbours are near each other."""
+    """The nodes in an order with short distances between neighbours."""
     cluster = load_cluster("dgx-h100", NODES * PER_NODE, {"fabric": FABRIC}).to_graph()
     distances = nx.Graph()
     for first, second in combinations(ALLOCATED_NODES, 2):

@@ -1,6 +1,7 @@
-"""A schedule of your own: a class in a Python file, named by the scenario, beside the schedules that are shipped.
+"""A custom schedule: a class in a Python file, named by the scenario, compared with built-in schedules.
 
-GPipe in groups: all forwards of a few microbatches, then all their backwards, so that fewer activations are kept.
+GPipe in groups: all forwards of a few microbatches, then all their backwards, so that fewer activations are
+stored.
 """
 
 from pathlib import Path
@@ -17,7 +18,7 @@ GROUP_SIZE = 8
 
 
 class Grouped:
-    """A stage on each rank; `group` microbatches at a time."""
+    """One stage per rank; `group` microbatches at a time."""
 
     def __init__(self, group: int = GROUP_SIZE) -> None:
         self.group = group
@@ -27,7 +28,7 @@ class Grouped:
         return [*range(ranks)]
 
     def order(self, ranks: int, microbatches: int) -> list[list[str]]:
-        """What each rank runs: stage, F or B, microbatch."""
+        """The passes of each rank in order: stage, F or B, microbatch."""
         if microbatches % self.group:
             raise ValueError(f"{microbatches} microbatches are no whole groups of {self.group}")
         groups = [range(first, first + self.group) for first in range(0, microbatches, self.group)]
@@ -35,7 +36,7 @@ class Grouped:
 
 
 def main() -> None:
-    custom = {"python": {"rule": f"{Path(__file__).stem}:Grouped", "arguments": {"group": GROUP_SIZE}}}
+    custom = {"python": {"class_path": f"{Path(__file__).stem}:Grouped", "arguments": {"group": GROUP_SIZE}}}
     print("schedule          step      bubble  peak memory")
     for name, schedule in {"gpipe": "gpipe", f"groups of {GROUP_SIZE}": custom, "1f1b": "1f1b"}.items():
         scenario = Scenario.from_mapping({**BASE_MAPPING, "schedule": schedule}, path=Path(__file__))

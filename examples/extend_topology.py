@@ -1,4 +1,4 @@
-"""A cluster of your own as a graph: GPUs of 8 nodes in a ring of switches, made with networkx, read by the scenario."""
+"""A custom cluster graph made with networkx: 8 nodes on a ring of switches, read by the scenario."""
 
 import json
 import tempfile
@@ -13,7 +13,7 @@ LINK = {"bandwidth": "50 GB/s", "latency": "1 us"}
 
 
 def switch_ring(cut_link: int | None = None) -> "nx.Graph[str]":
-    """Every node's GPUs on NVLink and on the node's own switch, switches in a ring; cut: a link that is not there."""
+    """Nodes with NVLink, one switch per node, switches in a ring; cut_link: index of a missing link."""
     graph = nx.Graph(accelerator="h100-sxm-80gb", library="nccl", description="nodes on a ring of switches")
     for node in range(NODES):
         graph.add_node(f"nv{node}", kind="nvswitch")

@@ -2,9 +2,9 @@
 
 MegaScale (Jiang et al. 2024, arXiv:2402.15627) found that about 0.5 % of its machines took about 10 % longer for the
 same work. A step ends when the last rank has, so one slow GPU slows all: its tensor-parallel group in every layer, its
-pipeline in every microbatch, its replicas at the end. A whole slow node costs no more, because the other seven waited
-anyway; a first stage, which has a layer less, can spare some of it. Jitter evens out over a rank's kernels, but not
-over those who wait for the slowest of the moment. The page shows the cases side by side and the slow node close up.
+pipeline in every microbatch, its replicas at the end. A slow node costs no more, because the other seven GPUs waited
+anyway; a first stage, which has one layer fewer, hides some of it. Jitter averages out over a rank's kernels, but not
+over groups that wait for their slowest member. The page compares the cases and details the slow node.
 """
 
 import argparse
@@ -19,16 +19,15 @@ DETAILED_CASE = "one slow node, middle stage"
 
 
 def degradation_cases(gpus: int) -> dict[str, str]:
-    """What is wrong in each case, as an override. Nodes have 8 GPUs."""
-    middle = gpus // 2
-    slow_nodes = list(range(50, gpus // 8, 200)) or [0]
+    """The degradation of each case, as an override. Nodes have 8 GPUs."""
+    middle, slow_nodes = gpus // 2, list(range(50, gpus // 8, 200)) or [0]
     return {
-        "healthy": "disturbances={}",
-        "one slow GPU, middle stage": f"disturbances.slow={{gpu: {middle}, speed: 0.9}}",
-        "one slow GPU, first stage": "disturbances.slow={gpu: 0, speed: 0.9}",
-        DETAILED_CASE: f"disturbances.slow={{node: {middle // 8}, speed: 0.9}}",
-        "0.5 % of nodes slow": f"disturbances.slow={{nodes: {slow_nodes}, speed: 0.9}}",
-        "1 % jitter of every kernel": "disturbances.jitter=1 %",
+        "healthy": "degradations={}",
+        "one slow GPU, middle stage": f"degradations.slow={{gpu: {middle}, speed: 0.9}}",
+        "one slow GPU, first stage": "degradations.slow={gpu: 0, speed: 0.9}",
+        DETAILED_CASE: f"degradations.slow={{node: {middle // 8}, speed: 0.9}}",
+        "0.5 % of nodes slow": f"degradations.slow={{nodes: {slow_nodes}, speed: 0.9}}",
+        "1 % jitter of every kernel": "degradations.jitter=1 %",
     }
 
 
@@ -40,18 +39,15 @@ def main() -> None:
     options = parser.parse_args()
     replicas = options.gpus // REPLICA
     size = [f"cluster.gpus={options.gpus}", f"layout.dp={replicas}", f"training.global_batch={16 * replicas}"]
-    # with jitter all ranks differ, and on shared links they would run one by one: minutes instead of seconds
+    # with jitter all ranks differ, and on shared links they would be simulated individually: minutes, not seconds
     healthy = Scenario.load(SCENARIO, [*size, "cost.network=uncontended"])
     print(f"{'':28}     step  longer by  waiting  slow ranks  simulated ranks")
     results = {}
     for name, override in degradation_cases(options.gpus).items():
         result = results[name] = simulate(healthy.with_overrides(override))
         slowdown = result.step_time / results["healthy"].step_time - 1
-        waiting = sum(
-            time
-            for category, time in result.breakdown.mean_seconds().items()
-            if category.startswith(("bubble", "wait"))
-        )
+        times = result.breakdown.mean_seconds()
+        waiting = sum(times[category] for category in times if category.startswith(("bubble", "wait")))
         ranks = f"{result.stragglers.rank_count:10,} {result.simulated_rank_count:16,}"
         print(f"{name:28} {result.step_time:6.3f} s {slowdown:9.2%} {waiting:6.3f} s {ranks}")
     page = comparison_page(results, title="What stragglers cost", detailed=DETAILED_CASE)

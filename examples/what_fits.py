@@ -11,14 +11,14 @@ GIB = 2**30
 
 
 def main() -> None:
-    """Print, for each model and kind of recomputation, the fewest GPUs on which it fits."""
+    """Print, for each model and recompute mode, the smallest GPU count on which it fits."""
     for model in ("llama3-8b", "llama3-70b", "llama3-405b"):
         for recompute in ("none", "full"):
             print(f"{model:12} recompute {recompute:5}: {min_gpus_text(model, recompute)}")
 
 
 def min_gpus_text(model: str, recompute: str) -> str:
-    """The smallest power of two of GPUs that fits, and what the next smaller needs."""
+    """The smallest power of two of GPUs that fits, and what the next smaller count needs."""
     previous = "nothing smaller tried"
     for gpus in (2**power for power in range(3, 15)):
         report = check(fsdp_scenario(model, recompute, gpus))
@@ -30,7 +30,7 @@ def min_gpus_text(model: str, recompute: str) -> str:
 
 
 def fsdp_scenario(model: str, recompute: str, gpus: int) -> Scenario:
-    """FSDP on so many GPUs, one sequence each."""
+    """FSDP on the given number of GPUs, one sequence each."""
     mapping = {
         "model": model,
         "cluster": {"name": "dgx-h100", "gpus": gpus},

@@ -21,7 +21,7 @@ BASE_MAPPING = {
 
 
 def main() -> None:
-    """Print model states and the whole peak for each stage."""
+    """Print model states and total peak memory for each stage."""
     print("strategy  model states       peak  fits 80 GiB")
     for strategy in ("ddp", "zero1", "zero2", "zero3"):
         result = simulate(Scenario.from_mapping(BASE_MAPPING, overrides=[f"layout.data={strategy}"]))

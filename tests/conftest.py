@@ -1,15 +1,15 @@
-"""How many examples does a property have to survive, and which? The only place that says so.
+"""Hypothesis profiles: how many examples every property is tested with, and which.
 
-Two profiles, the same cases every time and no limit of time in either. `full` tries as many examples as each test asks
-for (`@examples(400)`, else hypothesis's own 100), `quick` a quarter of them. Quick is the default; continuous
-integration runs every property again with `--hypothesis-profile=full`.
+Two profiles, deterministic and without deadline. `full` runs as many examples as each test requests
+(`@examples(400)`, else hypothesis's default of 100), `quick` a quarter of them. Quick is the default;
+continuous integration runs every property again with `--hypothesis-profile=full`.
 """
 
 from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-FULL = 100  # percent of the examples that a test asks for, and what a test that asks for nothing gets
+FULL = 100  # percent of the requested examples, and the number of examples by default
 QUICK = 25
 
 for name, share in (("full", FULL), ("quick", QUICK)):
@@ -25,5 +25,5 @@ settings.load_profile("quick")
 
 
 def examples(max_examples: int, **options: Any) -> settings:
-    """As many examples of a property in the full profile, a quarter in the quick one; others: what `settings` takes."""
+    """Settings with `max_examples` in the full profile, a quarter in the quick one; options: others of `settings`."""
     return settings(max_examples=-(-max_examples * settings.default.max_examples // FULL), **options)

@@ -1,4 +1,4 @@
-"""One small step of a pipeline, simulated once for each set of changes however many tests ask for it."""
+"""A small pipeline step, simulated once per set of overrides."""
 
 import inspect
 import io
@@ -22,25 +22,26 @@ PIPELINE_MAPPING: dict[str, Any] = {  # stage 2 is ranks 8 to 11
 
 
 def pipeline_scenario(*overrides: str) -> Scenario:
-    """Two replicas of four stages of two layers on two nodes, changed."""
+    """Two replicas of four stages of two layers on two nodes, with overrides."""
     return Scenario.from_mapping(PIPELINE_MAPPING, overrides, default_name="small")
 
 
 @cache
 def simulate_pipeline(*overrides: str) -> SimulationResult:
-    """Its step."""
+    """The cached result of its step."""
     return simulate(pipeline_scenario(*overrides))
 
 
 def override_result(result: SimulationResult, **overrides: Any) -> SimulationResult:
-    """A result that says so of itself, whatever it is; of methods what they answer."""
+    """A copy of a result with overridden fields, properties and methods; methods return the given value."""
 
     def class_attribute(name: str, value: Any) -> Any:
         return (lambda _: value) if inspect.isfunction(getattr(SimulationResult, name, None)) else value
 
     field_names = {dataclass_field.name for dataclass_field in fields(result)}
+    assert all(name in field_names or hasattr(SimulationResult, name) for name in overrides)
     result_class = type(
-        "Said",
+        "OverriddenResult",
         (SimulationResult,),
         {name: class_attribute(name, value) for name, value in overrides.items() if name not in field_names},
     )
@@ -51,7 +52,7 @@ def override_result(result: SimulationResult, **overrides: Any) -> SimulationRes
 
 
 def render_terminal(result: SimulationResult, width: int = 100, *, terminal: bool = False) -> str:
-    """What the terminal says of it."""
+    """The terminal report of a result."""
     colours = "truecolor" if terminal else "auto"
     console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=colours)
     console.print(render_run(result))

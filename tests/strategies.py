@@ -1,4 +1,4 @@
-"""Random programs and random scenarios, small enough to be run rank by rank."""
+"""Random programs and random scenarios, small enough to be simulated rank by rank."""
 
 from dataclasses import dataclass, field
 from itertools import product
@@ -38,19 +38,19 @@ from clustersim.symmetry.refinement import SymmetryClasses, symmetry_classes
 from tests.engine.fake_costs import UnitCost
 
 SECONDS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.5, 2.0])
-"""Few and dyadic: equal times are common, and sums are exact."""
+"""Few and dyadic: ties are common, and sums are exact."""
 
 COLLECTIVES = st.sampled_from([CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER])
 KERNEL_KINDS = st.sampled_from([KernelKind.MATMUL, KernelKind.ATTENTION_FORWARD, KernelKind.NORM])
-"""One kernel of each class that collectives slow in its own way."""
+"""One kernel kind of each class with its own interference level."""
 
 SYNC_GROUPS = ("dp", "tp", "model")
-"""Replicas of a kind; pairs of them, joined differently in every kind; all kinds of one replica."""
+"""Replicas of a kind; pairs of them, grouped differently for every kind; all kinds of one replica."""
 
 
 @dataclass
 class _RankBuilder:
-    """The tasks of one kind of rank in the making."""
+    """Collects the tasks of one kind of rank."""
 
     tasks: list[Task] = field(default_factory=list)
     streams: list[Stream] = field(default_factory=list)
@@ -62,7 +62,9 @@ class _RankBuilder:
 
 @st.composite
 def programs(draw: st.DrawFn) -> Program:
-    """One to three kinds of ranks, each in several replicas; tasks are issued in one global order, so none deadlock.
+    """One to three kinds of ranks, each in several replicas.
+
+    Tasks are issued in one global order, so none deadlock.
 
     Rank = replica * kinds + kind.
     """
@@ -70,19 +72,19 @@ def programs(draw: st.DrawFn) -> Program:
     builders = [_RankBuilder() for _ in range(kind_count)]
     for microbatch in range(draw(st.integers(1, 10))):
         _add_random_task(draw, builders, microbatch)
-    rank_programs = tuple(RankProgram(tuple(builder.tasks), tuple(builder.streams)) for builder in builders)
+    rank_programs = tuple(RankProgram(tuple(rank.tasks), tuple(rank.streams)) for rank in builders)
     program_index = np.tile(np.arange(kind_count), replica_count)
     used_groups = {comm_op.comm_group for rank_program in rank_programs for comm_op in rank_program.comm_ops}
     groups = {
-        comm_group: process_group
-        for comm_group, process_group in _process_groups(draw, kind_count, replica_count).items()
+        comm_group: group
+        for comm_group, group in _process_groups(draw, kind_count, replica_count).items()
         if comm_group in used_groups
     }
     return Program(rank_programs, program_index, groups)
 
 
 def _add_random_task(draw: st.DrawFn, builders: list[_RankBuilder], microbatch: int) -> None:
-    """Something that one kind does, or a pair of neighbours, or all."""
+    """Add a task to one kind of rank, to a pair of adjacent kinds, or to all."""
     index = draw(st.integers(0, len(builders) - 1))
     task_kind = draw(st.sampled_from(["compute", "dp", "experts", "model", "message", "message"]))
     if task_kind == "compute":
@@ -96,8 +98,8 @@ def _add_random_task(draw: st.DrawFn, builders: list[_RankBuilder], microbatch: 
         builders[index].add(Stream.EP, CollectiveTask(comm_op, _random_dependencies(draw, builders[index])))
     elif task_kind == "model":
         comm_op = CommOp("norm", CollectiveType.ALL_REDUCE, "model", draw(SECONDS))
-        for builder in builders:
-            builder.add(Stream.DP, CollectiveTask(comm_op, _random_dependencies(draw, builder)))
+        for rank in builders:
+            rank.add(Stream.DP, CollectiveTask(comm_op, _random_dependencies(draw, rank)))
     elif len(builders) > 1:
         _add_message(draw, builders, microbatch)
 
@@ -124,7 +126,7 @@ def _segments() -> st.SearchStrategy[Segment]:
     comm_op = SECONDS.map(lambda seconds: CommOp("gather", CollectiveType.ALL_GATHER, "tp", seconds))
     overlap = st.builds(CommOverlap, comm_op, kernel, st.sampled_from([1.0, 2.0, 4.0, inf]), st.booleans())
     operations = st.lists(kernel | kernel | comm_op | overlap, min_size=1, max_size=4)
-    return operations.map(lambda bodies: Segment("block", tuple(Operation(body, WorkType.FORWARD) for body in bodies)))
+    return operations.map(lambda bodies: Segment("block", tuple(Operation(doe, WorkType.FORWARD) for doe in bodies)))
 
 
 def _process_groups(draw: st.DrawFn, kind_count: int, replica_count: int) -> dict[str, ProcessGroups]:
@@ -145,7 +147,7 @@ def _process_groups(draw: st.DrawFn, kind_count: int, replica_count: int) -> dic
 
 @st.composite
 def unit_costs(draw: st.DrawFn, program: Program) -> UnitCost:
-    """Unit costs; in some roles a group or two are slower than the others."""
+    """Unit costs; some comm groups have a group or two that are slower than the others."""
     slowdowns = {}
     for comm_group, groups in program.groups.items():
         factors = st.sampled_from([1.0, 1.0, 1.0, 2.0])
@@ -162,7 +164,7 @@ def costed_programs(draw: st.DrawFn) -> UnitCost:
 
 @st.composite
 def _interference_tables(draw: st.DrawFn) -> Interference:
-    """A part of its own for every class of kernel beside every kind of collective, and the other way round inside."""
+    """An independent level for every kernel class overlapped with every collective type, and the reverse."""
     pairs = [(kind, kernel_class) for kind in CollectiveType for kernel_class in KernelClass]
     levels = st.fixed_dictionaries({pair: st.sampled_from([0.0, 0.25, 0.5, 1.0]) for pair in pairs})
     return Interference(draw(levels), draw(levels))
@@ -172,9 +174,11 @@ INTERFERENCES = st.sampled_from([0.0, 0.5]).map(Interference.uniform) | _interfe
 
 
 def fold_ranks(program: Program, cost: SegmentCost) -> SymmetryClasses:
-    """Classes of the ranks that do the same at these costs."""
+    """Symmetry classes of the ranks that run the same at these costs."""
     seconds: dict[str, list[FloatArray]] = {comm_group: [] for comm_group in program.groups}
-    for comm_op in sorted({item for rank_program in program.programs for item in rank_program.comm_ops}, key=repr):
+    for comm_op in sorted(
+        {comm_op for rank_program in program.programs for comm_op in rank_program.comm_ops}, key=repr
+    ):
         seconds[comm_op.comm_group].append(cost.comm_timing_by_group(comm_op).seconds)
     costs = {comm_group: np.stack(columns, axis=1) for comm_group, columns in seconds.items()}
     return symmetry_classes(program, costs, device_model=cost.device_models.index_of_rank)
@@ -199,12 +203,12 @@ DEGREES = [
     for degrees in product([1, 2], [1, 2], [1, 2, 3, 4], [1, 2, 3, 4])
 ]
 SINGLE_NODE = ("one domain", "cards")
-"""Where four GPUs are in one node; the other clusters have nodes of two."""
+"""Clusters with four GPUs in one node; the others have nodes of two."""
 LEGAL_DEGREES = {
-    "one domain": [element for element in DEGREES if prod(element.values()) in {*range(2, 9), 16}],
-    "cards": [entry for entry in DEGREES if prod(entry.values()) in range(2, 9)],
-    "one switch": [each for each in DEGREES if prod(each.values()) in range(2, 17, 2)],
-    "racks": [each for each in DEGREES if prod(each.values()) in range(2, 17, 2)],
+    "one domain": [item for item in DEGREES if prod(item.values()) in {*range(2, 9), 16}],
+    "cards": [element for element in DEGREES if prod(element.values()) in range(2, 9)],
+    "one switch": [entry for entry in DEGREES if prod(entry.values()) in range(2, 17, 2)],
+    "racks": [degrees for degrees in DEGREES if prod(degrees.values()) in range(2, 17, 2)],
 }
 STRATEGIES: list[str | dict[str, Any]] = [
     "ddp",
@@ -238,7 +242,7 @@ PRECISIONS: list[str | dict[str, Any]] = [
     "fp8",
     "fp8-current",
     "fp8-tensorwise",
-    {"compute": "fp8", "first_layers": 1, "last_layers": 2},
+    {"compute": "fp8", "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 2},
     {"compute": "fp8", "stored": "fp8", "dispatched": "fp8"},
     {"compute": "fp8-tensorwise", "gathered": "fp8"},
 ]
@@ -252,7 +256,7 @@ def default_schedule(chunks: int) -> Schedule:
 
 @st.composite
 def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
-    """What a scenario file of 2 to 16 GPUs says."""
+    """Mapping of a scenario of 2 to 16 GPUs."""
     cluster_kind = draw(st.sampled_from(sorted(CLUSTERS))) if cluster is None else cluster
     degrees = draw(st.sampled_from(LEGAL_DEGREES[cluster_kind]))
     schedule = draw(st.sampled_from(SCHEDULES if degrees["pp"] > 1 else ["gpipe", "1f1b"]))
@@ -287,7 +291,7 @@ def mappings(draw: st.DrawFn, cluster: str | None = None) -> dict[str, Any]:
 
 
 def _is_hybrid(data: str | dict[str, Any]) -> bool:
-    """Whether weights are sharded over a part of the replicas."""
+    """Whether weights are sharded over a subset of the replicas."""
     return isinstance(data, dict) and any("shard" in options for options in data.values())
 
 
@@ -318,13 +322,13 @@ def _moe(draw: st.DrawFn) -> dict[str, Any]:
         "ffn": 128,
         "shared": draw(st.sampled_from([0, 64])),
         "dense_layers": draw(st.integers(0, 2)),
-        "every": draw(st.integers(1, 2)),
+        "interleave_moe_layer_step": draw(st.integers(1, 2)),
     }
 
 
 @st.composite
 def _expert_layouts(draw: st.DrawFn, degrees: dict[str, int], *, hybrid: bool) -> dict[str, Any]:
-    """Experts folded onto the ranks of all other axes; hybrid: on those of each of two replicas."""
+    """Experts folded onto the ranks of all other axes; hybrid: onto those of each of two replicas."""
     expert_ranks = degrees["tp"] * degrees["cp"] * degrees["dp"] // (2 if hybrid else 1)
     pairs = [(ep, etp) for ep, etp in product([1, 2, 4], {1, degrees["tp"]}) if expert_ranks % (ep * etp) == 0]
     ep, etp = draw(st.sampled_from(sorted(pairs)))
@@ -337,9 +341,9 @@ def _layouts(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "order": list(draw(st.permutations(DENSE_AXIS_NAMES))),
         "sequence_parallel": draw(st.booleans()),
-        "tensor_overlap": draw(st.booleans()),
-        "backward_overlap": draw(st.booleans()),
-        "pipeline_overlap": draw(st.booleans()),
-        "release_outputs": draw(st.booleans()),
+        "tp_comm_overlap": draw(st.booleans()),
+        "async_tensor_model_parallel_allreduce": draw(st.booleans()),
+        "overlap_p2p_comm": draw(st.booleans()),
+        "deallocate_pipeline_outputs": draw(st.booleans()),
         "data": draw(st.sampled_from(STRATEGIES)),
     }

@@ -1,4 +1,4 @@
-"""The map agrees with the country: its picture of the rooms, and the files that it tells to read first."""
+"""DESIGN.md matches the code: its package diagram, and the files that it lists to read first."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ DESIGN = (ROOT / "DESIGN.md").read_text(encoding="utf-8")
 
 
 def diagram_rows() -> list[set[str]]:
-    """Rooms of each row of the picture, from the top."""
+    """Packages of each row of the diagram, from the top."""
     (diagram,) = re.findall(r"```mermaid\n(.*?)```", DESIGN, re.DOTALL)
     rows = re.findall(r"subgraph (r\d+)\[\" \"\]\n +(.+)\n +end", diagram)
     (order,) = re.findall(r"^ +(r0(?: --> r\d+)+)$", diagram, re.MULTILINE)
@@ -18,7 +18,7 @@ def diagram_rows() -> list[set[str]]:
 
 
 def contract_rows() -> list[set[str]]:
-    """The same of the contract that import-linter checks."""
+    """The same from the contract that import-linter checks."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = {item["id"]: item for item in project["tool"]["importlinter"]["contracts"]}
     return [

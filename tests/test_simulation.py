@@ -1,4 +1,4 @@
-"""Whole simulations: what `simulate` and `check` answer, and that they agree."""
+"""Full simulations: results of `simulate` and `check`, and their consistency."""
 
 import gc
 from collections.abc import Callable
@@ -66,11 +66,15 @@ VARIANTS = {
     "full recomputation": ("training.recompute=full",),
     "context": ("layout.cp=2", "layout.dp=2"),
     "uneven": ("layout.layers_per_stage=[17, 15]",),
-    "no overlap": ("layout.pipeline_overlap=false", "layout.data.ddp.overlap=false", "layout.backward_overlap=false"),
-    "sends together": ("schedule.interleaved.chunks=4", "layout.pipeline_overlap=false"),
+    "no overlap": (
+        "layout.overlap_p2p_comm=false",
+        "layout.data.ddp.overlap=false",
+        "layout.async_tensor_model_parallel_allreduce=false",
+    ),
+    "sends together": ("schedule.interleaved.chunks=4", "layout.overlap_p2p_comm=false"),
     "zero bubble": ("schedule=zb-2p",),
     "zero bubble in a V": ("schedule=zb-v",),
-    "breadth first": ("schedule.bfs.chunks=4", "layout.pipeline_overlap=false"),
+    "breadth first": ("schedule.bfs.chunks=4", "layout.overlap_p2p_comm=false"),
     "selective operations": ("training.recompute=selective_op",),
     "older attention on a slow host": ("training.attention=flash1", "framework=megatron-2021", "training.sequence=512"),
 }
@@ -106,8 +110,8 @@ LAUNCH_BOUND = (
 
 @pytest.mark.parametrize("jitter", ["0 %", "5 %"])
 def test_launch_stalls_dominate_a_launch_bound_step(jitter: str) -> None:
-    """Kernels of some µs that the host needs 64 µs each to launch: most of the step is launching, on every rank."""
-    tiny = scenario(*LAUNCH_BOUND, f"disturbances.jitter={jitter}")
+    """Kernels of some us that take the host 64 us each to launch: most of the step is launch stalls, on every rank."""
+    tiny = scenario(*LAUNCH_BOUND, f"degradations.jitter={jitter}")
     frameworks = (
         replace(tiny.framework, launch_seconds=launch, backward_launch_seconds=launch) for launch in (64e-6, 0.0)
     )
@@ -122,14 +126,14 @@ def test_launch_stalls_dominate_a_launch_bound_step(jitter: str) -> None:
         for category in (
             TimeCategory.COMPUTE,
             TimeCategory.OPTIMIZER,
-        ):  # as long as without waiting: what kernels take does not change
+        ):  # kernel seconds do not depend on launch stalls
             assert launch_bound.breakdown.category_total(category) == pytest.approx(
                 without_launch.breakdown.category_total(category)
             )
 
 
 def test_large_kernels_have_no_launch_stalls() -> None:
-    """Kernels of 4,096 tokens take longer than 10 µs of launching each; only the optimizer's few may not."""
+    """Kernels of 4,096 tokens take longer than 10 us of launching each; only the optimizer's few may not."""
     assert simulate_cached().breakdown.category_total(TimeCategory.LAUNCH) < 1e-3 * simulate_cached().step_time
 
 
@@ -152,7 +156,7 @@ def test_the_slowest_gpu_determines_the_matmul_rate() -> None:
 
 @pytest.mark.parametrize(("attention", "times"), [("flash2", 1.6), ("flash1", 3.2)])
 def test_older_attention_slows_only_attention_by_its_factor(attention: str, times: float) -> None:
-    """One GPU's step takes longer by (times - 1) of its attention: `flash2_slowdown` of H100's file, for flash1 twice that."""
+    """One GPU's step grows by (times - 1) of its attention: `flash2` of H100's file, twice that for flash1."""
     single_gpu = scenario("cluster.gpus=1", "model.layers=2", layout={}, training={"sequence": 4096, "global_batch": 1})
     assert single_gpu.cluster.accelerator.derating.flash2_slowdown == 1.6
     single_gpu = replace(
@@ -179,7 +183,9 @@ def attention_seconds(result: SimulationResult) -> float:
 
 
 def test_without_backward_overlap_tensor_collectives_are_exposed() -> None:
-    overlapped, separate = (simulate_cached(f"layout.backward_overlap={item}") for item in ("true", "false"))
+    overlapped, separate = (
+        simulate_cached(f"layout.async_tensor_model_parallel_allreduce={item}") for item in ("true", "false")
+    )
     assert separate.breakdown.category_total(TimeCategory.EXPOSED_TP) > overlapped.breakdown.category_total(
         TimeCategory.EXPOSED_TP
     )
@@ -209,19 +215,19 @@ def test_provenance_sums_to_one(variant_result: SimulationResult) -> None:
 
 
 def test_the_critical_path_sums_to_the_step(variant_result: SimulationResult) -> None:
-    """It is a chain without gaps from the start to the last end, so its parts sum to the step time."""
+    """It is a chain without gaps from the start to the last end, so its categories sum to the step time."""
     assert sum(variant_result.critical_path_breakdown.values()) == pytest.approx(variant_result.step_time)
 
 
 def test_the_memory_check_matches_the_simulation(variant_result: SimulationResult) -> None:
-    """The peak follows from the order of passes; simulated times change nothing."""
+    """The peak follows from the order of passes, and does not depend on simulated times."""
     assert variant_result.peak_memory == pytest.approx(check(variant_result.scenario).peak_memory_bytes, rel=1e-12)
     assert variant_result.fits_in_memory is check(variant_result.scenario).fits
     assert variant_result.memory_capacity == check(variant_result.scenario).memory_capacity_bytes
 
 
 def test_ledgers_follow_the_trace(variant_result: SimulationResult) -> None:
-    """Activations are there from the start of the first pass, also where it is cut into pieces."""
+    """Activations are allocated from the start of the first pass, also where it is split into sub-segments."""
     for pipeline_rank, ledger in enumerate(variant_result.ledgers):
         rank = int(np.flatnonzero(variant_result.program.program_index == pipeline_rank)[0])
         compute_tasks = [
@@ -241,7 +247,7 @@ def test_fewer_ranks_are_simulated_than_exist(variant_result: SimulationResult) 
 
 
 def test_spans_are_the_operations_of_the_simulated_ranks(variant_result: SimulationResult) -> None:
-    """Kernels and collectives: as many as one finds by going through the simulated ranks' tasks."""
+    """Kernels and collectives: as many as are counted in the tasks of the simulated ranks."""
     count = 0
     for rank in variant_result.trace.simulated_ranks.tolist():
         tasks = variant_result.program.programs[int(variant_result.program.program_index[rank])].tasks
@@ -251,7 +257,7 @@ def test_spans_are_the_operations_of_the_simulated_ranks(variant_result: Simulat
 
 
 def test_folding_does_not_change_the_result(variant_result: SimulationResult) -> None:
-    """Every rank on its own: the same step, breakdown, memory; only more ranks and spans."""
+    """With every rank simulated: the same step, breakdown, memory; only more simulated ranks and spans."""
     cost = replace(variant_result.scenario.cost, symmetry=Symmetry.OFF)
     unfolded = simulate(replace(variant_result.scenario, cost=cost))
     assert unfolded.simulated_rank_count == unfolded.rank_count == variant_result.rank_count
@@ -266,7 +272,12 @@ def test_check_does_not_simulate(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("simulated")
 
-    for name in ("simulation.run", "assembly.lower", "assembly.alike", "assembly.alike_shared"):
+    for name in (
+        "simulation.simulate_program",
+        "build.lower_step",
+        "build.equivalence_classes",
+        "build.contended_classes",
+    ):
         monkeypatch.setattr(f"clustersim.{name}", fail)
     report = check(scenario())
     assert report.fits
@@ -296,19 +307,19 @@ def test_fragmentation_and_context_are_counted() -> None:
 
 def test_simulation_is_deterministic() -> None:
     first, second = simulate(scenario()), simulate(scenario())
-    for column in ("rank", "task", "start", "end", "cause"):
+    for column in ("rank", "task", "start", "end", "critical_predecessor"):
         assert (getattr(first.trace, column) == getattr(second.trace, column)).all()
 
 
 def test_the_step_time_is_linear_in_the_microbatches() -> None:
-    """1F1B on one stage: the passes of a microbatch repeat, all else happens once."""
+    """Without a pipeline: the passes of a microbatch repeat, all else happens once."""
     without_pipeline = ("layout={tp: 2, dp: 8, sequence_parallel: true}",)
     times = [simulate_cached(*without_pipeline, f"training.global_batch={batch}").step_time for batch in (16, 24, 32)]
     assert times[2] - times[1] == pytest.approx(times[1] - times[0], rel=1e-9)
 
 
 def test_131072_ranks() -> None:
-    """Eight times the largest example; a handful of ranks stands for all."""
+    """Eight times the largest example; few ranks represent all."""
     large = Scenario.from_mapping(
         {
             "model": "llama3-405b",
@@ -326,7 +337,7 @@ def test_131072_ranks() -> None:
 
 
 def test_a_single_gpu() -> None:
-    """No groups, no exchanges: the step is its kernels, and memory has no communication buffers."""
+    """No groups, no communication: the step is its kernels, and memory has no communication buffers."""
     result = simulate(
         scenario("model=gpt2-small", "cluster.gpus=1", "layout={}", "training.sequence=1024", "training.global_batch=2")
     )
@@ -353,7 +364,7 @@ def test_inconsistent_scenarios_are_refused(answer: Callable[[Scenario], object]
 
 
 def test_collectives_on_a_changed_machine_are_not_published() -> None:
-    """On the changed machine what is left of `published` are kernels: H100's own constants."""
+    """On the changed machine only kernels are still `published`: with H100's constants."""
     changed = {"name": "dgx-h100", "gpus": 16, "node": {"nvlink": {"bandwidth": "7 GB/s"}}}
     assert simulate_cached().provenance_shares["published"] == pytest.approx(1)
     assert 0 < simulate(scenario(cluster=changed)).provenance_shares["published"] < 0.9
@@ -408,7 +419,10 @@ def collective_record(calls: dict[CollectiveCall, float]) -> CalibrationRecord:
 
 
 def test_precedence_of_interference_levels() -> None:
-    """The scenario before the record, the record before the accelerator's file; a record knows kinds and classes."""
+    """The scenario before the record, the record before the accelerator's file.
+
+    Records have levels by kind and class.
+    """
     base = scenario("layout.data=zero1")
     norm = next(kernel for kernel in distinct_kernels(base) if kernel.kind is KernelKind.NORM)
     assert norm.shape is not None
@@ -428,12 +442,12 @@ def test_precedence_of_interference_levels() -> None:
     overridden = replace(measured, cost=replace(measured.cost, interference=0.07))
     tables = [build_simulation(item).cost.device_models.models[0].interference for item in (base, measured, overridden)]
     memory_pairs = [(kind, KernelClass.MEMORY) for kind in (CollectiveType.ALL_GATHER, CollectiveType.ALL_REDUCE)]
-    assert [[table.kernels[memory_pair] for memory_pair in memory_pairs] for table in tables] == [
+    assert [[table.kernels[element] for element in memory_pairs] for table in tables] == [
         [0.19] * 2,
         [0.5, 0.0],
         [0.07] * 2,
     ]
-    assert [[table.collectives[element] for element in memory_pairs] for table in tables] == [
+    assert [[table.collectives[entry] for entry in memory_pairs] for table in tables] == [
         [0.0] * 2,
         [2.0] * 2,
         [0.0] * 2,
@@ -441,7 +455,7 @@ def test_precedence_of_interference_levels() -> None:
 
 
 def test_a_uniform_interference_table_equals_one_level_exactly() -> None:
-    """Whether the scenario says it, or a record in which every pair was slowed by it."""
+    """Whether the level is in the scenario, or in a record in which every pair was slowed by it."""
     base = scenario("layout.data=zero1")
     samples = []
     for kernel in distinct_kernels(base):
@@ -470,7 +484,7 @@ def test_a_uniform_interference_table_equals_one_level_exactly() -> None:
 
 
 def test_recorded_collectives_take_their_measured_time() -> None:
-    """Without overlap a step is longer by as much as its one reduction."""
+    """Without overlap a step grows by the additional time of its one reduction."""
     plain = scenario("layout.tp=1", "layout.pp=1", "layout.dp=16", "layout.data.ddp.overlap=false")
     reduction = next(call for call in distinct_comm_calls(plain) if call.payload > 1e6)
     assert (reduction.ranks, reduction.nodes) == (16, 2)
@@ -483,14 +497,14 @@ def test_recorded_collectives_take_their_measured_time() -> None:
 
 
 def test_a_record_is_not_used_for_degraded_networks_and_forced_algorithms() -> None:
-    """On a disturbed network, and for algorithms that the user has chosen."""
+    """On a degraded network, and for algorithms forced by the user."""
     calls = dict.fromkeys(distinct_comm_calls(scenario()), 1e-3)
     kinds = {call.collective.value for call in calls} & {"all_gather", "reduce_scatter", "all_reduce"}
     forced = {"collectives": dict.fromkeys(kinds, "ring")}
     for case, is_used in (
         (scenario(), True),
-        (scenario(disturbances={"nics": [{"gpu": 3, "bandwidth": 0.5}]}), False),
-        (scenario(cost=forced), True),  # messages of the pipeline still
+        (scenario(degradations={"nics": [{"gpu": 3, "bandwidth": 0.5}]}), False),
+        (scenario(cost=forced), True),  # still used for messages of the pipeline
     ):
         result = simulate(replace(case, cost=replace(case.cost, record=collective_record(calls))))
         assert (result.provenance_shares["measured"] > 0) == is_used
@@ -499,18 +513,18 @@ def test_a_record_is_not_used_for_degraded_networks_and_forced_algorithms() -> N
 
 
 def with_model_record(case: Scenario) -> Scenario:
-    """With a record that says of every kernel of the scenario what the model says of it by itself."""
+    """With a record that holds the modelled standalone time of every kernel of the scenario."""
     gpu, samples = case.cluster.accelerator, []
-    for kernel in distinct_kernels(case):
-        seconds = Roofline(gpu).time_kernel(kernel).seconds
-        assert kernel.shape is not None
-        amounts = kernel.flops, kernel.bytes, kernel.launches
+    for distinct_kernel in distinct_kernels(case):
+        seconds = Roofline(gpu).time_kernel(distinct_kernel).seconds
+        assert distinct_kernel.shape is not None
+        amounts = distinct_kernel.flops, distinct_kernel.bytes, distinct_kernel.launches
         samples.append(
             KernelSample(
-                kernel.name,
-                kernel.kind,
-                kernel.dtype,
-                kernel.shape,
+                distinct_kernel.name,
+                distinct_kernel.kind,
+                distinct_kernel.dtype,
+                distinct_kernel.shape,
                 *amounts,
                 TimeStatistics(seconds, seconds, seconds, 20),
             )
@@ -527,12 +541,12 @@ def with_model_record(case: Scenario) -> Scenario:
         (),
         ("training.attention=flash1", "framework=megatron-2021"),
         ("cluster=dgx-a100", "layout.data=fsdp", "layout.pp=1", "layout.dp=8", "training.recompute=full"),
-        ("layout.tensor_overlap=true", "training.attention=standard"),
-        ("disturbances.slow={gpu: 3, speed: 0.9}",),
+        ("layout.tp_comm_overlap=true", "training.attention=standard"),
+        ("degradations.slow={gpu: 3, speed: 0.9}",),
     ],
 )
 def test_a_record_of_modelled_kernels_does_not_change_the_step(overrides: tuple[str, ...]) -> None:
-    """What a step does to kernels alone it does whoever timed them: their pace, the slowest GPU, older attention."""
+    """In-situ effects apply to measured kernels too: sustained rate, the slowest GPU, older attention."""
     case = scenario("model.layers=4", *overrides)
     modelled, with_record = simulate(case), simulate(with_model_record(case))
     assert with_record.provenance_shares["measured"] > 0.5
@@ -541,27 +555,27 @@ def test_a_record_of_modelled_kernels_does_not_change_the_step(overrides: tuple[
 
 
 def test_the_in_situ_slowdown_of_measured_kernels_is_reported() -> None:
-    """One GPU alone: of its measured products each takes 1/sustained times as long, which the band has below it."""
+    """On one GPU, measured matmuls take 1/sustained times as long, which is included in the prediction interval."""
     single_gpu = scenario("cluster.gpus=1", "model.layers=2", layout={}, training={"sequence": 4096, "global_batch": 1})
     result = simulate(with_model_record(single_gpu))
     sustained = single_gpu.cluster.accelerator.derating.sustained_ratio
     assert result.in_situ_slowdown.slowdown == pytest.approx(
         1 / sustained, rel=0.01
-    )  # less 5.5 us of each that are no arithmetic
+    )  # without 5.5 us of fixed time per kernel
     assert (
-        f"{result.in_situ_slowdown.share:.0%} as kernels alone, times {result.in_situ_slowdown.slowdown:.3f}"
+        f"{result.in_situ_slowdown.share:.0%} as standalone kernels, times {result.in_situ_slowdown.slowdown:.3f}"
         in result.interval_description
     )
-    assert result.to_json()["in_step"] == {
+    assert result.to_json()["in_situ"] == {
         "share": result.in_situ_slowdown.share,
-        "times_longer": result.in_situ_slowdown.slowdown,
+        "slowdown": result.in_situ_slowdown.slowdown,
     }
     gpu = replace(single_gpu.cluster.accelerator, derating=TrainingDerating())
     without_derating = simulate(
         with_model_record(replace(single_gpu, cluster=replace(single_gpu.cluster, accelerator=gpu)))
     )
     assert without_derating.in_situ_slowdown.share == 0.0
-    assert "alone" not in without_derating.interval_description
+    assert "standalone" not in without_derating.interval_description
     assert result.step_time_interval[0] < without_derating.step_time < result.step_time
 
 
@@ -573,7 +587,7 @@ OTHER_OVERRIDES = (
 )
 
 
-@pytest.mark.parametrize("asked", [(), ("layout.data=zero1", "steps=2"), ("disturbances.slow=[{gpu: 3, speed: 0.9}]",)])
+@pytest.mark.parametrize("asked", [(), ("layout.data=zero1", "steps=2"), ("degradations.slow=[{gpu: 3, speed: 0.9}]",)])
 def test_caches_of_other_scenarios_do_not_change_the_result(asked: tuple[str, ...]) -> None:
     cached_tuner.cache_clear()
     first = simulate(scenario(*asked))
@@ -586,8 +600,8 @@ def test_caches_of_other_scenarios_do_not_change_the_result(asked: tuple[str, ..
 
 
 def test_scenarios_with_the_same_program_share_it() -> None:
-    """Slow GPUs change no task; a batch and a placement of stages do."""
-    same = pipeline_scenario("disturbances={slow: [{gpu: 3, speed: 0.9}]}")
+    """Slow GPUs change no task; the batch and the placement of stages do."""
+    same = pipeline_scenario("degradations={slow: [{gpu: 3, speed: 0.9}]}")
     assert build_simulation(pipeline_scenario()).program is build_simulation(same).program
     for change in ("training.global_batch=32", "schedule={interleaved: {chunks: 2}}", "training.recompute=full"):
         assert build_simulation(pipeline_scenario(change)).program is not build_simulation(pipeline_scenario()).program
@@ -598,13 +612,13 @@ def test_scenarios_with_the_same_program_share_it() -> None:
     [
         scenario("layout.data=zero1"),
         pipeline_scenario("training.global_batch=64"),
-        pipeline_scenario("disturbances.slow={gpu: 1, speed: 0.5}", "layout.data=fsdp"),
+        pipeline_scenario("degradations.slow={gpu: 1, speed: 0.5}", "layout.data=fsdp"),
     ],
 )
 def test_a_simulation_leaves_nothing_for_the_garbage_collector(asked: Scenario) -> None:
-    """What refers to itself would stay until the collector walks all that there is.
+    """Reference cycles would stay until a full collection.
 
-    A pipeline's steps are watched, and beside a slow GPU ranks run blocks together.
+    A pipeline's steady state is detected, and with a slow GPU ranks run segments as a group.
     """
     simulate(asked)
     gc.collect()

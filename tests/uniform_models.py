@@ -1,4 +1,4 @@
-"""Models of equal layers, as most tests have them: their dimensions, and their one kind of layer on a rank."""
+"""Models of equal layers, as used by most tests: their dimensions, layers and stages."""
 
 from types import SimpleNamespace
 
@@ -11,12 +11,12 @@ from clustersim.parallel.layer_partition import PipelineStage
 
 
 def model_dimensions(model: TransformerModel) -> SimpleNamespace:
-    """Dimensions as attributes."""
+    """Dimensions of a model as attributes."""
     return SimpleNamespace(**uniform_dimensions(model))
 
 
 def uniform_layer(model: TransformerModel, training: Training, shard: LayerShard) -> LayerOperators:
-    """A layer of a model whose layers are equal."""
+    """A layer of a model with equal layers."""
     (spec,) = model.distinct_specs
     return layers.transformer_layer(model, spec, training, shard)
 
@@ -24,6 +24,6 @@ def uniform_layer(model: TransformerModel, training: Training, shard: LayerShard
 def uniform_stage(
     model: TransformerModel, stage_index: int, layer_count: int, *, embedding: bool, head: bool
 ) -> PipelineStage:
-    """A stage of so many layers of a model whose layers are equal."""
+    """A stage with this many layers of a model with equal layers."""
     (spec,) = model.distinct_specs
     return PipelineStage(stage_index, (LayerGroup(spec, layer_count),) if layer_count else (), embedding, head)

@@ -1,1 +1,1 @@
-"""HOW TRUE IS A PREDICTION? The scenario's real model, trained on this machine, beside its simulation."""
+"""Check of a prediction: the scenario's model is trained on this machine and compared with its simulation."""

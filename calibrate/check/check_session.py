@@ -1,4 +1,4 @@
-"""How is one check run? Cut the model to what fits, train it, measure, predict, compare."""
+"""One check: truncate the model to what fits, train it, measure, predict, compare."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,9 +39,9 @@ from clustersim.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """rounds, steps: of measuring, and of each round; layers: of the model, None: what fits; record: None: measure.
+    """rounds, steps_per_round: how often to measure and train; layers: of the model, None: as many as fit.
 
-    host: what measures the host.
+    record_path: None: measure; measure_host: measures the host.
     """
 
     measure_host: HostMeasurement
@@ -52,7 +52,7 @@ class CheckRequest:
 
 
 def check_scenario(scenario: Scenario, context: CheckContext, request: CheckRequest) -> StepComparison:
-    """Compare a real step with its prediction; on several processes all call it alike."""
+    """Compare a real step with its prediction; all processes call it with equal arguments."""
     require_supported(scenario)
     record = (
         None
@@ -101,21 +101,21 @@ def check_scenario(scenario: Scenario, context: CheckContext, request: CheckRequ
 def clocks(
     kernels: Mapping[Kernel, Seconds], record: CalibrationRecord, under: DeviceTelemetry | None
 ) -> Clocks | None:
-    """The clock at which kernels were measured, each as long as it is predicted to last, and that of steps."""
-    rows = {row.signature: row.under for row in record.kernels}
-    known = [
+    """Mean clock under which kernels were measured, weighted by predicted duration, and the clock in steps."""
+    telemetry_by_signature = {sample.signature: sample.under for sample in record.kernels}
+    weighted_clocks = [
         (seconds, state.sm_clock_mhz)
         for kernel, seconds in kernels.items()
-        if (name := signature_of(kernel)) and (state := rows.get(name)) and state.sm_clock_mhz
+        if (name := signature_of(kernel)) and (state := telemetry_by_signature.get(name)) and state.sm_clock_mhz
     ]
-    whole = sum(seconds for seconds, _ in known)
-    if under is None or not under.sm_clock_mhz or not whole:
+    total_seconds = sum(seconds for seconds, _ in weighted_clocks)
+    if under is None or not under.sm_clock_mhz or not total_seconds:
         return None
-    return Clocks(sum(seconds * clock for seconds, clock in known) / whole, under.sm_clock_mhz)
+    return Clocks(sum(seconds * clock for seconds, clock in weighted_clocks) / total_seconds, under.sm_clock_mhz)
 
 
 def unmeasured_kernels(kernels: Mapping[Kernel, Seconds], record: CalibrationRecord) -> tuple[UnmeasuredKernel, ...]:
-    """The kernels of a prediction that a record has no time of, and why, those with most seconds first."""
+    """Kernels of a prediction that a record has no time of, with the reason, longest first."""
     sample_by_signature = {sample.signature: sample for sample in record.kernels}
     unmeasured = []
     for kernel, seconds in kernels.items():
@@ -128,7 +128,7 @@ def unmeasured_kernels(kernels: Mapping[Kernel, Seconds], record: CalibrationRec
                 else f"{_outcome_text(sample.outcome)}: {sample.source}"
             )
             unmeasured.append(UnmeasuredKernel(kernel.name, seconds, reason))
-    return tuple(sorted(unmeasured, key=lambda each: -each.seconds))
+    return tuple(sorted(unmeasured, key=lambda kernel: -kernel.seconds))
 
 
 def _outcome_text(outcome: MeasurementOutcome) -> str:
@@ -136,7 +136,7 @@ def _outcome_text(outcome: MeasurementOutcome) -> str:
 
 
 def _train_and_measure(scenario: Scenario, context: CheckContext, schedule: CheckSchedule) -> CheckMeasurements:
-    """Build the model and train it, on all ranks or on none; raise InputError where it cannot be run here."""
+    """Build the model and train it, on all ranks or on none; raise InputError if it cannot be run here."""
 
     def measure_rounds() -> CheckMeasurements:
         with training_setup(scenario, context) as (trainer, batch):
@@ -146,7 +146,7 @@ def _train_and_measure(scenario: Scenario, context: CheckContext, schedule: Chec
 
 
 def _read_matching_record(scenario: Scenario, path: Path, device: str) -> CalibrationRecord:
-    """The record to predict with: of the scenario's accelerator, and not measured on another device than this one."""
+    """The record to predict with, which must be of the scenario's accelerator and, if measured, of this device."""
     record, expected = read_record(path), scenario.cluster.accelerator.name
     if record.device.accelerator != expected:
         raise InputError(f"{path}: device.accelerator: {record.device.accelerator} is not the scenario's, {expected}")

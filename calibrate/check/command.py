@@ -1,10 +1,11 @@
-"""Does a real training step take what is predicted?
+"""Command line of the check of a prediction against real training steps.
 
     python -m calibrate --check SCENARIO
     torchrun --nproc-per-node 2 -m calibrate --check SCENARIO --set layout.tp=2
 
-The scenario's model is built in PyTorch and trained for some steps, in turns with measuring the kernels (and
-collectives) that the scenario's ranks run; the prediction rests on these, or on a record (`--record`).
+The scenario's model is built in PyTorch and trained for some steps, alternating with measuring the kernels
+(and collectives) that the scenario's ranks run; the prediction uses these measurements, or a record
+(`--record`).
 """
 
 import argparse
@@ -22,7 +23,7 @@ DEFAULT_ROUNDS = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `run_check`."""
+    """Add the options of `run_check`."""
     parser.add_argument("--check", metavar="SCENARIO", required=True, help="scenario whose model is trained")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="changes", help="override")
     parser.add_argument("--record", metavar="FILE", help="predict with this record; measure no kernels")
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_check(options: argparse.Namespace, host: "HostMeasurement") -> None:
     """Check one scenario, with as many processes as its layout has ranks; the first one writes and reports errors.
 
-    host: what measures the host.
+    host: measures the host.
     """
     from calibrate.check.check_session import CheckRequest, check_scenario
     from calibrate.check.context import exit_immediately, join_processes, resolve_world

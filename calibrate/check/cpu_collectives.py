@@ -1,10 +1,11 @@
-"""How long do collectives take between kernels, on a CPU?
+"""Duration of gloo collectives between kernels, on a CPU.
 
-After a barrier, and called one after the other, gloo's collectives take less than in a training step, where each finds
-threads asleep and cores busy with kernels. So a kernel runs before each call here, as in a step, and
-a call counts from when its last member comes until its last member is done. Its times are far from normal (a thread
-that waits for its turn waits for a tick of the scheduler), and a step adds up many: the mean counts, not the median.
-On GPUs a queue keeps all that away, and calls are measured as `calibrate.collectives.command` does.
+After a barrier and called back to back, gloo's collectives take less time than in a training step, where
+they find sleeping threads and cores busy with kernels. So a kernel runs before each call here, as in a step,
+and a call counts from the arrival of its last member to the end of its last member. The times are far from
+normally distributed (a thread that waits to be scheduled waits for a scheduler tick), and a step sums many
+of them: the mean is used, not the median. On GPUs a queue hides all that, and calls are measured as
+`calibrate.collectives.command` does.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ WARM_UP: Final = 3
 def measure_after_kernels(
     calls: Sequence[CollectiveCall], kernels: Sequence[KernelSample], context: CheckContext
 ) -> list[CollectiveSample]:
-    """Calls of all processes, each behind the longest kernel; those of fewer ranks are left out."""
+    """Calls of all processes, each after the longest kernel; calls of fewer ranks are skipped."""
     timed_samples = [sample for sample in kernels if sample.time is not None]
     longest_kernel = max(timed_samples, key=lambda sample: sample.kernel.flops)
     run_kernel = prepare_kernel(longest_kernel.kernel, context.device.torch)

@@ -1,7 +1,7 @@
-"""How do replicas train with torch's DistributedDataParallel?
+"""Data-parallel training with torch's DistributedDataParallel.
 
-Buckets of the scenario's size, in which the gradients live; they are all-reduced while the last microbatch's backward
-runs. Without overlap there is one bucket, which is full when that backward is done.
+Gradients live in buckets of the scenario's size, which are all-reduced during the last microbatch's
+backward. Without overlap there is one bucket, which is full when that backward is done.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _MEBIBYTE = 2.0**20
 
 
 def build_ddp_trainer(plan: Plan, strategy: DdpStrategy, device: torch.device) -> MicrobatchTrainer:
-    """Every rank holds all weights."""
+    """A trainer whose ranks each hold all weights."""
     with construction_settings(plan, device):
         model = build_stage(plan, plan.stages[0])
     ddp_model = wrap_ddp(model, plan, strategy)
@@ -32,7 +32,7 @@ def build_ddp_trainer(plan: Plan, strategy: DdpStrategy, device: torch.device) -
 def wrap_ddp(
     model: TransformerStage, plan: Plan, strategy: DdpStrategy, ignored_names: Sequence[str] = ()
 ) -> DistributedDataParallel:
-    """The model with its gradients reduced; without: names of weights that are not."""
+    """The model in DDP; ignored_names: weights whose gradients are not reduced."""
     set_ignored = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
     set_ignored(model, list(ignored_names))  # type: ignore[no-untyped-call]
     total_bytes = sum(weight.nbytes for name, weight in model.named_parameters() if name not in ignored_names)
@@ -44,7 +44,7 @@ def wrap_ddp(
 
 
 def sync_last_only(ddp_model: DistributedDataParallel) -> Callable[[bool], AbstractContextManager[object]]:
-    """Gradients are reduced in the last microbatch's backward alone."""
+    """A context factory that reduces gradients only in the last microbatch's backward (`no_sync` otherwise)."""
 
     def microbatch_context(is_last: bool) -> AbstractContextManager[object]:
         return nullcontext() if is_last else ddp_model.no_sync()

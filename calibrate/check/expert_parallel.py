@@ -1,8 +1,9 @@
-"""How do replicas share out experts?
+"""Expert-parallel training with torch's DistributedDataParallel.
 
-Every rank holds all weights but the experts', of which each rank has its own. DistributedDataParallel reduces what all
-have, and leaves the experts' alone: tokens of all ranks have come to them. So losses are divided by the ranks, and
-DDP sums (a hook in place of its mean). The norm of the gradients counts each rank's experts.
+Every rank holds all non-expert weights, and experts of its own. DistributedDataParallel reduces the
+gradients that all ranks have and ignores the experts', which already include the tokens of all ranks. So
+losses are divided by the number of ranks, and DDP sums (a communication hook instead of its mean). The
+gradient norm includes each rank's experts.
 """
 
 from typing import Any
@@ -21,7 +22,7 @@ from clustersim.parallel.plan import Plan
 
 
 def build_expert_parallel_trainer(plan: Plan, strategy: DdpStrategy, device: torch.device) -> MicrobatchTrainer:
-    """Every rank holds some of the experts."""
+    """A trainer whose ranks each hold some of the experts."""
     with construction_settings(plan, device):
         model = build_stage(plan, plan.stages[0])
     ranks, local_experts = plan.layout.ep, expert_parameters(model)
@@ -33,7 +34,7 @@ def build_expert_parallel_trainer(plan: Plan, strategy: DdpStrategy, device: tor
 
 
 def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Weights of experts, by their names in the model."""
+    """Expert weights, by their names in the model."""
     return {
         f"{path}.{name}": weight
         for path, module in model.named_modules()
@@ -43,7 +44,7 @@ def expert_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _sum_hook(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-    """DDP's all-reduce without its mean."""
+    """DDP's all-reduce without the division."""
     work: Any = dist.all_reduce(bucket.buffer(), async_op=True)
     summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
     return summed

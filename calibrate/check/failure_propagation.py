@@ -1,11 +1,11 @@
-"""What if one process fails while the others wait for it in a collective?
+"""Propagation of a failure on one rank to all ranks, outside of collectives.
 
-They would wait until the collective times out, in ten minutes. No collective can tell them: one rank is out of memory,
-and the others are inside an all-reduce, which neither gloo nor NCCL's kernels leave because a thread asks them to. So
-every process has a second connection to the store by which they found each other (torchrun's), and a thread that looks
-there twice a second for a failure. Whoever fails says so there first; then the others know within a second, the first
-rank and the one that failed say it, and all of them end at once: a process that is inside a collective cannot be
-unwound.
+Otherwise the others would wait until the collective times out, in ten minutes. No collective can notify
+them: if one rank is out of memory, the others are inside an all-reduce, which neither gloo nor NCCL's
+kernels leave at a thread's request. So every process has a second connection to the rendezvous store
+(torchrun's), and a thread that polls it twice a second for a failure. A failing rank announces it there
+first; the others see it within a second, the first rank and the one that failed print it, and all processes
+exit at once: one that is inside a collective cannot be unwound.
 """
 
 import os
@@ -25,13 +25,15 @@ from clustersim.common.errors import InputError
 T = TypeVar("T")
 
 EXIT_CODE: Final = 2
-POLL_INTERVAL: Final = 0.5  # seconds between looks
-_REPORT_TIMEOUT: Final = timedelta(seconds=5)  # that a failing rank waits until the first one has said it
+POLL_INTERVAL: Final = 0.5  # seconds between polls
+_REPORT_TIMEOUT: Final = timedelta(
+    seconds=5
+)  # for which a failing rank waits until the first one has printed the message
 _CONNECT_TIMEOUT: Final = timedelta(seconds=60)
 
 
 class FailureChannel:
-    """What a rank tells the others outside of collectives."""
+    """Failure messages between ranks through the rendezvous store."""
 
     def __init__(self, world: World, environment: Mapping[str, str] = os.environ) -> None:
         host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
@@ -41,15 +43,15 @@ class FailureChannel:
         self._failure_key, self._printed_key = f"clustersim/{attempt}/failed", f"clustersim/{attempt}/said"
 
     def announce(self, text: str) -> str:
-        """Tell the others which rank failed, and why; return what was said first, if another one failed before."""
+        """Announce which rank failed and why; return the first message, if another rank announced one before."""
         return bytes(self._store.compare_set(self._failure_key, "", text)).decode()
 
     def announced_failure(self) -> str | None:
-        """Which rank failed, and why; None: none that is known."""
+        """Which rank failed and why; None if no failure was announced."""
         return bytes(self._store.get(self._failure_key)).decode() if self._store.check([self._failure_key]) else None
 
     def print_once(self, text: str) -> None:
-        """Print it, if this is the first rank; others wait until that one has."""
+        """Print the message if this is the first rank; other ranks wait until that one has."""
         if self._world.rank == 0:
             _print_error(text)
             self._store.set(self._printed_key, "1")
@@ -58,7 +60,7 @@ class FailureChannel:
 
 
 def run_on_all_ranks(world: World, work: Callable[[], T]) -> T:
-    """Do what ranks do together; where one of them fails, all end: with its sentence, if it is the user's error."""
+    """Run a function that all ranks run; if one fails, all exit, with a clean message if it is a user error."""
     if world.world_size == 1:
         return work()
     done = Event()
@@ -75,10 +77,10 @@ def run_on_all_ranks(world: World, work: Callable[[], T]) -> T:
 
 
 def _terminate(world: World, error: Exception) -> None:
-    """Tell the others, if another rank has not failed before, and end."""
+    """Announce the failure, unless another rank failed before, and exit."""
     is_user_error = isinstance(error, InputError)
     message = first_message = f"rank {world.rank}: {'' if is_user_error else f'{type(error).__name__}: '}{error}"
-    with suppress(RuntimeError):  # the store is gone: nobody can be told
+    with suppress(RuntimeError):  # the store is gone: nobody can be notified
         channel = FailureChannel(world)
         first_message = channel.announce(message)
         channel.print_once(first_message)
@@ -90,8 +92,8 @@ def _terminate(world: World, error: Exception) -> None:
 
 
 def _poll_failures(channel: FailureChannel, done: Event) -> None:
-    """Until all is done, look whether another rank failed; then end this process."""
-    with suppress(RuntimeError):  # the store is gone: whoever kept it ends the others
+    """Poll for a failure of another rank until done; exit this process if there is one."""
+    with suppress(RuntimeError):  # the store is gone: the process that hosted it terminates the others
         while not done.wait(POLL_INTERVAL):
             text = channel.announced_failure()
             if text is not None:

@@ -1,10 +1,10 @@
-"""How do replicas train with torch's FSDP2 (`fully_shard`)?
+"""Data-parallel training with torch's FSDP2 (`fully_shard`).
 
-The embedding, every layer, and the head (final norm and logits) are units, as the simulator gathers them; the head is
-not resharded between its forward and its backward (torchtitan, `apply_fsdp`). Units are gathered so many ahead as the
-scenario says. Hybrid sharding is a mesh of replicas of shards, secondary shards are what forward reshards to. On a GPU
-gathers run on their own stream; on a CPU they are started and waited for later, but FSDP2 waits for each reduce-scatter
-at once.
+The embedding, every layer, and the head (final norm and logits) are FSDP units, as the simulator gathers
+them; the head is not resharded between its forward and its backward (torchtitan, `apply_fsdp`). The prefetch
+depth is the scenario's. Hybrid sharding is a 2D mesh of replicas and shards; with secondary shards, forward
+reshards to them. On a GPU gathers run on their own stream; on a CPU they are asynchronous, but FSDP2 waits
+for each reduce-scatter at once.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from clustersim.parallel.plan import Plan
 def build_fsdp_trainer(
     plan: Plan, strategy: FullyShard, device: torch.device, mesh: DeviceMesh | None = None
 ) -> MicrobatchTrainer:
-    """Every rank holds a part of each weight, in the format that the optimizer updates; mesh: None: all processes."""
+    """A trainer whose ranks hold shards of all weights, in the optimizer's format; mesh: None for all processes."""
     with construction_settings(plan, device, optimizer_format=True):
         model = build_stage(plan, plan.stages[0])
     formats = plan.training.recipe.weight_formats
@@ -34,7 +34,7 @@ def build_fsdp_trainer(
         param_dtype=TRAINING_DTYPES[formats.gathered], reduce_dtype=TRAINING_DTYPES[formats.gradients]
     )
     mesh = mesh or _device_mesh(strategy, device)
-    reshard = strategy.secondary or strategy.reshards_parameters(is_pipelined=False)
+    reshard = strategy.zero_hpz_partition_size or strategy.reshards_parameters(is_pipelined=False)
     for unit in _fsdp_units(model):
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=False if unit is model.head else reshard)
     fsdp_model = fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
@@ -50,7 +50,7 @@ def build_fsdp_trainer(
 
 
 def _device_mesh(strategy: FullyShard, device: torch.device) -> DeviceMesh:
-    """All ranks, or replicas of groups that share weights out."""
+    """All ranks, or replicas of shard groups."""
     ranks = dist.get_world_size()
     if strategy.shard is None:
         return init_device_mesh(device.type, (ranks,))
@@ -64,7 +64,7 @@ def _fsdp_units(model: TransformerStage) -> Sequence[torch.nn.Module]:
 
 
 def _set_prefetch(model: TransformerStage, depth: int, device: torch.device) -> None:
-    """Gather so many units ahead, forward in the model's order, backward in reverse; the head is there already."""
+    """Set forward and (in reverse order) backward prefetch to `depth` units ahead."""
     units: list[FSDPModule] = [unit for unit in _fsdp_units(model) if isinstance(unit, FSDPModule)]
     for index, unit in enumerate(units):
         unit._set_unshard_async_op(device.type == "cpu" and depth > 0)

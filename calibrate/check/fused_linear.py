@@ -1,9 +1,10 @@
-"""How does a linear layer add its weight gradient to the accumulated one?
+"""Linear layer with optional gradient accumulation fusion.
 
-Unfused as autograd does it: the product, then AccumulateGrad's addition. Fused, the product's epilogue adds it
-(Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication` with gradient accumulation fusion): here `addmm` into
-the gradient itself, for which autograd must not see the weight. That needs a gradient that is there already, so it is
-used where the strategy gives one (`gradient_buffer`); DDP, FSDP and DTensor reduce what autograd hands them, unfused.
+Unfused as autograd does it: the weight-gradient matmul, then AccumulateGrad's addition. Fused, the matmul's
+epilogue accumulates (Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication` with gradient
+accumulation fusion): here `addmm` into the gradient itself, for which autograd must not see the weight. That
+needs an existing gradient, so it is used where the strategy provides one (`gradient_buffer`); DDP, FSDP and
+DTensor reduce what autograd returns, unfused.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from calibrate.check.operator_labels import MATMUL, record_label
 
 
 class FusedWgradLinear(nn.Linear):
-    """A linear layer. fused: its weight gradient may be added in the product's epilogue, to `gradient_buffer` if that is given."""
+    """A linear layer whose weight gradient may be accumulated in the matmul's epilogue, into `gradient_buffer`."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, fused: bool) -> None:
         super().__init__(inputs, outputs, bias=bias)
@@ -51,7 +52,7 @@ class _AccumulatingLinear(torch.autograd.Function):
 
 
 def _add_matmul(accumulator: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a b to a tensor, in the product's epilogue also where that is wider."""
+    """Add a b to a tensor, in the matmul's epilogue also if the tensor has higher precision."""
     if accumulator.dtype is a.dtype:
         accumulator.addmm_(a, b)
     else:

@@ -1,8 +1,9 @@
-"""How are a prediction's kernels and a real step measured so that they can be compared?
+"""Measurement of a prediction's kernels and of real steps under the same conditions.
 
-In turns, several rounds of both, because a machine's speed changes while it is measured: kernels and collectives of
-the scenario, each by itself, then some training steps. In several processes all measure at the same time, as they
-compute at the same time in a step. A kernel's time is the median over rounds, and so is a step's.
+Several rounds alternate between both, because a machine's speed drifts: kernels and collectives of the
+scenario, each in isolation, then some training steps. With several processes all measure concurrently, as
+they compute concurrently in a step. The time of a kernel is the median over rounds, and so is that of a
+step.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,21 +40,18 @@ from clustersim.scenario import Scenario
 
 T = TypeVar("T")
 HostMeasurement = Callable[[Scenario, TorchDevice], Iterable[HostLaunchSample]]
-"""What a device's host needs for the launches of a scenario's steps: `calibrate.host`, which builds on this room."""
+"""Measures the host's launch times for a scenario's steps: `calibrate.host`, which depends on this package."""
 
-WARM_UP: Final = 2  # steps: torch makes optimizer states in the first, DDP orders its buckets after it
-SECONDS_PER_CALL: Final = 0.15  # seconds for each call in a round
-_INTERFERENCE_ROUNDS: Final = (
-    2  # rounds over which kernels beside collectives are spread: they take longer than all else
-)
+WARM_UP: Final = 2  # steps: torch creates optimizer states in the first, DDP orders its buckets after it
+SECONDS_PER_CALL: Final = 0.15  # seconds per call in a round
+_INTERFERENCE_ROUNDS: Final = 2  # rounds over which interference measurements are spread: they take longest
 
 
 @dataclass(frozen=True, slots=True)
 class CheckMeasurements:
-    """What was measured: pooled rows, steps and profiles of all rounds.
+    """Measurements of all rounds: pooled samples, steps and profiles.
 
-    beside: kernels and collectives beside each other, where the layout's data-parallel ones run so; under: this
-    process's device during steps.
+    interference: kernels overlapped with collectives, if the layout's data-parallel collectives are overlapped.
     """
 
     kernels: tuple[KernelSample, ...]
@@ -67,9 +65,10 @@ class CheckMeasurements:
 
 @dataclass(frozen=True, slots=True)
 class CheckSchedule:
-    """How measuring and training take turns.
+    """How measuring and training alternate.
 
-    steps: trained in each round; measuring: whether kernels are, too; host: what measures the host beside them.
+    steps_per_round: trained steps; measures_kernels: whether kernels are measured too; measure_host: measures
+    the host.
     """
 
     rounds: int
@@ -81,7 +80,7 @@ class CheckSchedule:
 def run_rounds(
     scenario: Scenario, trainer: Trainer, batch: TrainingBatch, context: CheckContext, schedule: CheckSchedule
 ) -> CheckMeasurements:
-    """Measure and train in turns."""
+    """Alternate between measuring and training."""
     train_steps(trainer, batch, context, WARM_UP)
     kernel_samples: list[KernelSample] = []
     call_samples: list[CollectiveSample] = []
@@ -102,7 +101,7 @@ def run_rounds(
                 context,
             )
             host_samples += schedule.measure_host(scenario, context.device)
-            train_steps(trainer, batch, context, 1)  # caches and allocator as in training
+            train_steps(trainer, batch, context, 1)  # restore caches and allocator state as in training
         with context.device.sample_telemetry() as seen:
             step_times += train_steps(trainer, batch, context, schedule.steps_per_round)
         states += seen.samples
@@ -120,7 +119,7 @@ def run_rounds(
 
 
 def train_steps(trainer: Trainer, batch: TrainingBatch, context: CheckContext, steps: int) -> list[StepTime]:
-    """Real steps, each of which all processes begin together: the slowest one's time, the mean of parts."""
+    """Real steps that all processes begin in sync: time of the slowest process, mean of the phases."""
     timeline = PhaseTimer(context.device.torch)
     local_times = []
     for _ in range(steps):
@@ -131,20 +130,20 @@ def train_steps(trainer: Trainer, batch: TrainingBatch, context: CheckContext, s
 
 
 def merge_rank_times(ranks: Sequence[StepTime]) -> StepTime:
-    """One step of all ranks; waiting for the slowest one is `OTHER`."""
+    """One step over all ranks; waiting for the slowest one is `OTHER`."""
     seconds = max(rank.seconds for rank in ranks)
     phases = {phase: sum(step_time.phases[phase] for step_time in ranks) / len(ranks) for phase in StepPhase}
     return StepTime(seconds, {**phases, StepPhase.OTHER: seconds - sum(phases[phase] for phase in TIMED_PHASES)})
 
 
 def median_step(steps: Sequence[StepTime]) -> StepTime:
-    """Medians of the step and of each part."""
+    """Medians of the step time and of each phase."""
     phases = {phase: median(step_time.phases[phase] for step_time in steps) for phase in StepPhase}
-    return StepTime(median(item.seconds for item in steps), phases)
+    return StepTime(median(step.seconds for step in steps), phases)
 
 
 def build_record(scenario: Scenario, measurements: CheckMeasurements, context: CheckContext) -> CalibrationRecord:
-    """What was measured, as a record of the scenario's accelerator."""
+    """The measurements as a record of the scenario's accelerator."""
     device = context.device.describe(scenario.cluster.accelerator.name)
     if context.world.world_size > 1:
         device = replace(device, collectives=collective_library(context.device.torch))
@@ -182,7 +181,7 @@ def _measure_calls(
 def _overlapped_pairs(
     scenario: Scenario, kernel_samples: Sequence[KernelSample], call_samples: Sequence[CollectiveSample]
 ) -> list[KernelCallPair]:
-    """Kernels and collectives that are beside each other in a step: collectives of replicas, not those of experts."""
+    """Kernels and data-parallel collectives that overlap in a step; collectives of experts are excluded."""
     if scenario.layout.dp == 1:
         return []
     data_parallel_calls = [
@@ -205,7 +204,7 @@ def _measure_interference(pairs: Sequence[KernelCallPair], context: CheckContext
 
 
 def pool_kernels(samples: Iterable[KernelSample]) -> tuple[KernelSample, ...]:
-    """One row of each kernel: the median of its medians."""
+    """One sample per kernel: the median of its medians."""
     return tuple(
         replace(duplicates[0], time=_pool_statistics([sample.time for sample in duplicates if sample.time is not None]))
         for duplicates in _group_by(samples, lambda sample: sample.signature)
@@ -213,7 +212,7 @@ def pool_kernels(samples: Iterable[KernelSample]) -> tuple[KernelSample, ...]:
 
 
 def pool_calls(samples: Iterable[CollectiveSample]) -> tuple[CollectiveSample, ...]:
-    """One row of each call: the median of its medians."""
+    """One sample per collective call: the median of its medians."""
     groups = _group_by(samples, lambda sample: sample.call)
     return tuple(
         replace(duplicates[0], time=_pool_statistics([sample.time for sample in duplicates]) or duplicates[0].time)
@@ -222,7 +221,7 @@ def pool_calls(samples: Iterable[CollectiveSample]) -> tuple[CollectiveSample, .
 
 
 def pool_host(samples: Iterable[HostLaunchSample]) -> tuple[HostLaunchSample, ...]:
-    """One row of each state: medians of its seconds."""
+    """One sample per host state: medians of its seconds."""
     return tuple(
         replace(
             duplicates[0],
@@ -235,7 +234,7 @@ def pool_host(samples: Iterable[HostLaunchSample]) -> tuple[HostLaunchSample, ..
 
 
 def pool_interference(samples: Iterable[InterferenceSample]) -> tuple[InterferenceSample, ...]:
-    """One row of each kernel beside each call: that with the median of slowings."""
+    """One sample per kernel and call: the one with the median slowdown."""
     groups = _group_by(samples, lambda sample: (sample.kernel.signature, sample.call))
     return tuple(
         sorted(duplicates, key=lambda sample: sample.kernel_slowdown)[(len(duplicates) - 1) // 2]
@@ -254,7 +253,7 @@ def _pool_statistics(statistics: Sequence[TimeStatistics]) -> TimeStatistics | N
     if not statistics:
         return None
     return TimeStatistics(
-        seconds=median(item.seconds for item in statistics),
+        seconds=median(statistic.seconds for statistic in statistics),
         p5=min(item.p5 for item in statistics),
         p95=max(item.p95 for item in statistics),
         repetitions=sum(item.repetitions for item in statistics),

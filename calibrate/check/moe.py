@@ -1,13 +1,15 @@
-"""What is a mixture of experts, as PyTorch modules?
+"""MoE layer as PyTorch modules.
 
-The operators that `clustersim.model.moe_layer` counts, one for one, as Megatron-Core's all-to-all dispatcher runs them
-(megatron/core/transformer/moe/token_dispatcher.py): router, choice, map, a row for each token and expert; ranks tell
-each other how many rows each expert gets, and the host waits for that; rows and probabilities go to the ranks of their
-experts (`all_to_all_single`, which autograd runs back), are sorted by expert, pass the experts' products and their
-activation, are weighted, and come back the same way. Operators around the products: `calibrate.kernels.moe_formulas`.
+The operators that `clustersim.model` counts for an MoE layer, one for one, as Megatron-Core's all-to-all
+dispatcher runs them (megatron/core/transformer/moe/token_dispatcher.py): router, top-k, permutation map,
+permute; ranks exchange the number of tokens for each expert, and the host waits for that; tokens and
+probabilities go to the ranks of their experts (`all_to_all_single`, differentiable), are sorted by expert,
+pass the experts' matmuls and activation, are scaled by their probabilities, and return the same way.
+Operators around the matmuls: `calibrate.kernels.moe_formulas`.
 
-Experts are chosen evenly, since that is what is predicted: a pattern is added that spreads tokens over experts in turn.
-Megatron-LM does the same with random numbers (`--moe-router-force-load-balancing`).
+Experts are selected evenly, since that is what is predicted: a bias pattern is added to the logits that
+assigns tokens to experts round-robin. Megatron-LM does the same with random logits
+(`--moe-router-force-load-balancing`).
 """
 
 from dataclasses import dataclass
@@ -40,27 +42,31 @@ from clustersim.model.overheads import Grouping, Overheads
 from clustersim.parallel.plan import Plan
 
 MOE_OVERHEADS: Final = Overheads(permute_unfused=True, router_unfused=True, grouping=Grouping.KERNEL)
-"""How these modules run experts; nothing beside the model."""
-BALANCING_BIAS: Final = 64.0  # above all logits
-_INIT_STD: Final = 0.02  # of first weights
+"""Overheads of these modules' MoE implementation, apart from the model."""
+BALANCING_BIAS: Final = 64.0  # larger than any logit
+_INIT_STD: Final = 0.02  # of initial weights
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSplits:
-    """Who gets how many rows: of this rank, those sent to each rank; [ranks, experts] those that come from each."""
+    """Token counts of the all-to-all.
+
+    send_counts: tokens that this rank sends to each rank; received_by_expert: [ranks, experts] tokens received
+    from each rank.
+    """
 
     send_counts: list[int]
     received_by_expert: Tensor
 
     @property
     def receive_counts(self) -> list[int]:
-        """Rows from each rank."""
+        """Tokens received from each rank."""
         counts: list[int] = self.received_by_expert.sum(1).tolist()
         return counts
 
 
 class GroupedExperts(nn.Module):
-    """The experts of one rank: products of each one's rows with its own matrices."""
+    """The experts of one rank: a grouped matmul of tokens with each expert's weights."""
 
     def __init__(self, moe: MoeMlp, hidden: int, count: int, *, fused: bool) -> None:
         super().__init__()
@@ -70,7 +76,7 @@ class GroupedExperts(nn.Module):
         self.down = nn.Parameter(torch.empty(count, hidden, moe.ffn).normal_(std=_INIT_STD))
 
     def forward(self, tokens: Tensor, weights: Tensor, expert_counts: Tensor) -> Tensor:
-        """Rows [rows, hidden] both ways, expert by expert; weights: [rows]; sizes: [experts] rows of each."""
+        """Tokens [tokens, hidden] in and out, by expert; weights: [tokens]; expert_counts: [experts] tokens."""
         group_ends = expert_counts.cumsum(0).int()
         with record_label(GROUPED_MATMUL):
             hidden = grouped_matmul(tokens, self.up, group_ends)
@@ -86,7 +92,7 @@ class GroupedExperts(nn.Module):
 
 
 class MoeLayer(nn.Module):
-    """Every token through some of the experts, which the ranks share out."""
+    """Routes every token through some of the experts, which are sharded over the ranks."""
 
     even: Tensor
 
@@ -100,7 +106,7 @@ class MoeLayer(nn.Module):
         self.register_buffer("even", _balancing_logits(plan.layer_shard.tokens, moe), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, hidden] both ways."""
+        """[batch, sequence, hidden] in and out."""
         flat = x.flatten(0, -2)
         logits = self.router(flat).float()
         with record_label(self.label):
@@ -120,24 +126,26 @@ class MoeLayer(nn.Module):
 
     def _route(self, logits: Tensor) -> moe_formulas.RoutingMap:
         router, count = self.moe.router, self.moe.top_k
-        if router.groups == 1 and router.scores is ScoreFunction.SOFTMAX:
+        if router.num_groups == 1 and router.scores is ScoreFunction.SOFTMAX:
             return moe_formulas.top_k_softmax(logits + self.even, count)
-        return moe_formulas.top_k_sigmoid(logits, count, self.even, grouped=router.groups > 1)
+        return moe_formulas.top_k_sigmoid(logits, count, self.even, grouped=router.num_groups > 1)
 
     def _dispatch_and_combine(self, tokens: Tensor, weights: Tensor, expert_counts: Tensor) -> Tensor:
-        """Rows to the ranks of their experts, and back."""
+        """Send tokens to the ranks of their experts, and back."""
         splits = self._exchange_counts(expert_counts)
-        tokens, weights = (_all_to_all(item, splits.send_counts, splits.receive_counts) for item in (tokens, weights))
+        tokens, weights = (
+            _all_to_all(tensor, splits.send_counts, splits.receive_counts) for tensor in (tokens, weights)
+        )
         order, inverse = _expert_order(splits.received_by_expert)
         with record_label(PERMUTE):
-            tokens, weights = (moe_formulas.reorder_tokens(element, order, inverse) for element in (tokens, weights))
+            tokens, weights = (moe_formulas.reorder_tokens(tensor, order, inverse) for tensor in (tokens, weights))
         output = self.experts(tokens, weights, splits.received_by_expert.sum(0))
         with record_label(PERMUTE):
             output = moe_formulas.reorder_tokens(output, inverse, order)
         return _all_to_all(output, splits.receive_counts, splits.send_counts)
 
     def _exchange_counts(self, expert_counts: Tensor) -> TokenSplits:
-        """What the ranks tell each other."""
+        """All-gather the token counts of all ranks."""
         all_counts = expert_counts.new_empty(self.ep_size * len(expert_counts))
         all_gather_tensor(all_counts, expert_counts)
         by_rank = all_counts.view(self.ep_size, self.ep_size, -1)
@@ -151,7 +159,7 @@ def _all_to_all(tokens: Tensor, send_counts: list[int], receive_counts: list[int
 
 
 def _expert_order(received_by_expert: Tensor) -> tuple[Tensor, Tensor]:
-    """The order of rows by expert, and the way back, of rows that come [rank, expert] by rank."""
+    """Permutation that sorts received tokens by expert, and its inverse; received_by_expert: [ranks, experts]."""
     ranks, experts = received_by_expert.shape
     expert_ids = (
         torch.arange(experts, device=received_by_expert.device)
@@ -163,7 +171,7 @@ def _expert_order(received_by_expert: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _balancing_logits(token_count: int, moe: MoeMlp) -> Tensor:
-    """[tokens, experts] in FP32: each token's experts are behind those of the token before it."""
+    """FP32 logits [tokens, experts] that select experts round-robin."""
     pattern = torch.zeros(token_count, moe.experts, dtype=torch.float32)
     first = torch.arange(token_count).unsqueeze(1) * moe.top_k
     experts = (first + torch.arange(moe.top_k)) % moe.experts

@@ -1,8 +1,8 @@
-"""By what are the operators of a real step told apart?
+"""Labels that attribute the operators of a real step to kernels of the plan.
 
-By what the plan's kernels are: products and attention by their kind, what streams through memory by its routine and
-direction. Names of labels begin with a word of ours, so that no operator of torch has one. A label costs the host about
-15 us, so nothing is labelled but under a profiler.
+The same classes as the plan's kernels: matmuls and attention by kind, memory-bound operations by operation
+and direction. Label names begin with a prefix of our own, so that no torch operator has the same. A label
+costs the host about 15 us, so labels are recorded only under a profiler.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -19,9 +19,9 @@ _PREFIX: Final = "clustersim"
 
 @dataclass(frozen=True, slots=True)
 class OperatorLabel:
-    """Kernels that a profile adds up. routine: of what streams, None: products and attention; backward: its gradient.
+    """A class of kernels that a profile sums over. op: the memory-bound operation, None: matmul or attention.
 
-    Products are one label in all directions, and attention's directions are two kinds.
+    backward: its gradient. Matmuls have one label for all directions; the directions of attention are two kinds.
     """
 
     kind: KernelKind
@@ -37,14 +37,14 @@ class OperatorLabel:
 
     @property
     def backward_label(self) -> "OperatorLabel":
-        """What the nodes are that autograd makes of operators with this label."""
+        """The label of the autograd nodes of operators with this label."""
         if self.kind is KernelKind.ATTENTION_FORWARD:
             return ATTENTION_BACKWARD
         return self if self.op is None else replace(self, backward=True)
 
     @property
     def profiler_name(self) -> str:
-        """As a profile has it."""
+        """The name in a profile."""
         op_suffix = () if self.op is None else (self.op.value,)
         return "/".join((_PREFIX, self.kind.value, *op_suffix))
 
@@ -65,17 +65,17 @@ POSITIONS: Final = OperatorLabel(KernelKind.EMBEDDING, MemoryBoundOp.POSITIONS)
 
 
 def optimizer_label(op: MemoryBoundOp) -> OperatorLabel:
-    """A part of what follows the last backward."""
+    """The label of an operation after the last backward."""
     return OperatorLabel(KernelKind.OPTIMIZER, op)
 
 
 def memory_bound_label(spec: MemoryBoundSpec) -> OperatorLabel:
-    """The forward of a streaming operator."""
+    """The label of the forward of a memory-bound operator."""
     return OperatorLabel(spec.kind, spec.op)
 
 
 def parse_label(name: str) -> OperatorLabel | None:
-    """The (forward) label of that name, None where it is no label's."""
+    """The (forward) label with this profiler name, None if it is no label."""
     prefix, _, text = name.partition("/")
     if prefix != _PREFIX:
         return None
@@ -84,5 +84,5 @@ def parse_label(name: str) -> OperatorLabel | None:
 
 
 def record_label(label: OperatorLabel) -> AbstractContextManager[object]:
-    """What runs inside has the label, if a profiler looks on."""
+    """A context whose operators have the label, if a profiler is active."""
     return profiler.record_function(label.profiler_name) if profiler._is_profiler_enabled else nullcontext()

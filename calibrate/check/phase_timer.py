@@ -1,7 +1,8 @@
-"""When does a real step begin and end its forward, its backward and its optimizer?
+"""Timing of the forward, backward and optimizer phases of a real step.
 
-On a CPU the host's clock is read; on a GPU events are queued among the kernels and read when all is done, so that the
-host runs ahead as it does in training. What no part covers (zeroing gradients, waiting for another stage) is `OTHER`.
+On a CPU the host's clock is read; on a GPU events are recorded among the kernels and read when all is done,
+so that the host runs ahead as it does in training. What no phase covers (zeroing gradients, waiting for
+another stage) is `OTHER`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from clustersim.common.units import Seconds
 
 
 class StepPhase(Enum):
-    """Parts of a step; the value is its name in answers."""
+    """Phases of a step; the value is the label in results."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -30,7 +31,7 @@ TIMED_PHASES: Final = (StepPhase.FORWARD, StepPhase.BACKWARD, StepPhase.OPTIMIZE
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """One step: its seconds, and those of its parts, which sum to them."""
+    """One step: its seconds, and those of its phases, which sum to them."""
 
     seconds: Seconds
     phases: Mapping[StepPhase, Seconds]
@@ -38,20 +39,20 @@ class StepTime:
 
 @dataclass(slots=True)
 class PhaseTimer:
-    """Collects the parts of one step on one rank."""
+    """Collects the phases of one step on one rank."""
 
     device: torch.device
     _spans: list[tuple[StepPhase | None, Any, Any]] = field(default_factory=list)
 
     @contextmanager
     def time_phase(self, phase: StepPhase | None) -> Iterator[None]:
-        """What runs inside belongs to a part; None: it is the whole step."""
+        """A context that attributes its time to a phase; None: it is the full step."""
         begin = self._now()
         yield
         self._spans.append((phase, begin, self._now()))
 
     def read_step(self) -> StepTime:
-        """The step that was run last; waits until the device is done with it."""
+        """The last step; waits until the device is done with it."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         seconds = dict.fromkeys((*TIMED_PHASES, None), 0.0)

@@ -1,7 +1,8 @@
-"""How do ranks share the model by stages with torch.distributed.pipelining?
+"""Pipeline-parallel training with torch.distributed.pipelining.
 
-The scenario's schedule is torch's own of that name. What the stages do between microbatches (waiting, receiving) is
-outside of forward and backward. Losses are divided by the number of microbatches, so that gradients need no scaling.
+The scenario's schedule is torch's own of the same name. What stages do between microbatches (waiting,
+receiving) is outside of the forward and backward phases. Losses are divided by the number of microbatches,
+so gradients need no scaling.
 """
 
 from collections.abc import Mapping
@@ -30,22 +31,22 @@ TORCH_SCHEDULES: Final[Mapping[type[Schedule], Any]] = MappingProxyType(
 
 
 class _TimedStage(PipelineStage):
-    """A stage whose passes are noted."""
+    """A stage whose forward and backward passes are timed."""
 
     timer: PhaseTimer | None = None
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """One microbatch forward."""
+        """Forward of one microbatch."""
         with self.time_phase(StepPhase.FORWARD):
             return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """One microbatch backward."""
+        """Backward of one microbatch."""
         with self.time_phase(StepPhase.BACKWARD):
             return super().backward_one_chunk(*args, **kwargs)
 
     def time_phase(self, phase: StepPhase) -> AbstractContextManager[object]:
-        """What runs inside belongs to a part."""
+        """A context that attributes its time to a phase."""
         return nullcontext() if self.timer is None else self.timer.time_phase(phase)
 
 
@@ -76,7 +77,7 @@ class PipelineTrainer:
         )
 
     def run_passes(self, batch: TrainingBatch, timer: PhaseTimer) -> None:
-        """All microbatches through the stages of this rank."""
+        """Run all microbatches through the stages of this rank."""
         for stage in self._stages:
             stage.timer = timer
         inputs = (batch.tokens.flatten(0, 1),) if self._has_first_stage else ()

@@ -1,9 +1,10 @@
-"""What does the simulator say of a step, in the terms in which a real one is measured?
+"""The simulated step in the terms in which a real one is measured.
 
-Forward and backward last while their passes run, collectives inside included; where there are no other stages to wait
-for, also what the rank waits before a pass, and before the optimizer for its gradients, as `backward()` returns when
-all are there. The optimizer begins with the norm of the gradients and ends with the step. Means over the ranks. Memory
-is what torch's allocator holds: the ledger without driver, communicators and fragmentation.
+Forward and backward last while their passes run, including collectives inside; without pipeline stages to
+wait for, also the time that the rank waits before a pass, and before the optimizer for its gradients, as
+`backward()` returns when all gradients are complete. The optimizer phase begins with the gradient norm and
+ends with the step. All are means over the ranks. Memory is what torch's allocator holds: the ledger without
+driver, communicators and fragmentation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,9 +32,10 @@ from clustersim.uncertainty.expected_error import ExpectedError
 
 @dataclass(frozen=True, slots=True)
 class StepPrediction:
-    """One step: seconds, its parts and kinds of kernels (means over ranks), peak memory of the fullest rank.
+    """One step: seconds, phases and kernel time by kind (means over ranks), peak memory of the peak-memory rank.
 
-    expectation: what the sources of durations say of themselves; kernels: each kernel's seconds, means over ranks.
+    provenance: share of predicted time by source; expectation: the expected accuracy of these sources;
+    kernel_seconds: by kernel, means over ranks.
     """
 
     seconds: Seconds
@@ -46,7 +48,7 @@ class StepPrediction:
 
 
 def predict_step(scenario: Scenario, record: CalibrationRecord | None) -> StepPrediction:
-    """Simulate one step with what was measured; None: with what the scenario says."""
+    """Simulate one step with a record of measurements; None: with the scenario's own costs."""
     cost = scenario.cost if record is None else replace(scenario.cost, record=record)
     result = simulate(replace(scenario, cost=cost, steps=1))
     ranks = range(result.rank_count)
@@ -67,8 +69,8 @@ def predict_step(scenario: Scenario, record: CalibrationRecord | None) -> StepPr
 
 
 def adapt_scenario(scenario: Scenario, *, on_cpu: bool) -> Scenario:
-    """The scenario as it is trained here: gradients are zeroed in place, on a CPU FSDP2 waits for each reduction."""
-    overheads = replace(scenario.training.overheads, zeroing=True)
+    """The scenario as it is trained here: gradients are zeroed in place; on a CPU, FSDP2 waits for each reduction."""
+    overheads = replace(scenario.training.overheads, zero_grad=True)
     changed = replace(scenario, training=replace(scenario.training, overheads=overheads))
     match scenario.layout.data:
         case FullyShard() as strategy if on_cpu:
@@ -77,7 +79,7 @@ def adapt_scenario(scenario: Scenario, *, on_cpu: bool) -> Scenario:
 
 
 def peak_allocated(scenario: Scenario) -> Bytes:
-    """Bytes that the fullest rank's tensors take."""
+    """Bytes of tensors on the peak-memory rank."""
     plan = build_plan(scenario)
     footprint = Footprint(plan, Framework(fragmentation=1.0, communicator_bytes=0.0), context_bytes=0.0)
     order = scenario.effective_schedule.order(plan.layout.pp, plan.microbatches)
@@ -90,7 +92,7 @@ def peak_allocated(scenario: Scenario) -> Bytes:
 
 @dataclass(frozen=True, slots=True)
 class _ComputeSpan:
-    """A compute task of a rank."""
+    """A compute task of a rank, with its start and end."""
 
     task: ComputeTask
     start: Seconds
@@ -107,7 +109,7 @@ def _compute_spans(result: SimulationResult, rank: int) -> Iterator[_ComputeSpan
 
 
 def _phase_seconds(result: SimulationResult, rank: int) -> dict[StepPhase, Seconds]:
-    """What precedes the first pass (zeroing gradients) is `OTHER`, what follows the last one the optimizer's."""
+    """Seconds of each phase; before the first pass (zeroing gradients) `OTHER`, after the last the optimizer's."""
     seconds, spans = dict.fromkeys(TIMED_PHASES, 0.0), list(_compute_spans(result, rank))
     is_pipelined = result.scenario.layout.pp > 1
     first_pass = next(index for index, span in enumerate(spans) if span.task.action is not None)

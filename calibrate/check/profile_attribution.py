@@ -1,12 +1,12 @@
-"""What of a profile belongs to which label?
+"""Attribution of profiler events to operator labels.
 
-Operators are nested: an operator belongs to the label around it; one of backward to that of the forward operator whose
-sequence number it has (numbers are each thread's own, and a GPU's backward has a thread of its own, in which a forward
-may be run again). What autograd adds is its node's, where a formula uses a tensor twice; but the last addition
-beside a norm before the gradient reaches the next residual is the sum of gradients where the residual stream forked
-(the norm's nodes are the later ones, by their sequence numbers). AccumulateGrad accumulates, the sum of a product's
-gradient is its bias's. What has no label (views, the framework's own) is left out, and so are collectives, in which a
-CPU waits for others.
+Events are nested: an operator belongs to the label around it; a backward operator to that of the forward
+operator with the same sequence number (numbers are per thread, and a GPU's backward has a thread of its own,
+in which a forward may be recomputed). Additions by autograd, where a formula uses a tensor twice, belong to
+their node; but the last addition at a norm before the gradient reaches the next residual is the sum of
+gradients where the residual stream forked (the norm's nodes are the later ones, by their sequence numbers).
+AccumulateGrad accumulates; the sum of a matmul's gradient is that of its bias. Events without a label
+(views, framework internals) are ignored, and so are collectives, in which a CPU waits for others.
 """
 
 import re
@@ -29,11 +29,11 @@ _RUNTIME: Final = re.compile("(cu|cuda|hip)[A-Z]")
 _MICROSECOND: Final = 1e-6
 
 ForwardLabels = Mapping[tuple[int | None, int], OperatorLabel]
-"""Labels of forward operators, by their thread and sequence number."""
+"""Labels of forward operators, by thread and sequence number."""
 
 
 class OperatorTimer(Protocol):
-    """How long an operator of a profile takes by itself, without those inside it."""
+    """Exclusive time of a profiled operator, without nested operators."""
 
     def operator_seconds(self, event: Any) -> Seconds:
         """Seconds of one operator."""
@@ -41,9 +41,9 @@ class OperatorTimer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostTimer:
-    """On a CPU: its own time. What the profiler needs to write an operator down lies in the one around it.
+    """CPU: self time. The profiler's overhead of recording an operator is part of the enclosing operator's time.
 
-    event: that is needed for each operator inside; label: for the label itself.
+    event_overhead: seconds per nested operator; label_overhead: seconds of the label itself.
     """
 
     event_overhead: Seconds = 0.0
@@ -59,7 +59,7 @@ class HostTimer:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimer:
-    """On a GPU: that of the kernels which it launched. turnover: from one kernel in a queue to the next."""
+    """GPU: time of the kernels that an operator launched. kernel_gap: seconds between queued kernels."""
 
     kernel_gap: Seconds = 0.0
 
@@ -81,7 +81,7 @@ def of_runtime(event: Any) -> bool:
 
 
 def seconds_by_label(events: Any, timer: OperatorTimer) -> dict[OperatorLabel, Seconds]:
-    """Seconds of everything that has a label."""
+    """Seconds of all events with a label, by label."""
     forward_labels, gradient_sums, seconds = (
         _forward_labels(events),
         _ForkGradientSums(),
@@ -109,14 +109,14 @@ def _is_root(event: Any) -> bool:
 
 @dataclass(slots=True)
 class _ForkGradientSums:
-    """Additions where the residual stream forked, each with the label of the norm beside which it is."""
+    """Gradient additions at forks of the residual stream, each with the label of the adjacent norm."""
 
     _additions: list[tuple[Any, OperatorLabel]] = field(default_factory=list)
     _candidate: tuple[Any, OperatorLabel] | None = None
     _is_in_branch: bool = False
 
     def visit_node(self, node: Any, label: OperatorLabel | None) -> None:
-        """The next node of backward."""
+        """Visit the next node of backward."""
         if label is None or not node.name.startswith(_AUTOGRAD_NODE):
             return
         if label.kind in _FORK_BOUNDARIES:
@@ -127,7 +127,7 @@ class _ForkGradientSums:
             self._candidate = (additions[-1], label) if additions else self._candidate
 
     def additions(self) -> list[tuple[Any, OperatorLabel]]:
-        """All that were followed."""
+        """All additions that were seen."""
         self._commit()
         return self._additions
 
@@ -138,7 +138,7 @@ class _ForkGradientSums:
 
 
 def _forward_labels(events: Any) -> ForwardLabels:
-    """Labels of the forward operators that made nodes of the graph: the last one that saw a number made its node."""
+    """Labels of forward operators that created autograd nodes: the last one with a sequence number."""
     labels: dict[tuple[int | None, int], OperatorLabel] = {}
     for event in sorted(events, key=lambda event: event.time_range.start):
         label = _enclosing_label(event)
@@ -148,7 +148,7 @@ def _forward_labels(events: Any) -> ForwardLabels:
 
 
 def _enclosing_label(event: Any) -> OperatorLabel | None:
-    """The nearest label around an operator of the forward."""
+    """The innermost label around a forward operator."""
     while event is not None:
         label = parse_label(event.name)
         if label is not None:
@@ -160,7 +160,7 @@ def _enclosing_label(event: Any) -> OperatorLabel | None:
 def _walk_labelled(
     event: Any, enclosing: OperatorLabel | None, forward_labels: ForwardLabels
 ) -> Iterator[tuple[Any, OperatorLabel | None]]:
-    """An operator and those inside it, with their labels."""
+    """An operator and its nested ones, with their labels."""
     label = _operator_label(event, enclosing, forward_labels)
     yield event, label
     for child in event.cpu_children:
@@ -178,12 +178,12 @@ def _operator_label(event: Any, enclosing: OperatorLabel | None, forward_labels:
 
 
 def _backward_label(name: str, forward: OperatorLabel | None) -> OperatorLabel | None:
-    """The label of a node of backward, by that of its forward operator."""
+    """The label of a backward node, from that of its forward operator."""
     if _ACCUMULATE_GRAD in name:
         return ACCUMULATE
     return None if forward is None else forward.backward_label
 
 
 def _engine_label(name: str, node_label: OperatorLabel | None) -> OperatorLabel | None:
-    """The label of what runs in a node's place: the node itself, or what the engine does with its result."""
+    """The label of an operator run by an autograd node: the node's, or a bias gradient."""
     return BIAS_GRADIENT if name in _SUM_OPS and node_label == MATMUL else node_label

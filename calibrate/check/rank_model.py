@@ -1,8 +1,9 @@
-"""What does one tensor-parallel rank hold of a model? A model of its own, which one process can run without the others.
+"""The shard of a model that one tensor-parallel rank holds, as a model of its own.
 
-Its heads (keys and values at least one, which ranks then hold twice), its columns of the MLP, its rows of the
-vocabulary; hidden activations and norms are whole, as they are without sequence parallelism. Of a mixture its experts,
-or as many as a token chooses, among which a router without groups then chooses: they have as many rows as in the whole.
+Its heads (at least one key/value head, which ranks then replicate), its columns of the MLP, its rows of the
+vocabulary; hidden activations and norms are unsharded, as without sequence parallelism. Of an MoE layer, its
+experts, or at least as many as a token selects, among which a router without groups then selects: each has
+as many tokens as in the full model.
 """
 
 from dataclasses import replace
@@ -32,5 +33,5 @@ def _layer_of_rank(spec: LayerSpec, layout: Layout) -> LayerSpec:
 
 def _local_experts(moe: MoeMlp, layout: Layout) -> MoeMlp:
     experts, ffn = max(moe.experts // layout.ep, moe.top_k), moe.ffn // layout.effective_etp
-    router = moe.router if layout.ep == 1 else replace(moe.router, groups=1, limit=None)
+    router = moe.router if layout.ep == 1 else replace(moe.router, num_groups=1, group_topk=None)
     return replace(moe, experts=experts, ffn=ffn, shared=moe.shared // layout.tp, router=router)

@@ -1,4 +1,4 @@
-"""How does one process train the whole model?"""
+"""Training of the full model in one process."""
 
 import torch
 
@@ -9,7 +9,7 @@ from clustersim.parallel.plan import Plan
 
 
 def build_single_trainer(plan: Plan, device: torch.device) -> MicrobatchTrainer:
-    """Nothing is shared with anyone."""
+    """A trainer without any parallelism."""
     with construction_settings(plan, device):
         model = build_stage(plan, plan.stages[0])
     update = WeightUpdate(list(model.parameters()), plan.training)

@@ -1,4 +1,4 @@
-"""How are a predicted and a measured step put beside each other? As a table for people and as JSON for programs."""
+"""Comparison of a predicted and a measured step, as a text table and as JSON."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from calibrate.collectives.tables import interference_table
 from clustersim.common.units import Bytes, Seconds, format_bytes, format_seconds
 from clustersim.cost.calibration_record import InterferenceSample, kernel_slowdowns
 
-MAX_LISTED = 6  # kernels that were not measured
+MAX_LISTED = 6  # number of unmeasured kernels that are listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class TimeComparison:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, less one; None where nothing was measured."""
+        """Predicted over measured minus 1; None if nothing was measured."""
         return None if self.measured <= 0.0 else self.predicted / self.measured - 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class UnmeasuredKernel:
-    """A kernel of the plan that was not measured: its seconds in the prediction, by a model, and why."""
+    """A kernel of the plan that was not measured: its predicted seconds, from a model, and the reason."""
 
     kernel_name: str
     seconds: Seconds
@@ -39,7 +39,7 @@ class UnmeasuredKernel:
 class Clocks:
     """Means of a GPU's SM clock in MHz, under kernels alone and in steps."""
 
-    alone: float
+    isolated: float
     in_steps: float
 
 
@@ -47,11 +47,11 @@ class Clocks:
 class StepComparison:
     """One step, predicted and measured.
 
-    fastest, slowest: of the measured steps; parts: means over ranks; kinds: kernels by kind, means over ranks, measured
-    under a profiler; peaks: bytes of tensors on the fullest rank, predicted and measured; provenance: what the
-    prediction rests on; beside: kernels and collectives beside each other, as far as they were measured; layers: of the
-    model that was trained, out of `model_layers`; modelled: kernels that were not measured, those with most seconds first;
-    clocks: None where the device does not tell them.
+    fastest, slowest: of the measured steps; phases: means over ranks; kernel_kinds: kernel time by kind, means
+    over ranks, measured under a profiler; predicted_peak, measured_peak: bytes of tensors on the peak-memory
+    rank; provenance: shares of predicted time by source; interference: kernels overlapped with collectives, as
+    far as measured; layers: of the trained model, out of `model_layers`; unmeasured: kernels without a
+    measurement, longest first.
     """
 
     name: str
@@ -74,7 +74,7 @@ class StepComparison:
 
     @property
     def peak_error(self) -> float:
-        """Predicted over measured peak of memory, less one."""
+        """Predicted over measured peak memory minus 1."""
         return self.predicted_peak / self.measured_peak - 1.0
 
     def to_json(self) -> str:
@@ -98,15 +98,15 @@ class StepComparison:
             "steps": self.steps,
             "sm_clock_mhz": None if self.clocks is None else asdict(self.clocks),
             "interference": {
-                f"{kind.value} beside {kernel_class.value} kernels": part
-                for (kind, kernel_class), part in kernel_slowdowns(self.interference).items()
+                f"{kind.value} with concurrent {kernel_class.value} kernels": slowdown
+                for (kind, kernel_class), slowdown in kernel_slowdowns(self.interference).items()
             },
             "provenance_share": dict(self.provenance),
             "not_measured": [
                 {
                     "kernel": unmeasured_kernel.kernel_name,
                     "predicted_s": unmeasured_kernel.seconds,
-                    "why": unmeasured_kernel.reason,
+                    "reason": unmeasured_kernel.reason,
                 }
                 for unmeasured_kernel in self.unmeasured
             ],
@@ -114,26 +114,26 @@ class StepComparison:
         return json.dumps(content, indent=2, allow_nan=False)
 
     def to_text(self) -> str:
-        """A table."""
+        """The comparison as a text table."""
         return "\n".join(self._text_lines())
 
     def _text_lines(self) -> Iterator[str]:
         layers_text = "" if self.layers == self.model_layers else f", {self.layers} of {self.model_layers} layers"
         yield f"{self.name}{layers_text}: {self.layout} on {self.device}"
         spread = f"{format_seconds(self.fastest)} to {format_seconds(self.slowest)}"
-        yield f"{self.steps} real steps, {spread}; median beside the prediction"
+        yield f"{self.steps} real steps, {spread}; median against the prediction"
         yield f"{'':<24}{'predicted':>12}{'measured':>12}{'error':>9}"
         yield _table_line("step", self.step)
         for phase, times in self.phases.items():
             yield _table_line(f"  {phase.value}", times)
         yield "kernels by kind (measured under a profiler, which slows small ones)"
-        for kind, times in sorted(self.kernel_kinds.items(), key=lambda each: -each[1].measured):
+        for kind, times in sorted(self.kernel_kinds.items(), key=lambda kind_times: -kind_times[1].measured):
             yield _table_line(f"  {kind}", times)
         peaks = f"{format_bytes(self.predicted_peak):>12}{format_bytes(self.measured_peak):>12}"
         yield f"{'peak memory of tensors':<24}{peaks}{100 * self.peak_error:>+8.1f} %"
         if self.clocks is not None:
-            alone, in_steps = self.clocks.alone, self.clocks.in_steps
-            yield f"SM clock: {alone:,.0f} MHz under kernels alone, {in_steps:,.0f} MHz in steps"
+            isolated_mhz, in_steps = self.clocks.isolated, self.clocks.in_steps
+            yield f"SM clock: {isolated_mhz:,.0f} MHz under isolated kernels, {in_steps:,.0f} MHz in steps"
         if self.interference:
             yield interference_table(self.interference)
         yield from self._unmeasured_lines()
@@ -141,13 +141,16 @@ class StepComparison:
         yield f"the prediction's seconds are {shares}"
 
     def _unmeasured_lines(self) -> Iterator[str]:
-        """Which kernels the prediction has from a model."""
+        """Lines on kernels whose predicted time comes from a model."""
         if not self.unmeasured:
             return
         seconds = format_seconds(sum(unmeasured_kernel.seconds for unmeasured_kernel in self.unmeasured))
         yield f"{seconds} of the prediction rest on a model of kernels that were not measured:"
-        for item in self.unmeasured[:MAX_LISTED]:
-            yield _table_line(f"  {item.kernel_name}", TimeComparison(item.seconds, 0.0)).rstrip() + f"  {item.reason}"
+        for kernel in self.unmeasured[:MAX_LISTED]:
+            yield (
+                _table_line(f"  {kernel.kernel_name}", TimeComparison(kernel.seconds, 0.0)).rstrip()
+                + f"  {kernel.reason}"
+            )
         if len(self.unmeasured) > MAX_LISTED:
             yield f"  and {len(self.unmeasured) - MAX_LISTED} others"
 

@@ -1,10 +1,10 @@
-"""Which kinds of kernels does a real step spend its time in, and how much memory do its tensors take?
+"""Profile of one real step: kernel time by kind, and peak tensor memory.
 
-One step under torch's profiler: on a CPU an operator's own time counts, on a GPU that of the kernels which it launched
-(`calibrate.check.profile_attribution`), behind steps that are not written down.
+One step under torch's profiler: on a CPU an operator's self time is used, on a GPU the time of the kernels
+that it launched (`calibrate.check.profile_attribution`).
 
-Memory: on a GPU the allocator's own peak. On a CPU what torch's allocator reports to the profiler, added to what
-stays from step to step: bytes of tensors, not of the process.
+Memory: on a GPU the allocator's own peak. On a CPU what torch's allocator reports to the profiler, plus the
+tensors that persist from step to step: bytes of tensors, not of the process.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ _BEFORE: Final = 2  # steps on a GPU before the one that is profiled
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """Seconds of each kind of kernel in one step, and the peak of memory in bytes of tensors."""
+    """Seconds of each kind of kernel in one step, and the peak of tensor memory in bytes."""
 
     kernel_kinds: Mapping[KernelKind, Seconds]
     peak_bytes: Bytes
@@ -56,15 +56,15 @@ def _on_gpu(trainer: Trainer, batch: TrainingBatch, device: torch.device) -> Ste
     )
 
 
-def warm_events(action: Callable[[], None], before: int, many: int) -> Any:
-    """What the profiler writes down of so many runs on the current GPU, right behind others of which it does not.
+def warm_events(action: Callable[[], None], warmup_count: int, count: int) -> Any:
+    """Profiler events of `count` runs on the current GPU, right after `warmup_count` runs that are not recorded.
 
     A GPU that was idle, as it is while the profiler starts, is faster for some 0.15 s, until its power is capped.
     """
-    schedule = torch.profiler.schedule(wait=0, warmup=before, active=many, repeat=1)
+    schedule = torch.profiler.schedule(wait=0, warmup=warmup_count, active=count, repeat=1)
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities, schedule=schedule, acc_events=True) as profiler:
-        for _ in range(before + many - 1):
+        for _ in range(warmup_count + count - 1):
             action()
             profiler.step()
         action()
@@ -74,14 +74,14 @@ def warm_events(action: Callable[[], None], before: int, many: int) -> Any:
 
 
 def _resident_bytes(tensors: list[Tensor]) -> Bytes:
-    """Bytes of the storages of tensors, each once."""
+    """Bytes of the distinct storages of tensors."""
     local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in local}
     return float(sum(storages.values()))
 
 
 def _peak_bytes(profiler: Any) -> Bytes:
-    """The most that was allocated at a time since the profile began, less what was freed of what had been before."""
+    """Peak of allocations since the profile began, minus memory from before that was freed."""
     allocated, peak = 0, 0
     for _, size in sorted(_allocation_events(profiler.profiler.kineto_results.experimental_event_tree())):
         allocated += size
@@ -90,7 +90,7 @@ def _peak_bytes(profiler: Any) -> Bytes:
 
 
 def _allocation_events(events: Any) -> Iterator[tuple[int, int]]:
-    """When, and how many bytes: below zero where they are freed."""
+    """Time in nanoseconds and bytes of each allocation event: negative if freed."""
     for event in events:
         if event.tag == torch._C._profiler._EventType.Allocation:
             yield event.start_time_ns, event.extra_fields.alloc_size

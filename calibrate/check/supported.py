@@ -1,7 +1,8 @@
-"""Which scenarios can be trained here, and by which strategy?
+"""Which scenarios can be checked, and with which trainer.
 
-One axis at a time: data parallelism (DDP, FSDP2), tensor parallelism (DTensor) or a pipeline. What torch's own
-strategies and optimizers do otherwise than the scenario says is refused with the nearest change that they do.
+One axis at a time: data parallelism (DDP, FSDP2), tensor parallelism (DTensor) or a pipeline. Where torch's
+own strategies and optimizers differ from the scenario, it is rejected with the nearest change that they
+support.
 """
 
 from collections.abc import Iterator
@@ -58,7 +59,7 @@ def build_trainer(scenario: Scenario, device: torch.device) -> Trainer:
 
 
 def require_supported(scenario: Scenario) -> None:
-    """Raise InputError that lists what cannot be checked."""
+    """Raise InputError that lists everything that cannot be checked."""
     problems = [
         *_layout_problems(scenario),
         *_format_problems(scenario),
@@ -78,8 +79,8 @@ def _layout_problems(scenario: Scenario) -> Iterator[str]:
         yield "layout.data: only ddp and fsdp can be checked"
     if layout.pp > 1 and type(scenario.schedule) not in TORCH_SCHEDULES:
         yield f"schedule: {scenario.schedule.name} cannot be checked; gpipe, 1f1b and interleaved can"
-    if layout.tensor_overlap and layout.tp > 1:
-        yield "layout.tensor_overlap: DTensor does not cut collectives; set it to false"
+    if layout.tp_comm_overlap and layout.tp > 1:
+        yield "layout.tp_comm_overlap: DTensor does not cut collectives; set it to false"
     min_kv_heads = min(
         (distinct_attention.kv_heads for distinct_attention in scenario.model.distinct_attentions), default=layout.tp
     )
@@ -93,7 +94,10 @@ def _format_problems(scenario: Scenario) -> Iterator[str]:
         yield "training.precision: only products in one format, that of the weights, can be checked"
     master_format = formats.updated
     if {formats.gradients.bytes, formats.moments.bytes} != {master_format.bytes}:
-        yield f"training.precision: torch's optimizers want gradients and moments in the weights' format, {master_format.value}"
+        yield (
+            "training.precision: torch's optimizers want gradients and moments in the weights' format, "
+            f"{master_format.value}"
+        )
     ddp = scenario.layout.dp > 1 and isinstance(scenario.layout.data, DdpStrategy)
     if ddp and formats.stored.bytes != formats.gradients.bytes:
         yield (
@@ -137,33 +141,43 @@ def _recompute_problems(scenario: Scenario) -> Iterator[str]:
 
 
 def _early_stop_problems(scenario: Scenario) -> Iterator[str]:
-    """Products that add to gradients in their epilogues are autograd functions, which save what they read when done."""
+    """Fused wgrad accumulation saves its inputs at the end, too late for early_stop."""
     if scenario.training.fused and scenario.training.early_stop:
         yield "training.recompute: fused products save too late for early_stop; set it or training.fused to false"
 
 
 def _layer_problems(model: TransformerModel) -> Iterator[str]:
-    """What the real model has no module for."""
+    """Layer features that the PyTorch model has no module for."""
     if any(isinstance(distinct_attention, LatentAttention) for distinct_attention in model.distinct_attentions):
         yield "model: latent attention cannot be checked"
     if any(spec.block is not BlockForm.PRE_NORM for spec in model.distinct_specs):
         yield "model.block: only pre_norm layers can be checked"
-    if any(item.window is not None for item in model.distinct_attentions):
+    if any(attention.window is not None for attention in model.distinct_attentions):
         yield "model.window: torch's SDPA has no sliding window; set it to full"
-    if any(isinstance(element, FullAttention) and element.sinks for element in model.distinct_attentions):
-        yield "model.sinks: torch's SDPA has no sinks; set it to false"
-    if any(entry.rotary != 1 for entry in model.distinct_attentions) and model.positions is PositionEncoding.ROTARY:
-        yield "model.rotary: only whole heads that are turned can be checked, in every layer"
-    if any(each.qk_norm is QkNorm.ALL_HEADS for each in model.distinct_attentions):
+    if any(
+        isinstance(attention, FullAttention) and attention.attention_sinks for attention in model.distinct_attentions
+    ):
+        yield "model.attention_sinks: torch's SDPA has no sinks; set it to false"
+    if (
+        any(attention.rotary_percent != 1 for attention in model.distinct_attentions)
+        and model.positions is PositionEncoding.ROTARY
+    ):
+        yield "model.rotary_percent: only whole heads that are turned can be checked, in every layer"
+    if any(attention.qk_norm is QkNorm.ALL_HEADS for attention in model.distinct_attentions):
         yield "model.qk_norm: only norms of each head can be checked; set it to true or false"
-    if model.logit_softcap or any(each.softcap for each in model.distinct_attentions):
-        yield "model.softcap and model.logit_softcap: capped scores and logits cannot be checked; set them to false"
+    if model.final_logit_softcapping or any(
+        attention.attn_logit_softcapping for attention in model.distinct_attentions
+    ):
+        yield (
+            "model.attn_logit_softcapping and model.final_logit_softcapping: capped scores and logits cannot "
+            "be checked; set them to false"
+        )
     if model.embedding_norm or model.positions is PositionEncoding.ALIBI or model.spare_positions or model.head_bias:
         yield "model: a norm of the embedding, ALiBi, spare positions and a bias of the logits cannot be checked"
 
 
 def _expert_problems(scenario: Scenario) -> Iterator[str]:
-    """What mixtures are not checked with; of experts by themselves, what the modules do not have."""
+    """Restrictions of MoE layers."""
     moe_layers = [
         distinct_moe for distinct_moe in scenario.model.distinct_moes if distinct_moe.single_dense_mlp is None
     ]
@@ -178,8 +192,10 @@ def _expert_problems(scenario: Scenario) -> Iterator[str]:
         yield f"layout.ep: {layout.ep} of {layout.dp} replicas cannot be checked; 1 and {layout.dp} can"
     if layout.ep > 1 and layout.dispatcher is not TokenDispatcher.ALL_TO_ALL:
         yield "layout.dispatcher: torch has all_to_all alone; set it to alltoall"
-    if any(moe_layer.capacity is not None or moe_layer.bias or moe_layer.shared_gate for moe_layer in moe_layers):
-        yield "model.experts: capacity, bias and shared_gate cannot be checked; set them to none and false"
+    if any(
+        moe_layer.capacity_factor is not None or moe_layer.bias or moe_layer.shared_gate for moe_layer in moe_layers
+    ):
+        yield "model.experts: capacity_factor, bias and shared_gate cannot be checked; set them to none and false"
     if training.fused or isinstance(training.recompute, FullRecompute):
         yield "training: experts beside fused kernels or full recomputation cannot be checked; set fused to false"
     overheads = training.overheads
@@ -194,6 +210,6 @@ def _expert_problems(scenario: Scenario) -> Iterator[str]:
 
 def _machine_problems(scenario: Scenario) -> Iterator[str]:
     if scenario.framework.compiled or scenario.framework.uses_cuda_graphs:
-        yield "framework: the real step is neither compiled nor captured; set compiled and cuda_graphs to false"
+        yield "framework: the real step is neither compiled nor captured; set torch_compile and cuda_graphs to false"
     if scenario.degradations != Degradations() or scenario.jitter is not None or scenario.cluster.accelerator_overrides:
-        yield "disturbances: this machine has its own; leave them out, and mixed accelerators too"
+        yield "degradations: this machine has its own; leave them out, and mixed accelerators too"

@@ -1,9 +1,10 @@
-"""How do ranks share every layer with torch's DTensor?
+"""Tensor-parallel training with torch's DTensor.
 
-Megatron's split (Shoeybi et al. 2019): queries, keys, values and the first MLP matrix by columns, the attention output
-and the second MLP matrix by rows, embedding and logits by vocabulary, the loss over split logits (`loss_parallel`).
-With sequence parallelism norms and residuals hold a part of the sequence (Korthikanti et al. 2022). DTensor reduces
-the gradient of a column-parallel product's input after both gradients of the product, not beside the second one.
+Megatron's split (Shoeybi et al. 2019): queries, keys, values and the first MLP matrix column-parallel, the
+attention output and the second MLP matrix row-parallel, embedding and logits by vocabulary, the loss over
+split logits (`loss_parallel`). With sequence parallelism norms and residuals hold a shard of the sequence
+(Korthikanti et al. 2022). DTensor reduces the input gradient of a column-parallel matmul after both of its
+gradients, not overlapped with the second one.
 """
 
 from collections.abc import Mapping
@@ -35,8 +36,8 @@ from clustersim.parallel.plan import Plan
 def build_tensor_parallel_trainer(
     plan: Plan, device: torch.device, mesh: DeviceMesh | None = None
 ) -> MicrobatchTrainer:
-    """Every rank holds a part of each matrix; mesh: None: all processes."""
-    torch.manual_seed(0)  # what is not split must be equal
+    """A trainer whose ranks hold shards of each matrix; mesh: None for all processes."""
+    torch.manual_seed(0)  # unsharded weights must be equal on all ranks
     with construction_settings(plan, device):
         model = build_stage(plan, plan.stages[0])
     mesh = mesh or init_device_mesh(device.type, (dist.get_world_size(),))
@@ -49,7 +50,7 @@ def build_tensor_parallel_trainer(
 
 
 def _parallel_styles(model: nn.Module, *, sequence_parallel: bool) -> Mapping[str, ParallelStyle]:
-    """How each module is split, by its name."""
+    """How each module is parallelized, by name."""
     activation_layout = Shard(1) if sequence_parallel else Replicate()
     style_by_suffix: dict[str, ParallelStyle] = {
         "embedding.tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=activation_layout),

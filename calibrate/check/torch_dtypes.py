@@ -1,4 +1,4 @@
-"""Which torch number format stands for which of ours?"""
+"""PyTorch dtypes of the number formats that can be trained in."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -20,5 +20,5 @@ TRAINING_DTYPES: Final[Mapping[DType, torch.dtype]] = MappingProxyType(
 
 
 def set_tf32(recipe: PrecisionRecipe) -> None:
-    """Let FP32 products run on tensor cores as TF32 where the scenario computes in it, and only there."""
+    """Let FP32 matmuls use TF32 tensor cores if the recipe computes in it, and only then."""
     torch.set_float32_matmul_precision("high" if recipe.compute is DType.TF32 else "highest")

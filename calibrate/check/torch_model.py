@@ -1,13 +1,13 @@
-"""What model does a scenario train, as PyTorch modules?
+"""The scenario's model as PyTorch modules.
 
-A decoder-only transformer whose operators are those that `clustersim.model.layers` counts, one for one: norm, one
-product for queries, keys and values, rotary or learned positions, attention through SDPA, output product, residual,
-norm, one product for gate and up, activation, product down, residual; final norm, logits, loss. The formulas between
-the products are `calibrate.kernels.formulas`, which are also what is measured. Every call is labelled with what the
-plan calls it (`labels`), so that a profile can be folded by kernels.
+A decoder-only transformer whose operators are those that `clustersim.model.layers` counts, one for one:
+norm, one QKV matmul, rotary or learned positions, attention through SDPA, output matmul, residual, norm, one
+matmul for gate and up, activation, down matmul, residual; final norm, logits, loss. The formulas between the
+matmuls are those of `calibrate.kernels.formulas`, which are also what is measured. Every call is labelled
+with the plan's kernel class (`operator_labels`), so that a profile can be summed by kernels.
 
-The outputs of a product that a tensor-parallel rank holds are its own queries, keys and values (or gate and up) one
-behind the other: the whole matrix is that of all ranks, rank by rank, which permutes heads and nothing else.
+The outputs of a matmul that a tensor-parallel rank holds are its own queries, keys and values (or gate and
+up), concatenated: the unsharded matrix is that of all ranks, rank by rank, which only permutes heads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,18 +31,18 @@ from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.plan import Plan
 
 RotaryTables = tuple[Tensor, Tensor]
-ROTARY_BASE = 10_000.0  # Su et al. 2021; the value changes no time
+ROTARY_BASE = 10_000.0  # Su et al. 2021; the value does not affect the time
 
 
 def _checkpointed(function: Callable[..., Tensor], *operands: Tensor, early_stop: bool) -> Tensor:
-    """Run a part of the model, and again before its backward: to the end, or until backward has what it needs."""
+    """Run with activation checkpointing; early_stop: recompute only until backward has what it needs."""
     with set_checkpoint_early_stop(early_stop):
         result: Tensor = checkpoint(function, *operands, use_reentrant=False)
     return result
 
 
 class NormLayer(nn.Module):
-    """Layer norm with weight and bias, or RMS norm with a weight; shifted: whether a layer norm has a bias to learn."""
+    """Layer norm with weight and bias, or RMS norm with a weight; shifted: the layer norm has a learned bias."""
 
     def __init__(self, norm_type: Norm, width: int, *, fused: bool, shifted: bool = True) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class NormLayer(nn.Module):
             self.register_buffer("bias", torch.zeros(width), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
+        """Normalize the last dimension."""
         with record_label(memory_bound_label(passes.norm_spec(self.norm_type, fused=self.fused))):
             if self.norm_type is Norm.LAYERNORM:
                 return formulas.layernorm(x, self.weight, self.bias)
@@ -62,7 +62,7 @@ class NormLayer(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values, attention, and its output. angles: of rotary positions, if they are."""
+    """QKV projection, attention, and output projection. rotary_tables: None without rotary positions."""
 
     def __init__(self, plan: Plan, spec: FullAttention, rotary_tables: RotaryTables | None) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class SelfAttention(nn.Module):
             self.key_norm = NormLayer(model.norm, spec.head_dim, **norm_options)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, hidden] both ways."""
+        """[batch, sequence, hidden] in and out."""
         projected = self.qkv(x).unflatten(-1, (-1, self.spec.head_dim))
         q, k, v = (operand.transpose(1, 2) for operand in self._split_and_rotate(projected))
         if isinstance(self.training_spec.recompute, SelectiveRecompute):
@@ -91,7 +91,7 @@ class SelfAttention(nn.Module):
         return output
 
     def _split_and_rotate(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of [batch, sequence, all heads, head_dim], normalised and turned by position."""
+        """Queries, keys and values from [batch, sequence, all heads, head_dim], normalized and rotated by position."""
         heads, kv_heads = self.heads, self.kv_heads
         if self.rotary_tables is not None and self.training_spec.fused and not self.spec.qk_norm:
             queries_and_keys, v = torch.split(projected, [heads + kv_heads, kv_heads], dim=2)
@@ -117,7 +117,7 @@ class SelfAttention(nn.Module):
 
 
 def _unfused_attention(q: Tensor, k: Tensor, v: Tensor, training: Training, *, dropout: bool) -> Tensor:
-    """Attention that writes its scores to memory; keys and values are repeated for the queries that share them."""
+    """Attention that writes its scores to memory; keys and values are repeated for grouped queries."""
     group_size = q.shape[1] // k.shape[1]
     if group_size > 1:
         k, v = k.repeat_interleave(group_size, 1), v.repeat_interleave(group_size, 1)
@@ -133,7 +133,7 @@ def _unfused_attention(q: Tensor, k: Tensor, v: Tensor, training: Training, *, d
 
 
 class FeedForward(nn.Module):
-    """The MLP. With SwiGLU `up` makes gate and up in one product."""
+    """The dense MLP. With SwiGLU `up` computes gate and up in one matmul."""
 
     def __init__(self, model: TransformerModel, training: Training, spec: DenseMlp) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class FeedForward(nn.Module):
         self.down = FusedWgradLinear(spec.ffn, model.hidden, bias=model.linear_bias, fused=training.fused)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, hidden] both ways."""
+        """[batch, sequence, hidden] in and out."""
         hidden = self.up(x)
         with record_label(memory_bound_label(passes.activation_spec(self.mlp_type, fused=self.fused))):
             hidden = (
@@ -154,7 +154,7 @@ class FeedForward(nn.Module):
 
 
 class MoeWithSharedExperts(nn.Module):
-    """A mixture, and shared experts that every token passes."""
+    """An MoE layer plus shared experts that every token passes."""
 
     def __init__(self, plan: Plan, moe: MoeMlp) -> None:
         super().__init__()
@@ -163,14 +163,14 @@ class MoeWithSharedExperts(nn.Module):
         self.shared = FeedForward(plan.model, plan.training, DenseMlp(moe.shared, moe.form))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, hidden] both ways."""
+        """[batch, sequence, hidden] in and out."""
         routed_output, shared_output = self.moe(x), self.shared(x)
         with record_label(memory_bound_label(passes.residual_spec(dropout=False, fused=self.fused))):
             return formulas.residual_add(routed_output, shared_output)
 
 
 class TransformerLayer(nn.Module):
-    """One transformer layer. again: its forward is run again before its backward."""
+    """One transformer layer. recompute: its forward is recomputed before its backward."""
 
     def __init__(self, plan: Plan, attention: SelfAttention, mlp: nn.Module, *, recompute: bool) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class TransformerLayer(nn.Module):
         self.mlp = mlp
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, sequence, hidden] both ways; the sequence is a rank's own part under sequence parallelism."""
+        """[batch, sequence, hidden] in and out; under sequence parallelism, a rank's shard of the sequence."""
         if not self.recompute:
             return self._forward_layer(x)
         return _checkpointed(self._forward_layer, x, early_stop=self.early_stop)
@@ -200,7 +200,7 @@ class TransformerLayer(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """Tokens, and learned positions if the model has them."""
+    """Token embedding, and learned positions if the model has them."""
 
     def __init__(self, model: TransformerModel) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class LmHead(nn.Module):
 
 
 class TransformerStage(nn.Module):
-    """A stage of the model, or all of it: what comes before its layers and what after, if it has that."""
+    """A pipeline stage of the model, or all of it, with embedding and head if the stage has them."""
 
     def __init__(
         self, embedding: TokenEmbedding | None, layers: Sequence[TransformerLayer], head: LmHead | None, loss: Any
@@ -260,7 +260,7 @@ class TransformerStage(nn.Module):
 
 
 def build_stage(plan: Plan, stage: PipelineStage) -> TransformerStage:
-    """A stage in the default device and format of torch, matrices whole, heads those of one tensor-parallel rank."""
+    """A stage on torch's default device and dtype, with unsharded matrices and one TP rank's heads."""
     model, training = plan.model, plan.training
     model_stage = TransformerStage(
         TokenEmbedding(model) if stage.has_embedding else None,
@@ -273,7 +273,7 @@ def build_stage(plan: Plan, stage: PipelineStage) -> TransformerStage:
 
 
 def _build_layers(plan: Plan, stage: PipelineStage) -> Iterator[TransformerLayer]:
-    """A stage's layers; `supported` has refused those that lack a part."""
+    """A stage's layers; `select_supported` has rejected layers that lack attention or an MLP."""
     rotary_tables = {
         attention: _rotary_tables(plan, attention.head_dim) for attention in plan.model.distinct_attentions
     }
@@ -301,7 +301,7 @@ def _build_mlp(plan: Plan, mlp: MlpSpec) -> nn.Module:
 
 
 def tie_embeddings(stage: TransformerStage, model: TransformerModel) -> None:
-    """Let the logits' matrix be the embedding's, where the model has them tied and the stage both."""
+    """Share the embedding's weight with the logits, if the model ties them and the stage has both."""
     if model.tied_embeddings and stage.embedding is not None and stage.head is not None:
         stage.head.logits.weight = stage.embedding.tokens.weight
 
@@ -313,7 +313,7 @@ def mean_loss(logits: Tensor, targets: Tensor, training: Training) -> Tensor:
 
 
 def _rotary_tables(plan: Plan, head_dim: int) -> RotaryTables | None:
-    """Cosines and sines [sequence, head_dim] of rotary positions, both halves alike; None where they are learned."""
+    """Cosines and sines [sequence, head_dim] of rotary positions, both halves equal; None for learned positions."""
     if plan.model.positions is not PositionEncoding.ROTARY:
         return None
     dtype = TRAINING_DTYPES[plan.training.recipe.activations]

@@ -1,6 +1,7 @@
-"""What does a real training step do? The seam between the steps that are timed and the strategies that run them.
+"""A real training step, and the interface between the timed steps and the strategies that run them.
 
-Every strategy has weights with gradients (`update`) and runs forward and backward of all microbatches (`passes`).
+Every strategy has weights with gradients (`weight_update`) and runs forward and backward of all microbatches
+(`run_passes`).
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ class TrainingBatch:
 
 
 class Trainer(Protocol):
-    """A model that this process trains, alone or with others."""
+    """A model that this process trains, by itself or with others."""
 
     @property
     def model(self) -> nn.Module:
@@ -37,19 +38,22 @@ class Trainer(Protocol):
         """Gradients and optimizer."""
 
     def run_passes(self, batch: TrainingBatch, timer: PhaseTimer) -> None:
-        """Forward and backward of every microbatch."""
+        """Run forward and backward of every microbatch."""
 
 
 @dataclass(slots=True)
 class MicrobatchTrainer:
-    """Forward and backward, microbatch after microbatch. around: entered for each, told whether it is the last."""
+    """Forward and backward, microbatch by microbatch.
+
+    microbatch_context: factory of a context for each microbatch, called with whether it is the last.
+    """
 
     model: nn.Module
     weight_update: WeightUpdate
     microbatch_context: Callable[[bool], AbstractContextManager[object]] = lambda _last: nullcontext()
 
     def run_passes(self, batch: TrainingBatch, timer: PhaseTimer) -> None:
-        """Gradients of the mean over microbatches add up in the update's buffers."""
+        """Run all microbatches; gradients of the mean over microbatches accumulate in the update's buffers."""
         microbatch_count = len(batch.tokens)
         for index in range(microbatch_count):
             with self.microbatch_context(index == microbatch_count - 1):
@@ -60,7 +64,7 @@ class MicrobatchTrainer:
 
 
 def training_step(trainer: Trainer, batch: TrainingBatch, timer: PhaseTimer) -> None:
-    """One training step."""
+    """Run one training step."""
     with timer.time_phase(None):
         trainer.weight_update.zero_gradients()
         trainer.run_passes(batch, timer)
@@ -69,7 +73,7 @@ def training_step(trainer: Trainer, batch: TrainingBatch, timer: PhaseTimer) -> 
 
 
 def random_batch(plan: Plan, device: torch.device) -> TrainingBatch:
-    """Random tokens of one replica's part of the global batch."""
+    """Random tokens of one replica's share of the global batch."""
     size = (plan.microbatches, plan.training.microbatch, plan.training.sequence)
     tokens, targets = (torch.randint(plan.model.vocab, size, device=device) for _ in range(2))
     return TrainingBatch(tokens, targets)
@@ -77,7 +81,7 @@ def random_batch(plan: Plan, device: torch.device) -> TrainingBatch:
 
 @contextmanager
 def construction_settings(plan: Plan, device: torch.device, *, optimizer_format: bool = False) -> Iterator[None]:
-    """Make weights on the device in the format that computes, or in that which the optimizer holds."""
+    """Create weights on the device in the compute format, or in the format that the optimizer updates."""
     formats, previous = plan.training.recipe.weight_formats, torch.get_default_dtype()
     torch.set_default_dtype(TRAINING_DTYPES[formats.updated if optimizer_format else formats.stored])
     try:

@@ -1,4 +1,4 @@
-"""What is trained here, and why can it not be, in a sentence?"""
+"""Set-up of the scenario's training on this device, with explained errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +16,9 @@ from clustersim.scenario import Scenario
 
 @contextmanager
 def training_setup(scenario: Scenario, context: CheckContext) -> Iterator[tuple[Trainer, TrainingBatch]]:
-    """The scenario's model, strategy and batch on this device; raise InputError where they cannot be run here.
+    """The scenario's trainer and batch on this device; raise InputError if they cannot be run here.
 
-    That may show only in the first step, so whoever trains does it inside.
+    That may show only in the first step, so training must happen inside the context.
     """
     previous = torch.get_float32_matmul_precision()
     set_tf32(scenario.training.recipe)
@@ -29,7 +29,8 @@ def training_setup(scenario: Scenario, context: CheckContext) -> Iterator[tuple[
     except Exception as error:
         layers = "layer does" if scenario.model.layer_count == 1 else "layers do"
         out_of_memory_text = (
-            f"{scenario.model.layer_count} {layers} not fit on {context.device.name} beside what is there; use fewer --layers, "
+            f"{scenario.model.layer_count} {layers} not fit on {context.device.name} beside what is there; use fewer "
+            "--layers, "
             "or a smaller training.microbatch"
         )
         explained = explain_training_error(error, context.device, out_of_memory_text)

@@ -1,14 +1,15 @@
-"""How do gradients become new weights? Buffers of gradients, clipping, and torch's own optimizers.
+"""Weight update of one rank: gradient buffers, clipping, and torch's own optimizers.
 
-Gradients stay in memory from step to step and are zeroed, so that autograd adds to them in place. Where they are
-wider than the weights that compute, autograd's gradient is added to a buffer (`accumulate_kernels`) and freed at once. The
-optimizer updates the master weights if there are any, and the compute weights are refreshed from them. Weights whose
-gradients a strategy spreads over ranks (DTensors) and those that it does not form groups of their own, since torch's
-lists of tensors (foreach) take one kind only.
+Gradients persist from step to step and are zeroed, so that autograd accumulates in place. If they have
+higher precision than the compute weights, autograd's gradient is added to a buffer (`accumulate_kernels`) and freed
+at once. The optimizer updates the master weights if there are any, and the compute weights are refreshed
+from them. Weights whose gradients a strategy shards over ranks (DTensors) and those that it does not are
+separate parameter groups, since torch's foreach operations take one kind only.
 
-Beside fused kernels gradients are clipped as Megatron-LM does it (`clip_grads.py`, `clip_grad_by_total_norm_fp32`): the
-host reads the norm, and scales them by one more kernel where it exceeds the limit. Beside foreach kernels as
-`torch.nn.utils.clip_grad_norm_` does: they are scaled whatever it is.
+With fused kernels gradients are clipped as Megatron-LM does it (`clip_grads.py`,
+`clip_grad_by_total_norm_fp32`): the host reads the norm, and scales the gradients by one more kernel if it
+exceeds the limit. With foreach kernels as `torch.nn.utils.clip_grad_norm_` does: they are scaled
+unconditionally.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,18 +29,18 @@ from clustersim.model.training import Optimizer, Training
 
 _LEARNING_RATE, _MOMENTUM = 1e-4, 0.9
 MAX_GRADIENT_NORM: Final = 1e3
-"""Of the norm: above what random weights have, as in a steady run, in which it is rarely exceeded."""
+"""Larger than the norm of random weights, as in a steady run, in which the limit is rarely exceeded."""
 _OPTIMIZER_OPS = {Optimizer.ADAM: MemoryBoundOp.ADAM, Optimizer.SGD: MemoryBoundOp.SGD}
 SumOverRanks = Callable[[Tensor], Tensor]
-"""Sum of squares of one rank's own gradients to that of the whole model's."""
+"""Reduces the sum of squares of one rank's gradients to that of the full model's."""
 
 
 @dataclass
 class WeightUpdate:
     """Gradients and optimizer of one rank's weights.
 
-    over_ranks: sums squares of gradients over the ranks that hold other parts of the model; own: the weights that no
-    other rank holds, where only some are such.
+    sum_over_ranks: sums squares of gradients over the ranks that hold other shards of the model; local_weights:
+    the weights that no other rank holds, if only some are such.
     """
 
     weights: Sequence[nn.Parameter]
@@ -66,7 +67,7 @@ class WeightUpdate:
         self.zero_gradients()
 
     def accumulate_in_epilogues(self, modules: nn.Module) -> None:
-        """Let fused linear layers add to these gradients themselves."""
+        """Let fused linear layers accumulate into these gradients themselves."""
         buffers = {id(weight): master.grad for weight, master in zip(self.weights, self._masters, strict=True)}
         for module in modules.modules():
             if isinstance(module, FusedWgradLinear) and module.fused:
@@ -80,7 +81,7 @@ class WeightUpdate:
                 torch._foreach_zero_(gradients)
 
     def update_weights(self) -> None:
-        """Clip, update, and refresh the weights that compute."""
+        """Clip, update, and refresh the compute weights."""
         if self.training.gradient_clipping:
             self._clip_gradients()
         with record_label(optimizer_label(_OPTIMIZER_OPS[self.training.optimizer])):
@@ -90,11 +91,11 @@ class WeightUpdate:
                     torch._foreach_copy_(list(self.weights), list(self._masters))
 
     def persistent_tensors(self) -> list[Tensor]:
-        """Every tensor that stays from step to step: weights, gradients, masters and moments."""
+        """Every tensor that persists from step to step: weights, gradients, masters and moments."""
         tensors: list[Tensor] = [*self.weights, *self._masters]
         tensors += [weight.grad for weight in self._masters if weight.grad is not None]
         for state in self._optimizer.state.values():
-            tensors += [item for item in state.values() if isinstance(item, Tensor)]
+            tensors += [value for value in state.values() if isinstance(value, Tensor)]
         return tensors
 
     def _parameter_groups(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -103,7 +104,7 @@ class WeightUpdate:
         return sharded, plain
 
     def _clip_gradients(self) -> None:
-        """Fused optimizers scale where the norm exceeds the limit, for which the host waits; else whatever it is."""
+        """Fused: scale if the norm exceeds the limit, for which the host waits; foreach: scale unconditionally."""
         with record_label(optimizer_label(MemoryBoundOp.GRADIENT_NORM)):
             norm = self._gradient_norm()
         if self.training.fused and float(norm) <= MAX_GRADIENT_NORM:
@@ -113,7 +114,7 @@ class WeightUpdate:
                 clip_grads_with_norm_(group, MAX_GRADIENT_NORM, norm, foreach=True)
 
     def _gradient_norm(self) -> Tensor:
-        """Of the whole model's gradients."""
+        """Norm of the full model's gradients."""
         local_ids = {id(weight) for weight in self._local_masters}
         sharded, plain = self._parameter_groups()
         shared = [weight for weight in plain if id(weight) not in local_ids]
@@ -124,13 +125,13 @@ class WeightUpdate:
 
 
 def _sum_of_squares(weights: Sequence[nn.Parameter]) -> Tensor:
-    """The sum of squares of gradients."""
+    """Sum of squares of gradients."""
     norm = get_total_norm([weight.grad for weight in weights if weight.grad is not None], foreach=True)
     return norm.full_tensor() ** 2 if isinstance(norm, DTensor) else norm**2
 
 
 def _master_weight(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
-    """A wider copy of a weight, with a gradient to which that of the weight is added as soon as it is complete."""
+    """A high-precision copy of a weight, whose gradient accumulates the weight's as soon as it is complete."""
     master = nn.Parameter(weight.detach().to(dtype))
     master.grad = torch.zeros_like(master)
 

@@ -1,1 +1,1 @@
-"""How long do collectives take between these processes?"""
+"""Measurements of collectives between these processes."""

@@ -3,12 +3,12 @@
     torchrun --nproc-per-node 8 -m calibrate collectives -o h100.json
     torchrun --nproc-per-node 2 -m calibrate collectives --for plan.yaml -o cpu.json
 
-Every collective over powers of two of bytes (reductions in each format), for all sizes of groups that the processes
-divide into, within nodes and across them; or exactly the collectives that a scenario's ranks run; all-to-alls with
-uneven parts, too, at the largest payload (of a scenario: at all); then kernels of
-each class beside collectives of each kind, for by how much they slow each other. Rows are written as they come, so an
-interrupted run goes on where it was when it is started again with the same record. How a call is timed:
-`collectives.timing`; beside kernels: `collectives.contention_benchmark`.
+Every collective at power-of-two payloads (reductions in each format), for all group sizes that the processes
+divide into, within nodes and across them; or exactly the collectives that a scenario's ranks run. Also
+all-to-alls with imbalanced shards, at the largest payload (of a scenario: at every payload); then kernels of
+each class overlapped with collectives of each kind, for their mutual slowdowns. Samples are written as they
+are measured, so an interrupted run continues when it is started again with the same record. How a call is
+timed: `collectives.timing`; overlapped with kernels: `collectives.contention_benchmark`.
 """
 
 import argparse
@@ -66,7 +66,7 @@ MEASURED_COLLECTIVES: Final = (
 )
 REDUCTION_DTYPES: Final = (DType.FP32, DType.BF16, DType.FP16)
 MIN_PAYLOAD_BYTES: Final = 2**10
-MAX_SECONDS_PER_CALL: Final = 1.0  # seconds for one call, if the budget has as much
+MAX_SECONDS_PER_CALL: Final = 1.0  # seconds for one call, budget permitting
 
 
 def measure_calls(
@@ -77,10 +77,10 @@ def measure_calls(
     max_seconds_per_call: Seconds = MAX_SECONDS_PER_CALL,
     on_result: Callable[["CollectiveSample | SkippedCall"], None] | None = None,
 ) -> list[CollectiveSample]:
-    """Measure calls inside an initialised torch.distributed; all ranks call it alike and get the same rows.
+    """Measure calls within an initialized torch.distributed. All ranks pass the same calls and get the same samples.
 
-    budget: seconds for all of them, None for as long as it takes; patience: for each, at most; arrived: told of each
-    row, or why there is none.
+    budget: seconds for all of them, None for unlimited; max_seconds_per_call: for each; on_result: called with
+    each sample, or with the reason why a call was skipped.
     """
     from calibrate.collectives.sweep import sweep_collectives
 
@@ -98,7 +98,7 @@ def grid_calls(
 ) -> tuple[CollectiveCall, ...]:
     """Every collective at every size, in all groups that the processes divide into; send_recv in pairs.
 
-    formats: that reductions sum in; what only moves bytes is measured once.
+    dtypes: that reductions sum in; collectives that only move bytes are measured in one.
     """
     pairs = tuple((2, nodes) for nodes in (1, 2) if world.disjoint_groups(2, nodes))
     return tuple(
@@ -108,12 +108,12 @@ def grid_calls(
         if ((ranks, nodes) in (pairs if collective is CollectiveType.SEND_RECV else world.group_shapes()))
         for dtype in (dtypes if collective.is_reduction else (DType.FP32,))
         for size in sizes
-        if size >= 4.0 * ranks  # a number for each rank
+        if size >= 4.0 * ranks  # at least one element per rank
     )
 
 
 def imbalanced_calls(calls: Iterable[CollectiveCall]) -> tuple[CollectiveCall, ...]:
-    """All-to-alls of these with uneven parts."""
+    """The all-to-alls among these calls with imbalanced shards."""
     return tuple(
         replace(call, shares=lognormal_shares(call.ranks, variation))
         for call in calls
@@ -123,7 +123,7 @@ def imbalanced_calls(calls: Iterable[CollectiveCall]) -> tuple[CollectiveCall, .
 
 
 def with_dtypes(calls: Iterable[CollectiveCall], dtypes: Sequence[DType]) -> tuple[CollectiveCall, ...]:
-    """Calls whose reductions sum in these formats."""
+    """The calls, with reductions in each of these dtypes."""
     expanded = (
         replace(call, format=dtype)
         for call in calls
@@ -133,7 +133,10 @@ def with_dtypes(calls: Iterable[CollectiveCall], dtypes: Sequence[DType]) -> tup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `command`; torchrun refuses a script's option that begins several of its own, such as --max."""
+    """Add the options of `command`.
+
+    Torchrun rejects a script's option that abbreviates several of its own, such as --max.
+    """
     parser.add_argument("-o", "--output", metavar="RECORD", help="record to write, or to go on with, in JSON")
     parser.add_argument("--for", dest="scenario", metavar="SCENARIO", help="measure exactly what its ranks run")
     parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[],
@@ -148,7 +151,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
-    """Measure, with as many processes as torchrun started; the first one writes and reports errors."""
+    """Measure with the processes that torchrun started; rank 0 writes the record and reports errors."""
     require_torch()
     from calibrate.collectives.process_groups import world_from_torchrun
 
@@ -207,7 +210,7 @@ def _parse_sizes(options: argparse.Namespace) -> tuple[Bytes, ...]:
 
 
 def _parse_dtypes(text: str | None) -> tuple[DType, ...] | None:
-    """The formats that are asked for, each once; None: the usual ones."""
+    """The requested dtypes without repetition; None: the defaults."""
     if text is None:
         return None
     dtype_by_name = {dtype.value: dtype for dtype in REDUCTION_DTYPES}
@@ -236,7 +239,7 @@ def _plan_measurements(
     device: "TorchDevice",
     grid: tuple[Sequence[Bytes], Sequence[DType] | None],
 ) -> tuple[tuple[CollectiveCall, ...], CalibrationRecord, tuple["KernelCallPair", ...]]:
-    """Calls that are still to be measured, the record that they go into, and kernels that are to be beside which."""
+    """Calls still to be measured, the record that they are added to, and the kernel-call pairs to be overlapped."""
     from calibrate.collectives.interference import (
         DEFAULT_PAYLOADS,
         default_calls,
@@ -247,7 +250,7 @@ def _plan_measurements(
 
     record, (sizes, dtypes) = _initial_record(options, world, device), grid
     if options.output is not None:
-        write_record(record, Path(options.output))  # one that cannot be written is known now
+        write_record(record, Path(options.output))  # fail now if the record cannot be written
     if options.scenario is None:
         default_dtypes = (DType.FP32,) if device.torch.type == "cpu" else (DType.FP32, DType.BF16)
         calls = grid_calls(world, sizes, dtypes or default_dtypes)
@@ -288,7 +291,10 @@ def _initial_record(options: argparse.Namespace, world: "World", device: "TorchD
 
 @dataclass(slots=True)
 class _RecordWriter:
-    """Writes rows as they come, and shows them; calls: how many are to come, by themselves and beside kernels."""
+    """Writes and prints results as they are measured.
+
+    total_count: number of expected results, calls and overlapped pairs.
+    """
 
     record: CalibrationRecord
     output: Path | None
@@ -298,7 +304,7 @@ class _RecordWriter:
     skip_reasons: Counter[str] = field(default_factory=Counter)
 
     def add_result(self, result: "CollectiveSample | InterferenceSample | SkippedCall") -> None:
-        """One more call is done, by itself or beside a kernel, or passed over."""
+        """Add one result: a call, an overlapped pair, or a skipped call."""
         self.done_count += 1
         match result:
             case CollectiveSample():
@@ -319,7 +325,7 @@ class _RecordWriter:
         print(f"[{self.done_count}/{self.total_count}, {self._remaining_text()}] {line}", file=sys.stderr, flush=True)
 
     def finish(self, after: Mapping[str, float]) -> None:
-        """Fit, write, and say what was found and what was not measured."""
+        """Fit and write the record, and print fits and skip reasons."""
         conditions = replace(self.record.conditions, after=after)
         fits = fit_collectives(self.record.collectives)
         self.record = replace(self.record, conditions=conditions, collective_fits=fits)

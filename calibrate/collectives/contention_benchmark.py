@@ -1,18 +1,20 @@
-"""What do a kernel and a collective take beside each other? Two ways of finding out, and what each assumes.
+"""What do a kernel and a collective take when they overlap? Two methods, and what each assumes.
 
-- GPU (`GpuContentionBenchmark`): collectives on a stream of their own, one after the other, while kernels run from before the first
-  until after the last. Events between them say what really ran beside what: kernels count that began after the first
-  collective had ended (so they do not keep collectives from running) and ended before the last one did, and collectives
-  that began and ended while kernels ran. So both slowings are measured.
-- CPU (`CpuContentionBenchmark`): the same cores compute and move data, and what is beside what cannot be told from their times. Some
-  collectives are started, kernels run beside them for twice as long, then all is waited for. What that lasts longer
-  than the kernels alone, over what the collectives last alone, is the part of their time in which kernels stood still:
-  nothing where other hardware moves the data, all of it where the same cores do both. The simulator slows kernels by a
-  part p while a collective lasts, and so loses p / (1 + p) of its time; this p is solved for. That the collective lasts
-  longer too, in which time kernels lose less, is in the same sum, so collectives have no slowing of their own.
+- GPU (`GpuContentionBenchmark`): collectives run back to back on their own stream, while kernels run from
+  before the first until after the last one. Events between them show what really overlapped: kernels count
+  that began after the first collective had ended (so they do not prevent collectives from starting) and ended
+  before the last one did, and collectives that began and ended while kernels ran. So both slowdowns are
+  measured.
+- CPU (`CpuContentionBenchmark`): the same cores compute and move data, and times do not show what
+  overlaps. Some collectives are started, kernels run concurrently for twice as long, then all is waited for. The
+  extra time over the isolated kernels, relative to the isolated collectives' time, is the fraction of their
+  time in which kernels stall: 0 where other hardware moves the data, 1 where the same cores do both. The
+  simulator slows kernels by a fraction p while a collective runs, and so loses p / (1 + p) of its time; this p
+  is solved for. The collective's own slowdown, during which kernels lose less, is in the same sum, so
+  collectives get no separate slowdown.
 
-Both take the same alone and together, all ranks as many times; how often they work out of the slowest rank's times, and
-what is noted is the slowest rank's.
+Both measure isolated and overlapped runs alternately, all ranks as often as each other; counts are derived
+from the slowest rank's times, and the slowest rank's times are recorded.
 """
 
 import math
@@ -35,22 +37,22 @@ from calibrate.kernels.timing import time_statistics
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import TimeStatistics
 
-_MIN_CALLS: Final = 3  # at least, one after the other
-_MIN_CALLS_SECONDS: Final = 0.02  # seconds that they last alone, at least (on a CPU fewer calls, if one lasts as long)
-_KERNEL_TIME_RATIO: Final = 2.0  # times as long as they last alone that kernels run
-_MIN_KERNELS: Final = 4  # at least
-_MIN_GROUP_SECONDS: Final = 2e-4  # seconds of kernels between two events, at least: an event costs a microsecond
-_MAX_QUEUED_LAUNCHES: Final = 4096  # launches of kernels in a round, at most: the host keeps ahead of them
-_MAX_STALL_FRACTION: Final = 0.99  # part of their time that kernels stand still, so that p is finite
-_MIN_CLOCK_HZ: Final = 2e9  # cycles per second, at least what GPUs run at; a lower clock waits longer
-_PAUSE_RATIO: Final = 1.5  # times what queuing took last
-_INITIAL_QUEUING_SECONDS: Final = 5e-3  # seconds that it may take, before it was seen
-_MAX_PAUSE_SECONDS: Final = 0.5  # seconds that the GPU is kept waiting, at most
+_MIN_CALLS: Final = 3  # minimum number of calls, back to back
+_MIN_CALLS_SECONDS: Final = 0.02  # minimum isolated seconds of them (on a CPU fewer calls, if one lasts as long)
+_KERNEL_TIME_RATIO: Final = 2.0  # kernel time over the isolated time of the calls
+_MIN_KERNELS: Final = 4  # minimum number of kernels
+_MIN_GROUP_SECONDS: Final = 2e-4  # minimum seconds of kernels between two events: an event costs a microsecond
+_MAX_QUEUED_LAUNCHES: Final = 4096  # maximum kernel launches in a round, so that the host stays ahead
+_MAX_STALL_FRACTION: Final = 0.99  # maximum stalled fraction, so that p is finite
+_MIN_CLOCK_HZ: Final = 2e9  # cycles per second, a lower bound of GPU clocks; at a lower clock the pause is longer
+_PAUSE_RATIO: Final = 1.5  # pause over the last queuing time
+_INITIAL_QUEUING_SECONDS: Final = 5e-3  # estimated queuing seconds, before the first
+_MAX_PAUSE_SECONDS: Final = 0.5  # longest pause of the GPU
 
 
 @dataclass(frozen=True, slots=True)
 class OverlapTimes:
-    """A kernel and a collective alone and beside each other: one run, one call; None: was not measured."""
+    """Times of a kernel run and of a call, isolated and overlapped; None: not measured."""
 
     kernel_isolated: TimeStatistics
     kernel_overlapped: TimeStatistics
@@ -60,28 +62,28 @@ class OverlapTimes:
 
 @dataclass(frozen=True, slots=True)
 class KernelAction:
-    """What runs a kernel once, and how many launches that is."""
+    """The action that runs a kernel once, and its number of launches."""
 
     run: Action
     launches: int = 1
 
 
 class ContentionBenchmark(Protocol):
-    """Runs a kernel and a collective side by side on one rank; all ranks call it alike."""
+    """Measures a kernel overlapped with a collective on one rank; all ranks call it with the same arguments."""
 
     def measure(self, kernel: KernelAction, iteration: CollectiveIteration) -> OverlapTimes | None:
-        """What both take; None where they did not overlap."""
+        """The times of both; None where they did not overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuContentionBenchmark:
-    """On a CPU, by the time that kernels lose."""
+    """On a CPU, by the time in which kernels stall."""
 
     device: TorchDevice
     rounds: int
 
     def measure(self, kernel: KernelAction, iteration: CollectiveIteration) -> OverlapTimes:
-        """So many rounds of kernels alone and beside collectives, which are timed alone before each."""
+        """Rounds of kernels isolated and overlapped with collectives, which are timed in isolation before each."""
         self._slowest_rank_seconds(iteration.run)
         calls = math.ceil(min(_MIN_CALLS, _MIN_CALLS_SECONDS / self._slowest_rank_seconds(iteration.run)))
         rounds = [self._round(kernel.run, iteration, calls) for _ in range(self.rounds)]
@@ -93,7 +95,7 @@ class CpuContentionBenchmark:
         return OverlapTimes(time_statistics([kernel_seconds]), time_statistics(overlapped), call_isolated, None)
 
     def _round(self, run: Action, iteration: CollectiveIteration, calls: int) -> tuple[Seconds, float, Seconds]:
-        """Seconds of a kernel alone, the part of the collectives' time that kernels lose, and this time alone."""
+        """Seconds of an isolated kernel, fraction of the collectives' time in which kernels stall, and that time."""
         calls_seconds = self._slowest_rank_seconds(lambda: _repeat(iteration.run, calls))
         kernel_seconds = self._slowest_rank_seconds(lambda: _repeat(run, _MIN_CALLS)) / _MIN_CALLS
         count = max(1, round(_KERNEL_TIME_RATIO * calls_seconds / kernel_seconds))
@@ -108,7 +110,7 @@ class CpuContentionBenchmark:
         )
 
     def _slowest_rank_seconds(self, action: Callable[[], object]) -> Seconds:
-        """Seconds of the slowest rank, so that all ranks decide alike."""
+        """Seconds of the slowest rank, so that all ranks derive the same counts."""
         dist.barrier()
         start_time = perf_counter()
         action()
@@ -117,10 +119,10 @@ class CpuContentionBenchmark:
         )
 
 
-def _run_concurrently(communicate: Action, compute: Action) -> None:
-    """Compute here, while another thread waits for collectives."""
+def _run_concurrently(run_comm: Action, compute: Action) -> None:
+    """Compute in this thread, while another one waits for collectives."""
     with ThreadPoolExecutor(1) as thread:
-        future = thread.submit(communicate)
+        future = thread.submit(run_comm)
         compute()
         future.result()
 
@@ -132,7 +134,7 @@ def _repeat(run: Callable[[], object], count: int) -> None:
 
 @dataclass(slots=True)
 class GpuContentionBenchmark:
-    """On a GPU, by the events of two streams. queuing: seconds that queuing a round took last."""
+    """On a GPU, by the events of two streams. queuing_seconds: last host time of enqueuing a round."""
 
     device: TorchDevice
     rounds: int
@@ -143,7 +145,7 @@ class GpuContentionBenchmark:
         self.stream = torch.cuda.Stream(self.device.torch)  # type: ignore[no-untyped-call]
 
     def measure(self, kernel: KernelAction, iteration: CollectiveIteration) -> OverlapTimes | None:
-        """Rounds of kernels alone, of collectives alone, and of both."""
+        """Rounds of isolated kernels, of isolated collectives, and of both overlapped."""
         shortest_round = _KernelGroups(kernel.run, _MIN_KERNELS, 1), _CallSequence(iteration, _MIN_CALLS)
         self._round(*shortest_round)  # warm
         kernel_seconds, call_seconds = self._slowest_rank(self._measure_isolated(*shortest_round))
@@ -176,7 +178,7 @@ class GpuContentionBenchmark:
         )
 
     def _measure_isolated(self, kernel_groups: "_KernelGroups", calls: "_CallSequence") -> tuple[Seconds, Seconds]:
-        """Medians of kernels and of calls, each without the other."""
+        """Median seconds of a kernel and of a call, each isolated."""
         kernel_ends, _ = self._round(kernel_groups, replace(calls, count=0))
         _, call_ends = self._round(replace(kernel_groups, group_count=0), calls)
         return _median_duration(kernel_ends) / kernel_groups.runs_per_group, _median_duration(
@@ -186,7 +188,7 @@ class GpuContentionBenchmark:
     def _measure_overlapped(
         self, kernel_groups: "_KernelGroups", calls: "_CallSequence"
     ) -> tuple[Seconds | None, Seconds | None]:
-        """Medians of kernels beside calls and of calls beside kernels; None where there were none on some rank."""
+        """Median seconds of overlapped kernels and calls; None where some rank had none."""
         kernel_ends, call_ends = self._round(kernel_groups, calls)
         overlapped_kernels, overlapped_calls = (
             durations_within(kernel_ends, call_ends[1:]),
@@ -206,14 +208,16 @@ class GpuContentionBenchmark:
         return min_over_ranks(float(bool(durations)), self.device.torch) == 1.0
 
     def _slowest_rank(self, durations: tuple[Seconds, Seconds]) -> tuple[Seconds, Seconds]:
-        """The slowest rank's, so that all ranks decide alike."""
+        """The slowest rank's times, so that all ranks derive the same counts."""
         first, second = max_over_ranks(torch.tensor(durations, dtype=torch.float64), self.device.torch).tolist()
         return first, second
 
     def _round(self, kernel_groups: "_KernelGroups", calls: "_CallSequence") -> tuple[list[Seconds], list[Seconds]]:
-        """When groups of kernels, and calls, ended, from when the kernels began; the first is when they began.
+        """End times of kernel groups and of calls, relative to the start of the kernels.
 
-        All is queued behind a pause, and behind an all-reduce of one number that holds the GPUs together.
+        The first entry is the start.
+
+        All is enqueued behind a pause, and behind an all-reduce of one number that synchronizes the GPUs.
         """
         device = self.device.torch
         torch.cuda.synchronize(device)
@@ -222,7 +226,7 @@ class GpuContentionBenchmark:
         dist.all_reduce(torch.zeros(1, device=device))
         origin = _record_event()
         kernel_events = [origin, *kernel_groups.enqueue(min(kernel_groups.group_count, 1))]
-        self.stream.wait_event(kernel_events[-1])  # kernels run before
+        self.stream.wait_event(kernel_events[-1])  # calls start after the first kernels
         with torch.cuda.stream(self.stream):
             call_events = [_record_event(), *calls.enqueue()]
         kernel_events += kernel_groups.enqueue(kernel_groups.group_count - 1)
@@ -234,14 +238,14 @@ class GpuContentionBenchmark:
 
 @dataclass(frozen=True, slots=True)
 class _KernelGroups:
-    """Groups of so many runs of a kernel, with an event after each."""
+    """Groups of runs of a kernel, with an event after each group."""
 
     run: Action
     group_count: int
     runs_per_group: int
 
     def enqueue(self, count: int) -> Iterator[torch.cuda.Event]:
-        """Queue so many groups on the current stream."""
+        """Enqueue `count` groups on the current stream."""
         for _ in range(count):
             _repeat(self.run, self.runs_per_group)
             yield _record_event()
@@ -249,25 +253,25 @@ class _KernelGroups:
 
 @dataclass(frozen=True, slots=True)
 class _CallSequence:
-    """So many calls of a collective, with an event after each."""
+    """Calls of a collective, with an event after each."""
 
     iteration: CollectiveIteration
     count: int
 
     def enqueue(self) -> Iterator[torch.cuda.Event]:
-        """Queue them on the current stream."""
+        """Enqueue them on the current stream."""
         for _ in range(self.count):
             self.iteration.run()
             yield _record_event()
 
 
 def durations_within(marks: Sequence[Seconds], window_marks: Sequence[Seconds]) -> list[Seconds]:
-    """What lasts from each mark to the next, where that is while others last."""
+    """Durations between successive marks that lie entirely within the window from its first to its last mark."""
     return [end - begin for begin, end in pairwise(marks) if window_marks[0] <= begin and end <= window_marks[-1]]
 
 
 def _statistics_or_none(samples: Sequence[Seconds | None]) -> TimeStatistics | None:
-    """Of all samples; None where one is missing."""
+    """Statistics of all samples; None where one is missing."""
     present = [sample for sample in samples if sample is not None]
     return time_statistics(present) if len(present) == len(samples) else None
 

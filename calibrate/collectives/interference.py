@@ -1,7 +1,8 @@
 """By how much do kernels and collectives slow each other on this machine?
 
-One kernel of each class (`cost.interference`) beside one collective of each kind, with the payload and the groups that
-it has in a step: a scenario's own, or usual ones. How that is timed on a GPU and on a CPU: `collectives.contention_benchmark`.
+One kernel of each class (`cost.interference`) overlapped with one collective of each kind, with the payload
+and the groups that it has in a step: a scenario's, or defaults. How that is timed on a GPU and on a CPU:
+`collectives.contention_benchmark`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,15 +42,16 @@ INTERFERING_COLLECTIVES: Final = (
 DEFAULT_PAYLOADS: Final = {
     "cuda": 2.0**27,
     "cpu": 2.0**26,
-}  # bytes, where no scenario says it: those of a layer's gradients
+}  # bytes, where no scenario gives them: those of a layer's gradients
+"""Bytes by device type, where no scenario gives them: those of a layer's gradients."""
 DEFAULT_ROUNDS: Final = 5
-_MIN_PAYLOAD_FRACTION: Final = 1e-3  # of the largest payload: below that a kind of collective is not looked at
+_MIN_PAYLOAD_FRACTION: Final = 1e-3  # fraction of the largest payload, below which a kind of collective is skipped
 
 KernelCallPair = tuple[Kernel, CollectiveCall]
 
 
 def default_kernels(device: TorchDevice) -> tuple[Kernel, ...]:
-    """A kernel of each class that lasts some time on the device: a product, attention and a residual sum."""
+    """One kernel of each class that is long enough to overlap: a matmul, attention and a residual sum."""
     matmul, size = typical_kernel(device), MATMUL_SIZES[device.torch.type]
     heads = max(1, size // 256)
     shape = AttentionShape(1, size // 2, size // 2, heads, heads, 128, causal=True)
@@ -61,7 +63,7 @@ def default_kernels(device: TorchDevice) -> tuple[Kernel, ...]:
 
 
 def default_calls(world: World, payload: Bytes) -> tuple[CollectiveCall, ...]:
-    """One collective of each kind of the whole world, and messages between two ranks."""
+    """One collective of each kind over the whole world, and messages between two ranks."""
     pair = CollectiveCall(CollectiveType.SEND_RECV, payload, 2, 1 if world.ranks_per_node > 1 else 2)
     world_calls = (
         CollectiveCall(kind, payload, world.world_size, world.node_count)
@@ -72,7 +74,7 @@ def default_calls(world: World, payload: Bytes) -> tuple[CollectiveCall, ...]:
 
 
 def heaviest_kernels(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
-    """Of each class the kernel that computes, or else moves, the most; no optimizer, as these wait for collectives."""
+    """Of each class the kernel with the most FLOP or bytes; no optimizer kernels, which run after collectives."""
     heaviest: dict[KernelClass, Kernel] = {}
     for kernel in kernels:
         current = heaviest.get(kernel_class_of(kernel.kind))
@@ -82,7 +84,7 @@ def heaviest_kernels(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
 
 
 def _can_overlap(kernel: Kernel) -> bool:
-    """Whether it says what it computes, and runs beside collectives in a step."""
+    """Whether the kernel's shape is known and it overlaps collectives in a step."""
     return kernel.shape is not None and kernel.kind is not KernelKind.OPTIMIZER
 
 
@@ -91,7 +93,7 @@ def _work_amount(kernel: Kernel) -> float:
 
 
 def largest_calls(calls: Iterable[CollectiveCall]) -> tuple[CollectiveCall, ...]:
-    """Of each kind of collective the call with the largest payload; none of those whose few bytes slow nothing."""
+    """Of each kind of collective the call with the largest payload; none whose payload is negligible."""
     largest: dict[CollectiveType, CollectiveCall] = {}
     for call in calls:
         if call.ranks > 1 and (call.collective not in largest or call.payload > largest[call.collective].payload):
@@ -103,7 +105,10 @@ def largest_calls(calls: Iterable[CollectiveCall]) -> tuple[CollectiveCall, ...]
 def measure_interference(
     pairs: Sequence[KernelCallPair], device: TorchDevice, *, rounds: int = DEFAULT_ROUNDS
 ) -> Iterator[InterferenceSample | SkippedCall]:
-    """Kernels beside calls, in the order of the calls' groups; all ranks call it alike and get the same."""
+    """Measure kernels overlapped with calls, in the order of the calls' groups.
+
+    All ranks call it with the same arguments and get the same results.
+    """
     benchmark: ContentionBenchmark = (
         GpuContentionBenchmark(device, rounds)
         if device.torch.type == "cuda"
@@ -119,7 +124,7 @@ def measure_interference(
 
 
 def _measure_isolated(kernel: Kernel, device: TorchDevice) -> KernelSample:
-    """The kernel alone, without a time where any rank has none."""
+    """The isolated kernel's sample, without a time where any rank has none."""
     sample = measure_kernel(kernel, device, QUICK)
     return sample if min_over_ranks(float(sample.time is not None), device.torch) == 1.0 else replace(sample, time=None)
 
@@ -154,7 +159,7 @@ def _run_overlapped(
 
 
 def _prepare_on_all_ranks(kernel: Kernel, device: TorchDevice) -> Action | None:
-    """What runs the kernel; None where its operands do not fit on a rank beside those of the collective."""
+    """The kernel's action; None where its operands and the collective's do not fit on some rank."""
     action: Action | None = None
     try:
         action = prepare_kernel(kernel, device.torch)

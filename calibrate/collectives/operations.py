@@ -1,11 +1,11 @@
-"""What does each collective do in torch.distributed, and did it do so?
+"""How is each collective called in torch.distributed, and is its result correct?
 
-One function for each collective prepares buffers of a payload for this rank of a group and returns the call, repeatable
-with the same buffers, and what must be in them afterwards. Payload: `program.task.Collective`'s, nccl-tests' size, in
-numbers of a format, rounded up to whole ones for each part. They are small integers, whose sum over all members the
-format holds exactly, so results are compared bit by bit. Reductions work in place, so their buffer is filled anew
-before each call. Send/recv goes there and back (the classic ping-pong), so that no rank's clock is compared with
-another's.
+One function per collective prepares the buffers of a payload for this rank of a group and returns the call,
+repeatable with the same buffers, and the expected result. Payload: as `program.task.CollectiveType` defines
+it (nccl-tests' size), rounded up to whole elements of a format in each shard. The elements are small
+integers, whose sum over all members the format represents exactly, so results are compared bit by bit.
+Reductions work in place, so their buffer is refilled before each call. Send/recv is a ping-pong, so that
+clocks of different ranks are never compared.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,25 +23,26 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.program.task import CollectiveType
 
-FP32_BYTES: Final = 4  # bytes of an FP32 number
+FP32_BYTES: Final = 4  # bytes of an FP32 element
 _MAX_EXACT_INTEGER: Final = {
     torch.float32: 2**24,
     torch.float16: 2**11,
     torch.bfloat16: 2**8,
-}  # integers that are held exactly
-MAX_BUFFERS: Final = 2.0  # buffers of a whole payload that a rank needs, at most
-_PATTERN_PERIOD: Final = 251  # of the pattern in the buffers; a prime, so that no part looks like another
+}  # largest exactly representable integers
+MAX_BUFFERS: Final = 2.0  # maximum number of full-payload buffers of a rank
+_PATTERN_PERIOD: Final = 251  # period of the test pattern; a prime, so that shards differ
 
-# named anew in torch 2.13, which warns of the older names
+# renamed in torch 2.13, which deprecates the older names
 all_gather_tensor = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """The place of this rank in a group. group: the process group's handle; ranks: numbers in the world.
+    """The calling rank as a member of a group.
 
-    dtype: of the numbers that are moved; shares: what each member of an all-to-all gets over an even part; none: that.
+    group: process group handle; ranks: global ranks of the members; index: rank within the group; dtype: of the
+    elements; shares: of each member of an all-to-all relative to a balanced shard; empty: balanced.
     """
 
     group: Any
@@ -52,51 +53,54 @@ class GroupMember:
     shares: tuple[float, ...] = ()
 
     def with_format(self, dtype: DType, shares: tuple[float, ...] = ()) -> "GroupMember":
-        """The same with numbers of another format, or uneven parts."""
+        """The same member with elements of another format, or imbalanced shards."""
         return replace(self, dtype=TORCH_DTYPES[dtype], shares=shares)
 
     @property
     def is_root(self) -> bool:
-        """Whether it is the root of what has one."""
+        """Whether it is the root of a rooted collective."""
         return self.index == 0
 
     def shard_numel(self, payload: Bytes) -> int:
-        """Numbers in each member's part of a payload."""
+        """Elements in each member's shard of a payload."""
         return max(1, round(-(-payload // (self.dtype.itemsize * len(self.ranks)))))
 
     def shard_numels(self, payload: Bytes) -> list[int]:
-        """Numbers in the part that each member gets of a payload."""
+        """[members] elements in the shard that each member gets of a payload."""
         balanced = self.shard_numel(payload)
         return [round(share * balanced) for share in self.shares] or [balanced] * len(self.ranks)
 
     def payload_numel(self, payload: Bytes) -> int:
-        """Numbers in a payload."""
+        """Elements in a payload."""
         return max(1, round(-(-payload // self.dtype.itemsize)))
 
     def test_pattern(self, index: int, count: int) -> Tensor:
-        """[count] numbers that tell whose they are and where they stand, as far as the sum of all has room for that."""
+        """[count] elements that depend on member and position, as far as the exactly representable sum allows."""
         max_exact, size = _MAX_EXACT_INTEGER[self.dtype], len(self.ranks)
         modulus = (
             max(2, max_exact // size) if index < max_exact else 1
-        )  # of more members than that the others give zeros
+        )  # members beyond the largest exact integer contribute zeros
         pattern = (torch.arange(_PATTERN_PERIOD, device=self.device) + (index + 1)) % modulus
         return pattern.to(self.dtype).repeat(-(-count // _PATTERN_PERIOD))[:count]
 
     def expected_sum(self, count: int) -> Tensor:
-        """The sum of all members' numbers."""
+        """[count] sum of all members' patterns."""
         total = self.test_pattern(0, count)
         for index in range(1, len(self.ranks)):
             total = total + self.test_pattern(index, count)
         return total
 
     def zero_buffer(self, count: int) -> Tensor:
-        """[count] numbers that are yet to come."""
+        """[count] zeros to receive into."""
         return torch.zeros(count, dtype=self.dtype, device=self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedCollective:
-    """A collective ready to be called. result: where it is left; expected: what it then holds; None: nothing here."""
+    """A collective ready to be called.
+
+    result: the output buffer, None where this rank gets no result; expected: its expected content.
+    """
 
     iteration: CollectiveIteration
     result: Tensor | None
@@ -104,23 +108,23 @@ class PreparedCollective:
 
     @property
     def is_correct(self) -> bool:
-        """Whether the result is what it must be; after one call."""
+        """Whether the result is correct, after one call."""
         return self.result is None or torch.equal(self.result, self.expected())
 
 
 def _expected_shard(member: GroupMember, source: int, count: int) -> Tensor:
-    """What is meant for this member in the whole buffer of another."""
+    """[count] elements that the `source` member's buffer holds for this member."""
     size = len(member.ranks)
     return member.test_pattern(source, count * size).view(size, count)[member.index]
 
 
 def _expected_uneven_shard(member: GroupMember, source: int, numels: list[int]) -> Tensor:
-    """The same where parts are of different sizes."""
+    """The same with shards of different sizes."""
     return torch.split(member.test_pattern(source, sum(numels)), numels)[member.index]
 
 
 def _no_op() -> None:
-    """No preparation: the call leaves what it reads as it was."""
+    """No preparation: the call does not modify its input."""
 
 
 def _prepare_all_reduce(member: GroupMember, payload: Bytes) -> PreparedCollective:
@@ -164,7 +168,7 @@ def _prepare_reduce_scatter(member: GroupMember, payload: Bytes) -> PreparedColl
 
 
 def _prepare_all_to_all(member: GroupMember, payload: Bytes) -> PreparedCollective:
-    """With the sizes of parts, as dispatchers of tokens call it, where these are uneven."""
+    """With explicit split sizes where shards are imbalanced, as token dispatchers call it."""
     numels, size = member.shard_numels(payload), len(member.ranks)
     sent, received = member.test_pattern(member.index, sum(numels)), member.zero_buffer(numels[member.index] * size)
     output_splits, input_splits = ([numels[member.index]] * size, numels) if member.shares else (None, None)
@@ -234,7 +238,7 @@ def _prepare_shift(member: GroupMember, payload: Bytes) -> PreparedCollective:
 
 
 def _shift_steps(buffers: list[Tensor], size: int) -> list[tuple[Tensor, Tensor]]:
-    """What is sent and what is received in each round: one's own part, then what came in, the other two in turn."""
+    """(sent, received) buffers of each step: first the own shard, then what was received, double-buffered."""
     buffer_order = [buffers[0], *(buffers[1 + step % 2] for step in range(size - 1))]
     return list(pairwise(buffer_order))
 

@@ -1,8 +1,8 @@
 """Which processes measure together, and which of them form groups?
 
-torchrun starts the processes and says in their environment how many there are, and how many on each node. A layout's
-groups of a size cover the machine and communicate at the same time, so groups are formed alike: as many ranks on each
-of so many nodes, neighbours inside a node, as many groups as fit.
+torchrun starts the processes and sets in their environment how many there are, and how many on each node. A
+layout's groups of one size cover the machine and communicate at the same time, so equal groups are formed:
+all with the same number of nodes and of ranks per node, consecutive ranks within a node, as many groups as fit.
 """
 
 import os
@@ -23,14 +23,12 @@ from clustersim.common.errors import ClusterSimError, InputError
 Members = tuple[int, ...]
 T = TypeVar("T")
 
-COLLECTIVE_TIMEOUT: Final = timedelta(
-    minutes=10
-)  # of one collective, after which its process gives up; torch's own for NCCL
+COLLECTIVE_TIMEOUT: Final = timedelta(minutes=10)  # timeout of one collective; torch's default for NCCL
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All processes: the number of this one, how many there are, and how many run on each node."""
+    """All processes: rank of this one, their number (world size), and how many run on each node."""
 
     rank: int
     world_size: int
@@ -38,11 +36,11 @@ class World:
 
     @property
     def node_count(self) -> int:
-        """How many nodes they run on."""
+        """Number of nodes."""
         return self.world_size // self.ranks_per_node
 
     def disjoint_groups(self, group_size: int, group_nodes: int) -> tuple[Members, ...]:
-        """Disjoint groups of `ranks` ranks on `nodes` nodes, as many on each; empty where not even one fits."""
+        """Disjoint groups of `group_size` ranks, evenly on `group_nodes` nodes; empty where not even one fits."""
         if group_size < 2 or group_nodes < 1 or group_size % group_nodes:
             return ()
         ranks_per_group_node = group_size // group_nodes
@@ -57,7 +55,7 @@ class World:
         )
 
     def group_shapes(self) -> tuple[tuple[int, int], ...]:
-        """Ranks and nodes of all groups that the processes divide into, small ones first."""
+        """(ranks, nodes) of all groups that the world divides into, ascending."""
         node_counts, local_sizes = _divisors(self.node_count), _divisors(self.ranks_per_node)
         return tuple(
             sorted(
@@ -74,7 +72,7 @@ def _divisors(value: int) -> list[int]:
 
 
 def world_from_torchrun(environment: Mapping[str, str] = os.environ, *, command: str) -> World:
-    """The world that torchrun started; raise InputError that says how to start `command` where there is none."""
+    """The world that torchrun started; otherwise raise InputError that says how to start `command`."""
     hint = f"start two or more, one for each GPU: torchrun --nproc-per-node 2 -m calibrate {command}"
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         raise InputError(f"a collective needs several processes, and torchrun did not start this one; {hint}")
@@ -87,9 +85,9 @@ def world_from_torchrun(environment: Mapping[str, str] = os.environ, *, command:
 
 
 def torchrun_command(world: World, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """How these processes were started on this node, as torchrun says in their environment.
+    """The torchrun command line that started these processes on this node, reconstructed from their environment.
 
-    Where they meet is MASTER_ADDR and MASTER_PORT, whatever rendezvous found it (torch/distributed/run.py).
+    The rendezvous address is MASTER_ADDR and MASTER_PORT, whatever backend found it (torch/distributed/run.py).
     """
     processes = ("torchrun", "--nproc-per-node", str(world.ranks_per_node))
     if world.node_count == 1:
@@ -110,7 +108,7 @@ def _checked_ranks_per_node(world_size: int, ranks_per_node: int) -> int:
 
 
 def current_world(environment: Mapping[str, str] = os.environ) -> World:
-    """The world of the process group that is already there."""
+    """The world of the process group that is already initialized."""
     world_size = dist.get_world_size()
     return World(
         dist.get_rank(),
@@ -120,40 +118,41 @@ def current_world(environment: Mapping[str, str] = os.environ) -> World:
 
 
 def select_backend(name: str | None) -> str:
-    """The backend of that name, or the one for what this machine has."""
+    """The backend of that name, or the default for this machine."""
     if name is not None:
         return name
     return "nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
 
 
 def local_device(backend: str, world: World, environment: Mapping[str, str] = os.environ) -> TorchDevice:
-    """The process's device: a GPU of its own with NCCL, the CPU with gloo; raise InputError where there is none."""
+    """Device of this process: one GPU with NCCL, the CPU with gloo; raise InputError where there are too few GPUs."""
     if backend == "gloo":
         return find_device("cpu")
     find_device("cuda")
     gpu_count = torch.cuda.device_count()
     if world.ranks_per_node > gpu_count:
         raise InputError(
-            f"{world.ranks_per_node} processes on a node with {gpu_count} GPUs; NCCL needs a GPU for each: --nproc-per-node {gpu_count}"
+            f"{world.ranks_per_node} processes on a node with {gpu_count} GPUs; NCCL needs a GPU for each: "
+            f"--nproc-per-node {gpu_count}"
         )
     torch.cuda.set_device(int(environment.get("LOCAL_RANK", world.rank % world.ranks_per_node)))
     return find_device("cuda")
 
 
 def collective_library(device: torch.device) -> str:
-    """Which library moves the data, and its version where it has one of its own (gloo is part of PyTorch)."""
+    """The collective library and its version (gloo is part of PyTorch and has none)."""
     if device.type == "cpu":
         return "gloo"
     name = "nccl" if torch.version.hip is None else "rccl"
-    return f"{name} {'.'.join(str(number) for number in torch.cuda.nccl.version())}"  # type: ignore[no-untyped-call]
+    return f"{name} {'.'.join(str(component) for component in torch.cuda.nccl.version())}"  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def process_group_session(backend: str, device: torch.device) -> Iterator[None]:
-    """Join the process group that the environment names, and leave it together.
+    """Initialize torch.distributed from the environment, and destroy it at the end of the block on all ranks at once.
 
-    Errors of the input are the same on all ranks, so they leave together too. After any other error a rank ends by
-    itself, since the others may be waiting for something else; torchrun ends them.
+    An InputError occurs on all ranks, so they leave at once, too. After any other error a rank exits without
+    synchronizing, since the others may be waiting elsewhere; torchrun terminates them.
     """
     dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
     try:
@@ -165,18 +164,20 @@ def process_group_session(backend: str, device: torch.device) -> Iterator[None]:
 
 
 def _synchronize_and_destroy(device: torch.device) -> None:
-    """Wait until nobody needs the others any more: who closes first would break off what they still read."""
+    """Synchronize and destroy: a rank that closed first would break connections that others still use."""
     min_over_ranks(0.0, device)
     dist.destroy_process_group()
 
 
 @contextmanager
 def temporary_group(groups: tuple[Members, ...]) -> Iterator[Any]:
-    """The process group of this rank among disjoint ones, formed for a while; None if it is in none of them."""
+    """Create disjoint process groups for the block; yield the calling rank's, or None if it is in none of them."""
     if len(groups) == 1 and len(groups[0]) == dist.get_world_size():
         yield dist.group.WORLD
         return
-    handles = [dist.new_group(list(members)) for members in groups]  # every rank forms every group
+    handles = [
+        dist.new_group(list(members)) for members in groups
+    ]  # new_group is collective over the world: every rank creates every group
     member_handles = [handle for handle, members in zip(handles, groups, strict=True) if dist.get_rank() in members]
     yield member_handles[0] if member_handles else None
     for handle in member_handles:
@@ -184,7 +185,7 @@ def temporary_group(groups: tuple[Members, ...]) -> Iterator[Any]:
 
 
 def decide_on_rank0(decide: Callable[[], T], device: torch.device) -> T:
-    """What the first rank decides, on all ranks; its error, if it is the user's, is raised on all of them."""
+    """Rank 0's decision, on all ranks; a ClusterSimError of it is raised on all of them as InputError."""
     payload = b""
     if dist.get_rank() == 0:
         try:
@@ -198,7 +199,7 @@ def decide_on_rank0(decide: Callable[[], T], device: torch.device) -> T:
 
 
 def _broadcast_bytes(payload: bytes, device: torch.device) -> bytes:
-    """The first rank's bytes, on all ranks."""
+    """Rank 0's bytes, on all ranks."""
     size = torch.tensor([len(payload)], dtype=torch.int64, device=device)
     dist.broadcast(size, 0)
     content = torch.zeros(int(size.item()), dtype=torch.uint8, device=device)
@@ -209,12 +210,12 @@ def _broadcast_bytes(payload: bytes, device: torch.device) -> bytes:
 
 
 def min_over_ranks(value: float, device: torch.device) -> float:
-    """The smallest of all ranks' values."""
+    """Minimum of all ranks' values."""
     return float(-max_over_ranks(torch.tensor([-value], dtype=torch.float64), device)[0])
 
 
 def max_over_ranks(values: Tensor, device: torch.device) -> Tensor:
-    """Element by element the largest of all ranks' FP64 values, which lie on the host before and after."""
+    """Element-wise maximum of all ranks' FP64 tensors; input and result are on the host."""
     on_device = values.to(device)
     dist.all_reduce(on_device, dist.ReduceOp.MAX)
     return on_device.cpu()

@@ -1,7 +1,7 @@
-"""What becomes of a record that collectives are added to?
+"""How are collectives added to an existing record?
 
-Its rows, and the new ones where both have a call; the sentences on method and command of both; the kernels' fit, since
-no kernel comes to it.
+Its samples are kept, and replaced by new ones of the same calls; method and command of both are joined; the
+kernel fit stays, since no kernels are added.
 """
 
 from dataclasses import replace
@@ -13,14 +13,14 @@ from clustersim.cost.record_file import read_record
 
 
 def add_to_record(record: CalibrationRecord, output: Path | None) -> CalibrationRecord:
-    """The record, on top of what the file holds if it is there; raise InputError where that is of another device."""
+    """The record merged into the existing file, if any; raise InputError where that is of another device."""
     if output is None or not output.exists():
         return record
     existing = read_record(output)
     old_conditions, new_conditions = existing.conditions, record.conditions
     conditions = replace(
         new_conditions,
-        processes=old_conditions.processes,  # that measured the kernels
+        processes=old_conditions.processes,  # processes that measured the kernels
         method=_join_texts(old_conditions.method, new_conditions.method),
         command=_join_texts(old_conditions.command, new_conditions.command),
     )
@@ -31,5 +31,5 @@ def add_to_record(record: CalibrationRecord, output: Path | None) -> Calibration
 
 
 def _join_texts(first: str, second: str) -> str:
-    """Both texts, or one of them where it says all."""
+    """Both texts, or the first where it contains the second."""
     return first if second in first else f"{first}; {second}" if first else second

@@ -1,8 +1,8 @@
-"""How long do collectives of many sizes and groups take, one after the other?
+"""How long do collectives of many sizes and groups take?
 
-All groups of one call's shape run it at the same time, as those of a layout do; ranks of no group only meet the others.
-Each collective's result is checked once for each shape of group before it is timed. What does not fit the processes,
-their memory or the time left is passed over on all ranks alike, with the reason.
+All groups of one call's shape run it at the same time, as those of a layout do; ranks in no group only take
+part in synchronization. Each collective's result is verified once per group shape before it is timed. Calls
+that do not fit the processes, their memory or the remaining time are skipped on all ranks, with the reason.
 """
 
 import math
@@ -37,8 +37,8 @@ from clustersim.program.task import CollectiveType
 
 T = TypeVar("T")
 
-_CHECK_SHARD_BYTES: Final = 1000 * FP32_BYTES  # bytes of each member's part in a check
-_USABLE_MEMORY_FRACTION: Final = 0.8  # of the memory that is free
+_CHECK_SHARD_BYTES: Final = 1000 * FP32_BYTES  # bytes of each member's shard in a verification
+_USABLE_MEMORY_FRACTION: Final = 0.8  # fraction of the free memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class SkippedCall:
 def sweep_collectives(
     calls: Sequence[CollectiveCall], device: TorchDevice, *, budget: Seconds | None, max_seconds_per_call: Seconds
 ) -> Iterator[CollectiveSample | SkippedCall]:
-    """Measure calls, in the order of their groups; every rank gets the same.
+    """Measure calls, in the order of their groups; every rank gets the same results.
 
-    device: where this rank's data lie; budget: seconds for all of them; patience: for each. Raise InputError where a
-    collective gives a wrong result.
+    device: of this rank's data; budget: seconds for all calls; max_seconds_per_call: for each. Raises InputError
+    where a collective gives a wrong result.
     """
     world = current_world()
     deadline = None if budget is None else perf_counter() + budget
@@ -84,7 +84,7 @@ def sweep_collectives(
 def prepared_iterations(
     calls: Sequence[CollectiveCall], device: TorchDevice
 ) -> Iterator[tuple[CollectiveCall, CollectiveIteration | SkippedCall]]:
-    """Calls ready to be run as often as their turn lasts, in the order of their groups, or why they are not."""
+    """Prepared iterations of calls, in the order of their groups, each valid until the next; or why there is none."""
     world = current_world()
     for (ranks, nodes), group_calls in _calls_by_group_shape(calls).items():
         groups = world.disjoint_groups(ranks, nodes)
@@ -123,7 +123,7 @@ def _format_nodes(count: int) -> str:
 def _group_member(
     handle: Any, groups: Sequence[tuple[int, ...]], world: World, device: TorchDevice
 ) -> GroupMember | None:
-    """The place of this rank in the group that it belongs to."""
+    """Membership of the calling rank in the group that it belongs to."""
     group_ranks = next((ranks for ranks in groups if world.rank in ranks), None)
     return (
         None if group_ranks is None else GroupMember(handle, group_ranks, group_ranks.index(world.rank), device.torch)
@@ -132,7 +132,7 @@ def _group_member(
 
 @dataclass(slots=True)
 class _CollectiveBench:
-    """Calls of one shape of group, on one rank; member: None where it belongs to no group."""
+    """Calls of one group shape on one rank; member: None where the rank belongs to no group."""
 
     world: World
     device: TorchDevice
@@ -140,7 +140,7 @@ class _CollectiveBench:
     checked: set[tuple[CollectiveType, DType, tuple[float, ...]]] = field(default_factory=set)
 
     def measure(self, call: CollectiveCall, max_seconds: Seconds) -> CollectiveSample | SkippedCall:
-        """One call, or why not."""
+        """The sample of a call, or why it is skipped."""
         if max_seconds <= 0.0:
             return SkippedCall(call, "the time was over; started again with the same record it goes on")
         iteration = self.prepare_checked(call)
@@ -149,7 +149,7 @@ class _CollectiveBench:
         return CollectiveSample(call, time_collective(iteration, self._timer(), self.device.torch, max_seconds))
 
     def prepare_checked(self, call: CollectiveCall) -> CollectiveIteration | SkippedCall:
-        """One call with its buffers, whose result is right, or why not."""
+        """A call with its buffers and a verified result, or why it is skipped."""
         if call.collective is CollectiveType.SEND_RECV and call.ranks != 2:
             return SkippedCall(call, f"send_recv has 2 ranks, not {call.ranks}")
         required_bytes, free_bytes = MAX_BUFFERS * call.payload * call.max_share, self._free_bytes()
@@ -168,12 +168,12 @@ class _CollectiveBench:
         return min_over_ranks((self.device.free_bytes() or math.inf) / process_count, self.device.torch)
 
     def _iteration(self, call: CollectiveCall) -> CollectiveIteration | None:
-        """The call with its buffers; None where a rank could not have them."""
+        """The call with its buffers; None where some rank has no memory for them."""
         collective = self._on_all_ranks(lambda: self._prepare_local(call, call.payload))
         return None if collective is None else collective.iteration
 
     def _verify_result(self, call: CollectiveCall) -> bool:
-        """Refuse a collective whose result is wrong, in whichever group; whether there was memory to look."""
+        """Raise InputError where a result is wrong in any group; returns whether there was memory to verify it."""
         key = call.collective, call.format, call.shares
         if key in self.checked:
             return True
@@ -194,9 +194,9 @@ class _CollectiveBench:
         )
 
     def _on_all_ranks(self, build: Callable[[], T]) -> T | None:
-        """What each rank makes by itself; None on all of them where one has no memory for it.
+        """What each rank builds; None on all ranks where any of them runs out of memory.
 
-        So no rank waits in a collective for one that never comes to it.
+        So no rank waits in a collective for one that never enters it.
         """
         result: T | None = None
         try:

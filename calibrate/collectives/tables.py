@@ -1,4 +1,4 @@
-"""How are measured collectives, their fits, and what they do to kernels shown to people? A line each."""
+"""How are measured collectives, their fits, and interference with kernels printed? One line each."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +17,11 @@ from clustersim.cost.calibration_record import (
 from clustersim.cost.interference import KernelClass
 
 _STALL_SLOWDOWN: Final = 10.0
-"""Part from which one waits for the other, and a percentage says nothing more."""
+"""Slowdown from which on the kernel or collective counts as stalled, and a percentage says nothing more."""
 
 
 def format_collective_sample(sample: CollectiveSample) -> str:
-    """What was called, how long it took, and the payload over that time (nccl-tests' algbw)."""
+    """The call, its time, and payload over time (nccl-tests' algbw)."""
     call, time = sample.call, sample.time
     rate = format_bandwidth(call.payload / time.seconds)
     times = f"{format_seconds(time.seconds):>9} ({format_seconds(time.p5)} to {format_seconds(time.p95)})"
@@ -31,7 +31,7 @@ def format_collective_sample(sample: CollectiveSample) -> str:
 
 
 def fit_table(fits: Sequence[CollectiveFit]) -> str:
-    """A line for each fit; a sentence where there is none."""
+    """One line per fit; a sentence where there is none."""
     if not fits:
         return "no fit: alpha and beta take three payloads of one collective and group"
     lines = [f"{'collective':<20}{'group':<20}{'alpha':>10}{'beta':>12}{'rows':>6}{'error':>8}{'left out':>10}"]
@@ -44,26 +44,32 @@ def fit_table(fits: Sequence[CollectiveFit]) -> str:
 
 
 def imbalance_table(samples: Sequence[CollectiveSample]) -> str:
-    """By which part all-to-alls take longer where their parts are uneven; empty without any."""
+    """Slowdown of all-to-alls with imbalanced shards; empty without any."""
     times = {sample.call: sample.time.seconds for sample in samples}
     lines = [f"{'uneven parts':<20}{'payload':>10}  {'group':<20}{'largest':>10}{'longer':>10}"]
     for call, seconds in times.items():
         balanced = times.get(replace(call, shares=()))
         if call.shares and balanced is not None:
-            label = f"{_collective_label(call):<20}{format_bytes(call.payload):>10}  {_group_label(call.ranks, call.nodes):<20}"
+            label = (
+                f"{_collective_label(call):<20}{format_bytes(call.payload):>10}  "
+                f"{_group_label(call.ranks, call.nodes):<20}"
+            )
             lines.append(f"{label}{call.max_share:>8.2f} x{seconds / balanced - 1.0:>+10.0%}")
     return "\n".join(lines) if len(lines) > 1 else ""
 
 
 def format_interference_sample(sample: InterferenceSample) -> str:
-    """What was beside what, and by which part the kernel, and the collective, took longer."""
+    """The overlapped kernel and collective, and the slowdown of each."""
     comm_text = "" if sample.call_together is None else f", the collective {_format_slowdown(sample.comm_slowdown)}"
     size = "" if sample.call is None else format_bytes(sample.call.payload)
-    return f"{sample.beside:<15}{size:>10}  beside {sample.kernel.name}: it takes {_format_slowdown(sample.kernel_slowdown)}{comm_text}"
+    return (
+        f"{sample.beside:<15}{size:>10}  beside {sample.kernel.name}: it takes "
+        f"{_format_slowdown(sample.kernel_slowdown)}{comm_text}"
+    )
 
 
 def interference_table(samples: Sequence[InterferenceSample]) -> str:
-    """By which part kernels of each class, and collectives, take longer beside each other; empty without any."""
+    """Slowdowns of kernels of each class and of collectives when they overlap; empty without any."""
     kernels, calls = kernel_slowdowns(samples), comm_slowdowns(samples)
     if not kernels:
         return ""

@@ -1,14 +1,16 @@
-"""How long does a collective take, from when its last member comes until its last member is done?
+"""How long does a collective take, from its last member's arrival until its last member has finished?
 
-Before each lap all ranks meet, so that they come together; a lap's time is the slowest rank's. Laps go on until the
-median is known well enough or the time is up; what the ranks decide about that they decide from the same numbers.
-Laps far from all others are dropped, as `calibrate.kernels.timing` does.
+All ranks synchronize before each iteration, so that they arrive at the same time; an iteration's time is the
+slowest rank's. Iterations continue until the median is precise enough or the time is up; the ranks decide
+that from the same numbers. Outliers are dropped as in kernel measurements.
 
-- CPU (`HostIterationTimer`): a barrier, then the collective between two readings of the host's clock. Processes of one node
-  read the same clock, so a lap lasts from the last member's start to the last member's end; those of several nodes
-  count from their own start, which includes how unequally they left the barrier.
-- GPU (`DeviceIterationTimer`): laps are queued behind a pause, each behind an all-reduce of one number that holds the GPUs
-  together, between two device events. Launching is hidden, as it is in a training step and in nccl-tests.
+- CPU (`HostIterationTimer`): a barrier, then the collective between two readings of the host's clock.
+  Processes of one node read the same clock, so an iteration lasts from the last member's start to the last
+  member's end; those of several nodes count from their own start, which includes unequal exits from the
+  barrier.
+- GPU (`DeviceIterationTimer`): iterations are enqueued behind a pause, each behind an all-reduce of one
+  number that synchronizes the GPUs, between two device events. Launch time is hidden, as in a training step
+  and in nccl-tests.
 
 The median's 95 % interval is +-1.57 IQR / sqrt(n) (McGill, Tukey and Larsen 1978, Variations of box plots).
 """
@@ -29,27 +31,28 @@ from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import TimeStatistics
 
 WARM_UP_ITERATIONS: Final = 3
-MAX_BATCH_ITERATIONS: Final = 16  # laps between two decisions, at most
-MIN_ITERATIONS: Final = 5  # laps, however long they take
-MAX_ITERATIONS: Final = 400  # laps, however short they are
-TARGET_HALF_INTERVAL: Final = 0.01  # half-interval of the median at which it is known well enough
-_MIN_CLOCK_HZ: Final = 2e9  # cycles per second, at least what GPUs run at; a lower clock waits longer
-_PAUSE_RATIO: Final = 1.5  # times what queuing a lap took last
-_INITIAL_QUEUING_SECONDS: Final = 3e-4  # seconds that it may take, before one was seen
-_MAX_PAUSE_SECONDS: Final = 0.5  # seconds that the GPU is kept waiting, at most
+MAX_BATCH_ITERATIONS: Final = 16  # maximum iterations between two decisions
+MIN_ITERATIONS: Final = 5  # however long they take
+MAX_ITERATIONS: Final = 400  # however short they are
+TARGET_HALF_INTERVAL: Final = 0.01  # relative half-interval of the median at which it is precise enough
+_MIN_CLOCK_HZ: Final = 2e9  # cycles per second, a lower bound of GPU clocks; at a lower clock the pause is longer
+_PAUSE_RATIO: Final = 1.5  # pause over the last queuing time of an iteration
+_INITIAL_QUEUING_SECONDS: Final = 3e-4  # estimated queuing seconds, before the first
+_MAX_PAUSE_SECONDS: Final = 0.5  # longest pause of the GPU
 
 METHOD: Final = (
     "FP32 numbers, or those of the call; all groups of a shape at once; before each call all ranks meet; from the last "
     "member's start (on "
     "GPUs and between nodes each rank's own) until the slowest is done; send_recv: half of there and back; "
-    f"{WARM_UP_ITERATIONS} calls to warm up, then {MIN_ITERATIONS} to {MAX_ITERATIONS} until the median is known to {TARGET_HALF_INTERVAL:.0%} or the time is up; "
+    f"{WARM_UP_ITERATIONS} calls to warm up, then {MIN_ITERATIONS} to {MAX_ITERATIONS} until the median is known to "
+    f"{TARGET_HALF_INTERVAL:.0%} or the time is up; "
     "median, 5th and 95th percentile; calls far from all others dropped"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveIteration:
-    """One call of a collective: what is to be done before it, and itself; trips: how often a call does it."""
+    """One call of a collective: its untimed preparation, the call, and the transfers in a call (2 for a ping-pong)."""
 
     prepare: Callable[[], object]
     run: Callable[[], object]
@@ -57,14 +60,14 @@ class CollectiveIteration:
 
 
 class IterationTimer(Protocol):
-    """Times laps on one rank."""
+    """Times iterations on one rank."""
 
     @property
     def has_shared_clock(self) -> bool:
         """Whether all ranks read the same clock."""
 
     def time_iterations(self, iteration: CollectiveIteration, count: int) -> tuple[Tensor, Tensor]:
-        """When each lap started and ended, [count] seconds in FP64 on the host."""
+        """Start and end of each iteration, two [count] FP64 tensors of seconds on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class HostIterationTimer:
     has_shared_clock: bool
 
     def time_iterations(self, iteration: CollectiveIteration, count: int) -> tuple[Tensor, Tensor]:
-        """Each lap after a barrier."""
+        """Start and end of each iteration, after a barrier."""
         starts, ends = torch.zeros(2, count, dtype=torch.float64)
         for index in range(count):
             iteration.prepare()
@@ -87,18 +90,18 @@ class HostIterationTimer:
 
 @dataclass(slots=True)
 class DeviceIterationTimer:
-    """Events in the GPU's queue. queuing: seconds that queuing one lap took last."""
+    """Events in the GPU's queue. queuing_seconds: last host time of enqueuing an iteration."""
 
     device: torch.device
     queuing_seconds: Seconds = _INITIAL_QUEUING_SECONDS
 
     @property
     def has_shared_clock(self) -> bool:
-        """Each GPU has its own clock."""
+        """False: each GPU has its own clock."""
         return False
 
     def time_iterations(self, iteration: CollectiveIteration, count: int) -> tuple[Tensor, Tensor]:
-        """Each lap behind an all-reduce, all queued before the first one runs."""
+        """Zeros and durations of iterations, each behind an all-reduce, all enqueued before the first one runs."""
         sync_buffer = torch.zeros(1, device=self.device)
         events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]  # type: ignore[no-untyped-call]
         torch.cuda._sleep(int(_MIN_CLOCK_HZ * min(_MAX_PAUSE_SECONDS, _PAUSE_RATIO * self.queuing_seconds * count)))  # type: ignore[no-untyped-call]
@@ -118,7 +121,7 @@ class DeviceIterationTimer:
 def time_collective(
     iteration: CollectiveIteration, timer: IterationTimer, device: torch.device, max_seconds: Seconds
 ) -> TimeStatistics:
-    """Repeat a lap until its median is known or `min_gap` seconds are over; the same on all ranks."""
+    """Repeat an iteration until its median is precise or `max_seconds` are over; all ranks return the same."""
     start_time, elapsed = perf_counter(), 0.0
     samples, _ = _time_batch(iteration, timer, device, start_time, WARM_UP_ITERATIONS)
     all_samples: list[float] = []
@@ -136,7 +139,7 @@ def time_collective(
 def _time_batch(
     iteration: CollectiveIteration, timer: IterationTimer, device: torch.device, start_time: float, count: int
 ) -> tuple[list[float], Seconds]:
-    """Seconds of each lap, and since measuring began, as the slowest rank has them."""
+    """Seconds of each iteration, and since measuring began: the slowest rank's."""
     starts, ends = timer.time_iterations(iteration, count)
     if timer.has_shared_clock:
         starts = max_over_ranks(starts, device)

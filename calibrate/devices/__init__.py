@@ -1,1 +1,1 @@
-"""On what are kernels run and timed?"""
+"""Devices on which kernels are run and timed."""

@@ -1,10 +1,10 @@
 """When is a device as warm as in a step that runs for hours?
 
-It computes the products of `load_generator` until its SM clock drifts less than 1 % over 10 s (the mean of the last third of
-them over that of the first; one look differs from the next by a step of the clock, which is as much as that), or until
-the time that was given is up. Where no driver tells the clock, the pace of the products stands for it: they are bound
-by the SMs. A GPU begins at its boost clock, meets its power limit within a second, its temperature in a minute or two.
-A device without a filler (a CPU, see there) is looked at once.
+It runs the matmuls of `load_generator` until its SM clock drifts less than 1 % over 10 s (the mean of the
+last third of the window over that of the first; single samples differ by one clock step, which is about as
+much), or until the given time is up. Where no driver reports the clock, the rate of the matmuls stands for
+it: they are bound by the SMs. A GPU starts at its boost clock, reaches its power limit within a second, its
+steady temperature in a minute or two. A device without a load generator (a CPU) is sampled once.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,16 +17,16 @@ from clustersim.common.units import Seconds, format_seconds
 from clustersim.cost.calibration_record import DeviceTelemetry, TelemetrySample
 
 STAGE_NAME: Final = "soak"
-_SAMPLE_SECONDS: Final = 0.5  # seconds between two
+_SAMPLE_SECONDS: Final = 0.5  # seconds of load per telemetry sample
 _WINDOW_SECONDS: Final = 10.0
 _MAX_DRIFT: Final = 0.01
 
 SpeedSample = tuple[Seconds, float]
-"""When, and how fast then: the SM clock, or products per second."""
+"""Time and speed: the SM clock, or matmuls per second."""
 
 
 def burn_in(device: TorchDevice, seconds: Seconds, notify: Callable[[str], None]) -> tuple[TelemetrySample, ...]:
-    """Warm a device for so long at most; what it was like meanwhile. say: is told how it ended."""
+    """Warm a device for at most `seconds`; returns its telemetry meanwhile. notify: gets the outcome as text."""
     start_time, load_generator = perf_counter(), device.load_generator()
     if load_generator is None:
         return (TelemetrySample(0.0, STAGE_NAME, device.telemetry()),)
@@ -42,14 +42,14 @@ def burn_in(device: TorchDevice, seconds: Seconds, notify: Callable[[str], None]
 
 
 def _sample_under_load(device: TorchDevice, load_generator: LoadGenerator, start_time: Seconds) -> TelemetrySample:
-    """Some products, and the device as it was on average while they ran: a driver takes longer than what is ahead."""
+    """Mean telemetry over some load: longer than a driver's averaging time."""
     with device.sample_telemetry() as log:
         load_generator.run_load(_SAMPLE_SECONDS)
     return TelemetrySample(perf_counter() - start_time, STAGE_NAME, log.mean_telemetry or DeviceTelemetry())
 
 
 def _relative_drift(speeds: Sequence[SpeedSample]) -> float | None:
-    """By which part the pace changed over the window; None before there was one."""
+    """Relative change of the speed over the window; None before the window is full."""
     if not speeds or speeds[-1][0] - speeds[0][0] < _WINDOW_SECONDS:
         return None
     end = speeds[-1][0]

@@ -1,10 +1,10 @@
 """How is a CPU measured?
 
-By the wall clock, with the threads that PyTorch computes with in this process. Its last cache is flushed by reading
-twice as many bytes as it has. It needs no filler and no soak: it does nothing beside the host's work that it is, and
-server processors settle on their clock under load within milliseconds; one that goes on changing (a laptop's power
-limit) shows in the spread of samples, which the command warns of. Its clock is looked at after each measurement, since
-a thread that looks meanwhile would take a core from what is measured.
+By the wall clock, with the threads that PyTorch uses in this process. The last-level cache is flushed by
+reading twice its size. There is no load generator and no burn-in: server processors settle on their clock
+under load within milliseconds; one whose clock keeps changing (a laptop's power limit) shows in the spread
+of samples, which the command warns about. The clock is read after each measurement, since a sampling thread
+would take a core away from what is measured.
 """
 
 import os
@@ -26,26 +26,26 @@ from clustersim.common.units import Bytes, Seconds
 from clustersim.cost.calibration_record import DeviceInfo, DeviceTelemetry
 
 _CACHE_FOLDER: Final = Path("/sys/devices/system/cpu/cpu0/cache")
-_DEFAULT_CACHE_BYTES: Final = 32 * 2.0**20  # where the system does not say
+_DEFAULT_CACHE_BYTES: Final = 32 * 2.0**20  # where the system does not report it
 _SIZE_SUFFIXES: Final = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30}
 _SUPPORTED: Final = (DType.FP32, DType.BF16, DType.FP16)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuStopwatch:
-    """The wall clock. between: runs before each timed one, and is not timed; beside: what runs at the same time."""
+    """The wall clock. pre_run: runs before each timed run, untimed; background: load that runs concurrently."""
 
     pre_run: Action | None = None
     background: BackgroundLoad | None = None
 
     def now(self) -> Seconds:
-        """Seconds by the wall."""
+        """Wall-clock seconds."""
         return perf_counter_ns() * 1e-9
 
     def time(self, action: Action, repeats: int) -> Seconds:
-        """Seconds of so many runs of an action."""
+        """Total seconds of `repeats` runs of an action."""
         if self.background is not None:
-            stop_background = self.background(0.0)  # goes on until it is ended
+            stop_background = self.background(0.0)  # runs until it is stopped
             spent = _time_runs(action, repeats)
             stop_background()
             return spent
@@ -60,11 +60,11 @@ class CpuStopwatch:
 
 @dataclass(frozen=True, slots=True)
 class CpuDevice:
-    """The CPU, as `devices.TorchDevice` has it."""
+    """The CPU as a `devices.device.TorchDevice`."""
 
     @property
     def torch(self) -> torch.device:
-        """What PyTorch calls it."""
+        """The PyTorch device."""
         return torch.device("cpu")
 
     @property
@@ -79,11 +79,11 @@ class CpuDevice:
         return max((float(size[:-1]) * _SIZE_SUFFIXES[size[-1]] for size in sizes), default=_DEFAULT_CACHE_BYTES)
 
     def supports(self, dtype: DType) -> bool:
-        """Whether it multiplies matrices of that format."""
+        """Whether matmuls of that format run."""
         return dtype in _SUPPORTED
 
     def describe(self, accelerator: str) -> DeviceInfo:
-        """As a record has it; compute units are threads, which compute one process's kernels."""
+        """The device as records describe it; compute units are the threads of one process."""
         threads = torch.get_num_threads()
         return DeviceInfo(
             accelerator,
@@ -97,70 +97,70 @@ class CpuDevice:
         )
 
     def telemetry(self) -> DeviceTelemetry:
-        """The mean clock of its cores, where the system tells."""
+        """The mean clock of the cores, where the system reports it."""
         return DeviceTelemetry(sm_clock_mhz=system_info.core_clock_mhz())
 
     def conditions(self) -> Mapping[str, float]:
-        """The cores' mean clock and the load of the machine over the last minute."""
+        """Mean clock of the cores and load average over the last minute, by name."""
         clock = system_info.core_clock_mhz()
         load = {"load": os.getloadavg()[0]}
         return {"clock_mhz": clock, **load} if clock else load
 
     @contextmanager
     def sample_telemetry(self) -> Iterator[TelemetryLog]:
-        """Look at its clock when the block ends."""
+        """Read the clock once when the block ends."""
         log = TelemetryLog()
         yield log
         log.samples.append(self.telemetry())
 
     def synchronize(self) -> None:
-        """Nothing is ever under way."""
+        """No effect: CPU work is synchronous."""
 
     @property
     def runs_per_flushed_sample(self) -> int:
-        """Runs in a sample, each after a flush, which takes longer than most of them."""
+        """Runs in a sample with a cache flush before each; a flush takes longer than most runs."""
         return 2
 
     def load_generator(self) -> None:
-        """It needs none."""
+        """None: a CPU needs no load generator."""
 
     def prepare_under_load(self, make: Callable[[], Action]) -> Action:
-        """What is to be timed."""
+        """The prepared action."""
         return make()
 
     def stopwatch(self, *, flush_cache: bool = False, background: BackgroundLoad | None = None) -> CpuStopwatch:
-        """The wall clock; flushed: other memory is read before each run; beside: what runs at the same time."""
+        """The wall clock; flush_cache: evict the cache before each run; background: load that runs concurrently."""
         if not flush_cache:
             return CpuStopwatch(background=background)
         flush_buffer = torch.zeros(int(self.cache_bytes // 2))  # FP32: twice the cache
         return CpuStopwatch(lambda: _read_buffer(flush_buffer))
 
     def host_seconds(self, action: Action, repeats: int) -> Seconds:
-        """Seconds of so many runs, by the wall."""
+        """Wall-clock seconds of `repeats` runs."""
         return _time_runs(action, repeats)
 
     def free_bytes(self) -> Bytes:
-        """Memory that the system can give without swapping."""
+        """Memory that the system can provide without swapping."""
         return 1024.0 * float((system_info.read_field(Path("/proc/meminfo"), "MemAvailable") or "0 kB").split()[0])
 
     def release_memory(self) -> None:
-        """Give memory back that nothing holds any more."""
+        """Return freed memory to the system."""
         trim_heap()
 
     def reset_peak_memory(self) -> None:
-        """Forget the process's peak so far (proc(5): clear_refs)."""
+        """Reset the process's peak memory (proc(5): clear_refs)."""
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
     def peak_memory_bytes(self) -> Bytes:
-        """The most memory that the process has held since then."""
+        """Peak memory of the process since the last reset."""
         return 1024.0 * float((system_info.read_field(Path("/proc/self/status"), "VmHWM") or "0 kB").split()[0])
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        """Whether an error says that memory ran out."""
+        """Whether an error means that memory ran out."""
         return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
     def is_usable_after(self, _error: Exception) -> bool:
-        """A CPU can always be used on."""
+        """True: a CPU stays usable after any error."""
         return True
 
 

@@ -1,16 +1,16 @@
 """How is a GPU measured?
 
-By its own events, with the host well ahead: what is to be timed is launched behind matrix products that last as long
-as launching takes, so that the device neither waits for the host nor cools down (`load_generator`); more of them follow, so
-that it works while the host decides what comes next. Beside other work it is the same, until that work ends, which
-draws less alone.
-What events take themselves (1 to 3 us) is told by an empty pair of them right after the timed one, and is taken off.
-That is preferred to replaying a CUDA graph, which cannot capture everything (what autograd launches on the stream of
-its forward, what asks the host), and in which a kernel is no shorter than behind a host that is ahead. Assumption: an
-event takes as long after a kernel as after another event. The mean over a sample's runs does not depend on the
-resolution of the device's timer. The L2 cache is flushed by reading twice as many bytes as it has: what is written
-there would have to be written back while the next kernel runs. What it takes the host to launch is measured by itself
-(`copies.measure_launch_interval`).
+By its own events, with the host well ahead: timed kernels are launched behind matmuls that last as long as
+launching takes, so that the device neither waits for the host nor cools down (`load_generator`); more
+matmuls follow, so that it stays busy while the host decides what comes next. With a background load it is
+the same, until that load ends.
+The cost of events themselves (1 to 3 us) is measured by an empty pair of events right after the timed one,
+and subtracted. This is preferred to replaying a CUDA graph, which cannot capture everything (what autograd
+launches on the stream of its forward, what synchronizes with the host), and in which a kernel is no shorter
+than behind a host that is ahead. Assumption: an event costs as much after a kernel as after another event.
+The mean over a sample's runs does not depend on the resolution of the device's timer. The L2 cache is
+flushed by reading twice its size: written data would have to be written back while the next kernel runs.
+Host launch time is measured separately (`kernels.copy_benchmark`).
 """
 
 from collections.abc import Callable, Mapping
@@ -33,45 +33,45 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes, Seconds
 from clustersim.cost.calibration_record import DeviceInfo, DeviceTelemetry
 
-_LEAD_RATIO: Final = 1.5  # times what launching took last
-_INITIAL_SECONDS: Final = 1e-4  # seconds that a launch may take, before one was seen
-_MAX_LEAD_SECONDS: Final = 0.5  # seconds that the device is kept waiting, at most
+_LEAD_RATIO: Final = 1.5  # lead over the last launch time
+_INITIAL_SECONDS: Final = 1e-4  # estimated seconds of a launch, before the first
+_MAX_LEAD_SECONDS: Final = 0.5  # longest time that the device is kept busy ahead of a run
 _WARM_UP_SECONDS: Final = (
-    0.05  # seconds of products before the first run: drivers set clocks by power every few milliseconds
+    0.05  # seconds of matmuls before the first run: drivers adapt clocks to power every few milliseconds
 )
-_BACKGROUND_RATIO: Final = 2.0  # times what products and runs took alone that something beside them lasts
-_LOAD_DTYPES: Final = {  # the format of products between, the first that there is
+_BACKGROUND_RATIO: Final = 2.0  # duration of the background load over that of lead and runs without it
+_LOAD_DTYPES: Final = {  # formats of the load; the first that the device supports
     DType.BF16: torch.bfloat16,
     DType.FP16: torch.float16,
     DType.FP32: torch.float32,
 }
-_FP32_BYTES: Final = 4  # bytes
+_FP32_BYTES: Final = 4  # bytes of an FP32 number
 
 EventTriple = tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]
-"""Before a run, after it, and after that: between the last two lies what an event takes."""
+"""Before a run, after it, and after that: the last two enclose nothing but the cost of an event."""
 
 
 class CudaStopwatch:
     """Events on the current stream.
 
-    filler: keeps the device busy before and after; between: runs before each timed run, and is not timed; beside: what
-    runs on another stream at the same time.
+    load_generator: keeps the device busy before and after; pre_run: runs before each timed run, untimed;
+    background: load that runs on another stream concurrently.
     """
 
     def __init__(
         self, load_generator: LoadGenerator, pre_run: Action | None = None, background: BackgroundLoad | None = None
     ) -> None:
         self._load_generator, self._pre_run, self._background = load_generator, pre_run, background
-        self._launch_seconds = _INITIAL_SECONDS  # seconds that launching a run took last
-        self._run_seconds = _INITIAL_SECONDS  # seconds that a run took last
+        self._launch_seconds = _INITIAL_SECONDS  # last launch time of a run
+        self._run_seconds = _INITIAL_SECONDS  # last device time of a run
         self._warm_up_seconds = _WARM_UP_SECONDS
 
     def now(self) -> Seconds:
-        """Seconds by the wall."""
+        """Wall-clock seconds."""
         return perf_counter()
 
     def time(self, action: Action, repeats: int) -> Seconds:
-        """Seconds that the device works on so many runs of an action."""
+        """Total seconds that the device works on `repeats` runs of an action."""
         if self._background is not None:
             return self._time_with_background(self._background, action, repeats)
         self._load_generator.launch_load(max(self._warm_up_seconds, self._lead_seconds(repeats)))
@@ -124,31 +124,31 @@ def _run_between_events(action: Action, repeats: int) -> EventTriple:
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """A GPU by its number, as `devices.TorchDevice` has it."""
+    """A GPU by its index, as a `devices.device.TorchDevice`."""
 
     index: int
 
     @property
     def torch(self) -> torch.device:
-        """What PyTorch calls it."""
+        """The PyTorch device."""
         return torch.device("cuda", self.index)
 
     @property
     def name(self) -> str:
-        """What the driver calls it."""
+        """The driver's name of the device."""
         return torch.cuda.get_device_name(self.index)
 
     @property
     def cache_bytes(self) -> Bytes:
-        """Its L2 cache."""
+        """Size of its L2 cache."""
         return float(torch.cuda.get_device_properties(self.index).L2_cache_size)
 
     def supports(self, dtype: DType) -> bool:
-        """Whether PyTorch multiplies matrices of that format on it."""
+        """Whether PyTorch has matmuls of that format on it."""
         return supports_matmul(self.index, dtype)
 
     def describe(self, accelerator: str) -> DeviceInfo:
-        """As a record has it."""
+        """The device as records describe it."""
         properties = torch.cuda.get_device_properties(self.index)
         settings = self._sensor.read_settings()
         return DeviceInfo(
@@ -170,39 +170,39 @@ class CudaDevice:
         )
 
     def telemetry(self) -> DeviceTelemetry:
-        """Its clocks, power and temperature now, as far as its driver tells."""
+        """Current clocks, power and temperature, as far as the driver reports them."""
         return self._sensor.read_telemetry()
 
     def conditions(self) -> Mapping[str, float]:
-        """The same as numbers by name, for what a record says of before and after."""
+        """The same as numbers by name, for the conditions before and after a session."""
         return {name: value for name, value in asdict(self.telemetry()).items() if isinstance(value, float) and value}
 
     def sample_telemetry(self) -> AbstractContextManager[TelemetryLog]:
-        """Look at its state while the block runs."""
+        """Sample telemetry while the block runs."""
         return sample_while_running(self.telemetry)
 
     def synchronize(self) -> None:
-        """Wait until all that was launched is done."""
+        """Wait until all launched work has finished."""
         torch.cuda.synchronize(self.index)
 
     @property
     def runs_per_flushed_sample(self) -> int:
-        """Runs in a sample, each after a flush: some 50 us each, and a few events; together a millisecond."""
+        """Runs in a sample with a cache flush before each: some 50 us per flush plus events; a millisecond in total."""
         return 32
 
     def load_generator(self) -> LoadGenerator:
-        """What keeps it busy while nothing is measured; it is made when it is first needed."""
+        """The load that keeps it busy while nothing is measured; built on first use."""
         return _load_generator(self.index)
 
     def prepare_under_load(self, make: Callable[[], Action]) -> Action:
-        """What is to be timed, made and run once (which compiles it) while the device is kept busy."""
+        """The action to be timed, built and run once (which compiles it) while the device is kept busy."""
         with self.load_generator().background_load():
             action = make()
             action()
         return action
 
     def stopwatch(self, *, flush_cache: bool = False, background: BackgroundLoad | None = None) -> CudaStopwatch:
-        """Its events; flushed: other memory is read before each run; beside: what runs at the same time."""
+        """Event timing; flush_cache: evict the L2 before each run; background: load that runs concurrently."""
         if not flush_cache:
             return CudaStopwatch(self.load_generator(), background=background)
         flush_buffer = torch.zeros(int(2 * self.cache_bytes) // _FP32_BYTES, device=self.torch)
@@ -210,7 +210,7 @@ class CudaDevice:
         return CudaStopwatch(self.load_generator(), lambda: _read_buffer(flush_buffer, total))
 
     def host_seconds(self, action: Action, repeats: int) -> Seconds:
-        """Seconds until so many runs are launched and done, by the wall."""
+        """Wall-clock seconds until `repeats` runs are launched and finished."""
         self.synchronize()
         start_time = perf_counter()
         for _ in range(repeats):
@@ -219,34 +219,34 @@ class CudaDevice:
         return perf_counter() - start_time
 
     def free_bytes(self) -> Bytes:
-        """Memory that the driver can give, and what PyTorch's allocator holds without using it."""
+        """Memory that the driver can provide, plus what PyTorch's allocator has reserved without using it."""
         free, _ = torch.cuda.mem_get_info(self.index)
         return float(free + torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index))
 
     def release_memory(self) -> None:
-        """Give memory back that nothing holds any more."""
+        """Return unused memory."""
         _load_generator.cache_clear()
         torch.cuda.empty_cache()
 
     def reset_peak_memory(self) -> None:
-        """Forget the peak of memory so far."""
+        """Reset the memory peak."""
         torch.cuda.reset_peak_memory_stats(self.index)
 
     def peak_memory_bytes(self) -> Bytes:
-        """The most memory that tensors have held since then."""
+        """Peak memory of tensors since the last reset."""
         return float(torch.cuda.max_memory_allocated(self.index))
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        """Whether an error says that memory ran out."""
+        """Whether an error means that memory ran out."""
         return cuda_errors.is_out_of_memory(error)
 
     def is_usable_after(self, error: Exception) -> bool:
-        """Whether the device can be used on after an error: it does not say otherwise, and neither does the device."""
+        """Whether the device is usable after an error: neither the error nor a synchronize says otherwise."""
         if cuda_errors.is_context_lost(error):
             return False
         try:
             self.synchronize()
-        except RuntimeError:  # a lost context answers everything with its error
+        except RuntimeError:  # a lost context returns its error at every call
             return False
         return True
 
@@ -264,7 +264,7 @@ def _load_generator(index: int) -> LoadGenerator:
 
 @cache
 def _background_stream(index: int) -> torch.cuda.Stream:
-    """One for all fillers: cuBLAS keeps a workspace of tens of MB for each stream that it has seen."""
+    """One stream for all load generators: cuBLAS keeps a workspace of tens of MB for each stream it has seen."""
     return torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
 
 

@@ -1,7 +1,7 @@
-"""What is measured on: which device does PyTorch have here, and what can be asked of it?
+"""Which device does PyTorch have here, and what can be measured and read on it?
 
-The seam between what is measured and where: a GPU (`cuda_device`) or the CPU (`cpu_device`). A record names an
-accelerator of clustersim; it is found by the name that the driver gives the device.
+The protocol between measurements and devices: a GPU (`cuda.CudaDevice`) or the CPU (`cpu.CpuDevice`). A
+record names an accelerator of clustersim; it is identified by the name that the driver gives the device.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,15 +16,14 @@ from calibrate.devices.glibc_heap import retain_freed_memory
 from calibrate.devices.load_generator import LoadGenerator
 from calibrate.devices.stopwatch import Action, BackgroundLoad, Stopwatch
 from calibrate.devices.telemetry_sampling import TelemetryLog
-from clustersim.common.data_files import find_file as find_shipped
-from clustersim.common.data_files import list_names
+from clustersim.common.data_files import find_file, list_names
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import ClusterSimError, InputError, suggest_nearest
 from clustersim.common.units import Bytes, Seconds
 from clustersim.cost.calibration_record import DeviceInfo, DeviceTelemetry
 
-# Words that are in a device's own name, and what clustersim calls it; the first line whose words are all there counts.
-# Names as drivers give them: NVIDIA's B300 is "NVIDIA B300 SXM6 AC"; PCIe cards of the H800 say so, the others do not.
+# Words in the driver's device name, and the name in clustersim; the first line whose words all occur counts.
+# Driver names: NVIDIA's B300 is "NVIDIA B300 SXM6 AC"; PCIe cards of the H800 contain PCIe, the others do not.
 _ACCELERATOR_BY_PATTERN: Final = (
     (("GB300",), "gb300"),
     (("B300",), "b300-sxm-288gb"),
@@ -43,17 +42,12 @@ _ACCELERATOR_BY_PATTERN: Final = (
     (("MI325X",), "mi325x"),
     (("MI355X",), "mi355x"),
 )
-_UNSUPPORTED_PATTERNS: Final = (
-    "MIG",
-    "NVL",
-    "H800 PCIe",
-    "WS",
-)  # a part of a GPU, and GPUs with other clocks and memory
+_UNSUPPORTED_PATTERNS: Final = ("MIG", "NVL", "H800 PCIe", "WS")  # MIG instances, and GPUs with other clocks and memory
 _DEFAULT_CPU: Final = "cpu-laptop"
 
 
 class DeviceLostError(ClusterSimError):
-    """The device cannot be used by this process any more."""
+    """The device is unusable for the rest of this process."""
 
     def __init__(self, activity: str, device: str, reason: str, consequence: str) -> None:
         super().__init__(f"{activity} left {device} unusable for this process: {reason}; {consequence}")
@@ -64,71 +58,71 @@ class TorchDevice(Protocol):
 
     @property
     def torch(self) -> torch.device:
-        """What PyTorch calls it."""
+        """The PyTorch device."""
 
     @property
     def name(self) -> str:
-        """What its driver calls it."""
+        """The driver's name of the device."""
 
     @property
     def cache_bytes(self) -> Bytes:
-        """Its last cache before memory."""
+        """Size of its last-level cache."""
 
     def supports(self, dtype: DType) -> bool:
-        """Whether it multiplies matrices of that format."""
+        """Whether matmuls of that format run."""
 
     def describe(self, accelerator: str) -> DeviceInfo:
-        """As a record has it; accelerator: its name in clustersim (see `accelerator_name`)."""
+        """The device as records describe it; accelerator: its name in clustersim (see `accelerator_name`)."""
 
     def telemetry(self) -> DeviceTelemetry:
-        """Clocks, power and temperature now, as far as it tells them."""
+        """Current clocks, power and temperature, as far as reported."""
 
     def conditions(self) -> Mapping[str, float]:
-        """Clocks, temperature and power, as far as the device gives them."""
+        """Clocks, temperature and power by name, as far as reported."""
 
     def synchronize(self) -> None:
-        """Wait until all that was asked of it is done."""
+        """Wait until all launched work has finished."""
 
     def sample_telemetry(self) -> AbstractContextManager[TelemetryLog]:
-        """See its state while the block runs."""
+        """Sample telemetry while the block runs."""
 
     @property
     def runs_per_flushed_sample(self) -> int:
-        """Runs in a sample, each after its cache was flushed."""
+        """Runs in a sample with a cache flush before each."""
 
     def load_generator(self) -> LoadGenerator | None:
-        """What keeps it as warm as training does while nothing is measured; None where that changes nothing."""
+        """The load that keeps the device as warm as training does; None where that changes nothing."""
 
     def prepare_under_load(self, make: Callable[[], Action]) -> Action:
-        """What is to be timed, made while it is kept busy, and ready to be timed at once."""
+        """The action to be timed, built while the device is kept busy, and ready to be timed immediately."""
 
     def stopwatch(self, *, flush_cache: bool = False, background: BackgroundLoad | None = None) -> Stopwatch:
-        """A clock of the device's own; flushed: its cache is before each run; beside: what runs at the same time."""
+        """Times by the device's own clock; flush_cache: before each run; background: load that runs concurrently."""
 
     def host_seconds(self, action: Action, repeats: int) -> Seconds:
-        """Seconds until so many runs are launched and done, by the wall."""
+        """Wall-clock seconds until `repeats` runs are launched and finished."""
 
     def free_bytes(self) -> Bytes:
-        """Memory that is free here."""
+        """Free memory."""
 
     def release_memory(self) -> None:
-        """Give memory back that nothing holds any more."""
+        """Return unused memory."""
 
     def reset_peak_memory(self) -> None:
-        """Forget the peak of memory so far."""
+        """Reset the memory peak."""
 
     def peak_memory_bytes(self) -> Bytes:
-        """The most memory that was held at a time since then: on a GPU that of tensors, on a CPU the process's."""
+        """Peak memory since the last reset: of tensors on a GPU, of the process on a CPU."""
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        """Whether an error says that memory ran out."""
+        """Whether an error means that memory ran out."""
 
     def is_usable_after(self, error: Exception) -> bool:
-        """Whether this process can use the device on after an error."""
+        """Whether this process can still use the device after an error."""
 
 
 def find_device(name: str | None) -> TorchDevice:
-    """The device of that name: cuda, cpu, or None for the best there is; raise InputError where it is not there."""
+    """The device of that name: cuda, cpu, or None for the best one; raise InputError where it does not exist."""
     match name:
         case "cpu":
             return _cpu_device()
@@ -146,9 +140,9 @@ def _cpu_device() -> CpuDevice:
 
 
 def accelerator_name(device: TorchDevice, accelerator: str | None) -> str:
-    """The accelerator that a device is; raise InputError where that cannot be told, or where the name is unknown."""
+    """The clustersim accelerator of a device; raise InputError where it is unknown or cannot be identified."""
     if accelerator is not None:
-        find_shipped("accelerators", accelerator)
+        find_file("accelerators", accelerator)
         if device.torch.type == "cpu" and accelerator in list_names("accelerators") and accelerator != _DEFAULT_CPU:
             raise InputError(
                 f"--accelerator: {device.name} is no {accelerator}; of a CPU, name {_DEFAULT_CPU} or a file of your own"

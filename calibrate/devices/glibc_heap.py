@@ -1,11 +1,11 @@
 """What does a CPU's allocator do with memory between kernels?
 
-glibc gives large blocks back to the system when they are freed, and the next kernel gets new ones, page by page with a
-fault each: a foreach Adam of 8.7 M parameters takes 47 ms so, and 26 ms in memory that the process has already. Which
-of the two it is depends on what else lies on the heap, so a kernel by itself and the same kernel in a step differ.
-Training keeps its memory (PyTorch's caching allocator on GPUs; jemalloc or tcmalloc on CPUs, as PyTorch's tuning guide
-advises), and so does calibrating, kernels and real steps alike: no block is mapped by itself, and the heap does not
-shrink until it is asked to (`trim_heap`).
+glibc returns large blocks to the system when they are freed, and the next kernel gets new ones with a fault
+per page: a foreach Adam of 8.7 M parameters takes 47 ms so, and 26 ms in memory that the process already
+has. Which of the two happens depends on the rest of the heap, so an isolated kernel and the same kernel in a
+step would differ. Training retains its memory (PyTorch's caching allocator on GPUs; jemalloc or tcmalloc on
+CPUs, as PyTorch's tuning guide recommends), and so does calibration, both for kernels and for real steps:
+no block is mapped separately, and the heap shrinks only on request (`trim_heap`).
 
 Reference: mallopt(3) and malloc_trim(3). Other C libraries are left as they are.
 """
@@ -17,12 +17,12 @@ from typing import Final
 
 _MMAP_MAX: Final = -4  # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h
 _TRIM_THRESHOLD: Final = -1
-_MAX_INT: Final = 2**31 - 1  # of a C int
+_MAX_INT: Final = 2**31 - 1  # largest C int
 
 
 @cache
 def retain_freed_memory() -> None:
-    """Keep what is freed, from now on and for this process."""
+    """Retain freed memory from now on in this process."""
     library = _glibc()
     if library is not None:
         library.mallopt(_MMAP_MAX, 0)
@@ -30,7 +30,7 @@ def retain_freed_memory() -> None:
 
 
 def trim_heap() -> None:
-    """Give the system what is free, at once."""
+    """Return free memory to the system now."""
     library = _glibc()
     if library is not None:
         library.malloc_trim(0)

@@ -1,8 +1,8 @@
-"""How far do the GPUs of this node differ, when all of them work?
+"""How much do the GPUs of this node differ when all of them work?
 
-GPUs of one kind are not equally fast under load: leakage, cooling and firmware decide what clock fits into the power
-limit, and the slowest sets the pace of a step. All GPUs that this process sees run the products of `load_generator` at the same
-time, and each times its own.
+GPUs of one type differ in speed under load: leakage, cooling and firmware determine which clock fits into
+the power limit, and the slowest GPU limits a step. All GPUs visible to this process run the matmuls of
+`load_generator` at the same time, and each is timed by its own events.
 """
 
 from collections import deque
@@ -19,13 +19,13 @@ from calibrate.devices.sample_statistics import time_statistics
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import GpuSample
 
-_WARM_UP_SECONDS: Final = 2.0  # seconds, in which power limits have met the clocks
-_SAMPLING_SECONDS: Final = 2.0  # of samples
-_POLL_SECONDS: Final = 1e-3  # seconds; a batch lasts ten times as long
+_WARM_UP_SECONDS: Final = 2.0  # seconds, after which clocks have settled at the power limits
+_SAMPLING_SECONDS: Final = 2.0  # seconds of sampling
+_POLL_SECONDS: Final = 1e-3  # seconds between polls; a batch lasts ten times as long
 
 
 class GpuLoadQueue:
-    """Batches of products on one GPU, each launched while another runs, so that it never waits for the others."""
+    """Matmul batches on one GPU, each launched while another runs, so that the GPU never idles."""
 
     def __init__(self, gpu: CudaDevice) -> None:
         self.gpu = gpu
@@ -33,14 +33,14 @@ class GpuLoadQueue:
         self._pending: deque[MatmulBatch] = deque(gpu.load_generator().launch_batch() for _ in range(2))
 
     def poll(self) -> None:
-        """Take the time of a batch that is done, and launch another."""
+        """Record the time of each finished batch, and launch another."""
         while self._pending[0].is_done:
             self.samples.append(self._pending.popleft().seconds_per_matmul())
             self._pending.append(self.gpu.load_generator().launch_batch())
 
 
 def measure_gpu_variation(device: TorchDevice) -> tuple[GpuSample, ...]:
-    """A product on every GPU at once, the median of many; none on a CPU, which is the node's only one."""
+    """Median matmul time on every GPU, all working concurrently; empty on a CPU, of which a node has only one."""
     if device.load_generator() is None:
         return ()
     queues = [GpuLoadQueue(CudaDevice(index)) for index in range(torch.cuda.device_count())]

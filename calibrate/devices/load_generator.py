@@ -1,8 +1,8 @@
-"""What keeps a GPU as warm as training does, while nothing is measured on it?
+"""What keeps a GPU as warm as training does between measurements?
 
-A matrix product of random operands in the format that training computes in, over and over: it draws what a step's
-matmuls draw, so that power and temperature, and with them the clocks, stay where they were. A kernel that only waits
-(`torch.cuda._sleep`) draws little, and a GPU that waits behind one is at its boost clock again.
+Matmuls of random operands in the compute format of training, over and over: they draw as much power as a
+step's matmuls, so that power, temperature and therefore clocks stay where they were. A kernel that only
+waits (`torch.cuda._sleep`) draws little power, and a GPU behind one returns to its boost clock.
 """
 
 import math
@@ -17,16 +17,14 @@ from calibrate.devices.telemetry_sampling import run_periodically
 from clustersim.common.units import Seconds
 
 _M, _N, _K = 4096, 1024, 16384  # 137 GFLOP: 0.1 to 1 ms; a result of 8 MB, so that little is left to be written back
-_TIMED_MATMULS: Final = 8  # products
-_MAX_BATCH_MATMULS: Final = (
-    256  # that are launched at once; a stream takes in some 1000 kernels before the host must wait
-)
-_BATCH_SECONDS: Final = 0.01  # seconds of products that are launched at once
+_TIMED_MATMULS: Final = 8  # matmuls in a timed batch
+_MAX_BATCH_MATMULS: Final = 256  # launched at once; a stream queues some 1000 kernels before the host must wait
+_BATCH_SECONDS: Final = 0.01  # seconds of matmuls that are launched at once
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulBatch:
-    """So many products between two events."""
+    """`count` matmuls between two events."""
 
     start: torch.cuda.Event
     end: torch.cuda.Event
@@ -34,34 +32,38 @@ class MatmulBatch:
 
     @property
     def is_done(self) -> bool:
-        """Whether the last of them is."""
+        """Whether the last matmul has finished."""
         return bool(self.end.query())  # type: ignore[no-untyped-call]
 
     def seconds_per_matmul(self) -> Seconds:
-        """Seconds of each of them, when they are done."""
+        """Seconds per matmul; waits until the batch has finished."""
         self.end.synchronize()
         return 1e-3 * float(self.start.elapsed_time(self.end)) / self.count
 
 
 class LoadGenerator:
-    """Products on one GPU. aside: the stream for what runs beside the host; seconds: of one, as the last ones took."""
+    """Matmul load on one GPU.
+
+    background_stream: for load that runs while the host does something else; matmul_seconds: of one matmul, as
+    last measured.
+    """
 
     def __init__(self, device: torch.device, dtype: torch.dtype, background_stream: torch.cuda.Stream) -> None:
         self._device, self._background_stream = device, background_stream
         with torch.cuda.device(device):
             self._a, self._b = (torch.empty(*sizes, device=device, dtype=dtype) for sizes in ((_M, _K), (_K, _N)))
             self._out = torch.empty(_M, _N, device=device, dtype=dtype)
-            self._a.normal_()  # whose bits cost the power that real ones do
+            self._a.normal_()  # random bits cost as much power as real data
             self._b.normal_()
-        self._launch_timed_batch(_TIMED_MATMULS)  # the library chooses its kernel
+        self._launch_timed_batch(_TIMED_MATMULS)  # warm-up: the library selects its kernel
         self.matmul_seconds = max(1e-6, self._launch_timed_batch(_TIMED_MATMULS).seconds_per_matmul())
 
     def launch_load(self, seconds: Seconds) -> None:
-        """Products of about so many seconds on the current stream, at least one, at most what it takes in at once."""
+        """Launch matmuls of about `seconds` on the current stream: at least one, at most what its queue holds."""
         self._launch_matmuls(min(_MAX_BATCH_MATMULS, max(1, math.ceil(seconds / self.matmul_seconds))))
 
     def run_load(self, seconds: Seconds) -> Seconds:
-        """Keep the GPU busy for so long, by its own clock, without a gap; seconds of a product at the end of it."""
+        """Keep the GPU busy for `seconds` of device time without a gap; returns the last seconds per matmul."""
         elapsed, running = 0.0, self.launch_batch()
         while elapsed < seconds:
             next_batch = self.launch_batch()
@@ -70,18 +72,18 @@ class LoadGenerator:
         return self.matmul_seconds
 
     def launch_batch(self) -> "MatmulBatch":
-        """Some products, launched now on the current stream."""
+        """Launch a batch of matmuls of about _BATCH_SECONDS on the current stream."""
         return self._launch_timed_batch(min(_MAX_BATCH_MATMULS, max(1, round(_BATCH_SECONDS / self.matmul_seconds))))
 
     def _launch_timed_batch(self, count: int) -> "MatmulBatch":
-        with torch.cuda.device(self._device):  # whose stream events are recorded on
+        with torch.cuda.device(self._device):  # events are recorded on this device's stream
             start = record_timed_event()
             self._launch_matmuls(count)
             return MatmulBatch(start, record_timed_event(), count)
 
     @contextmanager
     def background_load(self) -> Iterator[None]:
-        """Keep the GPU busy while the host does something else: in another thread, on a stream of its own."""
+        """Keep the GPU busy while the block runs on the host: from another thread, on the background stream."""
         self._background_stream.wait_stream(torch.cuda.current_stream(self._device))
 
         def launch_and_wait() -> None:
@@ -90,7 +92,7 @@ class LoadGenerator:
                     self._background_stream.query()  # cuBLAS wants a context, which a thread has from its first call
                     self.launch_load(_BATCH_SECONDS)
                     self._background_stream.synchronize()
-            except RuntimeError:  # the thread that measures meets it at its own next call, and says so
+            except RuntimeError:  # the measuring thread gets the same error at its own next call, and reports it
                 return
 
         stop = run_periodically(launch_and_wait, 0.0)
@@ -106,7 +108,7 @@ class LoadGenerator:
 
 
 def record_timed_event() -> torch.cuda.Event:
-    """An event that is recorded now, on the current stream."""
+    """A timing event recorded now on the current stream."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

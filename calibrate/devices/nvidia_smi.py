@@ -1,4 +1,4 @@
-"""What does nvidia-smi say of a GPU? Asked where NVML cannot be, and never longer than it may take."""
+"""What does nvidia-smi report about a GPU? Used where NVML is not available, always with a timeout."""
 
 import shutil
 import subprocess
@@ -9,26 +9,30 @@ from typing import Final
 from calibrate.devices.telemetry import GpuSettings, throttle_reasons
 from clustersim.cost.calibration_record import DeviceTelemetry
 
-_TIMEOUT_SECONDS: Final = 30.0  # seconds after which it is ended; who waits for its answer has given up before
+_TIMEOUT_SECONDS: Final = 30.0  # seconds after which the process is killed; the caller's own timeout is shorter
 _STATE_FIELDS: Final = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
 _SETTING_FIELDS: Final = ("driver_version", "enforced.power.limit", "ecc.mode.current", "mig.mode.current")
 _REASON_FIELDS: Final = (
     "clocks_event_reasons.active",
     "clocks_throttle_reasons.active",
-)  # since driver 535, and before
+)  # since driver 535, and before it
 _MODES: Final = {"Enabled": True, "Disabled": False}
 
 
 @dataclass(frozen=True, slots=True)
 class NvidiaSmiSensor:
-    """A GPU. command: where nvidia-smi is; name: the GPU's UUID as it wants it; reasons: its word for them."""
+    """A GPU queried through nvidia-smi.
+
+    command: path of nvidia-smi; gpu_id: the GPU's UUID as nvidia-smi takes it; reasons_field: name of the field
+    with the throttle reasons in this driver version, empty if there is none.
+    """
 
     command: str
     gpu_id: str
     reasons_field: str
 
     def read_telemetry(self) -> DeviceTelemetry:
-        """Now; 0 for what it does not tell."""
+        """Current telemetry; 0 for values that are not reported."""
         sm, memory, power, temperature, mask = self._query_padded(
             (*_STATE_FIELDS, self.reasons_field) if self.reasons_field else _STATE_FIELDS
         )
@@ -41,18 +45,18 @@ class NvidiaSmiSensor:
         )
 
     def read_settings(self) -> GpuSettings:
-        """What it is set to."""
+        """Driver, power limit, ECC and MIG modes."""
         driver, limit, ecc, mig, _ = self._query_padded(_SETTING_FIELDS)
         return GpuSettings(driver, _parse_number(limit), _MODES.get(ecc), _MODES.get(mig))
 
     def _query_padded(self, fields: Sequence[str]) -> list[str]:
-        """Five answers, empty where there are none."""
+        """Answers padded to five, empty where there are none."""
         answers = query_fields(self.command, self.gpu_id, fields)
         return [*(answers or ()), *[""] * 5][:5]
 
 
 def find_sensor(uuid: str) -> NvidiaSmiSensor | None:
-    """The GPU of that UUID; None where there is no nvidia-smi, or where it does not know it."""
+    """The sensor of the GPU with that UUID; None without nvidia-smi, or where it does not know the GPU."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
@@ -65,7 +69,7 @@ def find_sensor(uuid: str) -> NvidiaSmiSensor | None:
 
 
 def query_fields(command: str, gpu_id: str, fields: Sequence[str]) -> list[str] | None:
-    """Answers about one GPU; None where it fails, knows neither the GPU nor a field, or takes too long."""
+    """Values of some fields of one GPU; None on failure, unknown GPU or field, or timeout."""
     arguments = [command, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "-i", gpu_id]
     try:
         process = subprocess.run(arguments, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
@@ -76,7 +80,7 @@ def query_fields(command: str, gpu_id: str, fields: Sequence[str]) -> list[str] 
 
 
 def _parse_number(answer: str) -> float:
-    """What it says, 0 for [N/A]; reasons are hexadecimal."""
+    """The number in an answer, 0 for [N/A]; throttle reasons are hexadecimal."""
     try:
         return float(int(answer, 16)) if answer.startswith("0x") else float(answer)
     except ValueError:

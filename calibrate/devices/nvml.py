@@ -1,4 +1,4 @@
-"""What does the driver's library say of a GPU? NVML, through `nvidia-ml-py` (the module `pynvml`)."""
+"""What does NVML report about a GPU? Through `nvidia-ml-py` (the module `pynvml`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, slots=True)
 class NvmlSensor:
-    """A GPU. handle: NVML's of the whole of it; whole: what is measured is not a part of it (MIG)."""
+    """A GPU. handle: NVML handle of the full GPU; is_full_gpu: False where a MIG instance is measured."""
 
     handle: Any
     is_full_gpu: bool
 
     def read_telemetry(self) -> DeviceTelemetry:
-        """Now; 0 for what this GPU or driver does not tell."""
+        """Current telemetry; 0 for values that this GPU or driver does not report."""
         import pynvml
 
         query = self._query
@@ -34,7 +34,7 @@ class NvmlSensor:
         )
 
     def read_settings(self) -> GpuSettings:
-        """What it is set to: current modes, not those after the next reboot."""
+        """Current settings, not those pending for the next reboot."""
         import pynvml
 
         ecc = self._query(pynvml.nvmlDeviceGetEccMode, None)
@@ -51,14 +51,17 @@ class NvmlSensor:
 
 
 def find_sensor(uuid: str) -> NvmlSensor | None:
-    """The GPU of that UUID (without `GPU-` or `MIG-`); None where the library is missing or does not know it."""
+    """The sensor of the GPU with that UUID (without `GPU-` or `MIG-`).
+
+    None where NVML is missing or does not know it.
+    """
     try:
         import pynvml
     except ImportError:
         return None
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver, or one of another version than its library
+    except pynvml.NVMLError:  # no driver, or one of another version than the library
         return None
     handle = _query_or_default(pynvml.nvmlDeviceGetHandleByUUID, None, f"GPU-{uuid}")
     if handle is not None:
@@ -73,7 +76,7 @@ def find_sensor(uuid: str) -> NvmlSensor | None:
 
 
 def _query_or_default(function: Callable[..., ResultT], default: Any, *arguments: Any) -> Any:
-    """An answer; something else where this GPU, driver or user has none."""
+    """The result of an NVML call; a default where this GPU, driver or user has none."""
     import pynvml
 
     try:

@@ -1,9 +1,9 @@
-"""What do repeated measurements of one thing say?
+"""What is the time of a repeatedly measured kernel?
 
-Their median, with their 5th and 95th percentile. A sample is dropped, and counted, where it is further from the median
-than five standard deviations of the others, the deviation being 1.4826 median absolute deviations (Leys et al. 2013,
-J. Exp. Soc. Psychology 49(4)): another process, a clock that changes. Of fewer than eight samples none is dropped,
-since those say little about the others.
+The median, with the 5th and 95th percentile. Outliers are dropped, and counted: samples further from the
+median than five robust standard deviations, which are 1.4826 median absolute deviations (Leys et al. 2013,
+J. Exp. Soc. Psychology 49(4)); their causes are other processes or clock changes. With fewer than eight
+samples none is dropped, since the deviation is then too uncertain.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import TimeStatistics
 
-MAD_TO_STD: Final = 1.4826  # standard deviations in a median absolute deviation, of a normal distribution
+MAD_TO_STD: Final = 1.4826  # standard deviations per median absolute deviation of a normal distribution
 OUTLIER_STDS: Final = 5.0  # standard deviations
 _MIN_SAMPLES_FOR_DROPPING: Final = 8  # samples
-_MIN_RELATIVE_DEVIATION: Final = 1e-3  # of the median: below that samples are equal
+_MIN_RELATIVE_DEVIATION: Final = 1e-3  # relative to the median; smaller deviations never count as outliers
 
 
 def time_statistics(samples: Sequence[Seconds]) -> TimeStatistics:
-    """Median and percentiles of samples, without those that are far from all others."""
+    """Median and percentiles of samples, without outliers."""
     values = np.array(samples)
     inliers = (
         values
@@ -34,7 +34,7 @@ def time_statistics(samples: Sequence[Seconds]) -> TimeStatistics:
 
 
 def robust_std(samples: FloatArray) -> float:
-    """Standard deviations of samples, by their median absolute deviation."""
+    """Robust standard deviation of samples, from their median absolute deviation."""
     return float(MAD_TO_STD * np.median(np.abs(samples - np.median(samples))))
 
 

@@ -1,9 +1,9 @@
-"""What does a GPU say of itself while it works: clocks, power, temperature, and what keeps its clocks down?
+"""What does a GPU report while it works: clocks, power, temperature, throttle reasons?
 
-Through the driver's library (NVML, by `nvidia-ml-py`); through `nvidia-smi` where that library is missing; on ROCm by
-what PyTorch asks of the driver. A GPU is found by its UUID, which containers and CUDA_VISIBLE_DEVICES do not renumber;
-a part of a GPU (MIG) has the clocks, power and temperature of the whole. None of these may stop or end measuring: what
-is not known is left out, and a driver that does not answer in time is not asked again.
+Through NVML (`nvidia-ml-py`); through `nvidia-smi` where that library is missing; on ROCm by what PyTorch
+reads from the driver. A GPU is identified by its UUID, which containers and CUDA_VISIBLE_DEVICES do not
+change; a MIG instance has the clocks, power and temperature of its parent GPU. No sensor may stop or fail a
+measurement: unknown values are left out, and a driver that times out is not queried again.
 """
 
 import threading
@@ -21,27 +21,27 @@ from calibrate.devices.telemetry import GpuSensor, GpuSettings
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import DeviceTelemetry
 
-_TIMEOUT_SECONDS: Final = 20.0  # seconds that a driver may take; nvidia-smi takes some on a node that was idle
-_MAX_AGE_SECONDS: Final = 10.0  # seconds for which an answer holds that itself takes tenths of a second
+_TIMEOUT_SECONDS: Final = 20.0  # timeout of a driver call; nvidia-smi takes some seconds on an idle node
+_MAX_AGE_SECONDS: Final = 10.0  # seconds for which a reading is reused, where reading takes tenths of a second
 
 ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
 class NullSensor:
-    """Nothing here can tell."""
+    """A sensor that reports nothing."""
 
     def read_telemetry(self) -> DeviceTelemetry:
-        """Not known."""
+        """Empty telemetry."""
         return DeviceTelemetry()
 
     def read_settings(self) -> GpuSettings:
-        """Not known."""
+        """Empty settings."""
         return GpuSettings()
 
 
 class TimeoutSensor:
-    """A sensor that is asked in another thread, and no more once it has not answered in time."""
+    """A sensor that is read in another thread, and never again after a timeout."""
 
     def __init__(self, find_sensor: Callable[[], GpuSensor], timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
         self._timeout_seconds, self._timed_out = timeout_seconds, False
@@ -49,11 +49,11 @@ class TimeoutSensor:
         self._sensor = self._call_with_timeout(find_sensor, null_sensor)
 
     def read_telemetry(self) -> DeviceTelemetry:
-        """Now, as far as it is known."""
+        """Current telemetry, as far as known."""
         return self._call_with_timeout(lambda: self._sensor.read_telemetry(), DeviceTelemetry())
 
     def read_settings(self) -> GpuSettings:
-        """What it is set to, as far as it is known."""
+        """Settings, as far as known."""
         return self._call_with_timeout(lambda: self._sensor.read_settings(), GpuSettings())
 
     def _call_with_timeout(self, read: Callable[[], ResultT], default: ResultT) -> ResultT:
@@ -64,7 +64,7 @@ class TimeoutSensor:
         def run_read() -> None:
             try:
                 answers.put(read())
-            except Exception:  # whatever a driver's library raises, kernels can be measured
+            except Exception:  # kernels can be measured whatever the driver's library raises
                 answers.put(default)
 
         threading.Thread(target=run_read, daemon=True).start()
@@ -76,31 +76,31 @@ class TimeoutSensor:
 
 
 class RateLimitedSensor:
-    """A sensor that takes long to answer, asked again only when its last answer is old."""
+    """A slow sensor, read again only when its last telemetry is too old."""
 
     def __init__(self, sensor: GpuSensor) -> None:
         self._sensor = sensor
         self._last: tuple[Seconds, DeviceTelemetry] | None = None
 
     def read_telemetry(self) -> DeviceTelemetry:
-        """Now, or a little ago."""
+        """Current telemetry, or up to _MAX_AGE_SECONDS old."""
         if self._last is None or monotonic() - self._last[0] > _MAX_AGE_SECONDS:
             self._last = monotonic(), self._sensor.read_telemetry()
         return self._last[1]
 
     def read_settings(self) -> GpuSettings:
-        """What it is set to."""
+        """Settings of the GPU."""
         return self._sensor.read_settings()
 
 
 @dataclass(frozen=True, slots=True)
 class RocmSensor:
-    """An AMD GPU, by its number, as PyTorch asks amdsmi; without the package or its rights there is no answer."""
+    """An AMD GPU, by its PyTorch index, read through amdsmi; all zero without the package or its permissions."""
 
     gpu_index: int
 
     def read_telemetry(self) -> DeviceTelemetry:
-        """Now."""
+        """Current telemetry."""
         return DeviceTelemetry(
             sm_clock_mhz=self._read_or_zero(torch.cuda.clock_rate),
             power_w=self._read_or_zero(torch.cuda.power_draw),
@@ -108,19 +108,19 @@ class RocmSensor:
         )
 
     def read_settings(self) -> GpuSettings:
-        """PyTorch asks for none of them."""
+        """Empty: PyTorch reads none of them."""
         return GpuSettings()
 
     def _read_or_zero(self, read: Callable[[int], float]) -> float:
         try:
             return float(read(self.gpu_index))
-        except Exception:  # amdsmi's own errors have no common type with a missing package
+        except Exception:  # amdsmi's errors and a missing package have no common type
             return 0.0
 
 
 @cache
 def gpu_sensor(gpu_index: int) -> GpuSensor:
-    """What tells the state of the GPU of that number in PyTorch."""
+    """The sensor of the GPU with that PyTorch index."""
     if torch.version.hip is not None:
         return TimeoutSensor(lambda: RocmSensor(gpu_index))
     uuid = str(torch.cuda.get_device_properties(gpu_index).uuid)

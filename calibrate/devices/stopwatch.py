@@ -1,4 +1,4 @@
-"""What does a device do while it is timed, and by whose clock? The seam between the method and a device."""
+"""How is work on a device timed? The protocol between the measurement method and a device."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -7,14 +7,17 @@ from clustersim.common.units import Seconds
 
 Action = Callable[[], None]
 BackgroundLoad = Callable[[Seconds], Action]
-"""Begins other work that lasts so many seconds, or until it is ended; what it returns ends it, or waits for it."""
+"""Starts background work that lasts at least the given seconds or until it is ended.
+
+The returned function ends it, or waits for its end.
+"""
 
 
 class Stopwatch(Protocol):
-    """A device's clock."""
+    """Times work on a device."""
 
     def now(self) -> Seconds:
-        """Seconds by the wall."""
+        """Wall-clock seconds."""
 
     def time(self, action: Action, repeats: int) -> Seconds:
-        """Seconds that the device works on so many runs of an action, all together."""
+        """Total seconds that the device works on `repeats` runs of an action."""

@@ -1,4 +1,4 @@
-"""With what does PyTorch compute here: which processor, which libraries, which settings of theirs?"""
+"""What does PyTorch run on here: which processor, which libraries, which settings of these?"""
 
 import os
 import platform
@@ -13,7 +13,7 @@ _RELEVANT_PREFIXES: Final = (
     "NCCL_", "RCCL_", "GLOO_", "CUBLAS", "CUDNN_", "HIPBLAS", "NVIDIA_TF32", "CUDA_", "HIP_", "HSA_", "TORCH",
     "PYTORCH_", "OMP_", "MKL_",
 )  # fmt: skip
-_IRRELEVANT_PATTERNS: Final = (  # where things are, which are seen, who started them, what they say
+_IRRELEVANT_PATTERNS: Final = (  # paths, device visibility, launchers and log settings
     "_HOME", "_PATH", "_DIR", "_ROOT", "_VERSION", "ARCH_LIST", "VISIBLE_DEVICES", "TORCHELASTIC_", "_DEBUG",
     "TORCH_LOGS",
 )  # fmt: skip
@@ -21,19 +21,19 @@ _VERSION_PROPERTIES: Final = (0, 1, 2)  # of libraryPropertyType: major, minor, 
 
 
 def processor_name() -> str:
-    """The host's CPU."""
+    """Name of the host's CPU."""
     return read_field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
 
 
 def core_clock_mhz() -> float:
-    """The mean clock of the host's cores now; 0 where the system does not tell."""
+    """Current mean clock of the host's cores; 0 where the system does not report it."""
     fields = (line.partition(":") for line in _read_lines(Path("/proc/cpuinfo")))
     clocks = [float(value) for name, _, value in fields if name.strip() == "cpu MHz"]
     return sum(clocks) / len(clocks) if clocks else 0.0
 
 
 def library_environment() -> Mapping[str, str]:
-    """Variables that change what libraries compute or how: NCCL_ALGO, CUBLAS_WORKSPACE_CONFIG, OMP_NUM_THREADS."""
+    """Environment variables that affect libraries: NCCL_ALGO, CUBLAS_WORKSPACE_CONFIG, OMP_NUM_THREADS, ..."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -42,7 +42,7 @@ def library_environment() -> Mapping[str, str]:
 
 
 def enabled_sdpa_backends() -> str:
-    """The backends of SDPA that PyTorch may choose from."""
+    """The enabled SDPA backends of PyTorch."""
     backends: Mapping[str, Callable[[], bool]] = {
         "flash": torch.backends.cuda.flash_sdp_enabled,
         "efficient": torch.backends.cuda.mem_efficient_sdp_enabled,
@@ -53,16 +53,16 @@ def enabled_sdpa_backends() -> str:
 
 
 def cudnn_version() -> str:
-    """Its version, as PyTorch has loaded it: 91002 is 9.10.2."""
+    """Version of the cuDNN that PyTorch has loaded: 91002 is 9.10.2."""
     try:
         code = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    except RuntimeError:  # it was built with another than is here
+    except RuntimeError:  # PyTorch was built with another version than is installed
         return ""
     return "" if code is None else _format_cudnn_version(code)
 
 
 def cublas_version() -> str:
-    """The version of the library that is loaded, by its own word."""
+    """Version of the loaded cuBLAS, as the library reports it."""
     loaded = (line.split()[-1] for line in _read_lines(Path("/proc/self/maps")) if "libcublas.so" in line)
     path = next(loaded, None)
     if path is None:
@@ -72,12 +72,12 @@ def cublas_version() -> str:
     except (OSError, AttributeError):
         return ""
     value = c_int()
-    numbers = [str(value.value) for kind in _VERSION_PROPERTIES if get_property(kind, byref(value)) == 0]
-    return ".".join(numbers)
+    components = [str(value.value) for kind in _VERSION_PROPERTIES if get_property(kind, byref(value)) == 0]
+    return ".".join(components)
 
 
 def read_field(path: Path, key: str) -> str | None:
-    """The value of the first line `key: value` of a file of the system; None without."""
+    """The value of the first line `key: value` of a system file; None if there is none."""
     fields = (line.partition(":") for line in _read_lines(path))
     return next((value.strip() for name, _, value in fields if name.strip() == key), None)
 
@@ -90,6 +90,6 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _format_cudnn_version(code: int) -> str:
-    """Since 9 it is 10000 major + 100 minor + patch, before that 1000 major."""
+    """Version text: 10000 major + 100 minor + patch since version 9, 1000 major before."""
     thousands = 10_000 if code >= 90_000 else 1000
     return f"{code // thousands}.{code % thousands // 100}.{code % 100}"

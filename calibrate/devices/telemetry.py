@@ -1,4 +1,4 @@
-"""What can be told of a GPU: its state under load, what it is set to, why its clocks are low?"""
+"""What can be read from a GPU: its telemetry under load, its settings, its throttle reasons?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from clustersim.cost.calibration_record import DeviceTelemetry
 
-_IDLE_BIT: Final = 0x1  # a reason for a low clock, but not what keeps a GPU that works from a higher one
+_IDLE_BIT: Final = 0x1  # explains the low clock of an idle GPU, not that of a busy one
 _REASON_BY_BIT: Final = {  # nvml.h: nvmlClocksEventReason..., formerly nvmlClocksThrottleReason...
     0x2: "applications_clocks_setting",
     0x4: "sw_power_cap",
@@ -23,7 +23,7 @@ _REASON_BY_BIT: Final = {  # nvml.h: nvmlClocksEventReason..., formerly nvmlCloc
 
 @dataclass(frozen=True, slots=True)
 class GpuSettings:
-    """What does not change while measuring. mig: whether the GPU is cut into parts; empty, 0 or None: not known."""
+    """Settings that do not change while measuring. mig: whether MIG mode is on; empty, 0 or None: unknown."""
 
     driver: str = ""
     power_limit_w: float = 0.0
@@ -32,23 +32,23 @@ class GpuSettings:
 
 
 class GpuSensor(Protocol):
-    """What tells the state of one GPU."""
+    """Reads the state of one GPU."""
 
     def read_telemetry(self) -> DeviceTelemetry:
-        """Now."""
+        """Current telemetry."""
 
     def read_settings(self) -> GpuSettings:
-        """What it is set to."""
+        """Settings of the GPU."""
 
 
 def throttle_reasons(mask: int) -> tuple[str, ...]:
-    """What keeps clocks down, by the driver's bits; one that is not known here keeps its number."""
+    """Names of the throttle reasons in the driver's bit mask; unknown bits keep their hexadecimal value."""
     bits = [1 << bit_index for bit_index in range(mask.bit_length()) if mask >> bit_index & 1]
     return tuple(_REASON_BY_BIT.get(bit, hex(bit)) for bit in bits if bit != _IDLE_BIT)
 
 
 def mean_telemetry(states: Sequence[DeviceTelemetry]) -> DeviceTelemetry | None:
-    """Means of what was told, and all reasons; None where nothing was."""
+    """Means over the samples that report anything, and all throttle reasons; None where none does."""
     reported = [state for state in states if state != DeviceTelemetry()]
     if not reported:
         return None

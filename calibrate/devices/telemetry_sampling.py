@@ -1,4 +1,4 @@
-"""How is a device seen while it works? What others do at the same time: look at it, or keep it busy."""
+"""How is a device observed, or kept busy, while it is measured? Periodic actions in a background thread."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,24 +10,24 @@ from calibrate.devices.telemetry import mean_telemetry
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import DeviceTelemetry
 
-_INTERVAL_SECONDS: Final = 0.05  # seconds; drivers refresh power ten times a second
+_INTERVAL_SECONDS: Final = 0.05  # seconds between samples; drivers refresh power ten times a second
 
 
 class TelemetryLog:
-    """What was seen so far."""
+    """Telemetry sampled so far."""
 
     def __init__(self) -> None:
         self.samples: list[DeviceTelemetry] = []
 
     @property
     def mean_telemetry(self) -> DeviceTelemetry | None:
-        """The means of it; None where the device tells nothing."""
+        """Mean of the samples; None where the device reports nothing."""
         return mean_telemetry(self.samples)
 
 
 @contextmanager
 def sample_while_running(read_telemetry: Callable[[], DeviceTelemetry]) -> Iterator[TelemetryLog]:
-    """Look at a device again and again while the block runs, and once when it ends before the first look."""
+    """Sample telemetry periodically while the block runs, and once at its end if the block was too short."""
     log = TelemetryLog()
     stop = run_periodically(lambda: log.samples.append(read_telemetry()), _INTERVAL_SECONDS)
     try:
@@ -39,7 +39,7 @@ def sample_while_running(read_telemetry: Callable[[], DeviceTelemetry]) -> Itera
 
 
 def run_periodically(action: Action, interval: Seconds) -> Action:
-    """Do something in a thread of its own, each time so long after the last; what is returned ends it, and waits."""
+    """Run an action periodically in a thread; the returned function stops the thread and waits for it."""
     stop_event = threading.Event()
 
     def loop() -> None:

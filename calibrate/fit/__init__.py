@@ -1,1 +1,1 @@
-"""Which constants of the cost models do measurements support?"""
+"""Fitting of cost-model constants to measurements."""

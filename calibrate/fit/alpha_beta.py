@@ -1,11 +1,12 @@
-"""Which latency and bandwidth do measured collectives have?
+"""Least-squares fit of alpha (latency) and beta (bandwidth) to measured collectives.
 
-Model: seconds = alpha + payload / beta, for one collective in groups of one shape (ranks, nodes); the classic model of
-Hockney 1994 (The communication challenge for MPP, Parallel Computing 20(3)), with the payload in nccl-tests' sense, so
-1 / beta holds the algorithm's factor. One line for all sizes: where a library changes its algorithm or protocol with
-the size, the residual says so.
-Fit: least squares of the relative error, sum of (predicted / measured - 1)^2, which is linear in alpha and 1 / beta;
-neither may be negative.
+Model: seconds = alpha + payload / beta, for one collective in groups of one shape (ranks, nodes); the model
+of Hockney 1994 (The communication challenge for MPP, Parallel Computing 20(3)). The payload is the size that
+nccl-tests reports, so 1 / beta includes the algorithm's bus-bandwidth factor. One line covers all sizes:
+where a library switches its algorithm or protocol with the size, the residual shows it.
+
+The objective is the sum of (predicted / measured - 1)^2, linear in alpha and 1 / beta; both are constrained
+to be nonnegative.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,13 +21,14 @@ from clustersim.program.task import CollectiveType
 
 GroupShapeKey = tuple[CollectiveType, int, int, DType]
 
-MIN_PAYLOADS: Final = 3  # payloads: two constants, and something to judge them by
+MIN_PAYLOADS: Final = 3  # two constants, and one residual degree of freedom
+"""Minimum number of distinct payloads: two constants and one residual degree of freedom."""
 
 
 def fit_collectives(samples: Iterable[CollectiveSample]) -> tuple[CollectiveFit, ...]:
-    """A fit for each collective and shape of group, with even parts; none where its rows cannot tell a bandwidth.
+    """Fit alpha and beta for each collective, group shape and format among samples with even shares.
 
-    That takes three different payloads, and times that grow with them.
+    A shape is skipped if it has fewer than three distinct payloads or if its times do not grow with the payload.
     """
     shapes: dict[GroupShapeKey, list[CollectiveSample]] = {}
     for sample in (candidate for candidate in samples if not candidate.call.shares):
@@ -49,21 +51,22 @@ def _fit_shape(shape: GroupShapeKey, samples: Sequence[CollectiveSample]) -> Col
 
 
 def _fit_line(payloads: FloatArray, seconds: FloatArray) -> tuple[float, float]:
-    """Alpha and 1 / beta, neither negative, with the least sum of squared relative errors.
+    """Alpha and 1 / beta that minimize the sum of squared relative errors, both nonnegative.
 
-    Where the free optimum has a negative one, the sum being convex, the best has that one at zero.
+    The objective is convex: where the unconstrained optimum has a negative constant, that constant is zero in
+    the constrained optimum.
     """
     design = np.stack([1.0 / seconds, payloads / seconds], axis=1)
     scales = np.linalg.norm(design, axis=0)
     unconstrained = np.linalg.lstsq(design / scales, np.ones(len(seconds)), rcond=None)[0] / scales
     if unconstrained[0] >= 0.0 and unconstrained[1] >= 0.0:
         return float(unconstrained[0]), float(unconstrained[1])
-    single_constant = design.sum(axis=0) / scales**2  # the best of each constant without the other
+    single_constant = design.sum(axis=0) / scales**2  # optimum of each constant with the other fixed at zero
     return (0.0, float(single_constant[1])) if unconstrained[0] < 0.0 else (float(single_constant[0]), 0.0)
 
 
 def _leave_one_out_error(payloads: FloatArray, seconds: FloatArray) -> float:
-    """Mean absolute relative error of each row as the fit to the others has it."""
+    """Mean absolute relative error of each sample under the fit to all other samples (leave-one-out)."""
     errors = []
     for index in range(len(seconds)):
         is_other = np.arange(len(seconds)) != index

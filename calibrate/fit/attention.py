@@ -1,8 +1,8 @@
-"""Which flash attention constants do measured kernels support?
+"""Grid search for the flash attention constants of the roofline model.
 
-Searched: share of the peak, what a causal mask costs, what softmax and a block's start cost, and the rows that one
-compute unit works on at a time (see `cost.roofline`). In formats with scales: how many times as fast it is, with all
-else as it is.
+Searched: fraction of peak, cost of a causal mask, overheads of softmax and of starting a block, and the
+block of rows that one compute unit processes at a time (see `cost.roofline`). For block-scaled low-precision
+formats only a speed-up is searched, all other constants staying as they are.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,15 @@ CAUSAL_FACTORS: Final = (0.8, 0.85, 0.9, 0.95, 1.0)
 HEAD_OVERHEADS: Final = (0, 8, 16, 24, 32, 48, 64, 96)
 KEY_OVERHEADS: Final = (0, 32, 64, 96, 128, 192, 256, 384, 512)
 BLOCK_SIZES: Final = (64, 128, 256)
-SPEEDUPS: Final = linear_grid(1.0, 3.0, 0.01)  # in formats with scales
+SPEEDUPS: Final = linear_grid(1.0, 3.0, 0.01)  # in block-scaled formats
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionGrid:
-    """What is searched; a constant that is given has one value. even: sources count alike, not rows."""
+    """Candidate values of each constant; a fixed constant has one value.
+
+    equal_source_weights: every source has the same weight in the error, instead of every sample.
+    """
 
     shares: FloatArray
     causal_factors: Sequence[float]
@@ -40,7 +43,7 @@ class AttentionGrid:
 
 
 def single_point_grid(constants: AttentionEfficiency) -> AttentionGrid:
-    """Given constants, nothing searched."""
+    """Grid of one point: the given constants."""
     return AttentionGrid(
         shares=np.array([constants.share]),
         causal_factors=(constants.causal,),
@@ -51,7 +54,7 @@ def single_point_grid(constants: AttentionEfficiency) -> AttentionGrid:
 
 
 def search_attention(accelerator: Accelerator, samples: Sequence[AttentionSample], grid: AttentionGrid) -> GridOptimum:
-    """The best share, causal factor, head and key overheads and block of the grid, of one direction."""
+    """Best peak fraction, causal factor, head and key overheads and block size of the grid, for one direction."""
     search = GridSearch(
         np.array([sample.seconds for sample in samples]),
         [sample.publication for sample in samples],
@@ -77,7 +80,7 @@ def search_attention(accelerator: Accelerator, samples: Sequence[AttentionSample
 
 
 def winner_constants(optimum: GridOptimum) -> AttentionEfficiency:
-    """The constants that a search found."""
+    """The constants of a search's optimum."""
     return _efficiency(*optimum.constants)
 
 
@@ -88,7 +91,10 @@ def fit_attention(
     *,
     equal_source_weights: bool = False,
 ) -> tuple[AttentionEfficiency, GridOptimum]:
-    """Fit one direction's constants; unmasked: the causal factor to keep where no row has a causal mask."""
+    """Fit the constants of one direction.
+
+    default_causal_factor: causal factor to use if no sample has a causal mask.
+    """
     causal_factors = CAUSAL_FACTORS if any(sample.shape.causal for sample in samples) else (default_causal_factor,)
     grid = AttentionGrid(PEAK_SHARES, causal_factors, HEAD_OVERHEADS, KEY_OVERHEADS, BLOCK_SIZES, equal_source_weights)
     optimum = search_attention(accelerator, samples, grid)
@@ -98,12 +104,12 @@ def fit_attention(
 def fit_low_precision_speedup(
     accelerator: Accelerator, samples: Sequence[AttentionSample], constants: AttentionEfficiency
 ) -> tuple[AttentionEfficiency, GridOptimum]:
-    """The constants of one direction, and how many times as fast it is in the format with scales of these rows."""
+    """Constants of one direction with the speed-up of the scaled format of these samples (relative to BF16)."""
     search = GridSearch(np.array([sample.seconds for sample in samples]), [sample.publication for sample in samples])
     bf16_samples = [replace(sample, dtype=DType.BF16) for sample in samples]
     compute = _compute_seconds_at_peak(accelerator, constants, bf16_samples) / constants.share
     seconds = np.maximum(compute[None, :] / SPEEDUPS[:, None], _memory_seconds(accelerator, samples))
-    search.evaluate([(float(item),) for item in SPEEDUPS], seconds + accelerator.efficiency.kernel_latency)
+    search.evaluate([(float(speedup),) for speedup in SPEEDUPS], seconds + accelerator.efficiency.kernel_latency)
     optimum = search.optimum()
     return replace(constants, formats={**constants.formats, samples[0].dtype: optimum.constants[0]}), optimum
 
@@ -117,14 +123,14 @@ def _efficiency(
 def _compute_seconds_at_peak(
     accelerator: Accelerator, constants: AttentionEfficiency, samples: Sequence[AttentionSample]
 ) -> FloatArray:
-    """Seconds of every row's arithmetic at a share of 1."""
+    """Seconds of each sample's arithmetic at 100 % of peak: [samples]."""
     loads = (attention_load(accelerator, constants, sample.shape, _score_count(sample)) for sample in samples)
     peaks = (accelerator.peak_flops(sample.dtype) for sample in samples)
     return np.array([sample.flops / peak * load for sample, peak, load in zip(samples, peaks, loads, strict=True)])
 
 
 def _memory_seconds(accelerator: Accelerator, samples: Sequence[AttentionSample]) -> FloatArray:
-    """Seconds of every row's memory traffic."""
+    """Seconds of each sample's memory traffic: [samples]."""
     return np.array([sample.moved_bytes for sample in samples]) / (
         accelerator.memory_bandwidth * accelerator.efficiency.memory
     )

@@ -1,14 +1,17 @@
-"""Which constants of a library predict published tables of collectives best?
+"""Grid search for the constants of a collective library against published benchmark tables.
 
-Three kinds are fitted, each while the others stay as they are, so that the shipped ones are a common optimum:
+Three kinds of constants are fitted, each with the others held fixed, so the packaged values are a joint
+optimum:
 
-- what a collective's launch adds, for each generation of GPUs, to sizes below 1 MiB of tables on NVLink alone or over
-  RDMA networks (what nccl-tests measures beyond NCCL's own latencies differs between generations, and their hosts);
-- how pipelines between domains cut payloads, to sizes from 1 MiB on of the same tables;
-- what a message over any other network takes beyond the library's rounds, to sizes below 64 KiB of tables over it.
+- launch overhead of a collective for each NVLink generation: sizes below 1 MiB of tables on NVLink or RDMA
+  networks (what nccl-tests measures beyond NCCL's own latencies differs between generations and their
+  hosts);
+- pipeline chunking between domains: sizes from 1 MiB of the same tables;
+- message latency over any other network beyond the library's step latencies: sizes below 64 KiB of tables
+  over it.
 
-They are of grids, those with the least mean over sources of the mean over a source's tables of |predicted /
-measured - 1|. A constant that no table is left for is that of `any` make (networks) or stays (generations).
+The objective is the mean over sources of the mean over a source's tables of |predicted / measured - 1|. A
+constant that no remaining table identifies keeps its value (NVLink) or that of technology `any` (networks).
 """
 
 import itertools
@@ -28,21 +31,21 @@ from clustersim.hardware.link_technology import LinkTechnology
 RDMA_TECHNOLOGIES: Final = (
     LinkTechnology.INFINIBAND,
     LinkTechnology.ROCE,
-)  # whose messages NCCL's own constants are about
-INTRA_DOMAIN_FRACTION: Final = 0.4  # of a payload; 0.2 fits as well (12.8 % both), so the tables do not tell
+)  # NCCL's built-in network constants are for these
+INTRA_DOMAIN_FRACTION: Final = 0.4  # of a payload; 0.2 fits as well (12.8 % both), so the tables do not identify it
 PIPELINE_GRID: Final = tuple(
-    PipelineChunking(INTRA_DOMAIN_FRACTION, *item) for item in itertools.product((0.4, 0.6, 0.8, 1.0), (8e6, 12e6))
+    PipelineChunking(INTRA_DOMAIN_FRACTION, *values) for values in itertools.product((0.4, 0.6, 0.8, 1.0), (8e6, 12e6))
 )
 LAUNCH_GRID: Final[Sequence[Seconds]] = tuple(index * 1e-6 for index in range(16))
 LATENCY_GRID: Final[Sequence[Seconds]] = tuple(
-    element * 1e-6 for element in (0, 1, 2, 3, 5, 8, 12, 17, 25, 37, 55, 80, 120, 200, 300, 450, 650, 1000)
+    microseconds * 1e-6 for microseconds in (0, 1, 2, 3, 5, 8, 12, 17, 25, 37, 55, 80, 120, 200, 300, 450, 650, 1000)
 )
-SMALL_PAYLOAD: Final = 2**16  # bytes, below which a message's latency is most of its time
+SMALL_PAYLOAD: Final = 2**16  # bytes, below which a message is latency-bound
 
 
 @dataclass(frozen=True)
 class CollectiveConstantsFit:
-    """Misfits of each table with each candidate: [candidates]; only of tables that tell about a constant."""
+    """Errors of every candidate on every table that identifies the constant: [candidates]."""
 
     library: Library
     launch_errors: Mapping[BenchmarkTable, FloatArray]
@@ -50,7 +53,7 @@ class CollectiveConstantsFit:
     latency_errors: Mapping[BenchmarkTable, FloatArray]
 
     def best_library(self, held_out_source: str | None = None) -> Library:
-        """The library with the constants that fit the tables of all sources but one best."""
+        """The library with the best constants for the tables of all sources but `held_out_source`."""
         nvlink_constants: dict[LinkTechnology | None, NvlinkConstants] = {
             technology: replace(
                 constants, launch_seconds=self._best_launch(technology, constants.launch_seconds, held_out_source)
@@ -101,7 +104,7 @@ class CollectiveConstantsFit:
 
 
 def _best_candidate(errors_by_table: Mapping[BenchmarkTable, FloatArray], held_out_source: str | None) -> int | None:
-    """The number of the best candidate by the tables of other sources; None if there are none."""
+    """Index of the candidate with the least macro-averaged error without one source; None if no table is left."""
     source_errors = [
         (table.source, errors) for table, errors in errors_by_table.items() if table.source != held_out_source
     ]
@@ -115,7 +118,7 @@ def _best_candidate(errors_by_table: Mapping[BenchmarkTable, FloatArray], held_o
 def fit_collective_constants(
     costs_by_table: Mapping[BenchmarkTable, VariantCosts], library: Library
 ) -> CollectiveConstantsFit:
-    """Judge every candidate by every table that tells about it."""
+    """Evaluate every candidate on every table that identifies its constant."""
     fitted = [table for table in costs_by_table if table.is_fitted]
     non_rdma = [
         table
@@ -184,6 +187,6 @@ def _predicted_seconds(table: BenchmarkTable, variant_costs: VariantCosts, size_
 
 
 def _mean_relative_error(table: BenchmarkTable, seconds: FloatArray, size_indices: IntArray) -> FloatArray:
-    """Mean |predicted / measured - 1| over some sizes; seconds: [candidates, sizes]."""
+    """Mean |predicted / measured - 1| over the selected sizes: [candidates]; seconds: [candidates, sizes]."""
     mean_error: FloatArray = np.abs(table.ratios(seconds, size_indices) - 1.0).mean(axis=1)
     return mean_error

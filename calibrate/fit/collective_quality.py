@@ -1,15 +1,17 @@
-"""How well does the model of collectives predict published benchmarks, and which constants fit them best?
+"""Validation of the collective cost model against published benchmarks, and fit of its constants.
 
-The constants that are fitted are those of `collective_constants`; everything else in `topologies/libraries/nccl.yaml`
-is NCCL's own, a datasheet's, or read off one table that it names. Errors are also given left out by source: each source
-as constants predict it that were fitted to all other sources, which is what a new table may expect. Tables with what a
-framework does on the host before each call take no part, nor in launches those whose process drives several GPUs; they
-are judged all the same.
+The fitted constants are those of `collective_constants`; everything else in `topologies/libraries/nccl.yaml`
+is from NCCL itself, a datasheet, or one table that the file names. Errors are also given by
+leave-one-source-out cross-validation: each source is predicted with constants fitted to all others, which is
+the error to expect for a new table. Tables that include host work of a framework before each call are
+excluded from the fit, and tables whose process drives several GPUs from the fit of launch overheads; their
+errors are reported all the same.
 
-    python -m calibrate fit-collectives            print the errors with the shipped constants, and left out by source
+    python -m calibrate fit-collectives            print the errors with the packaged constants
     python -m calibrate fit-collectives --fit      search the constants; print them and the errors with them
 
-Source of the measurements: clustersim/validation/published/collectives.csv, one row per message size with its source.
+Source of the measurements: clustersim/validation/published/collectives.csv, one row per message size with
+its source.
 """
 
 import argparse
@@ -28,33 +30,33 @@ from clustersim.validation.error_statistics import group_by
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkErrors:
-    """Predicted over measured for each size of a benchmark."""
+    """Ratio of predicted to measured time for each size of a benchmark, and the selected algorithm."""
 
     table: BenchmarkTable
     ratios: tuple[float, ...]
     algorithms: tuple[str, ...]
 
     def mape(self, *, large: bool) -> float:
-        """Mean absolute percentage error of the sizes from 1 MiB on, or below; nan if there are none."""
+        """Mean absolute percentage error of the sizes from 1 MiB (large) or below; nan if there are none."""
         errors = np.abs(np.array(self.ratios)[self.table.is_large == large] - 1) * 100
         return float(errors.mean()) if errors.size else float("nan")
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkEvaluation:
-    """A table as constants predict it that were fitted to all tables, and to those of all other sources."""
+    """Errors of a benchmark with constants fitted to all sources, and to all sources but its own."""
 
     in_sample: BenchmarkErrors
     out_of_sample: BenchmarkErrors
 
     @property
     def table(self) -> BenchmarkTable:
-        """What was measured."""
+        """The measured benchmark."""
         return self.in_sample.table
 
 
 def compare_benchmark(table: BenchmarkTable, variant_costs: VariantCosts) -> BenchmarkErrors:
-    """Predict every size of a benchmark; the slowest group counts."""
+    """Predict every size of a benchmark; the slowest group determines the time."""
     selections = [select_variants(variant_costs, size) for size in table.sizes]
     ratios = table.ratios(np.array([selection.seconds.max() for selection in selections]))
     return BenchmarkErrors(
@@ -63,13 +65,13 @@ def compare_benchmark(table: BenchmarkTable, variant_costs: VariantCosts) -> Ben
 
 
 def cost_benchmarks(library: Library) -> dict[BenchmarkTable, VariantCosts]:
-    """Cost the library's offers for every published table that it is about."""
+    """Costs of the library's algorithm variants on every published benchmark of that library."""
     tables = (table for table in read_benchmarks() if table.benchmark.link_rates.library == library.name)
     return {table: table.benchmark.evaluate_variants(library) for table in tables}
 
 
 def evaluate_benchmarks(library: Library, fits: CollectiveConstantsFit) -> list[BenchmarkEvaluation]:
-    """Every table with a library's constants, and with those that fit all sources but its own best."""
+    """Evaluate every benchmark in sample and with its source held out."""
     tables = cost_benchmarks(library)
     held_out_libraries = {
         source: fits.best_library(source) for source in dict.fromkeys(table.source for table in tables)
@@ -78,7 +80,7 @@ def evaluate_benchmarks(library: Library, fits: CollectiveConstantsFit) -> list[
 
 
 def _evaluate(table: BenchmarkTable, variant_costs: VariantCosts, held_out_library: Library) -> BenchmarkEvaluation:
-    """Networks' constants are in what was surveyed, so the others' survey is their own."""
+    """Network constants are part of the variant costs, so they are evaluated again for the held-out library."""
     return BenchmarkEvaluation(
         compare_benchmark(table, variant_costs),
         compare_benchmark(table, table.benchmark.evaluate_variants(held_out_library)),
@@ -86,7 +88,7 @@ def _evaluate(table: BenchmarkTable, variant_costs: VariantCosts, held_out_libra
 
 
 def collective_fit_quality(library: Library) -> list[FitQuality]:
-    """How well the library predicts collectives of each GPU, and with constants fitted to all other sources."""
+    """Prediction error of the library for each GPU, in sample and by leave-one-source-out."""
     evaluations = evaluate_benchmarks(library, fit_collective_constants(cost_benchmarks(library), library))
     kinds = sorted({evaluation.table.benchmark.gpu_family for evaluation in evaluations})
     return [_gpu_quality(kind, evaluations, large=large) for kind in kinds for large in (True, False)]
@@ -104,7 +106,7 @@ def _gpu_quality(kind: str, evaluations: Sequence[BenchmarkEvaluation], *, large
 
 
 def macro_mape(evaluations: Iterable[BenchmarkEvaluation], *, large: bool, out_of_sample: bool) -> float:
-    """Mean over sources of the mean over a source's tables; percent."""
+    """Macro average over sources of the mean over a source's tables, in percent."""
     sources = group_by(evaluations, lambda source_mapes: source_mapes.table.source).values()
     source_mapes = np.array(
         [
@@ -120,10 +122,11 @@ def _select_errors(evaluation: BenchmarkEvaluation, *, out_of_sample: bool) -> B
 
 
 def format_report(evaluations: Sequence[BenchmarkEvaluation]) -> str:
-    """One line per benchmark, one per GPU type, one per source, and the means over sources."""
+    """One line per benchmark, per GPU type and per source, and the macro averages."""
     lines = [f"{'':<64}{'':<4}{'fitted':>16}  {'left out by source':>18}"]
     lines += [
-        f"{'source':<19}{'gpu':<14}{'gpus':>6} {'network':<11}{'collective':<18}{_SIZE_COLUMNS}  {_SIZE_COLUMNS}{'sizes':>6}"
+        f"{'source':<19}{'gpu':<14}{'gpus':>6} {'network':<11}{'collective':<18}{_SIZE_COLUMNS}  "
+        f"{_SIZE_COLUMNS}{'sizes':>6}"
     ]
     lines += [
         f"{_benchmark_label(evaluation.in_sample)}{_error_columns([evaluation])}{len(evaluation.in_sample.ratios):>6}"
@@ -155,9 +158,9 @@ def _benchmark_label(errors: BenchmarkErrors) -> str:
     footnote = " " if errors.table.is_fitted else "*"
     collective = f"{benchmark.collective.value}{' ' + benchmark.algorithm if benchmark.algorithm else ''}"
     network = benchmark.network_technology.value if errors.table.crosses_network else "-"
-    return f"{errors.table.source + footnote:<19}{benchmark.gpu:<14}{benchmark.gpu_count:>6} {network:<11}{collective:<18}"[
-        :68
-    ].ljust(68)
+    return (
+        f"{errors.table.source + footnote:<19}{benchmark.gpu:<14}{benchmark.gpu_count:>6} {network:<11}{collective:<18}"
+    )[:68].ljust(68)
 
 
 def _error_columns(evaluations: Sequence[BenchmarkEvaluation]) -> str:
@@ -173,7 +176,7 @@ def _format_mapes(errors: Sequence[BenchmarkErrors]) -> str:
 
 
 def _mean_mape(errors: Sequence[BenchmarkErrors], *, large: bool) -> float:
-    """Mean over tables that have such sizes; nan if none has."""
+    """Mean over the tables that have such sizes; nan if none has."""
     mapes = np.array([benchmark_errors.mape(large=large) for benchmark_errors in errors])
     return float(np.nanmean(mapes)) if np.isfinite(mapes).any() else float("nan")
 
@@ -191,18 +194,21 @@ def _format_constants(library: Library) -> str:
         for technology, constants in library.network_by_technology.items()
         if technology
     )
-    chunking = f"inside {pipeline.intra_domain_fraction:.1f}, between {pipeline.inter_domain_fraction:.1f}, chunk {pipeline.max_chunk_bytes / 1e6:.0f} MB"
+    chunking = (
+        f"inside {pipeline.intra_domain_fraction:.1f}, between {pipeline.inter_domain_fraction:.1f}, chunk "
+        f"{pipeline.max_chunk_bytes / 1e6:.0f} MB"
+    )
     return f"launch {', '.join(launches)}; latency {', '.join(networks)}; pipeline {chunking}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `command`."""
+    """Add the options of `command`."""
     parser.add_argument("--fit", action="store_true", help="search the fitted constants first, and print them")
     parser.add_argument("--detail", action="store_true", help="print every size")
 
 
 def command(options: argparse.Namespace) -> None:
-    """Print how predicted and published times compare."""
+    """Print predicted against published times."""
     library = load_library("nccl")
     fits = fit_collective_constants(cost_benchmarks(library), library)
     if options.fit:

@@ -1,6 +1,7 @@
-"""What do published tables of dispatchers ask of links, whatever the constants are?
+"""Published measurements of MoE dispatch and combine, with their link loads.
 
-A row's bytes on the busiest port of each kind follow from its routing alone, so constants are tried in microseconds.
+The bytes on the busiest port of each medium follow from the token routing alone, so a candidate set of
+constants is evaluated in microseconds.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ CHUNK_SECONDS = "chunk"
 
 @dataclass(frozen=True, slots=True)
 class PortLoad:
-    """What the busiest ports of one kind carry, and their nominal rate; no bytes where none is crossed."""
+    """Bytes on the busiest port of one medium, and its nominal rate in bytes/s; 0 bytes if the medium is not used."""
 
     transferred_bytes: Bytes = 0.0
     rate: BytesPerSecond = 1.0
@@ -40,10 +41,10 @@ class PortLoad:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DispatchSample:
-    """A published row, compared by identity.
+    """A published measurement of a dispatch or combine, compared by identity.
 
-    latency: seconds in which nothing moves; together: rows that are handed over at once, 0 where it does not matter;
-    fitted: whether constants are fitted to it.
+    latency_seconds: time in which nothing moves, without the step latency; tokens_per_chunk: tokens that are
+    copied per chunk of a combine, 0 where it does not matter; fitted: whether constants are fitted to it.
     """
 
     source: str
@@ -57,20 +58,20 @@ class DispatchSample:
 
     @property
     def fold_key(self) -> tuple[str, str, int]:
-        """What is left out together: source, GPU, ranks."""
+        """Cross-validation fold: source, GPU, ranks."""
         return self.source, self.benchmark.gpu, self.benchmark.gpu_count
 
     @property
     def dispatcher(self) -> TokenDispatcher:
-        """Whose kernels sent it."""
+        """The dispatcher library that was measured."""
         return self.dispatch.routing.dispatcher
 
     def ratio(self, constants: DispatchConstants) -> float:
-        """What constants predict, over what was measured."""
+        """Predicted over measured time."""
         return self.predicted_seconds(constants) / self.measured_seconds
 
     def predicted_seconds(self, constants: DispatchConstants) -> Seconds:
-        """What constants say, in closed form: a test holds it to the model."""
+        """Predicted seconds in closed form; a test checks it against the full model."""
         is_combine = self.dispatch.collective is CollectiveType.COMBINE
         share = constants[COMBINE_SHARE] if is_combine else 1.0
         rate, chunk = (
@@ -94,7 +95,7 @@ class DispatchSample:
 
 
 def read_dispatch_samples(path: Path = PUBLISHED_TABLE) -> list[DispatchSample]:
-    """The published rows of dispatchers."""
+    """All published measurements of dispatchers."""
     return [_dispatch_sample(case) for case in read_collectives(path) if case.text("collective") in COLLECTIVE_BY_NAME]
 
 
@@ -131,7 +132,7 @@ def _dispatch_sample(case: ValidationCase) -> DispatchSample:
 
 
 def dispatcher_constants(library: Library) -> dict[str, float]:
-    """The fitted constants of a dispatcher."""
+    """The fitted constants of a dispatcher library."""
     (dispatch, dispatch_copy), (combine, combine_copy) = (
         _algorithm_variant(library, kind) for kind in (CollectiveType.DISPATCH, CollectiveType.COMBINE)
     )
@@ -149,7 +150,7 @@ def dispatcher_constants(library: Library) -> dict[str, float]:
 
 
 def _algorithm_variant(library: Library, kind: CollectiveType) -> tuple[AlgorithmVariant, SmCopyCost]:
-    """The one offer for a collective, and its handling of rows."""
+    """The only algorithm variant for a collective, and its SM copy cost."""
     (variant,) = library.variants_for(kind)
     if variant.sm_copy_cost is None:
         raise ValueError(f"{library.name}: no handling of {kind.value}")

@@ -1,20 +1,19 @@
-"""How well is the dispatch of tokens to experts predicted, and which constants of dispatchers fit best?
+"""Validation of predicted MoE dispatch and combine times, and fit of the dispatchers' constants.
 
-Of each dispatcher (`topologies/dispatchers`) are fitted: the shares of NVLink's and the network's rate that its kernels
-reach, what combine reaches of that, how fast an SM passes rows on, what a chunk of rows of a combine takes beyond them,
-and which part of a call its kernels are. They are
-searched one after the other on grids, again and again until none changes, for the least mean over sources of the mean
-of |predicted / measured - 1|. A constant that no row tells about stays. Latencies are not fitted: all tables are of one
-size.
+Fitted for each dispatcher (`topologies/dispatchers`): the fractions of NVLink and network bandwidth that its
+kernels reach, the fraction of that which combine reaches, the copy rate of an SM, the additional time per
+chunk of a combine, and the fraction of a call that its kernels take. The constants are searched on grids by
+coordinate descent for the least macro average over sources of |predicted / measured - 1|. A constant that no
+sample identifies keeps its value. Latencies are not fitted: all tables have one payload size.
 
-Errors are also given left out: each place (source, GPU and number of ranks) as constants predict it that were fitted to
-all others.
+Out-of-sample errors hold out one fold (source, GPU and rank count) at a time.
 
-    python -m calibrate fit-dispatchers            print the errors with the shipped constants, and left out
+    python -m calibrate fit-dispatchers            print the errors with the packaged constants
     python -m calibrate fit-dispatchers --fit      search the constants; print them and the errors with them
 
-Source of the measurements: the rows moe_dispatch and moe_combine of clustersim/validation/published/collectives.csv;
-those of older or newer software, and figures in a text, take no part but are judged all the same.
+Source of the measurements: the rows moe_dispatch and moe_combine of
+clustersim/validation/published/collectives.csv; those of older or newer software, and figures in a text, are
+excluded from the fit but evaluated all the same.
 """
 
 import argparse
@@ -55,7 +54,7 @@ CONSTANT_GRIDS: Final[Mapping[str, Sequence[float]]] = {
 
 
 def search_constants(samples: Sequence[DispatchSample], start: DispatchConstants) -> dict[str, float]:
-    """The constants of grids that fit rows best, one after the other until none changes; of equals the first found."""
+    """Coordinate descent over the grids until no constant changes; ties keep the first value found."""
     best, min_error = dict(start), macro_error(samples, start)
     previous: dict[str, float] = {}
     while best != previous:
@@ -69,13 +68,13 @@ def search_constants(samples: Sequence[DispatchSample], start: DispatchConstants
 
 
 def macro_error(samples: Iterable[DispatchSample], constants: DispatchConstants) -> float:
-    """Mean over sources of the mean of |predicted / measured - 1|."""
+    """Macro average over sources of the mean |predicted / measured - 1|."""
     sources = group_by(samples, lambda sample: sample.source).values()
     return float(np.mean([np.mean([abs(sample.ratio(constants) - 1.0) for sample in source]) for source in sources]))
 
 
 def out_of_sample_ratios(samples: Sequence[DispatchSample], start: DispatchConstants) -> dict[DispatchSample, float]:
-    """Predicted over measured of every row, by constants that were fitted to all other places."""
+    """Predicted over measured of every sample, by constants fitted to all other folds."""
     ratios: dict[DispatchSample, float] = {}
     for fold, fold_samples in group_by(samples, lambda sample: sample.fold_key).items():
         constants = search_constants([sample for sample in samples if sample.fitted and sample.fold_key != fold], start)
@@ -84,7 +83,7 @@ def out_of_sample_ratios(samples: Sequence[DispatchSample], start: DispatchConst
 
 
 def format_report(dispatcher: TokenDispatcher, samples: Sequence[DispatchSample], constants: DispatchConstants) -> str:
-    """One line per place, and means."""
+    """One line per fold, and means."""
     out_of_sample = out_of_sample_ratios(samples, constants)
     lines = [f"{dispatcher.value:<40}{'rows':>5}{'fitted':>10}{'left out':>10}"]
     for (source, gpu, ranks), fold_samples in group_by(samples, lambda sample: sample.fold_key).items():
@@ -104,12 +103,12 @@ def _report_line(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `command`."""
+    """Add the options of `command`."""
     parser.add_argument("--fit", action="store_true", help="search the fitted constants first, and print them")
 
 
 def command(options: argparse.Namespace) -> None:
-    """Print how predicted and published times compare."""
+    """Print predicted against published times."""
     samples = read_dispatch_samples()
     for dispatcher in DISPATCHERS:
         dispatcher_samples = [sample for sample in samples if sample.dispatcher is dispatcher]

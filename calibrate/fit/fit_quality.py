@@ -1,7 +1,8 @@
-"""How well does a model with fitted constants meet the measurements?
+"""In-sample and cross-validated errors of fitted constants.
 
-By accelerator and kind of kernel or collective: the mean absolute percentage error, and the same with each row (of
-collectives, each table) predicted by constants fitted to all the others. Errors are parts: 0.1 is 10 %.
+For each accelerator and kind of kernel or collective: mean absolute percentage error, and the same with each
+sample (for collectives, each table's source) predicted by constants fitted to all others. Errors are
+fractions: 0.1 is 10 %.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,9 +28,10 @@ LARGE_MATMUL_FLOPS: Final = 1e12  # FLOP from which a matmul counts as large
 
 @dataclass(frozen=True, slots=True)
 class FitQuality:
-    """n: rows; mape: mean absolute percentage error of the fit; loo_mape: left out; large: matmuls from 1 TFLOP on.
+    """n: samples; mape: mean absolute percentage error of the fit; loo_mape: leave-one-out.
 
-    Of collectives, errors are means over tables of the means over a table's sizes.
+    large_n, large_mape, large_loo_mape: the same of matmuls from 1 TFLOP on. For collectives, errors are means
+    over tables of the mean over a table's sizes.
     """
 
     accelerator: str
@@ -51,7 +53,7 @@ def fit_quality(
     leave_one_out: FloatArray,
     is_large: Sequence[bool],
 ) -> FitQuality:
-    """Of rows that took, were predicted to take, and were predicted by the others to take so many seconds: [rows]."""
+    """Errors from measured, predicted and leave-one-out predicted seconds; all [samples]."""
     error, loo_error = np.abs(predicted / measured - 1.0), np.abs(leave_one_out / measured - 1.0)
     large_mask = np.array(is_large)
     return FitQuality(
@@ -68,7 +70,7 @@ def fit_quality(
 
 @dataclass(frozen=True, slots=True)
 class KernelFitEvaluation:
-    """One kind of kernel of one accelerator: its rows, and what is predicted for them."""
+    """One kind of kernel of one accelerator: its samples, and the fit's predictions for them."""
 
     accelerator: str
     kind: str
@@ -77,7 +79,7 @@ class KernelFitEvaluation:
 
     @property
     def quality(self) -> FitQuality:
-        """How well the constants predict it."""
+        """Its prediction errors."""
         large = [
             isinstance(sample, MatmulSample | MatmulSetSample) and sample.flops >= LARGE_MATMUL_FLOPS
             for sample in self.samples
@@ -95,9 +97,9 @@ class KernelFitEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class SourceErrors:
-    """How well the rows of one source are met: by the fit, and by that to all other sources (None: there is no other).
+    """Errors on one source's samples: of the fit, and of the fit to all other sources (None: no other).
 
-    Errors are parts of what was measured; mape: their mean size, bias: their mean.
+    Errors are fractions of the measured time; mape: mean absolute error, bias: mean error.
     """
 
     accelerator: str
@@ -112,19 +114,19 @@ class SourceErrors:
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorFits:
-    """Recommended constants by accelerator, and how well they predict."""
+    """Fitted constants by accelerator, and their evaluations."""
 
     efficiencies: Mapping[str, KernelEfficiency]
     evaluations: Sequence[KernelFitEvaluation]
 
     @property
     def qualities(self) -> tuple[FitQuality, ...]:
-        """Of every accelerator and kind of kernel."""
+        """Errors by accelerator and kind of kernel."""
         return tuple(evaluation.quality for evaluation in self.evaluations)
 
     @property
     def source_errors(self) -> tuple[SourceErrors, ...]:
-        """Of every accelerator, kind of kernel and source."""
+        """Errors by accelerator, kind of kernel and source."""
         return tuple(errors for evaluation in self.evaluations for errors in _errors_by_source(evaluation))
 
 
@@ -151,26 +153,29 @@ def _errors_by_source(evaluation: KernelFitEvaluation) -> Iterator[SourceErrors]
 
 
 def source_error_table(source_errors: Sequence[SourceErrors]) -> str:
-    """One line for each accelerator, kind and source: the fit's error and bias, and those with the source left out."""
+    """One line per accelerator, kind and source: error and bias of the fit, and with the source held out."""
     head = f"{'accelerator':<16}{'kind':<38}{'source':<30}{'n':>5}{'MAPE':>8}{'bias':>8}{'left out':>10}{'bias':>8}"
     return "\n".join([head, *map(_source_error_line, source_errors)])
 
 
 def _source_error_line(errors: SourceErrors) -> str:
-    line = f"{errors.accelerator:<16}{errors.kind:<38}{errors.source:<30}{errors.n:>5}{errors.mape:8.1%}{errors.bias:+8.1%}"
+    line = (
+        f"{errors.accelerator:<16}{errors.kind:<38}{errors.source:<30}{errors.n:>5}"
+        f"{errors.mape:8.1%}{errors.bias:+8.1%}"
+    )
     if errors.unseen_mape is None or errors.unseen_bias is None:
         return line
     return f"{line}{errors.unseen_mape:10.1%}{errors.unseen_bias:+8.1%}"
 
 
 def quality_table(qualities: Sequence[FitQuality]) -> str:
-    """One line for each accelerator and kind."""
+    """One line per accelerator and kind."""
     head = f"{'accelerator':<16}{'kind':<40}{'n':>5}{'MAPE':>8}{'left out':>10}{'large':>7}{'MAPE':>8}{'left out':>10}"
     return "\n".join([head, *map(_quality_line, qualities)])
 
 
-def _quality_line(item: FitQuality) -> str:
-    line = f"{item.accelerator:<16}{item.kind:<40}{item.n:>5}{item.mape:8.1%}{item.loo_mape:10.1%}"
-    if item.large_mape is None or item.large_loo_mape is None:
+def _quality_line(quality: FitQuality) -> str:
+    line = f"{quality.accelerator:<16}{quality.kind:<40}{quality.n:>5}{quality.mape:8.1%}{quality.loo_mape:10.1%}"
+    if quality.large_mape is None or quality.large_loo_mape is None:
         return line
-    return f"{line}{item.large_n:>7}{item.large_mape:8.1%}{item.large_loo_mape:10.1%}"
+    return f"{line}{quality.large_n:>7}{quality.large_mape:8.1%}{quality.large_loo_mape:10.1%}"

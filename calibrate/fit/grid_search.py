@@ -1,12 +1,13 @@
-"""Which constants on a grid predict measured durations best, and would they predict a row that they have not seen?
+"""Grid search for cost-model constants with exact leave-one-out cross-validation.
 
-The error of a candidate is the mean |log(predicted / measured)|, each row weighted by the square root of its duration:
-a step's time lies in its large kernels, but many small ones matter too. Every row's left-out winner is found in the
-same pass: its error is the whole sum less the row's own term, so leave-one-out is exact on the grid and costs nothing.
-So is leaving out all rows of a source, which says how constants travel to another machine and version of a library.
+The error of a candidate is the mean |log(predicted / measured)|, each sample weighted by the square root of
+its duration: large kernels dominate a step's time, but many small ones matter too. The leave-one-out optimum
+of every sample is found in the same pass, since its error is the total less the sample's own term: exact on
+the grid at no extra cost. The same holds for leaving out all samples of a source, which shows how well
+constants transfer to another machine and library version.
 
-Where rows are few, a search of fewer constants may be all that they support: `select_supported` takes the simplest one that
-predicts rows that it has not seen as well as any.
+Few samples may support only a few free constants: `select_supported` takes the simplest optimum whose
+out-of-sample error is about as low as that of any more complex one.
 """
 
 import itertools
@@ -18,16 +19,16 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 
-MAX_ERROR_RATIO: Final = 0.9  # to what part of it free constants must lower the left-out error
-MIN_SINGLE_IMPROVEMENT: Final = 0.1  # by which they must lower the error of the only row there is
+MAX_ERROR_RATIO: Final = 0.9  # largest ratio of left-out errors at which additional free constants are accepted
+MIN_SINGLE_IMPROVEMENT: Final = 0.1  # by which they must lower the error of a single sample
 
 
 @dataclass(frozen=True, slots=True)
 class GridOptimum:
-    """Best candidate.
+    """Best candidate of a grid search.
 
-    predicted: seconds of every row; left_out: each row's, from the fit to all the others; unseen: each row's, from the
-    fit to the rows of all other sources (None: there is one source).
+    predicted: seconds of every sample; leave_one_out: seconds of each sample by the fit to all others;
+    source_held_out: seconds of each sample by the fit to all other sources (None if there is only one source).
     """
 
     constants: tuple[float, ...]
@@ -37,7 +38,7 @@ class GridOptimum:
 
 
 class GridSearch:
-    """Takes candidates batch by batch and keeps the best, for all rows and with each row and each source left out."""
+    """Evaluates candidates in batches and keeps the best: overall, per left-out sample, and per held-out source."""
 
     def __init__(
         self,
@@ -47,9 +48,10 @@ class GridSearch:
         equal_source_weights: bool = False,
         fold_keys: Sequence[Hashable] | None = None,
     ) -> None:
-        """measured: [rows] seconds; sources: who published each row, one if left out; even: sources count alike;
+        """measured: [samples] seconds; sources: who published each sample, None: one source.
 
-        alike: what rows have in common that are left out together (None: each is left out by itself).
+        equal_source_weights: weight sources equally instead of samples; fold_keys: samples with the same key are
+        left out together (None: one at a time).
         """
         self._measured = measured
         self._source_ids = _to_ids(sources or [None] * measured.size)
@@ -62,7 +64,7 @@ class GridSearch:
         self._source_folds = _CrossValidation(self._source_ids)
 
     def evaluate(self, constants: Sequence[tuple[float, ...]], predicted: FloatArray) -> None:
-        """Consider candidates; predicted: [candidates, rows] seconds."""
+        """Evaluate candidates; predicted: [candidates, samples] seconds."""
         errors = np.abs(np.log(predicted / self._measured)) * self._weights
         totals = errors.sum(axis=1)
         best = int(np.argmin(totals))
@@ -84,17 +86,17 @@ class GridSearch:
 
 
 class _CrossValidation:
-    """Predicts the rows of each fold by the candidate that is best for the rows of all others."""
+    """Predicts the samples of each fold by the candidate that is best for all other folds."""
 
     def __init__(self, folds: IntArray) -> None:
-        """folds: [rows] the number of each row's fold."""
+        """folds: [samples] fold index of each sample."""
         self._folds, count = folds, int(folds.max(initial=-1)) + 1
         self._members = (folds == np.arange(count)[:, None]).astype(np.float64) if count < folds.size else None
         self._error = np.full(count, np.inf)
         self.predicted = np.zeros(folds.size)
 
     def evaluate(self, errors: FloatArray, totals: FloatArray, predicted: FloatArray) -> None:
-        """Consider candidates; errors, predicted: [candidates, rows], totals: [candidates]."""
+        """Evaluate candidates; errors, predicted: [candidates, samples]; totals: [candidates]."""
         fold_errors = errors if self._members is None else errors @ self._members.T
         remaining_errors = totals[:, None] - fold_errors
         best_candidates = np.argmin(remaining_errors, axis=0)
@@ -106,14 +108,15 @@ class _CrossValidation:
 
 
 def weighted_log_error(predicted: FloatArray, measured: FloatArray) -> float:
-    """Weighted mean |log(predicted / measured)|, which searches minimise."""
+    """Weighted mean |log(predicted / measured)|, the objective of all searches."""
     return float(np.sum(np.abs(np.log(predicted / measured)) * _sample_weights(measured)))
 
 
 def select_supported(optima: Sequence[GridOptimum], measured: FloatArray) -> GridOptimum:
-    """The simplest winner that is worth its free constants; winners: from the one with the fewest on.
+    """The simplest optimum whose additional free constants pay off out of sample.
 
-    The first has none: its prediction is what is known of a row without any other row.
+    optima: in order of increasing number of free constants. The first has none: its prediction is that of a
+    sample without any other sample.
     """
     fixed = selected = optima[0]
     for optimum in optima[1:]:
@@ -123,7 +126,7 @@ def select_supported(optima: Sequence[GridOptimum], measured: FloatArray) -> Gri
 
 
 def _improves_enough(richer: GridOptimum, selected: GridOptimum, measured: FloatArray) -> bool:
-    """Whether the richer one predicts unseen rows better; of a single row, itself far better."""
+    """Whether the richer optimum predicts left-out samples better (a single sample: itself, far better)."""
     if measured.size == 1:
         return (
             weighted_log_error(richer.predicted, measured)
@@ -136,23 +139,23 @@ def _improves_enough(richer: GridOptimum, selected: GridOptimum, measured: Float
 
 
 def linear_grid(low: float, high: float, step: float) -> FloatArray:
-    """Grid from low to high, both included, free of binary noise so that its values can be written in a file."""
+    """Arithmetic grid from low to high, both included, rounded so that its values can be written to a file."""
     return np.round(np.arange(low, high + step / 2.0, step), 10)
 
 
 def geometric_grid(low: float, high: float, ratio: float) -> FloatArray:
-    """Grid from low to high, both included, whose neighbours have at most this ratio."""
+    """Geometric grid from low to high, both included, whose neighbours differ by at most this ratio."""
     count = int(np.ceil(np.log(high / low) / np.log(ratio))) + 1
     return np.geomspace(low, high, count)
 
 
 def combinations(*axes: Iterable[float]) -> list[tuple[float, ...]]:
-    """Every combination of the axes' values."""
+    """Cartesian product of the axes' values."""
     return list(itertools.product(*axes))
 
 
 def _to_ids(names: Sequence[Hashable]) -> IntArray:
-    """The number of each name, in the order in which they first come."""
+    """Index of each name, in order of first occurrence."""
     id_of = {name: index for index, name in enumerate(dict.fromkeys(names))}
     return np.array([id_of[name] for name in names], dtype=np.int64)
 
@@ -163,7 +166,7 @@ def _sample_weights(measured: FloatArray) -> FloatArray:
 
 
 def _source_weights(measured: FloatArray, sources: IntArray) -> FloatArray:
-    """Those of each source sum to the same."""
+    """Sample weights with the same sum for each source."""
     sums = np.bincount(sources, weights=np.sqrt(measured))
     weights: FloatArray = np.sqrt(measured) / (sums[sources] * sums.size)
     return weights

@@ -1,9 +1,10 @@
-"""Which constants of products of experts do measured ones support?
+"""Fit of the constants of experts' grouped matmuls.
 
-Searched: share of the peak, perimeter, prologue and the host's call (see `cost.grouped`) for those on streams; the
-share alone for those in one kernel. Tiles, memory bandwidth and the start of a kernel are those of other products.
-Where all products are too large to wait for the host, its call is given. In a format with scales the share of one
-kernel is searched where its rows support one of its own.
+For one matmul per expert, launched on several streams: fraction of peak, perimeter, prologue and host time
+per call (see `cost.grouped_gemm`) are searched. For one grouped kernel only the fraction of peak is. Tiles,
+memory bandwidth and kernel latency are those of other matmuls. Where all matmuls are too large to be
+host-bound, the host time per call is given. In a block-scaled format the peak fraction of the grouped kernel
+is searched if its samples support one of its own.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,7 @@ HOST_CALL_SECONDS: Final = tuple(call * 1e-6 for call in linear_grid(8.0, 10.0, 
 def fit_streamed_gemm(
     accelerator: Accelerator, samples: Sequence[GroupedGemmSample], host_call_seconds: Seconds | None
 ) -> tuple[GroupedGemmEfficiency, GridOptimum]:
-    """The best share, edge, prologue and call (unless given) of those on streams; kernel_share is set to the share."""
+    """Best share, edge, prologue and host call time (unless given) of streamed matmuls; kernel_share: the share."""
     search, call_grid = _new_search(samples), HOST_CALL_SECONDS if host_call_seconds is None else (host_call_seconds,)
     for edge, prologue in combinations(EDGES, PROLOGUES):
         _evaluate_candidates(search, accelerator, samples, _candidates(PEAK_SHARES, edge, prologue, call_grid))
@@ -43,7 +44,7 @@ def fit_streamed_gemm(
 def fit_low_precision_share(
     accelerator: Accelerator, samples: Sequence[GroupedGemmSample]
 ) -> tuple[GroupedGemmEfficiency, GridOptimum]:
-    """Of one kernel in a format with scales: its own share, if that predicts unseen rows better than what is kept."""
+    """Peak fraction of the grouped kernel in a block-scaled format, if the samples support one of its own."""
     current, dtype = accelerator.efficiency.expert_matmul, samples[0].dtype
     shared_candidate: _Candidates = {(): current}
     format_candidates: _Candidates = {
@@ -59,7 +60,7 @@ def fit_low_precision_share(
 def _search_candidates(
     accelerator: Accelerator, samples: Sequence[GroupedGemmSample], candidates: _Candidates
 ) -> GridOptimum:
-    """The best of constants that differ in what the device does."""
+    """The best of candidates that change only device time."""
     search = _new_search(samples)
     device_seconds = [_grouped_gemm_seconds(accelerator, samples, constants) for constants in candidates.values()]
     search.evaluate(list(candidates), np.array([_sample_seconds(samples, seconds, 0.0) for seconds in device_seconds]))
@@ -69,7 +70,7 @@ def _search_candidates(
 def fit_kernel_share(
     accelerator: Accelerator, samples: Sequence[GroupedGemmSample]
 ) -> tuple[GroupedGemmEfficiency, GridOptimum]:
-    """The best share of one kernel for all experts; all other constants are known."""
+    """The best peak fraction of the grouped kernel; all other constants are fixed."""
     current, search = accelerator.efficiency.expert_matmul, _new_search(samples)
     _evaluate_candidates(
         search, accelerator, samples, _candidates(PEAK_SHARES, current.edge, current.prologue, (current.call,))
@@ -94,7 +95,7 @@ def _evaluate_candidates(
     samples: Sequence[GroupedGemmSample],
     candidates: Sequence[tuple[float, ...]],
 ) -> None:
-    """Predict all rows by candidates that differ in share and call."""
+    """Predict all samples with candidates that differ in share and host call time."""
     shares = sorted({share for share, *_ in candidates})
     device_seconds = {share: _device_seconds(accelerator, samples, (share, *candidates[0][1:])) for share in shares}
     predicted = np.array([_sample_seconds(samples, device_seconds[share], call) for share, _, _, call in candidates])
@@ -104,7 +105,7 @@ def _evaluate_candidates(
 def _device_seconds(
     accelerator: Accelerator, samples: Sequence[GroupedGemmSample], constants: tuple[float, ...]
 ) -> FloatArray:
-    """[kernels] of all rows, one behind the other: seconds on the device."""
+    """Device seconds of the concatenated kernels of all samples: [kernels]."""
     share, edge, prologue, call = constants
     return _grouped_gemm_seconds(accelerator, samples, GroupedGemmEfficiency(share, share, prologue, edge, call))
 
@@ -112,7 +113,7 @@ def _device_seconds(
 def _grouped_gemm_seconds(
     accelerator: Accelerator, samples: Sequence[GroupedGemmSample], constants: GroupedGemmEfficiency
 ) -> FloatArray:
-    """[kernels] of all rows, by constants of products of experts."""
+    """Seconds of the kernels of all samples with given grouped-matmul constants: [kernels]."""
     changed = replace(accelerator, efficiency=replace(accelerator.efficiency, grouped=constants))
     kernels = [kernel for sample in samples for kernel in sample.kernels]
     shapes = [kernel.shape for kernel in kernels if isinstance(kernel.shape, MatmulShape)]
@@ -123,7 +124,7 @@ def _grouped_gemm_seconds(
 
 
 def _sample_seconds(samples: Sequence[GroupedGemmSample], device_seconds: FloatArray, call: float) -> FloatArray:
-    """[rows] what each takes, its kernels no less than the host's calls."""
+    """Seconds of each sample, its kernels no shorter than the host's calls: [samples]."""
     kernels = [kernel for sample in samples for kernel in sample.kernels]
     groups = np.array(
         [grouped_kernel.shape.batch for grouped_kernel in kernels if isinstance(grouped_kernel.shape, MatmulShape)],

@@ -1,17 +1,17 @@
-"""How fast are products and casts in formats with scales, where they were published and where not?
+"""Fit of matmul and cast constants of block-scaled formats, with fallbacks for formats that are not published.
 
-An accelerator's file says in which of these formats it computes. The share of its peak that each has is
+An accelerator's file lists its block-scaled formats. The fraction of peak of each is
 
-- fitted to its own rows, or to those of the same chip;
-- in FP8, for want of own rows, as far from that of the other formats as its best FP8 matmul of a search is from its
-  best BF16 one; or as far from a sibling's as their best matmuls are from each other;
-- in another format as far from FP8's as a sibling's is from its FP8's;
-- where no library has kernels of a format and runs those of another instead, the other's: blocks of 128 on Blackwell
-  and CDNA 4 are MXFP8, whose scales are repeated (NVIDIA/TransformerEngine pull request 2157; HazyResearch/HipKittens
+- fitted to the accelerator's own samples, or to those of the same chip;
+- for FP8 without samples: that of the other formats times the ratio of its best FP8 to its best BF16 matmul
+  of an exhaustive search; or a sibling's times the ratio of their best matmuls;
+- for another format: FP8's times the sibling's ratio of that format to FP8;
+- where libraries run a format with the kernels of another: the other's. Blocks of 128 on Blackwell and CDNA
+  4 run as MXFP8 with repeated scales (NVIDIA/TransformerEngine pull request 2157; HazyResearch/HipKittens
   pull request 76).
 
-Casts reach the bandwidth that other streaming kernels reach, or a part of it where that predicts unseen ones better;
-without rows the sibling's part.
+Casts reach the bandwidth of other memory-bound kernels, or a fraction of it if that lowers the out-of-sample
+error; without samples the sibling's fraction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,16 +30,16 @@ from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.efficiency import KernelEfficiency, MatmulEfficiency
 
-SHARE_DIGITS: Final = 2  # of a derived share
+SHARE_DIGITS: Final = 2  # of a derived peak fraction
 SUBSTITUTE_FORMATS: Final[Mapping[DType, DType]] = {DType.FP8_BLOCKWISE: DType.MXFP8}
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingReference:
-    """What formats without rows are relative to.
+    """What constants of formats without samples are scaled from.
 
-    sibling: whose constants they keep their distance from; fp8: FP8's share relative to the sibling's, or to that of
-    the other formats where there is no sibling.
+    sibling: accelerator whose ratios are kept; fp8_ratio: FP8's peak fraction relative to the sibling's, or to
+    that of the other formats if there is no sibling.
     """
 
     sibling: KernelEfficiency | None
@@ -49,7 +49,7 @@ class SiblingReference:
 def fit_low_precision_formats(
     accelerator: Accelerator, reference: SiblingReference, same_chip_accelerators: Sequence[str] = ()
 ) -> tuple[Accelerator, list[KernelFitEvaluation]]:
-    """The accelerator with the shares of all formats with scales that its file lists."""
+    """The accelerator with the peak fractions of all its block-scaled formats, and their evaluations."""
     extended = _with_fp8_share(accelerator, reference)
     evaluations = []
     for dtype in extended.efficiency.matmul.shares:
@@ -67,7 +67,7 @@ def fit_low_precision_formats(
 def fit_cast_share(
     accelerator: Accelerator, sibling: KernelEfficiency | None
 ) -> tuple[float, list[KernelFitEvaluation]]:
-    """The bandwidth that casts reach, relative to other streaming kernels."""
+    """Bandwidth of casts as a fraction of that of other memory-bound kernels, and its evaluation."""
     samples = [sample for sample in cast_samples() if sample.accelerator == accelerator.name]
     if not samples:
         has_low_precision = bool(accelerator.efficiency.matmul.shares)
@@ -83,7 +83,7 @@ def fit_cast_share(
 
 
 def derived_kernel_shares(efficiency: KernelEfficiency, sibling: KernelEfficiency) -> Mapping[DType, float]:
-    """Shares of one kernel for all experts as far from those of other products as a sibling's."""
+    """Peak fractions of the grouped kernel: those of matmuls times a sibling's ratio of grouped kernel to matmul."""
     peak_shares, sibling_shares = efficiency.matmul.shares, sibling.expert_matmul.kernel_shares
     common_formats = (dtype for dtype in sibling_shares if dtype in peak_shares)
     return {
@@ -93,7 +93,7 @@ def derived_kernel_shares(efficiency: KernelEfficiency, sibling: KernelEfficienc
 
 
 def with_substitute_shares(efficiency: KernelEfficiency) -> KernelEfficiency:
-    """The same where another format's kernels run a format's products of experts."""
+    """Add the grouped-kernel fraction of formats that run with another format's kernels."""
     grouped, listed = efficiency.grouped, efficiency.matmul.shares
     if grouped is None:
         return efficiency
@@ -107,22 +107,24 @@ def with_substitute_shares(efficiency: KernelEfficiency) -> KernelEfficiency:
 
 
 def _with_fp8_share(accelerator: Accelerator, reference: SiblingReference) -> Accelerator:
-    """The accelerator with FP8's share, which the others' are relative to; nothing of the others."""
+    """The accelerator with FP8's peak fraction for all scaled formats, as the base that the others are relative to."""
     listed = load_accelerator(accelerator.name).efficiency.matmul.shares
     matmul = replace(accelerator.efficiency.matmul, shares={}, prologues={}, starts={})
     base_share = matmul.share if reference.sibling is None else reference.sibling.matmul.peak_fraction_of(DType.FP8)
     share = round(base_share * reference.fp8_ratio, SHARE_DIGITS)
-    extended = replace(matmul, shares=dict.fromkeys((item for item in LOW_PRECISION_DTYPES if item in listed), share))
+    extended = replace(
+        matmul, shares=dict.fromkeys((dtype for dtype in LOW_PRECISION_DTYPES if dtype in listed), share)
+    )
     if reference.sibling is not None and DType.FP8 in listed:
         extended = _copy_overheads(extended, DType.FP8, reference.sibling.matmul, DType.FP8)
     return _with_matmul(accelerator, extended)
 
 
 def _derive_missing(matmul: MatmulEfficiency, sibling: KernelEfficiency | None, fitted: set[DType]) -> MatmulEfficiency:
-    """What has no rows."""
-    missing = [d_type for d_type in matmul.shares if d_type not in fitted and d_type is not DType.FP8]
-    substituted = [item for item in missing if SUBSTITUTE_FORMATS.get(item) in matmul.shares]
-    for dtype in (element for element in missing if element not in substituted):
+    """Constants of the formats that have no samples."""
+    missing = [dtype for dtype in matmul.shares if dtype not in fitted and dtype is not DType.FP8]
+    substituted = [dtype for dtype in missing if SUBSTITUTE_FORMATS.get(dtype) in matmul.shares]
+    for dtype in (dtype for dtype in missing if dtype not in substituted):
         if sibling is None or dtype not in sibling.matmul.shares:
             raise ValueError(f"{dtype.value}: neither published for this accelerator nor known of a sibling")
         ratio = matmul.peak_fraction_of(DType.FP8) / sibling.matmul.peak_fraction_of(DType.FP8)
@@ -139,7 +141,7 @@ def _derive_missing(matmul: MatmulEfficiency, sibling: KernelEfficiency | None, 
 def _copy_overheads(
     matmul: MatmulEfficiency, dtype: DType, source: MatmulEfficiency, source_format: DType
 ) -> MatmulEfficiency:
-    """With the prologue and start that another format has of its own."""
+    """Copy the format-specific prologue and latency of another format."""
     return matmul.with_format_overheads(dtype, source.prologues.get(source_format), source.starts.get(source_format))
 
 
@@ -149,7 +151,7 @@ def _format_samples(dtype: DType, names: Sequence[str]) -> list[MatmulMeasuremen
 
 
 def _cast_seconds(accelerator: Accelerator, samples: Sequence[CastSample], shares: FloatArray) -> FloatArray:
-    """[parts, rows] of kernels that reach so much of what others reach."""
+    """Seconds of casts that reach a fraction of the memory-bound bandwidth: [shares, samples]."""
     efficiency = accelerator.efficiency
     transfer_seconds = np.array([sample.kernel.bytes for sample in samples]) / (
         accelerator.memory_bandwidth * efficiency.memory

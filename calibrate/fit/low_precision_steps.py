@@ -1,14 +1,15 @@
-"""At which rate do products in formats with scales run within a step?
+"""Fit of the in-training rate of matmuls in block-scaled formats to published steps.
 
-`in_training.narrow` is found with all other constants as an accelerator's file has them, from dense published steps in
-FP8 and narrower formats, so that nothing of BF16 moves: of accelerators whose rate of other products no step has said
-(it is carried over from another chip). Where steps in BF16 have (`FITTED_ACCELERATORS`), cases that were published in both say
-that the rate is the same: of 34 pairs the speed-up is met within 5 % so, within 11 % with the rate that fits steps in
-FP8 best, which only makes up for what steps in BF16 are off by. A step is predicted at three rates; between them it is
-linear in the time per FLOP. The rate with the least error is taken, sources counted alike.
+`derating.low_precision_ratio` is fitted with all other constants at the values of the accelerator's file, to
+published dense steps in FP8 and narrower formats, so nothing of BF16 changes: for accelerators whose rate of
+other matmuls no step has determined (it is carried over from another chip). For those where steps in BF16
+have (`FITTED_ACCELERATORS`), cases published in both formats show that the rate is the same: of 34 pairs the
+speed-up is met within 5 % that way, and within 11 % with the rate that fits FP8 steps best, which only
+compensates errors of the BF16 steps. A step is predicted at three rates and interpolated linearly in the
+time per FLOP. The rate with the least macro-averaged error is taken.
 
-Leave one source out: the rates are found again without it. An accelerator with fewer than `MIN_CASES` cases keeps the rate
-of its other products.
+Cross-validation leaves out one source at a time. An accelerator with fewer than `MIN_CASES` cases keeps the
+rate of its other matmuls.
 """
 
 import json
@@ -33,13 +34,13 @@ from clustersim.validation.steps import build_scenario, predicted_step_seconds
 
 RATES: Final = np.round(np.arange(0.6, 1.2501, 0.01), 2)
 MIN_CASES: Final = 10
-"""Cases that a rate needs: of fewer, those that were left out were met worse with it than without."""
+"""Cases that a rate needs: with fewer, held-out cases were predicted worse with it than without."""
 _INTERPOLATION_NODES: Final = 1.0 / np.array(SUSTAINED_NODES)
 
 
 @dataclass(frozen=True, slots=True)
 class LowPrecisionStep:
-    """One step. seconds: [SUSTAINED] what is predicted at each rate; mixture: it has experts, and is not fitted to."""
+    """One step. predicted_seconds: [SUSTAINED] at each rate; is_moe: it has experts, and is not used in the fit."""
 
     case_id: str
     source: str
@@ -49,7 +50,7 @@ class LowPrecisionStep:
     is_moe: bool
 
     def log_errors(self, rates: FloatArray) -> FloatArray:
-        """Logarithm of predicted over measured at some rates: [rates]."""
+        """Logarithm of predicted over measured time at some rates: [rates]."""
         logarithms: FloatArray = np.log(
             np.interp(1.0 / rates, _INTERPOLATION_NODES, self.predicted_seconds) / self.measured_seconds
         )
@@ -57,7 +58,7 @@ class LowPrecisionStep:
 
 
 def tabulate_low_precision(cases: Iterable[ValidationCase], pool: Executor) -> list[LowPrecisionStep]:
-    """The measured steps in narrow formats of quality A and B that can be predicted."""
+    """The measured low-precision steps of quality A and B that can be predicted, each predicted at every rate."""
     tabulated_steps = pool.map(
         _tabulate,
         [case for case in cases if case_uncertainty_model(case) in (LOW_PRECISION_STEPS, LOW_PRECISION_MOE_STEPS)],
@@ -95,7 +96,7 @@ def fit_low_precision_rates(steps: Sequence[LowPrecisionStep]) -> dict[str, floa
 
 
 def _best_rate(steps: Sequence[LowPrecisionStep]) -> float:
-    """The rate with the least mean error, sources counted alike."""
+    """The rate with the least mean absolute error, equal source weights."""
     sources = [step.source for step in steps]
     loss = sum(np.abs(step.log_errors(RATES)) / sources.count(step.source) for step in steps)
     return float(RATES[int(np.argmin(loss))])
@@ -103,7 +104,7 @@ def _best_rate(steps: Sequence[LowPrecisionStep]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LowPrecisionQuality:
-    """Steps of one source: mean error and bias, with the rates of all, and with rates that have not seen the source."""
+    """Steps of one source: mean error and bias, in sample and with the source held out."""
 
     source: str
     mixtures: bool
@@ -115,7 +116,7 @@ class LowPrecisionQuality:
 
 
 def low_precision_quality(steps: Sequence[LowPrecisionStep]) -> list[LowPrecisionQuality]:
-    """Each source, its dense steps and its mixtures apart."""
+    """Errors of each source, dense and MoE steps separately."""
     rates = fit_low_precision_rates(steps)
     group_keys = dict.fromkeys((step.source, step.is_moe) for step in steps)
     qualities = []
@@ -137,7 +138,7 @@ def _relative_error(step: LowPrecisionStep, rates: Mapping[str, float]) -> float
 
 
 def low_precision_lines(steps: Sequence[LowPrecisionStep]) -> list[str]:
-    """What was found, and how it holds, in words."""
+    """Fitted rates and their errors as text."""
     rates = fit_low_precision_rates(steps)
     lines = [f"{name:20s} narrow {rate:.2f}" for name, rate in rates.items()]
     qualities = low_precision_quality(steps)
@@ -163,6 +164,6 @@ def _quality_line(name: str, n: int | None, values: tuple[float, ...]) -> str:
 
 
 def low_precision_json(steps: Sequence[LowPrecisionStep]) -> str:
-    """The same as JSON."""
+    """Fitted rates and their errors as JSON."""
     by_source = [asdict(quality) for quality in low_precision_quality(steps)]
     return json.dumps({"narrow": fit_low_precision_rates(steps), "by_source": by_source}, indent=2) + "\n"

@@ -1,13 +1,13 @@
-"""Which matmul constants do measured matmuls support?
+"""Grid search for the matmul constants of the roofline model.
 
-Searched: share of the peak, perimeter, prologue (see `cost.roofline`) and the start of a kernel. Tiles and memory
+Searched: fraction of peak, perimeter, prologue (see `cost.roofline`) and kernel latency. Tiles and memory
 bandwidth are given.
 
-Formats with scales have the constants of the others but for their share of the peak; where their rows support it, a
-prologue and a start of their own, too: kernels of other libraries compute them (DeepGEMM's products in blocks of 128
-add what each block gives to a sum elsewhere, and start behind their predecessors). A constant beyond the share is
-taken where it predicts shapes that it has not seen better by a tenth (`grid.select_supported`), and where there are four
-shapes for each.
+Block-scaled formats have the constants of the others except their peak fraction; where their samples support
+it, also a prologue and a latency of their own, since other libraries' kernels run them (DeepGEMM's matmuls
+in blocks of 128 accumulate each block outside the tensor core, and overlap their start with the preceding
+kernel). A constant beyond the peak fraction is accepted if it lowers the out-of-sample error of whole shapes
+by a tenth (`grid_search.select_supported`) and there are four shapes per constant.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,13 +30,16 @@ EDGES: Final = (0.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0)
 PROLOGUES: Final = (0.0, 16.0, 32.0, 64.0, 96.0, 128.0, 192.0, 256.0, 384.0)
 LATENCIES: Final = linear_grid(0.0, 8.0, 0.5) * 1e-6
 LOW_PRECISION_SHARES: Final = linear_grid(0.2, 1.0, 0.01)
-MIN_SHAPES_PER_CONSTANT: Final = 4  # shapes for each constant of a format
+MIN_SHAPES_PER_CONSTANT: Final = 4  # shapes required for each constant of a format
 MatmulMeasurement = MatmulSample | MatmulSetSample
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulGrid:
-    """What is searched; a constant that is given has one value. even: sources count alike, not rows."""
+    """Candidate values of each constant; a fixed constant has one value.
+
+    equal_source_weights: every source has the same weight in the error, instead of every sample.
+    """
 
     shares: FloatArray
     edges: Sequence[float]
@@ -46,7 +49,7 @@ class MatmulGrid:
 
 
 def single_point_grid(accelerator: Accelerator, dtype: DType) -> MatmulGrid:
-    """The accelerator's own constants of a format, nothing searched."""
+    """Grid of one point: the accelerator's current constants of a format."""
     constants, latencies = accelerator.efficiency.matmul, np.array([accelerator.efficiency.kernel_latency_of(dtype)])
     share, prologue = np.array([constants.peak_fraction_of(dtype)]), constants.prologue_of(dtype)
     return MatmulGrid(share, (constants.edge,), (prologue,), latencies)
@@ -55,9 +58,9 @@ def single_point_grid(accelerator: Accelerator, dtype: DType) -> MatmulGrid:
 def search_matmul(
     accelerator: Accelerator, samples: Sequence[MatmulMeasurement], grid: MatmulGrid, *, fold_by_shape: bool = False
 ) -> GridOptimum:
-    """The best share, edge, prologue and kernel latency of the grid; rows of formats with one peak.
+    """Best share, edge, prologue and kernel latency of the grid; samples of formats with one peak.
 
-    by_shape: rows of one shape are left out together.
+    fold_by_shape: samples of one shape are left out together.
     """
     fold_keys = [tuple(matmul.shape for matmul in sample.matmuls) for sample in samples] if fold_by_shape else None
     measured, sources = np.array([sample.seconds for sample in samples]), [sample.publication for sample in samples]
@@ -79,7 +82,7 @@ def fit_matmul(
     *,
     equal_source_weights: bool = False,
 ) -> tuple[MatmulEfficiency, Seconds, GridOptimum]:
-    """Fit share, edge, prologue and kernel latency (unless given); of formats with scales the share is set to it."""
+    """Fit share, edge, prologue and kernel latency (unless given); the share also applies to scaled formats."""
     latencies = LATENCIES if latency is None else np.array([latency])
     optimum = search_matmul(
         accelerator, samples, MatmulGrid(PEAK_SHARES, EDGES, PROLOGUES, latencies, equal_source_weights)
@@ -92,7 +95,7 @@ def fit_matmul(
 def fit_low_precision_matmul(
     accelerator: Accelerator, samples: Sequence[MatmulMeasurement]
 ) -> tuple[MatmulEfficiency, GridOptimum]:
-    """Fit one format with scales: its share, and what else of its own its rows support."""
+    """Fit one block-scaled format: its peak fraction, and what else its samples support."""
     dtype, matmul = samples[0].dtype, accelerator.efficiency.matmul
     current = single_point_grid(accelerator, dtype)
     optimum = _search_supported(accelerator, samples, replace(current, shares=LOW_PRECISION_SHARES))
@@ -103,7 +106,7 @@ def fit_low_precision_matmul(
 
 
 def _search_supported(accelerator: Accelerator, samples: Sequence[MatmulMeasurement], grid: MatmulGrid) -> GridOptimum:
-    """The simplest search that the rows support: the share, with a start, with a prologue, with both."""
+    """The most complex supported search: share; with latency; with prologue; with both."""
     shapes = len({tuple(matmul.shape for matmul in sample.matmuls) for sample in samples})
     grids = [grid]
     if shapes >= 2 * MIN_SHAPES_PER_CONSTANT:
@@ -115,7 +118,7 @@ def _search_supported(accelerator: Accelerator, samples: Sequence[MatmulMeasurem
 
 
 def matmul_seconds(accelerator: Accelerator, samples: Sequence[MatmulSample]) -> FloatArray:
-    """Seconds of every row as the accelerator's constants predict them; rows of formats with one peak."""
+    """Predicted seconds of every sample with the accelerator's constants: [samples]; formats with one peak."""
     compute, memory = _tile_options(accelerator, samples)
     device_seconds: FloatArray = np.maximum(compute, memory).min(axis=1)
     return np.maximum(device_seconds + accelerator.efficiency.kernel_latency, accelerator.efficiency.launch_interval)
@@ -124,7 +127,7 @@ def matmul_seconds(accelerator: Accelerator, samples: Sequence[MatmulSample]) ->
 def _device_seconds(
     accelerator: Accelerator, edge: float, prologue: float, samples: Sequence[MatmulMeasurement], shares: FloatArray
 ) -> Iterator[tuple[float, FloatArray]]:
-    """[products] seconds of those of every row for every share, without the start of the kernel."""
+    """Pairs of a share and the seconds of every matmul at that share, without kernel latency: [matmuls]."""
     matmul, dtype = accelerator.efficiency.matmul, samples[0].dtype
     base = matmul.with_peak_fraction(dtype, 1.0) if dtype in LOW_PRECISION_DTYPES else matmul
     full_rate = replace(base.with_uniform_fraction(1.0), edge=edge, prologue=prologue, prologues={})

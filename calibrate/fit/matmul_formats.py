@@ -1,9 +1,10 @@
-"""Which matmul constants and rates of number formats do a record's rows support?
+"""Fit of matmul constants and of the rate of each number format to the samples of a record.
 
-The format with the most FLOP among the rows is the reference: it gives the share of the peak, perimeter, prologue and,
-where no streaming kernel told it, the start of a kernel. Of each other format the rate alone is searched. One share
-serves all formats without scales, so the peak of another format is its rate over that share; of those with scales each
-has a share of its own, of a peak that all of as many bits have.
+The format with the most FLOP among the samples is the reference: it determines the fraction of peak, the
+perimeter, the prologue and, if no memory-bound kernel was measured, the kernel latency. For every other
+format only the rate is searched. All unscaled formats share one peak fraction, so the peak of another format
+is its rate over that fraction. Block-scaled formats each have a peak fraction of their own, of the peak of
+all formats with as many bits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +37,7 @@ from clustersim.model.kernels import GROUPED_MATMUL_KINDS, KernelKind, MatmulSha
 
 
 def fit_matmul_formats(state: FitState, samples: Sequence[TimedKernel]) -> FitState:
-    """The reference format first, then the rates of all others; rows: of all kinds."""
+    """Fit the reference format, then the rates of all others; samples: of kernels of all kinds."""
     samples_by_format = group_by_format(sample for sample in samples if sample.sample.kind is KernelKind.MATMUL)
     unscaled_formats = [dtype for dtype in samples_by_format if dtype not in LOW_PRECISION_DTYPES]
     if unscaled_formats:
@@ -48,18 +49,18 @@ def fit_matmul_formats(state: FitState, samples: Sequence[TimedKernel]) -> FitSt
         for dtype in unscaled_formats:
             if dtype is not reference:
                 state = _fit_unscaled_format(state, samples_by_format[dtype])
-    for scaled_samples in (samples_by_format[item] for item in LOW_PRECISION_DTYPES if item in samples_by_format):
+    for scaled_samples in (samples_by_format[dtype] for dtype in LOW_PRECISION_DTYPES if dtype in samples_by_format):
         state = _fit_scaled_format(state, scaled_samples)
-    return _add_expert_formats(state, (element for element in samples if element.sample.kind in GROUPED_MATMUL_KINDS))
+    return _add_expert_formats(state, (sample for sample in samples if sample.sample.kind in GROUPED_MATMUL_KINDS))
 
 
 def _latency_grid(state: FitState, samples: Sequence[TimedKernel]) -> FloatArray:
-    """What the start of a matmul may take: what streaming kernels have shown, if there were any."""
+    """Candidate kernel latencies of a matmul: the value from memory-bound kernels if there were any, else a grid."""
     return np.array([state.accelerator.efficiency.kernel_latency]) if state.leave_one_out else latency_grid(samples)
 
 
 def _fit_reference(state: FitState, samples: Sequence[TimedKernel], latency_grid: FloatArray) -> FitState:
-    """Share of the peak, perimeter, prologue, and the start of a kernel where it is free."""
+    """Peak fraction, perimeter and prologue of the reference format, and the kernel latency if it is free."""
     scale, accelerator = _rate_scale(state, samples)
     optimum = _search_reference(accelerator, samples, latency_grid)
     share, edge, prologue, latency = optimum.constants
@@ -73,7 +74,7 @@ def _fit_reference(state: FitState, samples: Sequence[TimedKernel], latency_grid
 def _search_reference(
     accelerator: Accelerator, samples: Sequence[TimedKernel], latency_grid: FloatArray
 ) -> GridOptimum:
-    """Nothing, the share alone, the share and the start, all: what the rows support."""
+    """The most complex supported search: none, share, share and latency, or all constants."""
     measured, current = _matmul_samples(samples), single_point_grid(accelerator, samples[0].sample.dtype)
     optima = [search_matmul(accelerator, measured, grid) for grid in (current, replace(current, shares=SHARE_GRID))]
     near_shares = shares_near(optima[-1])
@@ -86,14 +87,14 @@ def _search_reference(
 
 
 def _fit_unscaled_format(state: FitState, samples: Sequence[TimedKernel]) -> FitState:
-    """The peak of a format beside the reference, at the same share of it."""
+    """The peak of a non-reference unscaled format, at the reference's peak fraction."""
     rate, optimum, _ = _fit_rate(state, samples)
     peak = rate / state.accelerator.efficiency.matmul.share
     return state.with_fit(samples, optimum).with_peak(samples[0].sample.dtype, peak)
 
 
 def _fit_scaled_format(state: FitState, samples: Sequence[TimedKernel]) -> FitState:
-    """The share of its peak that a format with scales has."""
+    """The peak fraction of a block-scaled format."""
     dtype, matmul_constants = samples[0].sample.dtype, state.accelerator.efficiency.matmul
     extended = with_constants(
         state.accelerator, matmul=matmul_constants.with_peak_fraction(dtype, matmul_constants.peak_fraction_of(dtype))
@@ -113,7 +114,7 @@ def _fit_scaled_format(state: FitState, samples: Sequence[TimedKernel]) -> FitSt
 
 
 def _add_expert_formats(state: FitState, samples: Iterable[TimedKernel]) -> FitState:
-    """Formats that only products of experts tell of are at the share and peak of others, or of their best row."""
+    """Add formats of grouped matmuls only, at the others' peak fraction and peak or at their best rate."""
     for dtype, format_samples in group_by_format(samples).items():
         accelerator = state.accelerator
         if dtype not in accelerator.formats:
@@ -132,7 +133,7 @@ def _add_expert_formats(state: FitState, samples: Iterable[TimedKernel]) -> FitS
 
 
 def _fit_rate(state: FitState, samples: Sequence[TimedKernel]) -> tuple[FlopPerSecond, GridOptimum, RateScale]:
-    """The rate of one format alone; all other constants are those of the reference."""
+    """The rate of one format; all other constants are those of the reference."""
     scale, accelerator = _rate_scale(state, samples)
     current = single_point_grid(accelerator, samples[0].sample.dtype)
     optima = [
@@ -144,7 +145,7 @@ def _fit_rate(state: FitState, samples: Sequence[TimedKernel]) -> tuple[FlopPerS
 
 
 def _rate_scale(state: FitState, samples: Sequence[TimedKernel]) -> tuple[RateScale, Accelerator]:
-    """The rate whose parts are searched, and the accelerator with it for a peak, at the same rate of matmuls."""
+    """The rate scale to search, and the accelerator with that scale as peak, at unchanged matmul rate."""
     accelerator, dtype = state.accelerator, samples[0].sample.dtype.peak_dtype
     nominal, matmul = accelerator.peak.get(dtype, 0.0), accelerator.efficiency.matmul
     scale = state.rate_scale(nominal, best_rate(samples))

@@ -1,8 +1,8 @@
-"""Which memory bandwidth and kernel latency do measured streaming kernels support?
+"""Grid search for memory bandwidth and kernel latency of memory-bound kernels.
 
-A streaming kernel takes its bytes over the bandwidth that such kernels reach, plus a latency for each device kernel
-that it launches, and never less than the launches take on the host (see `cost.roofline`). Searched: the part of the
-memory bandwidth, and the latency. Casts into formats with scales reach a part of that again.
+A memory-bound kernel takes its bytes over the reached bandwidth plus a latency for each device kernel that
+it launches, and never less than the launches take on the host (see `cost.roofline`). Searched: the fraction
+of memory bandwidth and the latency. Casts to block-scaled formats reach a fraction of that bandwidth.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ CAST_SHARE_GRID: Final = linear_grid(0.4, 1.0, 0.01)
 
 @dataclass(frozen=True, slots=True)
 class MemoryBoundSample:
-    """One measured streaming kernel. moved: bytes read and written; launches: device kernels that it is."""
+    """One measured memory-bound kernel. moved_bytes: read and written; launch_count: number of device kernels."""
 
     moved_bytes: Bytes
     launch_count: int
@@ -32,7 +32,7 @@ class MemoryBoundSample:
 def fit_memory_bound(
     accelerator: Accelerator, samples: Sequence[MemoryBoundSample], latencies: FloatArray
 ) -> GridOptimum:
-    """Part of the memory bandwidth, and kernel latency: what of the two the rows support, else the accelerator's."""
+    """Fraction of memory bandwidth and kernel latency, each only if the samples support it."""
     efficiency = accelerator.efficiency
     share, latency = np.array([efficiency.memory]), np.array([efficiency.kernel_latency])
     grids = ((share, latency), (SHARE_GRID, latency), (share, latencies), (SHARE_GRID, latencies))
@@ -41,7 +41,7 @@ def fit_memory_bound(
 
 
 def fit_casts(accelerator: Accelerator, samples: Sequence[MemoryBoundSample]) -> GridOptimum:
-    """Part of the memory bandwidth that casts reach, where they support one of their own; all else is known."""
+    """Fraction of memory bandwidth of casts, if the samples support one of its own; all other constants are fixed."""
     efficiency = accelerator.efficiency
     latency, grids = np.array([efficiency.kernel_latency]), (np.array([efficiency.casts]), CAST_SHARE_GRID)
     optima = [search_memory_bound(accelerator, samples, efficiency.memory * shares, latency) for shares in grids]
@@ -51,7 +51,7 @@ def fit_casts(accelerator: Accelerator, samples: Sequence[MemoryBoundSample]) ->
 def search_memory_bound(
     accelerator: Accelerator, samples: Sequence[MemoryBoundSample], shares: FloatArray, latencies: FloatArray
 ) -> GridOptimum:
-    """The best of these parts of the memory bandwidth and latencies."""
+    """The best of these bandwidth fractions and latencies."""
     search = GridSearch(np.array([sample.seconds for sample in samples]))
     transfer_seconds = np.array([sample.moved_bytes for sample in samples]) / accelerator.memory_bandwidth
     launch_counts = np.array([sample.launch_count for sample in samples])

@@ -1,9 +1,9 @@
-"""How far were published steps from what was predicted without having seen them?
+"""Table of out-of-sample errors of published steps.
 
-A table with one row for each step: the logarithm of measured over predicted time, by constants that were fitted without
-the step's source, and what the step is like (`clustersim.uncertainty.step_features`). `fit-steps --left-out FOLDER` writes
-one for each kind of steps, `fit-band` reads it. The shipped ones are in `calibrate/published`: `left_out.csv` is of
-dense steps in BF16, others have their kind in their name.
+One row per step: the logarithm of measured over predicted time, by constants that were fitted without the
+step's source, and the step's features (`clustersim.uncertainty.step_features`). `fit-steps --left-out
+FOLDER` writes one table for each class of steps, `fit-band` reads it. The packaged ones are in
+`calibrate/published`: `left_out.csv` has dense steps in BF16, the others have their class in the file name.
 """
 
 import csv
@@ -21,13 +21,13 @@ from clustersim.uncertainty.step_features import Feature, StepFeatures
 TABLE_FOLDER: Final = Path(__file__).parents[1] / "published"
 QUANTITIES: Final = ("GPUs", "tokens", "tp", "cp", "pp")
 _FIXED_COLUMNS: Final = ("case_id", "source", "error", "accelerators", "kinds")
-_COLUMNS: Final = (*_FIXED_COLUMNS, *QUANTITIES, *(trait.name.lower() for trait in Feature))
+_COLUMNS: Final = (*_FIXED_COLUMNS, *QUANTITIES, *(feature.name.lower() for feature in Feature))
 _SEPARATOR: Final = "; "
 
 
 @dataclass(frozen=True, slots=True)
 class OutOfSampleStep:
-    """One step. error: logarithm of measured over predicted."""
+    """One step. log_error: natural logarithm of measured over predicted time."""
 
     case_id: str
     source: str
@@ -36,7 +36,7 @@ class OutOfSampleStep:
 
 
 def write_out_of_sample(steps: Iterable[OutOfSampleStep], path: str | Path) -> None:
-    """Write the table, wholly or not at all; raise OutputError if it cannot be written."""
+    """Write the table atomically; raise OutputError if it cannot be written."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -58,12 +58,12 @@ def _to_cells(step: OutOfSampleStep) -> dict[str, str]:
 
 
 def out_of_sample_path(model_name: str, folder: Path = TABLE_FOLDER) -> Path:
-    """The table of a kind of steps."""
+    """Path of the table of an uncertainty model."""
     return folder / ("left_out.csv" if model_name == DENSE_STEPS else f"left_out_{model_name}.csv")
 
 
 def read_out_of_sample(path: Path) -> list[OutOfSampleStep]:
-    """The rows of a table; raise InputError that names the file and what is wrong."""
+    """The steps of a table; raise InputError that names the file and the problem."""
     try:
         with path.open(newline="", encoding="utf-8") as stream:
             return [_from_cells(cells) for cells in csv.DictReader(stream)]

@@ -1,22 +1,26 @@
-"""How wide must a band be to hold nine of ten steps that nobody has seen?
+"""Fit of the 90 % prediction interval from out-of-sample errors.
 
-From errors of steps that the fit of the constants did not see (`left_out`) the terms of `clustersim.uncertainty.prediction_interval`:
+Estimates the variance components of `clustersim.uncertainty.prediction_interval` from the errors of steps
+that were not used to fit the constants (`out_of_sample`):
 
-1. What is known is always what the *other* sources measured, so that a source which alone has an accelerator, a format
-   or a length of context shows how wrong steps are where these were not measured.
-2. The variances of the terms are those under which the errors, as normal ones, are the likeliest; every source weighs
-   the same. They are found by multiplicative steps that never make the likelihood less (majorization; the same for
-   non-negative matrices by Fevotte and Idier 2011, arXiv:1010.1763, with the Itakura-Saito divergence, to which this
-   likelihood is equal).
-3. A term that fewer than `MIN_SOURCES_PER_COMPONENT` sources have is off by as much as all steps are on average. So is each term by
-   itself in one source that is added to the others, which holds back what little tells. A term of what was not measured
-   is not below that of any step: what nobody measured is at least as uncertain as all that was.
-4. Each source's errors are counted in deviations of terms that have not seen it, and the quantile of these, sources
-   counted alike, is taken (conformal prediction by cross-validation, Barber et al. 2021, arXiv:1905.02928, with sources
-   in the place of cases). It is longer by Student's t over the normal quantile for so many sources, as few sources tell
-   little about how much sources differ.
+1. The validated domain of a step is always what the *other* sources measured. So a source that is the only
+   one with an accelerator, a format or a context length shows how wrong predictions are where these were not
+   measured.
+2. The variances maximize the Gaussian likelihood of the errors; every source has the same weight. They are
+   found by multiplicative updates that never decrease the likelihood (majorization-minimization; the same as
+   for non-negative matrices by Fevotte and Idier 2011, arXiv:1010.1763, with the Itakura-Saito divergence,
+   to which this likelihood is equivalent).
+3. A component that fewer than `MIN_SOURCES_PER_COMPONENT` sources have keeps the mean variance of all steps.
+   A pseudo-source of that variance, spread evenly over the components, is added (shrinkage where data are
+   few). The variance of an extrapolation component is bounded below by that of any step: what was not
+   measured is at least as uncertain as what was.
+4. Each source's errors are divided by the standard deviation from components fitted without it, and the
+   quantile of these, macro-averaged over sources, is taken (conformal prediction by cross-validation, Barber
+   et al. 2021, arXiv:1905.02928, with sources in place of cases). It is widened by the ratio of Student's t
+   to the normal quantile for the number of sources.
 
-Coverage is that of a band that has not seen the source either: terms, quantile and what is known from the others.
+Coverage is that of an interval that was fitted without the source: components, quantile and validated
+domain.
 """
 
 import argparse
@@ -58,14 +62,14 @@ from clustersim.validation.framework_defaults import framework_defaults
 from clustersim.validation.steps import read_steps
 
 MIN_SOURCES: Final = 4  # sources
-MIN_SOURCES_PER_COMPONENT: Final = 3  # sources that a term needs for a variance of its own
-MAX_ITERATIONS: Final = 500  # of the search for variances
+MIN_SOURCES_PER_COMPONENT: Final = 3  # sources that a component needs for a variance of its own
+MAX_ITERATIONS: Final = 500  # of the variance updates
 _TOLERANCE: Final = 1e-9
 EXTRAPOLATION_COMPONENTS: Final = tuple(BaseComponent)[1:]
 
 
 def validated_domain(steps: Sequence[OutOfSampleStep]) -> ValidatedDomain:
-    """What some steps measured."""
+    """The validated domain of some steps."""
     counts = Counter(name for step in steps for name in step.features.accelerators)
     chip_counts: Counter[str] = Counter()
     for name, count in counts.items():
@@ -77,9 +81,10 @@ def validated_domain(steps: Sequence[OutOfSampleStep]) -> ValidatedDomain:
 
 @dataclass(frozen=True, slots=True)
 class VarianceData:
-    """Steps as numbers. load: [steps, terms], what is known being what other sources measured; error: [steps].
+    """Steps as arrays.
 
-    weight: [steps], those of a source sum to 1; source: [steps], its number.
+    loads: [steps, components], by the validated domain of the other sources; errors: [steps] logarithms;
+    weights: [steps], those of one source sum to 1; source_ids: [steps].
     """
 
     loads: FloatArray
@@ -89,7 +94,7 @@ class VarianceData:
 
 
 def variance_data(steps: Sequence[OutOfSampleStep]) -> VarianceData:
-    """What some steps tell about terms."""
+    """Arrays of the steps from which variance components are estimated."""
     counts = Counter(step.source for step in steps)
     domain_by_source = {
         source: validated_domain([step for step in steps if step.source != source]) for source in counts
@@ -108,7 +113,7 @@ def variance_data(steps: Sequence[OutOfSampleStep]) -> VarianceData:
 
 
 def fit_variances(data: VarianceData) -> FloatArray:
-    """The likeliest variance of each term; of what was not measured not below that of any step: [terms]."""
+    """Maximum-likelihood variance: [components]; of extrapolation components at least that of any step."""
     mean_square, component_count = float(data.weights @ data.errors**2 / data.weights.sum()), len(VARIANCE_COMPONENTS)
     loads, squares = (
         np.vstack([data.loads, np.eye(component_count)]),
@@ -131,7 +136,7 @@ def fit_variances(data: VarianceData) -> FloatArray:
 
 
 def _has_enough_sources(data: VarianceData) -> BoolArray:
-    """Whether enough sources have a term: [terms]."""
+    """Whether enough sources have each component: [components]."""
     columns = (data.loads >= MIN_VISIBLE_SHARE).T
     return np.array(
         [len(np.unique(data.source_ids[has_component])) >= MIN_SOURCES_PER_COMPONENT for has_component in columns]
@@ -139,7 +144,10 @@ def _has_enough_sources(data: VarianceData) -> BoolArray:
 
 
 def conformal_quantile(steps: Sequence[OutOfSampleStep]) -> float:
-    """Deviations within which nine of ten unseen errors are; raise InputError for too few sources to say it."""
+    """Number of standard deviations that covers 90 % of out-of-sample errors.
+
+    Raise InputError if there are too few sources.
+    """
     sources = len({step.source for step in steps})
     if sources < MIN_SOURCES:
         raise InputError(f"{sources} sources of left-out steps are too few for a band; {MIN_SOURCES} are needed")
@@ -152,7 +160,7 @@ def conformal_quantile(steps: Sequence[OutOfSampleStep]) -> float:
 
 
 def out_of_sample_deviations(steps: Sequence[OutOfSampleStep]) -> tuple[FloatArray, FloatArray]:
-    """Errors in deviations of terms that other sources support, and the weights of steps: [steps] both."""
+    """Absolute errors in standard deviations fitted to the other sources, and step weights: [steps] both."""
     data = variance_data(steps)
     deviations = np.empty(len(steps))
     for source in np.unique(data.source_ids):
@@ -165,9 +173,11 @@ def out_of_sample_deviations(steps: Sequence[OutOfSampleStep]) -> tuple[FloatArr
 
 
 def student_t_ratio(degrees_of_freedom: int) -> float:
-    """Student's t over the normal quantile, two-sided, of `SHARE` (Abramowitz and Stegun 26.7.5, two terms).
+    """Ratio of Student's t to the normal quantile, two-sided, at `INTERVAL_COVERAGE`.
 
-    >>> round(student(11) * 1.645, 2)
+    Abramowitz and Stegun 26.7.5, two terms.
+
+    >>> round(student_t_ratio(11) * 1.645, 2)
     1.8
     """
     z = NormalDist().inv_cdf((1.0 + INTERVAL_COVERAGE) / 2.0)
@@ -179,7 +189,7 @@ def student_t_ratio(degrees_of_freedom: int) -> float:
 
 
 def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: float) -> UncertaintyModel:
-    """The band that some steps support; what is known is all of them."""
+    """The uncertainty model fitted to some steps, whose validated domain is all of them."""
     standard_deviations = np.sqrt(fit_variances(variance_data(steps))).tolist()
     deviations: dict[VarianceComponent, float] = {
         component: round(deviation, 4)
@@ -199,7 +209,7 @@ def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: fl
 
 @dataclass(frozen=True, slots=True)
 class IntervalCheck:
-    """A step under a band that has not seen its source. width: logarithm of the band's upper end."""
+    """A step against an interval that was fitted without its source. log_half_width: logarithm of the upper end."""
 
     step: OutOfSampleStep
     strata: tuple[str, ...]
@@ -207,12 +217,12 @@ class IntervalCheck:
 
     @property
     def is_covered(self) -> bool:
-        """Whether what was measured is within the band."""
+        """Whether the measured time is within the interval."""
         return abs(self.step.log_error) <= self.log_half_width
 
 
 def cross_validate(steps: Sequence[OutOfSampleStep], repeat_deviation: float) -> list[IntervalCheck]:
-    """Every step under the band of the other sources."""
+    """Check every step against the interval fitted to the other sources (leave-one-source-out)."""
     return [
         check
         for source in dict.fromkeys(step.source for step in steps)
@@ -229,7 +239,7 @@ def _check_source(steps: Sequence[OutOfSampleStep], source: str, repeat_deviatio
 
 
 def coverage_of(checks: Sequence[IntervalCheck]) -> StratumCoverage:
-    """How many are inside, sources counted alike."""
+    """Fraction of steps within their interval, macro-averaged over sources."""
     by_source: dict[str, list[bool]] = {}
     for check in checks:
         by_source.setdefault(check.step.source, []).append(check.is_covered)
@@ -239,7 +249,7 @@ def coverage_of(checks: Sequence[IntervalCheck]) -> StratumCoverage:
 
 
 def coverage_by_stratum(checks: Sequence[IntervalCheck]) -> dict[str, StratumCoverage]:
-    """The coverage of all steps, and of those of each regime."""
+    """Coverage of all steps and of each stratum."""
     names = dict.fromkeys(name for check in checks for name in check.strata)
     groups = {name: [check for check in checks if name in check.strata] for name in names}
     return {ALL_STEPS: coverage_of(checks), **{name: coverage_of(groups[name]) for name in sorted(groups)}}
@@ -262,9 +272,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
-    """Fit, print what was found and how it holds for unseen sources, and write it if that is asked for."""
+    """Fit the model, print its components and its out-of-sample coverage, and write it if asked."""
     cases = [case for case in read_steps() if case_uncertainty_model(case) == options.kind]
-    identified = [case for case in cases if framework_defaults(case).is_verified]  # elsewhere versions differ
+    identified = [
+        case for case in cases if framework_defaults(case).is_verified
+    ]  # unknown software may differ in version
     steps, deviation = (
         read_out_of_sample(options.left_out or out_of_sample_path(options.kind)),
         repeat_deviation(identified),
@@ -285,11 +297,11 @@ def _component_lines(model: UncertaintyModel) -> Iterator[str]:
     yield f"expected within {model.quantile:.2f} deviations"
 
 
-HEADER: Final = ("regime", "cases", "sources", "typical error", "band", "inside")
+HEADER: Final = ("stratum", "cases", "sources", "typical error", "interval", "inside")
 
 
 def strata_table(model: UncertaintyModel, checks: Sequence[IntervalCheck]) -> list[str]:
-    """A Markdown table of how unseen steps of each regime were met: typical errors are medians of absolute ones."""
+    """A Markdown table of the out-of-sample error (median absolute) and coverage of each stratum."""
     lines = [f"| {' | '.join(HEADER)} |", "|---|---:|---:|---:|---:|---:|"]
     for name, stratum in model.coverage_by_stratum.items():
         matching = [check for check in checks if name in (ALL_STEPS, *check.strata)]
@@ -322,8 +334,8 @@ def _format_interval(log_half_width: float) -> str:
 
 
 def weighted_median(values: Sequence[tuple[str, float]]) -> float:
-    """The median of values, each with its source; sources counted alike."""
-    counts, ordered = Counter(source for source, _ in values), sorted(values, key=lambda item: item[1])
+    """The median of (source, value) pairs in which every source has the same total weight."""
+    counts, ordered = Counter(source for source, _ in values), sorted(values, key=lambda source_value: source_value[1])
     cumulative = np.cumsum([1.0 / counts[source] for source, _ in ordered])
     return ordered[int(np.searchsorted(cumulative, cumulative[-1] / 2))][1]
 
@@ -341,7 +353,10 @@ def _aligned_columns(lines: Sequence[str]) -> Iterator[str]:
 
 
 def write_uncertainty_model(model: UncertaintyModel, path: str, name: str = DENSE_STEPS) -> None:
-    """Write the file with the texts of a shipped one; raise OutputError if it cannot be written."""
+    """Write the model, keeping description and sources of the packaged file.
+
+    Raise OutputError if it cannot be written.
+    """
     texts: Mapping[str, Any] = read_mapping(find_file("experience", name))
     content = {"description": texts["description"], **model_to_dict(model), "sources": texts["sources"]}
     write_text_atomically(path, yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True))

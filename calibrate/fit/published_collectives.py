@@ -1,8 +1,8 @@
-"""Which published benchmarks of collectives are constants fitted to?
+"""Published collective benchmarks to which constants are fitted.
 
-Those rows of the shipped table of measurements (`clustersim/validation/published/collectives.csv`) that say so in
-`in_fit`: one of in place and out of place where both are printed, on machines whose network is known. A benchmark is a
-table: one collective at many sizes, in one place.
+The rows of the packaged table of measurements (`clustersim/validation/published/collectives.csv`) whose
+`in_fit` is yes: either in-place or out-of-place where both are printed, on machines whose network is known.
+A benchmark is one table: one collective at many sizes on one machine.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ _TABLE_KEY_COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class BenchmarkTable:
-    """One table. sizes: bytes; measured: seconds."""
+    """One table. sizes: bytes; measured_seconds: one time for each size."""
 
     source: str
     locator: str
@@ -52,23 +52,23 @@ class BenchmarkTable:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the table takes part in a fit."""
+        """Whether the table is used in a fit."""
         return not self.benchmark.is_timed_per_call
 
     @property
     def crosses_network(self) -> bool:
-        """Whether it crosses a network."""
+        """Whether its GPUs span several NVLink domains."""
         return self.benchmark.gpu_count > self.benchmark.nvlink_domain_size
 
     @cached_property
     def is_large(self) -> BoolArray:
-        """Which sizes are 1 MiB or more."""
+        """Mask of the sizes of 1 MiB or more."""
         return np.array(self.sizes) >= MEBIBYTE
 
     def ratios(self, seconds: FloatArray, size_indices: IntArray | None = None) -> FloatArray:
-        """What the benchmark sees of collectives that take so long, over what was measured: [..., sizes].
+        """Predicted over measured time: [..., sizes]; seconds: predicted collective times.
 
-        places: which sizes, None: all.
+        size_indices: selected sizes, None: all.
         """
         measured = np.array(self.measured_seconds)
         ratios: FloatArray = self.benchmark.benchmark_seconds(seconds) / (
@@ -78,7 +78,7 @@ class BenchmarkTable:
 
 
 def read_benchmarks(path: Path = PUBLISHED_TABLE) -> tuple[BenchmarkTable, ...]:
-    """Group the rows of the shipped table that take part."""
+    """Benchmarks of the packaged table that are used in fits."""
     fitted_cases = (
         read_collective
         for read_collective in read_collectives(path)

@@ -1,9 +1,9 @@
-"""Which constants of the kernel model do published measurements support?
+"""Fit of the roofline constants of all packaged accelerators to published measurements.
 
-For every accelerator with published kernels, the constants of `cost.roofline` are searched on a grid. Accelerators
-without take a sibling's; where the best matmul that a search found is known for both, the share of the peak keeps the
-sibling's distance from that upper bound. The values found are the ones in `topologies/accelerators`: a test holds the
-two together, so that nothing is tuned by hand.
+For every accelerator with published kernels, the constants of `cost.roofline` are found by grid search.
+Accelerators without published kernels take a sibling's; where the best matmul found by an exhaustive search
+is published for both, the fraction of peak is scaled by the ratio of those upper bounds. The results are the
+values in `topologies/accelerators`: a test checks that they agree, so no value is tuned by hand.
 
 References: the `source` and `locator` columns of `clustersim/validation/published/kernels.csv` and of
 `published/bandwidth.csv`.
@@ -62,9 +62,9 @@ from clustersim.hardware.efficiency import GroupedGemmEfficiency, KernelEfficien
 class FitTarget:
     """An accelerator with published kernels.
 
-    latency_of: whose kernel latency it takes, for want of small kernels of its own; same_chip: accelerators whose rows
-    of attention and of formats with scales are added to its own; even: its sources count alike, where one that is
-    unlike the others has so many rows that those would not be heard.
+    latency_source: accelerator whose kernel latency it takes, for want of small kernels of its own;
+    same_chip_accelerators: accelerators whose attention and block-scaled samples are added to its own;
+    equal_source_weights: sources have equal weight, where one with most of the samples would otherwise dominate.
     """
 
     name: str
@@ -75,9 +75,9 @@ class FitTarget:
 
 @dataclass(frozen=True, slots=True)
 class DerivedAccelerator:
-    """An accelerator without enough published kernels, and the one whose constants it takes.
+    """An accelerator without enough published kernels, and the sibling whose constants it takes.
 
-    scaled_like: whose formats with scales it takes, if another's.
+    low_precision_sibling: accelerator whose block-scaled formats it takes, if another's.
     """
 
     name: str
@@ -107,14 +107,14 @@ DERIVED_ACCELERATORS: Final = (
 )
 
 
-# Whose products of experts are fitted; the first has some that wait for the host, whose call the others take.
+# Accelerators whose grouped matmuls are fitted; the first has host-bound ones, whose host call time the others take.
 GROUPED_GEMM_TARGETS: Final = ("b200-sxm-180gb", "a100-pcie-80gb")
-# Whose products of experts an accelerator without own ones is like: the same architecture's, else the next older's.
-GROUPED_GEMM_SIBLINGS: Final = {"a100-sxm-80gb": "a100-pcie-80gb", "h100-sxm-80gb": "a100-pcie-80gb"}
+# Sibling for grouped matmuls of an accelerator without samples: same architecture, else the next older one.
+GROUPED_GEMM_SOURCES: Final = {"a100-sxm-80gb": "a100-pcie-80gb", "h100-sxm-80gb": "a100-pcie-80gb"}
 
 
-# Whose attention in formats with scales an accelerator without own rows has: that of the same chip on another board.
-LOW_PRECISION_ATTENTION_SIBLINGS: Final = {"b200-sxm-180gb": "gb200", "b300-sxm-288gb": "gb300"}
+# Sibling for low-precision attention of an accelerator without samples: the same chip on another board.
+LOW_PRECISION_ATTENTION_SOURCES: Final = {"b200-sxm-180gb": "gb200", "b300-sxm-288gb": "gb300"}
 
 
 def fit_published() -> AcceleratorFits:
@@ -136,9 +136,9 @@ def fit_published() -> AcceleratorFits:
 def _fit_grouped_gemm(
     efficiencies: Mapping[str, KernelEfficiency], evaluations: Sequence[KernelFitEvaluation]
 ) -> tuple[Mapping[str, KernelEfficiency], Sequence[KernelFitEvaluation]]:
-    """Fit the products of experts of all accelerators that have rows; those of the others are relative to them.
+    """Fit the grouped matmuls of accelerators that have samples; the others' rates are scaled from them.
 
-    Rates keep their distance to those of other products.
+    The ratio to the rate of other matmuls is kept.
     """
     fitted: dict[str, GroupedGemmEfficiency] = {}
     all_evaluations, call_seconds = list(evaluations), None
@@ -147,28 +147,30 @@ def _fit_grouped_gemm(
         fitted[name], evaluated = _fit_high_precision_experts(accelerator, call_seconds)
         all_evaluations.extend(evaluated)
         call_seconds = fitted[name].call
-    siblings = {derivation.name: derivation.sibling for derivation in DERIVED_ACCELERATORS} | GROUPED_GEMM_SIBLINGS
+    sibling_by_accelerator = {
+        derivation.name: derivation.sibling for derivation in DERIVED_ACCELERATORS
+    } | GROUPED_GEMM_SOURCES
     derived = dict(efficiencies)
     for name, efficiency in efficiencies.items():
         ancestor: str | None = name
         while ancestor is not None and ancestor not in fitted:
-            ancestor = siblings.get(ancestor)
+            ancestor = sibling_by_accelerator.get(ancestor)
         if ancestor is not None:
             derived[name] = replace(
                 efficiency, grouped=_scale_shares(fitted[ancestor], efficiencies[ancestor], efficiency)
             )
-    return _fit_low_precision_experts(derived, siblings, all_evaluations)
+    return _fit_low_precision_experts(derived, sibling_by_accelerator, all_evaluations)
 
 
 def _fit_low_precision_experts(
     efficiencies: Mapping[str, KernelEfficiency],
-    siblings: Mapping[str, str],
+    sibling_by_accelerator: Mapping[str, str],
     evaluations: Sequence[KernelFitEvaluation],
 ) -> tuple[Mapping[str, KernelEfficiency], Sequence[KernelFitEvaluation]]:
-    """The same in formats with scales, of products in one kernel; one that is known keeps its distance to others."""
+    """Fit grouped kernels in block-scaled formats; without samples the sibling's ratio to matmuls is kept."""
     fitted_efficiencies, all_evaluations = dict(efficiencies), list(evaluations)
     for name, efficiency in efficiencies.items():
-        sibling = fitted_efficiencies.get(siblings.get(name, ""))
+        sibling = fitted_efficiencies.get(sibling_by_accelerator.get(name, ""))
         derived_shares = {} if sibling is None else derived_kernel_shares(efficiency, sibling)
         grouped = None if efficiency.grouped is None else replace(efficiency.grouped, kernel_shares=derived_shares)
         accelerator = replace(load_accelerator(name), efficiency=replace(efficiency, grouped=grouped))
@@ -183,7 +185,7 @@ def _fit_low_precision_experts(
 
 
 def _low_precision_expert_samples(name: str) -> list[list[GroupedGemmSample]]:
-    """An accelerator's products of experts in each format with scales."""
+    """An accelerator's grouped-kernel samples, one list per block-scaled format."""
     samples = [sample for sample in grouped_gemm_samples() if sample.accelerator == name and not sample.is_streamed]
     return [
         format_samples
@@ -271,7 +273,7 @@ def _fit_attention(
 def _fit_low_precision_attention(
     accelerator: Accelerator, samples: Sequence[AttentionSample]
 ) -> tuple[Accelerator, list[KernelFitEvaluation]]:
-    """Attention in a format with scales, both ways."""
+    """Fit attention in a block-scaled format, in both directions."""
     efficiency, evaluations, constants = accelerator.efficiency, [], {}
     for direction, backward in (("forward", False), ("backward", True)):
         name, direction_samples = (
@@ -288,11 +290,11 @@ def _fit_low_precision_attention(
 
 
 def _with_sibling_attention(efficiencies: Mapping[str, KernelEfficiency]) -> dict[str, KernelEfficiency]:
-    """Accelerators without rows of attention in formats with scales are as fast in them as those with the same chip."""
+    """Copy the low-precision attention speed-up from the accelerator with the same chip where there are no samples."""
     completed = dict(efficiencies)
-    for name, sibling in LOW_PRECISION_ATTENTION_SIBLINGS.items():
+    for name, sibling in LOW_PRECISION_ATTENTION_SOURCES.items():
         if not {name, sibling} <= completed.keys():
-            continue  # not all accelerators are fitted
+            continue  # a subset of accelerators is being fitted
         completed[name] = replace(
             completed[name],
             **{
@@ -329,17 +331,14 @@ def _fit_matmuls(
 def _derive_from_sibling(
     derivation: DerivedAccelerator, efficiencies: Mapping[str, KernelEfficiency]
 ) -> tuple[Accelerator, SiblingReference]:
-    """The sibling's constants, with this accelerator's tiles, bandwidth and distance from its best matmul.
-
-    And what its formats with scales are relative to.
-    """
+    """The sibling's constants with own tiles, bandwidth and best-matmul ratio, and the format reference."""
     accelerator = load_accelerator(derivation.name)
     sibling, reference = efficiencies[derivation.sibling], load_accelerator(derivation.sibling)
     dense = _share_ratio(_best_peak_share(accelerator, DType.BF16), _best_peak_share(reference, DType.BF16), 1.0)
     matmul_constants = accelerator.efficiency.matmul
     share = round(sibling.matmul.share * dense, SHARE_DIGITS)
     matmul = replace(sibling.matmul, share=share, tiles=matmul_constants.tiles, by_rows=matmul_constants.by_rows)
-    forward, backward = (  # clocks under load limit both kinds alike
+    forward, backward = (  # clocks under load limit matmuls and attention equally
         replace(constants, share=round(constants.share * dense, SHARE_DIGITS))
         for constants in (sibling.attention_forward, sibling.attention_backward)
     )
@@ -358,7 +357,7 @@ def _derive_from_sibling(
 def _sibling_reference(
     accelerator: Accelerator, sibling_name: str, efficiencies: Mapping[str, KernelEfficiency]
 ) -> SiblingReference:
-    """FP8's distance from a sibling's is that of their best matmuls in it, or in BF16."""
+    """FP8's ratio to a sibling's is that of their best FP8 matmuls, or else of their best BF16 matmuls."""
     reference = load_accelerator(sibling_name)
     dense = _share_ratio(_best_peak_share(accelerator, DType.BF16), _best_peak_share(reference, DType.BF16), 1.0)
     return SiblingReference(
@@ -370,9 +369,9 @@ def _sibling_reference(
 def _fit_derived(
     accelerator: Accelerator, reference: SiblingReference
 ) -> tuple[Accelerator, list[KernelFitEvaluation]]:
-    """What a derived accelerator's own rows support: matmuls in formats with scales their shares, and its attention.
+    """Fit what a derived accelerator's few samples support: peak fractions of scaled formats, casts, and attention.
 
-    Its other matmuls judge constants they have not seen.
+    Its unscaled matmuls are an out-of-sample test of the derived constants.
     """
     dense = _unscaled_matmuls(accelerator.name)
     attention = [sample for sample in attention_samples() if sample.accelerator == accelerator.name]
@@ -392,14 +391,14 @@ def _fit_derived(
 
 
 def _unscaled_matmuls(name: str) -> list[MatmulSample]:
-    """An accelerator's rows in formats without scales."""
+    """An accelerator's matmul samples in unscaled formats."""
     return [
         sample for sample in matmul_samples() if sample.accelerator == name and sample.dtype not in LOW_PRECISION_DTYPES
     ]
 
 
 def _best_peak_share(accelerator: Accelerator, dtype: DType) -> float | None:
-    """Part of the peak that the best matmul of a search reached, where one is known."""
+    """Fraction of peak that the best matmul of an exhaustive search reached, if published."""
     rate = best_matmul_rates().get((accelerator.name, dtype))
     return None if rate is None else rate / accelerator.peak_flops(dtype)
 
@@ -409,7 +408,7 @@ def _share_ratio(share: float | None, reference: float | None, default: float) -
 
 
 def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
-    """Mean of the measured bandwidths over the datasheet's; the sibling's where none is known."""
+    """Mean measured bandwidth over the datasheet's; the sibling's fraction if none is measured."""
     measured = measured_bandwidths().get(name, [])
     if sibling is not None and not measured:
         return sibling.memory
@@ -417,13 +416,13 @@ def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `command`."""
+    """Add the options of `command`."""
     parser.add_argument("--json", metavar="FILE", help="write the fits as JSON to FILE, or to standard output for -")
     parser.add_argument("--records", metavar="DIR", type=Path, help="write a calibration record of each accelerator")
 
 
 def command(options: argparse.Namespace) -> None:
-    """Fit, and print tables (or write JSON to a file, or to standard output for `-`), and write records if asked."""
+    """Fit, and print tables (or write JSON to a file, or to standard output for `-`); write records if asked."""
     fits, collectives = fit_published(), collective_fit_quality(load_library("nccl"))
     if options.records is not None:
         write_records(fits, options.records)
@@ -448,7 +447,7 @@ def _write_json(fits: AcceleratorFits, collectives: Sequence[FitQuality], target
 
 
 def _with_format_names(constants: Mapping[Any, Any]) -> dict[str, Any]:
-    """The same with formats by their names."""
+    """The same mapping with DType keys replaced by their names."""
     return {
         key.value if isinstance(key, DType) else key: _with_format_names(value) if isinstance(value, Mapping) else value
         for key, value in constants.items()
@@ -482,7 +481,7 @@ def _efficiency_lines(efficiency: KernelEfficiency) -> list[str]:
 
 
 def _format_label(efficiency: KernelEfficiency, dtype: DType) -> str:
-    """What is a format's own."""
+    """The constants of one block-scaled format."""
     matmul = efficiency.matmul
     prologue = f" (prologue {matmul.prologues[dtype]:g})" if dtype in matmul.prologues else ""
     start = f" (start {matmul.starts[dtype] * 1e6:g} us)" if dtype in matmul.starts else ""

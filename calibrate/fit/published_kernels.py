@@ -1,8 +1,8 @@
-"""Which published kernels are constants fitted to?
+"""Published kernel measurements to which constants are fitted.
 
-Those rows of the shipped table of measurements (`clustersim/validation/published/kernels.csv`) that say so in `in_fit`:
-one library's kernels for each kind and accelerator, and shapes that are known. `published/bandwidth.csv` holds measured
-memory bandwidths. Rows of a search's best shape are upper bounds, and are never fitted on.
+The rows of the packaged table (`clustersim/validation/published/kernels.csv`) whose `in_fit` is yes: one
+library's kernels for each kind and accelerator, with known shapes. `published/bandwidth.csv` holds measured
+memory bandwidths. The best shape of an exhaustive search is an upper bound and is never fitted to.
 """
 
 import csv
@@ -38,7 +38,7 @@ _PEAK_SHAPE: Final = AttentionShape(batch=1, query=16384, key=16384, heads=16, k
 
 @dataclass(frozen=True, slots=True)
 class MatmulSample:
-    """One measured matmul. moved: bytes if every operand passes once."""
+    """One measured matmul. moved_bytes: bytes if every operand is read or written once."""
 
     accelerator: str
     shape: MatmulShape
@@ -49,51 +49,51 @@ class MatmulSample:
 
     @property
     def publication(self) -> str:
-        """Who published it."""
+        """The publication."""
         return self.source.partition(":")[0]
 
     @property
     def flops(self) -> Flop:
-        """FLOP of the product."""
+        """FLOP of the matmul."""
         return 2.0 * self.shape.m * self.shape.n * self.shape.k * self.shape.batch
 
     @property
     def matmuls(self) -> "tuple[MatmulSample, ...]":
-        """What was timed together."""
+        """The matmuls that were timed as one measurement."""
         return (self,)
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulSetSample:
-    """Measured matmuls that were timed together, one behind the other; seconds: of all of them."""
+    """Matmuls that were timed as a sequence; seconds: of the sequence."""
 
     matmuls: tuple[MatmulSample, ...]
     seconds: Seconds
 
     @property
     def accelerator(self) -> str:
-        """Where."""
+        """Name of the accelerator."""
         return self.matmuls[0].accelerator
 
     @property
     def dtype(self) -> DType:
-        """The format of all of them."""
+        """The common number format."""
         return self.matmuls[0].dtype
 
     @property
     def publication(self) -> str:
-        """Who published them."""
+        """The publication."""
         return self.matmuls[0].publication
 
     @property
     def flops(self) -> Flop:
-        """FLOP of all of them."""
+        """Total FLOP."""
         return sum(matmul.flops for matmul in self.matmuls)
 
 
 @dataclass(frozen=True, slots=True)
 class CastSample:
-    """One measured kernel that casts a tensor to a format with scales."""
+    """One measured kernel that quantizes a tensor to a block-scaled format."""
 
     accelerator: str
     kernel: Kernel
@@ -102,7 +102,7 @@ class CastSample:
 
     @property
     def publication(self) -> str:
-        """Who published it."""
+        """The publication."""
         return self.source.partition(":")[0]
 
 
@@ -110,7 +110,8 @@ class CastSample:
 class AttentionSample:
     """One measured flash attention kernel.
 
-    flops: executed, so half of the full matrix with a causal mask; moved: bytes if every operand passes once.
+    flops: executed, so half of the full matrix with a causal mask; moved_bytes: bytes if every operand is read
+    or written once.
     """
 
     accelerator: str
@@ -124,13 +125,13 @@ class AttentionSample:
 
     @property
     def publication(self) -> str:
-        """Who published it."""
+        """The publication."""
         return self.source.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedGemmSample:
-    """Measured products of experts: kernels that were timed together, one behind the other."""
+    """Measured expert matmuls: kernels that were timed as a sequence."""
 
     accelerator: str
     kernels: tuple[Kernel, ...]
@@ -139,43 +140,43 @@ class GroupedGemmSample:
 
     @property
     def publication(self) -> str:
-        """Who published it."""
+        """The publication."""
         return self.source.partition(":")[0]
 
     @property
     def dtype(self) -> DType:
-        """The format of all of them."""
+        """The common number format."""
         return self.kernels[0].dtype
 
     @property
     def is_streamed(self) -> bool:
-        """Whether a library's product is launched for each expert."""
+        """Whether one library matmul is launched per expert (no grouped kernel)."""
         return all(kernel.kind is not KernelKind.GROUPED_MATMUL for kernel in self.kernels)
 
 
 def grouped_gemm_samples() -> list[GroupedGemmSample]:
-    """Every measured group of products of experts."""
+    """All measurements of grouped matmuls."""
     return _build_samples(_fitted_cases("grouped_gemm"), _grouped_sample)
 
 
 def matmul_samples() -> list[MatmulSample]:
-    """Every measured matmul, without upper bounds."""
+    """All measured matmuls, without upper bounds."""
     cases = (case for case in _fitted_cases("gemm") if case.text("implementation") != BEST_OF_SEARCH)
     return _build_samples(list(cases), _matmul_sample)
 
 
 def matmul_set_samples() -> list[MatmulSetSample]:
-    """Every set of matmuls that were measured together."""
+    """All sequences of matmuls that were timed as one measurement."""
     return _build_samples(_fitted_cases("gemm_set"), _matmul_set_sample)
 
 
 def cast_samples() -> list[CastSample]:
-    """Every measured cast to a format with scales."""
+    """All measured quantization kernels."""
     return _build_samples(_fitted_cases("cast"), _cast_sample)
 
 
 def best_matmul_rates() -> dict[tuple[str, DType], FlopPerSecond]:
-    """Rate of the best matmul shape that a search found, by accelerator and number format."""
+    """Rate of the best matmul shape of an exhaustive search, by accelerator and number format."""
     cases = [case for case in _fitted_cases("gemm") if case.text("implementation") == BEST_OF_SEARCH]
     names = _accelerator_names(cases)
     return {
@@ -184,14 +185,14 @@ def best_matmul_rates() -> dict[tuple[str, DType], FlopPerSecond]:
 
 
 def attention_samples() -> list[AttentionSample]:
-    """Every measured flash attention kernel, and the peaks that the papers' texts state."""
+    """All measured flash attention kernels, and the peaks that papers state in their text."""
     return _build_samples(_fitted_cases("attention"), _attention_sample) + _build_samples(
         _fitted_cases("attention_peak"), _attention_peak_sample
     )
 
 
 def measured_bandwidths() -> dict[str, list[BytesPerSecond]]:
-    """Measured memory bandwidths by accelerator."""
+    """Measured memory bandwidths in bytes/s by accelerator."""
     by_accelerator: dict[str, list[BytesPerSecond]] = {}
     with BANDWIDTH_TABLE.open(encoding="utf-8", newline="") as stream:
         for table_row in csv.DictReader(stream):
@@ -204,7 +205,7 @@ def _fitted_cases(op: str) -> list[ValidationCase]:
 
 
 def _accelerator_names(cases: Sequence[ValidationCase]) -> Mapping[str, str]:
-    """The shipped accelerator that each GPU is."""
+    """The packaged accelerator of each GPU name."""
     return {gpu: case_accelerator(case).name for gpu, case in {case.text("gpu"): case for case in cases}.items()}
 
 

@@ -1,11 +1,11 @@
-"""What would a calibration record of published measurements hold?
+"""Calibration records built from published measurements.
 
-One record for each accelerator with published kernels or collectives, of origin `published`: every row with its source,
-the constants that `calibrate.fit.published_fit` found (where it fitted them to this accelerator), and alpha and beta of
-its collectives. What is published is a single value: its p5 and p95 are that value, and it counts as one repetition.
-Where sources differ about one thing, the row holds their median, p5 and p95 are their least and most, and repetitions
-how many there are. Collectives are those within one node, by the library's own choice of algorithm: beyond, a table
-belongs to one network, of which a record knows nothing.
+One record for each accelerator with published kernels or collectives, of origin `published`: every sample
+with its source, the constants of `calibrate.fit.published_fit` (if fitted to this accelerator), and alpha
+and beta of its collectives. A published single value has p5 and p95 equal to that value and one repetition.
+Where several sources measured the same thing, the sample holds their median, p5 and p95 are their minimum
+and maximum, and repetitions is their number. Collectives are those within one node with the library's
+default choice of algorithm: results across nodes depend on a network that a record does not describe.
 
     python -m calibrate fit-published --records calibrate/records/published
 """
@@ -59,11 +59,11 @@ DERIVATION: Final = (
     "rows of clustersim/validation/published/kernels.csv and collectives.csv; "
     "constants by python -m calibrate fit-published"
 )
-_DIGITS: Final = 6  # of what is computed: enough, and the same on every machine
+_DIGITS: Final = 6  # significant digits of computed values, few enough to be identical on every machine
 
 
 def write_records(fits: AcceleratorFits, folder: Path) -> None:
-    """Write every record as DIR/<accelerator>.json; raise OutputError where that cannot be done."""
+    """Write every record as DIR/<accelerator>.json; raise OutputError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -76,7 +76,7 @@ def write_records(fits: AcceleratorFits, folder: Path) -> None:
 
 
 def build_records(fits: AcceleratorFits) -> dict[str, CalibrationRecord]:
-    """The record of every accelerator of which kernels or collectives were published."""
+    """The record of every accelerator with published kernels or collectives."""
     kernels, collectives = _kernel_samples(), _collective_samples()
     names = sorted({*kernels, *collectives})
     return {name: _build_record(name, kernels.get(name, ()), collectives.get(name, ()), fits) for name in names}
@@ -108,7 +108,7 @@ def _kernel_samples() -> dict[str, list[KernelSample]]:
 
 
 def _merge_kernel_samples(duplicates: Sequence[KernelSample]) -> KernelSample:
-    """One row of those of one kernel."""
+    """One sample from all measurements of one kernel."""
     return replace(
         duplicates[0],
         time=_time_statistics([sample.time.seconds for sample in duplicates if sample.time]),
@@ -140,7 +140,7 @@ def _attention_sample(sample: AttentionSample) -> tuple[str, KernelSample]:
 
 
 def _kernel_fit(name: str, fits: AcceleratorFits) -> KernelFit | None:
-    """None where the constants are a sibling's."""
+    """The fitted constants; None if they are a sibling's."""
     efficiency = fits.efficiencies.get(name)
     if efficiency is None or not efficiency.published:
         return None
@@ -158,12 +158,14 @@ def _kernel_fit(name: str, fits: AcceleratorFits) -> KernelFit | None:
 
 
 def _residuals_by_family(evaluations: Iterable[KernelFitEvaluation]) -> Mapping[str, FitResidual]:
-    """By family; attention fitted with a sibling's rows is judged by them too."""
+    """Fit residual by kernel family; attention fitted with a sibling's samples is evaluated on those too."""
     error_pairs: dict[str, list[tuple[float, float]]] = {}
     for evaluation in evaluations:
         seconds = zip(evaluation.samples, evaluation.optimum.predicted, evaluation.optimum.leave_one_out, strict=True)
         for sample, predicted, left_out in seconds:
-            if isinstance(sample, GroupedGemmSample | MatmulSetSample | CastSample):  # of which records have none
+            if isinstance(
+                sample, GroupedGemmSample | MatmulSetSample | CastSample
+            ):  # records do not contain such samples
                 continue
             pair = (abs(predicted / sample.seconds - 1.0), abs(left_out / sample.seconds - 1.0))
             error_pairs.setdefault(family_of(_kernel_sample(sample).signature), []).append(pair)

@@ -1,25 +1,26 @@
-"""Which constants of the cost models does a calibration record support?
+"""Fit of the cost-model constants to a calibration record.
 
-The kernel model of `cost.roofline` is fitted to the record's own rows, one kind after the other: streaming kernels give
-the part of the memory bandwidth and the latency of a kernel, casts into formats with scales a part of that bandwidth,
-matmuls their constants and the rate of each number format, flash attention its own in each direction. Constants that
-are searched must lower the left-out error; where the rows do not support one (few, or all alike), the accelerator's own
-value stays. The model of collectives is fitted by `calibrate.fit.alpha_beta`.
+The kernel model of `cost.roofline` is fitted to the record's samples, one kind of kernel after the other:
+memory-bound kernels give the fraction of memory bandwidth and the kernel latency, casts to block-scaled
+formats a fraction of that bandwidth, matmuls their constants and the rate of each number format, flash
+attention its constants in each direction. Searched constants must lower the leave-one-out error; where the
+samples do not support one (too few, or all equal), the accelerator's default stays. The model of collectives
+is fitted by `calibrate.fit.alpha_beta`.
 
-What stands for the datasheet's in the fit:
+Quantities that otherwise come from the datasheet:
 
-- `peak`: the datasheet's, where the fitted rate of matmuls stays below it on a GPU. On a CPU, whose files are
-  placeholders, and on a GPU that beats its datasheet, the fitted rate itself (or the best measured, if that is higher).
-- `memory_bandwidth`: by the same rule, from copies in device memory and streaming kernels.
-- `compute_units`: of the device; of a CPU, the threads that a process computes with.
+- `peak`: the datasheet's, if the fitted rate of matmuls stays below it on a GPU. On a CPU, whose files are
+  placeholders, and on a GPU that exceeds its datasheet, the fitted rate (or the best measured one, if that
+  is higher).
+- `memory_bandwidth`: by the same rule, from copies in device memory and memory-bound kernels.
+- `compute_units`: of the device; for a CPU, the threads that a process computes with.
 
-- `factors`: what a family of kernels takes relative to the model that all of them share, where leaving rows out shows
-  that it holds (norms in FP32 pieces do not reach the bandwidth of a copy, for one).
+- `factors`: time of a kernel family relative to the common model, where leave-one-out shows that it
+  generalizes (FP32 norms in pieces do not reach the bandwidth of a copy, for example).
 
-Rows are device time: the launch interval, below which no kernel is predicted, is left out of the search.
+Samples are device time: the launch interval, a lower bound on predicted times, is excluded from the search.
 
-Left-out errors are those of each kind's own search: constants from the kinds before it are kept, so those have been
-seen.
+Leave-one-out errors are those of each kind's own search: constants fitted to earlier kinds are in-sample.
 """
 
 from collections.abc import Iterable, Sequence
@@ -71,14 +72,14 @@ from clustersim.model.kernels import AttentionShape, KernelKind, MemoryBoundShap
 
 
 def fit_record(record: CalibrationRecord, accelerator: Accelerator) -> CalibrationRecord:
-    """The record with the constants that its rows support; without kernels (or collectives) there is no fit of them."""
+    """The record with constants fitted to its samples; without kernels (or collectives) there is no fit of them."""
     timed_samples = [sample for sample in record.kernels if sample.time is not None]
     fit = fit_kernel_model(record, accelerator) if timed_samples else None
     return replace(record, kernel_fit=fit, collective_fits=fit_collectives(record.collectives))
 
 
 def fit_kernel_model(record: CalibrationRecord, accelerator: Accelerator) -> KernelFit:
-    """The kernel model fitted to the record's rows, of which at least one was measured."""
+    """The kernel model fitted to the record's samples, of which at least one must have a time."""
     timed_samples = ((sample, sample.time.seconds) for sample in record.kernels if sample.time is not None)
     timed_kernels = [TimedKernel(index, sample, seconds) for index, (sample, seconds) in enumerate(timed_samples)]
     state = _fit_memory_bound(_initial_state(record, accelerator), timed_kernels, record.copies)
@@ -98,7 +99,7 @@ def fit_kernel_model(record: CalibrationRecord, accelerator: Accelerator) -> Ker
 
 
 def _initial_state(record: CalibrationRecord, accelerator: Accelerator) -> FitState:
-    """The device's own numbers in place of the file's, before anything is searched."""
+    """The fit state before any search, with the device's own compute units instead of the file's."""
     device = record.device
     units = device.compute_units or (device.threads if _is_cpu(device) else 0) or accelerator.compute_units
     with_constants_reset = with_constants(accelerator, published=True, launch_interval=0.0)
@@ -111,12 +112,12 @@ def _launch_interval(record: CalibrationRecord, accelerator: Accelerator) -> Sec
 
 
 def _is_cpu(device: DeviceInfo) -> bool:
-    """Whether the machine computes with its processor."""
+    """Whether the device is a CPU."""
     return device.threads > 0
 
 
 def _fit_memory_bound(state: FitState, timed_kernels: Sequence[TimedKernel], copies: Iterable[CopySample]) -> FitState:
-    """Part of the memory bandwidth, and the latency of a kernel."""
+    """Fit the fraction of memory bandwidth and the kernel latency."""
     selected = [
         timed for timed in timed_kernels if isinstance(timed.sample.shape, MemoryBoundShape) and not _is_cast(timed)
     ]
@@ -142,7 +143,7 @@ def _fit_memory_bound(state: FitState, timed_kernels: Sequence[TimedKernel], cop
 
 
 def _fit_casts(state: FitState, timed_kernels: Sequence[TimedKernel]) -> FitState:
-    """Part of the bandwidth of streaming kernels that casts into formats with scales reach."""
+    """Fit the fraction of the memory-bound bandwidth that casts to block-scaled formats reach."""
     selected = [timed for timed in timed_kernels if _is_cast(timed)]
     if not selected:
         return state
@@ -159,7 +160,7 @@ def _memory_bound_samples(timed_kernels: Iterable[TimedKernel]) -> list[MemoryBo
 
 
 def _fit_attention(state: FitState, accelerator: Accelerator, timed_kernels: Sequence[TimedKernel]) -> FitState:
-    """The constants of one direction, with the peaks that the matmuls gave."""
+    """Fit the constants of one direction, at the peaks that the matmuls gave."""
     if not timed_kernels:
         return state
     name, dtype = timed_kernels[0].sample.kind.value, timed_kernels[0].sample.dtype
@@ -181,7 +182,7 @@ def _fit_attention(state: FitState, accelerator: Accelerator, timed_kernels: Seq
 
 
 def _with_missing_peaks(state: FitState, timed_kernels: Sequence[TimedKernel]) -> FitState:
-    """With peaks of the formats that no datasheet and no matmul told."""
+    """Add peaks of formats that neither the datasheet nor a matmul determined."""
     for dtype, format_kernels in group_by_format(timed_kernels).items():
         if dtype not in state.accelerator.peak:
             state = state.with_peak(dtype, RATE_MARGIN * best_rate(format_kernels))
@@ -207,7 +208,7 @@ def _attention_samples(timed_kernels: Iterable[TimedKernel]) -> list[AttentionSa
 def _fit_family_factors(
     state: FitState, timed_kernels: Sequence[TimedKernel]
 ) -> tuple[dict[str, float], dict[str, FitResidual]]:
-    """By family: the factor that its rows support, if any, and how the model with it meets them."""
+    """By kernel family: the factor that its samples support, if any, and the residual with it."""
     roofline, ratios = Roofline(state.accelerator), dict[str, list[tuple[float, float]]]()
     for timed in timed_kernels:
         predicted = roofline.time_kernel(timed.sample.kernel).seconds
@@ -219,21 +220,21 @@ def _fit_family_factors(
     for name, pairs in ratios.items():
         fitted, left_out = np.array(pairs).T
         factor, loo_factors = _mean_factor(fitted), _leave_one_out_factors(left_out)
-        error, unscaled_error = (float(np.abs(item - 1.0).mean()) for item in (left_out * loo_factors, left_out))
+        error, unscaled_error = (float(np.abs(ratios - 1.0).mean()) for ratios in (left_out * loo_factors, left_out))
         if error < MAX_ERROR_RATIO * unscaled_error:
             factors[name], fitted, left_out = factor, fitted * factor, left_out * loo_factors
-        errors = (float(np.abs(element - 1.0).mean()) for element in (fitted, left_out))
+        errors = (float(np.abs(ratios - 1.0).mean()) for ratios in (fitted, left_out))
         residuals[name] = FitResidual(len(pairs), *errors)
     return factors, residuals
 
 
 def _mean_factor(ratios: FloatArray) -> float:
-    """By which predicted times are to be multiplied, given what they are relative to measured ones."""
+    """Factor by which to multiply predicted times, from ratios of predicted to measured times."""
     return float(np.exp(-np.log(ratios).mean()))
 
 
 def _leave_one_out_factors(ratios: FloatArray) -> FloatArray:
-    """Of all rows but each: [rows]; 1 where there are no others."""
+    """The same factor from all samples but each: [samples]; 1 if there are no others."""
     logs = np.log(ratios)
     factors: FloatArray = np.exp(-(logs.sum() - logs) / max(1, len(logs) - 1))
     return factors

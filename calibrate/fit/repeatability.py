@@ -1,6 +1,7 @@
-"""By how much do equal steps differ? Published rows that state the same run, in all that a prediction depends on.
+"""Repeatability: standard deviation between published rows that state the same run.
 
-Versions of software, machines and days differ between them, which no scenario says.
+The rows agree in all that a prediction depends on. Software versions, machines and dates, which no scenario
+states, differ.
 """
 
 import math
@@ -13,11 +14,11 @@ from clustersim.validation.cases import ValidationCase
 IGNORED_COLUMNS: Final = frozenset(
     ("case_id", "locator", "year", "framework", "step_time_s", "step_time_origin", "model_tflops_per_gpu", "mfu_pct")
 ) | {"flop_convention", "quality"}
-"""Columns in which rows of equal runs may differ. Notes are not one: they say what other columns cannot."""
+"""Columns that may differ between equal runs. Notes are not included: they state what other columns cannot."""
 
 
 def repeat_deviation(cases: Sequence[ValidationCase]) -> float:
-    """Standard deviation of the logarithm of equal runs' times, sources counted alike; 0 where no run comes twice."""
+    """Standard deviation of the log step time of equal runs, equal source weights; 0 if no run is repeated."""
     runs: dict[tuple[str, ...], list[float]] = {}
     for case in cases:
         key = tuple(text for column, text in case.cells.items() if column not in IGNORED_COLUMNS)

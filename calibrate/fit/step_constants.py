@@ -1,18 +1,19 @@
-"""Which constants of training steps do published steps support?
+"""Fit of the in-training constants of accelerators and frameworks to published training steps.
 
-Two kinds, few: how fast an accelerator's arithmetic is within a step relative to single kernels
-(`in_training.sustained`), and what a framework's host needs to launch a kernel of forward and one of backward
-(`host.launch`, `host.backward_launch`). They minimise the macro
-mean over sources of the absolute logarithm of predicted over measured, so that every source counts once. A constant
-that too few cases depend on is not searched. Two more were tried, the bandwidth of streaming kernels within a step and
-the host's time before a pass: each lowered the error by less than a tenth of a point, and is left out.
+Two kinds of constants: an accelerator's arithmetic rate within a step relative to isolated kernels
+(`in_training.sustained`), and a framework's launch time of a forward and a backward kernel (`host.launch`,
+`host.backward_launch`). They minimize the macro average over sources of |log(predicted / measured)|. A
+constant that too few cases depend on is not searched. Two more were evaluated, the bandwidth of memory-bound
+kernels within a step and the host's time before a pass: each lowered the error by less than a tenth of a
+percentage point, and is left out.
 
-What another simulator predicted is no measurement: no constant rests on it, and it thins out no measured cases.
+Steps that another simulator predicted are no measurements: no constant is fitted to them, and they do not
+displace measured cases when cases are subsampled.
 
-Leave one source out: the constants are found again without a source, which they then predict. `--left-out FOLDER`
-writes what every case is then off by, from which `fit-band` finds how wide a band must be: of dense steps in
-BF16, and of mixtures of experts and steps in FP8 and narrower formats, which nothing here is fitted to
-(`transferred_steps`). `--narrow` finds the rates of these formats alone (`low_precision_steps`).
+Leave-one-source-out: the constants are fitted again without a source, which they then predict. `--left-out
+FOLDER` writes the resulting error of every case, from which `fit-band` fits prediction intervals: of dense
+steps in BF16, and of MoE steps and steps in FP8 and narrower formats, to which nothing here is fitted
+(`transferred_steps`). `--narrow` fits only the rates of these formats (`low_precision_steps`).
 """
 
 import argparse
@@ -47,28 +48,28 @@ from clustersim.validation.case_scenario import case_uncertainty_model
 from clustersim.validation.cases import ValidationCase
 from clustersim.validation.steps import read_steps
 
-RATE_GRID: Final = np.round(np.arange(0.5, 1.2001, 0.01), 2)  # what is searched
+RATE_GRID: Final = np.round(np.arange(0.5, 1.2001, 0.01), 2)  # search grid
 LAUNCH_GRID: Final = np.round(np.arange(0.0, 60.1, 1.0) * 1e-6, 7)
 BACKWARD_LAUNCH_GRID: Final = np.round(np.arange(0.0, 150.1, 1.0) * 1e-6, 7)
 FALLBACK_ACCELERATORS: Final[Mapping[str, str]] = {"h100-sxm-96gb": "h100-sxm-80gb"}
-"""Whose constants an accelerator with too few cases takes; others keep those of single kernels."""
+"""Accelerators with too few cases and the one whose constants they take; others keep those of isolated kernels."""
 MIN_CASES: Final = 4  # cases that a constant needs
-FULL_WEIGHT_CASES: Final = 5  # cases of a source that counts as one
-MAX_CASES_PER_SOURCE: Final = 150  # of a source with more cases, an even choice of no more than these is predicted
+FULL_WEIGHT_CASES: Final = 5  # number of cases from which a source has full weight
+MAX_CASES_PER_SOURCE: Final = 150  # sources with more cases are subsampled to at most this many
 CONSTANT_NAMES: Final = ("sustained", "launch", "backward")
-MAX_SWEEPS: Final = 12  # of the coordinate search, which ends earlier where nothing changes
+MAX_SWEEPS: Final = 12  # of coordinate descent, which stops earlier at convergence
 
 
 @dataclass(frozen=True, slots=True)
 class StepConstants:
-    """sustained: by accelerator; launch, backward: seconds by framework."""
+    """sustained: rate ratio by accelerator; launch, backward: seconds by framework."""
 
     sustained: Mapping[str, float]
     launch: Mapping[str, Seconds]
     backward: Mapping[str, Seconds]
 
     def for_step(self, step: TabulatedStep) -> tuple[float, Seconds, Seconds]:
-        """The constants of a case; an accelerator without one has single kernels' rate."""
+        """The constants of a step; an accelerator without a fitted rate has that of isolated kernels."""
         launch = self.launch[step.framework], self.backward[step.framework]
         return self.sustained.get(step.accelerator, 1.0), *launch
 
@@ -76,7 +77,7 @@ class StepConstants:
 def subsample_cases(
     cases: Sequence[ValidationCase], max_per_source: int = MAX_CASES_PER_SOURCE
 ) -> list[ValidationCase]:
-    """Measured dense cases of quality A and B; of sources with more than `most`, an even choice."""
+    """Measured dense cases of quality A and B; of sources with more than `max_per_source`, every n-th."""
     groups: dict[str, list[ValidationCase]] = {}
     for case in cases:
         if case_uncertainty_model(case) == DENSE_STEPS:
@@ -85,10 +86,10 @@ def subsample_cases(
 
 
 def fit_step_constants(steps: Sequence[TabulatedStep]) -> StepConstants:
-    """The constants with the least macro error, found by turns; deterministic.
+    """The constants with the least macro-averaged error, by coordinate descent; deterministic.
 
-    Runs of software whose habits are not known say nothing about accelerators. A source of fewer than `FULL_WEIGHT_CASES` cases
-    counts as many parts of one.
+    Runs with unidentified software are ignored. A source with fewer than `FULL_WEIGHT_CASES` cases has
+    proportionally less weight.
     """
     steps = [step for step in steps if step.is_software_identified]
     constants = StepConstants(
@@ -106,11 +107,11 @@ def fit_step_constants(steps: Sequence[TabulatedStep]) -> StepConstants:
 
 
 _Candidates = Mapping[str, FloatArray]
-"""Values of kinds of constants that are tried together: [choices] of each."""
+"""Values of constants that are varied jointly, by name of the constant: [candidates] each."""
 
 
 def _search_space(steps: Sequence[TabulatedStep]) -> Iterator[tuple[str, _Candidates]]:
-    """The constants that enough cases depend on; the two of a host by pairs, since most steps depend on both."""
+    """The constants that enough cases depend on; a host's two launch times jointly."""
     accelerators, hosts = (
         [step.accelerator for step in steps],
         [tabulated_step for tabulated_step in steps if tabulated_step.is_launch_sensitive()],
@@ -120,14 +121,14 @@ def _search_space(steps: Sequence[TabulatedStep]) -> Iterator[tuple[str, _Candid
             yield name, {"sustained": RATE_GRID}
     launch, backward = (array.reshape(-1) for array in np.meshgrid(LAUNCH_GRID, BACKWARD_LAUNCH_GRID, indexing="ij"))
     for name in dict.fromkeys(host.framework for host in hosts):
-        if sum(item.framework == name for item in hosts) >= MIN_CASES:
+        if sum(framework.framework == name for framework in hosts) >= MIN_CASES:
             yield name, {"launch": launch, "backward": backward}
 
 
 def _coordinate_step(
     steps: Sequence[TabulatedStep], current: StepConstants, name: str, candidates: _Candidates
 ) -> StepConstants:
-    """With those values of one name that have the least error of the cases that have it, each weighed by its source."""
+    """The constants with the best candidate of one accelerator or framework, by the weighted error of its steps."""
     sources, candidate_count = [step.source for step in steps], len(next(iter(candidates.values())))
     loss = np.zeros(candidate_count)
     for tabulated_step in steps:
@@ -145,7 +146,7 @@ def _coordinate_step(
 
 
 def _with_fallbacks(steps: Sequence[TabulatedStep], constants: StepConstants) -> StepConstants:
-    """With the constants of siblings where an accelerator has too few cases of its own, and with those of hosts."""
+    """Copy constants of siblings to accelerators with too few cases, and those of shared hosts to frameworks."""
     searched_names = [name for name, _ in _search_space(steps)]
     fallbacks = {
         name: constants.sustained[source_name]
@@ -153,15 +154,15 @@ def _with_fallbacks(steps: Sequence[TabulatedStep], constants: StepConstants) ->
         if name not in searched_names
     }
     launch, backward = (
-        {**item, **{name: item[source_name] for name, source_name in SHARED_HOST_FRAMEWORKS.items()}}
-        for item in (constants.launch, constants.backward)
+        {**constant, **{name: constant[source_name] for name, source_name in SHARED_HOST_FRAMEWORKS.items()}}
+        for constant in (constants.launch, constants.backward)
     )
     return StepConstants({**constants.sustained, **fallbacks}, launch, backward)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceQuality:
-    """n: cases; mape, bias: with the constants of all; loo_mape, loo_bias: of constants found without this source."""
+    """n: cases; mape, bias: with the constants of all sources; loo_mape, loo_bias: with the source held out."""
 
     source: str
     n: int
@@ -172,7 +173,7 @@ class SourceQuality:
 
 
 def fit_source_held_out(steps: Sequence[TabulatedStep]) -> dict[str, StepConstants]:
-    """For each source the constants that have not seen it."""
+    """Constants fitted without each source."""
     sources = dict.fromkeys(step.source for step in steps)
     return {source: fit_step_constants([step for step in steps if step.source != source]) for source in sources}
 
@@ -180,7 +181,7 @@ def fit_source_held_out(steps: Sequence[TabulatedStep]) -> dict[str, StepConstan
 def out_of_sample_steps(
     steps: Sequence[TabulatedStep], held_out_constants: Mapping[str, StepConstants]
 ) -> list[OutOfSampleStep]:
-    """By what every case is off under the constants that have not seen its source."""
+    """Out-of-sample error of every step, by the constants fitted without its source."""
     return [
         OutOfSampleStep(step.case_id, step.source, -float(np.log1p(error)), step.features)
         for step in steps
@@ -191,7 +192,7 @@ def out_of_sample_steps(
 def step_quality(
     steps: Sequence[TabulatedStep], constants: StepConstants, held_out_constants: Mapping[str, StepConstants]
 ) -> list[SourceQuality]:
-    """Each source under the constants, and under constants that have not seen it."""
+    """Errors of each source, in sample and with the source held out."""
     groups = {
         source: source_steps
         for source in held_out_constants
@@ -216,7 +217,7 @@ def _source_quality(source: str, in_sample: FloatArray, out_of_sample: FloatArra
 
 
 def transfer_quality(steps: Sequence[TransferredStep]) -> list[SourceQuality]:
-    """Each source's steps under the constants, and under constants that have not seen the source."""
+    """Errors of each source's transferred steps, in sample and with the source held out."""
     sources = dict.fromkeys(step.source for step in steps)
     groups = {source: [step for step in steps if step.source == source] for source in sources}
     return [
@@ -230,14 +231,14 @@ def transfer_quality(steps: Sequence[TransferredStep]) -> list[SourceQuality]:
 
 
 def relative_errors(steps: Sequence[TabulatedStep], constants: StepConstants) -> FloatArray:
-    """Predicted over measured, less one: [cases]."""
+    """Predicted over measured minus 1: [steps]."""
     logarithms = [step.log_errors(*(np.array([value]) for value in constants.for_step(step)))[0] for step in steps]
     ratios: FloatArray = np.expm1(np.array(logarithms))
     return ratios
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `command`."""
+    """Add the options of `command`."""
     parser.add_argument(
         "--json", metavar="FILE", help="write the constants and errors as JSON to FILE, or - for stdout"
     )
@@ -259,7 +260,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
-    """Tabulate, fit, and print what was found."""
+    """Tabulate the published steps, fit, and print the constants and their errors."""
     published = read_steps()
     if options.narrow:
         with ProcessPoolExecutor(options.workers) as pool:
@@ -268,7 +269,9 @@ def command(options: argparse.Namespace) -> None:
         return
     cases = subsample_cases(published, options.most)
     with ProcessPoolExecutor(options.workers) as pool:
-        tabulated_steps = [item for item in pool.map(tabulate_step, cases, chunksize=4) if item is not None]
+        tabulated_steps = [
+            tabulated for tabulated in pool.map(tabulate_step, cases, chunksize=4) if tabulated is not None
+        ]
         if len(tabulated_steps) < len(cases):
             print(f"{len(cases) - len(tabulated_steps)} of {len(cases)} cases cannot be predicted", file=sys.stderr)
         constants, held_out_constants = fit_step_constants(tabulated_steps), fit_source_held_out(tabulated_steps)
@@ -282,8 +285,8 @@ def command(options: argparse.Namespace) -> None:
         out_of_sample |= {
             model_name: [step.as_out_of_sample for step in steps] for model_name, steps in transferred.items()
         }
-        for model_name, element in out_of_sample.items():
-            write_out_of_sample(element, out_of_sample_path(model_name, Path(options.left_out)))
+        for model_name, errors in out_of_sample.items():
+            write_out_of_sample(errors, out_of_sample_path(model_name, Path(options.left_out)))
     by_source = {
         model_name: [asdict(source_quality) for source_quality in source_qualities]
         for model_name, source_qualities in qualities.items()
@@ -302,7 +305,7 @@ def _sustained_rates(
     held_out_constants: Mapping[str, StepConstants],
     low_precision_steps: Sequence[LowPrecisionStep],
 ) -> tuple[SustainedRates, dict[str, SustainedRates]]:
-    """Those of all steps, and by source of all but the source's."""
+    """Rates fitted to all steps, and by source those fitted without it."""
     sources = dict.fromkeys([*held_out_constants, *(step.source for step in low_precision_steps)])
     held_out_rates = {
         source: SustainedRates(
@@ -315,7 +318,7 @@ def _sustained_rates(
 
 
 def _write_output(path: str | None, text: str, lines: Sequence[str]) -> None:
-    """Lines for people, or text for a file (- for stdout)."""
+    """Print lines, or write text to a file (- for stdout)."""
     if path is None:
         print("\n".join(lines))
     elif path == "-":

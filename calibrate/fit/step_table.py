@@ -1,8 +1,8 @@
-"""What would a published step take under other constants? A small table of predictions, and what lies between them.
+"""Predictions of a published step on a grid of constants, with multilinear interpolation between.
 
-A step depends on three constants: its accelerator's arithmetic rate within a step (relative to single kernels), and its
-framework's times to launch a kernel of forward and of backward. Between the table's points it is taken as linear in the
-time per FLOP and in the launches.
+A step depends on three constants: the accelerator's in-training arithmetic rate (relative to isolated
+kernels), and the framework's launch times of a forward and a backward kernel. Between grid points the step
+time is interpolated linearly in the time per FLOP and in the launch times.
 """
 
 from collections.abc import Mapping
@@ -25,16 +25,16 @@ SUSTAINED_NODES: Final = (1.25, 0.8, 0.6)
 LAUNCH_NODES: Final = (0.0, 20e-6, 40e-6)
 BACKWARD_LAUNCH_NODES: Final = (0.0, 50e-6, 100e-6)
 INTERPOLATION_NODES: Final = (1.0 / np.array(SUSTAINED_NODES), np.array(LAUNCH_NODES), np.array(BACKWARD_LAUNCH_NODES))
-MIN_VISIBLE_EFFECT: Final = 0.01  # of a step: what depends on a constant less than this does not depend on it
+MIN_VISIBLE_EFFECT: Final = 0.01  # fraction of a step below which the effect of a constant is ignored
 FITTED_ACCELERATORS: Final = ("a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb", "h100-sxm-96gb")
-"""Whose rate within a step is found from dense steps in BF16 and FP16."""
+"""Accelerators whose in-training rate is fitted to dense steps in BF16 and FP16."""
 SAME_CHIP: Final[Mapping[str, str]] = {
     "a100-sxm-40gb": "a100-sxm-80gb",
     "h200-sxm-141gb": "h100-sxm-80gb",
     "h800-sxm-80gb": "h100-sxm-80gb",
     "b300-sxm-288gb": "b200-sxm-180gb",
 }
-"""Accelerators of one chip share constants; GB200, cooled otherwise, has no dense bf16 cases to speak of."""
+"""Accelerators with the same chip share constants; GB200, cooled otherwise, has almost no dense BF16 cases."""
 
 
 SHARED_HOST_FRAMEWORKS: Final[Mapping[str, str]] = {
@@ -43,16 +43,16 @@ SHARED_HOST_FRAMEWORKS: Final[Mapping[str, str]] = {
     "megatron": "pytorch",
     "nemo": "pytorch",
 }
-"""Frameworks of one generation of PyTorch and autograd share what the host needs."""
+"""Frameworks of one generation of PyTorch and autograd share their launch times."""
 
 
 @dataclass(frozen=True, slots=True)
 class TabulatedStep:
     """One case.
 
-    framework: whose host it has; known: whether it is known what its software does (`validation.software`);
-    seconds: [SUSTAINED, LAUNCHES, BACKWARD] what is predicted; facts: what the case is like under the shipped
-    constants.
+    framework: whose launch times it has; is_software_identified: what its software does is known
+    (`validation.framework_defaults`); predicted_seconds: [SUSTAINED_NODES, LAUNCH_NODES, BACKWARD_LAUNCH_NODES];
+    features: under the packaged constants.
     """
 
     case_id: str
@@ -65,7 +65,7 @@ class TabulatedStep:
     features: StepFeatures
 
     def log_errors(self, sustained: FloatArray, launch: FloatArray, backward: FloatArray) -> FloatArray:
-        """Logarithm of predicted over measured, for so many choices of constants: [choices]."""
+        """Logarithm of predicted over measured time for several choices of constants: [choices]."""
         values = (1.0 / sustained, launch, backward)
         intervals = [_locate(value, nodes) for value, nodes in zip(values, INTERPOLATION_NODES, strict=True)]
         seconds = np.zeros(len(launch))
@@ -83,18 +83,18 @@ class TabulatedStep:
         return logarithms
 
     def is_launch_sensitive(self) -> bool:
-        """Whether launches show."""
+        """Whether launch times change the step visibly."""
         return bool(self.predicted_seconds[1, 1, 1] > (1.0 + MIN_VISIBLE_EFFECT) * self.predicted_seconds[1, 0, 0])
 
 
 def _locate(values: FloatArray, nodes: FloatArray) -> tuple[IntArray, FloatArray]:
-    """The interval of ascending nodes in which values lie, and where in it (beyond the ends it goes on)."""
+    """Interval index of each value among ascending nodes, and the fraction within it (extrapolated)."""
     lower = np.clip(np.searchsorted(nodes, values, side="right") - 1, 0, len(nodes) - 2)
     return lower, (values - nodes[lower]) / (nodes[lower + 1] - nodes[lower])
 
 
 def tabulate_step(case: ValidationCase) -> TabulatedStep | None:
-    """Predict one case on the table; None where it cannot be predicted."""
+    """Predict one case on the grid; None if it cannot be predicted."""
     try:
         scenario, measured = build_scenario(case), case.positive_float("step_time_s")
     except CannotPredictError:
@@ -113,7 +113,7 @@ def tabulate_step(case: ValidationCase) -> TabulatedStep | None:
 
 
 def _predict_table(scenario: Scenario) -> FloatArray:
-    """The table; where the host never shows, one launch stands for all."""
+    """The table of predictions; if launches never limit the step, one launch time stands for all."""
     seconds = np.empty((len(SUSTAINED_NODES), len(LAUNCH_NODES), len(BACKWARD_LAUNCH_NODES)))
     for sustained_index, sustained in enumerate(SUSTAINED_NODES):
         seconds[sustained_index] = _step_seconds(scenario, sustained, LAUNCH_NODES[0], BACKWARD_LAUNCH_NODES[0])
@@ -131,7 +131,7 @@ def _predict_table(scenario: Scenario) -> FloatArray:
 
 
 def _step_seconds(scenario: Scenario, sustained: float, launch: Seconds, backward: Seconds) -> Seconds:
-    """The step under other constants."""
+    """Predicted step time under other constants."""
     accelerator = scenario.cluster.accelerator
     derating = replace(accelerator.derating, sustained_ratio=sustained)
     cluster = replace(scenario.cluster, accelerator=replace(accelerator, derating=derating))

@@ -1,9 +1,10 @@
-"""How far are steps from what is predicted, by constants that none of their kind was fitted to?
+"""Transfer test: errors of classes of steps that the constants were not fitted to.
 
-The constants of steps are fitted to dense ones in BF16 alone. Mixtures of experts, and steps in formats with scales,
-are predicted by those of all dense steps, and left out by those of the others than their own source's; accelerators and
-hosts without any keep what their files say. The pace of products in formats with scales is fitted to dense steps in
-such formats (`low_precision_steps`), and is left out likewise.
+The constants of steps are fitted to dense ones in BF16 only. MoE steps and steps in block-scaled formats are
+predicted with the constants of all dense steps, and for the out-of-sample error with those of all sources
+but their own; accelerators and hosts without fitted constants keep the values of their files. The rate of
+matmuls in block-scaled formats is fitted to dense steps in such formats (`low_precision_steps`), and is held
+out likewise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from clustersim.validation.steps import build_scenario, predicted_step_seconds
 
 @dataclass(frozen=True, slots=True)
 class SustainedRates:
-    """Rates of arithmetic within a step relative to single kernels, by accelerator. narrow: in formats with scales."""
+    """In-training rates relative to isolated kernels, by accelerator. low_precision: in block-scaled formats."""
 
     sustained: Mapping[str, float] = field(default_factory=dict)
     low_precision: Mapping[str, float] = field(default_factory=dict)
@@ -35,7 +36,11 @@ class SustainedRates:
 
 @dataclass(frozen=True, slots=True)
 class TransferredStep:
-    """One step of a kind of experience. seen, unseen: predicted over measured, less one, by all constants, left out."""
+    """One step of a class with an uncertainty model of its own.
+
+    in_sample_error, out_of_sample_error: predicted over measured minus 1, with constants of all sources, and of
+    all but its own.
+    """
 
     case_id: str
     source: str
@@ -46,14 +51,14 @@ class TransferredStep:
 
     @property
     def as_out_of_sample(self) -> OutOfSampleStep:
-        """The step as a row of a table."""
+        """The step as a row of the table of out-of-sample errors."""
         return OutOfSampleStep(self.case_id, self.source, -float(np.log1p(self.out_of_sample_error)), self.features)
 
 
 def evaluate_transferred(
     cases: Sequence[ValidationCase], rates: SustainedRates, held_out_rates: Mapping[str, SustainedRates], pool: Executor
 ) -> dict[str, list[TransferredStep]]:
-    """By kind, those of quality A and B that can be predicted; without: the constants that have not seen a source."""
+    """Steps of quality A and B that can be predicted, by class; held_out_rates: constants fitted without a source."""
     transferred = [case for case in cases if case_uncertainty_model(case) not in (None, DENSE_STEPS)]
     evaluated = pool.map(partial(evaluate_step, rates=rates, held_out_rates=held_out_rates), transferred)
     by_kind: dict[str, list[TransferredStep]] = {}
@@ -66,7 +71,7 @@ def evaluate_transferred(
 def evaluate_step(
     case: ValidationCase, rates: SustainedRates, held_out_rates: Mapping[str, SustainedRates]
 ) -> TransferredStep | None:
-    """One step; None where it cannot be predicted."""
+    """Evaluate one step; None if it cannot be predicted."""
     model_name = case_uncertainty_model(case)
     try:
         scenario, measured = build_scenario(case), case.positive_float("step_time_s")

@@ -1,1 +1,1 @@
-"""Does a record predict real steps that it was not measured for?"""
+"""Holdout steps: real steps that a record was not measured for, predicted and run."""

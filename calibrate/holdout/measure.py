@@ -1,9 +1,9 @@
-"""How far is a record from real steps that it was not measured for?
+"""What is a record's error on real steps that it was not measured for?
 
-Some steps (`holdout.variants`) are predicted with the record and then run, as `calibrate.check` runs them: the real
-model, forward, backward and optimizer, no profiler. They take turns, because a machine's speed changes; a step's time
-is the median over all turns. What is missing in the record is not measured for it: that it must be interpolated or
-fitted is what is tried.
+Some steps (`holdout.variants`) are predicted with the record and then run as `calibrate.check` runs them: the
+real model, forward, backward and optimizer, without a profiler. They alternate, because a machine's speed
+changes; a step's time is the median over all rounds. Kernels that are missing in the record are not measured:
+their interpolation or fit is what is validated.
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ from clustersim.scenario import Scenario
 from clustersim.uncertainty.step_features import step_categories
 
 ROUNDS: Final = 3
-_MEMORY_FRACTION: Final = 0.5  # of the free memory: the rest is the allocator's and the libraries'
+_MEMORY_FRACTION: Final = 0.5  # fraction of the free memory; allocator and libraries need the remainder
 
 
 def measure_holdout_steps(
     scenario: Scenario, device: TorchDevice, record: CalibrationRecord, seconds: Seconds
 ) -> tuple[HoldoutStep, ...]:
-    """Steps of the scenario as one device runs them, predicted and measured, in about so many seconds.
+    """Steps of the scenario as one device runs them, predicted and measured, in about `seconds`.
 
-    None where none can be run here or the record says nothing of them; a line on stderr says why.
+    Empty where none can be run here or predicted from the record; the reason is printed on stderr.
     """
     context = CheckContext(device, World(0, 1, 1))
     try:
@@ -50,7 +50,7 @@ def measure_holdout_steps(
 def select_variants(
     scenario: Scenario, device: TorchDevice, record: CalibrationRecord, seconds: Seconds
 ) -> list[HoldoutVariant]:
-    """The steps that `measure_holdout_steps` runs, with their predictions; raise InputError where there are none."""
+    """The steps to be run, with their predictions; raise InputError where there are none."""
     if not any(sample.time is not None for sample in record.kernels):
         raise InputError("the record has no kernels to predict them with")
     base = one_device_scenario(scenario, record.device.accelerator)
@@ -62,7 +62,7 @@ def select_variants(
 
 @dataclass(slots=True)
 class _HoldoutRun:
-    """A step and the times that it took; over: it cannot be run again, or at all."""
+    """A step and its measured times; is_finished: it cannot be run again, or at all."""
 
     variant: HoldoutVariant
     times: list[Seconds] = field(default_factory=list)
@@ -78,7 +78,7 @@ class _HoldoutRun:
         )
 
     def run_for(self, context: CheckContext, seconds: Seconds) -> None:
-        """Run steps for so many seconds, one at least; where not even that is likely, only the first time."""
+        """Run steps for `seconds`, but at least one; after the first round, none if the time is too short for one."""
         self.is_finished |= bool(self.times) and MIN_STEPS * self.variant.prediction.seconds > seconds
         if self.is_finished:
             return
@@ -90,7 +90,7 @@ class _HoldoutRun:
 
 
 def _run_rounds(runs: Sequence[_HoldoutRun], context: CheckContext, seconds: Seconds) -> None:
-    """Give each run its part of the time that is left, in turns."""
+    """Give each run its share of the remaining time, in alternating rounds."""
     deadline = monotonic() + seconds
     queue = [run for _ in range(ROUNDS) for run in runs]
     for index, run in enumerate(queue):
@@ -99,7 +99,7 @@ def _run_rounds(runs: Sequence[_HoldoutRun], context: CheckContext, seconds: Sec
 
 
 def _time_steps(scenario: Scenario, context: CheckContext, seconds: Seconds) -> list[Seconds]:
-    """Real steps for so many seconds, building and warming up included; one at least."""
+    """Real steps for `seconds`, building and warm-up included; at least one."""
     deadline = monotonic() + seconds
     times: list[Seconds] = []
     with training_setup(scenario, context) as (trainer, batch):

@@ -1,12 +1,12 @@
 """What of a scenario's training can one device run?
 
-One pipeline rank's layers of one replica, as a tensor-parallel rank holds them (`check.rank_model`), with embedding and
-head and the tokens of one context-parallel rank, the whole in one process without collectives. So the kernels are those
-of the scenario's ranks, for which its record was measured; those of whole layers are not. What is tried is how far a
-record carries in what it was made for. (Norms and residuals, which sequence parallelism splits by tokens, are whole.)
-The framework is PyTorch as it is, without graphs; nothing goes to the host, nothing is disturbed; where fused products
-save what recomputation makes, it runs to its end (`check.supported`). All of that is what is trained here, and so what is
-predicted.
+One pipeline rank's layers of one replica, as a tensor-parallel rank holds them (`check.rank_model`), with
+embedding and head and the tokens of one context-parallel rank, in one process without collectives. So the
+kernels are those of the scenario's ranks, for which its record was measured, not those of unsharded layers.
+What is validated is how well a record predicts in its own domain. (Norms and residuals, which sequence
+parallelism splits by tokens, are unsplit.) The framework is eager PyTorch without graphs; nothing is
+offloaded, no degradation applies; where fused matmuls save what recomputation produces, recomputation runs
+to its end (`check.supported`). The trained and the predicted scenario are the same.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 
 
 def one_device_scenario(scenario: Scenario, accelerator: str) -> Scenario:
-    """The scenario of one process on the accelerator of that name; raise InputError where there is none of it."""
+    """The scenario of one process on the accelerator of that name; raise InputError where it has no such rank."""
     layout, model = scenario.layout, scenario.model
     first_layers = replace(model, stack=slice_layers(model.stack, 0, max(_layers_per_pipeline_rank(scenario))))
     return replace(
@@ -49,7 +49,7 @@ def one_device_scenario(scenario: Scenario, accelerator: str) -> Scenario:
 
 
 def pipeline_depths(scenario: Scenario) -> frozenset[int]:
-    """How many layers the scenario's pipeline ranks have: those whose optimizer steps it runs."""
+    """Numbers of layers of the scenario's pipeline ranks: depths whose optimizer kernels the record has."""
     return frozenset(_layers_per_pipeline_rank(scenario))
 
 
@@ -60,7 +60,7 @@ def _layers_per_pipeline_rank(scenario: Scenario) -> Iterator[int]:
 
 
 def _single_gpu_cluster(cluster: Cluster, accelerator: str) -> Cluster:
-    """One of the cluster's GPUs, which is the accelerator that was measured."""
+    """One of the cluster's GPUs, as the measured accelerator."""
     cluster_accelerator: Accelerator = cluster.accelerator
     measured_accelerator = (
         cluster_accelerator if cluster_accelerator.name == accelerator else load_accelerator(accelerator)

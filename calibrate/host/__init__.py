@@ -1,1 +1,1 @@
-"""How long does this machine's host need for what a step launches?"""
+"""Host time per launch on this machine."""

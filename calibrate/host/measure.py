@@ -1,17 +1,18 @@
-"""How long does the host need for a launch of forward and of backward?
+"""How long does the host need per launch of forward and of backward?
 
-The modules of a real step (`host.passes`), so small that the device is done with each kernel before the host has
-launched the next (`host.tiny_model`): on a GPU what it takes until `forward` and `backward` return is the host's time alone,
-Python, autograd's engine, hooks and dispatch. That the GPU was idle is seen from how soon all is done after that. The
-median over rounds is divided by the launches that clustersim counts in the pass, of which a real one may be several.
-Of CUDA graphs, a row is the launch of one for each pass.
+The modules of a real step (`host.passes`), so small that the device finishes each kernel before the host has
+launched the next (`host.tiny_model`): on a GPU the time until `forward` and `backward` return is host time
+only, that is Python, autograd's engine, hooks and dispatch. That the GPU was idle is checked by how soon it
+finishes after that. The median over rounds is divided by the launches that clustersim counts in the pass, of
+which a real one may be several. For CUDA graphs, the sample is the launch of one graph per pass.
 
-A CPU computes what it launches. Arithmetic on a few tokens is next to nothing, so the passes take what the host does,
-its allocations included (on the `meta` device other code would run instead: shape functions in Python). What of it
-kernels contain that are timed by themselves is measured with the same small kernels (`HostRow.alone`).
+A CPU computes what it launches. Arithmetic on a few tokens is next to nothing, so the passes take the host's
+time, its allocations included (the `meta` device would run other code: shape functions in Python). The share
+of it that isolated kernel samples contain as well is measured with the same small kernels
+(`HostLaunchSample.alone`).
 
-Assumed: a launch takes the host as long in a large model as in a small one, though the data of large kernels drive its
-code out of a CPU's caches; the optimizer's launches take what forward's do.
+Assumed: a launch takes the host as long in a large model as in a small one, though the data of large kernels
+evict its code from a CPU's caches; the optimizer's launches take as long as forward's.
 """
 
 import sys
@@ -31,18 +32,16 @@ from clustersim.common.units import Seconds, format_seconds
 from clustersim.cost.calibration_record import HostLaunchSample, HostState, KernelSignature, signature_of
 from clustersim.scenario import Scenario
 
-_WARM_UP_ROUNDS: Final = 3  # rounds, in the first of which layers are compiled
-_MIN_ROUNDS: Final = 5  # rounds
+_WARM_UP_ROUNDS: Final = 3  # rounds; layers are compiled in the first
+_MIN_ROUNDS: Final = 5  # minimum number of rounds
 _MAX_ROUNDS: Final = 500
-_MAX_LAG_RATIO: Final = 0.25  # times what launching took: longer than that the device is not waited for
-_WARM_CACHE_METHOD: Final = replace(
-    QUICK, max_seconds=0.02, cold_cache=False
-)  # operands as small as these stay in the caches
+_MAX_LAG_RATIO: Final = 0.25  # maximum device lag over launch time
+_WARM_CACHE_METHOD: Final = replace(QUICK, max_seconds=0.02, cold_cache=False)  # operands this small stay in the caches
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchTiming:
-    """Seconds until forward and backward were launched, and until the device was done after that."""
+    """Seconds to launch forward and backward, and until the device has finished after that."""
 
     forward: Seconds
     backward: Seconds
@@ -51,7 +50,7 @@ class LaunchTiming:
 
 @dataclass(frozen=True, slots=True)
 class HostBenchmark:
-    """What is measured: the host of a device. seconds: for rounds of one state."""
+    """The host of a device. seconds: for the rounds of one state."""
 
     device: TorchDevice
     seconds: Seconds
@@ -60,10 +59,9 @@ class HostBenchmark:
 def measure_host_launches(
     scenario: Scenario, device: TorchDevice, seconds: Seconds, states: Collection[HostState] = tuple(HostState)
 ) -> tuple[HostLaunchSample, ...]:
-    """What launching takes in each state that can be had here; the others are left out, with a sentence on stderr.
+    """Launch times in each state that is available here; others are left out, with a sentence on stderr.
 
-    seconds: for rounds of all of them, to which comes what it takes to build and to compile; states: that are asked
-    for.
+    seconds: for the rounds of all states; building and compiling come on top; states: that are requested.
     """
     selected_states = [
         state for state in PASS_BUILDERS if state in states and (state is not HostState.GRAPH or not _is_cpu(device))
@@ -78,9 +76,9 @@ def _measure_state(state: HostState, scenario: Scenario, benchmark: HostBenchmar
     try:
         with PASS_BUILDERS[state](scenario, benchmark.device) as passes:
             sample = _state_sample(state, passes, benchmark)
-    except Exception as reason:  # whatever a state lacks here, the others can be measured
+    except Exception as reason:  # the other states can be measured whatever this one lacks
         print(f"host: {state.value} is left out: {_first_line(reason)}", file=sys.stderr)
-    benchmark.device.synchronize()  # what leaves the device unusable is raised here
+    benchmark.device.synchronize()  # an error that leaves the device unusable is raised here
     benchmark.device.release_memory()
     return sample
 
@@ -104,7 +102,7 @@ def _state_sample(state: HostState, passes: LaunchedPasses, benchmark: HostBench
 
 
 def median_timing(passes: LaunchedPasses, benchmark: HostBenchmark) -> LaunchTiming:
-    """Medians of rounds, after some that are not timed."""
+    """Medians over rounds, after untimed warm-up rounds."""
     for _ in range(_WARM_UP_ROUNDS):
         _time_passes(passes, benchmark)
     rounds: list[LaunchTiming] = []
@@ -129,7 +127,7 @@ def _time_passes(passes: LaunchedPasses, benchmark: HostBenchmark) -> LaunchTimi
 def _isolated_seconds_per_launch(
     counted_passes: tuple[CountedPass, CountedPass], device: TorchDevice
 ) -> tuple[Seconds, Seconds]:
-    """Seconds of a launch that kernels take by themselves, of forward and backward; what has no kernel takes none."""
+    """Isolated kernel seconds per launch of forward and backward; operations without a kernel count as zero."""
     kernels = [
         operation.kernel
         for counted_pass in counted_passes

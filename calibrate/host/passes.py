@@ -1,11 +1,12 @@
-"""Whose forward and backward does a host launch?
+"""Which forward and backward passes does the host launch?
 
-The modules of `calibrate.check`, in each state that a step may be in: eager; with the hooks of `fully_shard`; with
-DTensor; compiled layer by layer; captured in CUDA graphs, one for each pass.
+The modules of `calibrate.check`, in each state that a step may be in: eager; with the hooks of `fully_shard`;
+with DTensor; compiled layer by layer; captured in CUDA graphs, one per pass.
 
-Sharded and split models run in a group of two ranks whose collectives move nothing (torch's own `fake` backend): with
-one rank `fully_shard` skips its gathers and DTensor its exchanges, and what the host does for them would be left out.
-What results are then is of no interest. Left out is what the library itself does to enqueue a collective.
+Sharded and tensor-parallel models run in a group of two ranks whose collectives move nothing (torch's own
+`fake` backend): with one rank `fully_shard` skips its all-gathers and DTensor its collectives, and the host's
+work for them would be missed. The results are meaningless then. Not included: the time that the collective
+library itself takes to enqueue a collective.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,13 +31,13 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.scenario import Scenario
 
-FAKE_RANKS: Final = 2  # of a group that moves nothing
-_CAPTURE_WARM_UP_RUNS: Final = 3  # runs on a stream of their own, as torch's notes on CUDA graphs have it
+FAKE_RANKS: Final = 2  # ranks of the fake group
+_CAPTURE_WARM_UP_RUNS: Final = 3  # warm-up runs on a side stream, as torch's notes on CUDA graphs recommend
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedPasses:
-    """What is launched. plan: that counts the launches; forward gives what backward takes."""
+    """The launched passes. plan: for counting launches; forward returns the argument of backward."""
 
     plan: Plan
     forward: Callable[[], Any]
@@ -48,16 +49,16 @@ PassBuilder = Callable[[Scenario, TorchDevice], AbstractContextManager[LaunchedP
 
 @contextmanager
 def eager_passes(scenario: Scenario, device: TorchDevice) -> Iterator[LaunchedPasses]:
-    """Modules and autograd as they are."""
+    """Eager modules and autograd."""
     plan = tiny_plan(scenario, device, Layout())
     yield _build_passes(plan, build_single_trainer(plan, device.torch), device)
 
 
 @contextmanager
 def fsdp_passes(scenario: Scenario, device: TorchDevice) -> Iterator[LaunchedPasses]:
-    """Every layer's parameters gathered and its gradients scattered."""
+    """Every layer's parameters all-gathered and its gradients reduce-scattered."""
     plan, data = tiny_plan(scenario, device, Layout()), scenario.layout.data
-    strategy = replace(data, shard=None, secondary=None) if isinstance(data, FullyShard) else FullyShard()
+    strategy = replace(data, shard=None, zero_hpz_partition_size=None) if isinstance(data, FullyShard) else FullyShard()
     with _fake_device_mesh(device.torch) as mesh:
         loop = build_fsdp_trainer(plan, strategy, device.torch, mesh)
         with loop.microbatch_context(True):
@@ -66,7 +67,7 @@ def fsdp_passes(scenario: Scenario, device: TorchDevice) -> Iterator[LaunchedPas
 
 @contextmanager
 def dtensor_passes(scenario: Scenario, device: TorchDevice) -> Iterator[LaunchedPasses]:
-    """Every matrix split over the ranks."""
+    """Every matrix sharded over the ranks."""
     layout = Layout(tp=FAKE_RANKS, sequence_parallel=scenario.layout.sequence_parallel)
     plan = tiny_plan(scenario, device, layout)
     with _fake_device_mesh(device.torch) as mesh:
@@ -87,7 +88,7 @@ def compiled_passes(scenario: Scenario, device: TorchDevice) -> Iterator[Launche
 
 @contextmanager
 def cuda_graph_passes(scenario: Scenario, device: TorchDevice) -> Iterator[LaunchedPasses]:
-    """Forward and backward captured in a CUDA graph each, with the same memory, as `make_graphed_callables` does."""
+    """Forward and backward captured in one CUDA graph each, sharing memory, as `make_graphed_callables` does."""
     plan = tiny_plan(scenario, device, Layout())
     passes = _build_passes(plan, build_single_trainer(plan, device.torch), device, accumulates_gradients=False)
     side_stream, current_stream = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
@@ -116,7 +117,7 @@ PASS_BUILDERS: Final[dict[HostState, PassBuilder]] = {
 def _build_passes(
     plan: Plan, loop: MicrobatchTrainer, device: TorchDevice, *, accumulates_gradients: bool = True
 ) -> LaunchedPasses:
-    """A model's passes; accumulated: gradients are added to the weights' own, else they are only made."""
+    """A model's passes; accumulates_gradients: into the weights' `.grad`, else gradients are only computed."""
     batch = random_batch(plan, device.torch)
     tokens, targets = batch.tokens[0], batch.targets[0]
     weights = list(loop.model.parameters())
@@ -132,10 +133,10 @@ def _build_passes(
 
 @contextmanager
 def _fake_device_mesh(device: torch.device) -> Iterator[DeviceMesh]:
-    """A group whose collectives return at once: of all processes where they have joined, else of two that are not.
+    """A mesh whose collectives return at once: over all processes where torch.distributed is initialized, else two.
 
-    The mesh has a name of its own: DTensor remembers what it found out for equal ones, and a mesh of the same ranks
-    that does communicate must not be taken for it.
+    The mesh has a unique name: DTensor caches by equal meshes, and a mesh of the same ranks that does communicate
+    must not be confused with it.
     """
     is_standalone = not dist.is_initialized()
     if is_standalone:

@@ -1,10 +1,10 @@
-"""What is launched, so small that only the host's time is left?
+"""Which model is so small that only the host's time is left?
 
-A few of the scenario's layers with embedding, head and loss, cut to a few tokens and narrow matrices: as many kernels a
-layer as at full size, each of a few microseconds at most. What the modules of `calibrate.check` do not have is left
-out (windows, soft caps, other forms of blocks, layers without attention or MLP, tied matrices, adapters, offload), and
-nothing is computed again: a forward that is run again is launched like the first. Launches are counted as
-`cost.launching` counts them, so that launches times seconds is what the host took.
+A few of the scenario's layers with embedding, head and loss, reduced to a few tokens and narrow matrices: as
+many kernels per layer as at full size, each of a few microseconds at most. Features that the modules of
+`calibrate.check` lack are left out (windows, soft caps, other block forms, layers without attention or MLP,
+tied matrices, adapters, offload), and nothing is recomputed: a recomputed forward is launched like the first.
+Launches are counted as in `cost.host_launch`, so that launches times seconds is the host's time.
 """
 
 from dataclasses import dataclass, replace
@@ -27,30 +27,28 @@ from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation
 from clustersim.scenario import Scenario
 
-TINY_LAYERS: Final = 4  # so that they, not embedding and head, are most of it
+TINY_LAYERS: Final = 4  # layers, so that these, not embedding and head, dominate
 TINY_TOKENS: Final = 8
 TINY_HEADS: Final = 4
 TINY_HEAD_DIM: Final = 16  # flash attention has a kernel for it
 TINY_EXPERTS: Final = 8
-TINY_WIDTH: Final = (
-    TINY_HEADS * TINY_HEAD_DIM
-)  # of the model, its MLP and its vocabulary: rows of whole 128 bytes in BF16
+TINY_WIDTH: Final = TINY_HEADS * TINY_HEAD_DIM  # of model, MLP and vocabulary: rows of 128 bytes in BF16
 
 
 @dataclass(frozen=True, slots=True)
 class CountedPass:
-    """A pass: its operations, and how many launches clustersim counts in them."""
+    """The operations of a pass, and their number of launches as clustersim counts them."""
 
     operations: tuple[Operation, ...]
 
     @property
     def launch_count(self) -> int:
-        """Of kernels and collectives."""
+        """Launches of kernels and collectives."""
         return sum(launch_count(operation.body) for operation in self.operations)
 
 
 def tiny_plan(scenario: Scenario, device: TorchDevice, layout: Layout) -> Plan:
-    """The scenario's model and training cut down; raise InputError where none of its layers can be built."""
+    """The reduced model and training of a scenario; raise InputError where none of its layers can be built."""
     training = _tiny_training(scenario.training, on_cpu=device.torch.type == "cpu", is_tensor_parallel=layout.tp > 1)
     return Plan(_tiny_model(scenario.model), training, layout)
 
@@ -73,7 +71,7 @@ def _tiny_model(model: TransformerModel) -> TransformerModel:
         positions=PositionEncoding.LEARNED if model.positions is PositionEncoding.LEARNED else PositionEncoding.ROTARY,
         tied_embeddings=False,
         embedding_norm=False,
-        logit_softcap=False,
+        final_logit_softcapping=False,
         spare_positions=0,
         head_bias=False,
         mtp_layers=0,
@@ -97,7 +95,7 @@ def _tiny_attention(attention: FullAttention) -> FullAttention:
 
 
 def _tiny_mlp(mlp: DenseMlp | MoeMlp) -> DenseMlp | MoeMlp:
-    """As wide as all else; of a mixture as many of its experts as tokens need."""
+    """As narrow as all else; of an MoE layer as many experts as the tokens need."""
     match mlp:
         case DenseMlp():
             return replace(mlp, ffn=TINY_WIDTH)
@@ -110,7 +108,7 @@ def _tiny_mlp(mlp: DenseMlp | MoeMlp) -> DenseMlp | MoeMlp:
                 TINY_WIDTH,
                 mlp.form,
                 shared_width,
-                router=replace(mlp.router, groups=1, limit=None),
+                router=replace(mlp.router, num_groups=1, group_topk=None),
             )
 
 
@@ -132,7 +130,7 @@ def _tiny_training(training: Training, *, on_cpu: bool, is_tensor_parallel: bool
 
 
 def _torch_recipe(recipe: PrecisionRecipe) -> PrecisionRecipe:
-    """The scenario's formats where torch multiplies in them, else BF16."""
+    """The scenario's formats where torch has matmuls in them, else BF16."""
     storage_dtype = recipe.weight_formats.stored
     return (
         recipe

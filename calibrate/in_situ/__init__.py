@@ -1,1 +1,1 @@
-"""WHAT DOES A STEP DO TO KERNELS? The real layers, one kernel behind the other, beside the same kernels alone."""
+"""IN-SITU KERNEL TIMES. Kernels in real layers, relative to the same kernels measured in isolation."""

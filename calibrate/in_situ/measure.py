@@ -1,12 +1,13 @@
-"""By what factor do kernels take longer (or less long) in a step than by themselves?
+"""By what factor do kernels take longer (or shorter) in a step than in isolation?
 
-In turns, because a machine's speed changes while it is measured: real layers for some seconds, some of their steps
-under a profiler, then each of their kernels alone, as rows of a record are measured. A factor is the median over turns
-of a label's time in the chain over that of its kernels alone: caches are as the kernel before leaves them, clocks as
-the power of the mix allows.
+In alternating rounds, because a machine's speed changes while it is measured: real layers for some seconds,
+some of their steps under a profiler, then each of their kernels in isolation, measured like the samples of a
+record. A factor is the median over rounds of a label's in-situ time over that of its isolated kernels:
+caches are as the previous kernel leaves them, clocks as the power of the kernel mix allows.
 
-Kernels that one label holds in several number formats have one factor. Left out, and said, are labels of which a kernel
-cannot be measured alone (too large, or this device has none), or of which the profiler saw nothing.
+Kernels of one label in several number formats share a factor. Labels with a kernel that cannot be measured
+in isolation (too large, or unsupported on this device), or that the profiler did not see, are left out and
+reported.
 """
 
 import sys
@@ -36,12 +37,12 @@ from clustersim.scenario import Scenario
 
 DEFAULT_SECONDS: Final = 60.0
 MAX_ROUNDS: Final = 4
-_MEMORY_FRACTION: Final = 0.5  # of the free memory; kernels alone need some beside the model
-_MIN_KERNEL_SAMPLES: Final = 3  # of a kernel in each turn, at least
+_MEMORY_FRACTION: Final = 0.5  # fraction of the free memory; isolated kernels need some in addition to the model
+_MIN_KERNEL_SAMPLES: Final = 3  # minimum samples of a kernel in each round
 
 Notify = Callable[[str], None]
 IsolatedMeasurement = Callable[[Kernel, Seconds], KernelSample]
-"""Measures a kernel by itself, for so many seconds."""
+"""Measures an isolated kernel for the given seconds."""
 
 
 def _print_status(text: str) -> None:
@@ -51,9 +52,9 @@ def _print_status(text: str) -> None:
 def measure_in_situ(
     scenario: Scenario, device: TorchDevice, seconds: Seconds = DEFAULT_SECONDS, *, notify: Notify = _print_status
 ) -> tuple[InSituSample, ...]:
-    """Factors of a scenario's kernels; none, and why is said, where this device cannot run such layers.
+    """In-situ factors of a scenario's kernels; empty, with the reason reported, where this device cannot run them.
 
-    seconds: for all of it, of which half goes to real layers.
+    seconds: in total, of which half goes to real layers.
     """
     torch.manual_seed(0)
     try:
@@ -78,7 +79,7 @@ def measure_in_situ(
 def compare_with_isolated(
     chain: KernelChain, measure: IsolatedMeasurement, seconds: Seconds, notify: Notify
 ) -> tuple[InSituSample, ...]:
-    """Turns of a chain and of its kernels alone, as rows by family."""
+    """Rounds of a kernel chain and of its isolated kernels, as samples by family."""
     kernels_by_label = _signature_counts_by_label(chain.kernel_counts)
     rounds = list(_run_rounds(chain, measure, seconds))
     for label, kernels in kernels_by_label.items():
@@ -92,7 +93,7 @@ def compare_with_isolated(
 
 @dataclass(frozen=True, slots=True)
 class _InSituRound:
-    """Seconds of labels in the chain, and of kernels alone."""
+    """Seconds of labels in situ, and samples of isolated kernels."""
 
     in_situ: Mapping[OperatorLabel, Seconds]
     isolated: Mapping[KernelSignature, KernelSample]
@@ -102,7 +103,7 @@ _SignatureCounts = Mapping[KernelSignature, int]
 
 
 def _run_rounds(chain: KernelChain, measure: IsolatedMeasurement, seconds: Seconds) -> Iterator[_InSituRound]:
-    """One turn, and more while there is time for another like the longest."""
+    """At least one round, and more while there is time for another one as long as the longest."""
     start_time = previous_end = monotonic()
     longest = 0.0
     for _ in range(MAX_ROUNDS):
@@ -150,7 +151,7 @@ def _missing_reason(label: OperatorLabel, kernels: _SignatureCounts, rounds: Seq
 def _family_samples(
     label: OperatorLabel, kernels: _SignatureCounts, rounds: Sequence[_InSituRound]
 ) -> Iterator[InSituSample]:
-    """A row for each family of a label."""
+    """One sample for each kernel family of a label."""
     factor = median(round_result.in_situ[label] / _isolated_seconds(kernels, round_result) for round_result in rounds)
     for name in dict.fromkeys(map(family_of, kernels)):
         family_counts = {
@@ -178,7 +179,7 @@ def _isolated_measurement(device: TorchDevice) -> IsolatedMeasurement:
 
 @contextmanager
 def _matmul_precision(recipe: PrecisionRecipe) -> Iterator[None]:
-    """TF32 where the scenario computes in it; all is as before afterwards."""
+    """TF32 while the block runs, where the scenario computes in it; the previous setting is restored."""
     previous = torch.get_float32_matmul_precision()
     set_tf32(recipe)
     try:

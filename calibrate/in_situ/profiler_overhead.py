@@ -1,12 +1,13 @@
-"""What does the profiler do to what it writes down?
+"""What does the profiler add to the times that it records?
 
-On a CPU it takes time for every operator (0.7 us) and every label (15 us, by way of Python), which small operators
-feel. Assumed: each costs the same wherever it comes, an operator's lies in the operator around it, and a label's in the
-label. Both are measured here, on operators that do next to nothing.
+On a CPU it takes time for every operator (0.7 us) and every label (15 us, recorded through Python), which is
+noticeable for small operators. Assumed: each costs the same everywhere; an operator's overhead is part of the
+enclosing operator's time, and a label's of the label's. Both are measured here on operators that do next to
+nothing.
 
-On a GPU durations are the device's own (CUPTI), and exclude what lies between two kernels of a queue, about 1 us, which
-the times of single kernels include: `median_kernel_gap` is the median gap before kernels that had been launched before the one
-ahead of them ended, and is given to each kernel.
+On a GPU durations are the device's own (CUPTI), and exclude the gap between two queued kernels, about 1 us,
+which single-kernel times include: `median_kernel_gap` is the median gap before kernels that were launched
+before the previous one ended, and is added to each kernel.
 """
 
 import math
@@ -33,7 +34,7 @@ _SECONDS_PER_US: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class ProfilerOverhead:
-    """Seconds that it takes on a CPU to write down an operator, what lies in a label by itself, and a whole label."""
+    """Profiler overhead on a CPU in seconds: per operator, within a label, and of a label in total."""
 
     event_seconds: Seconds = 0.0
     label_inner_seconds: Seconds = 0.0
@@ -41,11 +42,11 @@ class ProfilerOverhead:
 
     @property
     def host_times(self) -> HostTimer:
-        """Times of operators without that."""
+        """Rules that subtract the overhead from operator times."""
         return HostTimer(self.event_seconds, self.label_inner_seconds)
 
     def total_overhead(self, events: Any) -> Seconds:
-        """Of all these operators."""
+        """Total overhead of these profiler events."""
         label_count = sum(parse_label(event.name) is not None for event in events)
         return self.event_seconds * (len(events) - label_count) + self.label_total_seconds * label_count
 
@@ -57,7 +58,7 @@ def profiler(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def measure_profiler_overhead() -> ProfilerOverhead:
-    """What writing takes on this host: the least of some turns, since other work only ever adds to it."""
+    """The profiler's overhead on this host: the minimum of several repeats, since other work only adds to it."""
     operand = torch.zeros(1)
     unprofiled_seconds = min(_seconds_per_run(lambda: operand.add_(1.0)) for _ in range(_REPEATS))
     profiled = [_profiled_seconds_per_run(lambda: operand.add_(1.0)) for _ in range(_REPEATS)]
@@ -70,14 +71,14 @@ def measure_profiler_overhead() -> ProfilerOverhead:
 
 
 def median_kernel_gap(events: Any) -> Seconds:
-    """Seconds from a kernel to the next one, if that is in the queue; 0 where the host was late for all of them."""
+    """Median seconds between two kernels that are both queued; 0 where the host was late for all of them."""
     launch_ends = {event.id: event.time_range.end for event in events if of_runtime(event)}
     kernels = [event for event in events if event.device_type == DeviceType.CUDA and not event.is_user_annotation]
     kernels.sort(key=lambda event: event.time_range.start)
     gaps = [
-        later.time_range.start - earlier.time_range.end
-        for earlier, later in pairwise(kernels)
-        if launch_ends.get(later.id, math.inf) <= earlier.time_range.end
+        next_kernel.time_range.start - kernel.time_range.end
+        for kernel, next_kernel in pairwise(kernels)
+        if launch_ends.get(next_kernel.id, math.inf) <= kernel.time_range.end
     ]
     return max(0.0, median(gaps)) * _SECONDS_PER_US if gaps else 0.0
 

@@ -1,12 +1,14 @@
 """How long do kernels take in real layers?
 
-A training step of one microbatch, again and again, as `calibrate.check` trains: forward, backward, clipping, optimizer.
-Most steps run as they are, so that caches, clocks and power are those of a step; some of them under torch's profiler.
+A training step of one microbatch is repeated, as `calibrate.check` trains: forward, backward, clipping,
+optimizer. Most steps run unprofiled, so that caches, clocks and power are those of a step; some of them run
+under torch's profiler.
 
-On a CPU everything that a label holds is its kernel's, also what Python and autograd do between operators: it cannot
-run ahead, and rows of a CPU include it. What the profiler takes is taken off (`calibrate.in_situ.profiler_overhead`), and what is
-then left between a step with it and one without is assumed to be the machine's pace, the same for all kernels. On a GPU
-kernels' own durations count, so what the host takes, with a profiler more, is in none of them.
+On a CPU everything within a label counts as its kernel, including Python and autograd between operators: a
+CPU cannot run ahead, and its kernel samples include that. The profiler's overhead is subtracted
+(`calibrate.in_situ.profiler_overhead`), and the remaining difference between profiled and unprofiled steps is
+taken as a change of the machine's speed, equal for all kernels. On a GPU the kernels' own durations count,
+which do not include the host's time.
 """
 
 from collections import Counter
@@ -29,30 +31,30 @@ from clustersim.model.kernels import Kernel
 from clustersim.program.task import ComputeTask
 from clustersim.scenario import Scenario
 
-WARM_UP_STEPS: Final = 2  # steps: torch makes optimizer states in the first
+WARM_UP_STEPS: Final = 2  # steps: torch allocates optimizer states in the first
 PROFILED_STEPS: Final = 2  # steps under the profiler at a time
 _SETTLED: Final = 0.5  # seconds of steps before these on a GPU, after which its clock is that of steps
 _MOST: Final = 50
-_MIN_UNPROFILED_FRACTION: Final = 0.5  # part of a step under the profiler that is the step's own, at least
+_MIN_UNPROFILED_FRACTION: Final = 0.5  # minimum fraction of a profiled step that is not profiler overhead
 
 
 class KernelChain(Protocol):
-    """Kernels that follow each other in a step."""
+    """The kernels of a step, run one after the other."""
 
     @property
     def kernel_counts(self) -> Mapping[Kernel, int]:
-        """Those of one step, and how often each runs."""
+        """Kernels of one step, with the number of times that each runs."""
 
     def run_steps(self, seconds: Seconds) -> Seconds:
-        """Run steps for so long; seconds of one of them."""
+        """Run steps for about `seconds`; returns the seconds of one step."""
 
     def profile_steps(self, step_seconds: Seconds) -> Mapping[OperatorLabel, Seconds]:
-        """Seconds of the kernels of one step, by label; once: of a step without a profiler."""
+        """Kernel seconds of one step, by label; step_seconds: of an unprofiled step."""
 
 
 @dataclass(slots=True)
 class RealLayers:
-    """A scenario of one rank, trained on a device."""
+    """A single-rank scenario, trained on a device."""
 
     scenario: Scenario
     device: TorchDevice
@@ -68,17 +70,17 @@ class RealLayers:
 
     @property
     def kernel_counts(self) -> Mapping[Kernel, int]:
-        """Those of one step, and how often each runs."""
+        """Kernels of one step, with the number of times that each runs."""
         return step_kernel_counts(self.scenario)
 
     def run_steps(self, seconds: Seconds) -> Seconds:
-        """Run steps for so long; seconds of one of them, the first aside, which finds caches and allocator empty."""
+        """Run steps for about `seconds`; returns the mean seconds of a step, without the first, cold one."""
         first_seconds = self.device.host_seconds(self._run_step, 1)
         repeats = max(1, round((seconds - first_seconds) / first_seconds))
         return self.device.host_seconds(self._run_step, repeats) / repeats
 
     def profile_steps(self, step_seconds: Seconds) -> Mapping[OperatorLabel, Seconds]:
-        """Seconds of the kernels of one step, by label."""
+        """Kernel seconds of one step, by label."""
         if self._profiler_overhead is not None:
             times_by_label, speed_ratio = self._on_cpu(self._profiler_overhead, step_seconds)
         else:
@@ -88,9 +90,9 @@ class RealLayers:
 
     def _on_cpu(self, writing: ProfilerOverhead, once: Seconds) -> tuple[Mapping[OperatorLabel, Seconds], float]:
         """Seconds by label, and by how much the same steps were faster (or slower) without the profiler."""
-        with profiler(self.device.torch) as found:
+        with profiler(self.device.torch) as profile:
             spent = self.device.host_seconds(self._run_step, PROFILED_STEPS)
-        events = found.events()
+        events = profile.events()
         without = max(spent - writing.total_overhead(events), _MIN_UNPROFILED_FRACTION * spent)
         return seconds_by_label(events, writing.host_times), PROFILED_STEPS * once / without
 
@@ -99,7 +101,7 @@ class RealLayers:
 
 
 def step_kernel_counts(scenario: Scenario) -> Mapping[Kernel, int]:
-    """The kernels of the only rank's step, and how often each runs."""
+    """Kernels of the only rank's step, with the number of times that each runs."""
     plan = build_plan(scenario)
     (program,) = lower_step(plan, scenario.schedule.order(1, plan.microbatches)).programs
     segments = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]

@@ -1,11 +1,11 @@
-"""What of a scenario can one device run by itself?
+"""What of a scenario can one device run without communication?
 
-One tensor-parallel rank's part of some layers, with embedding and head: so many heads, columns of matrices and rows of
-the vocabulary, in one microbatch. Assumed of the factors that are measured on it: they are those of the scenario's own
-ranks, though norms are over all tokens also where ranks share them out (sequence parallelism), and tokens of a
-context-parallel rank see themselves only. What the real model has no module for (windows, blocks other than pre-norm,
-adapters, FP8, what a framework does beside the model) is run as the nearest that there is: the same kernel in the chain
-and alone, so their ratio stands.
+One tensor-parallel rank's shard of some layers, with embedding and head: its heads, matrix columns and
+vocabulary rows, in one microbatch. Assumed of the factors measured on it: they hold for the scenario's own
+ranks, though norms cover all tokens even where ranks share them (sequence parallelism), and tokens of a
+context-parallel rank only attend to that rank's tokens. Features that the real model has no module for
+(windows, blocks other than pre-norm, adapters, FP8, framework overheads) are run as the nearest supported
+form: the same kernel in situ and isolated, so their ratio is still valid.
 """
 
 from dataclasses import replace
@@ -43,12 +43,12 @@ from clustersim.scenario import Scenario
 from clustersim.schedules.gpipe import GPipe
 
 MAX_CHAIN_LAYERS: Final = (
-    8  # layers: so many are a mix of kernels as in a whole model, and none finds its weights in a cache
+    8  # layers: enough that the kernel mix is that of a full model, and that no weights stay in a cache
 )
 
 
 def single_rank_scenario(scenario: Scenario, memory_limit: Bytes) -> Scenario:
-    """One rank's layers that fit into so many bytes; raise InputError where not even one does, or there is none."""
+    """One rank's layers that fit into `memory_limit` bytes; raise InputError if not even one fits or is supported."""
     layout = scenario.layout
     sequence = -(-scenario.training.sequence // layout.cp)
     single_rank = replace(
@@ -81,7 +81,7 @@ def _supported_layers(model: TransformerModel) -> TransformerModel:
         stack=stack,
         positions=PositionEncoding.ROTARY if model.positions is PositionEncoding.ALIBI else model.positions,
         embedding_norm=False,
-        logit_softcap=False,
+        final_logit_softcapping=False,
         spare_positions=0,
         head_bias=False,
         mtp_layers=0,
@@ -89,16 +89,16 @@ def _supported_layers(model: TransformerModel) -> TransformerModel:
 
 
 def _supported_layer(spec: LayerSpec) -> LayerSpec | None:
-    """A layer as the real model has it; None where it lacks a part."""
+    """The layer as the real model supports it; None where it lacks attention or an MLP."""
     match spec:
         case LayerSpec(FullAttention() as attention, DenseMlp() | MoeMlp() as mlp):
             supported_attention = replace(
                 attention,
                 qk_norm=None if attention.qk_norm is None else QkNorm.PER_HEAD,
                 window=None,
-                rotary=1.0,
-                softcap=False,
-                sinks=False,
+                rotary_percent=1.0,
+                attn_logit_softcapping=False,
+                attention_sinks=False,
             )
             return LayerSpec(supported_attention, _supported_mlp(mlp), BlockForm.PRE_NORM)
     return None
@@ -109,13 +109,13 @@ def _supported_mlp(mlp: DenseMlp | MoeMlp) -> DenseMlp | MoeMlp:
         case DenseMlp():
             return mlp
         case MoeMlp():
-            return replace(mlp, bias=False, shared_gate=False, capacity=None)
+            return replace(mlp, bias=False, shared_gate=False, capacity_factor=None)
 
 
 def _supported_training(training: Training, *, is_moe: bool) -> Training:
-    """One microbatch of a training as torch's own operators run it.
+    """One microbatch of the training as torch's own operators run it.
 
-    routed: among experts, whose routing PyTorch has no fused kernels for, nor a sum in their products' epilogues.
+    is_moe: PyTorch has no fused kernels for routing, nor sums in the epilogues of experts' matmuls.
     """
     return replace(
         training,
@@ -123,7 +123,7 @@ def _supported_training(training: Training, *, is_moe: bool) -> Training:
         global_batch=training.microbatch,
         recipe=_torch_recipe(training.recipe),
         recompute=_supported_recompute(training.recompute, is_moe=is_moe),
-        early_stop=training.early_stop and not training.fused,  # fused products save too late for it
+        early_stop=training.early_stop and not training.fused,  # fused matmuls save their inputs too late for it
         attention=AttentionBackend.FLASH2 if training.attention is AttentionBackend.FLASH1 else training.attention,
         offload=NO_OFFLOAD,
         lora=None,
@@ -132,7 +132,7 @@ def _supported_training(training: Training, *, is_moe: bool) -> Training:
 
 
 def _supported_recompute(recompute: Recompute, *, is_moe: bool) -> Recompute:
-    """What the real model can run again, or nothing: the kernels are the same."""
+    """The recomputation that the real model supports, or none: the kernels are the same."""
     match recompute:
         case SelectiveOpRecompute():
             return NoRecompute()
@@ -144,7 +144,7 @@ def _supported_recompute(recompute: Recompute, *, is_moe: bool) -> Recompute:
 
 
 def _torch_recipe(recipe: PrecisionRecipe) -> PrecisionRecipe:
-    """Products in the activations' format, and an optimizer whose gradients and moments are in that of its weights."""
+    """Matmuls in the activations' dtype, and an optimizer with gradients and moments in the master weights' dtype."""
     storage_dtype = recipe.activations
     master_dtype = recipe.weight_formats.master or storage_dtype
     weights = replace(

@@ -1,1 +1,1 @@
-"""How long do kernels take on this machine?"""
+"""Microbenchmarks of compute kernels on this machine."""

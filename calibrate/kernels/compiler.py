@@ -1,11 +1,12 @@
-"""Is there what compiles fused kernels, and what does an error of the compiler say?
+"""Detection of the compiler toolchain for fused kernels, and explanation of its errors.
 
-`torch.compile` makes Triton kernels on a GPU. That takes Triton (a package of its own) and a C compiler: Triton builds
-a module that launches them with `CC`, gcc or clang, against Python's header files (triton/runtime/build.py). Without
-Triton PyTorch raises `torch._inductor.exc.TritonMissing`; without a compiler Triton raises a RuntimeError, "Failed to
-find C compiler. Please specify via CC environment variable", which PyTorch wraps (`InductorError`), or names in the
-text of a `SubprocException` where it compiles in other processes; one that cannot build it raises a CalledProcessError.
-On a CPU PyTorch compiles C++ (`InvalidCxxCompiler`).
+`torch.compile` makes Triton kernels on a GPU. That takes Triton (a package of its own) and a C compiler:
+Triton builds a module that launches them with `CC`, gcc or clang, against Python's header files
+(triton/runtime/build.py). Without Triton PyTorch raises `torch._inductor.exc.TritonMissing`; without a
+compiler Triton raises a RuntimeError, "Failed to find C compiler. Please specify via CC environment
+variable", which PyTorch wraps (`InductorError`), or names in the text of a `SubprocException` where it
+compiles in other processes; one that cannot build it raises a CalledProcessError. On a CPU PyTorch compiles
+C++ (`InvalidCxxCompiler`).
 """
 
 import os
@@ -16,7 +17,7 @@ from importlib.util import find_spec
 from subprocess import CalledProcessError
 from typing import Final
 
-_ERROR_CAUSES: Final = (  # words of an error, what they say
+_ERROR_CAUSES: Final = (  # text of an error, its explanation
     ("Cannot find a working triton installation", "Triton is not installed, or too old for PyTorch"),
     ("Failed to find C compiler", "there is no C compiler, which Triton needs; install gcc, or name one in CC"),
     ("No working C++ compiler found", "there is no C++ compiler; install g++, or name one in CXX"),
@@ -29,14 +30,14 @@ _BUILD_FAILURE: Final = (
 
 
 def is_available() -> bool:
-    """Whether kernels for a GPU may be compiled here, as far as can be told without trying."""
+    """Whether GPU kernels can probably be compiled here (without trying)."""
     configured = os.environ.get("CC")
     compilers = [configured] if configured else ["gcc", "clang"]
     return find_spec("triton") is not None and any(shutil.which(compiler) for compiler in compilers)
 
 
 def missing_tool(error: BaseException) -> str | None:
-    """Which tool an error of compiling wants, in a sentence; None where it wants none."""
+    """A sentence naming the tool that a compilation error is missing; None for other errors."""
     for linked in _error_chain(error):
         if isinstance(linked, CalledProcessError) and _COMPILER.search(str(linked.cmd)):
             return f"kernels cannot be compiled: {_BUILD_FAILURE}"
@@ -47,7 +48,7 @@ def missing_tool(error: BaseException) -> str | None:
 
 
 def summary_line(error: BaseException) -> str:
-    """The line of an error that says most: of the one that another wraps, of the last line where the first has none."""
+    """The most informative line of an error or of the error that it wraps."""
     wrapped = getattr(error, "inner_exception", error)  # of torch._dynamo.exc.BackendCompilerFailed
     lines = [line.strip() for line in str(wrapped).splitlines() if line.strip()]
     if not lines:

@@ -1,8 +1,8 @@
-"""How fast is memory copied, and how fast can the host launch kernels?
+"""Benchmarks of memory copies and of the kernel launch rate.
 
-Routes: `device` within the device's own memory (of a CPU: its memory), `host_to_device` and `device_to_host` with
-pinned host memory. A launch interval is what one kernel takes when many tiny ones are launched without waiting: the
-floor under any kernel that a program launches one by one.
+Routes: `device` within the device's own memory (for a CPU, its memory), `host_to_device` and
+`device_to_host` with pinned host memory. The launch interval is the time per kernel when many tiny ones are
+launched without waiting: the lower bound of any kernel that a program launches one by one.
 """
 
 import sys
@@ -21,8 +21,8 @@ from clustersim.common.units import Bytes, Seconds, format_bytes
 from clustersim.cost.calibration_record import CopySample
 
 _SIZES: Final = tuple(2**power for power in range(20, 31, 2))  # 1 MiB to 1 GiB
-_MAX_MEMORY_FRACTION: Final = 0.1  # of the free memory that a copy may take
-_RUNS_PER_SAMPLE: Final = 4  # in a sample
+_MAX_MEMORY_FRACTION: Final = 0.1  # of free memory, for one copy
+_RUNS_PER_SAMPLE: Final = 4  # copies per sample
 _LAUNCHES: Final = 2000
 _SAMPLES: Final = 7
 
@@ -30,21 +30,25 @@ _SAMPLES: Final = 7
 def measure_copies(
     device: TorchDevice, method: MeasurementMethod, measured: Container[tuple[str, Bytes]] = ()
 ) -> Iterator[CopySample]:
-    """Copies of all sizes that fit, on each route, but for those known already; those without memory are said."""
+    """Copies of all sizes that fit, on each route, except those measured; skipped sizes go to stderr."""
     routes = ("device",) if device.torch.type == "cpu" else ("device", "host_to_device", "device_to_host")
     for route in routes:
         for size in _SIZES:
             if (route, float(size)) not in measured and size <= _MAX_MEMORY_FRACTION * device.free_bytes():
                 sample = _copy_if_memory_suffices(device, route, size, method)
                 if sample is None:
-                    break  # nor is there for larger ones
+                    break  # larger ones do not fit either
                 yield sample
 
 
 def _copy_if_memory_suffices(
     device: TorchDevice, route: str, size: int, method: MeasurementMethod
 ) -> CopySample | None:
-    """Pinned memory is limited by the host's free memory, by containers and by the driver, and none of them says so."""
+    """Measure a copy; None if memory runs out.
+
+    Pinned memory is limited by the host's free memory, by containers and by the driver, none of which can be
+    queried.
+    """
     try:
         return measure_copy(device, route, size, method)
     except RuntimeError as error:
@@ -57,7 +61,7 @@ def _copy_if_memory_suffices(
 
 
 def measure_copy(device: TorchDevice, route: str, size: int, method: MeasurementMethod) -> CopySample:
-    """One copy; small ones with the cache flushed before each."""
+    """Measure one copy; small ones with the cache flushed before each run."""
     flushed = method.cold_cache and size < device.cache_bytes
     watch = device.stopwatch(flush_cache=flushed)
     runs = max(_RUNS_PER_SAMPLE, device.runs_per_flushed_sample) if flushed else _RUNS_PER_SAMPLE
@@ -71,7 +75,7 @@ def measure_copy(device: TorchDevice, route: str, size: int, method: Measurement
 
 
 def copy_action(device: TorchDevice, route: str, size: Bytes) -> Action:
-    """What copies so many bytes once."""
+    """An action that copies this many bytes once."""
     source = _allocate(device, size, host=route.startswith("host")).random_()
     target = _allocate(device, size, host=route.endswith("host"))
 
@@ -82,7 +86,7 @@ def copy_action(device: TorchDevice, route: str, size: Bytes) -> Action:
 
 
 def measure_launch_interval(device: TorchDevice) -> Seconds:
-    """Median seconds that a tiny kernel takes when many are launched one after the other."""
+    """Median seconds per kernel when many tiny kernels are launched back to back."""
     scalar = torch.zeros(1, device=device.torch)
 
     def launch_once() -> None:

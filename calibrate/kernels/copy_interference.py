@@ -1,7 +1,8 @@
-"""By how much do kernels slow down while copies use the device's memory? Collectives: `calibrate.collectives.interference`.
+"""Kernel slowdown while copies use the device's memory.
 
-The kernel is timed alone, then while the copies run from before it starts until after it ends: on a GPU on another
-stream, on a CPU in another thread (whose copies leave Python's lock to it).
+The kernel is timed in isolation, then while copies run from before its start until after its end: on a GPU
+on another stream, on a CPU in another thread (whose copies release Python's GIL). Collectives:
+`calibrate.collectives` has the same benchmark for kernels and collectives.
 """
 
 from functools import partial
@@ -26,34 +27,34 @@ from clustersim.model.linear import matmul_kernel
 
 ByteArray = NDArray[np.uint8]
 
-MATMUL_SIZES: Final = {"cuda": 8192, "cpu": 1024}  # rows of a product that lasts milliseconds
+MATMUL_SIZES: Final = {"cuda": 8192, "cpu": 1024}  # m, n and k of a matmul that takes milliseconds
 _SAMPLES: Final = 12
-_SAMPLE_SECONDS: Final = 5e-3  # seconds of kernels beside copies
-_COPY_BYTES: Final = 2**28  # bytes of a copy, more than caches hold
+_SAMPLE_SECONDS: Final = 5e-3  # seconds of kernels per sample
+_COPY_BYTES: Final = 2**28  # bytes of a copy, larger than the caches
 
 
 def typical_kernel(device: TorchDevice) -> Kernel:
-    """A square product in the format that the device trains in."""
+    """A square matmul in the format that the device trains in."""
     uses_bf16 = device.torch.type != "cpu" and device.supports(DType.BF16)
     return square_matmul(DType.BF16 if uses_bf16 else DType.FP32, MATMUL_SIZES[device.torch.type])
 
 
 def square_matmul(dtype: DType, size: int) -> Kernel:
-    """A square product of a linear layer."""
+    """A square matmul of a linear layer."""
     return matmul_kernel("beside.matmul", dtype, MatmulShape(size, size, size), result_bytes=dtype.bytes)
 
 
 def measure_copy_interference(
     kernel: Kernel, device: TorchDevice, method: MeasurementMethod
 ) -> InterferenceSample | None:
-    """A kernel alone and beside copies in the device's memory; None where the kernel cannot be measured."""
+    """A kernel's time in isolation and overlapped with copies in device memory; None if it cannot be measured."""
     size = min(_COPY_BYTES, 0.05 * device.free_bytes())
     start_copies = _copies_in_thread if device.torch.type == "cpu" else _copies_on_stream
     return _measure_overlapped(measure_kernel(kernel, device, method), device, start_copies(device, size))
 
 
 def _measure_overlapped(isolated: KernelSample, device: TorchDevice, load: BackgroundLoad) -> InterferenceSample | None:
-    """A fixed number of rounds, the first of which is not counted."""
+    """Time a fixed number of samples, of which the first is discarded."""
     if isolated.time is None:
         return None
     repeats = max(1, round(_SAMPLE_SECONDS / isolated.time.seconds))
@@ -65,7 +66,7 @@ def _measure_overlapped(isolated: KernelSample, device: TorchDevice, load: Backg
 
 
 def _copies_in_thread(_device: TorchDevice, size: Bytes) -> BackgroundLoad:
-    """Copies of one thread, as a collective library's; NumPy's leave Python's lock to others."""
+    """Load of memory copies in one thread, as a collective library's; NumPy's copies release the GIL."""
     source = np.random.default_rng().bytes(int(size))
     return partial(_copy_until_ended, np.frombuffer(source, np.uint8), np.empty(int(size), np.uint8))
 
@@ -75,7 +76,7 @@ def _copy_until_ended(source: ByteArray, target: ByteArray, _seconds: Seconds) -
 
 
 def _copies_on_stream(device: TorchDevice, size: Bytes) -> BackgroundLoad:
-    """Copies on a stream of their own, as many as last that long alone."""
+    """Load of memory copies on a stream of their own, as many as last for the requested time in isolation."""
     run = copy_action(device, "device", size)
     watch, stream = device.stopwatch(), torch.cuda.Stream(device.torch)  # type: ignore[no-untyped-call]
     watch.time(run, 3)

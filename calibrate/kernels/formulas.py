@@ -1,12 +1,14 @@
-"""Which formulas does a model's code compute between its matrix products?
+"""PyTorch formulas that a model computes between its matmuls.
 
-Plain PyTorch, as published model code has it, one formula for each routine that `clustersim.model.memory_bound` counts:
-Hugging Face's Llama (RMSNorm by way of FP32, rotate-half rotary positions, silu(gate) x up), PyTorch's own layer norm,
-GELU, dropout, attention and cross-entropy, and Megatron-LM's cross-entropy, one operation after the other
-(megatron/core/tensor_parallel/cross_entropy.py). All can be differentiated.
+Plain PyTorch, as published model code has it, one formula for each operator of
+`clustersim.model.memory_bound`: Hugging Face's Llama (RMSNorm in FP32, rotate-half rotary positions,
+silu(gate) x up), PyTorch's own layer norm, GELU, dropout, attention and cross-entropy, and Megatron-LM's
+cross-entropy, one operation after the other (megatron/core/tensor_parallel/cross_entropy.py). All are
+differentiable.
 
-With `fused`, norms are PyTorch's own single kernels, and whatever it has none for is compiled for the GPU
-(`torch.compile`, which fuses element-wise work into one kernel each way); a CPU has no such kernel: Unsupported.
+With `fused`, norms are PyTorch's own fused kernels, and whatever it has none for is compiled for the GPU
+(`torch.compile`, which fuses element-wise operations into one kernel per direction); a CPU has no such
+kernel and raises UnsupportedKernel.
 """
 
 from collections.abc import Callable
@@ -22,9 +24,9 @@ from torch.nn.attention.bias import causal_lower_right
 from clustersim.model.training import LossImplementation
 
 NORM_EPSILON: Final = 1e-5  # of norms, as in Llama's and GPT-2's config.json
-LORA_SCALE: Final = 2.0  # alpha / rank of an adapter; it changes no time
-DROPOUT_PROBABILITY: Final = 0.1  # the usual probability; it changes no time
-SOFTCAP: Final = 50.0  # Gemma 2's, of scores; it changes no time
+LORA_SCALE: Final = 2.0  # alpha / rank of an adapter; does not affect the time
+DROPOUT_PROBABILITY: Final = 0.1  # the usual probability; does not affect the time
+SOFTCAP: Final = 50.0  # Gemma 2's, of scores; does not affect the time
 
 
 class UnsupportedKernel(Exception):  # noqa: N818 - no error: an outcome that a record keeps
@@ -37,7 +39,7 @@ def layernorm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def rmsnorm(x: Tensor, weight: Tensor, *, fused: bool) -> Tensor:
-    """RMS norm over the last dimension; unfused as Hugging Face's LlamaRMSNorm, by way of FP32."""
+    """RMS norm over the last dimension; unfused as Hugging Face's LlamaRMSNorm, computed in FP32."""
     if fused:
         return functional.rms_norm(x, (x.shape[-1],), weight, NORM_EPSILON)
     x_fp32 = x.float()
@@ -46,7 +48,7 @@ def rmsnorm(x: Tensor, weight: Tensor, *, fused: bool) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """The exact form, by the error function."""
+    """Exact GELU (error function)."""
     return functional.gelu(x)
 
 
@@ -61,7 +63,7 @@ def _swiglu(x: Tensor) -> Tensor:
 
 
 def softcap(x: Tensor, *, fused: bool) -> Tensor:
-    """Scores or logits, capped by a tanh (Gemma 2); the cap's value changes no time."""
+    """Soft-capped scores or logits by tanh (Gemma 2); the cap's value does not affect the time."""
     return _maybe_compiled(_softcap, x, fused=fused)(x)
 
 
@@ -81,12 +83,12 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def residual_add(x: Tensor, y: Tensor) -> Tensor:
-    """The sum of the residual stream and a branch, or of two gradients."""
+    """Sum of the residual stream and a branch, or of two gradients."""
     return x + y
 
 
 def lora_sum(x: Tensor, branch: Tensor, *, fused: bool) -> Tensor:
-    """A frozen layer's result and an adapter's, scaled, as torchtune's LoRALinear adds them."""
+    """Sum of a frozen layer's output and a scaled LoRA adapter's, as torchtune's LoRALinear adds them."""
     return _maybe_compiled(_lora_sum, x, fused=fused)(x, branch)
 
 
@@ -95,7 +97,7 @@ def _lora_sum(x: Tensor, branch: Tensor) -> Tensor:
 
 
 def scale_by_probability(x: Tensor, weights: Tensor, *, fused: bool) -> Tensor:
-    """Rows [rows, width], each times its number of [rows, 1]."""
+    """Tokens [tokens, width] scaled by their routing probabilities [tokens, 1]."""
     return _maybe_compiled(_scale_by_probability, x, fused=fused)(x, weights)
 
 
@@ -104,7 +106,7 @@ def _scale_by_probability(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def residual_dropout(x: Tensor, branch: Tensor, *, fused: bool) -> Tensor:
-    """The residual stream and what dropout leaves of a branch."""
+    """Sum of the residual stream and a branch with dropout."""
     return _maybe_compiled(_residual_dropout, x, fused=fused)(x, branch)
 
 
@@ -113,17 +115,17 @@ def _residual_dropout(x: Tensor, branch: Tensor) -> Tensor:
 
 
 def dropout(x: Tensor) -> Tensor:
-    """What dropout leaves in training."""
+    """Dropout in training mode."""
     return functional.dropout(x, DROPOUT_PROBABILITY, training=True)
 
 
 def causal_mask(query: int, key: int, device: torch.device) -> Tensor:
-    """[query, key], true where a query may not see a key; the last query sees all keys."""
+    """[query, key], true where a query must not attend to a key; the last query attends to all keys."""
     return torch.ones(query, key, dtype=torch.bool, device=device).triu(1 + key - query)
 
 
 def softmax(scores: Tensor, mask: Tensor | None = None, *, fused: bool) -> Tensor:
-    """Softmax of scores [..., query, key] with a causal mask (made here if none is given)."""
+    """Softmax of scores [..., query, key] with a causal mask (built here if none is given)."""
     if mask is None:
         mask = causal_mask(scores.shape[-2], scores.shape[-1], scores.device)
     return _maybe_compiled(_softmax, scores, fused=fused)(scores, mask)
@@ -134,10 +136,10 @@ def _softmax(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """softmax(Q K^T) V through PyTorch's SDPA, which picks its fastest kernel.
+    """softmax(Q K^T) V through PyTorch's SDPA, which selects its fastest kernel.
 
-    q: [batch, heads, query, head_dim]; k, v: [batch, kv heads, key, head_dim], fewer heads than q for grouped queries;
-    causal: the last query sees all keys.
+    q: [batch, heads, query, head_dim]; k, v: [batch, kv heads, key, head_dim], fewer heads than q for
+    grouped-query attention; causal: the last query attends to all keys.
     """
     grouped = q.shape[1] != k.shape[1]
     if causal and q.shape[2] != k.shape[2]:
@@ -151,7 +153,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, implementation: LossImplement
     match implementation:
         case LossImplementation.TORCH:
             return _cross_entropy(logits, targets)
-        case LossImplementation.FUSED | LossImplementation.CHUNKED:  # of all tokens, or of a part of them at a time
+        case LossImplementation.FUSED | LossImplementation.CHUNKED:  # of all tokens, or of a chunk of them at a time
             return _maybe_compiled(_cross_entropy, logits, fused=True)(logits, targets)
         case LossImplementation.VOCAB_PARALLEL:
             losses: Tensor = _VocabParallelCrossEntropy.apply(logits, targets)  # type: ignore[no-untyped-call]
@@ -163,11 +165,11 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class _VocabParallelCrossEntropy(torch.autograd.Function):
-    """Megatron-LM's loss of each token, on a rank that has the whole vocabulary."""
+    """Megatron-LM's per-token loss, on a rank that holds the full vocabulary."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        # A copy also of FP32 logits: Megatron's own writes over what it was given.
+        # A copy also of FP32 logits: Megatron's own overwrites its input.
         logits_fp32 = logits.float() if logits.dtype is not torch.float32 else logits.clone()
         logits_fp32 -= logits_fp32.max(dim=-1)[0].unsqueeze(-1)
         token_indices = torch.arange(len(targets), device=targets.device)
@@ -181,14 +183,14 @@ class _VocabParallelCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         saved, targets = ctx.saved_tensors
-        gradient = saved.data  # written over, as Megatron does; .data, so that a graph that is kept can be run again
+        gradient = saved.data  # overwritten, as Megatron does; .data, so that a retained graph can be run again
         gradient[torch.arange(len(targets), device=targets.device), targets] -= 1.0
         gradient.mul_(gradients[0].unsqueeze(-1))
         return gradient, None
 
 
 def _maybe_compiled(formula: Callable[..., Tensor], x: Tensor, *, fused: bool) -> Callable[..., Tensor]:
-    """The formula as it stands, or as one compiled kernel."""
+    """The formula itself, or compiled into one kernel."""
     if not fused:
         return formula
     if not x.is_cuda:
@@ -198,7 +200,7 @@ def _maybe_compiled(formula: Callable[..., Tensor], x: Tensor, *, fused: bool) -
 
 @cache
 def compiled(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A formula as PyTorch compiles it in a training run: for operands of these sizes, and for no others."""
+    """A formula as PyTorch compiles it in a training run: specialized to the operands' sizes (no dynamic shapes)."""
     variants: dict[Any, Callable[..., Tensor]] = {}
 
     def call(*operands: Tensor) -> Tensor:
@@ -214,10 +216,10 @@ def compiled(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _copy_function(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The same with code of its own, to which PyTorch keeps what it has compiled.
+    """A copy of the function with its own code object, to which PyTorch attaches its compiled variants.
 
-    Of one function the second form would be compiled for sizes that are not known (automatic dynamic shapes), which
-    is another kernel, and those past its recompile limit would not be compiled at all.
+    With one shared function the second set of sizes would be compiled with dynamic shapes (automatic dynamic),
+    which is another kernel, and those beyond the recompile limit would not be compiled at all.
     """
     function = cast(FunctionType, formula)
     return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)

@@ -1,9 +1,9 @@
-"""How much slower are products of experts whose groups have different numbers of rows?
+"""Slowdown of grouped matmuls with imbalanced group sizes.
 
-The same kernel twice, one behind the other: with as many rows in each group, and with uneven ones that are as many
-together (`calibrate.imbalanced_shares`). Of each kind, format and layout of operands that was asked for the product with the most
-FLOP is taken. A product that is uneven has the tiles of each group's last rows to fill, and, on streams or in a loop,
-one long product that the others cannot hide. In formats with scales groups are padded to whole blocks.
+The same kernel is timed with equal group sizes, and right after with imbalanced ones of the same total
+(`calibrate.imbalanced_shares`). For each kind, format and operand layout that was requested, the matmul with
+the most FLOP is taken. Imbalanced groups have partial tiles at the end of each group and, on streams or in a
+loop, one long matmul that the others cannot hide. In block-scaled formats groups are padded to full blocks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +24,7 @@ ImbalancedCase = tuple[Kernel, tuple[int, ...]]
 
 
 def imbalanced_cases(kernels: Iterable[Kernel]) -> list[ImbalancedCase]:
-    """The heaviest products of experts, and rows of their groups."""
+    """The largest grouped matmuls, with their imbalanced group sizes."""
     heaviest: dict[tuple[object, ...], Kernel] = {}
     for kernel in distinct_kernels(kernels):
         match kernel.shape:
@@ -36,7 +36,7 @@ def imbalanced_cases(kernels: Iterable[Kernel]) -> list[ImbalancedCase]:
 
 
 def missing_cases(kernels: Iterable[Kernel], record: CalibrationRecord) -> list[ImbalancedCase]:
-    """Those that a record lacks, and whose even kernel it has a time of."""
+    """Cases that a record lacks, and whose balanced kernel it has a time of."""
     measured = {(sample.kernel.signature, sample.rows) for sample in record.uneven}
     timed_signatures: set[KernelSignature | None] = {
         sample.signature for sample in record.kernels if sample.time is not None
@@ -51,7 +51,7 @@ def missing_cases(kernels: Iterable[Kernel], record: CalibrationRecord) -> list[
 def measure_imbalanced(
     cases: Iterable[ImbalancedCase], device: TorchDevice, method: MeasurementMethod
 ) -> Iterator[ImbalancedGemmSample]:
-    """Each of them measured; the even kernel's row says where the device cannot run it."""
+    """Measure each case, skipping those whose balanced kernel the device cannot run."""
     for kernel, group_sizes in cases:
         balanced = measure_kernel(kernel, device, method)
         if balanced.time is not None:

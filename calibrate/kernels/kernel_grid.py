@@ -1,9 +1,9 @@
-"""Which kernels are measured?
+"""Kernels of scenarios and models, and a general grid of kernels, for measurement.
 
-Those that scenarios' ranks run, sharded as they are there; those of whole layers of published models at usual degrees;
-or a general grid of each family, from which the fits learn and between whose points others are interpolated. The grid
-takes what the device does in a part of the time that there is, by a first look at how fast it is. Of a format with
-scales it has products, experts' too, and the casts of all recipes that are shipped for it.
+Kernels that scenarios' ranks run, sharded as they are there; those of full layers of published models at
+usual degrees; or a general grid of each family, to which constants are fitted and between whose points other
+kernels are interpolated. The grid contains what the device can run within a fraction of the time budget, by
+approximate rates. Block-scaled formats have matmuls, also of experts, and the casts of all packaged recipes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +40,7 @@ from clustersim.model.transformer import Norm, TransformerModel
 from clustersim.scenario import Scenario
 
 PRESET_MODELS: Final = ("llama3-8b", "llama3-70b", "llama3-405b")
-TP_DEGREES: Final = (1, 2, 4, 8)  # of tensor parallelism
+TP_DEGREES: Final = (1, 2, 4, 8)  # tensor-parallel degrees
 MICROBATCHES: Final = (1, 2)
 SEQUENCES: Final = (2048, 4096, 8192)
 
@@ -60,9 +60,9 @@ _LINEAR_SIZES: Final = (  # outputs, inputs: of linear layers from GPT-2 to Llam
     (8192, 8192),
     (13312, 16384),
 )
-_SCALED_TOKENS: Final = 8192  # of linear layers in formats with scales
+_SCALED_TOKENS: Final = 8192  # of linear layers in block-scaled formats
 _PROBE_SIZE: Final = 1024
-_BATCHED_SIZES: Final = ((32, 512, 64), (32, 2048, 128), (128, 1024, 64))  # of products, positions, head_dim
+_BATCHED_SIZES: Final = ((32, 512, 64), (32, 2048, 128), (128, 1024, 64))  # batch, positions, head_dim
 _HEAD_COUNTS: Final = ((1, 32, 8), (4, 12, 12), (1, 16, 2), (4, 32, 32))  # sequences, heads, key/value heads
 _POSITIONS: Final = (512, 1024, 2048, 4096, 8192, 16384)
 _MEMORY_BOUND_SIZES: Final = (
@@ -73,7 +73,7 @@ _MEMORY_BOUND_SIZES: Final = (
     (16384, 8192),
     (8192, 28672),
 )  # rows, width
-_MOE_MODELS: Final = (  # and over how many ranks experts are spread
+_MOE_MODELS: Final = (  # and the expert-parallel degree
     ("mixtral-8x7b", 1),
     ("qwen3-30b-a3b", 1),
     ("qwen3-30b-a3b", 8),
@@ -87,31 +87,31 @@ _PARAMETERS: Final = (2**20, 2**23, 2**26, 2**28, 2**30)
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """How fast a device is, roughly."""
+    """Approximate rates of a device."""
 
     flops: FlopPerSecond
     bandwidth: BytesPerSecond
 
     def kernel_seconds(self, kernel: Kernel) -> Seconds:
-        """What a kernel takes, roughly."""
+        """Approximate seconds of a kernel."""
         return max(kernel.flops / self.flops, kernel.bytes / self.bandwidth)
 
 
-DEFAULT_RATES: Final = DeviceRates(flops=1e11, bandwidth=1e10)  # a CPU's, to put kernels in an order
+DEFAULT_RATES: Final = DeviceRates(flops=1e11, bandwidth=1e10)  # of a CPU, good enough to order kernels
 
 
 def scenario_kernels(scenarios: Iterable[Scenario]) -> list[Kernel]:
-    """All kernels of some scenarios' ranks.
+    """All kernels of the ranks of some scenarios.
 
-    Products in formats with scales that are added to gradients are there as they are written, too: PyTorch has no
-    others, and the fit learns from these.
+    Scaled-format matmuls that accumulate into gradients are added in their non-accumulating form too: PyTorch
+    has no others, and the fit uses these.
     """
     kernels = dict.fromkeys(chain.from_iterable(map(distinct_kernels, scenarios)))
     return list(kernels | dict.fromkeys(filter(None, map(_without_accumulation, kernels))))
 
 
 def _without_accumulation(kernel: Kernel) -> Kernel | None:
-    """A product whose result is written in BF16 in place of added to what is there."""
+    """The matmul with its result written in BF16 instead of accumulated."""
     match kernel.shape:
         case MatmulShape(m, n, batch=batch, accumulated=DType() as accumulator) as shape if (
             kernel.dtype in LOW_PRECISION_DTYPES
@@ -122,7 +122,7 @@ def _without_accumulation(kernel: Kernel) -> Kernel | None:
 
 
 def preset_kernels(names: Iterable[str]) -> list[Kernel]:
-    """Kernels of embedding, layer and head of models, at all degrees, microbatches and sequences, fused and not."""
+    """Kernels of full models, at all degrees, microbatches and sequences, fused and unfused."""
     kernels: dict[Kernel, None] = {}
     for name, tp, batch, sequence in product(names, TP_DEGREES, MICROBATCHES, SEQUENCES):
         model = load_preset(name)
@@ -147,7 +147,7 @@ def _layer_kernels(model: TransformerModel, shard: LayerShard) -> Iterator[Kerne
 
 
 def grid_kernels(formats: Sequence[DType], rates: DeviceRates, limit: Seconds) -> list[Kernel]:
-    """A general grid in some formats, the first of them the most used, of kernels that take no longer than a limit."""
+    """General grid in some formats, the most used one first, of kernels that take no longer than `limit` seconds."""
     main_format, *other_formats = formats
     kernels = chain(
         _matmul_kernels(main_format),
@@ -163,7 +163,7 @@ def grid_kernels(formats: Sequence[DType], rates: DeviceRates, limit: Seconds) -
 
 
 def kernel_format(kernel: Kernel) -> DType:
-    """The format that a kernel of the grid is there for: of a cast what it makes."""
+    """The format that a grid kernel represents: of a cast, its output format."""
     match kernel.shape:
         case MemoryBoundShape(MemoryBoundOp.QUANTIZE, formats=(output_format, *_)):
             return output_format
@@ -171,12 +171,12 @@ def kernel_format(kernel: Kernel) -> DType:
 
 
 def probe_matmul(dtype: DType) -> Kernel:
-    """A product in a format, whose row says where a device has none."""
+    """A matmul in a format, whose sample says so where a device does not support it."""
     return _linear_matmul(dtype, MatmulShape(_PROBE_SIZE, _PROBE_SIZE, _PROBE_SIZE))
 
 
 def _scaled_format_kernels(dtype: DType, high_precision: DType) -> Iterator[Kernel]:
-    """Products of linear layers and of experts in a format with scales, and the casts into it."""
+    """Matmuls of linear layers and of experts in a block-scaled format, and the casts to it."""
     for outputs, inputs in _LINEAR_SIZES:
         yield _linear_matmul(dtype, MatmulShape(_SCALED_TOKENS, outputs, inputs))
     recipe = replace(mixed_precision(compute=high_precision, master=None), matmul_formats=MatmulFormats.uniform(dtype))
@@ -191,7 +191,7 @@ def _scaled_format_kernels(dtype: DType, high_precision: DType) -> Iterator[Kern
 
 
 def _recipe_casts(dtype: DType) -> list[OperandCast]:
-    """All that shipped recipes of a format have, on accelerators of either kind."""
+    """All casts that packaged recipes of a format have, on accelerators of either kind."""
     recipes = (load_recipe(name) for name in list_names("recipes"))
     casts_seen: dict[OperandCast, None] = {}
     for casts in (
@@ -263,7 +263,7 @@ def _memory_bound_kernels(dtype: DType) -> Iterator[Kernel]:
 
 
 def _memory_bound_operators() -> Iterator[MemoryBoundSpec]:
-    """Each routine over [rows, width] that a layer may have."""
+    """Every memory-bound operator over [rows, width] that a layer may have."""
     for fused in (True, False):
         yield memory_bound.norm_spec(Norm.LAYERNORM, fused=fused)
         yield memory_bound.norm_spec(Norm.RMSNORM, fused=fused)
@@ -278,12 +278,12 @@ def _memory_bound_operators() -> Iterator[MemoryBoundSpec]:
 
 
 def _expert_kernels(dtype: DType) -> Iterator[Kernel]:
-    """What published mixtures have in place of an MLP: products in one kernel and on streams, and their routing."""
+    """Kernels of published MoE layers: expert matmuls in one grouped kernel and on streams, and token routing."""
     yield from _moe_kernels(mixed_precision(compute=dtype, master=None), _MOE_TOKENS, Accumulation.FUSED)
 
 
 def _moe_kernels(recipe: PrecisionRecipe, token_counts: Sequence[int], accumulation: Accumulation) -> Iterator[Kernel]:
-    """routed: tokens of a rank."""
+    """token_counts: tokens of a rank."""
     for (name, ep), tokens, grouping in product(_MOE_MODELS, token_counts, (Grouping.KERNEL, Grouping.STREAMS)):
         overheads = Overheads(permute_unfused=True, router_unfused=True, grouping=grouping, accumulation=accumulation)
         training = Training(tokens, 1, recipe=recipe, fused=False, overheads=overheads)

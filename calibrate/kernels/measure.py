@@ -1,8 +1,9 @@
-"""How long does this device take for each kernel?
+"""Measurement of single kernels, with cold caches.
 
-A kernel is prepared as often as it takes for its operands together to be twice the last cache, and the copies are run
-in turn; where that would take too many, the cache is flushed before each run. What has no kernel here, or needs more
-memory than there is, becomes a row that says so, and measuring goes on.
+A kernel is prepared as often as needed for its operands to cover twice the last-level cache, and the copies
+are run in rotation; where that would take too many, the cache is flushed before each run. A kernel that is
+not implemented here, or needs more memory than there is, yields a sample that says so, and measuring
+continues.
 """
 
 import math
@@ -28,28 +29,28 @@ from clustersim.cost.calibration_record import (
 )
 from clustersim.model.kernels import Kernel
 
-_CACHE_MULTIPLE: Final = 2.0  # times the last cache that rotated operands take
-_MAX_COPIES: Final = 64  # of the operands, at most; smaller ones are flushed
-_MAX_COPY_CACHES: Final = 16.0  # times the last cache that copies may take, with memory that a run does not touch
-_MAX_KERNEL_MEMORY: Final = 0.8  # part of the free memory that one kernel may take
-_MAX_COPY_MEMORY: Final = 0.2  # part of it that copies may take
-_MAX_QUEUED_LAUNCHES: Final = 512  # launches that a GPU takes in without making the host wait
+_CACHE_MULTIPLE: Final = 2.0  # rotated operands cover this multiple of the last-level cache
+_MAX_COPIES: Final = 64  # of the operands; where more are needed, the cache is flushed
+_MAX_COPY_CACHES: Final = 16.0  # limit of the copies' memory, untouched memory included, in last-level caches
+_MAX_KERNEL_MEMORY: Final = 0.8  # fraction of free memory that one kernel may take
+_MAX_COPY_MEMORY: Final = 0.2  # fraction of free memory that copies may take
+_MAX_QUEUED_LAUNCHES: Final = 512  # launches that a GPU queues without blocking the host
 
 
 ActionFactory = Callable[[Kernel, torch.device], Action]
-"""Makes what runs a kernel once."""
+"""Builds an action that runs a kernel once."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheControl:
-    """How the caches are kept cold: so many copies of the operands in turn, flushed before each run or not."""
+    """How caches are kept cold: number of operand copies in rotation, and whether to flush before each run."""
 
     copies: int
     flush: bool
 
 
 def distinct_kernels(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """One kernel of each signature, in the order in which they come; those without a shape are left out."""
+    """One kernel per signature, in order of first occurrence; kernels without a shape are dropped."""
     by_signature = {key: kernel for kernel in kernels if (key := signature_of(kernel)) is not None}
     return list(by_signature.values())
 
@@ -63,9 +64,9 @@ def measure_sequence(
 
 
 def measure_kernel(kernel: Kernel, device: TorchDevice, method: MeasurementMethod) -> KernelSample:
-    """Measure one kernel; kernel.shape must be given.
+    """Measure one kernel, which must have a shape.
 
-    Raise KernelFailedError where nothing can be measured on the device after it.
+    Raise KernelFailedError if the device is unusable afterwards.
     """
     if kernel.shape is None:
         raise ValueError(f"{kernel.name}: nothing says what it computes")
@@ -81,7 +82,7 @@ def measure_kernel(kernel: Kernel, device: TorchDevice, method: MeasurementMetho
 
 
 def cache_control(kernel: Kernel, device: TorchDevice, method: MeasurementMethod) -> CacheControl:
-    """How a kernel is kept cold."""
+    """How to keep the caches cold for a kernel."""
     if not method.cold_cache:
         return CacheControl(1, flush=False)
     needed_copies = math.ceil(_CACHE_MULTIPLE * device.cache_bytes / pytorch_ops.touched_bytes(kernel))
@@ -93,7 +94,7 @@ def cache_control(kernel: Kernel, device: TorchDevice, method: MeasurementMethod
 
 
 class KernelFailedError(DeviceLostError):
-    """After a kernel this process cannot use the device any more; row: of the kernel, for a record to keep."""
+    """The device is unusable after a kernel; sample: the kernel's, for a record to keep."""
 
     def __init__(self, sample: KernelSample, device: str) -> None:
         super().__init__(sample.name, device, sample.source, "its row says so, and the same command goes on without it")
@@ -101,15 +102,15 @@ class KernelFailedError(DeviceLostError):
 
 
 class _TooLargeError(Exception):
-    """A kernel's operands do not fit."""
+    """The operands of a kernel do not fit."""
 
 
 def time_kernel(
     kernel: Kernel, device: TorchDevice, method: MeasurementMethod, factory: ActionFactory | None = None
 ) -> tuple[TimeStatistics, DeviceTelemetry | None]:
-    """What a kernel takes, and the device under it; make: prepares it in another way.
+    """Time statistics of a kernel, and telemetry of the device meanwhile; factory: alternative way to prepare it.
 
-    Raise whatever PyTorch raises for it, and Unsupported where the device has no such kernel.
+    Raise whatever PyTorch raises for it, and UnsupportedKernel if the device has no such kernel.
     """
     if not device.supports(kernel.dtype):
         raise pytorch_ops.UnsupportedKernel(f"{device.name} has no {kernel.dtype.value}")
@@ -143,7 +144,7 @@ def _rotating_action(factory: Callable[[], Action], copies: int) -> Action:
 
 
 def _failed_sample(sample: KernelSample, device: TorchDevice, error: Exception) -> KernelSample:
-    """What PyTorch refuses is not measured; what leaves the device unusable is not survived."""
+    """The sample of a kernel that PyTorch rejected; raise KernelFailedError if the device is unusable."""
     match error:
         case pytorch_ops.UnsupportedKernel():
             return replace(sample, outcome=MeasurementOutcome.UNSUPPORTED, source=str(error))

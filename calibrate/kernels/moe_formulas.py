@@ -1,8 +1,9 @@
-"""Which formulas does a mixture of experts compute around its experts' products?
+"""PyTorch formulas of MoE routing and token permutation, around the experts' matmuls.
 
-Plain PyTorch, one operation after the other, as Megatron-Core runs them where its fused kernels are off
-(megatron/core/transformer/moe/moe_utils.py: topk_routing_with_score_function, group_limited_topk, permute, unpermute).
-All that has a gradient can be differentiated. Copies of tokens lie one behind the other by expert, in each by token.
+Plain PyTorch, one operation after the other, as Megatron-Core runs them without its fused kernels
+(megatron/core/transformer/moe/moe_utils.py: topk_routing_with_score_function, group_limited_topk, permute,
+unpermute). All that has a gradient is differentiable. Permuted tokens are ordered by expert, and within an
+expert by token.
 """
 
 from typing import Final
@@ -10,11 +11,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-EXPERT_GROUPS: Final = 8  # DeepSeek-V3's, of which a token's experts are in at most four; the numbers change no passes
+EXPERT_GROUPS: Final = (
+    8  # DeepSeek-V3: a token's experts lie in at most four groups; the values change no memory passes
+)
 MAX_GROUPS_PER_TOKEN: Final = 4
 
 RoutingMap = tuple[Tensor, Tensor]
-"""Of each token and expert [tokens, experts]: its probability (0 of those not chosen), and whether it is chosen."""
+"""[tokens, experts]: routing probability (0 if not selected), and whether the expert is selected."""
 
 
 def top_k_softmax(logits: Tensor, count: int) -> RoutingMap:
@@ -24,7 +27,7 @@ def top_k_softmax(logits: Tensor, count: int) -> RoutingMap:
 
 
 def top_k_sigmoid(logits: Tensor, count: int, bias: Tensor | None, *, grouped: bool = False) -> RoutingMap:
-    """The same by sigmoids and a bias [experts], weighted by the sigmoids alone; grouped: of the best groups."""
+    """The same by sigmoid scores plus a bias [experts], weighted by the scores; grouped: in the best groups."""
     scores = torch.sigmoid(logits)
     biased = scores if bias is None else scores + bias
     _, experts = torch.topk(_mask_groups(biased, count) if grouped else biased, count, dim=1)
@@ -33,7 +36,7 @@ def top_k_sigmoid(logits: Tensor, count: int, bias: Tensor | None, *, grouped: b
 
 
 def permutation_map(routing_map: RoutingMap) -> tuple[Tensor, Tensor]:
-    """The token of each copy, and its probability: [copies] each."""
+    """Token index and routing probability of each routed token: [routed tokens] both."""
     probabilities, is_routed = routing_map
     by_expert = is_routed.t().contiguous()
     tokens = torch.arange(len(is_routed), device=is_routed.device).expand(is_routed.shape[1], -1)
@@ -41,34 +44,34 @@ def permutation_map(routing_map: RoutingMap) -> tuple[Tensor, Tensor]:
 
 
 def permute_tokens(x: Tensor, token_indices: Tensor) -> Tensor:
-    """Rows of x [tokens, hidden] at places [copies]."""
+    """Tokens of x [tokens, hidden] gathered at token_indices [routed tokens]."""
     return x.index_select(0, token_indices)
 
 
 def unpermute_tokens(routed_tokens: Tensor, token_indices: Tensor, token_count: int) -> Tensor:
-    """The sum of each token's rows [copies, hidden]: [tokens, hidden]."""
+    """Sum of each token's routed copies [routed tokens, hidden]: [tokens, hidden]."""
     expanded_indices = token_indices.unsqueeze(1).expand(-1, routed_tokens.shape[1])
     return routed_tokens.new_zeros(token_count, routed_tokens.shape[1]).scatter_add(0, expanded_indices, routed_tokens)
 
 
 class _ReorderTokens(torch.autograd.Function):
-    """Rows in another order, whose gradients are put back into the old one."""
+    """Reorders tokens; the gradient is reordered by the inverse permutation."""
 
     @staticmethod
     def forward(ctx: "torch.autograd.function.FunctionCtx", tokens: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        """rows: [copies, hidden]; order, back: [copies] a permutation and its inverse."""
+        """tokens: [routed tokens, hidden]; order, inverse: [routed tokens], a permutation and its inverse."""
         ctx.save_for_backward(inverse)
         return tokens.index_select(0, order)
 
     @staticmethod
     def backward(ctx: "torch.autograd.function.FunctionCtx", *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """Both are one kernel."""
+        """One kernel in each direction."""
         (inverse,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return gradients[0].index_select(0, inverse), None, None
 
 
 def reorder_tokens(tokens: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-    """Rows in another order; back: the way back."""
+    """Tokens in another order; inverse: the inverse permutation, for the gradient."""
     reordered: Tensor = _ReorderTokens.apply(tokens, order, inverse)  # type: ignore[no-untyped-call]
     return reordered
 
@@ -79,7 +82,7 @@ def _to_routing_map(logits: Tensor, experts: Tensor, weights: Tensor) -> Routing
 
 
 def _mask_groups(scores: Tensor, count: int) -> Tensor:
-    """Scores of experts outside the best groups are below all others."""
+    """Scores with experts outside the best groups masked to -inf."""
     tokens, experts = scores.shape
     groups = EXPERT_GROUPS if experts % EXPERT_GROUPS == 0 else 1
     limit = min(MAX_GROUPS_PER_TOKEN, groups)

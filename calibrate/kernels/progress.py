@@ -1,7 +1,7 @@
-"""How is a user told how far measuring is, and how long it will take?
+"""Progress display of measurements on stderr.
 
-A bar on stderr where that is a terminal, else a line every ten seconds and one at the end. What is counted has a bar of
-things done (`count_progress`), what lasts until its time is up one of time (`time_progress`).
+A progress bar if stderr is a terminal, else a line every ten seconds and one at the end: of finished items
+(`count_progress`), or of elapsed time (`time_progress`).
 """
 
 import sys
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn
 
 Advance = Callable[[str], None]
-"""Says that one more is done, and what is next."""
+"""Called with the name of the next item when one more is done."""
 
 ShowStatus = Callable[[str], None]
-"""Says what goes on."""
+"""Called with a status text."""
 
-_LINE_INTERVAL: Final = 10.0  # seconds between lines
+_LINE_INTERVAL: Final = 10.0  # minimum seconds between lines
 
 
 @contextmanager
 def count_progress(title: str, total: int, stream: TextIO | None = None) -> Iterator[Advance]:
-    """Show how many of so many things are done while the block runs."""
+    """Show the number of finished items while the block runs."""
     output = sys.stderr if stream is None else stream
     if not output.isatty():
         yield _ProgressLines(title, total, output).advance
@@ -42,7 +42,7 @@ def count_progress(title: str, total: int, stream: TextIO | None = None) -> Iter
 
 @contextmanager
 def time_progress(title: str, seconds: Seconds, stream: TextIO | None = None) -> Iterator[ShowStatus]:
-    """Show how much of a time has passed while the block runs, which ends then or before."""
+    """Show elapsed time while the block runs, which ends after `seconds` or earlier."""
     output = sys.stderr if stream is None else stream
     if not output.isatty():
         yield _StatusLines(title, output).show
@@ -62,7 +62,7 @@ def time_progress(title: str, seconds: Seconds, stream: TextIO | None = None) ->
 
 
 def _elapsed_time_bar() -> "ProgressColumn":
-    """A bar of the time that has passed, drawn again by rich's own thread."""
+    """A rich column with a bar of elapsed time, redrawn by rich's own thread."""
     from rich.progress import ProgressColumn, Task
     from rich.progress_bar import ProgressBar
 
@@ -75,13 +75,13 @@ def _elapsed_time_bar() -> "ProgressColumn":
 
 
 class _StatusLines:
-    """A line every few seconds."""
+    """Status lines, at most one per interval."""
 
     def __init__(self, title: str, out: TextIO) -> None:
         self._title, self._output, self._last_printed = title, out, monotonic()
 
     def show(self, text: str) -> None:
-        """Say it, if nothing was said for a while."""
+        """Print the text unless a line was printed recently."""
         if monotonic() - self._last_printed < _LINE_INTERVAL:
             return
         self._last_printed = monotonic()
@@ -89,7 +89,7 @@ class _StatusLines:
 
 
 class _ProgressLines:
-    """Plain lines."""
+    """Progress as plain lines."""
 
     def __init__(self, title: str, total: int, out: TextIO) -> None:
         self._title, self._total, self._output = title, total, out
@@ -97,7 +97,7 @@ class _ProgressLines:
         self._started = self._last_printed = monotonic()
 
     def advance(self, following: str) -> None:
-        """One more is done; say so if nothing was said for a while, or if it was the last."""
+        """Count one more item; print a line if none was printed recently, or if it was the last item."""
         self._done += 1
         now = monotonic()
         if self._done < self._total and now - self._last_printed < _LINE_INTERVAL:

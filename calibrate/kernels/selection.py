@@ -1,8 +1,8 @@
-"""What is measured of the device by itself, and which kernels are asked for?
+"""Selection of the kernels to measure, and measurements of the device itself.
 
-Of the device: copies, the launch interval, a matmul beside a copy, how far the GPUs of the node differ. Kernels are
-those of scenarios, of models, or of a grid that is cut to what the device can do; a format that it lacks has one row,
-which says so.
+Of the device: copies, the launch interval, a matmul overlapped with a copy, and the variation between the
+GPUs of the node. Kernels are those of scenarios, of models, or of a grid that is limited to what the device
+can do in the time; a format that the device lacks has one sample, which says so.
 """
 
 from collections.abc import Container, Sequence
@@ -47,15 +47,15 @@ _GPU_FORMATS: Final = (
     DType.TF32,
     DType.FP32,
     *LOW_PRECISION_DTYPES,
-)  # formats of a grid, the most used first
+)  # formats of the grid, the most used first
 _CPU_FORMATS: Final = (DType.FP32, DType.BF16)
-_MAX_BUDGET_FRACTION: Final = 1 / 2500  # of the budget that one run may take: some hundred kernels, some runs of each
-_COPY_SECONDS: Final = 0.2  # seconds for each copy
+_MAX_BUDGET_FRACTION: Final = 1 / 2500  # of the budget, for one run: some hundred kernels with some runs each
+_COPY_SECONDS: Final = 0.2  # seconds per copy size
 
 
 @dataclass(frozen=True, slots=True)
 class KernelRequest:
-    """What is asked for: scenarios, models, the grid; budget: for kernels; formats: of the grid, none: all usual."""
+    """Requested scenarios, models and grid; budget: seconds for kernels; formats: of the grid, empty: defaults."""
 
     scenarios: Sequence[Scenario]
     presets: Sequence[str]
@@ -72,10 +72,11 @@ def measure_kernels(
     budget: Seconds | None = None,
     advance: Advance | None = None,
 ) -> list[KernelSample]:
-    """Measure kernels, each signature once; rows in the order of the kernels.
+    """Measure kernels, each signature once; samples in the order of the kernels.
 
-    method: `timing.Method()` if none is given, `timing.QUICK` for a comparison within one run; budget: seconds for all
-    of them (none: as long as the method takes); advance: is called after each with the name of the kernel.
+    method: `timing.MeasurementMethod()` by default, `timing.QUICK` for a comparison within one run; budget:
+    seconds for all of them (None: as long as the method takes); advance: called after each with the name of the
+    kernel.
     """
     by_signature = {}
     for sample in measure_within_budget(
@@ -88,7 +89,7 @@ def measure_kernels(
 
 
 def requested_kernels(request: KernelRequest, device: TorchDevice) -> list[Kernel]:
-    """Everything that was asked for, each signature once."""
+    """All requested kernels, each signature once."""
     kernels = [*scenario_kernels(request.scenarios), *preset_kernels(request.presets)]
     if request.include_grid:
         kernels += _grid_kernels(request, device)
@@ -96,7 +97,7 @@ def requested_kernels(request: KernelRequest, device: TorchDevice) -> list[Kerne
 
 
 def _grid_kernels(request: KernelRequest, device: TorchDevice) -> list[Kernel]:
-    """The grid in the formats that are wished for, and a product of each that the device lacks."""
+    """The grid in the requested formats, and one matmul of each format that the device lacks."""
     defaults = _CPU_FORMATS if _is_cpu(device) else _GPU_FORMATS
     requested = request.formats or defaults
     supported = [dtype for dtype in dict.fromkeys((*defaults, *requested)) if device.supports(dtype)]
@@ -106,14 +107,14 @@ def _grid_kernels(request: KernelRequest, device: TorchDevice) -> list[Kernel]:
 
 
 def failed_signatures(record: CalibrationRecord) -> frozenset[KernelSignature]:
-    """Kernels after which the device was lost; they are not run again."""
+    """Signatures of kernels after which the device was lost; they are not run again."""
     return frozenset(sample.signature for sample in record.kernels if sample.outcome is MeasurementOutcome.FAILED)
 
 
 def measure_rough_rates(
     device: TorchDevice, dtype: DType, failed_signatures: Container[KernelSignature | None] = ()
 ) -> DeviceRates:
-    """How fast the device is, by one product and one sum; roughly, where one of them has failed."""
+    """Approximate FLOP/s and bandwidth, by one matmul and one reduction; defaults if one has failed."""
     size = MATMUL_SIZES[device.torch.type]
     matmul = square_matmul(dtype, size)
     reduction = memory_bound.GRADIENT_SUM.forward_kernel(
@@ -130,7 +131,7 @@ def measure_rough_rates(
 
 
 def measure_device(session: KernelSession, device: TorchDevice, method: MeasurementMethod, seconds: Seconds) -> None:
-    """The launch interval, a matmul beside a copy, the node's GPUs, and copies for so many seconds; each once."""
+    """Measure the launch interval, copy interference, the node's GPUs, and copies for some seconds; each once."""
     record = session.merged_record()
     empty = CalibrationRecord(record.device, record.conditions)
     if record.launch_interval is None:

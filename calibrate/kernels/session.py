@@ -1,10 +1,11 @@
-"""How does measuring survive an interruption, and keep to its budget?
+"""Resumable measurement session with a time budget.
 
-The record's file is written every few seconds, whole or not at all; started again with the same file, a session goes on
-with what is not in it. A file of another device, or of other versions, is refused. Every kernel has a part of the
-budget: half of it is the same for all, half goes where the predicted time is; what a kernel leaves over is the others'.
-What kernels took besides their samples so far (operands, warm-up) is taken off each part.
-Kernels that are left when the budget is spent, and those that take longer than is left of it, are for a later session.
+The record's file is written atomically every few seconds; started again with the same file, a session
+continues with what is missing. A file of another device, or of other versions, is rejected. Every kernel has
+a share of the budget: half of the budget is divided equally, half in proportion to predicted time; time that
+a kernel leaves over goes to the others. The overhead of kernels so far (operands, warm-up) is subtracted
+from each share. Kernels that are left when the budget is spent, and those that take longer than what
+remains, are left for a later session.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,19 +35,19 @@ from clustersim.cost.calibration_record import (
 from clustersim.cost.record_file import read_record, write_record
 from clustersim.model.kernels import Kernel
 
-_SAVE_INTERVAL: Final = 3.0  # seconds between writes
-_MIN_SAMPLE_SECONDS: Final = 0.02  # seconds of samples
+_SAVE_INTERVAL: Final = 3.0  # seconds between writes of the file
+_MIN_SAMPLE_SECONDS: Final = 0.02  # seconds of sampling per kernel
 _MAX_SAMPLE_SECONDS: Final = 1.0
-_MIN_RUNS: Final = 3.0  # runs of a kernel: two to warm up, one sample
+_MIN_RUNS: Final = 3.0  # runs of a kernel: two for warm-up, one sample
 
 Clock = Callable[[], Seconds]
 
 
 class KernelSession:
-    """A record that grows, and its file."""
+    """A growing record and its file."""
 
     def __init__(self, path: Path, device: DeviceInfo, conditions: MeasurementConditions) -> None:
-        """Go on with the file if there is one; raise InputError where it is of another device."""
+        """Resume from the file if there is one; raise InputError if it is of another device."""
         empty = CalibrationRecord(device, conditions)
         self.path = path
         self._fitted_record = read_record(path) if path.exists() else empty
@@ -55,33 +56,33 @@ class KernelSession:
         self._last_save = monotonic()
 
     def add(self, sample: KernelSample) -> None:
-        """One more kernel, written if it is time to, or if it may be the last."""
+        """Add one kernel sample; write if it is due, or if the device was lost."""
         self._pending.append(sample)
         if monotonic() - self._last_save >= _SAVE_INTERVAL or sample.outcome is MeasurementOutcome.FAILED:
             self.save()
 
     def extend(self, record: CalibrationRecord) -> None:
-        """All rows of another record."""
+        """Merge all samples of another record."""
         self.record = merge_records(self.merged_record(), record)
 
     def add_telemetry(self, samples: Sequence[TelemetrySample]) -> None:
-        """How the device was meanwhile, which no prediction rests on."""
+        """Add telemetry of the device, which no prediction depends on."""
         record = self.merged_record()
         self.record = replace(record, moments=(*record.moments, *samples))
 
     def set_steps(self, steps: Sequence[HoldoutStep]) -> None:
-        """Steps that were predicted from all rows so far; they count until another row comes."""
+        """Set the holdout steps, predicted from all samples so far; adding another sample invalidates them."""
         self.record = replace(self.merged_record(), steps=tuple(steps))
 
     def missing_kernels(self, kernels: Sequence[Kernel]) -> list[Kernel]:
-        """Those kernels that the record has no row of, or that may be measured now, each signature once."""
+        """Kernels without a sample in the record, or whose outcome may differ now, each signature once."""
         measured = {
             sample.signature for sample in self.merged_record().kernels if sample.outcome not in _retryable_outcomes()
         }
         return [kernel for kernel in distinct_kernels(kernels) if signature_of(kernel) not in measured]
 
     def save(self) -> None:
-        """Write the record; the fits that it came with stay until it is fitted again."""
+        """Write the record; existing fits are kept until it is fitted again."""
         record = replace(
             self.merged_record(),
             kernel_fit=self._fitted_record.kernel_fit,
@@ -91,7 +92,7 @@ class KernelSession:
         self._last_save = monotonic()
 
     def fit(self, fit_record: Callable[[CalibrationRecord], CalibrationRecord]) -> CalibrationRecord:
-        """Fit the record to its rows so far."""
+        """Fit the record to its samples so far."""
         self._fitted_record = self.record = fit_record(self.merged_record())
         return self.record
 
@@ -106,7 +107,7 @@ class KernelSession:
         return self.record
 
     def merged_record(self) -> CalibrationRecord:
-        """All rows so far."""
+        """The record with all samples so far."""
         if self._pending:
             pending = CalibrationRecord(self.record.device, self.record.conditions, tuple(self._pending))
             self.record, self._pending = merge_records(self.record, pending), []
@@ -114,7 +115,7 @@ class KernelSession:
 
 
 def _retryable_outcomes() -> Sequence[MeasurementOutcome]:
-    """Outcomes that may be another one now: somebody else may have had the memory, a compiler may be there."""
+    """Outcomes worth retrying: memory may have become free, a compiler may have been installed."""
     return (
         (MeasurementOutcome.OUT_OF_MEMORY, MeasurementOutcome.NO_COMPILER)
         if compiler.is_available()
@@ -130,14 +131,17 @@ def _merge_file(path: Path, existing: CalibrationRecord, empty: CalibrationRecor
 
 
 def session_conditions(device: TorchDevice, command: str, method: MeasurementMethod) -> MeasurementConditions:
-    """How a session measures that begins now."""
+    """Conditions of a session that starts now."""
     today = datetime.now(UTC).date().isoformat()
     return MeasurementConditions(today, command, str(method), before=dict(device.conditions()))
 
 
 @dataclass(frozen=True, slots=True)
 class TimeBudget:
-    """Parts of a budget for kernels, by what they are predicted to take."""
+    """Division of a time budget among kernels, by predicted time.
+
+    total_seconds: None if unlimited; predict_seconds: predicted time of a kernel.
+    """
 
     total_seconds: Seconds | None
     predict_seconds: Callable[[Kernel], Seconds]
@@ -145,9 +149,9 @@ class TimeBudget:
     def allocate(
         self, kernels: Sequence[Kernel], method: MeasurementMethod, clock: Clock
     ) -> Iterator[tuple[Kernel, MeasurementMethod]]:
-        """Kernels, the longest first, with the method that its part allows, until the budget is spent.
+        """Kernels, longest first, with the measurement method that their share allows, until the budget is spent.
 
-        Those that alone would overrun what is left of it are passed over.
+        Kernels that would exceed the remaining budget are skipped.
         """
         ordered = sorted(kernels, key=self.predict_seconds, reverse=True)
         if self.total_seconds is None:
@@ -180,9 +184,9 @@ def measure_within_budget(
     *,
     clock: Clock = monotonic,
 ) -> Iterator[KernelSample]:
-    """Measure kernels as their parts of the budget allow.
+    """Measure kernels within the budget.
 
-    Raise KernelFailedError after the row of the kernel that nothing can be measured after.
+    Raise KernelFailedError after yielding the sample of the kernel that lost the device.
     """
     for kernel, kernel_method in budget.allocate(distinct_kernels(kernels), method, clock):
         try:

@@ -1,4 +1,4 @@
-"""What does a user do about an error of training? A sentence, where it is one that a machine or a library may have."""
+"""Translation of training errors into messages that tell the user what to do."""
 
 from calibrate.devices.device import DeviceLostError, TorchDevice
 from calibrate.kernels.compiler import missing_tool, summary_line
@@ -9,7 +9,7 @@ _RETRY_ADVICE = "start the same command again"
 
 
 def explain_training_error(error: Exception, device: TorchDevice, out_of_memory_text: str) -> ClusterSimError | None:
-    """What is to be raised in place of an error, None: itself; too_large: the sentence where memory ran out."""
+    """The error to raise instead, None: the original; out_of_memory_text: message if memory ran out."""
     if isinstance(error, ClusterSimError):
         return None
     if isinstance(error, UnsupportedKernel):

@@ -1,1 +1,1 @@
-"""What did nccl-tests measure?"""
+"""Import of nccl-tests output."""

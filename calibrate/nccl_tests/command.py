@@ -2,13 +2,14 @@
 
     python -m calibrate import-nccl-tests all_reduce_perf.txt all_gather.json --cluster dgx-h100 -o h100.json
 
-Reads the text table and the JSON of any version (`nccl_text`, `nccl_json`) into rows of a record. nccl-tests launches
-a collective many times back to back and prints the mean over launches and ranks, so a row's percentiles are its mean,
-unless the same line was printed several times (`-N`, or several files): then they are of those.
+Reads the text table and the JSON of any version (`text_reader`, `json_reader`) into samples of a record.
+nccl-tests launches a collective many times back to back and prints the mean over launches and ranks, so a
+sample's percentiles equal its mean, unless the same line was printed several times (`-N`, or several files):
+then they are percentiles of those means.
 
-Out-of-place times are taken, those that nccl-tests prints first; `--in-place` takes the others. sendrecv has every rank
-send to the next one at the same time: a row of send_recv in pairs, across nodes if the ring of ranks crosses nodes,
-since the slowest pair sets the time. Reductions are of the format in the column `type`.
+Out-of-place times are read, which nccl-tests prints first; `--in-place` selects the others. In sendrecv every
+rank sends to the next one at the same time: a sample of send_recv in pairs, across nodes if the ring of ranks
+crosses nodes, since the slowest pair determines the time. Reductions are of the format in the column `type`.
 """
 
 import argparse
@@ -47,7 +48,7 @@ from clustersim.interop.device_names import device_matches
 from clustersim.program.task import CollectiveType
 
 METHOD: Final = "nccl-tests: mean over back-to-back launches and ranks, {} buffers"
-_COLLECTIVE_BY_NAME: Final = {  # as nccl-tests and files named after it spell them, without "_" and "-"
+_COLLECTIVE_BY_NAME: Final = {  # spelling of nccl-tests and of file names, without "_" and "-"
     "allreduce": CollectiveType.ALL_REDUCE,
     "allgather": CollectiveType.ALL_GATHER,
     "reducescatter": CollectiveType.REDUCE_SCATTER,
@@ -58,17 +59,17 @@ _COLLECTIVE_BY_NAME: Final = {  # as nccl-tests and files named after it spell t
     "gather": CollectiveType.GATHER,
     "reduce": CollectiveType.REDUCE,
 }
-_DTYPE_BY_TYPE: Final = {  # what NCCL calls them (nccl-tests, src/common.cu: test_typenames)
+_DTYPE_BY_TYPE: Final = {  # NCCL's names (nccl-tests, src/common.cu: test_typenames)
     "float": DType.FP32,
     "bfloat16": DType.BF16,
     "half": DType.FP16,
     "fp8_e4m3": DType.FP8,
 }
-_UNSUPPORTED_TESTS: Final = ("alltoallv", "hypercube")  # tests of what no layout here does
+_UNSUPPORTED_TESTS: Final = ("alltoallv", "hypercube")  # tests of operations that no layout uses
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `command`."""
+    """Add the options of `command`."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="what nccl-tests printed, or its JSON (-J)")
     parser.add_argument("--cluster", required=True, metavar="NAME", help="where it ran: a shipped cluster, or a file")
     parser.add_argument(
@@ -81,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
-    """Read the files, add their rows to the record, and print what was read and how a line fits it."""
+    """Read the files, add their samples to the record, and print what was read and the alpha-beta fits."""
     cluster = load_cluster(options.cluster)
     runs = tuple(run for file in options.files for run in read_runs(Path(file)))
     samples = tuple(_collective_samples(runs, cluster, options))
@@ -104,7 +105,7 @@ def command(options: argparse.Namespace) -> None:
 
 
 def read_runs(path: Path) -> tuple[NcclTestsRun, ...]:
-    """All runs of a file, whichever form it has; raise InputError that names what is wrong with it."""
+    """All runs in a file of either form; raise InputError that names the problem."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -119,14 +120,14 @@ def read_runs(path: Path) -> tuple[NcclTestsRun, ...]:
 def _collective_samples(
     runs: Iterable[NcclTestsRun], cluster: Cluster, options: argparse.Namespace
 ) -> Iterator[CollectiveSample]:
-    """A row for each call, of all its samples."""
+    """One sample per call, over all its lines."""
     seconds_by_call: dict[CollectiveCall, list[Seconds]] = {}
     source_by_call: dict[CollectiveCall, tuple[str, int]] = {}
     for run in runs:
         collective, group_shape = _select_collective(run, options.collective), _group_shape(run, cluster, options)
         for sample in run.samples:
             _check_results(sample)
-            if sample.size:  # a payload too small for a part of each rank is printed as 0
+            if sample.size:  # a payload too small for one element per rank is printed as 0
                 call = _collective_call(collective, sample, group_shape)
                 seconds_by_call.setdefault(call, []).append(_sample_seconds(sample, options.in_place))
                 source_by_call[call] = (run.file, run.iterations)
@@ -145,7 +146,7 @@ def _collective_samples(
 
 @dataclass(frozen=True, slots=True, order=True)
 class NcclGroupShape:
-    """How many ranks a run's groups have, on how many nodes each."""
+    """Ranks of a run's groups, and nodes of each group."""
 
     ranks: int
     nodes: int
@@ -159,20 +160,22 @@ def _collective_call(collective: CollectiveType, sample: NcclTestsSample, shape:
 
 
 def _reduction_dtype(sample: NcclTestsSample) -> DType:
-    """The format that a reduction sums in."""
+    """The dtype that a reduction sums in."""
     if sample.type not in _DTYPE_BY_TYPE:
         raise InputError(
-            f"{sample.location}: sums {format_value(sample.type)}, which no training does; run with -d {' or '.join(_DTYPE_BY_TYPE)}"
+            f"{sample.location}: sums {format_value(sample.type)}, which no training does; run with -d "
+            f"{' or '.join(_DTYPE_BY_TYPE)}"
         )
     return _DTYPE_BY_TYPE[sample.type]
 
 
 def _check_results(sample: NcclTestsSample) -> None:
-    """Refuse a line whose results were wrong, in or out of place; unchecked ones are taken."""
+    """Raise InputError for a line with wrong results, in or out of place; unchecked results are accepted."""
     for wrong_count in sample.wrong_counts:
         if wrong_count:
             raise InputError(
-                f"{sample.location}: {wrong_count:,g} wrong values at size {sample.size:,.0f} B, count {sample.count:,}; "
+                f"{sample.location}: {wrong_count:,g} wrong values at size {sample.size:,.0f} B, count "
+                f"{sample.count:,}; "
                 "a collective with wrong results has no time worth keeping"
             )
 
@@ -186,7 +189,7 @@ def _sample_seconds(sample: NcclTestsSample, in_place: bool) -> Seconds:
 
 
 def _select_collective(run: NcclTestsRun, option: str | None) -> CollectiveType:
-    """Which collective a run is of: the log says, else --collective, else the file's name."""
+    """The collective of a run: from the log, else --collective, else the file's name."""
     from_log = _lookup_collective(run.test.partition("_perf")[0])
     if run.test and from_log is None:
         raise InputError(
@@ -214,7 +217,7 @@ def _suggest_collective(name: str) -> str:
 
 
 def _collective_in_file_name(file: str) -> CollectiveType | None:
-    """The collective in a file's name; longer names stand before those that they contain."""
+    """The collective in a file's name; longer names are tried before those that they contain."""
     normalized = re.sub("[-_]", "", file).lower()
     if any(test in normalized for test in _UNSUPPORTED_TESTS):
         return None
@@ -222,7 +225,7 @@ def _collective_in_file_name(file: str) -> CollectiveType | None:
 
 
 def _group_shape(run: NcclTestsRun, cluster: Cluster, options: argparse.Namespace) -> NcclGroupShape:
-    """The shape of all of the run's groups."""
+    """The common shape of all groups of the run."""
     if run.gpus:
         shapes = {_shape_of_group(run, group) for group in _gpus_by_group(run.gpus)}
         if len(shapes) > 1:
@@ -272,7 +275,7 @@ def _check_shape(run: NcclTestsRun, cluster: Cluster, shape: NcclGroupShape) -> 
 
 
 def _device_info(runs: Sequence[NcclTestsRun], cluster: Cluster) -> DeviceInfo:
-    """What the runs ran on; raise InputError where that is not the cluster's accelerator, or differs."""
+    """The device of the runs; raise InputError where it is not the cluster's accelerator, or runs differ."""
     device_name = _single_value("device", [(run, gpu.device) for run in runs for gpu in run.gpus])
     version = _single_value("NCCL version", [(run, run.version) for run in runs if run.version])
     if device_name and not device_matches(device_name, cluster.accelerator.name):
@@ -285,7 +288,7 @@ def _device_info(runs: Sequence[NcclTestsRun], cluster: Cluster) -> DeviceInfo:
 
 
 def _single_value(label: str, values: Sequence[tuple[NcclTestsRun, str]]) -> str:
-    """The one value of all runs, "" where there is none."""
+    """The common value of all runs, "" where there is none."""
     for run, value in values:
         if value != values[0][1]:
             raise InputError(f"{run.location}: {label} {value}, but {values[0][1]} before; keep a record for each")

@@ -1,8 +1,9 @@
-"""What does nccl-tests' JSON (`-J FILE`) say?
+"""What does nccl-tests' JSON (`-J FILE`) contain?
 
-Schema versions 1 to 3 (NVIDIA/nccl-tests, src/util.cu, October 2025 to July 2026), of which 2 and 3 added statistics of
-single iterations: the program and its options in `args`, the first GPU of each process in `config.devices`, a result
-for each line of the table. A run that broke off is closed as JSON all the same, but without `out_of_bounds`.
+Schema versions 1 to 3 (NVIDIA/nccl-tests, src/util.cu, October 2025 to July 2026), of which 2 and 3 added
+per-iteration statistics: the program and its options in `args`, the first GPU of each process in
+`config.devices`, a result for each line of the table. An aborted run is closed as valid JSON all the same,
+but without `out_of_bounds`.
 """
 
 import json
@@ -19,7 +20,7 @@ SCHEMA_VERSIONS: Final = (1, 2, 3)
 
 
 class _NcclJsonModel(BaseModel):
-    """Other keys are left alone: newer versions add some."""
+    """Ignores unknown keys: newer versions add some."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -66,7 +67,7 @@ class _NcclJsonReport(_NcclJsonModel):
 
 
 def read_json(path: Path, text: str) -> NcclTestsRun:
-    """The run of a file; raise InputError that names the file and the key."""
+    """The run in a file; raise InputError that names the file and the key."""
     report = _validate_report(path, _load_json(path, text))
     for error in filter(None, report.errors):
         raise InputError(f"{path}: errors: the run had an error: {format_value(error)}")
@@ -113,7 +114,7 @@ def _validate_report(path: Path, content: dict[str, Any]) -> _NcclJsonReport:
 
 
 def _listed_gpus(config: _NcclJsonConfig) -> Iterator[TestedGpu]:
-    """Each GPU; a process names the first of its own."""
+    """Each GPU; a process lists only its first one."""
     for device in config.devices:
         yield from [TestedGpu(device.group, device.hostname, device.device_info)] * (config.nthreads * config.ngpus)
 

@@ -1,4 +1,4 @@
-"""What does one run of nccl-tests say? The form that its text table and its JSON are read into.
+"""What does one run of nccl-tests contain? The form that its text table and its JSON are read into.
 
 Reference: NVIDIA/nccl-tests, src/util.cu and src/common.cu, versions 2.0 (2017) to 2.19 (2026).
 """
@@ -10,7 +10,7 @@ from clustersim.common.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True)
 class TestedGpu:
-    """One GPU that took part. group: NCCL_TESTS_SPLIT's, 0 without."""
+    """One participating GPU. group: of NCCL_TESTS_SPLIT, 0 without."""
 
     group: int
     host: str
@@ -21,7 +21,9 @@ class TestedGpu:
 class NcclTestsSample:
     """One line of the table.
 
-    where: for messages; type: of its numbers, as NCCL calls it; seconds, wrong: None where the test has none ("N/A").
+    location: file and line, for messages; size: bytes; count: elements; type: NCCL's name of the element type;
+    out_of_place, in_place: seconds; wrong_counts: wrong values (out of place, in place); None where the test has
+    none ("N/A").
     """
 
     location: str
@@ -37,9 +39,9 @@ class NcclTestsSample:
 class NcclTestsRun:
     """One run.
 
-    file: its name; where: for messages; test: the program's name, empty where the log does not say; version: NCCL's,
-    empty likewise; iterations: that each time is the mean of; wrong: values that it found out of bounds in all;
-    warnings: NCCL's own, which did not end it.
+    file: its name; location: for messages; test: the program's name, empty where the log does not state it;
+    version: NCCL's, empty likewise; iterations: that each time is the mean of; out_of_bounds_count: wrong values
+    in total; warnings: NCCL's warnings, which did not end the run.
     """
 
     file: str
@@ -55,9 +57,9 @@ class NcclTestsRun:
 
 
 def format_nccl_version(code: int) -> str:
-    """NCCL's version from its number (nccl.h: major * 10000 + minor * 100 + patch, * 1000 before 2.9).
+    """NCCL's version from its code (nccl.h: major * 10000 + minor * 100 + patch, * 1000 before 2.9).
 
-    >>> version_of(22705), version_of(2804)
+    >>> format_nccl_version(22705), format_nccl_version(2804)
     ('2.27.5', '2.8.4')
     """
     major_unit = 10_000 if code >= 10_000 else 1_000

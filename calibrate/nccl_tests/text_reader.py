@@ -1,13 +1,14 @@
-"""What does nccl-tests' text table say?
+"""What does nccl-tests' text table contain?
 
-Columns are named by the table's header, which differs between versions: older ones leave out `root` and `redop` where
-they mean nothing and have `error`, a deviation, in place of `#wrong`, a count; newer ones add per-iteration statistics
-and a timestamp. A log may hold several runs, one after the other, behind prefixes of mpirun, srun and log collectors.
+Columns are named by the table's header, which differs between versions: older ones leave out `root` and
+`redop` where they do not apply and have `error`, a deviation, in place of `#wrong`, a count; newer ones add
+per-iteration statistics and a timestamp. A log may hold several runs, one after the other, behind prefixes of
+mpirun, srun and log collectors.
 
-NCCL writes into the same stream (src/debug.cc: `host:pid:tid [0] NCCL INFO ...`, warnings with their time and file
-before it), also in the middle of a row: nccl-tests prints size and type, then runs, then prints times. Such lines are
-taken out, and the halves of a row put together. Warnings do not end a run (a network card that is not there, a plugin
-that is not found): what does is a failure of the test, or a log without its last line. That is refused.
+NCCL writes into the same stream (src/debug.cc: `host:pid:tid [0] NCCL INFO ...`, warnings with their time and
+file before it), also in the middle of a table line: nccl-tests prints size and type, then runs, then prints
+times. Such messages are taken out, and the two halves of a line joined. Warnings do not end a run (a missing
+network card, a plugin that is not found). A failure of the test, or a log without its last line, is an error.
 """
 
 import re
@@ -20,13 +21,13 @@ from clustersim.common.errors import InputError, format_value
 from clustersim.common.units import Seconds
 
 _PREFIX: Final = re.compile(
-    r"^(?: *(?:\[[^\]\s]*\d+,\d+\](?:<std(?:out|err)>)?:"  # mpirun --tag-output, prterun's with its job's name
+    r"^(?: *(?:\[[^\]\s]*\d+,\d+\](?:<std(?:out|err)>)?:"  # mpirun --tag-output, prterun's with its job name
     r"|\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}(?:<std(?:out|err)>)?:?"  # mpirun --timestamp-output
     r"|\d+:(?=\s)"  # srun --label
     r"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?=\s)"  # of a log collector
     r"))+"
 )
-_NCCL_MESSAGE: Final = re.compile(  # what NCCL writes
+_NCCL_MESSAGE: Final = re.compile(  # messages of NCCL
     r"(?:\[[\d :.T-]+\] )?[A-Za-z][\w.-]*:\d+:\d+ \[-?\d+\] .*?\bNCCL (?:INFO|WARN|TRACE|CALL|VERSION|ABORT)\b.*"
 )
 _WARNING: Final = re.compile(r"\bNCCL WARN (.*)")
@@ -57,7 +58,7 @@ def read_text(path: Path, text: str) -> tuple[NcclTestsRun, ...]:
 
 
 def _joined_lines(text: str) -> Iterator[NumberedLine]:
-    """Lines without prefixes; what NCCL wrote into one is a line before it."""
+    """Lines without prefixes; a message of NCCL inside a line becomes a line before it."""
     fragment = ""
     for line_number, raw_line in enumerate(text.splitlines(), start=1):
         line = _PREFIX.sub("", raw_line).lstrip()
@@ -71,7 +72,7 @@ def _joined_lines(text: str) -> Iterator[NumberedLine]:
 
 
 def _split_runs(path: Path, lines: Sequence[NumberedLine]) -> Iterator[list[NumberedLine]]:
-    """The lines of each run, from the end of the one before to its own end."""
+    """The lines of each run, from the end of the previous run to its own end."""
     run_lines: list[NumberedLine] = []
     start_line = None
     for line_number, line in lines:
@@ -88,7 +89,8 @@ def _split_runs(path: Path, lines: Sequence[NumberedLine]) -> Iterator[list[Numb
 def _check_complete(path: Path, start_line: int | None, line_number: int) -> None:
     if start_line is not None:
         raise InputError(
-            f"{path}: line {line_number}: the run that starts in line {start_line} has no '{_RUN_END}' line; the log is truncated"
+            f"{path}: line {line_number}: the run that starts in line {start_line} has no '{_RUN_END}' line; the log "
+            "is truncated"
         )
 
 
@@ -117,7 +119,7 @@ def _parse_run(path: Path, lines: Sequence[NumberedLine]) -> NcclTestsRun:
 
 
 def _first_match(pattern: re.Pattern[str], lines: Sequence[NumberedLine]) -> str | None:
-    """What the pattern's group holds in the first line that has it."""
+    """The pattern's group in the first line that matches."""
     return next((match[1] for _, line in lines if (match := pattern.search(line))), None)
 
 
@@ -140,7 +142,7 @@ def _check_columns(location: str, names: list[str]) -> list[str]:
 
 
 def _parse_sample(location: str, columns: Sequence[str], fields: Sequence[str]) -> NcclTestsSample:
-    expected = len(columns) + columns.count("timestamp")  # date and time of day
+    expected = len(columns) + columns.count("timestamp")  # a timestamp is two fields: date and time of day
     if len(fields) != expected:
         raise InputError(f"{location}: {len(fields)} values under {expected} columns; the line is damaged or truncated")
     time_columns, wrong_columns = _column_indices(columns, "time"), _column_indices(columns, "#wrong")

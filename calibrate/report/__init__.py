@@ -1,1 +1,1 @@
-"""What does a record say of its machine, for people?"""
+"""Reports on calibration records: terminal text, JSON and HTML."""

@@ -1,4 +1,4 @@
-"""What does a report hold? Sections in the order of questions, and what the record does not say."""
+"""What does a report contain? Sections in the order of a reader's questions, and what the record lacks."""
 
 import json
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ _COLLECTIVES_COMMAND: Final = "torchrun ... -m calibrate collectives"
 
 @dataclass(frozen=True, slots=True)
 class CalibrationReport:
-    """A record, and what can be said of it.
+    """A record and its report.
 
-    name: of the file; shipped: the accelerator that it stands for, None: clustersim does not know it; lacks: what it
-    does not hold.
+    name: of the file; reference: the accelerator that the record stands for, None: unknown to clustersim;
+    missing_contents: what the record does not hold.
     """
 
     name: str
@@ -37,7 +37,7 @@ class CalibrationReport:
 
     @property
     def device_details(self) -> dict[str, str]:
-        """The device and the conditions, as far as the record says them."""
+        """The device and the measurement conditions, as far as the record has them."""
         return {name: value for name, value in _device_details(self.record).items() if value}
 
     def to_json(self) -> str:
@@ -54,7 +54,7 @@ class CalibrationReport:
 
 
 def is_empty(record: CalibrationRecord) -> bool:
-    """Whether a record holds nothing that was measured."""
+    """Whether a record holds no measurements."""
     sample_lists = (
         record.kernels,
         record.collectives,
@@ -68,7 +68,7 @@ def is_empty(record: CalibrationRecord) -> bool:
 
 
 def build_report(name: str, record: CalibrationRecord, reference: Accelerator | None) -> CalibrationReport:
-    """What a record says; raise InputError where that is nothing."""
+    """The report of a record; raise InputError where the record is empty."""
     if is_empty(record):
         raise InputError(f"{name}: holds no measurements; {_CALIBRATE_COMMAND} -o {name} makes some")
     sections = tuple(_report_sections(record, reference))
@@ -76,7 +76,7 @@ def build_report(name: str, record: CalibrationRecord, reference: Accelerator | 
 
 
 def _report_sections(record: CalibrationRecord, reference: Accelerator | None) -> Iterator[ReportSection]:
-    """What the record says something of, in the order of questions: is it true, how fast, why, what else."""
+    """Sections of what the record holds: is it accurate, how fast is the device, why, what else."""
     limits, has_telemetry = (
         roofline_limits(record, reference),
         any(sample.under is not None for sample in record.kernels),
@@ -102,7 +102,7 @@ def _report_sections(record: CalibrationRecord, reference: Accelerator | None) -
 
 
 def _content_status(record: CalibrationRecord) -> list[tuple[str, bool, str]]:
-    """What a record may hold, whether it does, and how it comes there."""
+    """What a record may hold, whether it does, and the command that measures it."""
     has_telemetry, is_cpu = any(sample.under is not None for sample in record.kernels), record.device.threads > 0
     return [
         ("kernels", bool(record.kernels), _CALIBRATE_COMMAND),

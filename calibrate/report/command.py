@@ -1,4 +1,4 @@
-"""What does this record say? `clustersim calibrate report RECORD.json`, which needs no torch."""
+"""What does a record hold? `clustersim calibrate report RECORD.json`, which needs no torch."""
 
 import argparse
 from pathlib import Path
@@ -16,7 +16,7 @@ STDOUT: Final = "-"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `command`."""
+    """Add the options of `command`."""
     parser.add_argument("record", metavar="RECORD.json", help="a record's file, or the name of a shipped one")
     parser.add_argument("--html", metavar="FILE", help="write a page to look at, offline")
     parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON; - is stdout")
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
-    """Print and draw what a record says; raise InputError where it is none, or says nothing."""
+    """Print and draw a record's report; raise InputError where the file is no record, or an empty one."""
     for target in (options.html, options.json):
         _check_target(target, options.record)
     report = load_report(options.record, options.accelerator)
@@ -43,7 +43,7 @@ def command(options: argparse.Namespace) -> None:
 
 
 def load_report(name: str, accelerator: str | None = None) -> CalibrationReport:
-    """The report of a record's file, or of a shipped one's name."""
+    """The report of a record file, or of a packaged record by name."""
     path = Path(name) if data_files.is_path(name) or Path(name).exists() else data_files.find_file("records", name)
     record = read_record(path)
     return build_report(name, record, _reference_accelerator(record, accelerator))
@@ -58,7 +58,7 @@ def _reference_accelerator(record: CalibrationRecord, accelerator: str | None) -
 
 
 def _check_target(target: str | None, record_path: str) -> None:
-    """Raise InputError or OutputError where an answer cannot be written, or would replace the record."""
+    """Raise InputError or OutputError where an output cannot be written, or would overwrite the record."""
     if target in (None, STDOUT):
         return
     require_writable(target)

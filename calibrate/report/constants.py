@@ -1,9 +1,9 @@
-"""How does this device differ from what clustersim ships for its kind?
+"""How does this device differ from the constants that clustersim has for its accelerator?
 
-Each constant of the kernel model as the accelerator's file has it (fitted to published measurements, or taken from a
-datasheet), beside the same constant as the record's rows have it. Rates are compared as what they come to: a share of
-a peak says nothing where the peaks differ. *Sustained* is the arithmetic rate in a step relative to single kernels:
-of the record, what its products take alone over what they take in a layer.
+Each constant of the kernel model as in the accelerator's file (fitted to published measurements, or from a
+datasheet), next to the same constant fitted to the record's samples. Rates are compared as absolute rates: a
+fraction of a peak says nothing where the peaks differ. *Sustained* is the arithmetic rate in a step relative
+to single kernels: from the record, the isolated over the in-situ time of its matmuls.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,10 @@ _ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BA
 
 @dataclass(frozen=True, slots=True)
 class ComparedConstant:
-    """A constant and how it is said. shipped: in the accelerator's file; here: of the record, None: it does not say."""
+    """A constant and its formatter.
+
+    reference: in the accelerator's file; measured: of the record, None: not measured.
+    """
 
     key: str
     name: str
@@ -34,12 +37,12 @@ class ComparedConstant:
 
     @property
     def ratio(self) -> float | None:
-        """What the record has, over what is shipped."""
+        """The measured value over the reference."""
         return None if self.measured is None or not self.reference else self.measured / self.reference
 
 
 def compare_constants(record: CalibrationRecord, reference: Accelerator) -> list[ComparedConstant]:
-    """Of the record's device, beside those that are shipped."""
+    """Constants of the record's device and of the reference."""
     compared = [*_step_constants(record, reference)]
     if record.kernel_fit is not None:
         compared = [*_kernel_model_constants(record, record.kernel_fit, reference), *compared]
@@ -49,7 +52,7 @@ def compare_constants(record: CalibrationRecord, reference: Accelerator) -> list
 def _kernel_model_constants(
     record: CalibrationRecord, fit: KernelFit, reference: Accelerator
 ) -> Iterator[ComparedConstant]:
-    """Constants of the kernel model; of formats that were measured."""
+    """Constants of the kernel model, for formats that were measured."""
     fitted_accelerator = replace(
         reference,
         peak=fit.peak,
@@ -78,7 +81,7 @@ def _kernel_model_constants(
 
 
 def _measured_dtypes(samples: list[KernelSample], kind: KernelKind, *accelerators: Accelerator) -> list[DType]:
-    """Formats of which kernels of a kind were measured, and both know a rate."""
+    """Formats with measured kernels of a kind, for which both accelerators have a rate."""
     dtypes = dict.fromkeys(sample.dtype for sample in samples if sample.kind is kind)
     return [dtype for dtype in dtypes if all(dtype in accelerator.formats for accelerator in accelerators)]
 
@@ -90,7 +93,7 @@ def _attention_share(accelerator: Accelerator, kind: KernelKind) -> float:
 
 
 def _step_constants(record: CalibrationRecord, reference: Accelerator) -> Iterator[ComparedConstant]:
-    """What holds for kernels within a step, and on several GPUs."""
+    """Constants of kernels within a step, and across GPUs."""
     interval = record.launch_interval
     yield ComparedConstant(
         "launch_interval", "launch interval", format_seconds, reference.efficiency.launch_interval, interval
@@ -129,7 +132,7 @@ def _format_percent(value: float) -> str:
 
 
 def constants_section(record: CalibrationRecord, reference: Accelerator) -> ReportSection:
-    """The constants that the record says something of, with ratios."""
+    """The measured constants, with ratios."""
     measured_constants = [
         constant for constant in compare_constants(record, reference) if constant.measured is not None
     ]

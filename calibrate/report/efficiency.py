@@ -1,9 +1,9 @@
-"""How much of what the accelerator could do did each kernel reach?
+"""Which fraction of the accelerator's peak did each kernel reach?
 
-The roofline: a kernel takes no less than its FLOP at the peak of its format (all of eight bits have one), and no less
-than its bytes at the memory's bandwidth. The longer of the two, over what was measured, is its efficiency; the one that
-is longer bounds it. Peaks are the datasheet's; of a CPU, whose files are placeholders, and of formats that no datasheet
-has, those of the record's fit.
+The roofline: a kernel takes no less than its FLOP at the peak of its format (all 8-bit formats share one),
+and no less than its bytes at the memory bandwidth. The longer of the two over the measured time is its
+efficiency; the longer one is its bottleneck. Peaks are the datasheet's; for a CPU, whose files are
+placeholders, and for formats that no datasheet has, those of the record's fit.
 
 Reference: Williams et al., "Roofline", CACM 52(4).
 """
@@ -31,7 +31,10 @@ from clustersim.report.figure import format_share
 
 @dataclass(frozen=True, slots=True)
 class RooflineLimits:
-    """What a device could do at most. datasheet: whether a datasheet says so; else it is fitted to its own rows."""
+    """Peak rates of a device.
+
+    flops: FLOP/s by format; bandwidth: bytes/s; is_from_datasheet: else they are fitted to its own samples.
+    """
 
     flops: Mapping[DType, FlopPerSecond]
     bandwidth: BytesPerSecond
@@ -39,13 +42,13 @@ class RooflineLimits:
 
     @property
     def description(self) -> str:
-        """What shares are shares of."""
+        """What efficiencies are relative to."""
         return "datasheet" if self.is_from_datasheet else "rates that its own rows support (caches are faster)"
 
 
 @dataclass(frozen=True, slots=True)
 class AchievedEfficiency:
-    """A kernel that was measured. rate: bytes/s where memory bounds it, else FLOP/s; share: of the device's."""
+    """A measured kernel. rate: bytes/s where memory-bound, else FLOP/s; efficiency: fraction of the roofline."""
 
     sample: KernelSample
     seconds: Seconds
@@ -60,7 +63,7 @@ class AchievedEfficiency:
 
 
 def roofline_limits(record: CalibrationRecord, accelerator: Accelerator | None) -> RooflineLimits | None:
-    """Of the record's device; None where neither a file nor a fit says anything."""
+    """Peak rates of the record's device; None where neither a file nor a fit has any."""
     fit, is_cpu = record.kernel_fit, record.device.threads > 0
     if accelerator is not None and not (is_cpu and fit):
         fitted = {} if fit is None else fit.peak
@@ -71,13 +74,13 @@ def roofline_limits(record: CalibrationRecord, accelerator: Accelerator | None) 
 
 
 def achieved_efficiencies(record: CalibrationRecord, limits: RooflineLimits) -> list[AchievedEfficiency]:
-    """What each measured kernel reached; those of a format without a peak are left out."""
+    """The efficiency of each measured kernel; those of a format without a peak are left out."""
     achieved = (
         _achieved_efficiency(sample, sample.time.seconds, limits)
         for sample in record.kernels
         if sample.time is not None
     )
-    return [item for item in achieved if item is not None]
+    return [efficiency for efficiency in achieved if efficiency is not None]
 
 
 def _achieved_efficiency(sample: KernelSample, seconds: Seconds, limits: RooflineLimits) -> AchievedEfficiency | None:
@@ -93,14 +96,15 @@ def _achieved_efficiency(sample: KernelSample, seconds: Seconds, limits: Rooflin
 
 
 def group_by_family(kernels: list[AchievedEfficiency]) -> dict[str, list[AchievedEfficiency]]:
-    """Kernels by family, the most efficient first; families in the order of the time that their kernels take."""
+    """Kernels by family, the most efficient first; families ordered by the total time of their kernels."""
     families: dict[str, list[AchievedEfficiency]] = {}
     for achieved in kernels:
         families.setdefault(family_of(achieved.sample.signature), []).append(achieved)
     ordered = sorted(
-        families.items(), key=lambda item: -sum(achieved_efficiency.seconds for achieved_efficiency in item[1])
+        families.items(),
+        key=lambda family_members: -sum(achieved_efficiency.seconds for achieved_efficiency in family_members[1]),
     )
-    return {name: sorted(members, key=lambda each: -each.efficiency) for name, members in ordered}
+    return {name: sorted(members, key=lambda achieved: -achieved.efficiency) for name, members in ordered}
 
 
 def efficiency_section(record: CalibrationRecord, limits: RooflineLimits) -> ReportSection:
@@ -114,7 +118,8 @@ def efficiency_section(record: CalibrationRecord, limits: RooflineLimits) -> Rep
         rows=table_rows,
         content=[_family_json(name, members) for name, members in families.items()],
         lead=(
-            f"Of the {limits.description}: the time that a kernel's FLOP, or its bytes, would take at the peak, over what it "
+            f"Of the {limits.description}: the time that a kernel's FLOP, or its bytes, would take at the peak, over "
+            "what it "
             "took. Best, median and worst shape of each family; families that take longest come first."
         ),
         text_columns=(4,),
@@ -122,12 +127,12 @@ def efficiency_section(record: CalibrationRecord, limits: RooflineLimits) -> Rep
 
 
 def family_label(sample: KernelSample) -> str:
-    """The family of a kernel, for people."""
+    """The displayed name of a kernel's family."""
     return family_of(sample.signature).replace("_", " ")
 
 
 def _representatives(members: list[AchievedEfficiency]) -> Iterator[tuple[str, AchievedEfficiency]]:
-    """Those that stand for a family."""
+    """The best, median and worst kernel of a family, with a label."""
     if len(members) == 1:
         yield "only", members[0]
         return

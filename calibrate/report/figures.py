@@ -1,4 +1,4 @@
-"""How is a record drawn? Efficiency by time, the device over time, factors of a layer, bandwidth by payload."""
+"""How is a record drawn? Efficiency by time, telemetry over time, in-situ factors, bandwidth by payload."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _STAGE_COLOURS: Final = (
     "rgba(204,121,167,0.10)",
     "rgba(230,159,0,0.10)",
 )
-_GAP: Final = 0.08  # of the height, between drawings above each other
+_GAP: Final = 0.08  # fraction of the height between stacked panels
 _KIND_LABELS: Final = {
     KernelKind.MATMUL: "matmul",
     KernelKind.ATTENTION_FORWARD: "attention forward",
@@ -34,7 +34,7 @@ _MEMORY_BOUND_LABEL: Final = "memory-bound: norms, activations, optimizer, ..."
 
 
 def efficiency_figure(kernels: Sequence[AchievedEfficiency]) -> Figure:
-    """A mark for every kernel: how long it takes, and which part of the peak it reaches."""
+    """A marker for every kernel: its time and its fraction of the peak."""
     groups: dict[str, list[AchievedEfficiency]] = {}
     for achieved in kernels:
         name = _KIND_LABELS.get(achieved.sample.kind)
@@ -51,14 +51,21 @@ def efficiency_figure(kernels: Sequence[AchievedEfficiency]) -> Figure:
 
 def _marker_trace(name: str, members: Sequence[AchievedEfficiency], index: int, scale: AxisScale) -> dict[str, Any]:
     return {
-        "type": "scatter", "mode": "markers", "name": escape(name),
-        "x": [achieved.seconds / scale.unit_size for achieved in members], "y": [100.0 * achieved.efficiency for achieved in members],
-        "text": [_hover_text(achieved) for achieved in members], "hovertemplate": "%{text}<extra></extra>",
+        "type": "scatter",
+        "mode": "markers",
+        "name": escape(name),
+        "x": [achieved.seconds / scale.unit_size for achieved in members],
+        "y": [100.0 * achieved.efficiency for achieved in members],
+        "text": [_hover_text(achieved) for achieved in members],
+        "hovertemplate": "%{text}<extra></extra>",
         "marker": {
-            "color": _COLOURS[index % len(_COLOURS)], "symbol": _SYMBOLS[index % len(_SYMBOLS)], "size": 7,
-            "opacity": 0.75, "line": {"width": 0.5, "color": "@surface"},
+            "color": _COLOURS[index % len(_COLOURS)],
+            "symbol": _SYMBOLS[index % len(_SYMBOLS)],
+            "size": 7,
+            "opacity": 0.75,
+            "line": {"width": 0.5, "color": "@surface"},
         },
-    }  # fmt: skip
+    }
 
 
 def _hover_text(achieved: AchievedEfficiency) -> str:
@@ -70,7 +77,7 @@ def _hover_text(achieved: AchievedEfficiency) -> str:
 
 
 def telemetry_figure(record: CalibrationRecord) -> Figure:
-    """Clock and power over time, as far as the device says them, with its parts as bands."""
+    """Clock and power over time, as far as reported, with stages as background rectangles."""
     samples = concatenate_sessions(record.moments)
     scale = time_scale(samples[-1].seconds)
     reported = [quantity for quantity in _TELEMETRY_QUANTITIES if any(map(quantity.read_value, samples))]
@@ -99,7 +106,7 @@ def telemetry_figure(record: CalibrationRecord) -> Figure:
 
 @dataclass(frozen=True, slots=True)
 class _TelemetryQuantity:
-    """What a device says of itself. of: its value at a moment, None where it does not say."""
+    """A telemetry quantity. read_value: its value in a sample, None where it is not reported."""
 
     name: str
     unit: str
@@ -107,13 +114,13 @@ class _TelemetryQuantity:
 
 
 _TELEMETRY_QUANTITIES: Final = (
-    _TelemetryQuantity("clock", "MHz", lambda moment: moment.state.sm_clock_mhz or None),
-    _TelemetryQuantity("power", "W", lambda moment: moment.state.power_w or None),
+    _TelemetryQuantity("clock", "MHz", lambda sample: sample.state.sm_clock_mhz or None),
+    _TelemetryQuantity("power", "W", lambda sample: sample.state.power_w or None),
 )
 
 
 def _panel_axis(quantity: _TelemetryQuantity, index: int, count: int) -> dict[str, Any]:
-    """The axis of one of several drawings above each other."""
+    """The axis of one of several stacked panels."""
     bottom, top = 1.0 - (index + 1) / count, 1.0 - index / count
     return axis_layout(
         f"{quantity.name} [{quantity.unit}]", domain=[bottom + _GAP if index + 1 < count else bottom, top], nticks=5
@@ -124,11 +131,17 @@ def _telemetry_trace(
     quantity: _TelemetryQuantity, samples: Sequence[TelemetrySample], scale: AxisScale, index: int
 ) -> dict[str, Any]:
     return {
-        "type": "scatter", "mode": "lines+markers", "name": quantity.name, "yaxis": f"y{index + 1}",
-        "x": [sample.seconds / scale.unit_size for sample in samples], "y": [quantity.read_value(sample) for sample in samples],
-        "text": [_sample_hover_text(sample) for sample in samples], "marker": {"size": 4}, "line": {"color": _COLOURS[index]},
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": quantity.name,
+        "yaxis": f"y{index + 1}",
+        "x": [sample.seconds / scale.unit_size for sample in samples],
+        "y": [quantity.read_value(sample) for sample in samples],
+        "text": [_sample_hover_text(sample) for sample in samples],
+        "marker": {"size": 4},
+        "line": {"color": _COLOURS[index]},
         "hovertemplate": f"%{{text}}<br>{quantity.name} %{{y:,.0f}} {quantity.unit}<extra></extra>",
-    }  # fmt: skip
+    }
 
 
 def _sample_hover_text(sample: TelemetrySample) -> str:
@@ -138,28 +151,42 @@ def _sample_hover_text(sample: TelemetrySample) -> str:
 
 
 def _stage_shapes(samples: Sequence[TelemetrySample], scale: AxisScale) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """A rectangle for each part that was run, and its name above it."""
+    """A rectangle for each stage that was run, and its name above it."""
     intervals = stage_intervals(samples)
     ends = [begin for _, begin, _ in intervals[1:]] + [intervals[-1][2]]
     stage_names = list(dict.fromkeys(stage_name for stage_name, *_ in intervals))
     return [
         (
             {
-                "type": "rect", "layer": "below", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 0},
-                "x0": begin / scale.unit_size, "x1": end / scale.unit_size,
+                "type": "rect",
+                "layer": "below",
+                "xref": "x",
+                "yref": "paper",
+                "y0": 0,
+                "y1": 1,
+                "line": {"width": 0},
+                "x0": begin / scale.unit_size,
+                "x1": end / scale.unit_size,
                 "fillcolor": _STAGE_COLOURS[stage_names.index(stage_name) % len(_STAGE_COLOURS)],
             },
             {
-                "x": begin / scale.unit_size, "y": 1, "xref": "x", "yref": "paper", "text": escape(stage_name), "showarrow": False,
-                "xanchor": "left", "yanchor": "bottom", "font": {"size": 11, "color": "@muted"},
+                "x": begin / scale.unit_size,
+                "y": 1,
+                "xref": "x",
+                "yref": "paper",
+                "text": escape(stage_name),
+                "showarrow": False,
+                "xanchor": "left",
+                "yanchor": "bottom",
+                "font": {"size": 11, "color": "@muted"},
             },
         )
         for (stage_name, begin, _), end in zip(intervals, ends, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def in_situ_figure(samples: Sequence[InSituSample]) -> Figure:
-    """A bar for each family: times that it takes what it takes alone."""
+    """A bar for each family: in-situ time over isolated time."""
     by_time = sorted(samples, key=lambda sample: -sample.in_chain)
     labels = [escape(sample.family.replace("_", " ")) for sample in by_time]
     factors = [sample.factor for sample in by_time]
@@ -177,22 +204,26 @@ def in_situ_figure(samples: Sequence[InSituSample]) -> Figure:
 
 
 def collectives_figure(record: CalibrationRecord) -> Figure:
-    """A line for each collective and number of ranks: bytes over seconds, by payload."""
+    """A line for each collective and group shape: bytes over seconds, by payload."""
     groups = list(samples_by_shape(record).values())
     traces: Traces = [
         {
-            "type": "scatter", "mode": "lines+markers", "name": escape(call_label(samples[0].call)),
-            "x": [sample.call.payload for sample in samples], "y": [sample.call.payload / sample.time.seconds / 1e9 for sample in samples],
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": escape(call_label(samples[0].call)),
+            "x": [sample.call.payload for sample in samples],
+            "y": [sample.call.payload / sample.time.seconds / 1e9 for sample in samples],
             "text": [
                 f"{format_bytes(sample.call.payload)} in {format_seconds(sample.time.seconds)}: "
                 f"{format_bandwidth(sample.call.payload / sample.time.seconds)}"
                 for sample in samples
             ],
             "hovertemplate": "%{text}<extra>%{fullData.name}</extra>",
-            "line": {"color": _COLOURS[index % len(_COLOURS)]}, "marker": {"symbol": _SYMBOLS[index % len(_SYMBOLS)]},
+            "line": {"color": _COLOURS[index % len(_COLOURS)]},
+            "marker": {"symbol": _SYMBOLS[index % len(_SYMBOLS)]},
         }
         for index, samples in enumerate(groups)
-    ]  # fmt: skip
+    ]
     sizes = [2.0**power for power in range(0, 41, 10)]
     x = axis_layout("payload", type="log", tickvals=sizes, ticktext=[format_bytes(size) for size in sizes])
     y = axis_layout("payload over time [GB/s]", type="log", dtick=1)

@@ -1,4 +1,4 @@
-"""How is a record said in a line?"""
+"""How is a record described in a line of text?"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from typing import Final
 from clustersim.common.units import format_seconds
 from clustersim.cost.calibration_record import CalibrationRecord, DeviceTelemetry, InSituSample
 
-_NOISY_DISPERSION: Final = 0.1  # half of what lies between p5 and p95, as a part of the median
-_MAX_REASONS: Final = 5  # why kernels are missing, that are said
+_NOISY_DISPERSION: Final = 0.1  # half of the range from p5 to p95, relative to the median
+_MAX_REASONS: Final = 5  # printed reasons for missing kernels
 
 
 def describe_telemetry(state: DeviceTelemetry) -> str:
@@ -25,7 +25,7 @@ def describe_telemetry(state: DeviceTelemetry) -> str:
 
 
 def describe_outcomes(record: CalibrationRecord) -> str:
-    """Kernels by what became of them."""
+    """Numbers of kernels by outcome."""
     outcomes = Counter(sample.outcome for sample in record.kernels)
     return ", ".join(f"{count:,} {outcome.value.replace('_', ' ')}" for outcome, count in outcomes.items())
 
@@ -37,19 +37,19 @@ def failure_reason_lines(record: CalibrationRecord) -> list[str]:
 
 
 def in_situ_factor(samples: tuple[InSituSample, ...]) -> float | None:
-    """Times that all kernels of a layer take in it what they take alone; families count by their time."""
+    """In-situ time of all kernels of a layer over their isolated time; families are weighted by time."""
     return sum(sample.in_chain for sample in samples) / sum(sample.isolated for sample in samples) if samples else None
 
 
 def steady_telemetry(record: CalibrationRecord) -> DeviceTelemetry | None:
-    """The device at the end of its soak, or as it was seen last."""
+    """Telemetry at the end of the burn-in, or else the last sample."""
     burn_in_states = [sample.state for sample in record.moments if sample.part == "soak"]
     states = burn_in_states or [sample.state for sample in record.moments]
     return states[-1] if states else None
 
 
 def summary_lines(record: CalibrationRecord) -> Iterator[str]:
-    """What a session found, in the order in which it was measured."""
+    """Results of a session, in the order in which they were measured."""
     state, factor = steady_telemetry(record), in_situ_factor(record.chain)
     if state is not None:
         yield f"under load: {describe_telemetry(state)}"
@@ -59,7 +59,10 @@ def summary_lines(record: CalibrationRecord) -> Iterator[str]:
         yield f"in a step kernels take {factor:.3g} times what they take alone ({len(record.chain)} families)"
     for sample in record.host:
         forward, backward = format_seconds(sample.forward), format_seconds(sample.backward)
-        yield f"host, {sample.state.value.replace('_', ' ')}: {forward} for each launch of forward, {backward} of backward"
+        yield (
+            f"host, {sample.state.value.replace('_', ' ')}: {forward} for each launch of forward, {backward} "
+            "of backward"
+        )
     for step in record.steps:
         predicted, measured = format_seconds(step.predicted), format_seconds(step.measured)
         yield f"unseen step, {step.what}: predicted {predicted}, measured {measured} ({step.error:+.1%})"
@@ -76,12 +79,13 @@ def _fit_lines(record: CalibrationRecord) -> Iterator[str]:
 
 
 def _warning_lines(record: CalibrationRecord) -> Iterator[str]:
-    """What a user should know who trusts the record."""
+    """Warnings for users of the record."""
     all_dispersions = [sample.time.dispersion for sample in record.kernels if sample.time is not None]
     dispersions = [dispersion for dispersion in all_dispersions if dispersion is not None]
     median_dispersion = median(dispersions) if dispersions else 0.0
     if median_dispersion >= _NOISY_DISPERSION:
         yield (
-            f"warning: half of the kernels differ by {median_dispersion:.0%} or more from run to run: this machine does other "
+            f"warning: half of the kernels differ by {median_dispersion:.0%} or more from run to run: this machine "
+            "does other "
             "work, or its clock changes; delete the record and measure again when it is quiet"
         )

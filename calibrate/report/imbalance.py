@@ -1,4 +1,4 @@
-"""How much longer do experts' products, and all-to-alls, take where loads are uneven?"""
+"""By how much are grouped GEMMs, and all-to-alls, slower with imbalanced loads?"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +12,10 @@ from clustersim.model.kernels import MatmulShape
 
 @dataclass(frozen=True, slots=True)
 class ImbalanceComparison:
-    """What has uneven parts. hottest: the largest over the mean; even: seconds with even ones, None: not measured."""
+    """A measurement with imbalanced loads.
+
+    max_share: the largest load over the mean; balanced_seconds: time with equal loads, None: not measured.
+    """
 
     label: str
     size: str
@@ -22,12 +25,12 @@ class ImbalanceComparison:
 
     @property
     def slowdown(self) -> float | None:
-        """The part by which it takes longer."""
+        """Slowdown relative to balanced loads, minus one."""
         return None if self.balanced_seconds is None else self.seconds / self.balanced_seconds - 1.0
 
     @property
     def table_cells(self) -> tuple[str, ...]:
-        """As a row of a table."""
+        """The cells of a table row."""
         balanced_text, slowdown_text = (
             ("-", "-")
             if self.balanced_seconds is None
@@ -44,13 +47,13 @@ class ImbalanceComparison:
 
     @property
     def json_content(self) -> Mapping[str, object]:
-        """As plain data."""
+        """The comparison as plain data."""
         times = {"even_seconds": self.balanced_seconds, "seconds": self.seconds, "slowing": self.slowdown}
         return {"what": self.label, "size": self.size, "hottest": self.max_share, **times}
 
 
 def imbalance_section(record: CalibrationRecord) -> ReportSection:
-    """Products of experts, then all-to-alls."""
+    """Grouped GEMMs of experts, then all-to-alls."""
     comparisons = [*_grouped_gemm_comparisons(record), *_all_to_all_comparisons(record)]
     return ReportSection(
         key="uneven",
@@ -64,7 +67,7 @@ def imbalance_section(record: CalibrationRecord) -> ReportSection:
 
 
 def has_imbalanced(record: CalibrationRecord) -> bool:
-    """Whether anything with uneven parts was measured."""
+    """Whether anything with imbalanced loads was measured."""
     return bool(record.uneven) or any(sample.call.shares for sample in record.collectives)
 
 

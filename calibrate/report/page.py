@@ -1,4 +1,4 @@
-"""What does a person look at? A record as one HTML file that needs nothing else, as the pages of answers are."""
+"""How is a record shown in a browser? As one self-contained HTML file, like the pages of simulation results."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -12,7 +12,7 @@ from clustersim.common.units import format_bandwidth, format_seconds
 from clustersim.report.figure import Figure
 from clustersim.report.html_document import html_document, render_panel
 
-_MIN_SAMPLES_PER_STAGE: Final = 2  # looks at each part
+_MIN_SAMPLES_PER_STAGE: Final = 2  # samples of each stage
 FigureBuilder = Callable[[CalibrationReport], Figure | None]
 
 
@@ -45,7 +45,7 @@ def _efficiency_figure(report: CalibrationReport) -> Figure | None:
 
 
 def _telemetry_figure(report: CalibrationReport) -> Figure | None:
-    """Of a device that was looked at again and again; a CPU is once for each part, which the table says as well."""
+    """Of a device that was sampled repeatedly; a CPU is sampled once per stage, which the table shows as well."""
     samples = report.record.moments
     has_values = any(sample.state.sm_clock_mhz or sample.state.power_w for sample in samples)
     return (
@@ -64,7 +64,7 @@ _FIGURE_BUILDERS: Final[dict[str, FigureBuilder]] = {
 
 
 def _key_numbers(report: CalibrationReport) -> Iterator[tuple[str, str, str]]:
-    """What people compare: name, value, and what it means."""
+    """The key numbers: name, value, and meaning."""
     record = report.record
     state, factor, fit = steady_telemetry(record), in_situ_factor(record.chain), record.kernel_fit
     if record.steps:

@@ -1,4 +1,4 @@
-"""What is a part of a report, before it is printed, drawn or written as JSON?"""
+"""What is a section of a report, before it is printed, drawn or written as JSON?"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Content = Mapping[str, Any] | list[Mapping[str, Any]] | None
 class ReportSection:
     """A table, and the same as plain data in SI units.
 
-    key: in JSON; lead: a sentence before it; words: the columns that hold words and not quantities.
+    key: in JSON; lead: an introductory sentence; text_columns: indices of columns that hold text, not quantities.
     """
 
     key: str

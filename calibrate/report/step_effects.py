@@ -1,4 +1,7 @@
-"""What does a step add to kernels by themselves, and how true is the whole? Chain, host, unseen steps, interference."""
+"""What does a step add to isolated kernels, and how accurate is the sum?
+
+In-situ factors, host launches, holdout steps, interference.
+"""
 
 from calibrate.report.format import in_situ_factor
 from calibrate.report.section import ReportSection
@@ -8,7 +11,7 @@ from clustersim.report.export.span_descriptions import format_kernel_shape
 
 
 def in_situ_section(record: CalibrationRecord) -> ReportSection:
-    """Factors by family, those that weigh most first; all of them at the end."""
+    """In-situ factors by family, those with the most time first; the total at the end."""
     samples = sorted(record.chain, key=lambda sample: -sample.in_chain)
     table_rows = [
         (
@@ -52,7 +55,7 @@ def in_situ_section(record: CalibrationRecord) -> ReportSection:
 
 
 def host_section(record: CalibrationRecord) -> ReportSection:
-    """Seconds of each launch."""
+    """Host seconds per launch."""
     return ReportSection(
         key="host",
         title="The host",
@@ -80,17 +83,17 @@ def host_section(record: CalibrationRecord) -> ReportSection:
 
 
 def holdout_section(record: CalibrationRecord) -> ReportSection:
-    """Unseen steps beside their prediction."""
+    """Holdout steps and their predictions."""
     return ReportSection(
         key="steps",
-        title="Steps that were not measured for",
+        title="Holdout steps",
         heads=("step", "predicted", "measured", "error"),
         rows=tuple(
             (step.what, format_seconds(step.predicted), format_seconds(step.measured), f"{step.error:+.1%}")
             for step in record.steps
         ),
         content=[
-            {"what": step.what, "predicted_s": step.predicted, "measured_s": step.measured, "error": step.error}
+            {"description": step.what, "predicted_s": step.predicted, "measured_s": step.measured, "error": step.error}
             for step in record.steps
         ],
         lead="Real steps of this device, of sizes that the record was not measured for, and what it predicts.",
@@ -98,19 +101,19 @@ def holdout_section(record: CalibrationRecord) -> ReportSection:
 
 
 def interference_section(record: CalibrationRecord) -> ReportSection:
-    """What kernels and other work do to each other."""
+    """Mutual slowdowns of kernels and overlapped work."""
     return ReportSection(
         key="interference",
-        title="Kernels beside other work",
-        heads=("kernel", "beside", "alone", "together", "longer", "the other is longer"),
+        title="Kernels with concurrent work",
+        heads=("kernel", "concurrent with", "isolated", "concurrent", "slowdown", "slowdown of the other"),
         rows=tuple(_interference_row(sample) for sample in record.beside),
         content=[
             {
                 "kernel": format_kernel_shape(sample.kernel.shape),
-                "beside": sample.beside,
+                "concurrent_with": sample.beside,
                 "payload_bytes": None if sample.call is None else sample.call.payload,
-                "longer": sample.kernel_slowdown,
-                "call_longer": _slowdown(sample.call_alone, sample.call_together),
+                "slowdown": sample.kernel_slowdown,
+                "comm_slowdown": _slowdown(sample.call_alone, sample.call_together),
             }
             for sample in record.beside
         ],
@@ -124,7 +127,8 @@ def _interference_row(sample: InterferenceSample) -> tuple[str, ...]:
     if call is not None:
         background += f", {format_bytes(call.payload)}, {call.ranks} ranks"
     return (
-        f"{sample.kernel.kind.value.replace('_', ' ')} {sample.kernel.dtype.value} {format_kernel_shape(sample.kernel.shape)}",
+        f"{sample.kernel.kind.value.replace('_', ' ')} {sample.kernel.dtype.value} "
+        f"{format_kernel_shape(sample.kernel.shape)}",
         background,
         "" if time is None else format_seconds(time.seconds),
         format_seconds(sample.together.seconds),

@@ -1,7 +1,7 @@
-"""What did the device do while it was measured? Clocks, power and what kept them down, by part and over time.
+"""What did the device do while it was measured? Clocks, power and throttle reasons, by stage and over time.
 
-Moments of a session count from its beginning. A record that was gone on with has several sessions, one after the other:
-where seconds go back a new one begins, and is drawn after the one before.
+Telemetry times of a session count from its start. A record that was continued has several sessions: where
+times decrease a new one begins, and is drawn after the previous one.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from clustersim.report.figure import format_share
 
 
 def concatenate_sessions(samples: Sequence[TelemetrySample]) -> list[TelemetrySample]:
-    """Moments of all sessions, one after the other."""
+    """The telemetry samples of all sessions on one time axis."""
     shifted: list[TelemetrySample] = []
     offset, last = 0.0, 0.0
     for sample in samples:
@@ -29,7 +29,7 @@ def concatenate_sessions(samples: Sequence[TelemetrySample]) -> list[TelemetrySa
 
 
 def telemetry_section(record: CalibrationRecord) -> ReportSection:
-    """The device by part."""
+    """Telemetry by stage."""
     stage_names = dict.fromkeys(sample.part for sample in record.moments)
     states_by_stage = {
         stage_name: [sample.state for sample in record.moments if sample.part == stage_name]
@@ -65,7 +65,7 @@ def _telemetry_cells(states: Sequence[DeviceTelemetry]) -> tuple[str, ...]:
 
 
 def throttle_shares(states: Sequence[DeviceTelemetry]) -> dict[str, float]:
-    """What kept clocks down, by the share of looks in which it did."""
+    """Throttle reasons, with the fraction of samples in which each applied."""
     counts = Counter(name for state in states for name in state.throttled)
     return {name: count / len(states) for name, count in counts.most_common()}
 
@@ -94,7 +94,7 @@ def _telemetry_json(states: Sequence[DeviceTelemetry]) -> dict[str, object]:
 
 
 def stage_intervals(samples: Sequence[TelemetrySample]) -> list[tuple[str, float, float]]:
-    """Parts with their first and last second, in order of time."""
+    """Stages with their first and last second, in order of time."""
     stage_runs = [
         (stage_name, list(stage_samples))
         for stage_name, stage_samples in groupby(samples, key=lambda sample: sample.part)
@@ -105,7 +105,7 @@ def stage_intervals(samples: Sequence[TelemetrySample]) -> list[tuple[str, float
 
 
 def gpus_section(record: CalibrationRecord) -> ReportSection:
-    """How far the GPUs of the node differ."""
+    """How much the GPUs of the node differ."""
     fastest = min(sample.time.seconds for sample in record.gpus)
     return ReportSection(
         key="gpus",

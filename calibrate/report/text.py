@@ -1,4 +1,4 @@
-"""What does a report say on a terminal? Lines that need no colours and no width; words come last."""
+"""How is a report printed on a terminal? Lines that need no colours and no fixed width; text columns come last."""
 
 import textwrap
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Final
 from calibrate.report.build import CalibrationReport
 from calibrate.report.section import ReportSection
 
-_WIDTH: Final = 100  # of sentences
+_WIDTH: Final = 100  # characters per line of a sentence
 _ORIGIN_SUFFIXES: Final = {
     "measured": "",
     "published": ", published by others",
@@ -16,7 +16,7 @@ _ORIGIN_SUFFIXES: Final = {
 
 
 def format_report(report: CalibrationReport) -> str:
-    """The whole report."""
+    """The complete report."""
     return "\n".join(_report_lines(report))
 
 
@@ -31,12 +31,12 @@ def _report_lines(report: CalibrationReport) -> Iterator[str]:
         yield from _table_lines(section)
     if report.missing_contents:
         yield ""
-        yield "It says nothing of"
+        yield "Missing measurements"
         yield from (f"  {missing}" for missing in report.missing_contents)
 
 
 def _table_lines(section: ReportSection) -> Iterator[str]:
-    """Names to the left, quantities to the right, words as long as they are where they come last."""
+    """Names left-aligned, quantities right-aligned, long text unpadded in the last column."""
     rows = (section.heads, *section.rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:

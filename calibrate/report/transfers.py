@@ -40,17 +40,22 @@ def copies_section(record: CalibrationRecord) -> ReportSection:
 
 
 def samples_by_shape(record: CalibrationRecord) -> dict[CollectiveShapeKey, list[CollectiveSample]]:
-    """Collectives with even parts by kind, ranks and nodes, the smallest payload first."""
+    """Collectives with balanced shards by kind, ranks, nodes and format, ascending by payload."""
     groups: dict[CollectiveShapeKey, list[CollectiveSample]] = {}
     balanced = (sample for sample in record.collectives if not sample.call.shares)
     for sample in sorted(balanced, key=lambda sample: sample.call.payload):
         call = sample.call
         groups.setdefault((call.collective, call.ranks, call.nodes, call.format), []).append(sample)
-    return dict(sorted(groups.items(), key=lambda item: (item[0][0].value, *item[0][1:3], item[0][3].value)))
+    return dict(
+        sorted(
+            groups.items(),
+            key=lambda shape_samples: (shape_samples[0][0].value, *shape_samples[0][1:3], shape_samples[0][3].value),
+        )
+    )
 
 
 def call_label(call: CollectiveCall) -> str:
-    """A collective without its payload."""
+    """The displayed name of a collective call, without its payload."""
     nodes = f" on {call.nodes} nodes" if call.nodes > 1 else ""
     dtype_text = "" if call.format is DType.FP32 else f" in {call.format.value}"
     return f"{call.collective.value.replace('_', ' ')}{dtype_text}, {call.ranks} ranks{nodes}"

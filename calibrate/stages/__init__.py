@@ -1,1 +1,1 @@
-"""What does a session of measuring consist of, and how long does each part of it take?"""
+"""Stages of a calibration session, and how long each takes."""

@@ -1,7 +1,8 @@
-"""At which clock does the device work for hours, and not only for the first seconds?
+"""At which clock does the device work for hours, not only for the first seconds?
 
-A GPU starts at its boost clock and falls to what its power limit and its cooling allow. So it works until clocks and
-power no longer change (`devices.burn_in`), whenever anything is to be measured afterwards: it cools between sessions.
+A GPU starts at its boost clock and slows down to what its power limit and cooling allow. So it is loaded
+until clock and power are steady (`devices.burn_in`) before anything else is measured: it cools between
+sessions.
 """
 
 from dataclasses import dataclass
@@ -13,12 +14,12 @@ from calibrate.report.format import describe_telemetry
 from calibrate.stages.stage import CalibrationContext, CalibrationStage
 from clustersim.common.units import Seconds
 
-MIN_BURN_IN_SECONDS: Final = 20.0  # seconds: drift is what changes from one window of 10 s to the next
+MIN_BURN_IN_SECONDS: Final = 20.0  # seconds: two windows of 10 s, between which drift is measured
 
 
 @dataclass(frozen=True, slots=True)
 class BurnInStage:
-    """The device at work until it is steady, before other parts."""
+    """Loads the device until it is steady, before other stages."""
 
     dependent_stages: tuple[CalibrationStage, ...]
 
@@ -27,19 +28,19 @@ class BurnInStage:
     min_seconds: ClassVar[Seconds] = MIN_BURN_IN_SECONDS
 
     def unavailable_reason(self, context: CalibrationContext) -> str:
-        """A processor has no clock of its own that falls after seconds."""
+        """A CPU's clock does not drift over minutes."""
         return "a CPU needs none" if context.is_cpu else ""
 
     def has_work(self, context: CalibrationContext) -> bool:
-        """Whenever anything else is: the device has cooled since it was last busy."""
+        """Whether any later stage has work: the device has cooled since it was last busy."""
         return any(stage.has_work(context) and not stage.unavailable_reason(context) for stage in self.dependent_stages)
 
     def describe(self, context: CalibrationContext) -> str:  # noqa: ARG002 - the same on every GPU
-        """What it does."""
+        """What the stage does; the same on every GPU."""
         return "keeps the GPU busy until its clock no longer falls"
 
     def measure(self, context: CalibrationContext, seconds: Seconds) -> str:
-        """Keep the device busy; the clock that it came to."""
+        """Keep the device busy; returns the clock that it reached."""
         with time_progress(self.name, seconds) as notify:
             samples = burn_in(context.device, seconds, notify)
         context.session.add_telemetry(samples)

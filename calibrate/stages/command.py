@@ -1,14 +1,16 @@
 """What is measured on this machine, for how long, and into which record?
 
-    clustersim calibrate --for SCENARIO.yaml -o RECORD.json    a scenario: its ranks' kernels, a layer of its model, the
-                                                               host, and steps that check the prediction
-    clustersim calibrate --grid                                kernels of a general grid (also if nothing is asked for)
-    clustersim calibrate --grid --formats mxfp8 nvfp4          of it what is in some number formats, and casts into them
-    clustersim calibrate --presets [MODEL ...]                 layers of models at tp 1, 2, 4, 8, microbatch 1, 2 and
-                                                               sequences of 2k, 4k, 8k
+    clustersim calibrate --for SCENARIO.yaml -o RECORD.json    a scenario: its ranks' kernels, a layer of its
+                                                               model, the host, and steps that check the
+                                                               prediction
+    clustersim calibrate --grid                                kernels of a general grid (the default)
+    clustersim calibrate --grid --formats mxfp8 nvfp4          the part of it in some number formats, and
+                                                               casts into them
+    clustersim calibrate --presets [MODEL ...]                 layers of models at tp 1, 2, 4, 8, microbatch 1,
+                                                               2 and sequences of 2k, 4k, 8k
 
-All on one device: what a rank of any layout computes can be measured on one. They may be asked for together, and one
-after the other into the same record. What will be done, and for how long, is said before it begins.
+All on one device: the compute kernels of a rank of any layout can be measured on one. The options may be
+combined, and run one after the other into the same record. The plan is printed before it starts.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.scenario import Scenario
 
-if TYPE_CHECKING:  # these need torch
+if TYPE_CHECKING:  # these modules need torch
     from calibrate.devices.device import TorchDevice
     from calibrate.stages.stage import CalibrationContext
 
@@ -36,7 +38,7 @@ _DEFAULT_BUDGET: Final = "20min"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `command`."""
+    """Add the options of `command`."""
     parser.add_argument("--device", choices=("cuda", "cpu"), help="what is measured (default: the best there is)")
     scenarios = "measure what these scenarios' ranks run; layer, host and steps are the first one's"
     parser.add_argument(
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     changes = "change a value of the scenarios, such as layout.tp=4"
     parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help=changes)
     parser.add_argument("--grid", action="store_true", help="measure a general grid (also if nothing is asked for)")
-    formats = [item.value for item in COMPUTE_DTYPES]
+    formats = [dtype.value for dtype in COMPUTE_DTYPES]
     some = f"of the grid these number formats (default: what the device has of {', '.join(formats)})"
     parser.add_argument("--formats", metavar="FORMAT", nargs="+", choices=formats, default=[], help=some)
     models = "measure layers of models at usual degrees (default: Llama 3 8B, 70B and 405B)"
@@ -65,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> None:
-    """Measure what was asked for into a record; raise InputError where it cannot be."""
+    """Measure what was requested into a record; raise InputError where that is not possible."""
     require_torch()
     from calibrate.stages.plan import format_plan, plan_session
     from calibrate.stages.run import run_session
@@ -87,13 +89,13 @@ def command(options: argparse.Namespace) -> None:
 
 
 def summarize_record(record: CalibrationRecord, path: Path) -> str:
-    """What a record holds now, and how it is used, for people."""
+    """The content of a record, and how to use it, as text."""
     hints = [f"use: clustersim run SCENARIO.yaml --set cost.record={path}", f"see: clustersim calibrate report {path}"]
     return "\n".join([f"{path}: {record.device.name}", *(f"  {line}" for line in summary_lines(record)), *hints])
 
 
 def _build_context(options: argparse.Namespace, budget: Seconds) -> "CalibrationContext":
-    """What is measured on what; nothing is, or written, before that is known to be possible."""
+    """The measurement context; nothing is measured or written before everything is known to be possible."""
     from calibrate.devices.device import accelerator_name, find_device
     from calibrate.kernels.selection import KernelRequest, requested_kernels
     from calibrate.kernels.session import KernelSession, session_conditions
@@ -121,13 +123,15 @@ def _build_context(options: argparse.Namespace, budget: Seconds) -> "Calibration
 
 
 def _warn_other_accelerators(scenarios: Sequence[Scenario], measured_accelerator: str, device: "TorchDevice") -> None:
-    """A scenario of another accelerator: its shapes can be measured here, its times cannot."""
+    """Warn about scenarios of other accelerators: their shapes can be measured here, their times cannot."""
     other_accelerators = dict.fromkeys(scenario.cluster.accelerator.name for scenario in scenarios)
     other_accelerators.pop(measured_accelerator, None)
     if other_accelerators:
         print(
-            f"warning: --for: the scenario runs on {', '.join(other_accelerators)}, and this is {device.name} ({measured_accelerator}): the record "
-            f"will be of {measured_accelerator}, and answer for {', '.join(other_accelerators)} only if the scenario says how it scales "
+            f"warning: --for: the scenario runs on {', '.join(other_accelerators)}, and this is {device.name} "
+            f"({measured_accelerator}): the record "
+            f"will be of {measured_accelerator}, and answer for {', '.join(other_accelerators)} only if the scenario "
+            "says how it scales "
             "(cost.record: {file: ..., scale: ...})",
             file=sys.stderr,
         )
@@ -152,7 +156,7 @@ def _parse_budget(text: str) -> Seconds:
 
 
 def _describe_request(options: argparse.Namespace) -> str:
-    """What was asked for, in words."""
+    """The request as text."""
     presets = " ".join(_requested_presets(options))
     grid = (
         f"a general grid{' in ' * bool(options.formats)}{' and '.join(options.formats)}" if _uses_grid(options) else ""
@@ -172,5 +176,5 @@ def _uses_grid(options: argparse.Namespace) -> bool:
 
 
 def _command_as_typed(argv: Sequence[str]) -> str:
-    """The command as a user types it, started either way."""
+    """The command as a user types it, whichever way it was started."""
     return shlex.join(["clustersim", "calibrate", *argv[1 + (argv[1:2] == ["calibrate"]) :]])

@@ -1,7 +1,7 @@
-"""Does the record predict steps for which it was not measured?
+"""Does the record predict steps that were not used to build it?
 
-A depth and a microbatch that were not used are predicted from the record as it is now, fits and factors included, and
-run (`calibrate.holdout`). How far they are apart is the record's band.
+Steps with a depth and a microbatch size that were not measured are predicted from the current record, fits
+and factors included, and run (`calibrate.holdout`). Their errors are the record's holdout errors.
 """
 
 from dataclasses import dataclass
@@ -16,26 +16,29 @@ from clustersim.common.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class HoldoutStage:
-    """Real steps beside their prediction."""
+    """Real steps and their predictions."""
 
     name: ClassVar[str] = "residual"
     minutes: ClassVar[float] = 3.0
     min_seconds: ClassVar[Seconds] = 0.0
 
     def unavailable_reason(self, context: CalibrationContext) -> str:
-        """Steps are some scenario's."""
+        """Steps need a scenario."""
         return no_scenario_reason(context, "steps")
 
     def has_work(self, context: CalibrationContext) -> bool:
-        """Whether there are none, as when any row came since."""
+        """Whether there are none; also after any new samples."""
         return bool(context.new_kernels) or not context.current_record.steps
 
     def describe(self, context: CalibrationContext) -> str:
-        """Which steps."""
-        return f"steps of {context.required_scenario.model.name} with other layers and microbatches, beside their prediction"
+        """Which steps are run."""
+        return (
+            f"steps of {context.required_scenario.model.name} with other layers and microbatches, beside their "
+            "prediction"
+        )
 
     def measure(self, context: CalibrationContext, seconds: Seconds) -> str:
-        """Predicted and measured steps."""
+        """Measure steps and predict them."""
         from calibrate.holdout.measure import measure_holdout_steps
 
         with time_progress(self.name, seconds), record_telemetry(context, self.name):

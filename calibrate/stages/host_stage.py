@@ -1,7 +1,7 @@
-"""How long does this host need to launch what a step computes?
+"""How long does this host need to launch a step's kernels?
 
-Python, autograd and the hooks of strategies, for each launch of the scenario's forward and backward
-(`calibrate.host`), as they are, compiled, and captured in a graph.
+Python, autograd and the hooks of data-parallel strategies, per launch of the scenario's forward and backward
+(`calibrate.host`): eager, compiled, and captured in a CUDA graph.
 """
 
 from dataclasses import dataclass, replace
@@ -15,18 +15,18 @@ from clustersim.common.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class HostStage:
-    """The host's time for each launch."""
+    """Host time per launch."""
 
     name: ClassVar[str] = "host"
     minutes: ClassVar[float] = 2.0
     min_seconds: ClassVar[Seconds] = 0.0
 
     def unavailable_reason(self, context: CalibrationContext) -> str:
-        """Launches are those of some scenario's layers."""
+        """Launches need the layers of a scenario."""
         return no_scenario_reason(context, "layers")
 
     def has_work(self, context: CalibrationContext) -> bool:
-        """Whether no state was measured, or kernels of another scenario come."""
+        """Whether no state was measured, or kernels of another scenario are requested."""
         return bool(context.new_kernels) or not context.current_record.host
 
     def describe(self, context: CalibrationContext) -> str:
@@ -34,7 +34,7 @@ class HostStage:
         return f"launches of layers of {context.required_scenario.model.name} by this host, forward and backward"
 
     def measure(self, context: CalibrationContext, seconds: Seconds) -> str:
-        """A row for each state."""
+        """Measure one sample per state."""
         from calibrate.host.measure import measure_host_launches
 
         with time_progress(self.name, seconds), record_telemetry(context, self.name):

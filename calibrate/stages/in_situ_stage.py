@@ -1,8 +1,8 @@
-"""What does a step do to kernels that take so long by themselves?
+"""How much does a step change the time of kernels relative to isolated ones?
 
-A real layer of the scenario's model runs forward and backward, and the profiler times its kernels one after the other
-(`calibrate.in_situ`). What each family takes there, relative to its kernels alone, is a factor that `cost.in_step`
-applies.
+A real layer of the scenario's model runs forward and backward, and the profiler times its kernels
+(`calibrate.in_situ`). The ratio of each kernel family to its isolated kernels is a correction factor that
+`cost.in_situ` applies.
 """
 
 from dataclasses import dataclass, replace
@@ -16,26 +16,26 @@ from clustersim.common.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class InSituStage:
-    """A layer's kernels, one after the other."""
+    """A layer's kernels measured in a real step."""
 
     name: ClassVar[str] = "chain"
     minutes: ClassVar[float] = 5.0
-    min_seconds: ClassVar[Seconds] = 3.0  # a turn of layers, and of their kernels alone
+    min_seconds: ClassVar[Seconds] = 3.0  # one round of layers, and of their isolated kernels
 
     def unavailable_reason(self, context: CalibrationContext) -> str:
-        """A layer is some scenario's."""
+        """A layer needs a scenario."""
         return no_scenario_reason(context, "layer")
 
     def has_work(self, context: CalibrationContext) -> bool:
-        """Whether there are no factors, or kernels come whose families may have none."""
+        """Whether there are no factors, or new kernels are requested whose families may have none."""
         return bool(context.new_kernels) or not context.current_record.chain
 
     def describe(self, context: CalibrationContext) -> str:
-        """Which layer."""
+        """Which layer is run."""
         return f"a layer of {context.required_scenario.model.name}, forward and backward: kernels in a step, and alone"
 
     def measure(self, context: CalibrationContext, seconds: Seconds) -> str:
-        """Factors by family."""
+        """Measure the in-situ factors by family."""
         from calibrate.in_situ.measure import measure_in_situ
 
         with time_progress(self.name, seconds), record_telemetry(context, self.name):

@@ -1,7 +1,7 @@
-"""How long does each kernel take, and what else does the device alone tell?
+"""How long does each isolated kernel take, and what else is measured on the device alone?
 
-First the machine: copies, the launch interval, a matmul beside a copy, the other GPUs of the node. Then the kernels
-that were asked for and that the record lacks, the longest first, in what is left of the part's time.
+First the machine: copies, the launch interval, a matmul overlapped with a copy, the other GPUs of the node.
+Then the requested kernels that the record lacks, the longest first, in the stage's remaining time.
 """
 
 from dataclasses import dataclass, replace
@@ -20,31 +20,31 @@ from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.cost.roofline import Roofline
 from clustersim.model.kernels import Kernel
 
-_IMBALANCED_SECONDS: Final = 0.3  # seconds of samples of a product with uneven groups, and of one with even ones
-_MACHINE_TIME_FRACTION: Final = 0.1  # of the part's time, after which no more copies are measured
+_IMBALANCED_SECONDS: Final = 0.3  # seconds of samples of a grouped GEMM with imbalanced groups, and of the balanced one
+_MACHINE_TIME_FRACTION: Final = 0.1  # fraction of the stage's time, after which no more copies are measured
 
 
 @dataclass(frozen=True, slots=True)
 class KernelStage:
-    """Each kernel that was asked for, by itself."""
+    """Isolated measurements of the requested kernels."""
 
     name: ClassVar[str] = "kernels"
     minutes: ClassVar[float] = 8.0
-    min_seconds: ClassVar[Seconds] = 5.0  # copies, launches, and some kernels
+    min_seconds: ClassVar[Seconds] = 5.0  # copies, launches and some kernels
 
     def unavailable_reason(self, context: CalibrationContext) -> str:  # noqa: ARG002 - every device has kernels
-        """None."""
+        """Empty: every device runs kernels."""
         return ""
 
     def has_work(self, context: CalibrationContext) -> bool:
-        """Whether one is missing, or failed for want of memory, or the machine was not looked at."""
+        """Whether a kernel is missing or failed for lack of memory, or the machine was not measured."""
         is_complete = has_device_samples(context.current_record, context.device) and not missing_cases(
             context.requested_kernels, context.current_record
         )
         return bool(context.session.missing_kernels(context.requested_kernels)) or not is_complete
 
     def describe(self, context: CalibrationContext) -> str:
-        """How many are new, how many are there, and how many could not be measured before."""
+        """How many kernels are missing, are there already, and are retried."""
         missing_count, requested_count = (
             len(context.session.missing_kernels(context.requested_kernels)),
             len(context.requested_kernels),
@@ -68,7 +68,7 @@ class KernelStage:
         roofline, rough_estimate = Roofline(context.accelerator), measure_rough_rates(context.device, dtype, failed)
         file_dtypes = (
             context.accelerator.formats
-        )  # rows of others say that the device lacks them, or what it does beyond its file
+        )  # samples of other dtypes say that the device lacks them, or what it does beyond its file
 
         def predicted_seconds(kernel: Kernel) -> Seconds:
             modelled = roofline.time_kernel(kernel).seconds if kernel.dtype in file_dtypes else 0.0
@@ -84,7 +84,7 @@ class KernelStage:
 
 
 def _measure_imbalanced(context: CalibrationContext, seconds: Seconds) -> None:
-    """Uneven groups of experts, while there is time."""
+    """Measure grouped GEMMs with imbalanced groups, while there is time."""
     start_time, current = monotonic(), context.session.merged_record()
     for kernel in missing_cases(context.requested_kernels, current):
         if monotonic() - start_time > seconds:
@@ -100,4 +100,7 @@ def _describe_result(missing_count: int, remaining_count: int) -> str:
     if not remaining_count:
         return f"{missing_count:,} measured"
     hint = "the same command goes on with them, a larger --budget has room for long ones"
-    return f"{missing_count - remaining_count:,} measured, {remaining_count:,} left that the budget had no time for; {hint}"
+    return (
+        f"{missing_count - remaining_count:,} measured, {remaining_count:,} left that the budget had no time "
+        f"for; {hint}"
+    )

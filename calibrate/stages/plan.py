@@ -1,8 +1,8 @@
-"""What will a session of measuring do, and how long will it take?
+"""What will a calibration session do, and how long will it take?
 
-Each part has its share of the budget, as its minutes of twenty say. What cannot be measured here, or is there already,
-is said, and its time goes to the kernels, where there are any to measure. A part that has found what it looks for ends
-before its time; what it builds or compiles comes on top.
+Each stage gets its share of the budget, by its minutes of twenty. Stages that are unavailable here or already
+done are listed with the reason, and their time goes to the kernels, if any are to be measured. A stage may
+end before its time is up; time for building and compiling comes on top.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,12 +20,12 @@ from clustersim.common.units import Seconds, format_seconds
 
 _MEASURING_STAGES: Final[tuple[CalibrationStage, ...]] = (KernelStage(), InSituStage(), HostStage(), HoldoutStage())
 STAGES: Final[tuple[CalibrationStage, ...]] = (BurnInStage(dependent_stages=_MEASURING_STAGES), *_MEASURING_STAGES)
-"""In their order: each rests on those before it."""
+"""In order: each relies on the results of those before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """A part with its time and what it will do; seconds: 0 where it is not measured, and words say why."""
+    """A stage with its time and description; seconds: 0 where it does not run, and the description says why."""
 
     stage: CalibrationStage
     seconds: Seconds
@@ -35,7 +35,7 @@ class PlannedStage:
 def plan_session(
     context: CalibrationContext, budget: Seconds, stages: Sequence[CalibrationStage] = STAGES
 ) -> list[PlannedStage]:
-    """What a session will do; raise InputError where the budget is too small for a part."""
+    """The stages of a session with their times; raise InputError where the budget is too small for a stage."""
     reasons = {
         stage.name: stage.unavailable_reason(context) or "there already" * (not stage.has_work(context))
         for stage in stages
@@ -63,7 +63,7 @@ def _check_budget(budget: Seconds, stages: Sequence[CalibrationStage], shares: d
 
 
 def format_plan(context: CalibrationContext, plan: Sequence[PlannedStage]) -> str:
-    """The plan, for people."""
+    """The plan as text."""
     return "\n".join(_plan_lines(context, plan))
 
 
@@ -77,7 +77,9 @@ def _plan_lines(context: CalibrationContext, plan: Sequence[PlannedStage]) -> It
         yield f"{path} has all that was asked for of {device.name} ({device.accelerator})"
         return
     action = "goes on with" if path.exists() else "writes"
-    yield f"measures {device.name} ({device.accelerator}) for about {format_seconds(total_seconds)}, and {action} {path}:"
+    yield (
+        f"measures {device.name} ({device.accelerator}) for about {format_seconds(total_seconds)}, and {action} {path}:"
+    )
     for planned_stage in plan:
         time = format_seconds(round(planned_stage.seconds)) if planned_stage.seconds else "-"
         yield f"  {planned_stage.stage.name:<9} {time:>12}  {planned_stage.description}"

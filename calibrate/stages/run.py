@@ -1,7 +1,7 @@
-"""How is a planned session run? Part after part, each written as soon as it is done.
+"""How is a planned session run? Stage by stage, each written as soon as it has finished.
 
-A part that the device, PyTorch or the scenario does not allow is said, and the others are measured; what leaves the
-device unusable ends the session. Whatever ends it, the record has all rows up to then.
+A stage that the device, PyTorch or the scenario does not allow is reported, and the others are run; an error
+that leaves the device unusable ends the session. However it ends, the record has all samples up to then.
 """
 
 import sys
@@ -20,7 +20,7 @@ from clustersim.cost.calibration_record import CalibrationRecord
 
 
 def run_session(context: CalibrationContext, plan: Sequence[PlannedStage]) -> CalibrationRecord:
-    """Measure what is planned, fit the record and write it."""
+    """Run the planned stages, fit the record and write it."""
     try:
         for planned_stage in plan:
             if planned_stage.seconds:
@@ -31,7 +31,7 @@ def run_session(context: CalibrationContext, plan: Sequence[PlannedStage]) -> Ca
 
 
 def finish_session(context: CalibrationContext) -> CalibrationRecord:
-    """Fit what there is, and write it."""
+    """Fit the existing samples, and write the record."""
     return context.session.finish(context.device.conditions(), lambda record: fit_record(record, context.accelerator))
 
 
@@ -41,10 +41,10 @@ def _run_stage(context: CalibrationContext, planned: PlannedStage) -> None:
         summary = planned.stage.measure(context, planned.seconds)
     except InputError as reason:
         summary = f"not measured: {reason}"
-    except KernelFailedError as error:  # of a kernel that is looked at on the way; those asked for are written already
+    except KernelFailedError as error:  # of an auxiliary kernel; requested ones are written already
         context.session.add(error.sample)
         raise
-    except RuntimeError as error:  # PyTorch's own
+    except RuntimeError as error:  # errors of PyTorch
         if not context.device.is_usable_after(error):
             consequence = "the record has what was measured before, and the same command goes on with the rest"
             raise DeviceLostError(planned.stage.name, context.device.name, summary_line(error), consequence) from error

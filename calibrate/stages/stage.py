@@ -1,9 +1,9 @@
-"""What is a part of a session of measuring?
+"""What is a stage of a calibration session?
 
-One question to the machine (how fast under load, each kernel, kernels in a chain, the host, is it true), with the
-minutes of a session of twenty that it has. A part adds its rows to the session's record, which is written when the
-part is done; it knows from the record whether anything is left to do, so that a session that is started again does
-only that.
+One group of measurements (burn-in, single kernels, in-situ kernels, host launches, holdout steps), with its
+share of the budget in minutes of a twenty-minute session. A stage adds its samples to the session's record,
+which is written when the stage has finished; it derives from the record whether anything is left to measure,
+so that a restarted session does only that.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,11 @@ from clustersim.scenario import Scenario
 
 @dataclass(frozen=True)
 class CalibrationContext:
-    """What is measured, on what, and into which record.
+    """What is measured, on which device, and into which record.
 
-    accelerator: from whose constants fits start; asked: kernels, each signature once; scenario: whose layer and steps
-    are run, None: kernels alone were asked for; wished: what was asked for, in words; began: from when moments count.
+    accelerator: its constants are the initial values of fits; requested_kernels: each signature once; scenario:
+    its layers and steps are run, None: only kernels were requested; request_label: the request as text;
+    start_time: origin of telemetry times.
     """
 
     device: TorchDevice
@@ -41,55 +42,55 @@ class CalibrationContext:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the device is the host's own processor."""
+        """Whether the device is the host's CPU."""
         return self.device.torch.type == "cpu"
 
     @property
     def current_record(self) -> CalibrationRecord:
-        """All rows so far."""
+        """The record with all samples so far."""
         return self.session.merged_record()
 
     @property
     def empty_record(self) -> CalibrationRecord:
-        """A record of this device, to be filled with new rows."""
+        """A record of this device without samples."""
         return CalibrationRecord(self.current_record.device, self.current_record.conditions)
 
     @property
     def required_scenario(self) -> Scenario:
-        """The scenario of parts that need one."""
+        """The scenario, for stages that need one; raises ValueError without."""
         if self.scenario is None:
             raise ValueError("a part that has an obstacle is not measured")
         return self.scenario
 
     @cached_property
     def new_kernels(self) -> Sequence[Kernel]:
-        """Kernels of which there was no row when the session began; those that failed are tried again, and no news."""
+        """Kernels without a sample when the session began. Kernels that failed before are retried, but are not new."""
         measured = {sample.signature for sample in self.current_record.kernels}
         return [kernel for kernel in self.requested_kernels if signature_of(kernel) not in measured]
 
 
 class CalibrationStage(Protocol):
-    """A part; it adds its rows to the bench's session."""
+    """A stage; it adds its samples to the context's session."""
 
     name: ClassVar[str]
     minutes: ClassVar[float]
-    """Of a session of twenty in which all parts are measured."""
+    """Budget share, in minutes of a twenty-minute session in which all stages run."""
     min_seconds: ClassVar[Seconds]
-    """The shortest time in which it says anything."""
+    """The shortest time that gives any result."""
 
     def unavailable_reason(self, context: CalibrationContext) -> str:
-        """Why it cannot be measured here; empty where it can."""
+        """Why the stage cannot run here; empty where it can."""
 
     def has_work(self, context: CalibrationContext) -> bool:
-        """Whether there is anything left to measure."""
+        """Whether anything is left to measure."""
 
     def describe(self, context: CalibrationContext) -> str:
-        """What it will do."""
+        """What the stage will do, as text."""
 
     def measure(self, context: CalibrationContext, seconds: Seconds) -> str:
-        """Measure for so long at most; what was found."""
+        """Measure for at most `seconds`; returns a summary of the results."""
 
 
 def no_scenario_reason(context: CalibrationContext, subject: str) -> str:
-    """The obstacle of a part that runs a scenario's model."""
+    """The reason why a stage that runs a scenario's model is unavailable; empty with a scenario."""
     return "" if context.scenario else f"{subject} of which model? name a scenario with --for"

@@ -1,8 +1,8 @@
-"""What does the device do while a part is measured?
+"""What does the device do while a stage runs?
 
-It is looked at every few seconds, from another thread, which becomes moments of the session; rows have means of their
-own, of what was seen while each was measured. A CPU is looked at when the part is done, since a thread that looks would
-take a core from what is measured.
+It is sampled every few seconds from another thread, for the session's telemetry; samples of kernels have
+their own means, of telemetry while each was measured. A CPU is sampled when the stage has finished, since a
+sampling thread would take a core away from what is measured.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from calibrate.stages.stage import CalibrationContext
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import TelemetrySample
 
-_INTERVAL_SECONDS: Final[Seconds] = 2.0  # 600 moments in twenty minutes
+_INTERVAL_SECONDS: Final[Seconds] = 2.0  # 600 samples in twenty minutes
 
 
 @contextmanager
 def record_telemetry(context: CalibrationContext, stage_name: str) -> Iterator[None]:
-    """Look at the device while the block runs; the session keeps what was seen, however the block ends."""
+    """Sample the device's telemetry while the block runs; the session keeps it, however the block ends."""
     samples: list[TelemetrySample] = []
 
     def take_sample() -> None:

@@ -1,4 +1,4 @@
-"""WHAT DOES A USER TYPE? Commands, what they print and how they exit. The only room that prints."""
+"""COMMAND LINE. Commands, their output and their exit status. The only package that prints."""
 
 from clustersim.cli.app import main
 

@@ -1,7 +1,8 @@
 """Which commands are there, and which options do they take?
 
-Exit status: 0 done and fits, 2 bad input or an answer that cannot be written, 3 does not fit (answered all the same).
-Everything heavy is imported by the command that needs it, so that `--help` is quick.
+Exit status: 0 success and the scenario fits in memory, 2 invalid input or an output that cannot be
+written, 3 the scenario does not fit (results are printed all the same). Heavy modules are imported by the
+command that needs them, so that `--help` is fast.
 """
 
 import io
@@ -29,7 +30,7 @@ app = typer.Typer(
 
 
 def _override_option(*names: str, help: str, metavar: str = "KEY=VALUE") -> Any:  # noqa: A002 - typer's word
-    """An option that names keys of a scenario, which shells complete."""
+    """A typer option that takes scenario keys, with shell completion of the dotted keys."""
     return typer.Option(*names, metavar=metavar, help=help, autocompletion=completion.complete_override_key)
 
 
@@ -44,7 +45,7 @@ Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write 
 
 
 def main() -> None:
-    """Run the command line; mistakes of the user are one sentence on stderr and exit status 2."""
+    """Run the command line. A user error is printed as one sentence on stderr; the exit status is then 2."""
     raise_gc_threshold()
     _prepare_streams()
     try:
@@ -57,9 +58,9 @@ def main() -> None:
 
 
 def _prepare_streams() -> None:
-    """Make printing robust against terminals without some character, closed streams and `| head`."""
+    """Make printing robust against characters the terminal lacks, closed streams and `| head`."""
     if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end as other tools do when the reader goes away
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end like other tools when the reader of a pipe closes it
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - None where the shell closed it (>&-)
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -67,16 +68,18 @@ def _prepare_streams() -> None:
 
 
 def _run_app() -> None:
-    """Run and deliver what was printed; raise OutputError where that cannot be, as on a full disk."""
+    """Run the command and flush stdout; raise OutputError where stdout cannot be written, as on a full disk."""
     try:
         try:
-            app(prog_name="clustersim")  # by which shells ask for completions, however it was started
+            app(prog_name="clustersim")  # the name under which shells request completions, however it was started
         finally:
             sys.stdout.flush()
     except OSError as error:
         if error.filename is not None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again at its end
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # otherwise Python flushes stdout again at exit and fails again
         raise OutputError(f"standard output cannot be written ({error.strerror})") from error
 
 
@@ -316,7 +319,7 @@ def explain(
 
 @app.command()
 def validate(
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="KIND FILE.csv | show CASE_ID",
@@ -341,7 +344,7 @@ def validate(
     from clustersim.cli.validation_kinds import ValidationOptions
 
     options = ValidationOptions(only, workers, tuple(changes or ()))
-    run_validation(words or [], options, Outputs(json=json, html=html, table=not quiet and json != "-"))
+    run_validation(arguments or [], options, Outputs(json=json, html=html, table=not quiet and json != "-"))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
-    """Print the verdict; whether the scenario fits. Illegal scenarios raise InputError."""
+    """Print the verdict and return whether the scenario fits. Raises InputError for an illegal scenario."""
     scenario = Scenario.load(file, overrides)
     from clustersim.results.memory_check import check
 
     report = check(scenario)
     peak, capacity = format_bytes(report.peak_memory_bytes), format_bytes(report.memory_capacity_bytes)
-    verdict = "legal and fits" if report.fits else "legal, but does not fit"
-    print(f"{file}: {verdict}: {peak} of {capacity} on the fullest GPU{_format_host_memory(report)}")
+    verdict = "valid and fits" if report.fits else "valid, but does not fit"
+    print(f"{file}: {verdict}: {peak} of {capacity} on the peak-memory GPU{_format_host_memory(report)}")
     for warning in report.warnings:
         print(f"  warning: {warning}")
     for suggestion in report.suggestions:
@@ -28,10 +28,10 @@ def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
 
 
 def _format_host_memory(report: "MemoryCheckReport") -> str:
-    """What the fullest host holds, where anything is offloaded."""
+    """Memory of the host with the highest use, as text; empty where nothing is offloaded."""
     host = report.host
     return (
         ""
         if host is None
-        else f", {format_bytes(host.total_bytes)} of {format_bytes(host.capacity)} on the fullest host"
+        else f", {format_bytes(host.total_bytes)} of {format_bytes(host.capacity)} on the peak-memory host"
     )

@@ -1,8 +1,9 @@
-"""What does a shell offer when a user presses Tab? Files, names of what is shipped, keys of a scenario.
+"""What does a shell offer when a user presses Tab? Files, names of packaged presets, keys of a scenario.
 
-Shells ask `clustersim` itself (typer's protocol). Most of them put a space behind the only word that is offered, so a
-folder is offered with what is in it, and names that would have to be quoted are not offered at all. What is heavy is
-imported by the functions, since these are named wherever a command is defined.
+Shells call `clustersim` itself (typer's completion protocol). Most of them append a space to the only
+candidate, so a folder is offered together with its content; names that would need quoting are not offered.
+Heavy modules are imported inside the functions, because the functions are referenced where commands are
+defined.
 """
 
 import os
@@ -12,14 +13,14 @@ from shlex import quote
 
 
 def complete_data_file(incomplete: str) -> list[str]:
-    """Scenarios, and other data files, by their beginning; folders end with a slash."""
+    """Scenarios and other data files that start with the incomplete path; folders end with a slash."""
     from clustersim.common.data_files import is_path
 
     return _matching_files(incomplete, is_path)
 
 
 def complete_cluster(incomplete: str) -> list[str]:
-    """Names of shipped clusters, the last one of a list with commas."""
+    """Names of packaged clusters; completes the last element of a comma-separated list."""
     from clustersim.common.data_files import list_names
 
     prefix, comma, last = incomplete.rpartition(",")
@@ -27,35 +28,35 @@ def complete_cluster(incomplete: str) -> list[str]:
 
 
 def complete_cluster_or_file(incomplete: str) -> list[str]:
-    """A shipped cluster, or a data file."""
+    """Names of packaged clusters, and data files."""
     from clustersim.common.data_files import list_names
 
     return [*_with_prefix(incomplete, list_names("clusters")), *complete_data_file(incomplete)]
 
 
 def complete_override_key(incomplete: str) -> list[str]:
-    """Dotted keys of a scenario, up to the sign behind which the value stands."""
+    """Dotted keys of a scenario, each with the trailing `=`."""
     from clustersim.scenario.schema import dotted_keys
 
     return _with_prefix(incomplete, (f"{key}=" for key in dotted_keys()))
 
 
 def complete_objective(incomplete: str) -> list[str]:
-    """What a search looks for."""
+    """Objectives of a search."""
     from clustersim.planning.layouts.objective import Objective
 
     return _with_prefix(incomplete, (objective.value for objective in Objective))
 
 
 def complete_import_program(incomplete: str) -> list[str]:
-    """Programs whose arguments are read."""
+    """Programs whose arguments can be imported."""
     from clustersim.interop.registry import IMPORTERS
 
     return _with_prefix(incomplete, IMPORTERS)
 
 
 def complete_export_program(incomplete: str) -> list[str]:
-    """Programs that are written for."""
+    """Programs that can be exported to."""
     from clustersim.cli.export import CHAKRA
     from clustersim.interop.registry import EXPORTERS
 
@@ -63,7 +64,7 @@ def complete_export_program(incomplete: str) -> list[str]:
 
 
 def complete_validation_target(incomplete: str) -> list[str]:
-    """Kinds of published measurements, or a table of one's own."""
+    """Kinds of published measurements, and CSV tables of the user's own."""
     from clustersim.cli.validation_kinds import KINDS, SHOW
 
     return [*_with_prefix(incomplete, (*KINDS, SHOW)), *_matching_files(incomplete, lambda name: name.endswith(".csv"))]
@@ -74,7 +75,7 @@ def _with_prefix(incomplete: str, candidates: Iterable[str]) -> list[str]:
 
 
 def _matching_files(incomplete: str, is_wanted: Callable[[str], bool]) -> list[str]:
-    """Files by their beginning; of the only folder that begins so, what is in it."""
+    """Files that start with the incomplete path; descends into a folder that is the only match."""
     matches = sorted(_matching_entries(incomplete, is_wanted))
     while (
         len(matches) == 1 and matches[0].endswith("/") and (entries := sorted(_matching_entries(matches[0], is_wanted)))
@@ -84,17 +85,17 @@ def _matching_files(incomplete: str, is_wanted: Callable[[str], bool]) -> list[s
 
 
 def _matching_entries(incomplete: str, is_wanted: Callable[[str], bool]) -> Iterator[str]:
-    """Folders and wanted files whose path begins as it was typed; hidden ones only where their dot was."""
+    """Folders and wanted files whose path starts as typed; hidden ones only where their dot was typed."""
     folder, name_prefix = os.path.split(incomplete)
     try:
         entries = list(Path(folder).expanduser().iterdir())
-    except (OSError, RuntimeError, ValueError):  # no such folder, no such user, a NUL
+    except (OSError, RuntimeError, ValueError):  # no such folder, no such user, or a NUL character
         return
     for entry in entries:
         name = entry.name
         is_visible = name_prefix.startswith(".") or not name.startswith(".")
         if is_visible and name.startswith(name_prefix) and quote(name) == name:
             if entry.is_dir():
-                yield f"{os.path.join(folder, name)}/"  # noqa: PTH118 - as it was typed
+                yield f"{os.path.join(folder, name)}/"  # noqa: PTH118 - keep the path as typed
             elif is_wanted(name):
                 yield os.path.join(folder, name)  # noqa: PTH118

@@ -1,7 +1,7 @@
-"""Which kernels and collectives of a scenario rest on no measurement, and what do they weigh in the step?
+"""Which kernels and collectives of a scenario have no measurement behind them, and what is their share of the step?
 
-A weight is the share of the time that all ranks compute or communicate. Kernels that are the same measurement (equal
-kind, format and shape) are one line.
+The share is of the busy time: the time that all ranks compute or communicate. Kernels of one measurement
+(equal kind, format and shape) are one entry.
 """
 
 import shlex
@@ -21,12 +21,15 @@ from clustersim.scenario import Scenario
 
 COVERED_PROVENANCES: Final = (Provenance.MEASURED, Provenance.INTERPOLATED)
 _COLLECTIVES: Final = frozenset(kind.value for kind in CollectiveType)
-_MAX_LINES: Final = 25  # lines of the table; the rest is one more
+_MAX_LINES: Final = 25  # lines that are printed; one more line sums up the remaining ones
 
 
 @dataclass(frozen=True, slots=True)
 class CoverageEntry:
-    """What is one measurement. share: of the busy time; error, longer: as in `cost.timing.Timing`."""
+    """Coverage of one measurement.
+
+    busy_share: fraction of the busy time; error, in_situ_slowdown: as in `cost.timing.KernelTiming`.
+    """
 
     kind: str
     description: str
@@ -37,21 +40,21 @@ class CoverageEntry:
     busy_share: float
 
     def to_json(self) -> dict[str, Any]:
-        """The line as plain data."""
+        """The entry as plain data."""
         return {
             "kind": self.kind,
-            "what": self.description,
+            "description": self.description,
             "names": list(self.names),
             "provenance": self.provenance.value,
             "covered": self.provenance in COVERED_PROVENANCES,
             "error": self.error,
-            "times_longer_in_step": self.in_situ_slowdown,
+            "in_situ_slowdown": self.in_situ_slowdown,
             "share": self.busy_share,
         }
 
 
 def show_coverage(file: Path, overrides: Sequence[str], json: str | None, *, include_measured: bool) -> None:
-    """Simulate the scenario, and print (or write) on what its durations rest."""
+    """Simulate the scenario, and print (or write) the provenance of its durations."""
     scenario = Scenario.load(file, overrides)
     Outputs(json=json).check_writable((file, *scenario.files))
     from clustersim.simulation import simulate
@@ -63,8 +66,8 @@ def show_coverage(file: Path, overrides: Sequence[str], json: str | None, *, inc
         result.holdout_validation,
     )
     if json is not None:
-        content = {"provenance_share": dict(shares), "lines": [entry.to_json() for entry in entries]}
-        write_json({**content, "record_steps": None if steps is None else steps.to_json()}, json)
+        content = {"provenance_share": dict(shares), "entries": [entry.to_json() for entry in entries]}
+        write_json({**content, "holdout_validation": None if steps is None else steps.to_json()}, json)
     if json != STDOUT:
         shown = [entry for entry in entries if include_measured or entry.provenance not in COVERED_PROVENANCES]
         _print_coverage(scenario, shares, shown, include_measured=include_measured)
@@ -75,7 +78,7 @@ def show_coverage(file: Path, overrides: Sequence[str], json: str | None, *, inc
 
 
 def coverage_entries(items: Sequence[BusyTimeItem]) -> list[CoverageEntry]:
-    """What is measured once, heaviest first."""
+    """One entry per measurement, largest share first."""
     total_seconds = sum(item.seconds for item in items) or 1.0
     by_key: dict[tuple[str, str, Provenance, float | None, float], tuple[float, dict[str, None]]] = {}
     for item in items:
@@ -93,12 +96,14 @@ def coverage_entries(items: Sequence[BusyTimeItem]) -> list[CoverageEntry]:
 
 
 def _describe_item(item: BusyTimeItem) -> tuple[str, str, str]:
-    """Kind, what is done, and name."""
+    """Kind, description and name of an item."""
     match item.body:
         case CommOp() as comm_op:
             return comm_op.collective.value, f"{comm_op.comm_group}, {format_bytes(comm_op.payload)}", comm_op.name
         case CommOverlap(comm_op=comm_op, kernel=kernel):
-            description = f"{kernel.dtype.value} {format_kernel_shape(kernel.shape)} beside {comm_op.collective.value}"
+            description = (
+                f"{kernel.dtype.value} {format_kernel_shape(kernel.shape)} overlapped with {comm_op.collective.value}"
+            )
             return kernel.kind.value, description, kernel.name
         case kernel:
             return kernel.kind.value, f"{kernel.dtype.value} {format_kernel_shape(kernel.shape)}", kernel.name
@@ -114,7 +119,7 @@ def _print_coverage(
         if shares[source.value] > 0:
             print(f"  {shares[source.value]:7.1%}  {PROVENANCE_LABELS[source]}")
     if not shown:
-        print("everything that takes time is measured or lies between measured shapes")
+        print("all busy time is measured or interpolated between measured shapes")
         return
     line_count = len(shown) if include_measured else _MAX_LINES
     for entry in shown[:line_count]:
@@ -125,7 +130,7 @@ def _print_coverage(
 
 
 def _measurement_hints(scenario: Scenario, overrides: Sequence[str], shown: Sequence[CoverageEntry]) -> Iterator[str]:
-    """How to measure what was not; beside what a record is, overrides change what is measured."""
+    """Commands that would measure what is missing. Overrides are passed on, except those of cost.record."""
     changes = [shlex.join(["--set", override]) for override in overrides if not override.startswith("cost.record")]
     name, gpu = " ".join([str(scenario.path or "SCENARIO.yaml"), *changes]), scenario.cluster.accelerator.name
     missing_collectives = {entry.kind in _COLLECTIVES for entry in shown if entry.provenance not in COVERED_PROVENANCES}
@@ -137,7 +142,7 @@ def _measurement_hints(scenario: Scenario, overrides: Sequence[str], shown: Sequ
 
 
 def _format_entry(entry: CoverageEntry) -> str:
-    """One line of text; not a table, whose columns would be too narrow for shapes."""
+    """One line of text. Not a table, whose columns would be too narrow for shapes."""
     name = entry.names[0] + (f" and {len(entry.names) - 1} more" if len(entry.names) > 1 else "")
     error = "" if entry.error is None else f" within {entry.error:.1%}"
     return f"{entry.busy_share:7.2%}  {name:<34} {entry.kind} {entry.description}, {entry.provenance.value}{error}"

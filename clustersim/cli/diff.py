@@ -1,7 +1,8 @@
-"""What does `clustersim diff` do? Simulate two scenarios, say what is different between them, say whether B fits.
+"""What does `clustersim diff` do? Simulate two scenarios, print how they differ, and whether B fits in memory.
 
-A result that `run --json` wrote holds its scenario, which is simulated again: it holds no timeline, and another version
-may answer otherwise, which is then said. What a profiler measured is compared otherwise (`diff_profile`).
+A result file that `run --json` wrote contains its scenario, which is simulated again: the file has no
+timeline, and another version may have computed other times, which is then noted. Measured profiler traces
+are compared separately (`diff_profile`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +24,17 @@ if TYPE_CHECKING:
     from clustersim.report.result_difference import ResultDifference
     from clustersim.results.simulation_result import SimulationResult
 
-STEP_TIME_TOLERANCE: Final = 1e-6  # part of a step time by which machines differ
+STEP_TIME_TOLERANCE: Final = 1e-6  # relative difference between machines
 _PATH_HINT: Final = "paths in a result are looked for beside its file and in the working directory"
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSide:
-    """One of both. file: it was read from; recorded: the step time that a result has, for the scenario as it is."""
+    """One of the two compared scenarios.
+
+    file: that it was read from; recorded_step_time: seconds in a result file of the unmodified scenario, else
+    None.
+    """
 
     scenario: Scenario
     file: Path
@@ -37,7 +42,7 @@ class ComparisonSide:
     recorded_step_time: Seconds | None = None
 
     def version_notes(self, name: str, result: "SimulationResult") -> list[str]:
-        """What must be said where a result answered otherwise than this version."""
+        """A note where the step time in a result file differs from what this version computes; empty otherwise."""
         if (
             self.recorded_step_time is None
             or abs(self.recorded_step_time - result.step_time) <= STEP_TIME_TOLERANCE * result.step_time
@@ -45,14 +50,16 @@ class ComparisonSide:
             return []
         relative_change = result.step_time / self.recorded_step_time - 1.0
         return [
-            f"{name}: {self.file} recorded a step of {format_step_time(self.recorded_step_time)}; simulated now it takes "
-            f"{format_step_time(result.step_time)} ({relative_change:+.2%}): another version of clustersim, or of the files that "
+            f"{name}: {self.file} recorded a step of {format_step_time(self.recorded_step_time)}; simulated now it "
+            "takes "
+            f"{format_step_time(result.step_time)} ({relative_change:+.2%}): another version of clustersim, or of "
+            "the files that "
             "the scenario names, wrote it"
         ]
 
 
 def show_difference(first: Path, second: Path | None, overrides: Sequence[str], outputs: Outputs) -> bool:
-    """Simulate both and say what differs; whether the second fits in memory."""
+    """Simulate both sides and print the difference; return whether the second one fits in memory."""
     if is_trace_path(first):
         if second is None:
             raise InputError(f"{first} is a measured trace; name the scenario that predicts it behind it")
@@ -84,7 +91,7 @@ def show_difference(first: Path, second: Path | None, overrides: Sequence[str], 
 
 
 def load_side(file: Path, overrides: Sequence[str] = ()) -> ComparisonSide:
-    """A scenario, or the scenario of a result, with overrides."""
+    """A scenario, or the scenario in a result file, with overrides applied."""
     mapping = read_mapping(file)
     if "scenario" in mapping:
         return _load_result_file(file, mapping, overrides)
@@ -95,7 +102,7 @@ def load_side(file: Path, overrides: Sequence[str] = ()) -> ComparisonSide:
 
 
 def _load_result_file(file: Path, mapping: Mapping[str, Any], overrides: Sequence[str]) -> ComparisonSide:
-    """The scenario of a result, as if its file lay beside it."""
+    """The scenario in a result file. Its relative paths are resolved against the result file's folder."""
     scenario_mapping, recorded, name = (mapping.get(key) for key in ("scenario", "step_time_s", "name"))
     is_number = isinstance(recorded, (int, float)) and not isinstance(recorded, bool)
     if not (isinstance(scenario_mapping, dict) and is_number and isinstance(name, str)):
@@ -112,21 +119,21 @@ def _load_result_file(file: Path, mapping: Mapping[str, Any], overrides: Sequenc
 
 
 def _side_title(scenario: Scenario, file: Path, overrides: Sequence[str]) -> str:
-    """What it is of: the name where the file does not say it already, and what was changed."""
+    """The scenario's name and file, and its overrides."""
     name = str(file) if scenario.name == file.stem else f"{scenario.name} ({file})"
     return f"{name} with {', '.join(overrides)}" if overrides else name
 
 
-def _compare_results(results: "Sequence[SimulationResult]", sides: Sequence[ComparisonSide]) -> "ResultDifference":
+def _compare_results(results: "Sequence[SimulationResult]", names: Sequence[ComparisonSide]) -> "ResultDifference":
     from clustersim.report.result_difference import compare_results
 
     first, second = results
     notes = [
         note
-        for name, side, result in zip("AB", sides, results, strict=True)
+        for name, side, result in zip("AB", names, results, strict=True)
         for note in side.version_notes(name, result)
     ]
-    return compare_results(first, second, (sides[0].title, sides[1].title), tuple(notes))
+    return compare_results(first, second, (names[0].title, names[1].title), tuple(notes))
 
 
 def _write_page(difference: "ResultDifference", results: "Sequence[SimulationResult]", path: str) -> None:

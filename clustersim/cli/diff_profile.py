@@ -1,7 +1,7 @@
-"""What does `clustersim diff` do with a measured trace? Simulate the scenario, and look at it as a profiler would.
+"""What does `clustersim diff` do with a measured trace? Simulate the scenario, and read it as a profiler trace.
 
-The prediction is written as PyTorch's profiler writes traces, of the ranks that were measured, and read by the same
-reader, so both sides are folded by the same rules.
+The prediction is written in the format of PyTorch's profiler for the ranks that were measured, and read by
+the same reader, so that both sides are folded by the same rules.
 """
 
 import io
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 def show_profile_difference(
     measured: Path, scenario: Scenario, scenario_label: tuple[Path, str], outputs: Outputs
 ) -> bool:
-    """Compare what a profiler saw with the prediction of a scenario; whether the scenario fits in memory.
+    """Compare profiler traces with the prediction of a scenario; return whether the scenario fits in memory.
 
-    named: the scenario's file, and what it is of.
+    scenario_label: file and title of the scenario.
     """
     file, title = scenario_label
     if outputs.html is not None:
@@ -76,7 +76,7 @@ def _compare_profiles(traces: ProfilerTraces, result: "SimulationResult", title:
 
 
 def _predicted_traces(result: "SimulationResult", ranks: Sequence[int]) -> ProfilerTraces:
-    """What the profiler would have seen of some ranks of a simulated step."""
+    """The traces that a profiler would write for some ranks of a simulated step."""
     return parse_traces(result.scenario.name, _kineto_files(result, ranks))
 
 
@@ -94,7 +94,10 @@ def _kineto_files(result: "SimulationResult", ranks: Sequence[int]) -> Iterator[
 def _measured_title(traces: ProfilerTraces, step_count: int) -> str:
     step_text = "one step" if step_count == 1 else f"the median of {step_count} steps"
     rank_count = len(traces.ranks)
-    rank_text = f"{f'{rank_count:,} of ' if rank_count < traces.world_size else ''}{traces.world_size:,} rank{'s' * (traces.world_size > 1)}"
+    rank_text = (
+        f"{f'{rank_count:,} of ' if rank_count < traces.world_size else ''}{traces.world_size:,} "
+        f"rank{'s' * (traces.world_size > 1)}"
+    )
     return f"{traces.source} ({step_text}, {rank_text}{f', {traces.device_name}' if traces.device_name else ''})"
 
 
@@ -111,12 +114,12 @@ def _comparison_notes(traces: ProfilerTraces, result: "SimulationResult", wait_s
     ):
         yield f"A ran on {traces.device_name}, and B is of {accelerators[0].name}"
     if len(traces.ranks[0].step_numbers) == 1:
-        yield "A has one step alone, which is taken to last while anything of it runs; profile two steps or more"
+        yield "A has only one step, whose time is that of its first to last event; profile two steps or more"
     if not traces.has_shapes:
-        yield "A does not say sizes of products; profile with record_shapes=True to compare them"
+        yield "A has no matmul shapes; profile with record_shapes=True to compare them"
     if any(label.collective for rank in traces.ranks for label in rank.labels):
         wait_text = f" (here {format_seconds(wait_seconds)}, where all members have traces)" if wait_seconds else ""
-        yield f"A's collectives last while they wait for other ranks, too{wait_text}, B's while data move alone"
+        yield f"times of A's collectives include waiting for other ranks{wait_text}, those of B do not"
     if not result.fits_in_memory:
         yield f"B does not fit in memory; its step of {format_step_time(result.step_time)} could not be run"
 

@@ -1,4 +1,4 @@
-"""What does `clustersim explain` do? Say whether a measured step time is reasonable, and what would explain the gap."""
+"""What does `clustersim explain` do? Say whether a measured step time is reasonable, and what explains the gap."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from clustersim.validation.explain import CandidateCause, GapExplanation
 
-_RATIO_THRESHOLD: Final = 2.0  # of the gap: from here on times, not per cent
+_RATIO_THRESHOLD: Final = 2.0  # shares of the gap from here on are printed as a ratio, not in percent
 
 
 def explain_step(file: Path, measured: str, overrides: Sequence[str], json: str | None) -> None:
-    """Simulate the scenario as it stands and with each cause, and print (or write) the answer."""
+    """Simulate the scenario unchanged and with each possible cause, and print (or write) the explanation."""
     from clustersim.validation.explain import explain_gap, parse_step_time
 
     try:
@@ -48,7 +48,7 @@ def _print_explanation(explanation: "GapExplanation") -> None:
     lines: list[Text | Table] = [
         Text(explanation.verdict, style="bold"),
         Text(f"{result.scenario.name}: MFU {result.mfu():.1%} expected, {_measured_mfu(explanation):.1%} measured"),
-        Text(f"trust: {result.interval_description}", style="dim"),
+        Text(result.interval_description, style="dim"),
         Text(),
         Text("where the expected time goes"),
         breakdown_table(step_breakdown(result)),
@@ -56,7 +56,7 @@ def _print_explanation(explanation: "GapExplanation") -> None:
         Text(),
     ]
     if any(cause.is_visible for cause in explanation.causes):
-        lines += [Text(f"what would explain {_format_gap(explanation)}, each alone"), _cause_table(explanation)]
+        lines += [Text(f"what would explain {_format_gap(explanation)}, each in isolation"), _cause_table(explanation)]
     lines += [Text(line) for line in (*_hidden_cause_lines(explanation.causes), *explanation.notes)]
     Console().print(Group(*lines))
 
@@ -92,13 +92,13 @@ def _format_share(share: float) -> str:
 
 
 def _hidden_cause_lines(causes: "Sequence[CandidateCause]") -> list[str]:
-    """What changes next to nothing, and what would widen the gap, in a line each."""
+    """One line for causes with a negligible effect, one for causes that would widen the gap."""
     opposite = [f"{cause.description} ({format_step_time(cause.step_time)})" for cause in causes if cause.widens_gap]
     negligible = [
         cause.description.removeprefix("even with ") for cause in causes if not (cause.is_visible or cause.widens_gap)
     ]
     candidate_lines = [
-        (f"no visible part of the gap: {'; '.join(negligible)}", negligible),
-        (f"the other way: {'; '.join(opposite)}", opposite),
+        (f"negligible effect: {'; '.join(negligible)}", negligible),
+        (f"would widen the gap: {'; '.join(opposite)}", opposite),
     ]
     return [line for line, items in candidate_lines if items]

@@ -1,4 +1,4 @@
-"""What does `clustersim explore` do? Simulate a few dozen variants of a scenario and write a page to play with."""
+"""What does `clustersim explore` do? Simulate a few dozen variants of a scenario and write an interactive page."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""What does `clustersim export` do? Write a scenario in another program's arguments, and say what they leave out.
+"""What does `clustersim export` do?
+
+Write a scenario as another program's arguments, with remarks on what they cannot express.
 
 Or write its simulated step as execution traces (`export_chakra`).
 """
@@ -19,7 +21,7 @@ CHAKRA: Final = "chakra"
 
 
 def export_for_program(program: str, file: Path, overrides: Sequence[str], out: str, *, force: bool) -> bool:
-    """Write what a program reads; whether the scenario fits in memory, where that was looked at."""
+    """Write the input of another program; return whether the scenario fits in memory (True where not checked)."""
     if program == CHAKRA:
         from clustersim.cli.export_chakra import export_step
 
@@ -35,7 +37,7 @@ def export_for_program(program: str, file: Path, overrides: Sequence[str], out: 
 
 
 def _export_arguments(program: str, file: Path, overrides: Sequence[str], out: str) -> None:
-    """Read, write and read again; what the arguments do not say is said in them and on stderr."""
+    """Export and write the arguments; what they cannot express is remarked in them and on stderr."""
     if out != STDOUT:
         require_writable(out)
         if Path(out).exists() and file.exists() and Path(out).samefile(file):

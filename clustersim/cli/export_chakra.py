@@ -1,7 +1,8 @@
-"""What does `clustersim export chakra` do? Simulate a step, and write it as execution traces, a file for each rank.
+"""What does `clustersim export chakra` do? Simulate a step, and write it as execution traces, one file per rank.
 
-ASTRA-sim takes `--workload-configuration=DIR/trace` and `--comm-group-configuration=DIR/comm_groups.json`. The
-directory is new or empty, or holds an earlier export, whose files are replaced and whose other ranks' are removed.
+ASTRA-sim takes `--workload-configuration=DIR/trace` and `--comm-group-configuration=DIR/comm_groups.json`.
+The directory must be new or empty, or hold an earlier export: its files are replaced, and those of ranks
+that no longer exist are removed.
 """
 
 import json
@@ -25,7 +26,7 @@ MAX_TOTAL_BYTES: Final = 2**30
 
 
 def export_step(file: Path, overrides: Sequence[str], out: str, *, force: bool = False) -> bool:
-    """Simulate and write all ranks; whether the scenario fits in memory. force: whatever the size."""
+    """Simulate and write all ranks; return whether the scenario fits in memory. force: skip the size limit."""
     if out in ("", STDOUT):
         raise InputError("chakra is a file for each rank: name their directory, such as --out traces")
     scenario, folder = Scenario.load(file, overrides), Path(out)
@@ -62,7 +63,7 @@ def _write_traces(writer: "ChakraWriter", folder: Path, names: dict[str, int]) -
 
 
 def _check_folder(folder: Path) -> set[str]:
-    """The names of an earlier export's files; raise OutputError where anything else is there, or nothing can be."""
+    """File names of an earlier export; raise OutputError where the folder holds other files or is not writable."""
     if not folder.exists():
         require_writable(folder)
         return set()
@@ -83,11 +84,12 @@ def _check_folder(folder: Path) -> set[str]:
 def _check_size(folder: Path, size: Bytes) -> None:
     if size > MAX_TOTAL_BYTES:
         raise OutputError(
-            f"{folder}: all ranks would be about {format_bytes(size)}, above {format_bytes(MAX_TOTAL_BYTES)}; give fewer "
+            f"{folder}: all ranks would be about {format_bytes(size)}, above {format_bytes(MAX_TOTAL_BYTES)}; give "
+            "fewer "
             "microbatches (training.global_batch) or fewer GPUs, or write it all the same (--force)"
         )
 
 
 def _trace_file_name(rank: int) -> str:
-    """As ASTRA-sim looks for it: a common beginning, the rank, `et`."""
+    """The file name that ASTRA-sim expects: a common prefix, the rank, `et`."""
     return f"trace.{rank}.et"

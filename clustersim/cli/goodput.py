@@ -1,4 +1,4 @@
-"""What does `clustersim goodput` do? Simulate a job over the weeks of its run, with what breaks."""
+"""What does `clustersim goodput` do? Simulate a job over the weeks of its run, with failures."""
 
 import os
 from collections.abc import Sequence
@@ -12,7 +12,10 @@ from clustersim.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class GoodputOptions:
-    """Options as they were typed. workers: None for one per core; resume: a folder; tokens: empty for the file's."""
+    """Command-line options as typed.
+
+    workers: None for one per core; resume: a folder; tokens: empty for the scenario file's value.
+    """
 
     tokens: str = ""
     runs: int = 1000
@@ -22,7 +25,7 @@ class GoodputOptions:
 
 
 def show_goodput(file: Path, overrides: Sequence[str], options: GoodputOptions, outputs: Outputs) -> bool:
-    """Simulate, print and write what was found; whether all runs were made."""
+    """Simulate, print and write the result; return whether all runs were simulated."""
     from clustersim.reliability import simulate_goodput
 
     token_override = [f"economics.tokens={options.tokens}"] if options.tokens else []
@@ -36,7 +39,7 @@ def show_goodput(file: Path, overrides: Sequence[str], options: GoodputOptions, 
             options.seed,
             workers=options.workers or os.cpu_count() or 1,
             store=store,
-            progress=lambda what, done, total: report_progress(what, done, total or None),
+            progress=lambda label, done, total: report_progress(label, done, total or None),
         )
     if outputs.json is not None:
         write_json(result.to_json(), outputs.json)

@@ -1,4 +1,7 @@
-"""What does `clustersim import` do? Write the scenario of another program's arguments, and say what they leave open."""
+"""What does `clustersim import` do?
+
+Convert another program's arguments to a scenario, listing what they leave open.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -18,7 +21,7 @@ from clustersim.scenario.overrides import apply_overrides
 def import_scenario(
     program: str, file: Path, overrides: Sequence[str], cluster: str, gpus: int | None, out: str
 ) -> None:
-    """Read, check and write; what was passed over and what is assumed is said on stderr."""
+    """Read, check and write the scenario; ignored arguments and assumptions are listed on stderr."""
     if program not in IMPORTERS:
         raise InputError(f"{program!r} is no program whose arguments are read; {suggest_nearest(program, IMPORTERS)}")
     if out != STDOUT:

@@ -1,4 +1,4 @@
-"""Where do answers go? Every file that a command is asked to write is checked before time is spent on an answer."""
+"""Where is the output written? Every requested output file is checked before any time is spent on simulating."""
 
 import json
 import sys
@@ -12,12 +12,12 @@ from clustersim.common.files import require_writable, write_text_atomically
 
 STDOUT: Final = "-"
 EXIT_INTERRUPTED: Final = 130
-"""The exit status of what was stopped by Ctrl-C, with what was known by then."""
+"""Exit status of a command that Ctrl-C stopped; the results so far are written."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """Of which ranks traces are (empty: one of each kind), and whether they may be larger than the limit."""
+    """Options of trace files: ranks (empty: one of each equivalence class), and whether the size limit is lifted."""
 
     ranks: str = ""
     force: bool = False
@@ -25,7 +25,7 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Names as they were typed. json: a file or `-` for stdout; kineto: a directory; table: print one."""
+    """Output names as typed. json: a file or `-` for stdout; kineto: a directory; table: print a table."""
 
     json: str | None = None
     html: str | None = None
@@ -44,17 +44,17 @@ class Outputs:
 
     @property
     def trace_paths(self) -> dict[str, Path]:
-        """Option and path of all that is written span by span, directories among them."""
+        """Option and path of everything that is written span by span, directories included."""
         targets = {"--trace": self.trace, "--kineto": self.kineto, "--spans": self.spans}
         return {option: Path(name) for option, name in targets.items() if name is not None}
 
     @property
     def has_report(self) -> bool:
-        """Whether a table or a page is asked for."""
+        """Whether a table or a page is requested."""
         return self.table or self.html is not None
 
     def check_writable(self, inputs: Iterable[Path]) -> None:
-        """Raise InputError or OutputError for what cannot be written, or would replace one of the inputs."""
+        """Raise InputError or OutputError for outputs that cannot be written, or would overwrite an input."""
         self._check_names()
         for option, path in self.file_paths.items():
             require_writable(path)
@@ -97,12 +97,12 @@ class Outputs:
 
 
 def print_error(error: ClusterSimError) -> None:
-    """Say in one sentence on stderr what is wrong."""
+    """Print the error as one sentence on stderr."""
     print(f"error: {error}", file=sys.stderr, flush=True)
 
 
 def announce_file(path: str | Path, note: str = "") -> None:
-    """Say that a file was written; on a terminal its name is a link to it."""
+    """Print that a file was written; on a terminal its name is a hyperlink."""
     if not sys.stdout.isatty():
         print(f"wrote {path}{note}")
         return
@@ -115,7 +115,7 @@ def announce_file(path: str | Path, note: str = "") -> None:
 
 
 def write_json(content: Mapping[str, Any], path: str) -> None:
-    """Write plain data without NaN to a file, wholly or not at all; `-` is standard output."""
+    """Write plain data without NaN to a file atomically; `-` is standard output."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     if path == STDOUT:
         sys.stdout.write(text)

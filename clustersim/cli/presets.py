@@ -1,4 +1,4 @@
-"""What is shipped? Every name that a scenario can use, with the numbers to recognise it by."""
+"""Which presets are packaged? Every name that a scenario can use, with its main figures."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from clustersim.schedules.registry import SCHEDULE_NAMES
 
 
 def print_presets() -> None:
-    """Print models, clusters, accelerators, recipes of number formats, price lists, reliability, and schedules."""
+    """Print models, clusters, accelerators, precision recipes, price lists, reliability presets and schedules."""
     console = Console()
     console.print(_model_table())
     console.print(_mtp_note(), highlight=False)
@@ -30,7 +30,7 @@ def print_presets() -> None:
 
 
 def new_table(title: str, *columns: str) -> Table:
-    """An empty table whose first column is left-aligned and never cut."""
+    """An empty table whose first column is left-aligned and never truncated."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(columns[0], no_wrap=True)
     for column in columns[1:]:
@@ -56,19 +56,20 @@ def _model_table() -> Table:
 
 
 def _mtp_note() -> str:
-    """What was released beside the models: layers that predict further tokens."""
+    """The multi-token-prediction layers that models were released with."""
     entries = [
-        f"{name} {preset.mtp_layers} ({_format_billions(mtp_parameter_count(replace(preset.model, mtp_layers=preset.mtp_layers)))})"
+        f"{name} {preset.mtp_layers} "
+        f"({_format_billions(mtp_parameter_count(replace(preset.model, mtp_layers=preset.mtp_layers)))})"
         for name, preset in sorted(PRESETS.items())
         if preset.mtp_layers
     ]
-    return f"released with layers for multi-token prediction beside these (model.mtp_layers): {', '.join(entries)}\n"
+    return f"released with additional layers for multi-token prediction (model.mtp_layers): {', '.join(entries)}\n"
 
 
 def _format_billions(count: int) -> str:
-    """Four digits of it.
+    """A count in billions with four significant digits.
 
-    >>> [_billions(count) for count in (38_000_000, 12_879_925_248, 140_620_634_112, 1_026_408_209_408)]
+    >>> [_format_billions(count) for count in (38_000_000, 12_879_925_248, 140_620_634_112, 1_026_408_209_408)]
     ['0.04 B', '12.88 B', '140.6 B', '1,026 B']
     """
     billions = count / 1e9
@@ -76,7 +77,7 @@ def _format_billions(count: int) -> str:
 
 
 def _format_distinct_sizes(sizes: Iterable[int]) -> str:
-    """One size, or those of layers that differ."""
+    """One size, or the distinct sizes of layers that differ."""
     return " / ".join(f"{size:,}" for size in dict.fromkeys(sizes))
 
 
@@ -93,7 +94,7 @@ def _accelerator_table() -> Table:
     table = new_table("accelerator", "name", "memory", "bandwidth", "dense peak", "formats with scales")
     for name in data_files.list_names("accelerators"):
         gpu = load_accelerator(name)
-        dtype, peak = max(gpu.peak.items(), key=lambda item: (item[0].bytes == 2, item[1]))
+        dtype, peak = max(gpu.peak.items(), key=lambda format_peak: (format_peak[0].bytes == 2, format_peak[1]))
         memory = format_bytes(gpu.memory_bytes)
         low_precision = ", ".join(
             dtype_with_scales.value for dtype_with_scales in gpu.formats if dtype_with_scales in LOW_PRECISION_DTYPES
@@ -104,7 +105,7 @@ def _accelerator_table() -> Table:
 
 
 def _recipe_table() -> Table:
-    table = new_table("recipe of number formats (training.precision)", "name", "products", "description")
+    table = new_table("recipe of number formats (training.precision)", "name", "matmuls", "description")
     for name in data_files.list_names("recipes"):
         recipe = load_recipe(name)
         table.add_row(name, recipe.compute.value, recipe.description)
@@ -120,7 +121,7 @@ def _price_table() -> Table:
 
 
 def _reliability_table() -> Table:
-    table = new_table("what breaks, how often (reliability.preset)", "name", "kinds", "description")
+    table = new_table("failure rates (reliability.preset)", "name", "kinds", "description")
     for name in data_files.list_names("reliability"):
         preset = load_reliability(name)
         table.add_row(name, str(len(preset.failures)), preset.description)

@@ -1,6 +1,7 @@
-"""How is a user told that something takes a while?
+"""How does a user see the progress of a long operation?
 
-By a bar on stderr after two seconds on a terminal, by a line every ten seconds elsewhere: what is quick stays silent.
+By a progress bar on stderr after two seconds on a terminal, by a line every ten seconds elsewhere; quick
+operations print nothing.
 """
 
 import sys
@@ -17,23 +18,23 @@ LINE_INTERVAL_SECONDS = 10.0  # seconds between lines where there is no terminal
 
 @contextmanager
 def show_activity(label: str) -> Iterator[None]:
-    """Show a bar while the block runs, if it runs for long on a terminal."""
+    """Show a progress bar while the block runs, if it runs for long on a terminal."""
     with count_progress(label, None):
         yield
 
 
 @contextmanager
 def count_progress(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """The same for so many things; yields what is called with the number that are done."""
+    """The same for a known number of items; yields a callback that takes the number of items done."""
     with track_progress(label, total) as report_progress:
         yield lambda done: report_progress(label, done, total)
 
 
 @contextmanager
 def track_progress(label: str, total: int | None = None) -> Iterator[ProgressCallback]:
-    """The same for what is done in parts; yields what is called with the part, how much of it is done, and of how much.
+    """The same for work in stages; yields a callback that takes the stage's label, its items done and its total.
 
-    what, total: of the first part.
+    label, total: of the first stage.
     """
     if not sys.stderr.isatty():
         with _progress_lines(label, total) as report_progress:
@@ -59,7 +60,7 @@ def track_progress(label: str, total: int | None = None) -> Iterator[ProgressCal
 
 @contextmanager
 def _progress_lines(label: str, total: int | None) -> Iterator[ProgressCallback]:
-    """Say in plain text how far it is, now and then, until it is done."""
+    """Print the progress as plain lines at intervals until the block ends."""
     state, stop_event, started = [_ProgressState(label, 0, total)], threading.Event(), monotonic()
 
     def print_periodically() -> None:
@@ -71,14 +72,16 @@ def _progress_lines(label: str, total: int | None) -> Iterator[ProgressCallback]
     printer = threading.Thread(target=print_periodically, daemon=True)
     printer.start()
     try:
-        yield lambda part, done, stage_total: state.__setitem__(0, _ProgressState(part, done, stage_total))
+        yield lambda stage_label, done, stage_total: state.__setitem__(
+            0, _ProgressState(stage_label, done, stage_total)
+        )
     finally:
         stop_event.set()
         printer.join()
 
 
 class _ProgressState(NamedTuple):
-    """How far something is."""
+    """Progress of the current stage."""
 
     label: str
     done: int

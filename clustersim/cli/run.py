@@ -1,4 +1,4 @@
-"""What does `clustersim run` do? Read a scenario, simulate it, write what was asked for, say whether it fits."""
+"""What does `clustersim run` do? Read a scenario, simulate it, write the requested outputs, return whether it fits."""
 
 import math
 import sys
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool:
-    """Read, simulate and answer; whether the scenario fits in memory."""
+    """Read the scenario, simulate and report; return whether it fits in memory."""
     scenario = Scenario.load(file, overrides)
     return simulate_and_report(scenario, (file, *scenario.files), outputs)
 
 
 def simulate_and_report(scenario: Scenario, inputs: Sequence[Path], outputs: Outputs) -> bool:
-    """Simulate and answer; whether the scenario fits in memory. inputs: all that it was read from."""
+    """Simulate, write and print the result; return whether the scenario fits in memory. inputs: all files read."""
     outputs.check_writable(inputs)
     _check_trace_ranks(scenario, outputs)
     if outputs.table:
@@ -43,7 +43,7 @@ def simulate_and_report(scenario: Scenario, inputs: Sequence[Path], outputs: Out
 
 
 def _check_trace_ranks(scenario: Scenario, outputs: Outputs) -> None:
-    """Refuse ranks that are not there before anyone waits."""
+    """Raise InputError for ranks that do not exist, before anything is simulated."""
     if outputs.trace_paths:
         from clustersim.report.export.rank_selection import validate_rank_selection
 
@@ -51,7 +51,7 @@ def _check_trace_ranks(scenario: Scenario, outputs: Outputs) -> None:
 
 
 def _warn_long_simulation(scenario: Scenario) -> None:
-    """Say beforehand what takes long; the answer says it again."""
+    """Warn in advance about a long simulation; the result repeats the warning."""
     from clustersim.scenario.validation_rules.warnings import slow_simulation_warnings
 
     for warning in slow_simulation_warnings(scenario):
@@ -59,7 +59,7 @@ def _warn_long_simulation(scenario: Scenario) -> None:
 
 
 def _write_traces(result: "SimulationResult", outputs: Outputs) -> dict[str, str]:
-    """Write what is written span by span; say by option of how many ranks, if not of all."""
+    """Write the traces; by option, the note on how many ranks they contain, if not all."""
     if not outputs.trace_paths:
         return {}
     from clustersim.report.export.rank_selection import select_ranks_by_terms
@@ -69,7 +69,7 @@ def _write_traces(result: "SimulationResult", outputs: Outputs) -> dict[str, str
 
 
 def _write_trace_format(result: "SimulationResult", option: str, ranks: list[int], outputs: Outputs) -> str:
-    """Write one kind of trace; the note that says of how many ranks it is."""
+    """Write one trace format; return the note on how many ranks it contains."""
     from clustersim.report.export.write_traces import (
         MAX_FILE_BYTES,
         write_kineto_files,
@@ -92,7 +92,7 @@ def _write_trace_format(result: "SimulationResult", option: str, ranks: list[int
 
 
 def _announce_large_trace(result: "SimulationResult", path: Path, ranks: list[int]) -> None:
-    """Say how much is about to be written, where that takes a while."""
+    """Print the number of spans that are about to be written, where that takes a while."""
     from clustersim.report.export.write_traces import LARGE_SPAN_COUNT, count_spans
 
     span_count = count_spans(result, ranks)
@@ -101,7 +101,7 @@ def _announce_large_trace(result: "SimulationResult", path: Path, ranks: list[in
 
 
 def _write_page(result: "SimulationResult", path: str) -> None:
-    """Write the page, with changes of the scenario and a published run that are simulated for it."""
+    """Write the HTML page, with what-if changes and the nearest published run, which are simulated for it."""
     from clustersim.common.files import write_text_atomically
     from clustersim.planning.what_if import run_what_ifs
     from clustersim.report.run_page import run_page

@@ -1,4 +1,4 @@
-"""What does `clustersim search` do? Look for the best layouts of a scenario's job, and say why they are."""
+"""What does `clustersim search` do? Search for the best layouts of a scenario's job, and explain the ranking."""
 
 import os
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from clustersim.planning.layouts import SearchSpace
     from clustersim.results.search_result import LayoutResult, SearchResult
 
-_MAX_SERIAL_LAYOUTS: Final = 64  # layouts for which another process is not worth its start
+_MAX_SERIAL_LAYOUTS: Final = 64  # layouts up to which starting worker processes does not pay off
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """Options as they were typed. workers: None for one per core; resume: a folder."""
+    """Command-line options as typed. workers: None for one per core; resume: a folder."""
 
     fix: tuple[str, ...] = ()
     vary: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class SearchOptions:
 
 
 def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions, outputs: Outputs) -> bool:
-    """Search, print and write what was found; whether it was all looked at."""
+    """Search, print and write the result; return whether the whole space was searched."""
     from clustersim.planning.layouts import LayoutSearch
     from clustersim.planning.layouts.executors import open_executor
     from clustersim.planning.layouts.objective import parse_objective
@@ -52,11 +52,11 @@ def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions,
         track_progress("weighing layouts") as report_progress,
     ):
 
-        def progress(what: str, done: int, total: int, best: "LayoutResult | None") -> None:
+        def progress(stage_label: str, done: int, total: int, best: "LayoutResult | None") -> None:
             from clustersim.common.units import format_step_time
 
             best_text = "" if best is None else f" (best so far {format_step_time(best.step_time)})"
-            report_progress(f"{what}{best_text}", done, total)
+            report_progress(f"{stage_label}{best_text}", done, total)
 
         raw_result = LayoutSearch(space, options.top, objective, worker_count, store, executor).run(progress)
     result = replace(raw_result, base_overrides=tuple(overrides))
@@ -72,7 +72,7 @@ def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions,
 
 
 def search_space(scenario: Scenario, options: SearchOptions) -> "SearchSpace":
-    """The space that options name."""
+    """The search space that the options describe."""
     from clustersim.planning.layouts import SearchSpace
 
     fixed = _parse_key_values("--fix", options.fix)
@@ -89,7 +89,7 @@ def search_space(scenario: Scenario, options: SearchOptions) -> "SearchSpace":
 
 
 def _parse_key_values(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Keys with what is said of each."""
+    """Values by key, as typed in repeated options."""
     values_by_key: dict[str, str] = {}
     for key, value in (_parse_key_value(option, text) for text in texts):
         if key in values_by_key:
@@ -109,7 +109,7 @@ def _parse_key_value(option: str, text: str) -> tuple[str, str]:
 
 
 def _parse_values(key: str, text: str) -> list[str]:
-    """The values of a list with commas, of which mappings are one."""
+    """The values of a comma-separated list; YAML mappings count as one value each."""
     try:
         values = parse_yaml(f"[{text}]")
     except InputError as error:

@@ -1,4 +1,4 @@
-"""How is a cluster wired, and which tier does each axis of a layout cross? Tables, and a picture on request."""
+"""How is a cluster wired, and which tier does each axis of a layout cross? Tables, and a diagram on request."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,9 +24,9 @@ _CLUSTER_KEYS: Final = ("node", "accelerator", "fabric")
 
 
 def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: str | None) -> None:
-    """Print a cluster's tiers and, of a scenario, which axis crosses which; write a picture to `html`.
+    """Print a cluster's tiers and, for a scenario, which axis crosses which tier; write a diagram to `html`.
 
-    overrides: of keys of a scenario; gpus: of a cluster.
+    overrides: of scenario keys; gpus: GPU count of a cluster.
     """
     cluster, spans, files = _load_cluster_and_axes(name, overrides, gpus)
     Outputs(html=html).check_writable(files)
@@ -47,7 +47,7 @@ def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: s
 def _load_cluster_and_axes(
     name: str, overrides: Sequence[str], gpus: int | None
 ) -> tuple[Cluster, tuple[AxisLocality, ...], list[Path]]:
-    """A cluster, the axes of a scenario's layout, and the files that were read."""
+    """The cluster, the axis spans of a scenario's layout (empty for a cluster), and the files that were read."""
     if data_files.is_path(name):
         content = data_files.read_mapping(Path(name))
         if any(key in content for key in _SCENARIO_KEYS):
@@ -77,7 +77,8 @@ def _require_packaged_cluster(name: str) -> None:
 def _unrecognized_message(content: dict[str, Any]) -> str:
     keys = ", ".join(map(str, list(content)[:8])) or "no keys"
     return (
-        f"is neither a scenario (which has {' and '.join(_SCENARIO_KEYS)}) nor a cluster (which has {', '.join(_CLUSTER_KEYS)}, "
+        f"is neither a scenario (which has {' and '.join(_SCENARIO_KEYS)}) nor a cluster (which has "
+        f"{', '.join(_CLUSTER_KEYS)}, "
         f"or the nodes and edges of a graph); it has {keys}"
     )
 
@@ -91,7 +92,8 @@ def _load_scenario(
     cluster, layout = scenario.cluster, scenario.layout
     if gpus not in (None, cluster.gpu_count):
         raise InputError(
-            f"--gpus {gpus:,}: {path} is a scenario, whose layout needs {cluster.gpu_count:,} GPUs; leave --gpus out, or "
+            f"--gpus {gpus:,}: {path} is a scenario, whose layout needs {cluster.gpu_count:,} GPUs; leave --gpus "
+            "out, or "
             "change the layout (--set layout.dp=2)"
         )
     spans = axis_localities(layout, cluster.fabric, scenario.placement)
@@ -108,7 +110,7 @@ def _tier_table(tiers: Sequence[FabricTier]) -> Table:
 
 
 def _axis_table(spans: Sequence[AxisLocality], names: Sequence[str], tiers: Sequence[FabricTier]) -> Table:
-    """Which axis crosses which tier, between neighbours of its groups."""
+    """Which tiers each axis crosses, between neighbours of its groups."""
     table = new_table("", "axis", "GPUs", "groups", "stride", "nodes", "up to")
     table.add_column("links between neighbours")
     for span in spans:

@@ -1,9 +1,9 @@
-"""What does `clustersim validate` do? Predict published cases, or a user's, and say how far off the predictions are.
+"""What does `clustersim validate` do? Predict published cases, or a user's, and report the errors.
 
-clustersim validate                     all shipped cases
-clustersim validate steps [FILE.csv]    one kind: the shipped cases, or those of a file
+clustersim validate                     all packaged cases
+clustersim validate steps [FILE.csv]    one kind: the packaged cases, or those of a file
 clustersim validate steps --set KEY=VALUE  steps with keys of their scenarios changed, such as cost.network
-clustersim validate show CASE_ID        one shipped case: its scenario, and where the predicted time goes
+clustersim validate show CASE_ID        one packaged case: its scenario, and where the predicted time goes
 clustersim validate show [KIND] FILE.csv CASE_ID  one case of a file
 """
 
@@ -28,7 +28,7 @@ from clustersim.validation.summary import ValidationSummary
 
 
 def run_validation(arguments: Sequence[str], options: ValidationOptions, outputs: Outputs) -> None:
-    """Answer; words: what stands behind `validate`, without options."""
+    """Run one form of the command. arguments: the positional arguments after `validate`."""
     if options.changes and list(arguments[:1]) != [KINDS[0]]:
         raise InputError(f"--set {options.changes[0]}: is for steps, as in clustersim validate steps --set")
     match arguments:
@@ -48,7 +48,7 @@ def run_validation(arguments: Sequence[str], options: ValidationOptions, outputs
 
 
 def _is_kind(argument: str) -> bool:
-    """Whether it is one; raise InputError with the nearest if not."""
+    """True for a kind of measurement; otherwise raise InputError that suggests the nearest."""
     if argument in KINDS:
         return True
     if argument == SHOW:
@@ -66,7 +66,7 @@ def _is_kind(argument: str) -> bool:
 
 
 def validate_table(kind: ValidationKind, file: Path | None, options: ValidationOptions, outputs: Outputs) -> None:
-    """Predict the cases of a file, or the shipped ones of a kind."""
+    """Predict the cases of a file, or the packaged ones of a kind."""
     path = file or kind.data_file
     all_cases = kind.read(path)
     outputs.check_writable([path])
@@ -79,7 +79,7 @@ def validate_table(kind: ValidationKind, file: Path | None, options: ValidationO
 
 
 def validate_published(options: ValidationOptions, outputs: Outputs) -> None:
-    """Predict all shipped cases."""
+    """Predict all packaged cases."""
     kinds = [load_kind(name, options) for name in KINDS]
     all_cases = [kind.read(kind.data_file) for kind in kinds]
     outputs.check_writable([kind.data_file for kind in kinds])
@@ -106,7 +106,7 @@ def _no_case_error(options: ValidationOptions, cases: Sequence[ValidationCase]) 
 def _report_summaries(
     summaries: Sequence[ValidationSummary], content: Mapping[str, Any], title: str, outputs: Outputs
 ) -> None:
-    """Write what was asked for, and print the tables."""
+    """Write the requested files, and print the tables."""
     if outputs.json is not None:
         write_json(content, outputs.json)
     if outputs.html is not None:

@@ -1,4 +1,4 @@
-"""Which kinds of measurement can be validated? Each is read and predicted by its own part of `validation_page`."""
+"""Which kinds of measurement can be validated? Each is read and predicted by its own module of `validation_page`."""
 
 import difflib
 from collections.abc import Callable, Sequence
@@ -14,15 +14,16 @@ from clustersim.validation.summary import ValidationSummary, summarize_steps
 
 KINDS: Final = ("steps", "memory", "collectives", "kernels", "reliability")
 SHOW: Final = "show"
-MAX_ARGUMENTS_BEFORE_ID: Final = 2  # words between `write_figures` and the id of a case: its kind and its file
+MAX_ARGUMENTS_BEFORE_ID: Final = 2  # arguments between `write_figures` and the id of a case: its kind and its file
 _MAX_SUGGESTED_IDS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationOptions:
-    """Which cases, and how. only: a part of their ids; workers: processes, None for one per core.
+    """Which cases are predicted, and how.
 
-    changes: keys that are changed in the scenarios of steps, as `key=value`.
+    only: substring of their ids; workers: processes, None for one per core; changes: overrides of the scenarios
+    of steps, as `key=value`.
     """
 
     only: str = ""
@@ -30,15 +31,15 @@ class ValidationOptions:
     changes: tuple[str, ...] = ()
 
     def select(self, cases: Sequence[ValidationCase]) -> list[ValidationCase]:
-        """The cases that are chosen."""
+        """The selected cases."""
         return [case for case in cases if self.only in case.text("case_id")]
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationKind:
-    """One kind: where its shipped cases are, how a table is read, how its cases are predicted and summed up.
+    """One kind of measurement: its packaged cases, and how its tables are read, predicted and summarized.
 
-    needed: the columns that a table of it has.
+    data_file: table of the packaged cases; required_columns: of a table of this kind.
     """
 
     name: str
@@ -49,7 +50,7 @@ class ValidationKind:
 
 
 def load_kind(name: str, options: ValidationOptions) -> ValidationKind:
-    """One of KINDS, imported when it is asked for."""
+    """The kind of that name (one of KINDS); its module is imported on demand."""
     match name:
         case "steps":
             return _step_kind(options)
@@ -123,12 +124,12 @@ def _make_summarizer(
 
 
 def is_csv_name(argument: str) -> bool:
-    """Whether a word is the name of a table."""
+    """Whether an argument is the name of a CSV table."""
     return Path(argument).suffix.casefold() == ".csv"
 
 
 def detect_kind(path: Path, options: ValidationOptions) -> ValidationKind:
-    """The kind of a table, by its columns; raise InputError where it is of none, or could be of several."""
+    """The kind of a table, by its columns; raise InputError where none or several match."""
     columns, kinds = read_columns(path), [load_kind(name, options) for name in KINDS]
     matches = [kind for kind in kinds if not missing_columns(columns, kind.required_columns)]
     if len(matches) > 1:
@@ -146,9 +147,9 @@ def detect_kind(path: Path, options: ValidationOptions) -> ValidationKind:
 def suggest_case_ids(
     case_id: str, cases: Sequence[ValidationCase], list_command: str = "clustersim validate --json -"
 ) -> str:
-    """End a sentence about an unknown case id: those that contain it or are nearest, not all of a thousand.
+    """End of a sentence about an unknown case id: the ids that contain it or are most similar, at most five.
 
-    listed: the command that lists them.
+    list_command: the command that lists all ids.
     """
     ids = list(dict.fromkeys(case.text("case_id") for case in cases))
     folded = {name.casefold(): name for name in ids}

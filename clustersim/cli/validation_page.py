@@ -1,4 +1,4 @@
-"""How do summaries become a page? Their comparisons and qualities, as the plain rows that the report draws."""
+"""How do summaries become a page? Their comparisons and error statistics, as plain table rows for the report."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,7 +67,7 @@ def _page_section(summary: ValidationSummary) -> ValidationSection:
 
 
 def _comparisons_by_source(summary: ValidationSummary) -> Iterator[tuple[str, CaseComparison]]:
-    """All cases, with what their sources are called."""
+    """All comparisons with the displayed names of their sources."""
     yield from ((comparison.source, comparison) for comparison in summary.comparisons)
     yield from ((simulated_source_label(comparison.source), comparison) for comparison in summary.simulated_by_others)
 

@@ -1,4 +1,4 @@
-"""What is one published case? Its scenario as a file would hold it, and the prediction beside what was measured."""
+"""What is one published case? Its scenario as a file would hold it, and the prediction next to the measurement."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def show_case(location: Sequence[str], case_id: str, options: ValidationOptions, outputs: Outputs) -> None:
-    """Print the case; a step with where its predicted time goes. which: nothing, or [kind,] file of the case."""
+    """Print one case; for a step, also where its predicted time goes. location: empty, or [kind,] file of the case."""
     if options.only:
         raise InputError(f"--only {options.only}: is for tables of cases; validate show takes one id")
     kind, cases = _find_case_in_file(location, case_id, options) if location else _find_published_case(case_id, options)
@@ -43,7 +43,7 @@ def show_case(location: Sequence[str], case_id: str, options: ValidationOptions,
 
 
 def _find_published_case(case_id: str, options: ValidationOptions) -> tuple[ValidationKind, list[ValidationCase]]:
-    """The shipped rows with that id, of the first kind that has them; raise InputError with the nearest ids."""
+    """The packaged measurements with that id, of the first kind that has them; raise InputError with similar ids."""
     if is_csv_name(case_id):
         raise InputError(
             f"validate show {case_id}: say which of its cases, as in clustersim validate show {case_id} CASE_ID"
@@ -62,7 +62,7 @@ def _find_published_case(case_id: str, options: ValidationOptions) -> tuple[Vali
 def _find_case_in_file(
     location: Sequence[str], case_id: str, options: ValidationOptions
 ) -> tuple[ValidationKind, list[ValidationCase]]:
-    """The rows of a file with that id, and what the file holds; raise InputError with the nearest ids."""
+    """The measurements with that id in a file, and the file's kind; raise InputError with similar ids."""
     *kinds, name = location
     if any(kind not in KINDS for kind in kinds):
         raise InputError(
@@ -83,7 +83,7 @@ def _find_case_in_file(
 
 
 def _show_step(case: ValidationCase, outputs: Outputs) -> None:
-    """A step: why there is no prediction, or all that there is to it."""
+    """Print and write a step: its prediction, or why there is none."""
     from clustersim.validation.steps import error_groupings, predicted_step_seconds, step_time_interval
 
     mapping, result, reason = _simulate_case(case)
@@ -106,7 +106,7 @@ def _show_step(case: ValidationCase, outputs: Outputs) -> None:
 
 
 def _simulate_case(case: ValidationCase) -> "tuple[dict[str, Any] | None, SimulationResult | None, str | None]":
-    """What a scenario file would hold, the answer, and why there is none; as many of them as there are."""
+    """The scenario mapping, the result, and why there is no result; None for what is missing."""
     from clustersim.simulation import simulate
     from clustersim.validation.case_scenario import scenario_mapping
     from clustersim.validation.steps import build_scenario
@@ -150,7 +150,7 @@ def _print_step(
 def _comparison_lines(
     case: ValidationCase, comparison: CaseComparison, formatter: Callable[[float], str]
 ) -> Iterator[str]:
-    """Measured and predicted, and where the measurement is from."""
+    """Measured and predicted values, and the source of the measurement."""
     yield f"{comparison.case_id}"
     label = "measured" if is_measured(case) else "simulated"
     yield f"  {label:<10} {formatter(comparison.measured) if math.isfinite(comparison.measured) else 'not stated'}"
@@ -163,10 +163,10 @@ def _comparison_lines(
         verdict = (
             f": measured is {'inside' if comparison.is_inside_interval else 'outside'}" if is_measured(case) else ""
         )
-        yield f"  expected   {formatter(comparison.interval.low)} to {formatter(comparison.interval.high)}{verdict}"
+        yield f"  interval   {formatter(comparison.interval.low)} to {formatter(comparison.interval.high)}{verdict}"
     key_columns = (
         ("collective", "bytes") if case.text("collective") else ("quantity", "rank")
-    )  # of several rows of one case
+    )  # distinguish several measurements of one case
     origin = () if is_measured(case) else ("step_time_origin",)
     present_columns = (
         name for name in (*key_columns, "source", "locator", *origin, "quality", "notes") if case.text(name)
@@ -175,7 +175,7 @@ def _comparison_lines(
 
 
 def _show_measurements(kind: ValidationKind, cases: Sequence[ValidationCase], outputs: Outputs) -> None:
-    """All rows of a case of another kind."""
+    """Print and write all measurements of a case that is not a step."""
     if outputs.html is not None:
         raise InputError(f"--html: cases of {kind.name} have no page of their own; clustersim validate {kind.name} has")
     comparisons = kind.summarize(cases).comparisons

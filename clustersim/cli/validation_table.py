@@ -1,4 +1,4 @@
-"""How does a terminal show how far predictions are off? A table by source, one for each factor, and what is missing."""
+"""How does a terminal show prediction errors? A table by source, one per factor, and what is not covered."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,29 +26,29 @@ TITLES: Final[Mapping[str, str]] = {
     "reliability": "reliability",
 }
 VALUE_FORMATS: Final[Mapping[str, Callable[[float], str]]] = {"memory": format_bytes, "reliability": format_number}
-"""How a quantity of a table is told, where it is no time."""
-INTERVAL_COLUMNS: Final = ("regime", "cases", "sources", "inside", "published, left out")
+"""Formatters of a table's quantity, where that is not a time."""
+INTERVAL_COLUMNS: Final = ("stratum", "cases", "sources", "inside", "leave-one-source-out")
 PAIR_COLUMNS: Final = ("case", "with", "measured", "predicted", "error")
 PAIR_TITLES: Final = {
     "formats": "speed-up over bf16, of the same case published in both",
     "experts": "speed-up of mixtures, of the same case published without",
 }
-"""What tables of pairs are called, by what the pairs differ in."""
-RANKING_COLUMNS: Final = ("source", "sets", "cases", "right", "regret", "by chance", "tau")
+"""Titles of tables of pairs, by what the two cases of a pair differ in."""
+RANKING_COLUMNS: Final = ("source", "sets", "cases", "right", "regret", "random baseline", "tau")
 _NO_VALUE: Final = "–"
 _MAX_REASONS: Final = 12
 _MAX_NAME_LENGTH: Final = 80
-_MAX_LISTED_CASES: Final = 30  # of a table whose cases are listed one by one
+_MAX_LISTED_CASES: Final = 30  # up to this number cases are listed one by one
 _LEGEND: Final = (
-    "mean and median: of absolute errors; bias and worst: with their sign, below zero where the prediction is too "
-    "fast or too small; macro mean: every source counts once; right: sets whose fastest layout was predicted; "
-    "regret: what is chosen by prediction takes longer than the fastest measured, on average; by chance: the same of a "
-    "blind choice"
+    "mean and median: of absolute errors; bias and worst: signed, negative where the prediction is too fast or too "
+    "small; macro mean: equal weight for every source; right: sets whose fastest layout was predicted; regret: mean "
+    "excess time of the layout predicted to be fastest over the fastest measured; random baseline: the same for a "
+    "layout selected at random"
 )
 
 
 def print_summaries(summaries: Sequence[ValidationSummary]) -> None:
-    """Print all that is known of each table."""
+    """Print all tables and notes of each summary."""
     console = Console()
     for summary in summaries:
         for element in _summary_elements(summary):
@@ -97,21 +97,21 @@ def _source_table(summary: ValidationSummary) -> Table:
 
 
 def _interval_table(coverages: Mapping[str, IntervalCoverage]) -> Table:
-    table = new_table("measured inside the expected band", *INTERVAL_COLUMNS)
+    table = new_table("coverage of the 90% prediction interval", *INTERVAL_COLUMNS)
     for stratum, coverage in coverages.items():
         table.add_row(Text(stratum), *interval_cells(stratum, coverage))
     return table
 
 
 def interval_cells(stratum: str, coverage: IntervalCoverage) -> tuple[str, ...]:
-    """The cells below BANDED, but for the first."""
+    """The cells of INTERVAL_COLUMNS except the first."""
     published = load_uncertainty_model().coverage_by_stratum.get(stratum)
     holdout_coverage = None if published is None else published.covered_share
     return f"{coverage.n:,}", f"{coverage.sources:,}", format_percent(coverage.share), format_percent(holdout_coverage)
 
 
 def _case_table(summary: ValidationSummary) -> Table:
-    """Every case, with why it was skipped."""
+    """One row per case, with the reason where it was skipped."""
     table = new_table("each case", "case", "measured", "predicted", "error", "")
     table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     formatter = VALUE_FORMATS.get(summary.table_kind, format_step_time)
@@ -143,28 +143,28 @@ def _quality_table(title: str, name: str, values: Mapping[str, ErrorStatistics])
 
 
 def _truncate(name: str) -> str:
-    """Names of a table that a user brings may be of any length."""
+    """Shorten names, which in a user's table may be of any length."""
     return name if len(name) <= _MAX_NAME_LENGTH else f"{name[:_MAX_NAME_LENGTH]}..."
 
 
 def source_subsets(summary: ValidationSummary, source: str) -> dict[str, ErrorStatistics]:
-    """The kinds of runs that a source mixes, by name."""
+    """Error statistics of the subsets (kinds of runs) of one source, by name."""
     return {name: quality for name, quality in (summary.subsets or {}).items() if name.startswith(f"{source} ")}
 
 
 def simulated_rows(summary: ValidationSummary) -> list[tuple[str, tuple[str, ...]]]:
-    """What predictions are beside those of other simulators, with the cells below HEADS."""
+    """Error statistics relative to results of other simulators: a label and the cells of QUALITY_COLUMNS."""
     quality_by_source = statistics_by_source(summary.simulated_by_others)
     return [(simulated_source_label(source), quality_cells(quality)) for source, quality in quality_by_source.items()]
 
 
 def simulated_source_label(source: str) -> str:
-    """What cases of a source are called whose times somebody simulated."""
+    """The label of a source whose times were simulated, not measured."""
     return f"not measured: simulated, {source or 'not stated'}"
 
 
 def quality_cells(quality: ErrorStatistics) -> tuple[str, ...]:
-    """The cells below HEADS."""
+    """The cells of QUALITY_COLUMNS."""
     counts, sizes = (
         (f"{quality.n:,}", f"{quality.skipped:,}"),
         (format_percent(quality.mape), format_percent(quality.median_ape)),
@@ -173,7 +173,7 @@ def quality_cells(quality: ErrorStatistics) -> tuple[str, ...]:
 
 
 def macro_rows(summary: ValidationSummary) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The line of all sources, and those of dense models and of mixtures where a table has both."""
+    """The macro-average over all sources, and over dense and MoE models where a table has both."""
     if summary.macro_average is not None:
         yield macro_row(summary.macro_average)
     for kind, means in summary.macro_by_model_type.items():
@@ -182,7 +182,7 @@ def macro_rows(summary: ValidationSummary) -> Iterator[tuple[str, tuple[str, ...
 
 
 def macro_row(means: MacroAverage) -> tuple[str, tuple[str, ...]]:
-    """The name of the line and the cells below HEADS."""
+    """The name of the row and the cells of QUALITY_COLUMNS."""
     name = f"macro mean, {means.sources} {'source' if means.sources == 1 else 'sources'}"
     return name, ("", "", format_percent(means.mape), "", format_signed_percent(means.bias), "")
 
@@ -190,7 +190,7 @@ def macro_row(means: MacroAverage) -> tuple[str, tuple[str, ...]]:
 def format_percent(value: float | None) -> str:
     """A fraction in percent, a dash where there is none.
 
-    >>> percent(0.0314), percent(None)
+    >>> format_percent(0.0314), format_percent(None)
     ('3.1%', '–')
     """
     return _NO_VALUE if value is None else f"{value:.1%}"
@@ -199,14 +199,14 @@ def format_percent(value: float | None) -> str:
 def format_signed_percent(value: float | None) -> str:
     """A fraction in percent with its sign.
 
-    >>> signed(0.031), signed(-0.2), signed(None)
+    >>> format_signed_percent(0.031), format_signed_percent(-0.2), format_signed_percent(None)
     ('+3.1%', '-20.0%', '–')
     """
     return _NO_VALUE if value is None else f"{value:+.1%}"
 
 
 def coverage_notes(summary: ValidationSummary) -> Iterator[str]:
-    """How many cases are predicted of those that should be, and whether runs fit, in sentences."""
+    """Sentences on how many expressible cases are predicted, and on whether runs fit in memory."""
     if summary.comparisons or not summary.simulated_by_others:
         yield _coverage_note("coverage", summary.coverage)
     for kind, kind_coverage in summary.coverage_by_category.items():
@@ -220,11 +220,14 @@ def coverage_notes(summary: ValidationSummary) -> Iterator[str]:
     )
     if judged_count:
         unfit_text = f": {', '.join(map(_truncate, summary.measured_but_unfit))}" if summary.measured_but_unfit else ""
-        yield f"ran, but would not fit in memory as predicted: {len(summary.measured_but_unfit):,} of {judged_count:,} runs{unfit_text}"
+        yield (
+            f"ran, but would not fit in memory as predicted: {len(summary.measured_but_unfit):,} of "
+            f"{judged_count:,} runs{unfit_text}"
+        )
 
 
 def _memory_verdict_note(verdicts: Sequence[MemoryFitVerdict]) -> str:
-    """Of how many runs it is known whether they fit, and of which it is wrong."""
+    """For how many runs it is known whether they fit, and for which the prediction is wrong."""
     predicted_verdicts = [verdict for verdict in verdicts if verdict.predicted is not None]
     wrong = [verdict.case_id for verdict in predicted_verdicts if not verdict.is_correct]
     text = (
@@ -242,7 +245,7 @@ def _coverage_note(name: str, coverage: PredictionCoverage) -> str:
 
 
 def _skip_reason_table(reasons: Mapping[str, tuple[str, ...]]) -> Iterator[Table | Text]:
-    """The reasons of most cases, a line each, with one of the cases."""
+    """The most frequent skip reasons, one line each, with an example case."""
     if not reasons:
         return
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -280,12 +283,12 @@ def _pair_table(title: str, pairs: SpeedupPairs) -> Table:
 
 
 def pair_cells(pair: SpeedupPair) -> tuple[str, ...]:
-    """The cells below PAIRED, but for the first."""
+    """The cells of PAIR_COLUMNS except the first."""
     return pair.change, f"{pair.measured:.2f}", f"{pair.predicted:.2f}", format_signed_percent(pair.error)
 
 
 def ranking_cells(ranking: LayoutRanking) -> tuple[str, ...]:
-    """The cells below RANKED."""
+    """The cells of RANKING_COLUMNS."""
     tau = _NO_VALUE if ranking.mean_kendall_tau is None else f"{ranking.mean_kendall_tau:.2f}"
     counts = (f"{count:,}" for count in (len(ranking.sets), ranking.case_count, ranking.correct_count))
     return *counts, format_percent(ranking.mean_regret), format_percent(ranking.mean_random_regret), tau

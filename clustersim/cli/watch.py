@@ -1,8 +1,8 @@
-"""What does `clustersim run --watch` do? Answer again whenever a file of the scenario is saved, until Ctrl-C.
+"""What does `clustersim run --watch` do? Simulate again whenever a file of the scenario is saved, until Ctrl-C.
 
-A few times a second each file is asked when it was written, how long it is and which one on the disk it is: that
-works on every file system, and also where an editor puts a new file in the place of the old one. A save is over when
-two looks in a row see the same. A file that is gone may be about to come back, and is given longer.
+The modification time, size and inode of each file are polled a few times a second: that works on every file
+system, and also where an editor replaces the file with a new one. A save is complete when two successive
+polls agree. A missing file may be about to be replaced, and is waited for longer.
 """
 
 import sys
@@ -18,17 +18,17 @@ from clustersim.common.data_files import read_text
 from clustersim.common.errors import ClusterSimError
 from clustersim.scenario import Scenario
 
-POLL_SECONDS: Final = 0.2  # seconds between looks
-_MISSING_FILE_POLLS: Final = 10  # looks after which a file is gone for good
+POLL_SECONDS: Final = 0.2  # seconds between polls
+_MISSING_FILE_POLLS: Final = 10  # polls after which a missing file counts as deleted
 
 FileStamp = tuple[int, int, int] | None  # None: there is no such file
 
 
 def run_watched(file: Path, overrides: Sequence[str], outputs: Outputs) -> None:
-    """Answer at once and after every save; what cannot be answered or written is one sentence until the next save.
+    """Simulate now and after every save; an error is printed as one sentence and the next save awaited.
 
-    Raises InputError or OutputError at the beginning, where the file cannot be read or an output cannot be written.
-    Files that the scenario refers to are those of the last time that it could be read.
+    Raises InputError or OutputError at the start, where the file cannot be read or an output cannot be written.
+    The watched files are those that the scenario referred to when it was last read successfully.
     """
     with suppress(KeyboardInterrupt):
         outputs.check_writable((file,))
@@ -48,18 +48,18 @@ def run_watched(file: Path, overrides: Sequence[str], outputs: Outputs) -> None:
 
 
 class FileWatcher:
-    """Files, each as it was when it was last looked at."""
+    """Polls files for changes since their last known state."""
 
     def __init__(self, files: Iterable[Path]) -> None:
         self._stamps: dict[Path, FileStamp] = {}
         self.watch_files(files)
 
     def watch_files(self, files: Iterable[Path]) -> None:
-        """Wait for these from now on; of those among them that are known, what changed meanwhile is still a save."""
+        """Watch these files from now on; files already watched keep their last known state, so no save is missed."""
         self._stamps = {file: self._stamps[file] if file in self._stamps else _file_stamp(file) for file in files}
 
     def wait_for_save(self) -> None:
-        """Return once any of them is not what it was, and stays so."""
+        """Return once any file has changed and its new state is stable."""
         previous, unchanged_polls = self._stamps, 0
         while True:
             sleep(POLL_SECONDS)
@@ -73,7 +73,7 @@ class FileWatcher:
 
 
 def _file_stamp(file: Path) -> FileStamp:
-    """When a file was written, how long it is, and which one it is."""
+    """Modification time, size and inode of a file; None where it does not exist."""
     try:
         status = file.stat()
     except OSError:

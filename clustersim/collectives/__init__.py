@@ -1,1 +1,1 @@
-"""HOW DOES DATA TRAVEL? Algorithms as lists of flows, the libraries that offer them, and the choice among them."""
+"""HOW DOES DATA TRAVEL? Collective algorithms as lists of flows, the libraries that provide them, and their tuner."""

@@ -1,14 +1,15 @@
-"""In what pieces does a payload travel, and what do pieces cost?
+"""How is a payload chunked, and what do chunks cost?
 
-Two effects that a rate and a latency do not say, both of NCCL's own making:
+Two effects of NCCL that bandwidth and latency do not describe:
 
-- An adding switch is fed by channels, each of which hands a chunk of bytes to every member's share of the sum. Handling
-  a chunk takes as long as moving `handling` more bytes would, so smaller chunks are slower; and smaller payloads get
-  smaller chunks, by steps. A pipeline fills by one chunk of every channel and share.
-- Trees do not stick to the model at medium sizes; NCCL corrects its own estimate by a factor for each power of two, its
-  `pace` there, between which it is interpolated here.
+- NVLS is fed by channels, each of which passes a chunk to every member's share of the sum. Processing a chunk
+  takes as long as moving `chunk_overhead_bytes` more bytes would, so smaller chunks are slower; and smaller
+  payloads get smaller chunks, in steps. The pipeline fills by one chunk of every channel and share.
+- Trees deviate from the linear model at medium sizes; NCCL multiplies its own estimate by a correction factor
+  for each power of two, between which the factors are interpolated here.
 
-Reference: NVIDIA/nccl@5067397c, calcCollChunking in src/enqueue.cc, treeCorrectionFactor in src/graph/tuning.cc.
+Reference: NVIDIA/nccl@5067397c, calcCollChunking in src/enqueue.cc, treeCorrectionFactor in
+src/graph/tuning.cc.
 """
 
 from collections.abc import Sequence
@@ -20,18 +21,22 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Bytes
 
-CORRECTION_BASE_BYTES: Final = 64.0  # bytes of the first factor of a pace
+CORRECTION_BASE_BYTES: Final = 64.0  # bytes to which the first correction factor applies
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSizeSteps:
-    """Chunks from the largest down: (bytes, times), for payloads below `times` what all channels held before."""
+    """Chunk sizes in descending order.
+
+    smaller_chunks: (bytes, times) pairs; a chunk of `bytes` is used for payloads below `times` what all channels
+    held with the chunk size before.
+    """
 
     largest_chunk: Bytes
     smaller_chunks: tuple[tuple[Bytes, float], ...]
 
     def chunk_bytes(self, payload: Bytes, concurrent_chunks: FloatArray) -> FloatArray:
-        """Bytes of one chunk, where so many chunks move beside each other: [classes]."""
+        """Bytes of one chunk when `concurrent_chunks` move at once: [classes]."""
         chunk = np.full(concurrent_chunks.shape, self.largest_chunk)
         for size, times in self.smaller_chunks:
             chunk = np.where((payload < times * concurrent_chunks * chunk) & (chunk > size), size, chunk)
@@ -40,7 +45,7 @@ class ChunkSizeSteps:
 
 @dataclass(frozen=True, slots=True)
 class GroupShapes:
-    """Of groups, [classes] each. ranks: members; rails: routes out of each domain; spans: domains."""
+    """Shapes of groups, [classes] each. ranks: members; rails: routes out of each domain; domain_counts: domains."""
 
     ranks: IntArray
     rails: IntArray
@@ -48,13 +53,13 @@ class GroupShapes:
 
     @classmethod
     def concatenate(cls, shapes: Sequence["GroupShapes"]) -> "GroupShapes":
-        """Those of several sets."""
+        """Concatenate the shapes of several sets of groups."""
         columns = ((shape.ranks, shape.rails, shape.domain_counts) for shape in shapes)
         return cls(*map(np.concatenate, zip(*columns, strict=True)))
 
 
 def correction_factor(factors: Sequence[float], payload: Bytes) -> float:
-    """The part of its rate that a tree has at this size."""
+    """Bandwidth correction factor of a tree at this payload size (1 without factors)."""
     if not factors or payload <= 0.0:
         return 1.0
     position = np.log2(max(payload / CORRECTION_BASE_BYTES, 1.0))

@@ -1,12 +1,13 @@
-"""How does data travel if the network's switches add and copy?
+"""How does data travel if the network's switches reduce and multicast?
 
-SHARP in InfiniBand switches: the head of each rail sends its k-th of the domain's sum once and receives the sum of all
-domains once, where a ring or a tree moves both twice. The switches form a tree over the leaves: each leaf sends one sum
-up and receives one, whatever it has below, so the flows are written between neighbouring domains, which load ports
-and uplinks alike. Inside a domain, NVLink's switches add (`CollNetNvlsAlgorithm`: NCCL's NVLS with CollNet), every member sends
-each head its part (`CollNetDirectAlgorithm`, on an NVLink switch), or chains lead to the heads (`CollNetChainAlgorithm`).
+SHARP in InfiniBand switches: the head of each of the k rails sends its k-th of the domain's sum once and
+receives the sum of all domains once, where a ring or a tree moves both twice. The switches form a tree over
+the leaves: each leaf sends one sum up and receives one, whatever is below it, so the flows are written
+between neighbouring domains, which load ports and uplinks equally. Inside a domain, NVLink's switches reduce
+(`CollNetNvlsAlgorithm`: NCCL's NVLS with CollNet), every member sends each head its share
+(`CollNetDirectAlgorithm`, on an NVLink switch), or chains lead to the heads (`CollNetChainAlgorithm`).
 
-Assumption: the switches add as fast as their ports carry; not checked against measurements.
+Assumption: the switches reduce at line rate; not checked against measurements.
 Reference: Graham et al., "Scalable Hierarchical Aggregation and Reduction Protocol (SHARP)", COMHPC 2016;
 NVIDIA/nccl@5067397c, src/graph/tuning.cc, src/transport/coll_net.cc.
 """
@@ -25,12 +26,12 @@ from clustersim.program.task import CollectiveType
 
 MAX_DIRECT_ARITY: Final = 9  # NCCL_MAX_DIRECT_ARITY and the head itself (src/enqueue.cc, updateCollCostTable)
 COLLNET_ALGORITHMS: Final = frozenset({"collnet_chain", "collnet_direct", "collnet_nvls"})
-"""The names of these algorithms in libraries."""
+"""Names of the CollNet algorithms in library files."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollNetNvlsAlgorithm:
-    """All-reduce in NVLink's switches and in the network's."""
+    """All-reduce in NVLink switches (NVLS) and in network switches (SHARP)."""
 
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase; several domains of at least two members, each under one NVLink switch."""
@@ -48,7 +49,7 @@ class CollNetNvlsAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class CollNetDirectAlgorithm:
-    """All-reduce straight to the heads and in the network's switches."""
+    """All-reduce directly between members and heads, and in network switches (SHARP)."""
 
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase; several domains of two to nine members, each under one NVLink switch."""
@@ -67,7 +68,7 @@ class CollNetDirectAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class CollNetChainAlgorithm:
-    """All-reduce along chains inside domains and in the network's switches."""
+    """All-reduce along chains inside domains, and in network switches (SHARP)."""
 
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase; several domains of at most nine members."""
@@ -93,7 +94,7 @@ class CollNetChainAlgorithm:
 
 
 def _member_head_flows(domains: IntArray, rails: int) -> list[Flows]:
-    """Each member's part of the payload to every head of domains [groups, domains, members], and its sum back."""
+    """Flows of each member's share to every head of domains [groups, domains, members], and of its sum back."""
     heads, local = domains[:, :, :rails], domains.shape[2]
     ends = np.broadcast_arrays(domains[:, :, :, None], heads[:, :, None, :])
     members, targets = (gpus.reshape(*domains.shape[:2], -1) for gpus in ends)
@@ -103,6 +104,6 @@ def _member_head_flows(domains: IntArray, rails: int) -> list[Flows]:
 
 
 def _inter_domain_flows(topology: GroupTopology) -> Flows:
-    """A rail's part of the payload, out of each head and into each."""
+    """Flows of each rail's share, out of and into each head."""
     heads = topology.heads
     return Flows(heads, np.roll(heads, -1, axis=1), 1 / topology.rails)

@@ -1,17 +1,19 @@
-"""How does data travel by an algorithm that somebody's own Python gives? It is asked, and its answer is checked.
+"""How does data travel by a user's own Python algorithm? It is called, and what it returns is validated.
 
-Such an algorithm is a class with the one method of `phase.CollectiveAlgorithm`, made without arguments. A scenario names it as it
-names a schedule (`my_module:MyAlgorithm`, see `plugins`), or by the name that an installed package gave it as an entry
-point of the group `clustersim.collectives`. What it costs beside its flows (rounds, protocols) are the constants of the
-library's own algorithm for the same collective, so both are compared by what they move (`NcclOverrides`).
+Such an algorithm is a class with the one method of `phase.CollectiveAlgorithm`, constructed without
+arguments. A scenario names it as it names a schedule (`my_module:MyAlgorithm`, see `plugins`), or by the name
+that an installed package gave it as an entry point of the group `clustersim.collectives`. Its costs other
+than flows (latency steps, protocols) are the constants of the library's own algorithm for the same
+collective, so both are compared by what they move (`NcclOverrides`).
 
-Assumed, as of all algorithms: what is listed for a group follows from the places of its members alone, for groups that
-are alike are routed once. Checked is what can be said of any algorithm: flows stay in their group and carry something,
-and each member sends and receives no less than it must whoever adds or copies on the way, switches among them. In parts
-of the payload, of n members: an all-reduce takes each one's payload and gives each the sum, 1 and 1; an all-gather
-takes the own part, 1/n, and gives the others', (n-1)/n; a reduce-scatter the other way round; all-to-all and shifts
-take and give (n-1)/n. Of collectives with a root only all members together are looked at, because several chains or
-trees have several roots: a broadcast gives, and a reduce takes, n-1; scatter and gather (n-1)/n; a message 1.
+Assumption, as for all algorithms: what is listed for a group follows from the positions of its members alone,
+because equivalent groups are routed once. Validated is what holds for any algorithm: flows stay in their
+group and carry something, and each member sends and receives at least the minimum volume, whoever reduces or
+copies on the way, switches included. As fractions of the payload, with n members: an all-reduce sends each
+member's payload and delivers the sum to each, 1 and 1; an all-gather sends the own share, 1/n, and receives
+the others', (n-1)/n; a reduce-scatter vice versa; all-to-all and shift send and receive (n-1)/n. For rooted
+collectives only the total over all members is checked, because several chains or trees have several roots: a
+broadcast and a reduce n-1; scatter and gather (n-1)/n; a message 1.
 """
 
 import hashlib
@@ -32,17 +34,19 @@ from clustersim.common.plugins import PluginInterface, as_input_errors, load_cla
 from clustersim.program.task import CollectiveType
 
 ENTRY_POINT_GROUP: Final = "clustersim.collectives"
-"""Of entry points."""
-_INTERFACE: Final = PluginInterface("a collective algorithm", "my_module:MyAlgorithm", {"phases": "kind, arrangement"})
+"""Entry point group of installed algorithms."""
+_INTERFACE: Final = PluginInterface(
+    "a collective algorithm", "my_module:MyAlgorithm", {"phases": "collective, topology"}
+)
 _TOLERANCE: Final = 1e-6
 
 
 @dataclass(frozen=True)
 class CustomAlgorithm(FieldPickling):
-    """An algorithm in somebody's Python (an `CollectiveAlgorithm`).
+    """A user's Python algorithm (a `CollectiveAlgorithm`).
 
-    name: module:Class, or that of an entry point; folder: where the module's file is looked for first; code: tells two
-    versions of that file apart.
+    name: module:Class, or that of an entry point; folder: where the module's file is looked up first; code_hash:
+    hash of that file, so that two versions of it compare unequal.
     """
 
     name: str
@@ -51,7 +55,7 @@ class CustomAlgorithm(FieldPickling):
 
     @cached_property
     def instance(self) -> CollectiveAlgorithm:
-        """The algorithm itself; raise InputError where it cannot be imported or made."""
+        """The instance; raise InputError where it cannot be imported or constructed."""
         algorithm_class = (
             load_class(self.name, self.folder, _INTERFACE) if ":" in self.name else _load_entry_point(self.name)
         )
@@ -60,7 +64,10 @@ class CustomAlgorithm(FieldPickling):
         return algorithm
 
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
-        """What it answers; raise InputError where it raises, or answers what does not do the collective."""
+        """What the user's method returns.
+
+        Raise InputError where it raises, or returns flows that do not do the collective.
+        """
         size, domain_count = topology.size, topology.domain_count
         span_label = "one domain" if domain_count == 1 else f"{domain_count} domains"
         with as_input_errors(f"{self.name}.phases({collective.value}, groups of {size} in {span_label})"):
@@ -73,7 +80,7 @@ class CustomAlgorithm(FieldPickling):
 
 
 def load_custom_algorithm(name: str, folder: Path) -> CustomAlgorithm:
-    """The algorithm of a name such as `my_module:MyAlgorithm`, or of an entry point; raise InputError without one."""
+    """The algorithm called `my_module:MyAlgorithm`, or an entry point's; raise InputError without one."""
     file = module_file(name, folder)
     code = file.read_bytes() if ":" in name and file.is_file() else b""
     algorithm = CustomAlgorithm(name, folder.resolve(), hashlib.sha256(code).hexdigest())
@@ -82,7 +89,7 @@ def load_custom_algorithm(name: str, folder: Path) -> CustomAlgorithm:
 
 
 def installed_algorithms() -> tuple[str, ...]:
-    """The names that installed packages offer algorithms by."""
+    """Names of the algorithms that installed packages provide as entry points."""
     return tuple(sorted(entry_points(group=ENTRY_POINT_GROUP).names))
 
 
@@ -97,7 +104,7 @@ def _load_entry_point(name: str) -> type[CollectiveAlgorithm]:
 
 
 def _read_only(topology: GroupTopology) -> GroupTopology:
-    """The same, whose groups nobody changes by accident: others are made of them, too."""
+    """A copy with read-only members, so that the user's code cannot modify what other groups share."""
     members = topology.members.view()
     members.flags.writeable = False
     return replace(topology, members=members)
@@ -105,30 +112,31 @@ def _read_only(topology: GroupTopology) -> GroupTopology:
 
 def _checked_phases(answer: object) -> tuple[Phase, ...]:
     phases = tuple(answer) if isinstance(answer, Iterable) else (answer,)
-    for item in phases:
-        if not isinstance(item, Phase):
+    for phase in phases:
+        if not isinstance(phase, Phase):
             raise InputError(
-                f"{format_value(item)} is no phase; clustersim.collectives.phase.build_phase makes one of flows"
+                f"{format_value(phase)} is no phase; clustersim.collectives.phase.build_phase makes one of flows"
             )
     return phases
 
 
 def _require_latency_steps(listed_phase: Phase, group_count: int) -> None:
-    """Refuse rounds that are no whole numbers from 0 on; raise InputError."""
+    """Raise InputError unless latency steps are non-negative integers and fill stages a non-negative number."""
     for field_name in ("local", "network", "posts"):
         value = getattr(listed_phase.latency_steps, field_name)
         steps = np.asarray(value)
         is_valid = steps.dtype.kind in "iu" and (steps >= 0).all()
         if not is_valid or steps.shape not in ((), (group_count,)):
             raise InputError(
-                f"rounds: {field_name}: {format_value(value)} is no whole number from 0 on, nor one for each of {group_count} groups"
+                f"latency_steps: {field_name}: {format_value(value)} is no whole number from 0 on, nor one for each of "
+                f"{group_count} groups"
             )
     if not 0.0 <= listed_phase.fill_stages < np.inf:
-        raise InputError(f"stages: {format_value(listed_phase.fill_stages)} is no number from 0 on")
+        raise InputError(f"fill_stages: {format_value(listed_phase.fill_stages)} is no number from 0 on")
 
 
 def _require_valid_flows(collective: CollectiveType, topology: GroupTopology, flow_list: list[Flows]) -> None:
-    """Refuse flows that leave their group or carry too little; raise InputError."""
+    """Raise InputError for flows that leave their group or carry too little."""
     members = topology.members
     group_of_gpu = np.full(int(members.max()) + 1, -1)
     group_of_gpu[members] = np.arange(len(members))[:, None]
@@ -162,7 +170,7 @@ def _require_flow_shape(sources: IntArray, targets: IntArray, share: float, grou
 
 
 def _require_volume(collective: CollectiveType, sent: FloatArray, received: FloatArray) -> None:
-    """Refuse where a member sends or receives less than it must; sent, received: [groups, size] payloads."""
+    """Raise InputError where a member sends or receives too little; sent, received: [groups, size] payloads."""
     min_sent, min_received, min_total = _min_volumes(collective, sent.shape[1])
     for verb, volume, min_volume in (("sends", sent, min_sent), ("receives", received, min_received)):
         group, member = np.unravel_index(int(volume.argmin()), volume.shape)
@@ -174,12 +182,13 @@ def _require_volume(collective: CollectiveType, sent: FloatArray, received: Floa
     total = float(sent.sum(axis=1).min())
     if total < min_total * (1.0 - _TOLERANCE):
         raise InputError(
-            f"members of a group send {total:.4g} payloads together; no {collective.value} does with less than {min_total:.4g}"
+            f"members of a group send {total:.4g} payloads together; no {collective.value} does with less than "
+            f"{min_total:.4g}"
         )
 
 
 def _min_volumes(collective: CollectiveType, size: int) -> tuple[float, float, float]:
-    """Payloads that each member sends and receives at least, and that all send together."""
+    """Minimum payloads that each member sends, that each receives, and that all send in total."""
     share, other_shares = 1.0 / size, (size - 1.0) / size
     return {
         CollectiveType.ALL_REDUCE: (1.0, 1.0, 0.0),

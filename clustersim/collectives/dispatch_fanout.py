@@ -1,13 +1,14 @@
-"""How many different ranks and nodes does a token's choice of experts reach?
+"""How many distinct ranks and nodes does a token's top-k choice of experts reach?
 
-Experts lie on ranks in order, so a rank or a node has a block of them. A router that chooses evenly draws `limit` of
-the groups of experts, each set of groups as often as any other, then top_k of the experts in them. A token misses a
-block if all its experts are among those that its groups have elsewhere: of M experts in the groups drawn, s of them in
-the block, in C(M - s, top_k) of C(M, top_k) draws. The mean over the groups drawn is exact: they are counted by s.
+Experts lie on ranks in order, so a rank or a node holds a contiguous range of them. A router that chooses
+uniformly draws `max_groups_per_token` of the expert groups, each set of groups equally often, then top_k of
+the experts in them. A token misses a range if all its experts lie outside it: with M experts in the groups
+drawn, s of them in the range, that is C(M - s, top_k) of C(M, top_k) draws. The mean over the groups drawn is
+exact: draws are counted by s.
 
-Real routers draw the groups with the best experts, and best experts are correlated; balanced training comes near to
-even (DeepSeek-AI 2024, arXiv:2412.19437, 2.1.2: node-limited routing; forced balance in benchmarks is even by
-construction).
+Real routers draw the groups with the best experts, and best experts are correlated; balanced training comes
+close to uniform (DeepSeek-AI 2024, arXiv:2412.19437, 2.1.2: node-limited routing; forced balance in
+benchmarks is uniform by construction).
 """
 
 from collections import Counter
@@ -18,10 +19,12 @@ from clustersim.program.task import TokenRouting
 
 
 def reached_token_fraction(routing: TokenRouting, first: float, last: float) -> float:
-    """Part of the tokens that have an expert among those from `first` up to `last`, parts of all experts (0 to 1).
+    """Expected fraction of tokens with an expert in the range `first` to `last`.
 
-    >>> from clustersim.program.task import Dispatcher
-    >>> reached(Routing(Dispatcher.DEEPEP, experts=4, top_k=2), 0.0, 0.5)  # one of six pairs is elsewhere
+    The range is given in fractions of all experts (0 to 1).
+
+    >>> from clustersim.program.task import TokenDispatcher
+    >>> reached_token_fraction(TokenRouting(TokenDispatcher.DEEPEP, expert_count=4, top_k=2), 0.0, 0.5)  # 5 of 6
     0.8333333333333334
     """
     group_size = routing.expert_count // routing.expert_group_count
@@ -39,7 +42,10 @@ def reached_token_fraction(routing: TokenRouting, first: float, last: float) -> 
 
 
 def _count_group_draws(group_overlaps: Sequence[int], drawn_groups: int) -> Counter[int]:
-    """How many sets of so many groups have s experts in a block, of which each group has some: by s."""
+    """Number of draws of `drawn_groups` groups that have s experts in a range, by s.
+
+    group_overlaps: experts of each group.
+    """
     draws: list[Counter[int]] = [Counter() for _ in range(drawn_groups + 1)]
     draws[0][0] = 1
     for group_overlap in group_overlaps:

@@ -1,10 +1,11 @@
-"""Which flows do two complementary binary trees make?
+"""Flows of two complementary binary trees.
 
-Each tree carries half of the payload. The second is the first with all numbers shifted by one, so that a domain that
-is inside one tree is a leaf of the other, and every domain sends and receives about twice the payload.
+Each tree carries half of the payload. The second is the first with all node indices shifted by one, so that a
+domain that is an inner node of one tree is a leaf of the other, and every domain sends and receives about
+twice the payload.
 
-Reference: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", 2009;
-NCCL's double binary trees (2.4).
+Reference: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
+2009; NCCL's double binary trees (2.4).
 """
 
 import numpy as np
@@ -19,12 +20,15 @@ def tree_depth(domain_count: int) -> int:
 
 
 def tree_fill_stages(domain_count: int) -> float:
-    """Chunk times from the leaves to the root and back: an inner node has two children, one of two domains has one."""
+    """Pipeline fill in chunk times, leaves to root and back.
+
+    Inner nodes have two children, but one with two domains.
+    """
     return float(tree_depth(domain_count) if domain_count > 2 else 2 * tree_depth(domain_count))
 
 
 def tree_flows(heads: IntArray, *, up: bool, down: bool) -> list[Flows]:
-    """Flows of both trees over each rail, heads [groups, domains, rails]: to the roots, from them, or both."""
+    """Flows of both trees over each rail, heads [groups, domains, rails]: towards the roots, from them, or both."""
     domains, rails = heads.shape[1:]
     child, parent = binary_tree(domains)
     flow_list: list[Flows] = []
@@ -42,7 +46,7 @@ def up_down_flows(child: IntArray, parent: IntArray, share: float, *, up: bool, 
 
 
 def binary_tree(node_count: int) -> tuple[IntArray, IntArray]:
-    """Children and their parents in a binary tree over 0 ... nodes-1 whose odd numbers are its leaves.
+    """Children and their parents in a binary tree over nodes 0 ... node_count-1 whose odd nodes are its leaves.
 
     Node 0 is the root and has one child; a node's lowest set bit is its height.
     """

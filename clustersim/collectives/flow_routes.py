@@ -1,7 +1,7 @@
 """Which links do the flows of a phase load, and how much?
 
-All groups of a role communicate at the same time, so a link's load is the sum over the flows of all groups, as a
-fraction of one group's payload.
+All groups of a communicator kind communicate at the same time, so a link's load is the sum over the flows of
+all groups, as a fraction of one group's payload.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.hardware.rotation import FabricRotation
 from clustersim.hardware.topology import Fabric, LinkTable
 
-_NO_LINK: Final = np.uint64(2**64 - 1)  # link -1, without its sign
+_NO_LINK: Final = np.uint64(2**64 - 1)  # link -1 as an unsigned integer
 
 
 @dataclass(frozen=True, slots=True)
 class FlowPaths:
-    """The routes of flows that carry equally much. links: [hops, groups, flows], -1 for no link.
+    """Paths of flows with equal payload shares. links: [hops, groups, flows], -1 for no link.
 
-    latency: [groups, flows] seconds; share: what each flow carries.
+    latency: [groups, flows] seconds; share: fraction of the payload that each flow carries.
     """
 
     links: IntArray
@@ -34,9 +34,10 @@ class FlowPaths:
 
 @dataclass(frozen=True, slots=True)
 class FlowRoutes:
-    """A phase on a fabric. parts: routes of the phase's parts; load: [links + 1] payloads per link, 0 for no link.
+    """A phase routed on a fabric. paths: of each of the phase's flows.
 
-    orbits: links are orbits, because flows stand for their images.
+    link_load: [links + 1] payloads per link, the last entry (no link) is 0; by_orbit: links are indexed by orbit,
+    because flows are representatives of their rotations.
     """
 
     phase: Phase
@@ -46,9 +47,9 @@ class FlowRoutes:
 
 
 def route_phase(phase: Phase, fabric: Fabric, rotation: FabricRotation | None = None) -> FlowRoutes:
-    """Find the routes of all flows of a phase and add up the links' loads.
+    """Find the paths of all flows of a phase and sum the links' loads.
 
-    turn: the flows are those of one place in each node, which stand for those of all.
+    rotation: the flows are representatives of one local rank per node, and links are counted by orbit.
     """
     paths = tuple(
         _find_paths(ring_flows, fabric, rotation)
@@ -84,15 +85,15 @@ def _link_loads(paths: Sequence[FlowPaths], link_count: int) -> FloatArray:
 
 
 def _lowest_link(links: IntArray) -> int:
-    """The lowest link where -1 means none; -1 if there is no other."""
+    """The lowest link id, where -1 means none; -1 if there is none at all."""
     return int(links.view(np.uint64).min(initial=_NO_LINK).astype(np.int64))
 
 
 @dataclass(frozen=True, slots=True)
 class LinkClasses:
-    """The kinds, bandwidths and technologies of links that a fabric has. table: one link of each class.
+    """Distinct (kind, bandwidth, technology) classes of a fabric's links. table: one link of each class.
 
-    starts: [runs] first numbers of runs of links of one class; number: [runs] that class.
+    run_starts: [runs] first link id of each run of consecutive links of one class; run_class: [runs] its class.
     """
 
     table: LinkTable
@@ -100,11 +101,11 @@ class LinkClasses:
     run_class: IntArray
 
     def class_of(self, links: IntArray) -> IntArray:
-        """The class of each link, of any shape; nonsense for -1."""
+        """Class of each link, of any shape; undefined for -1."""
         return self.run_class[np.searchsorted(self.run_starts, links, side="right") - 1]
 
     def classes_among(self, links: IntArray) -> list[int]:
-        """The classes among links, where -1 means none; there may be more, since only the ends are looked at."""
+        """Classes of all links from the lowest to the highest id used (-1: no link): a superset of those that occur."""
         first = _lowest_link(links)
         if first < 0:
             return []
@@ -113,7 +114,7 @@ class LinkClasses:
 
 
 def classify_links(table: LinkTable) -> LinkClasses:
-    """Tell links apart by kind, bandwidth and technology; links of one class mostly have successive numbers."""
+    """Classify links by kind, bandwidth and technology; links of one class mostly have consecutive ids."""
     if not len(table.kind):
         return LinkClasses(table, np.zeros(0, np.int64), np.zeros(0, np.int64))
     columns = (table.kind, table.bandwidth, table.technology)

@@ -1,7 +1,7 @@
-"""Which links does each group of a role keep busy by itself?
+"""Which links does each group of a communicator kind load by itself?
 
-As `transfer`, but group by group: a link's load is that of one group's own flows. Who shares the link with them, and
-for how long, is the engine's matter.
+As `phase_cost`, but group by group: a link's load is that of one group's own flows. Contention with other
+groups is left to the engine.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,10 +19,11 @@ from clustersim.symmetry.link_load_matrix import NO_LINK_LOADS, LinkLoadMatrix
 
 @dataclass(frozen=True, slots=True)
 class GroupLinkLoads:
-    """What one offer asks of links in groups that communicate alone.
+    """Link loads of one variant in groups that communicate without contention.
 
-    per_byte, fill: [groups] seconds per byte of payload, and per byte of a chunk while pipelines fill; flow: [groups]
-    payloads that the largest flow carries, on the wire; crossings: the links that it loads.
+    seconds_per_byte: [groups] per byte of payload; fill_seconds_per_byte: [groups] per byte of a chunk while the
+    pipeline fills; largest_flow: [groups] payloads that the largest flow carries, on the wire; load_matrix:
+    seconds per byte for which each group keeps each link busy.
     """
 
     seconds_per_byte: FloatArray
@@ -34,7 +35,7 @@ class GroupLinkLoads:
 def group_link_loads(
     fabric: Fabric, library: Library, variant: AlgorithmVariant, flow_routes: Sequence[FlowRoutes], domain_count: int
 ) -> GroupLinkLoads:
-    """Add up the phases of an offer in groups over `spans` domains."""
+    """Sum the phases of a variant in groups over `domain_count` domains."""
     bandwidth = np.append(effective_bandwidth(fabric.links, library, variant, domain_count), np.inf)
     group_count = len(flow_routes[0].paths[0].latency)
     per_byte, fill, largest_flow = np.zeros((3, group_count))
@@ -51,7 +52,7 @@ def group_link_loads(
 
 
 def scatter_to_groups(loads_by_set: Sequence[tuple[IntArray, GroupLinkLoads]], group_count: int) -> GroupLinkLoads:
-    """Loads of all groups from those of some: each part says which groups it is about; the others ask for nothing."""
+    """Loads of all groups from those of sets of groups (group indices, loads); groups in no set have zero load."""
     if len(loads_by_set) == 1 and len(loads_by_set[0][0]) == group_count:
         return loads_by_set[0][1]
     per_byte, fill, largest_flow = np.zeros((3, group_count))
@@ -73,7 +74,7 @@ def scatter_to_groups(loads_by_set: Sequence[tuple[IntArray, GroupLinkLoads]], g
 
 
 def select_by_variant(loads_by_variant: Mapping[int, GroupLinkLoads], variant_index: IntArray) -> GroupLinkLoads:
-    """Loads of groups that take different offers: group g takes offers[taken[g]], none where that is negative."""
+    """Loads where groups use different variants: group g has those of variant_index[g], none if it is negative."""
     if len(loads_by_variant) == 1 and variant_index.min() >= 0:
         return next(iter(loads_by_variant.values()))
     per_byte, fill, largest_flow = np.zeros((3, len(variant_index)))
@@ -98,28 +99,28 @@ def _coo_columns(load_matrix: LinkLoadMatrix) -> tuple[IntArray, IntArray, Float
 
 
 def _largest_flow_share(phase_routes: FlowRoutes) -> FloatArray:
-    """The share of each group's largest flow: [groups]."""
+    """Payload share of each group's largest flow: [groups]."""
     flow_shares = [(paths.links >= 0).any(axis=(0, 2)) * paths.share for paths in phase_routes.paths]
     largest: FloatArray = np.max(flow_shares, axis=0)
     return largest
 
 
 def _phase_load_matrix(phase_routes: FlowRoutes, bandwidth: FloatArray) -> LinkLoadMatrix:
-    """Seconds per byte that each group keeps each link busy in one phase."""
-    entries = [entry for paths in phase_routes.paths if paths.share > 0 for entry in _hop_entries(paths)]
-    loads = _sum_duplicates(_concatenate([NO_LINK_LOADS, *entries]), len(bandwidth))
+    """Seconds per byte for which each group keeps each link busy in one phase."""
+    hop_entries = [hop_entry for paths in phase_routes.paths if paths.share > 0 for hop_entry in _hop_entries(paths)]
+    loads = _sum_duplicates(_concatenate([NO_LINK_LOADS, *hop_entries]), len(bandwidth))
     return LinkLoadMatrix(loads.group_index, loads.link_index, loads.seconds_per_byte / bandwidth[loads.link_index])
 
 
 def _hop_entries(paths: FlowPaths) -> Iterator[LinkLoadMatrix]:
-    """What each group loads, hop by hop."""
+    """Load matrix entries of each hop."""
     for links in paths.links:
         group, flow = np.nonzero(links >= 0)
         yield LinkLoadMatrix(group, links[group, flow], np.full(len(group), paths.share))
 
 
 def _sum_phases(matrices: Sequence[LinkLoadMatrix], max_seconds: FloatArray) -> LinkLoadMatrix:
-    """Crossings of several phases; rounding cannot keep a link busier than the group is."""
+    """Sum of load matrices of several phases; capped at the group's total, which rounding could exceed."""
     nonempty = [matrix for matrix in matrices if len(matrix.link_index)]
     if len(nonempty) < 2:
         return next(iter(nonempty), NO_LINK_LOADS)
@@ -131,7 +132,7 @@ def _sum_phases(matrices: Sequence[LinkLoadMatrix], max_seconds: FloatArray) -> 
 
 
 def _sum_duplicates(entries: LinkLoadMatrix, link_count: int) -> LinkLoadMatrix:
-    """Add up entries of the same group and link. They come in sorted stretches, which a stable sort makes use of."""
+    """Sum entries of equal group and link. They come as sorted runs, which a stable sort exploits."""
     pairs = entries.group_index * link_count + entries.link_index
     order = np.argsort(pairs, kind="stable")
     pairs = pairs[order]

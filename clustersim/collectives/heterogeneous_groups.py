@@ -1,10 +1,11 @@
-"""What do all groups of a role put on links, where they differ in shape?
+"""How do groups of one communicator kind load links together, where they differ in shape?
 
-All groups of a role communicate at the same time. Where they differ in shape (a dead NVLink port, a layout that crosses
-nodes in some places), the library chooses for each set of groups of one shape apart, and what the others load meanwhile
-must be assumed: that they take the same algorithm, where their shape allows it, else the first that the library lists
-for them, which loads its links evenly over the phases of the other. So sets that share no link are independent, bit for
-bit, and where all are of one shape there is nothing to assume.
+All groups of a communicator kind communicate at the same time. Where they differ in shape (a dead NVLink
+port, a layout that crosses nodes in some places), the library chooses separately for each set of groups of
+one shape, and the load of the other sets must be assumed: that they use the same algorithm, where their shape
+allows it, else the first that the library lists for them, with its load averaged over the phases of the
+first. So sets that share no link are independent, bit for bit, and nothing is assumed where all groups have
+one shape.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,9 @@ from clustersim.common.arrays import FloatArray
 
 
 class HeterogeneousGroups:
-    """Routes sets of groups beside each other; each algorithm when it is asked for, and once.
+    """Routes sets of concurrent groups of different shapes; each algorithm once, on demand.
 
-    sets: the phases of each set by algorithm, in the library's order, of those that it can take.
+    phases_by_set: for each set, the phases of the algorithms that it can use, in the library's order.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class HeterogeneousGroups:
         self._loads_cache: dict[str, list[FloatArray]] = {}
 
     def routes_of(self, set_index: int, algorithm: str) -> tuple[FlowRoutes, ...]:
-        """The phases of an algorithm in one set; their loads are those of all sets."""
+        """Routed phases of an algorithm in one set; their link loads are those of all sets."""
         set_routes = self._set_routes(set_index, algorithm)
         if len(self._phases_by_set) == 1:
             return set_routes
@@ -48,14 +49,14 @@ class HeterogeneousGroups:
         )
 
     def _set_routes(self, set_index: int, algorithm: str) -> tuple[FlowRoutes, ...]:
-        """The phases of one set by itself."""
+        """Routed phases of one set by itself."""
         key = (set_index, algorithm)
         if key not in self._routes_cache:
             self._routes_cache[key] = tuple(self._route(phase) for phase in self._phases_by_set[set_index][algorithm])
         return self._routes_cache[key]
 
     def _concurrent_loads(self, set_index: int, algorithm: str, phase_count: int) -> list[FloatArray]:
-        """What one set loads in each of so many phases of an algorithm that another set takes."""
+        """Link loads of one set in each of the `phase_count` phases of an algorithm that another set uses."""
         phases_by_algorithm = self._phases_by_set[set_index]
         if algorithm in phases_by_algorithm:
             return [phase_routes.link_load for phase_routes in self._set_routes(set_index, algorithm)]

@@ -1,9 +1,9 @@
-"""How does data travel if each level of the machine has its own turn?
+"""How does data travel if each level of the machine is a separate phase (two-level collectives)?
 
 Inside the domain first, then between domains, then inside again. All-reduce: ring reduce-scatter inside, ring
-all-reduce of each rail's part between domains, ring all-gather inside. All-gather and reduce-scatter: one ring phase
-for each level. All-to-all: each member sorts for its rail's peers inside the domain, then the rails exchange.
-Broadcast: over the root's rail, then inside.
+all-reduce of each rail's share between domains, ring all-gather inside. All-gather and reduce-scatter: one
+ring phase per level. All-to-all: each member redistributes to its rail's peers inside the domain, then the
+rails exchange. Broadcast: over the root's rail, then inside.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from clustersim.program.task import CollectiveType
 
 @dataclass(frozen=True, slots=True)
 class HierarchicalAlgorithm:
-    """Two levels, one after the other; needs several domains of several members."""
+    """Two levels in sequence; needs several domains of several members."""
 
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """Two or three phases; domains need equally many members."""
@@ -31,14 +31,14 @@ class HierarchicalAlgorithm:
 
 
 def _intra_domain_ring(members: IntArray) -> Phase:
-    """A ring all-gather or reduce-scatter of the whole payload in each domain."""
+    """A ring all-gather or reduce-scatter of the full payload in each domain."""
     domain_size = members.shape[2]
     ring = Flows(members, np.roll(members, -1, axis=2), (domain_size - 1) / domain_size)
     return build_phase(ring, latency_steps=LatencySteps(local=domain_size - 1))
 
 
 def _inter_domain_ring(members: IntArray, passes: int) -> Phase:
-    """A ring over the domains on each rail, with the rail's part of the payload; all-reduce makes two passes."""
+    """A ring over the domains on each rail, with the rail's share of the payload; all-reduce makes two passes."""
     domains, domain_size = members.shape[1:]
     share = passes * (domains - 1) / domains / domain_size
     return build_phase(
@@ -47,7 +47,7 @@ def _inter_domain_ring(members: IntArray, passes: int) -> Phase:
 
 
 def _all_to_all_along(members: IntArray, axis: int) -> Phase:
-    """All-to-all along one axis of members [groups, domains, k]: every pair exchanges an equal part of the payload."""
+    """All-to-all along one axis of members [groups, domains, k]: every pair exchanges an equal share of the payload."""
     size = members.shape[axis]
     flow_list = [
         Flows(members, np.roll(members, -offset, axis=axis), 1 / size, is_p2p=True) for offset in range(1, size)
@@ -57,7 +57,7 @@ def _all_to_all_along(members: IntArray, axis: int) -> Phase:
 
 
 def _broadcast_phases(members: IntArray) -> tuple[Phase, ...]:
-    """The root scatters inside its domain, rails carry the parts on in a chain, domains gather."""
+    """The root scatters inside its domain, rails forward the shares in a chain, domains all-gather."""
     domains, domain_size = members.shape[1:]
     root = np.repeat(members[:, :1, :1], domain_size - 1, axis=2)
     scatter = build_phase(

@@ -1,15 +1,16 @@
-"""How do kernels send tokens to the ranks of their experts, each once to a node?
+"""How do dispatch kernels send tokens to the ranks of their experts, once per node (hierarchical dispatch)?
 
-Dispatch: a rank sends a token once to every other domain that has one of its experts, to the member at its own place
-there, which passes it on over NVLink to every member that has one; in its own domain it does so itself. Combine goes
-the same ways back: members sum what they have of a token, a domain's sum crosses the network once. All of it is
-pipelined, so it is one phase. How many tokens reach a domain and a member follows from the routing (`routed`); a part
-of the payload is what a token's rows, one for each of its experts, are of that.
+Dispatch: a rank sends a token once to every other domain that has one of its experts, to the member with the
+same local rank there, which forwards it over NVLink to every member that has one; in its own domain the rank
+does so itself. Combine takes the same paths back: members sum what they have of a token, and a domain's sum
+crosses the network once. All of it is pipelined, so it is one phase. How many tokens reach a domain and a
+member follows from the routing (`dispatch_fanout`); shares are fractions of the payload, which counts a token
+once for each of its experts.
 
-Where experts are cut over ranks, each of these gets the token.
+Where experts are sharded over ranks, each of these gets the token.
 
-Reference: deepseek-ai/DeepEP@84d3d6f, README and csrc/kernels/internode.cu (dispatch, combine); Hybrid-EP likewise:
-DeepEP@94a9f8f, docs/README_Hybrid-EP.md.
+Reference: deepseek-ai/DeepEP@84d3d6f, README and csrc/kernels/internode.cu (dispatch, combine); Hybrid-EP
+likewise: DeepEP@94a9f8f, docs/README_Hybrid-EP.md.
 """
 
 from collections.abc import Iterator
@@ -23,12 +24,12 @@ from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Pha
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.program.task import CollectiveType, TokenRouting
 
-_SHARE_DIGITS = 12  # shares that differ by rounding are equal
+_SHARE_DIGITS = 12  # decimal digits: shares that differ by rounding only are equal
 
 
 @dataclass(frozen=True, slots=True)
 class HierarchicalDispatch:
-    """Tokens once to each domain, and on from there."""
+    """Tokens are sent once to each domain and forwarded from there."""
 
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase for dispatch and combine, where tokens are routed over the groups."""
@@ -47,7 +48,7 @@ class HierarchicalDispatch:
 
 @dataclass(frozen=True, slots=True)
 class _FlowPattern:
-    """Who sends to whom within a group, by place, and which part of the payload: [flows] each."""
+    """Sender, receiver and payload share of each flow in a group, by member index: [flows] each."""
 
     sources: IntArray
     targets: IntArray
@@ -55,7 +56,7 @@ class _FlowPattern:
 
 
 def _group_by_share(pattern: _FlowPattern, topology: GroupTopology, *, is_combine: bool) -> Iterator[Flows]:
-    """Flows that carry equally much, together."""
+    """Flows grouped by equal payload share."""
     shares, share_ids = np.unique(pattern.shares, return_inverse=True)
     for share_id, share in enumerate(shares.tolist()):
         selected = share_ids == share_id
@@ -71,7 +72,7 @@ def _group_by_share(pattern: _FlowPattern, topology: GroupTopology, *, is_combin
 
 
 def _flow_pattern(topology: GroupTopology, routing: TokenRouting) -> _FlowPattern:
-    """Over the network to the member at one's place, and from there to all others of the domain."""
+    """Over the network to the member with the same local rank, and from there to all others of the domain."""
     sizes = topology.domain_sizes
     ranks, local_ranks = np.arange(topology.size), np.concatenate([np.arange(size) for size in sizes])
     sources, targets, shares = [], [], []
@@ -92,7 +93,7 @@ def _flow_pattern(topology: GroupTopology, routing: TokenRouting) -> _FlowPatter
 
 
 def _payload_share(routing: TokenRouting, first: int, last: int, size: int) -> float:
-    """Of the payload, what goes to the experts of members `first` up to `last`: one of a token's rows, or none."""
+    """Fraction of the payload sent to the experts of members `first` to `last`, a token at most once."""
     holder_count, shard_size = size // routing.expert_shard_size, routing.expert_shard_size
     return (
         reached_token_fraction(routing, first // shard_size / holder_count, -(-last // shard_size) / holder_count)

@@ -1,13 +1,14 @@
-"""What does a communication library offer, and how close does it come to the links' rates?
+"""What does a communication library provide, and how close does it come to the links' rates?
 
-A library offers algorithms in protocols. A protocol trades bandwidth for latency: LL stores a flag beside every four
-bytes, LL128 beside every 120, Simple synchronises once per chunk. Each offer has a start-up time, a time per dependent
-round by medium, and the share of the links' bandwidth that it leaves. Links reach a share of their nominal bandwidth
-that depends on their make: the generation of NVLink, the network between nodes. Where links of several makes are mixed,
-each has the rate of its own, and what concerns a collective as a whole (its launch, the channels of messages, whether
-switches add, which protocols there are) is the worst of all that the machine has.
+A library provides algorithms in protocols. A protocol trades bandwidth for latency: LL stores a flag with
+every four bytes, LL128 with every 120, Simple synchronizes once per chunk. Each variant (algorithm and
+protocol) has a start-up time, a time per dependent step by medium, and a share of the links' bandwidth that
+it reaches. Links reach a share of their nominal bandwidth that depends on their technology: the NVLink
+generation, the network between nodes. On machines with several technologies each link has its own rate;
+constants of a collective as a whole (launch time, p2p channels, whether switches reduce, available protocols)
+are the worst of all technologies on the machine.
 
-The constants of NCCL are those of its own cost model (ncclTopoTuneModel), by which it chooses too.
+NCCL's constants are those of its own cost model (ncclTopoTuneModel), by which it chooses too.
 """
 
 import math
@@ -60,21 +61,21 @@ ALGORITHMS: Final[Mapping[str, CollectiveAlgorithm]] = {
 
 
 _CHUNK_STEP_KEYS: Final = ("one", "few", "many")  # domains
-ANY_TECHNOLOGY: Final = "any"  # in files, constants of all makes that are not listed
+ANY_TECHNOLOGY: Final = "any"  # key in files: constants of all technologies that are not listed
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTechnologies:
-    """Of what makes a machine's links are: the generations of its NVLink, and its networks."""
+    """Link technologies of a machine: its NVLink generations and its networks."""
 
     nvlink_generations: tuple[LinkTechnology, ...]
     networks: tuple[LinkTechnology, ...]
 
     @classmethod
     def from_links(cls, table: LinkTable) -> "LinkTechnologies":
-        """Those among some links."""
+        """Technologies that occur among the links of a table."""
         nvlink = table.kind == LINK_KINDS.index(LinkKind.NVLINK)
         network = np.isin(table.kind, [LINK_KINDS.index(kind) for kind in NETWORK_KINDS])
         present = (np.unique(table.technology[links]).tolist() for links in (nvlink, network))
@@ -84,7 +85,7 @@ class LinkTechnologies:
 
 
 class Medium(Enum):
-    """Over what a message goes."""
+    """Medium of a message's route."""
 
     NVLINK = "nvlink"
     PCIE = "pcie"
@@ -93,13 +94,14 @@ class Medium(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NvlinkConstants:
-    """Constants of a generation of NVLink (or xGMI), the GPUs that have it among them.
+    """Constants of one NVLink (or xGMI) generation, including the GPUs that have it.
 
-    efficiency: share of a port's nominal bandwidth that a collective reaches. in_network: what the adding switch
-    reaches, None if it cannot add. low_latency: rate that the LL protocol cannot exceed in groups of one, two, and more
-    domains. launch: of a collective, None if the library's own holds. channel: rate of one of a message's channels,
-    None if unknown. between: by algorithm, bus bandwidth that cannot be exceeded over two domains, and over more. ramp:
-    of channels, None where they never limit.
+    efficiency: fraction of a port's nominal bandwidth that a collective reaches. nvls: constants of in-switch
+    reduction, None if the switch cannot reduce. ll_rate_limits: bytes/s that the LL protocol cannot exceed in
+    groups over one, two, and more domains. launch_seconds: of a collective, None: the library's own.
+    channel_rate: bytes/s of one p2p channel, None if unknown. bus_bandwidth_limits: by algorithm, maximum bus
+    bandwidth over two domains, and over more. channel_ramp: ramp of channel counts, None where channels never
+    limit.
     """
 
     efficiency: float
@@ -113,13 +115,13 @@ class NvlinkConstants:
 
 @dataclass(frozen=True, slots=True)
 class ChannelRamp:
-    """Small payloads of LL rings use few channels: one for every `least` bytes of each rank, up to `all`."""
+    """Channel ramp of LL rings: one channel for every `bytes_per_channel` of each rank, up to `max_channels`."""
 
     max_channels: int
     bytes_per_channel: Bytes
 
     def slowdown(self, payload: Bytes, ranks: IntArray) -> FloatArray:
-        """How many times longer bytes take than on all channels: [classes]."""
+        """Slowdown of the bandwidth term relative to all channels: [classes]."""
         slowdown: FloatArray = self.max_channels / np.clip(
             payload / (self.bytes_per_channel * ranks), 1.0, self.max_channels
         )
@@ -128,10 +130,12 @@ class ChannelRamp:
 
 @dataclass(frozen=True, slots=True)
 class NvlsConstants:
-    """What an adding switch reaches: the share of the ports' rate, at the largest chunk of one domain.
+    """Constants of in-switch reduction (NVLS).
 
-    channels: that feed it, in one domain and in several; handling: what a chunk costs, as bytes that would move
-    meanwhile.
+    bandwidth_share: fraction of the ports' rate at the largest chunk, one domain.
+
+    channels: that feed the switch, in one domain and in several; chunk_overhead_bytes: overhead per chunk, as
+    bytes that would be moved in that time.
     """
 
     bandwidth_share: float
@@ -143,9 +147,9 @@ class NvlsConstants:
 class NetworkConstants:
     """Constants of a network between nodes.
 
-    efficiency: share of a port's nominal bandwidth that a collective reaches; latency: of a message beyond the
-    library's rounds and the links' own; without: protocols and algorithms that do not work over it, or are switched
-    off.
+    efficiency: fraction of a port's nominal bandwidth that a collective reaches; message_latency: seconds of a
+    message beyond the library's steps and the links' own latency; unsupported: protocols and algorithms that do
+    not work over it, or are disabled.
     """
 
     efficiency: float
@@ -155,10 +159,11 @@ class NetworkConstants:
 
 @dataclass(frozen=True, slots=True)
 class P2pChannelConstants:
-    """On how many channels (thread blocks) a GPU's messages travel inside an NVLink domain.
+    """How many channels (thread blocks) a GPU's p2p messages use inside an NVLink domain.
 
-    A message has as many as all peers leave it of `all`, but one for every `least` bytes and at least one; twice as
-    many, up to all, while a channel would carry more than `most` bytes.
+    A message gets an equal share of `max_channels` among all peers, but no more than one per `bytes_per_channel`
+    and at least one; the count is doubled, up to `max_channels`, while a channel would carry more than
+    `max_bytes_per_channel`.
     """
 
     max_channels: int
@@ -166,7 +171,7 @@ class P2pChannelConstants:
     max_bytes_per_channel: Bytes
 
     def channel_count(self, message_bytes: Bytes, ranks: int) -> int:
-        """Channels of one message in a group of so many ranks."""
+        """Channel count of one message in a group of `ranks` members."""
         fair_share = max(1, 2 ** int(math.log2(self.max_channels / ranks))) if ranks < self.max_channels else 1
         channels = max(1, min(fair_share, math.ceil(message_bytes / self.bytes_per_channel)))
         while message_bytes > channels * self.max_bytes_per_channel and 2 * channels <= self.max_channels:
@@ -176,10 +181,10 @@ class P2pChannelConstants:
 
 @dataclass(frozen=True, slots=True)
 class PipelineChunking:
-    """How pipelining protocols cut payloads: chunks are a fraction of the payload, at most `chunk` bytes.
+    """How pipelined protocols chunk a payload: a fraction of it, at most `max_chunk_bytes`.
 
-    inside: the fraction in one domain, where pieces are handed on as they come; between: over several, where whole
-    chunks wait for the network.
+    intra_domain_fraction: in one domain, where data is forwarded as it arrives; inter_domain_fraction: over
+    several domains, where complete chunks wait for the network.
     """
 
     intra_domain_fraction: float
@@ -187,7 +192,7 @@ class PipelineChunking:
     max_chunk_bytes: Bytes
 
     def chunk_bytes(self, payload: Bytes, domain_count: IntArray) -> FloatArray:
-        """Bytes of one chunk in groups over so many domains: [classes]."""
+        """Bytes of one chunk, by the number of domains of a group: [classes]."""
         chunk: FloatArray = np.minimum(
             np.where(domain_count > 1, self.inter_domain_fraction, self.intra_domain_fraction) * payload,
             self.max_chunk_bytes,
@@ -197,10 +202,10 @@ class PipelineChunking:
 
 @dataclass(frozen=True, slots=True)
 class SmCopyCost:
-    """How fast an SM passes rows of tokens on: `row` seconds for each, and its bytes at `rate`.
+    """Cost of copying tokens by an SM: `token_seconds` per token, and its bytes at `rate`.
 
-    chunk: seconds for as many rows as are handed over together; chunks: how many these are, for groups of up to so many
-    ranks; larger ones are like the largest.
+    chunk_seconds: per chunk of tokens that are handed over at once; chunk_tokens: (maximum number of ranks,
+    tokens per chunk) pairs, ascending; larger groups use the last.
     """
 
     token_seconds: Seconds
@@ -209,29 +214,30 @@ class SmCopyCost:
     chunk_tokens: tuple[tuple[int, int], ...] = ()
 
     def sm_rate(self, token_bytes: Bytes, ranks: int) -> BytesPerSecond:
-        """Rate of one SM with rows of so many bytes, between so many ranks."""
+        """Bytes/s that one SM copies, with tokens of `token_bytes` between `ranks` ranks."""
         return token_bytes / (
             self.token_seconds + self.chunk_seconds / self.tokens_per_chunk(ranks) + token_bytes / self.rate
         )
 
     def tokens_per_chunk(self, ranks: int) -> int:
-        """Rows that are handed over at once."""
+        """Tokens per chunk in a group of `ranks` members."""
         chunk_sizes = (tokens for max_ranks, tokens in self.chunk_tokens if ranks <= max_ranks)
         return next(chunk_sizes, self.chunk_tokens[-1][1] if self.chunk_tokens else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmVariant:
-    """One algorithm in one protocol.
+    """One algorithm in one protocol, with its constants.
 
-    startup: once per phase; rounds: per dependent round by medium; alone: per network round if no domain holds a second
-    member, so that nothing hides the network; post: to hand one message to the network interface. efficiency: of the
-    links' reachable bandwidth. chunked: the pipeline works in large chunks. capped: subject to `ll_rate_limits`.
-    default: the library chooses it by itself. launched: the library's launch time comes on top of the start-up. most:
-    the largest payload that it is used for. channelled: messages travel on the library's `channels`. pipeline: its own,
-    where it is not the library's. pace: see `pieces`. steps: of chunks in one domain, in up to three, and in more.
-    ramped: subject to `channel_ramp`. handling: of rows of tokens by SMs, None where they are not what limits it; ceiling: rate
-    that a GPU's NVLink ports cannot exceed for that.
+    startup_seconds: once per phase; step_seconds: per dependent step, by medium; network_only_step_seconds: per
+    network step if no domain holds a second member, so that nothing hides the network; post_seconds: to post one
+    message to the NIC. efficiency: fraction of the links' reachable bandwidth. is_chunked: pipelined in large
+    chunks. is_ll_limited: subject to `ll_rate_limits`. is_default: the library may choose it by itself.
+    adds_launch: the library's launch time is added to the start-up. max_payload: the largest payload in bytes
+    that it is used for. uses_p2p_channels: limited by the library's `p2p_channels`. pipeline: chunking, where it
+    differs from the library's. correction_factors: see `chunking`. chunk_steps: chunk sizes in one domain, in up
+    to three, and in more. uses_channel_ramp: subject to `channel_ramp`. sm_copy_cost: of tokens, None where SMs
+    do not limit; max_nvlink_rate: bytes/s of a GPU's NVLink ports that follow from it.
     """
 
     algorithm: str
@@ -257,23 +263,25 @@ class AlgorithmVariant:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Label for people."""
         return f"{self.algorithm} {self.protocol}"
 
     def is_available(self, unsupported: frozenset[str]) -> bool:
-        """Whether it does without these protocols and algorithms."""
+        """Whether neither its protocol nor its algorithm is among the unsupported ones."""
         return self.protocol not in unsupported and self.algorithm not in unsupported
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A communication library's constants.
+    """Constants of a communication library.
 
-    generations, networks: by make; None stands for any that is not listed. efficiency: share of nominal bandwidth
-    reached on PCIe. included: route latency that the rounds' times contain; what a route has beyond it is added.
-    launch: of a collective, on top of the offers' own times. channels: of messages, None where they never limit these.
-    nccl: it follows NCCL's environment variables. sms: multiprocessors that its kernels take; kernels: part of a call's
-    time that they run (the rest copies to and from its buffers); own: algorithms that a user has added, by name.
+    nvlink_by_technology, network_by_technology: constants by technology; None is the default for technologies not
+    listed. pcie_efficiency: fraction of nominal bandwidth reached on PCIe. included_latency: seconds of route
+    latency already contained in the steps' times; only the excess of a route is added. launch_seconds: of a
+    collective, on top of the variants' own times. p2p_channels: of messages, None where they never limit.
+    follows_nccl_env: honours NCCL's environment variables. sm_count: SMs that its kernels occupy; kernel_share:
+    fraction of a call's time that they run (the rest copies to and from its buffers); custom_algorithms:
+    algorithms that a user has added, by name.
     """
 
     name: str
@@ -292,14 +300,17 @@ class Library:
     custom_algorithms: Mapping[str, CollectiveAlgorithm] = field(default_factory=dict)
 
     def __hash__(self) -> int:
-        return hash(self.name)  # mappings have no hash; there are few libraries of one name
+        return hash(self.name)  # mappings have no hash; few libraries share a name
 
     def with_sm_count(self, sm_count: int | None) -> "Library":
-        """The same with kernels on so many multiprocessors; None: as many as usual."""
+        """The library with kernels on `sm_count` SMs; None: the default."""
         return self if sm_count is None else replace(self, sm_count=sm_count)
 
     def with_token_bytes(self, token_bytes: Bytes, ranks: int) -> "Library":
-        """The same with rows of so many bytes between so many ranks: as fast as its SMs pass them on."""
+        """The library for tokens of `token_bytes` between `ranks` ranks.
+
+        NVLink rates are limited by the copy rate of the SMs that the library uses.
+        """
         variants = tuple(
             replace(variant, max_nvlink_rate=self.sm_count * variant.sm_copy_cost.sm_rate(token_bytes, ranks))
             if variant.sm_copy_cost
@@ -309,7 +320,7 @@ class Library:
         return replace(self, variants=variants)
 
     def launch_seconds_on(self, technologies: LinkTechnologies) -> Seconds:
-        """Of a collective on such a machine."""
+        """Seconds of launching a collective on a machine with these technologies."""
         by_generation = [
             self.nvlink_constants(technology).launch_seconds for technology in technologies.nvlink_generations
         ]
@@ -319,45 +330,45 @@ class Library:
         )
 
     def channel_rate_on(self, technologies: LinkTechnologies) -> BytesPerSecond:
-        """Rate of one channel of a message on such a machine; infinite where nothing is known of it."""
+        """Bytes/s of one p2p channel on a machine with these technologies; infinite where unknown."""
         rates = (self.nvlink_constants(technology).channel_rate for technology in technologies.nvlink_generations)
         return min((rate for rate in rates if rate is not None), default=math.inf)
 
     def has_nvls(self, technologies: LinkTechnologies) -> bool:
-        """Whether the switches of such a machine's NVLink domains can add."""
+        """Whether the switches of all NVLink domains can reduce (NVLS)."""
         has_switch_reduction = [
             self.nvlink_constants(technology).nvls is not None for technology in technologies.nvlink_generations
         ]
         return bool(has_switch_reduction) and all(has_switch_reduction)
 
     def has_sharp(self, technologies: LinkTechnologies) -> bool:
-        """Whether the network's switches of such a machine can add (SHARP)."""
+        """Whether the network's switches can reduce (SHARP)."""
         return technologies.networks == (LinkTechnology.INFINIBAND,)
 
     def unsupported_on(self, technologies: LinkTechnologies) -> frozenset[str]:
-        """Protocols and algorithms that are not to be had between the nodes of such a machine."""
+        """Protocols and algorithms that are not available between nodes."""
         return frozenset().union(
             *(self.network_constants(technology).unsupported for technology in technologies.networks)
         )
 
     def nvlink_constants(self, technology: LinkTechnology) -> NvlinkConstants:
-        """The constants of a generation; raise InputError where the library has none."""
+        """Constants of an NVLink generation; raise InputError where the library has none."""
         return _select_constants(self.nvlink_by_technology, technology, self.name)
 
     def network_constants(self, technology: LinkTechnology) -> NetworkConstants:
-        """The constants of a network; raise InputError where the library has none."""
+        """Constants of a network; raise InputError where the library has none."""
         return _select_constants(self.network_by_technology, technology, self.name)
 
     def variants_for(self, collective: CollectiveType) -> tuple[AlgorithmVariant, ...]:
-        """Offers from which the library chooses for one collective; there may be none."""
+        """Variants from which the library chooses for one collective; may be empty."""
         return tuple(variant for variant in self.variants if variant.is_default and collective in variant.collectives)
 
     def algorithms_for(self, collective: CollectiveType) -> frozenset[str]:
-        """Algorithms of offers that do a collective, chosen by the library itself or not."""
+        """Algorithms that implement a collective, whether the library chooses them by itself or not."""
         return frozenset(variant.algorithm for variant in self.variants if collective in variant.collectives)
 
     def algorithm(self, name: str) -> CollectiveAlgorithm:
-        """The algorithm of an offer."""
+        """The implementation of an algorithm by its name."""
         return self.custom_algorithms[name] if name in self.custom_algorithms else ALGORITHMS[name]
 
 
@@ -370,12 +381,12 @@ def _select_constants(by_technology: Mapping[LinkTechnology | None, T], technolo
 
 
 def load_library(name: str) -> Library:
-    """Read a shipped library (nccl, rccl, gloo) or a file that ends in .yaml, .yml or .json."""
+    """Read a packaged library (nccl, rccl, gloo) or a file that ends in .yaml, .yml or .json."""
     return _load_library_file(data_files.find_file("libraries", name))
 
 
 def load_dispatcher(dispatcher: TokenDispatcher) -> Library:
-    """Read the constants of kernels that send tokens to experts; raise InputError if there are none of a dispatcher."""
+    """Read the constants of a token dispatcher's kernels; raise InputError if there are none."""
     return _load_library_file(data_files.find_file("dispatchers", dispatcher.value))
 
 
@@ -385,7 +396,7 @@ def _load_library_file(path: Path) -> Library:
 
 @lru_cache(maxsize=16)
 def _parse_library_text(path: Path, text: str) -> Library:
-    """A library as its file says it is now: every simulation asks for some, which mostly stay the same."""
+    """Parse a library file; cached by its text, since every simulation asks for the same few."""
     content = data_files.parse_mapping(path, text)
     try:
         return _build_library(path, content)
@@ -428,7 +439,7 @@ def _read_p2p_channels(entry: Mapping[str, Any]) -> P2pChannelConstants:
 
 
 def _read_technology(name: str, technologies: Mapping[str, LinkTechnology]) -> LinkTechnology | None:
-    """Which make constants are of; None: of any that is not listed."""
+    """The technology that an entry's constants are for; None: the default for technologies not listed."""
     if name not in (*technologies, ANY_TECHNOLOGY):
         raise InputError(
             f"there are no links of make {name!r}; {suggest_nearest(name, (*technologies, ANY_TECHNOLOGY))}"

@@ -1,8 +1,8 @@
-"""How does data travel if one rank does everything?
+"""How does data travel if the root sends to or receives from every rank directly (linear)?
 
-The root sends the whole payload to each other member (broadcast) or receives it from each (reduce): its port carries
-n-1 payloads. Scatter and gather move an n-th for each member. This is what `torch.nn.DataParallel` and naive parameter
-servers do.
+The root sends the full payload to each other member (broadcast) or receives it from each (reduce): its port
+carries n-1 payloads. Scatter and gather move an n-th for each member. This is what `torch.nn.DataParallel`
+and naive parameter servers do.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from clustersim.program.task import CollectiveType
 
 @dataclass(frozen=True, slots=True)
 class LinearAlgorithm:
-    """All through the root; all-reduce is reduce, then broadcast."""
+    """Everything through the root; all-reduce is reduce, then broadcast."""
 
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase, or two for all-reduce."""

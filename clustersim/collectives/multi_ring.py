@@ -1,11 +1,12 @@
-"""Which links does a collective take where no switch joins the GPUs of a domain?
+"""Which links does a collective use where no switch connects the GPUs of a domain?
 
-Algorithms list flows between neighbours in the group's order. Over links of pairs (`hardware.direct_links`) a library
-chooses its neighbours, and several rings at once: what a member sends to another one of its domain is spread over its
-links to all of them, as the rings pass them, so that members send and receive as much as before. Chains and trees in a
-domain are taken as such rings cut open. A message for one target takes that pair's own links.
+Algorithms list flows between neighbours in the group's order. Over point-to-point links
+(`hardware.direct_links`) a library chooses its own neighbours, and several link-disjoint rings at once: what
+a member sends to another one of its domain is spread over its links to all of them, as the rings do, so that
+members send and receive the same volume. Chains and trees in a domain are modelled as such rings cut open. A
+p2p message takes the link of its own pair.
 
-Assumption: latency is that of one ring; the ceiling of the LL protocol holds for each link, not for all of a GPU.
+Assumption: latency is that of one ring; the rate limit of the LL protocol holds per link, not per GPU.
 """
 
 import numpy as np
@@ -17,7 +18,7 @@ from clustersim.hardware.topology import Fabric
 
 
 def spread_over_rings(flows: Flows, fabric: Fabric) -> tuple[Flows, ...]:
-    """The flows as rings over links of pairs carry them; themselves where there are none."""
+    """Spread flows over the rings of point-to-point links; unchanged where there are none."""
     if not isinstance(fabric, HasDirectLinks) or fabric.direct_links is None or flows.is_p2p:
         return (flows,)
     pairs, flow_ends = fabric.direct_links, (ends.reshape(len(ends), -1) for ends in (flows.sources, flows.targets))
@@ -36,9 +37,11 @@ def spread_over_rings(flows: Flows, fabric: Fabric) -> tuple[Flows, ...]:
 
 
 def _target_shares(sources: IntArray, targets: IntArray, pairs: DirectLinks) -> FloatArray:
-    """Part of each flow that goes to each place of its domain, [groups, flows, places]; none of what stays as it is.
+    """Fraction of each flow sent to each local GPU of its domain, [groups, flows, local GPUs].
 
-    sources, targets: [groups, flows] seats.
+    0 for unchanged flows.
+
+    sources, targets: [groups, flows] GPU slots.
     """
     is_local = (sources // pairs.domain_size == targets // pairs.domain_size) & (sources != targets)
     member_bits = _domain_member_bits(sources, targets, is_local, pairs.domain_size)
@@ -52,7 +55,7 @@ def _target_shares(sources: IntArray, targets: IntArray, pairs: DirectLinks) -> 
 
 
 def _domain_member_bits(sources: IntArray, targets: IntArray, is_local: BoolArray, domain_size: int) -> IntArray:
-    """Which places of a flow's domain belong to its group, a bit for each: [groups, flows]."""
+    """Bit mask of the local GPUs of a flow's domain that belong to its group: [groups, flows]."""
     domain = sources // domain_size
     ends = np.bitwise_or(1 << sources % domain_size, 1 << targets % domain_size)
     group = np.broadcast_to(np.arange(len(sources))[:, None], sources.shape)

@@ -1,22 +1,25 @@
-"""What does a library choose from when its user has told it what to take?
+"""What may a library choose from when its user overrides it?
 
-NCCL reads environment variables: algorithms and protocols that it may take, for all collectives or for some; whether
-NVLink's switches may add; how many channels there are. What is left is an ordinary library with fewer offers, and the
-choice among them is its own. Sends and receives (and what is made of them: scatter, gather, all-to-all) have no
-algorithm to choose, so only channels limit them. A program may also do a collective in a way that the library never
-chooses by itself (hierarchically, say): then that algorithm is the only one. Or a way is added to those that it chooses
-from: one of its own that it does not choose by itself, or one of the user's (`imported`). What rounds and protocols of
-the user's cost is not known; they take the constants of the library's ring, or, for what no ring does, of the first
-algorithm that it lists.
+NCCL reads environment variables: algorithms and protocols that it may use, for all collectives or for some;
+whether NVLink's switches may reduce; how many channels there are. What remains is an ordinary library with
+fewer variants, from which it chooses as usual. Sends and receives (and what is built of them: scatter,
+gather, all-to-all) have no algorithm to choose, so only channels limit them. A program may also force an
+algorithm that the library never chooses by itself (hierarchical, say): then it is the only one. Or an
+algorithm is added to the candidates: one of the library's that it does not choose by itself, or one of the
+user's (`custom_algorithm`). Latency steps and protocols of the user's algorithms have unknown costs; they use
+the constants of the library's ring or, where no ring does the collective, of the first algorithm that it
+lists.
 
-    algorithm   ring, tree: as here; NVLS and NVLSTree: `nvls`, inside one domain and across several; PAT:
-                `pat`; CollNetDirect, CollNetChain and NVLS with CollNet: `collnet`, where CollNet is on
-    channels    of messages inside an NVLink domain (`Channels`). Rings and trees go at the rate of their links, however
-                many channels there are.
+    algorithm   ring, tree: as here; NVLS and NVLSTree: `nvls`, inside one domain and across several;
+                PAT: `pat`; CollNetDirect, CollNetChain and NVLS with CollNet: `collnet`, if
+                CollNet is on
+    channels    of p2p messages inside an NVLink domain (`P2pChannelConstants`). Rings and trees run at the
+                rate of their links, whatever the number of channels.
 
-Reference: NVIDIA/nccl, ncclTuningCostModelInit and parseList in src/tuning/cost_model.cc (src/graph/tuning.cc before):
-where a list names nothing that can do a collective, NCCL fails ("no algorithm/protocol available"), and so does the
-model; ncclTopoComputeP2pChannels in src/graph/paths.cc: messages have at most as many channels as collectives.
+Reference: NVIDIA/nccl, ncclTuningCostModelInit and parseList in src/tuning/cost_model.cc (src/graph/tuning.cc
+before): where a list names nothing that can do a collective, NCCL fails ("no algorithm/protocol available"),
+and so does the model; ncclTopoComputeP2pChannels in src/graph/paths.cc: messages have at most as many
+channels as collectives.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,14 +38,17 @@ TUNED_COLLECTIVES: Final = (
     CollectiveType.BROADCAST,
     CollectiveType.REDUCE,
 )
-"""Collectives with several algorithms, which NCCL's lists are about."""
+"""Collectives with several algorithms, to which NCCL_ALGO and NCCL_PROTO apply."""
 P2P_COLLECTIVES: Final = frozenset({CollectiveType.SEND_RECV, CollectiveType.SHIFT, CollectiveType.ALL_TO_ALL})
-"""Collectives that channels limit."""
+"""Collectives that p2p channels limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelLimits:
-    """Bounds on a number of channels, None: none. least, most: of collectives; messages_*: of messages alone."""
+    """Bounds on the number of channels, None: unbounded.
+
+    min_channels, max_channels: of collectives; *_p2p_*: of p2p only.
+    """
 
     min_channels: int | None = None
     max_channels: int | None = None
@@ -50,7 +56,7 @@ class ChannelLimits:
     max_p2p_channels: int | None = None
 
     def clamp_channels(self, channels: P2pChannelConstants) -> P2pChannelConstants:
-        """The channels of messages within the bounds, as a power of two."""
+        """P2p channels within the bounds, rounded up to a power of two."""
         collective_channels = _clamp(channels.max_channels, self.min_channels, self.max_channels)
         count = _clamp(
             min(collective_channels, self.max_p2p_channels or collective_channels), self.min_p2p_channels, None
@@ -60,11 +66,12 @@ class ChannelLimits:
 
 @dataclass(frozen=True, slots=True)
 class NcclOverrides:
-    """What a user told the library; what is not there is its own choice.
+    """Overrides of a library's choice; whatever is absent is left to the library.
 
-    algorithms, protocols: those that it may take, by collective; limits: of channels; forced: an algorithm by
-    collective, whether the library chooses it by itself or not; added: to its choice, likewise; own: those of them that
-    are the user's; collnet: the network's switches may add; words: how the user said it.
+    algorithms, protocols: those that it may use, by collective; channel_limits: bounds on channels; forced:
+    algorithm by collective, whether the library chooses it by itself or not; added: additional candidates,
+    likewise; custom_algorithms: those of them that are the user's; collnet_enabled: the network's switches may
+    reduce; description: as the user wrote it.
     """
 
     algorithms: Mapping[CollectiveType, frozenset[str]] = field(default_factory=dict)
@@ -78,13 +85,13 @@ class NcclOverrides:
 
     @property
     def constrained_collectives(self) -> frozenset[CollectiveType]:
-        """Collectives that may not be done as the library would by itself."""
+        """Collectives for which the library's default choice is constrained."""
         limited = P2P_COLLECTIVES if self.channel_limits != ChannelLimits() else frozenset()
         added = frozenset({CollectiveType.ALL_REDUCE}) if self.collnet_enabled else frozenset()
         return frozenset({*self.algorithms, *self.protocols, *self.forced, *self.added, *limited, *added})
 
     def apply_to(self, library: Library) -> Library:
-        """The library with what is left of its offers and channels; itself where nothing is said."""
+        """The library with the remaining variants and channels; unchanged where nothing is overridden."""
         if not self.constrained_collectives:
             return library
         return replace(
@@ -102,7 +109,7 @@ class NcclOverrides:
         )
 
     def _custom_variants(self, library: Library) -> Iterator[AlgorithmVariant]:
-        """Offers of the user's algorithms, with the constants of the library's."""
+        """Variants of the user's algorithms, with the constants of the library's."""
         requested = [*self.forced.items(), *((kind, name) for kind, names in self.added.items() for name in names)]
         for kind, name in ((kind, name) for kind, name in requested if name in self.custom_algorithms):
             supporting = [variant for variant in library.variants if kind in variant.collectives]
@@ -111,7 +118,7 @@ class NcclOverrides:
                 yield replace(variant, algorithm=name, collectives=frozenset({kind}))
 
     def _allowed_variants(self, variant: AlgorithmVariant) -> Iterator[AlgorithmVariant]:
-        """What is left of an offer: for collectives that are forced to its algorithm or have it added, and others."""
+        """What remains of a variant: for collectives that force or add its algorithm, and for the others."""
         name, unforced = variant.algorithm, [kind for kind in variant.collectives if kind not in self.forced]
         added = frozenset(
             kind for kind in unforced if name in self.added.get(kind, ()) and self._allows_protocol(kind, variant)

@@ -1,8 +1,9 @@
-"""How fast are messages that travel on few channels?
+"""How fast are p2p messages that use few channels?
 
-NCCL sends a message on a number of its channels (thread blocks), each of which copies at its own rate over NVLink. In
-a communicator of many ranks every peer has few of them, so that a message of tens of megabytes is slower than its
-link; larger ones get more channels. Between domains the network is slower than the channels, and they do not count.
+NCCL sends a message on a number of its channels (thread blocks), each of which copies at its own rate over
+NVLink. In a communicator of many ranks every peer gets few of them, so that a message of tens of megabytes is
+slower than its link; larger ones get more channels. Between domains the network is slower than the channels,
+which then do not count.
 
 Reference: NVIDIA/nccl@5067397c, src/enqueue.cc, scheduleP2pTasksToPlan and addP2pToPlan.
 """
@@ -20,9 +21,10 @@ from clustersim.program.task import CollectiveType
 
 @dataclass(frozen=True, slots=True)
 class P2pChannels:
-    """Messages of each rank. message: part of the payload that one is; beside: at once; rounds: one after the other;
+    """P2p messages of each rank.
 
-    ranks: of the communicator.
+    message_share: fraction of the payload in one message; concurrent_messages: sent at once; sequential_messages:
+    sent one after the other; ranks: size of the communicator.
     """
 
     message_share: float
@@ -31,7 +33,7 @@ class P2pChannels:
     ranks: int
 
     def channel_seconds(self, payload: Bytes, library: Library, technologies: LinkTechnologies) -> Seconds:
-        """What the channels take on such a machine; 0 where they do not limit messages."""
+        """Seconds that the channels need on a machine with these technologies; 0 where they do not limit messages."""
         if library.p2p_channels is None:
             return 0.0
         size = self.message_share * payload
@@ -48,9 +50,11 @@ class P2pChannels:
 
 
 def p2p_channels(collective: CollectiveType, members: IntArray, fabric: Fabric) -> P2pChannels | None:
-    """Of groups [groups, size]; None for collectives without messages, and where messages leave a domain.
+    """P2p messages of groups [groups, size].
 
-    Pairs of a role (the neighbours in a pipeline) are of one communicator with all whom they are connected with.
+    None for collectives without messages, and where messages leave a domain.
+
+    Pairs (the neighbours in a pipeline) belong to one communicator with all ranks that they are connected with.
     """
     size = members.shape[1]
     if collective not in (CollectiveType.SEND_RECV, CollectiveType.SHIFT, CollectiveType.ALL_TO_ALL):
@@ -66,7 +70,7 @@ def p2p_channels(collective: CollectiveType, members: IntArray, fabric: Fabric) 
 
 
 def largest_component_size(members: IntArray) -> int:
-    """How many are the most that groups [groups, size] connect, directly or by way of others."""
+    """Number of ranks in the largest connected component of groups [groups, size]."""
     _, rank_index = np.unique(members, return_inverse=True)
     member_index = rank_index.reshape(members.shape)
     label = np.arange(int(member_index.max(initial=0)) + 1)

@@ -1,10 +1,10 @@
-"""How does data travel straight from each rank to each other?
+"""How does data travel directly between all pairs of ranks?
 
-Send/recv is one flow. A shift sends to the next member and receives from the one before, n - 1 times, so that every
-part goes round the ring; the slowest hop sets the pace of each round. All-to-all sends an n-th of the payload to every
-other member, all at once.
-In very large groups an evenly spread sample of distances stands for all of them (their shares are scaled up), because
-the flows of one distance load a regular fabric like those of its neighbours.
+Send/recv is one flow. A shift sends to the next member and receives from the previous one, n - 1 times, so
+that every share goes round the ring; the slowest hop limits each step. All-to-all sends an n-th of the
+payload to every other member, all at once.
+In very large groups an evenly spread sample of distances represents all of them (their shares are scaled up),
+because the flows of one distance load a regular fabric like those of similar distances.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _MIN_DISTANCES: Final = 127  # ... but never fewer distances than these; a prime
 
 @dataclass(frozen=True, slots=True)
 class PairwiseAlgorithm:
-    """Direct flows."""
+    """Direct flows between pairs."""
 
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
         """One phase for send/recv (in groups of two), shift and all-to-all."""
@@ -46,7 +46,7 @@ def _send_recv_phase(topology: GroupTopology) -> Phase:
 
 
 def _shift_phase(topology: GroupTopology) -> Phase:
-    """From each member to the next, one part at a time."""
+    """From each member to the next, one share at a time."""
     members, hops = topology.members, topology.size - 1
     network_steps = hops if topology.domain_count > 1 else 0
     ring_flow = Flows(members, np.roll(members, -1, axis=1), hops / topology.size, is_p2p=True)
@@ -54,7 +54,7 @@ def _shift_phase(topology: GroupTopology) -> Phase:
 
 
 def _all_to_all_phase(topology: GroupTopology) -> Phase:
-    """Every member to every other; messages to other domains are posted one after the other."""
+    """From every member to every other; messages to other domains are posted back to back."""
     members, size = topology.members, topology.size
     distances = _sample_distances(size, max(_MIN_DISTANCES, _MAX_FLOWS // members.size))
     share = (size - 1) / size / len(distances)

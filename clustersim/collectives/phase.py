@@ -1,16 +1,18 @@
-"""What does an algorithm move, and between whom?
+"""What does a collective algorithm move, and between whom?
 
-An algorithm is a sequence of phases. A phase is a set of flows that run side by side in every group, cut into chunks
-that follow each other (pipelining). It only lists what is moved; how long that takes is asked in `transfer`.
+An algorithm is a sequence of phases. A phase is a set of flows that run concurrently in every group, cut into
+chunks that follow each other (pipelining). A phase only lists what is moved; `phase_cost` computes how long
+that takes.
 
-Before an algorithm lists its flows, the members of each group are arranged by domain: domains in ascending number from
-the root's on, members of a domain in the group's order. A domain is an NVLink domain or a node, whichever holds more of
-the group. Domains need not hold equally many members: as many routes lead out of each as the smallest has members,
-because a library builds equally many channels in all of them (of 8 GPUs on one node and 4 on the next, 4 of either are
-heads, and 4 network ports of either are used). Groups of a role that differ in shape are arranged apart.
+Before an algorithm lists its flows, the members of each group are sorted by domain: domains in ascending
+order from the root's on, members of a domain in the group's order. A domain is an NVLink domain or a node,
+whichever holds more of the group. Domains need not hold equally many members: the number of rails out of each
+is the size of the smallest, because a library builds the same number of channels in all of them (of 8 GPUs on
+one node and 4 on the next, 4 of each are heads, and 4 NICs of each are used). Groups of a communicator kind
+that differ in shape get a topology each.
 
-Reference: NVIDIA/nccl@5067397c, src/init.cc, initTransportsRank: each graph's channels are the fewest of any rank's;
-src/graph/connect.cc, ncclTopoPostset: heads of NVLS likewise.
+Reference: NVIDIA/nccl@5067397c, src/init.cc, initTransportsRank: each graph's channels are the minimum over
+all ranks; src/graph/connect.cc, ncclTopoPostset: heads of NVLS likewise.
 """
 
 from dataclasses import dataclass, replace
@@ -26,10 +28,10 @@ from clustersim.symmetry.labels import unique_by_columns
 
 @dataclass(frozen=True, slots=True)
 class LatencySteps:
-    """How many messages follow each other, each waiting for the one before, in each group: [groups] or a number.
+    """Number of dependent latency steps of a phase, in each group: [groups] or one number for all.
 
-    local: within a domain; network: between domains; posts: messages that one rank hands to its network interface one
-    after the other without waiting for an answer.
+    local: messages inside a domain that wait for each other; network: between domains; posts: messages that one
+    rank posts to its NIC back to back, without waiting for completion.
     """
 
     local: IntArray | int = 0
@@ -37,20 +39,20 @@ class LatencySteps:
     posts: IntArray | int = 0
 
     def broadcast_to(self, group_count: int) -> "LatencySteps":
-        """Numbers for each of so many groups."""
+        """The steps as arrays of `group_count` entries."""
         return LatencySteps(*(np.broadcast_to(steps, group_count) for steps in (self.local, self.network, self.posts)))
 
     def select(self, group_indices: IntArray) -> "LatencySteps":
-        """Those of some groups, where there are numbers for each."""
+        """The steps of some of the groups, where they are arrays."""
         return LatencySteps(*(np.asarray(steps)[group_indices] for steps in (self.local, self.network, self.posts)))
 
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """Flows that carry equally much. sources, targets: GPU numbers, [groups, ...] of one shape.
+    """Flows with equal payload shares. sources, targets: GPU ids, [groups, ...] of one shape.
 
-    share: fraction of the payload that each flow carries over the whole phase. message: it is for the target alone, so
-    it takes the links of its own pair where no switch joins a domain (see `spread_over_rings`).
+    share: fraction of the payload that each flow carries over the whole phase. is_p2p: the data is for that
+    target only, so it takes the links of its own pair where no switch connects a domain (see `multi_ring`).
     """
 
     sources: IntArray
@@ -61,10 +63,10 @@ class Flows:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Flows that run side by side.
+    """Flows that run concurrently.
 
-    stages: how many chunk times the pipeline needs to fill, a chunk time being what the phase's busiest link needs for
-    its part of one chunk.
+    fill_stages: how many chunk times the pipeline needs to fill; a chunk time is what the most loaded link needs
+    for its share of one chunk.
     """
 
     flows: tuple[Flows, ...]
@@ -73,12 +75,12 @@ class Phase:
 
     @property
     def sources(self) -> IntArray:
-        """[groups, flows]: the GPU that sends."""
+        """[groups, flows]: the sending GPU."""
         return np.concatenate([flows.sources.reshape(len(flows.sources), -1) for flows in self.flows], axis=1)
 
     @property
     def targets(self) -> IntArray:
-        """[groups, flows]: the GPU that receives."""
+        """[groups, flows]: the receiving GPU."""
         return np.concatenate([flows.targets.reshape(len(flows.targets), -1) for flows in self.flows], axis=1)
 
     @property
@@ -91,10 +93,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class GroupTopology:
-    """Groups of one shape by domain. members: [groups, size] in order, the root first; per_domain: of each domain.
+    """Groups of one shape, members sorted by domain.
 
-    switched: every domain's members share an NVLink domain. groups: [groups] which of the role's groups these are.
-    routing: of tokens to the members' experts, where it is they that travel.
+    members: [groups, size] GPU ids, the root first; domain_sizes: members of each domain; is_switched: every
+    domain's members share an NVLink domain; group_indices: [groups] index of each group among all groups of its
+    communicator kind; routing: of tokens to the members' experts, for dispatch and combine.
     """
 
     members: IntArray
@@ -110,47 +113,47 @@ class GroupTopology:
 
     @property
     def domain_count(self) -> int:
-        """How many domains each group crosses."""
+        """Number of domains that each group spans."""
         return len(self.domain_sizes)
 
     @property
     def rails(self) -> int:
-        """Routes out of each domain: the members of the smallest."""
+        """Routes out of each domain: the size of the smallest."""
         return min(self.domain_sizes)
 
     @property
     def heads(self) -> IntArray:
-        """[groups, domains, rails]: the first members of each domain, which hold its rails."""
+        """[groups, domains, rails]: the first members of each domain, which own its rails."""
         return self.members[:, self._domain_starts[:, None] + np.arange(self.rails)]
 
     @property
     def without_root_domain(self) -> "GroupTopology":
-        """The same without the root's domain."""
+        """The topology without the root's domain."""
         root_size, *other_sizes = self.domain_sizes
         return replace(self, members=self.members[:, root_size:], domain_sizes=tuple(other_sizes))
 
     @property
     def domains_by_size(self) -> tuple[IntArray, ...]:
-        """The domains of each number of members: [groups, domains of so many, members] each."""
+        """Members by domain, for each distinct domain size: [groups, domains of that size, members]."""
         counts, starts = np.array(self.domain_sizes), self._domain_starts
         sizes = dict.fromkeys(self.domain_sizes)
         return tuple(self.members[:, starts[counts == size][:, None] + np.arange(size)] for size in sizes)
 
     @property
     def _domain_starts(self) -> IntArray:
-        """[domains]: place of each domain's first member."""
+        """[domains]: index of each domain's first member."""
         return np.cumsum((0, *self.domain_sizes[:-1]))
 
 
 class CollectiveAlgorithm(Protocol):
-    """The seam of the shelf: what a collective algorithm must answer."""
+    """Interface of a collective algorithm."""
 
     def phases(self, collective: CollectiveType, topology: GroupTopology) -> tuple[Phase, ...]:
-        """List what is moved; no phases if the algorithm cannot do this collective in groups of this shape."""
+        """List what is moved; empty if the algorithm cannot do this collective in groups of this shape."""
 
 
 def group_topology(members: IntArray, fabric: Fabric) -> tuple[GroupTopology, ...]:
-    """Order groups [groups, size] by domain, the first member's domain first; groups of each shape apart."""
+    """Sort groups [groups, size] by domain, the first member's domain first; one topology for each distinct shape."""
     domains, switched = _domain_ids(members, fabric)
     distance = domains - domains[:, :1]
     distance[distance < 0] += int(domains.max(initial=0)) + 1
@@ -169,7 +172,7 @@ def group_topology(members: IntArray, fabric: Fabric) -> tuple[GroupTopology, ..
 
 
 def _shape_ids(starts: BoolArray) -> IntArray:
-    """[groups] the same number for groups whose domains hold the same numbers of members."""
+    """[groups] id of the group's shape: equal for groups with equal domain sizes."""
     if (starts == starts[0]).all():
         return np.zeros(len(starts), np.int64)
     packed = np.packbits(starts, axis=1)
@@ -177,12 +180,15 @@ def _shape_ids(starts: BoolArray) -> IntArray:
 
 
 def _domain_sizes(starts: BoolArray) -> tuple[int, ...]:
-    """Members of each domain of one group; `starts` marks the first of each."""
+    """Domain sizes of one group; `starts` marks the first member of each."""
     return tuple(np.diff(np.flatnonzero(np.append(starts, True))).tolist())
 
 
 def _domain_ids(members: IntArray, fabric: Fabric) -> tuple[IntArray, BoolArray]:
-    """NVLink domains, or nodes if these join several of a group; and whether it is the former, in each group."""
+    """Domain ids [groups, size]: NVLink domains, or nodes where these hold more of a group.
+
+    And which of both, [groups].
+    """
     domains, nodes = fabric.domain_ids(members), fabric.node_ids(members)
     if np.array_equal(nodes, domains):
         return domains, np.ones(len(members), dtype=np.bool_)
@@ -191,11 +197,11 @@ def _domain_ids(members: IntArray, fabric: Fabric) -> tuple[IntArray, BoolArray]
 
 
 def _count_distinct(ids: IntArray) -> IntArray:
-    """How many different numbers each row has."""
+    """Number of distinct ids in each row."""
     counts: IntArray = 1 + np.count_nonzero(np.diff(np.sort(ids, axis=1), axis=1), axis=1)
     return counts
 
 
 def build_phase(*flows: Flows, latency_steps: LatencySteps, fill_stages: float = 1.0) -> Phase:
-    """Join flows into one phase."""
+    """Combine flows into one phase."""
     return Phase(flows, latency_steps, fill_stages)

@@ -1,12 +1,13 @@
-"""How long do the flows of a phase take together?
+"""How long do the concurrent flows of a phase take?
 
-A flow advances with its slowest link and every link is shared in proportion to what
-its flows carry: seconds per byte of payload are the largest load / bandwidth along the route. A group's phase lasts as
-long as its slowest flow. Chunks follow each other, so with payload S, chunk c and `stages` the busiest link works for
-S + stages * c. Latency is the number of dependent rounds times the latency of one, the longest in the group.
+A flow advances with its slowest link, and every link is shared in proportion to what its flows carry: seconds
+per byte of payload are the largest load / bandwidth along the route. A group's phase lasts as long as its
+slowest flow. Chunks follow each other, so with payload S, chunk c and `fill_stages` the bottleneck link works
+for S + fill_stages * c. Latency is the number of dependent steps times the latency of one, the longest in the
+group.
 
-Assumption: the groups of a role are in step. A role that shares links with another role at the same time is the
-engine's matter, not this module's.
+Assumption: all groups of a communicator kind communicate in step. Contention with other communicators at the
+same time is left to the engine.
 """
 
 from collections.abc import Mapping
@@ -33,17 +34,17 @@ MEDIUM_OF_KIND: Final[Mapping[LinkKind, Medium]] = {
     LinkKind.LEAF: Medium.NETWORK,
     LinkKind.SPINE: Medium.NETWORK,
 }
-_MEDIA: Final = (Medium.NVLINK, Medium.PCIE, Medium.NETWORK)  # a route's medium is the last that it touches
+_MEDIA: Final = (Medium.NVLINK, Medium.PCIE, Medium.NETWORK)  # a route's medium is the last of these that it touches
 _MEDIUM_INDEX: Final = np.array([_MEDIA.index(MEDIUM_OF_KIND[kind]) for kind in LINK_KINDS], dtype=np.int8)
 
 
 @dataclass(frozen=True, slots=True)
 class BottleneckLoad:
-    """What flows mean to each group.
+    """Bottleneck loads of a phase's flows in each group.
 
-    busiest: [link classes, groups] the largest load on links of each class that the group crosses; pcie, network:
-    [groups] whether a flow's medium is that; near, far: [groups] the most latency, beyond what rounds include, of
-    routes that stay off the network and of those over it.
+    max_load: [link classes, groups] the largest load on links of each class that the group crosses; uses_pcie,
+    uses_network: [groups] whether any flow has that medium; local_latency, network_latency: [groups] largest
+    excess latency of routes (beyond what the steps include) that stay off the network, and of those over it.
     """
 
     max_load: FloatArray
@@ -54,7 +55,7 @@ class BottleneckLoad:
 
     @property
     def feature_columns(self) -> list[FloatArray]:
-        """All that tells groups apart: [groups] each."""
+        """All features by which groups are distinguished: [groups] each."""
         return [
             *self.max_load,
             self.uses_pcie.astype(np.float64),
@@ -64,7 +65,7 @@ class BottleneckLoad:
         ]
 
     def select(self, group_indices: IntArray) -> "BottleneckLoad":
-        """That of some of the groups."""
+        """Those of some of the groups."""
         return BottleneckLoad(
             self.max_load[:, group_indices],
             self.uses_pcie[group_indices],
@@ -74,7 +75,7 @@ class BottleneckLoad:
         )
 
     def merge_max(self, other: "BottleneckLoad") -> "BottleneckLoad":
-        """That of these flows and of others."""
+        """Element-wise maximum with the load of other, concurrent flows."""
         return BottleneckLoad(
             max_load=np.maximum(self.max_load, other.max_load),
             uses_pcie=self.uses_pcie | other.uses_pcie,
@@ -85,7 +86,7 @@ class BottleneckLoad:
 
 
 def bottleneck_load(flow_routes: FlowRoutes, classes: LinkClasses, library: Library) -> BottleneckLoad:
-    """What a phase means to each group."""
+    """Bottleneck load of a routed phase in each group."""
     return reduce(
         BottleneckLoad.merge_max,
         (_path_bottleneck_load(paths, flow_routes.link_load, classes, library) for paths in flow_routes.paths),
@@ -118,7 +119,7 @@ def _path_bottleneck_load(paths: FlowPaths, load: FloatArray, classes: LinkClass
 
 
 def effective_bandwidth(table: LinkTable, library: Library, variant: AlgorithmVariant, domain_count: int) -> FloatArray:
-    """Bytes/s that an offer reaches on each link, in groups over `spans` domains: [links]."""
+    """Bytes/s that a variant reaches on each link, in groups over `domain_count` domains: [links]."""
     medium, technologies = _MEDIUM_INDEX[table.kind], LinkTechnologies.from_links(table)
     on_nvlink, on_network = (medium == _MEDIA.index(wanted) for wanted in (Medium.NVLINK, Medium.NETWORK))
     bandwidth: FloatArray = table.bandwidth * library.pcie_efficiency * variant.efficiency
@@ -137,7 +138,7 @@ def effective_bandwidth(table: LinkTable, library: Library, variant: AlgorithmVa
 
 
 def _nvlink_limits(nvlink: NvlinkConstants, variant: AlgorithmVariant, domain_count: int) -> tuple[float, float]:
-    """Share of nominal bandwidth, and the rate that cannot be exceeded, on NVLink ports of this generation."""
+    """Fraction of nominal bandwidth, and maximum rate in bytes/s, on NVLink ports of this generation."""
     factor = nvlink.efficiency
     if needs_nvls(variant):
         factor *= nvlink.nvls.bandwidth_share if nvlink.nvls else 1.0
@@ -147,7 +148,7 @@ def _nvlink_limits(nvlink: NvlinkConstants, variant: AlgorithmVariant, domain_co
 
 
 def needs_nvls(variant: AlgorithmVariant) -> bool:
-    """Whether the switches of the NVLink domain must be able to add."""
+    """Whether the variant needs switches of the NVLink domain that can reduce."""
     return variant.algorithm in ("in_network", "collnet_nvls")
 
 
@@ -156,7 +157,8 @@ def phase_coefficients(
 ) -> FloatArray:
     """Coefficients [4, groups]: S bytes in chunks of c take latency + S * per_byte + c * fill seconds.
 
-    The fourth is what NVLink alone takes of per_byte. latency: [groups] from `phase_latency`; stages: of the phase.
+    The fourth is the per_byte of NVLink links alone. latency: [groups] from `phase_latency`; fill_stages: of the
+    phase.
     """
     seconds_per_byte = bottleneck.max_load / rates.bandwidth[:, None]
     per_byte, nvlink_per_byte = (
@@ -168,7 +170,7 @@ def phase_coefficients(
 
 @dataclass(frozen=True, slots=True)
 class LinkClassRates:
-    """Of link classes. bandwidth: [classes] from `effective_bandwidth`; inside: [classes] whether they are NVLink."""
+    """Rates of link classes. bandwidth: [classes] from `effective_bandwidth`; is_nvlink: [classes]."""
 
     bandwidth: FloatArray
     is_nvlink: BoolArray
@@ -177,9 +179,9 @@ class LinkClassRates:
 def phase_latency(
     bottleneck: BottleneckLoad, latency_steps: LatencySteps, variant: AlgorithmVariant, *, network_only: bool
 ) -> FloatArray:
-    """Seconds of latency of one phase in each group: start-up, dependent rounds and posts.
+    """Seconds of latency of one phase in each group: start-up, dependent steps and posts.
 
-    alone: no domain holds a second member.
+    network_only: no domain holds a second member.
     """
     local_seconds = np.where(bottleneck.uses_pcie, *_local_step_seconds(variant))
     local_seconds = (
@@ -199,7 +201,7 @@ def phase_latency(
 
 
 def min_phase_latency(latency_steps: LatencySteps, variant: AlgorithmVariant) -> Seconds:
-    """What the rounds of a phase take at least in any group, whatever its routes."""
+    """Lower bound on the latency of a phase in any group, whatever its routes."""
     local_seconds, network_seconds = (
         min(_local_step_seconds(variant)),
         min(variant.network_only_step_seconds, variant.step_seconds[Medium.NETWORK]),
@@ -216,7 +218,7 @@ def _local_step_seconds(variant: AlgorithmVariant) -> tuple[float, float]:
 
 
 def _network_delays(table: LinkTable, library: Library) -> FloatArray:
-    """What the network of each link adds to a message: [links]."""
+    """Additional message latency of each link's network: [links]."""
     latency_by_technology = {
         TECHNOLOGIES.index(technology): library.network_constants(technology).message_latency
         for technology in LinkTechnologies.from_links(table).networks

@@ -1,8 +1,9 @@
-"""Which flows stand for their images?
+"""Which groups and flows are rotations of each other?
 
-Where GPUs of a node can change places (`hardware.rotation`), the groups of a role often do so too: the turn maps a group to
-the next one, or a group of whole nodes to itself and each of its flows to the next. Both are checked here, member by
-member. Then groups (or flows) of the first place in each node are routed, and links carry their images as well.
+Where rotating the local ranks of all nodes is an automorphism of the fabric (`hardware.rotation`), it often
+maps groups to each other too: a group to the next one, or a group of complete nodes to itself and each of its
+flows to the next. Both are checked here, member by member. Then only groups (or flows) of local rank 0 are
+routed, and links carry their rotated images as well.
 """
 
 from dataclasses import dataclass
@@ -16,14 +17,17 @@ from clustersim.hardware.rotation import FabricRotation
 
 @dataclass(frozen=True, slots=True)
 class RotatedImages:
-    """kept: the groups whose images are all groups; of: [groups] place in `kept` of the group that stands for each."""
+    """Orbits of groups. representatives: groups whose images are all groups.
+
+    representative_index: [groups] index in `representatives` of the one that each group is an image of.
+    """
 
     representatives: IntArray
     representative_index: IntArray
 
 
 def rotated_images(members: IntArray, rotation: FabricRotation) -> RotatedImages | None:
-    """The groups [groups, size] on first places of nodes, if all others are their images; else None."""
+    """Orbits of groups [groups, size] if those on local rank 0 represent all others; else None."""
     local_ranks, first_members = np.arange(rotation.period), members[:, 0]
     representatives = np.flatnonzero(first_members % rotation.period == 0)
     if (
@@ -45,7 +49,7 @@ def rotated_images(members: IntArray, rotation: FabricRotation) -> RotatedImages
 
 
 def representative_flows(phase: Phase, rotation: FabricRotation) -> Phase | None:
-    """One of the flows of a phase for each set of images, where its flows come in such sets; else None."""
+    """One flow of each orbit, where the flows of a phase form complete orbits along their last axis; else None."""
     if not all(
         _is_full_rotation(ends, rotation.period) for flows in phase.flows for ends in (flows.sources, flows.targets)
     ):
@@ -57,7 +61,7 @@ def representative_flows(phase: Phase, rotation: FabricRotation) -> Phase | None
 
 
 def _is_full_rotation(gpus: IntArray, gpus_per_node: int) -> bool:
-    """Whether the last axis leads from each GPU once round its node."""
+    """Whether the last axis visits all local ranks of a node in rotation, starting at each first GPU."""
     if gpus.shape[-1] != gpus_per_node:
         return False
     first = gpus[..., :1]

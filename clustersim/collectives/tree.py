@@ -1,8 +1,9 @@
 """How does data travel up and down a tree?
 
-Double binary trees over the domains (see `double_binary_tree`): latency grows with the logarithm of their number. Each of k
-rails has its own pair of trees with 1/k of the payload; inside a domain a chain leads to the member that holds the
-rail. Chains of a domain of m members begin at different ones: (m-1)/m of the payload passes each pair of neighbours.
+Double binary trees over the domains (see `double_binary_tree`): latency grows with the logarithm of their
+number. Each of k rails has its own pair of trees with 1/k of the payload; inside a domain a chain leads to
+the member that owns the rail. Chains of a domain of m members begin at different ones: (m-1)/m of the payload
+passes each pair of neighbours.
 
 All-reduce goes up and down at the same time, chunk by chunk; broadcast only down, reduce only up.
 """
@@ -39,7 +40,7 @@ class TreeAlgorithm:
 
 
 def chain_flows(domains: IntArray, *, up: bool, down: bool) -> list[Flows]:
-    """Flows inside domains [groups, domains, members]."""
+    """Chain flows inside domains [groups, domains, members]."""
     domain_size = domains.shape[2]
     successors = np.roll(domains, -1, axis=2)
     return (

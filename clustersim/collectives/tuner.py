@@ -1,7 +1,8 @@
-"""Which algorithm does a library take?
+"""Which algorithm and protocol does a library select?
 
-The fastest that it offers for this collective, these groups and this payload, by the model's own estimate, as NCCL's
-tuner does; or the one that the user named. Groups of different shapes choose apart, beside each other (`same_chip_accelerators`).
+The fastest variant that it has for this collective, these groups and this payload, by the model's own
+estimate, as NCCL's tuner does; or the one that the user forced. Groups of different shapes select separately
+while they communicate concurrently (`heterogeneous_groups`).
 """
 
 import math
@@ -44,18 +45,19 @@ from clustersim.program.task import CollectiveType, TokenRouting
 from clustersim.symmetry.labels import unique_by_columns
 
 CACHE_BYTES: Final = 16_000_000
-"""Bytes of surveys, and of loads, that are remembered: of some layouts of 16,384 GPUs, of hundreds of 512."""
-SMALL_CHUNK_DOMAINS: Final = 4  # domains, from which on trees among adding switches have smaller chunks
+"""Cache size in bytes, for variant costs and for link loads: some layouts of 16,384 GPUs, hundreds of 512."""
+SMALL_CHUNK_DOMAINS: Final = 4  # number of domains from which on NVLS trees use smaller chunks
 
 
 @dataclass(frozen=True, slots=True)
 class VariantCosts:
-    """What each offer would cost all groups of one role, for any payload.
+    """Cost coefficients of each variant for all groups of one communicator kind, for any payload.
 
-    coefficients: [offers, 4, classes] latency (s), seconds per byte, fill (s/byte of chunk), seconds per byte of
-    NVLink, infinite latency where groups cannot take an offer; groups of one class have equal coefficients;
-    group_class: [groups]; floor: [classes] seconds that what was left out takes at least; makes: of the fabric's links;
-    shapes: of groups; lanes: of messages, where all stay inside domains.
+    coefficients: [variants, 4, classes] latency (s), seconds per byte, pipeline fill (s/byte of chunk), seconds
+    per byte on NVLink alone; infinite latency where groups cannot use a variant. Groups of one class have equal
+    coefficients; class_of_group: [groups]; lower_bound: [classes] seconds that variants left out take at least;
+    technologies: of the fabric's links; shapes: of groups; p2p_channels: of messages, where all stay inside
+    domains.
     """
 
     variants: tuple[AlgorithmVariant, ...]
@@ -70,12 +72,13 @@ class VariantCosts:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The fastest offer in each group, and in the slowest one.
+    """The fastest variant in each group, and in the slowest group.
 
-    seconds: [groups]; idle: [groups] the part of them in which no bytes move; narrow: [groups] the part by which bytes
-    move slower than links let them (see `lanes`); taken: [groups] number of the offer, of which chunk: [groups] is the
-    bytes of one; offers: all of them; offer: what the slowest group takes; certain: nothing that was left out
-    can be faster in any group.
+    seconds: [groups]; latency: [groups] part of them in which no bytes move; channel_limit: [groups] additional
+    seconds because channels, not links, limit the rate (see `p2p_channels`); variant_index: [groups] index of the
+    selected variant in `variants`; chunk_bytes: [groups] bytes of one chunk; slowest_variant: selected by the
+    slowest group, whose index is slowest_group; is_certain: no variant that was left out can be faster in any
+    group.
     """
 
     seconds: FloatArray
@@ -90,7 +93,7 @@ class Selection:
 
 
 def select_variants(variant_costs: VariantCosts, payload: Bytes) -> Selection:
-    """The fastest offer for this payload, in each group; time of microseconds."""
+    """Select the fastest variant for this payload in each group. Takes microseconds."""
     by_variant = variant_seconds(variant_costs, payload)
     seconds = by_variant.seconds
     best = seconds.argmin(axis=0)
@@ -113,9 +116,10 @@ def select_variants(variant_costs: VariantCosts, payload: Bytes) -> Selection:
 
 @dataclass(frozen=True, slots=True)
 class VariantSeconds:
-    """Seconds of each offer, [offers, classes]: in which no bytes move, links move them, and what these take beyond.
+    """Seconds of each variant, [variants, classes]: without data movement, link-limited, and additional rate limits.
 
-    chunk: bytes of one.
+    latency: no bytes move; transfer: links move bytes; channel_limit: what channels and other rate limits add to
+    that; chunk_bytes: bytes of one chunk.
     """
 
     latency: FloatArray
@@ -125,13 +129,13 @@ class VariantSeconds:
 
     @property
     def seconds(self) -> FloatArray:
-        """All of it."""
+        """Total seconds: [variants, classes]."""
         total: FloatArray = self.latency + self.transfer + self.channel_limit
         return total
 
 
 def variant_seconds(variant_costs: VariantCosts, payload: Bytes) -> VariantSeconds:
-    """What each offer takes."""
+    """Seconds that each variant takes for a payload."""
     launch_seconds = variant_costs.library.launch_seconds_on(variant_costs.technologies)
     launch = np.array([launch_seconds if variant.adds_launch else 0.0 for variant in variant_costs.variants])
     latency, per_byte, fill, nvlink_per_byte = np.moveaxis(variant_costs.coefficients, 1, 0)
@@ -160,7 +164,7 @@ def variant_seconds(variant_costs: VariantCosts, payload: Bytes) -> VariantSecon
 def _min_seconds_per_byte(
     variant: AlgorithmVariant, variant_costs: VariantCosts, payload: Bytes, nvlink_per_byte: FloatArray
 ) -> FloatArray:
-    """Seconds per byte that an offer takes at least, whatever links allow: [classes]."""
+    """Lower bound on seconds per byte from rate limits other than link bandwidth: [classes]."""
     shapes, lower_bound = variant_costs.shapes, np.zeros(len(nvlink_per_byte))
     for technology in variant_costs.technologies.nvlink_generations:
         nvlink = variant_costs.library.nvlink_constants(technology)
@@ -181,7 +185,7 @@ def _min_seconds_per_byte(
 
 
 def _p2p_channel_seconds(variant_costs: VariantCosts, payload: Bytes) -> FloatArray:
-    """What channels take at least to carry the messages of each offer: [offers]."""
+    """Seconds that p2p channels need at least for the messages of each variant: [variants]."""
     if variant_costs.p2p_channels is None:
         return np.zeros(len(variant_costs.variants))
     seconds = variant_costs.p2p_channels.channel_seconds(payload, variant_costs.library, variant_costs.technologies)
@@ -189,7 +193,7 @@ def _p2p_channel_seconds(variant_costs: VariantCosts, payload: Bytes) -> FloatAr
 
 
 def _chunk_bytes(variant: AlgorithmVariant, variant_costs: VariantCosts, payload: Bytes) -> FloatArray:
-    """Bytes of one chunk, [classes]; none for protocols that hand on every word."""
+    """Bytes of one chunk, [classes]; 0 for protocols that forward every word (LL, LL128)."""
     if variant.chunk_steps:
         return np.minimum(_bytes_in_flight(variant, variant_costs, payload), payload)
     if not variant.is_chunked:
@@ -198,7 +202,7 @@ def _chunk_bytes(variant: AlgorithmVariant, variant_costs: VariantCosts, payload
 
 
 def _bytes_in_flight(variant: AlgorithmVariant, variant_costs: VariantCosts, payload: Bytes) -> FloatArray:
-    """Bytes that all channels and shares of a stepped offer hold at once: [classes]."""
+    """Bytes that all channels and shares of an NVLS variant hold at once: [classes]."""
     domain_counts, concurrent_chunks = variant_costs.shapes.domain_counts, _concurrent_chunks(variant_costs)
     single_domain_chunk, few_domains_chunk, large_span_chunk = (
         steps.chunk_bytes(payload, concurrent_chunks) for steps in variant.chunk_steps
@@ -214,7 +218,7 @@ def _bytes_in_flight(variant: AlgorithmVariant, variant_costs: VariantCosts, pay
 
 
 def _concurrent_chunks(variant_costs: VariantCosts) -> FloatArray:
-    """How many chunks of a stepped offer move beside each other: [classes]."""
+    """Number of chunks of an NVLS variant that move concurrently: [classes]."""
     nvls_constants = [
         variant_costs.library.nvlink_constants(technology).nvls
         for technology in variant_costs.technologies.nvlink_generations
@@ -228,15 +232,15 @@ def _concurrent_chunks(variant_costs: VariantCosts) -> FloatArray:
 
 @lru_cache(maxsize=8)
 def cached_tuner(fabric: Fabric, library: Library, routing: TokenRouting | None = None) -> "Tuner":
-    """Who costs a library's offers on a fabric: the same for equal ones, as long as no others are asked for."""
+    """The tuner of a library on a fabric, cached for the last few."""
     return Tuner(fabric, library, routing)
 
 
 @dataclass(frozen=True)
 class Tuner(FieldPickling):
-    """Costs a library's offers on one fabric; routing: of the tokens that it sends to experts, if it does.
+    """Costs a library's variants on one fabric. routing: of tokens to experts, for dispatchers.
 
-    It remembers what it was asked for last: layouts that are compared have many groups in common.
+    Recent results are cached: layouts under comparison share many groups.
     """
 
     fabric: Fabric
@@ -254,9 +258,10 @@ class Tuner(FieldPickling):
     def evaluate_variants(
         self, collective: CollectiveType, members: IntArray, payload: Bytes | None = None
     ) -> VariantCosts:
-        """Cost the offers for the groups [groups, size].
+        """Cost coefficients of the variants for groups [groups, size].
 
-        payload: algorithms whose rounds alone take longer than others for it, in every group, are left out.
+        payload: algorithms whose latency alone exceeds the fastest variant's time for it, in every group, are
+        skipped.
         """
         key = collective, payload, members.shape, members.tobytes()
         return self._cost_cache.get_or_compute(key, partial(self._evaluate_variants, collective, members, payload))
@@ -284,7 +289,7 @@ class Tuner(FieldPickling):
         )
 
     def link_loads(self, collective: CollectiveType, members: IntArray, variant: AlgorithmVariant) -> GroupLinkLoads:
-        """What an offer asks of links in each of the groups [groups, size] by itself, where they can take it."""
+        """Link loads of a variant in each of the groups [groups, size] by itself; zero where a group cannot use it."""
         key = collective, self.library.variants.index(variant), members.shape, members.tobytes()
         return self._load_cache.get_or_compute(key, partial(self._link_loads, collective, members, variant))
 
@@ -305,13 +310,13 @@ class Tuner(FieldPickling):
         return scatter_to_groups(loads_by_shape, len(members))
 
     def require_supported(self, collective: CollectiveType, members: IntArray) -> None:
-        """Raise InputError where the library can do nothing in one of the groups [groups, size]."""
+        """Raise InputError if the library has no variant for one of the groups [groups, size]."""
         rotated = rotated_images(members, self._rotation) if self._rotation else None
         for topology in self.group_topologies(members if rotated is None else members[rotated.representatives]):
             self._candidates(collective, topology)
 
     def group_topologies(self, members: IntArray) -> tuple[GroupTopology, ...]:
-        """Groups [groups, size] in order of domains; of each shape apart."""
+        """Topologies of groups [groups, size], one for each distinct shape."""
         topologies = group_topology(members, self.fabric)
         return (
             topologies
@@ -320,7 +325,7 @@ class Tuner(FieldPickling):
         )
 
     def _candidates(self, collective: CollectiveType, topology: GroupTopology) -> "_Candidates":
-        """What the library offers for groups of this shape."""
+        """Variants that can do a collective in groups of this shape."""
         unsupported = self.library.unsupported_on(self._technologies) if topology.domain_count > 1 else frozenset()
         default_variants = self.library.variants_for(collective)
         available = [
@@ -341,7 +346,8 @@ class Tuner(FieldPickling):
                 "in one NVLink domain" if topology.domain_count == 1 else f"over {topology.domain_count} NVLink domains"
             )
             raise InputError(
-                f"{self.library.name} cannot do {collective.value} by {tried_algorithms or 'anything'} in groups of {topology.size} "
+                f"{self.library.name} cannot do {collective.value} by {tried_algorithms or 'anything'} in groups of "
+                f"{topology.size} "
                 f"{span_label} on this cluster"
             )
         return _Candidates(variants, phases, topology)
@@ -349,7 +355,7 @@ class Tuner(FieldPickling):
     def _cost_candidates(
         self, candidates: "_Candidates", route_algorithm: Callable[[str], tuple[FlowRoutes, ...]], payload: Bytes | None
     ) -> VariantCosts:
-        """Cost algorithm by algorithm, from the one that may take the least, until no other can be the fastest."""
+        """Cost algorithms in ascending order of their lower bounds, until no other can be the fastest."""
         lower_bounds = sorted(
             (lower_bound, name)
             for name, lower_bound in candidates.latency_lower_bounds(
@@ -366,13 +372,16 @@ class Tuner(FieldPickling):
         return costs
 
     def _fabric_supports(self, variant: AlgorithmVariant) -> bool:
-        """Whether the fabric's switches can do what the offer needs."""
+        """Whether the fabric's switches support what the variant needs (NVLS, SHARP)."""
         if variant.algorithm in COLLNET_ALGORITHMS and not self.library.has_sharp(self._technologies):
             return False
         return not needs_nvls(variant) or self.library.has_nvls(self._technologies)
 
     def _route_phase(self, phase: Phase, *, rotated: bool, single_shape: bool) -> FlowRoutes:
-        """Route a phase; turned: groups stand for as many as a node has places; alone: no other loads are added."""
+        """Route a phase. rotated: groups are representatives of their rotations.
+
+        single_shape: no other loads are added.
+        """
         representative = (
             representative_flows(phase, self._rotation) if self._rotation and single_shape and not rotated else None
         )
@@ -380,7 +389,7 @@ class Tuner(FieldPickling):
         return route_phase(representative or phase, self.fabric, rotation)
 
     def _phase_load(self, flow_routes: FlowRoutes) -> "_PhaseLoad":
-        """What a phase means to groups."""
+        """Bottleneck load of a routed phase in each group."""
         classes = self._orbit_classes if flow_routes.by_orbit else self._link_classes
         bottleneck = bottleneck_load(flow_routes, classes, self.library)
         return _PhaseLoad(
@@ -403,7 +412,7 @@ class Tuner(FieldPickling):
 
     @cached_property
     def _orbit_classes(self) -> LinkClasses:
-        """Of orbits; the same classes, since links of an orbit are equal."""
+        """Link classes of orbits; the same classes, since links of an orbit are equal."""
         if self._rotation is None:
             return self._link_classes
         table, first = self.fabric.links, self._rotation.first_link
@@ -412,7 +421,7 @@ class Tuner(FieldPickling):
     def _cost_by_class(
         self, candidates: "_Candidates", phase_loads: Mapping[str, tuple["_PhaseLoad", ...]], lower_bound: Seconds
     ) -> VariantCosts:
-        """Cost the offers once for all groups that bear the same, and merge groups with equal coefficients."""
+        """Cost the variants once per distinct bottleneck load, and merge groups with equal coefficients."""
         variants = tuple(variant for variant in candidates.variants if variant.algorithm in phase_loads)
         columns = [
             column
@@ -442,7 +451,10 @@ class Tuner(FieldPickling):
     def _variant_coefficients(
         self, variant: AlgorithmVariant, phase_loads: Sequence["_PhaseLoad"], topology: GroupTopology
     ) -> FloatArray:
-        """[4, groups]: latency, seconds per byte, fill, seconds per byte of NVLink, in groups of this shape."""
+        """[4, groups] cost terms of one variant in groups of this shape.
+
+        The terms are latency, seconds per byte, fill, and seconds per byte of NVLink.
+        """
         network_only = topology.domain_count == topology.size
         table = self._orbit_classes.table
         bandwidth = effective_bandwidth(table, self.library, variant, topology.domain_count)
@@ -455,7 +467,7 @@ class Tuner(FieldPickling):
 
 
 def _concatenate_costs(costs_by_set: Sequence[VariantCosts], groups: Sequence[IntArray]) -> VariantCosts:
-    """The choices of all groups from those of sets; groups: which ones each set is about."""
+    """Merge the costs of sets of groups; groups: indices of each set's groups."""
     if len(costs_by_set) == 1:
         return costs_by_set[0]
     library = costs_by_set[0].library
@@ -479,19 +491,19 @@ def _concatenate_costs(costs_by_set: Sequence[VariantCosts], groups: Sequence[In
 
 @dataclass(frozen=True, slots=True)
 class _Candidates:
-    """What the library offers to groups of one shape: offers, and the phases of their algorithms in its order."""
+    """Variants for groups of one shape, and the phases of their algorithms in the library's order."""
 
     variants: tuple[AlgorithmVariant, ...]
     phases_by_algorithm: Mapping[str, tuple[Phase, ...]]
     topology: GroupTopology
 
     def group_shapes(self, class_count: int) -> GroupShapes:
-        """What so many classes of such groups look like."""
+        """Shapes of `class_count` classes of such groups."""
         shape = (self.topology.size, self.topology.rails, self.topology.domain_count)
         return GroupShapes(*(np.full(class_count, extent) for extent in shape))
 
     def latency_lower_bounds(self, launch: Seconds) -> dict[str, Seconds]:
-        """What each algorithm takes at least in any group, for any payload."""
+        """Seconds that each algorithm takes at least in any group, for any payload."""
         lower_bounds: dict[str, Seconds] = {}
         for variant in self.variants:
             steps_seconds = sum(
@@ -504,7 +516,7 @@ class _Candidates:
 
 @dataclass(frozen=True, slots=True)
 class _PhaseLoad:
-    """What one phase means to each group, and its rounds in each."""
+    """Bottleneck load of one phase in each group, and its latency steps."""
 
     bottleneck: BottleneckLoad
     latency_steps: LatencySteps
@@ -512,12 +524,12 @@ class _PhaseLoad:
 
     @property
     def feature_columns(self) -> list[NDArray[Any]]:
-        """All that tells groups apart: [groups] each."""
+        """All features by which groups are distinguished: [groups] each."""
         counts = (self.latency_steps.local, self.latency_steps.network, self.latency_steps.posts)
         return [*self.bottleneck.feature_columns, *map(np.asarray, counts)]
 
     def select(self, group_indices: IntArray) -> "_PhaseLoad":
-        """That of some of the groups."""
+        """Those of some of the groups."""
         return _PhaseLoad(
             self.bottleneck.select(group_indices), self.latency_steps.select(group_indices), self.fill_stages
         )

@@ -1,4 +1,4 @@
-"""Of what type are an array's elements, in annotations?"""
+"""Type aliases of numpy arrays by element type, for annotations."""
 
 import numpy as np
 from numpy.typing import NDArray

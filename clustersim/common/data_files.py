@@ -1,7 +1,7 @@
-"""Where are the data files that clustersim ships, and how is a data file read?
+"""Packaged data files (accelerators, clusters, libraries, ...): where they are and how they are read.
 
-In a checkout the shipped ones lie in `topologies/` beside the package; a wheel carries them inside the package. Files
-are read strictly: a key that stands twice in one mapping is refused, since only one of its values could count.
+In a checkout they are in `topologies/` next to the package; a wheel has them inside the package. Files are
+parsed strictly: duplicate keys in one mapping are errors.
 """
 
 import json
@@ -14,7 +14,7 @@ import yaml
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parent.parent
 _CATEGORY_NOUNS: Final = {
     "accelerators": "accelerator",
     "clusters": "cluster",
@@ -28,20 +28,22 @@ _CATEGORY_NOUNS: Final = {
     "reliability": "reliability preset",
     "records": "record",
 }
-_MAX_ALIAS_VALUES: Final = 100_000  # values that the aliases of a YAML file may add; a file by hand has some dozens
+_MAX_ALIAS_VALUES: Final = (
+    100_000  # values that the aliases of a YAML file may add; hand-written files have some dozens
+)
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 
 def category_folder(category: str) -> Path:
-    """The folder of one shelf: a name of `_CATEGORY_NOUNS`."""
-    if category == "records":  # calibration writes them, and carries them in its own package
+    """The folder of a category of data files: a key of `_CATEGORY_NOUNS`."""
+    if category == "records":  # written and packaged by calibrate
         return _PACKAGE.parent / "calibrate" / category
     packaged = _PACKAGE / "_topologies" / category
     return packaged if packaged.is_dir() else _PACKAGE.parent / "topologies" / category
 
 
 def list_names(category: str) -> list[str]:
-    """Names of what is shipped on a shelf, sorted; what lies in a folder of it has that before its name."""
+    """Names of the packaged data files of a category, sorted; those in subfolders have the folder as a prefix."""
     folder = category_folder(category)
     paths = (path for path in folder.rglob("*") if path.suffix in _SUFFIXES)
     return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in paths)
@@ -53,7 +55,7 @@ def is_path(name: str) -> bool:
 
 
 def find_file(category: str, name: str) -> Path:
-    """The file of a shipped name, or of a path that ends in .yaml, .yml or .json."""
+    """The path of a packaged data file, or of a given path that ends in .yaml, .yml or .json."""
     if is_path(name):
         return Path(name)
     available = list_names(category)
@@ -63,15 +65,15 @@ def find_file(category: str, name: str) -> Path:
 
 
 def resolve_relative(base: Path, path: str) -> Path:
-    """A path as seen from `base`, or from the working directory if there is nothing."""
+    """A path relative to the folder `base` if it exists there, else relative to the working directory."""
     candidate = base / path
     return candidate if os.path.exists(candidate) else Path(path)  # noqa: PTH110 - false also for what can be no path
 
 
 def display_name(path: Path) -> str:
-    """What messages call a data file: its name if it is shipped, else its path.
+    """How messages refer to a data file: its name if it is packaged, else its path.
 
-    >>> described(find("clusters", "dgx-h100")), described(Path("my/cluster.yaml"))
+    >>> display_name(find_file("clusters", "dgx-h100")), display_name(Path("my/cluster.yaml"))
     ('cluster dgx-h100', 'my/cluster.yaml')
     """
     noun = _CATEGORY_NOUNS.get(path.parent.name)
@@ -79,9 +81,9 @@ def display_name(path: Path) -> str:
 
 
 def portable_name(path: Path) -> str:
-    """What finds a data file from anywhere: its name if it is shipped, else its whole path.
+    """A name that locates a data file from any folder: its name if it is packaged, else its absolute path.
 
-    >>> named(find("clusters", "dgx-h100"))
+    >>> portable_name(find_file("clusters", "dgx-h100"))
     'dgx-h100'
     """
     return (
@@ -107,7 +109,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def parse_mapping(path: Path, text: str) -> dict[str, Any]:
-    """The mapping that a YAML or JSON file holds as text; raise InputError that names the file."""
+    """Parse the text of a YAML or JSON file that holds one mapping; raise InputError that names the file."""
     file = display_name(path)
     if not text.strip():
         raise InputError(f"{file}: is empty")
@@ -124,7 +126,7 @@ def parse_mapping(path: Path, text: str) -> dict[str, Any]:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text; raise InputError if it is not valid or gives a key twice."""
+    """Parse YAML text; raise InputError if it is invalid or has duplicate keys."""
     try:
         return yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -149,10 +151,10 @@ def _dict_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The fast safe loader, which refuses keys that stand twice in one mapping and aliases that run away."""
+    """The fast safe loader, which also rejects duplicate keys in a mapping and exponential or recursive aliases."""
 
     def get_single_node(self) -> yaml.Node | None:
-        """The whole text; checked before `<<` merges mappings, whose keys may come again."""
+        """The document's root node, checked before `<<` merges mappings, whose keys may repeat legally."""
         root: yaml.Node | None = super().get_single_node()
         if root is not None:
             _reject_runaway_aliases(root)
@@ -160,7 +162,7 @@ class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
         pending = [] if root is None else [("", root)]
         while pending:
             key_path, node = pending.pop()
-            if id(node) not in seen:  # an alias is the same node again
+            if id(node) not in seen:  # aliases repeat the same node
                 seen.add(id(node))
                 _reject_duplicate_keys(key_path, node)
                 pending.extend(_children_with_paths(key_path, node))
@@ -168,7 +170,7 @@ class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
 
 
 def _reject_runaway_aliases(root: yaml.Node) -> None:
-    """Refuse aliases that contain themselves, or that stand for more values than any file needs."""
+    """Raise InputError for aliases that contain themselves, or that expand to more values than any file needs."""
     expanded_sizes: dict[int, int] = {}  # values in each node, aliases written out; 0 while the node is still open
     pending = [root]
     while pending:

@@ -1,21 +1,21 @@
 """Which number formats are there, and how wide are they?
 
-Formats narrower than 16 bits carry scales, and are told apart by what has a scale in common:
+Formats below 16 bits carry scales, and differ in which elements share a scale:
 
-| format | numbers | a scale for | of |
+| format | elements | one scale per | scale size |
 |---|---|---|---|
-| fp8 | E4M3 or E5M2 | a tensor | 4 bytes |
-| fp8-rowwise | E4M3 | a row, along what a product sums over | 4 bytes |
-| fp8-blockwise | E4M3 | 128 of a row (of weights 128 x 128) | 4 bytes |
+| fp8 | E4M3 or E5M2 | tensor | 4 bytes |
+| fp8-rowwise | E4M3 | row, along the dimension that a matmul sums over | 4 bytes |
+| fp8-blockwise | E4M3 | 128 of a row (weights: 128 x 128) | 4 bytes |
 | mxfp8 | E4M3 | 32 of a row | 1 byte (E8M0) |
-| nvfp4 | E2M1 | 16 of a row (of weights 16 x 16), and the tensor | 1 byte (E4M3), 4 bytes |
+| nvfp4 | E2M1 | 16 of a row (weights: 16 x 16), and the tensor | 1 byte (E4M3), 4 bytes |
 
-Sources: NVIDIA/TransformerEngine, docs/examples/fp8_primer and its recipes (fp8, mxfp8, nvfp4); DeepSeek-AI 2024,
-arXiv:2412.19437, section 3.3.2 (blocks); pytorch/ao, torchao/float8 (rows); Open Compute Project, Microscaling Formats
-(MX) v1.0. Scales of tensors and rows are as good as nothing beside the numbers and are not counted.
+Sources: NVIDIA/TransformerEngine, docs/examples/fp8_primer and its recipes (fp8, mxfp8, nvfp4); DeepSeek-AI
+2024, arXiv:2412.19437, section 3.3.2 (blocks); pytorch/ao, torchao/float8 (rows); Open Compute Project,
+Microscaling Formats (MX) v1.0. Per-tensor and per-row scales are negligible and not counted.
 
-NF4 is a format that weights are stored in, not one that is computed with (Dettmers et al. 2023, arXiv:2305.14314,
-section 3): 4 bits of each, an 8-bit scale of each block of 64, and a 32-bit scale of 256 of these scales.
+NF4 is a storage format of weights, not a compute format (Dettmers et al. 2023, arXiv:2305.14314, section 3):
+4 bits per element, an 8-bit scale per block of 64, and a 32-bit scale per 256 of these scales.
 """
 
 from typing import Final
@@ -40,22 +40,22 @@ class DType(IdentityEnum):
 
     @property
     def bits(self) -> float:
-        """Bits of one element in memory (tf32 is stored as fp32), with its part of the scales of its block."""
+        """Bits of one element in memory (tf32 is stored as fp32), including its share of its block's scales."""
         return _BITS[self]
 
     @property
     def bytes(self) -> Bytes:
-        """Bytes of one element in memory; of formats with scales, or narrower than a byte, a fraction."""
+        """Bytes of one element in memory; fractional for formats with scales or below one byte."""
         return self.bits / 8
 
     @property
     def unscaled_bytes(self) -> Bytes:
-        """Bytes of one number, without scales, which lie elsewhere."""
+        """Bytes of one element without scales, which are stored separately."""
         return 1.0 if self in _EIGHT_BIT_DTYPES else 0.5 if self is DType.NVFP4 else self.bytes
 
     @property
     def peak_dtype(self) -> "DType":
-        """The format to whose peak a product's rate is compared: scales are applied beside the multiplications."""
+        """The format whose peak FLOP/s bounds a matmul: scales are applied in parallel to the multiplications."""
         return DType.FP8 if self in _EIGHT_BIT_DTYPES else self
 
 
@@ -73,6 +73,6 @@ _BITS: Final = {
 }
 _EIGHT_BIT_DTYPES: Final = (DType.FP8, DType.FP8_ROWWISE, DType.FP8_BLOCKWISE, DType.MXFP8)
 LOW_PRECISION_DTYPES: Final = (*_EIGHT_BIT_DTYPES, DType.NVFP4)
-"""Formats whose numbers share scales and are computed with."""
+"""Compute formats whose elements share scales."""
 COMPUTE_DTYPES: Final = tuple(dtype for dtype in DType if dtype is not DType.NF4)
-"""The formats that are computed with."""
+"""Formats that matmuls can be computed in (NF4 is only a storage format)."""

@@ -1,9 +1,9 @@
-"""Which enumeration is quick to look up?"""
+"""Enumerations with fast hashing."""
 
 from enum import Enum
 
 
 class IdentityEnum(Enum):
-    """Members are single objects, so identity tells them apart: the hash of Enum is a call of Python each time."""
+    """Enum hashed by identity, as members are singletons: the hash of Enum is a Python-level call each time."""
 
     __hash__ = object.__hash__

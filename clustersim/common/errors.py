@@ -1,10 +1,10 @@
-"""What can go wrong, in one sentence each.
+"""Exceptions that clustersim raises, and helpers for their messages.
 
     ClusterSimError
     ├── InputError        the user's file, option or value is wrong (exit status 2)
-    └── OutputError       an answer cannot be written where it was asked for (exit status 2)
+    └── OutputError       a result cannot be written to the given path (exit status 2)
 
-`format_value` and `suggest_nearest` build the parts of a sentence that repeat a value and that say what would be legal.
+`format_value` formats a rejected value; `suggest_nearest` says what would be legal.
 """
 
 import difflib
@@ -17,7 +17,7 @@ class ClusterSimError(Exception):
 
 
 class InputError(ClusterSimError):
-    """A scenario, topology, model or option that cannot be used as it stands."""
+    """A scenario, topology, model or option that is invalid."""
 
 
 class OutputError(ClusterSimError):
@@ -25,7 +25,7 @@ class OutputError(ClusterSimError):
 
 
 class _YamlRepr(reprlib.Repr):
-    """Values in the words of a YAML file; long and deep ones are cut, also those that contain themselves."""
+    """Formats values as in a YAML file; long, deep and self-referencing ones are truncated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,9 +39,9 @@ class _YamlRepr(reprlib.Repr):
 
 
 def format_value(value: object) -> str:
-    """A value in the words of a YAML file, cut to a readable length.
+    """Format a value as in a YAML file, truncated to a readable length.
 
-    >>> shown(None), shown(True), shown("16k"), shown(1000000), shown([1, None])
+    >>> format_value(None), format_value(True), format_value("16k"), format_value(1000000), format_value([1, None])
     ('nothing', 'true', "'16k'", '1,000,000', '[1, nothing]')
     """
     text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else _YamlRepr().repr(value)
@@ -49,16 +49,17 @@ def format_value(value: object) -> str:
 
 
 def suggest_nearest(word: str, choices: Iterable[str], *, unlisted: Iterable[str] = ()) -> str:
-    """End a sentence about an unknown `word` with its nearest match, or with all choices.
+    """Complete an error message about an unknown `word` with its nearest match, or with all choices.
 
-    Case does not matter, and a beginning counts as a match. Choices may be dotted keys, of which the last part counts,
-    first among those with the word's own beginning. elsewhere: names that are matched too, but never listed.
+    Case does not matter, and a prefix counts as a match. Choices may be dotted keys: their last component is
+    matched, first among those with the same parent as the word. unlisted: names that are matched too, but never
+    listed.
 
-    >>> nearest("lama3-8b", ["llama3-8b", "gpt3-175b"])
+    >>> suggest_nearest("lama3-8b", ["llama3-8b", "gpt3-175b"])
     'did you mean llama3-8b?'
-    >>> nearest("fabric.spine.oversub", ["fabric.spine.ports", "fabric.spine.oversubscription"])
+    >>> suggest_nearest("fabric.spine.oversub", ["fabric.spine.ports", "fabric.spine.oversubscription"])
     'did you mean fabric.spine.oversubscription?'
-    >>> nearest("zzz", ["a", "b"])
+    >>> suggest_nearest("zzz", ["a", "b"])
     'choose one of a, b'
     """
     names = sorted(set(choices))
@@ -67,18 +68,21 @@ def suggest_nearest(word: str, choices: Iterable[str], *, unlisted: Iterable[str
 
 
 def _closest_names(word: str, names: list[str]) -> list[str]:
-    """The names that a word is most likely meant to be: siblings of a dotted key, then any name, then any last part."""
+    """Names that a word most likely means.
+
+    Compared are the last components of siblings of a dotted key, then all names, then all last components.
+    """
     parent, _, last = word.rpartition(".")
-    siblings = [name for name in names if name.rpartition(".")[0] == parent]
+    sibling_names = [name for name in names if name.rpartition(".")[0] == parent]
     return (
-        _match_spelling(last, {name: name.rpartition(".")[2] for name in siblings})
+        _match_spelling(last, {name: name.rpartition(".")[2] for name in sibling_names})
         or _match_spelling(word, {name: name for name in names})
         or _match_spelling(last, {name: name.rpartition(".")[2] for name in names})
     )
 
 
 def _match_spelling(word: str, spellings: dict[str, str]) -> list[str]:
-    """Names whose spelling is the word, begins with it, or is near it; the first of these that finds any."""
+    """Names whose spelling equals the word, else starts with it, else is similar to it."""
     folded = {name: spelling.casefold() for name, spelling in spellings.items()}
     folded_word = word.casefold()
     exact = _names_spelled(folded, {folded_word})

@@ -1,7 +1,7 @@
-"""How is an answer written so that a file is either whole or not there?
+"""Atomic file output: a file is either written completely or not at all.
 
-Into a temporary file in the same directory, which then takes the name in one step (POSIX rename is atomic within a
-file system). Whatever goes wrong is one sentence. Pipes and devices cannot be half there and are written directly.
+Writes to a temporary file in the same directory, which is then renamed (POSIX rename is atomic within a file
+system). Failures are raised as OutputError. Pipes and devices are written directly.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from clustersim.common.errors import OutputError
 
 @contextlib.contextmanager
 def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
-    """Open `path` for writing bytes; it appears, whole, when the block ends without an error.
+    """Open `path` for writing bytes; it appears, complete, when the block ends without an error.
 
     Raises OutputError when the directory is missing or not writable, the path is a directory or the disk is full.
     """
@@ -29,11 +29,14 @@ def atomic_file(path: str | Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def atomic_files(targets: Sequence[Path]) -> Iterator[list[Path]]:
-    """Where to write files; all take their own names when the block ends without an error, else they go."""
+    """Temporary paths for some files.
+
+    All are renamed to their targets when the block ends without an error, else removed.
+    """
     partial = [target.with_name(f".{target.name[:32]}.{os.getpid()}.part") for target in targets]
     try:
         yield partial
-        for file, target in dict(zip(partial, targets, strict=True)).items():  # each once
+        for file, target in dict(zip(partial, targets, strict=True)).items():  # duplicates only once
             file.replace(target)
     finally:
         for file in partial:
@@ -42,7 +45,7 @@ def atomic_files(targets: Sequence[Path]) -> Iterator[list[Path]]:
 
 @contextlib.contextmanager
 def as_output_error(path: str | Path, caught: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
-    """Raise OutputError for what is said of `path`. said: by the system, unless names are looked at, too."""
+    """Convert errors in the block into an OutputError about `path`. caught: the exception types to convert."""
     try:
         yield
     except caught as error:
@@ -50,13 +53,13 @@ def as_output_error(path: str | Path, caught: tuple[type[Exception], ...] = (OSE
 
 
 def write_text_atomically(path: str | Path, text: str) -> None:
-    """Write `text` as UTF-8 to `path`, wholly or not at all; raise OutputError if it cannot be written."""
+    """Write `text` as UTF-8 to `path`, completely or not at all; raise OutputError if it cannot be written."""
     with atomic_file(path) as file:
-        file.write(text.encode(errors="replace"))  # names may have halves of characters
+        file.write(text.encode(errors="replace"))  # names may contain lone surrogates
 
 
 def require_writable(path: str | Path) -> None:
-    """Raise OutputError now if `path` could not be written later; nothing is created."""
+    """Raise OutputError if `path` is not writable; creates nothing."""
     target = _resolve_target(path)
     checked = [target] if target.exists() else []
     checked += [target.parent] if target.is_file() or not target.exists() else []
@@ -65,7 +68,7 @@ def require_writable(path: str | Path) -> None:
 
 
 def _resolve_target(path: str | Path) -> Path:
-    """The file that a link names, but a pipe or device by its own name, as theirs in /proc cannot be opened."""
+    """The file that a symlink points to; pipes and devices under their own name, as those in /proc cannot be opened."""
     named = Path(path)
     with as_output_error(path, (OSError, ValueError)):  # a name that is too long, a NUL
         if named.is_dir():

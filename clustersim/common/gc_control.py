@@ -1,7 +1,7 @@
-"""When does Python look for what refers to itself?
+"""Control of Python's cyclic garbage collector.
 
-A step makes hundreds of thousands of objects that stay, and its collector would walk them again and again to find none
-that may go.
+A simulated step creates hundreds of thousands of long-lived objects, which the collector would traverse
+repeatedly without finding anything to free.
 """
 
 import gc
@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from typing import Final
 
 _GC_THRESHOLD: Final = 100_000
-"""After Python's own 700 it would walk what is imported 191 times at the start."""
+"""New objects before a collection; Python's default of 700 costs 191 traversals of the imported modules at startup."""
 
 
 def raise_gc_threshold() -> None:
-    """Look for it less often, from now on in this process."""
+    """Run the garbage collector less often, from now on in this process."""
     gc.set_threshold(_GC_THRESHOLD)
 
 
 @contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Look for it less often here."""
+    """Run the garbage collector less often inside the block."""
     before = gc.get_threshold()
     raise_gc_threshold()
     try:
@@ -31,7 +31,7 @@ def infrequent_gc() -> Iterator[None]:
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """Do not look for it here: it costs a simulation a third of its time. What there is of it is found right behind."""
+    """Disable the garbage collector inside the block (it would take a third of a simulation's time)."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

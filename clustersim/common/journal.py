@@ -1,8 +1,8 @@
-"""How is what is found out kept as it comes, so that nothing is lost when a calculation is killed?
+"""An append-only journal of results, so that an interrupted calculation can be resumed.
 
-One file to which lines of JSON are added and written to the disk. Its first line tells the calculation from others: by
-what was asked for, by what the files have that it reads, and by the version of this package. A line that was cut off is
-dropped.
+One file of JSON lines, each flushed to disk when it is added. Its first line is a fingerprint of the
+calculation: its inputs, the contents of the files that it reads, and the version of this package. A truncated
+last line is dropped.
 """
 
 import json
@@ -19,7 +19,7 @@ from clustersim.common.files import write_text_atomically
 
 
 class Journal:
-    """Lines of a calculation. known: those from before; path: of the file, None: it is kept nowhere."""
+    """Results of a calculation. entries: those of earlier runs; path: of the file, None: nothing is stored."""
 
     def __init__(self, entries: list[dict[str, Any]], lines: IO[str] | None = None, path: Path | None = None) -> None:
         self.entries, self.path = entries, path
@@ -30,10 +30,10 @@ class Journal:
     def open_or_resume(
         cls, path: Path | None, kind: str, inputs: Mapping[str, Any], files: Iterable[Path]
     ) -> Iterator["Journal"]:
-        """Begin, or go on with what a file has; raise InputError where that is another calculation.
+        """Start a journal, or resume the one in a file; raise InputError if that belongs to another calculation.
 
-        what: the key of the first line, a word for the calculation; told: what tells it from others; files: those that
-        it reads.
+        kind: key of the first line, a noun for the calculation; inputs: what identifies it besides the files that it
+        reads.
         """
         if path is None:
             yield cls([])
@@ -44,8 +44,8 @@ class Journal:
             )
             path.parent.mkdir(parents=True, exist_ok=True)
             entries = _read_entries(path, kind, fingerprint) if path.exists() else []
-            text = "".join(f"{json.dumps(item, separators=(',', ':'))}\n" for item in [{kind: fingerprint}, *entries])
-            write_text_atomically(path, text)  # without a line that was cut off
+            text = "".join(f"{json.dumps(entry, separators=(',', ':'))}\n" for entry in [{kind: fingerprint}, *entries])
+            write_text_atomically(path, text)  # without a truncated line
             lines = path.open("a", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
@@ -53,7 +53,7 @@ class Journal:
             yield cls(entries, lines, path)
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Keep a line."""
+        """Append an entry and flush it to disk."""
         if self._lines is not None:
             self._lines.write(json.dumps(entry, separators=(",", ":")) + "\n")
             self._lines.flush()
@@ -69,7 +69,7 @@ def _file_digest(path: Path) -> str:
 
 
 def _read_entries(path: Path, kind: str, fingerprint: str) -> list[dict[str, Any]]:
-    """The lines behind the first; raise InputError where that names another calculation."""
+    """The entries after the first line; raise InputError if that identifies another calculation."""
     lines = path.read_text(encoding="utf-8").splitlines()
     complete = [content for content in map(_parse_line, lines) if content is not None]
     if not complete or complete[0].get(kind) != fingerprint:

@@ -1,7 +1,7 @@
-"""What was worked out lately, so that it need not be again? A table of results that is bounded in size.
+"""Thread-safe LRU caches of results, bounded in size.
 
-Results follow from their keys alone: keys hold all that they depend on, by value, so no entry can be out of date.
-Arrays are frozen, because whoever asks for them shares them.
+A result is a function of its key alone: keys hold all inputs by value, so no entry can be stale. Arrays in
+results are made read-only, because callers share them.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class LruCache(Generic[T]):
-    """Results by key, those that were asked for last, together no larger than `most`.
+    """The most recently used results by key, of a total size of at most `max_size`.
 
-    size: of a result; without it, bytes of its arrays, and of those in its key.
+    size: of a result; by default bytes of its arrays and of the byte strings in its key.
     """
 
     def __init__(self, max_size: int, size: Callable[[T], int] | None = None) -> None:
@@ -28,11 +28,11 @@ class LruCache(Generic[T]):
         self._lock = Lock()
 
     def get_or_compute(self, key: tuple[Hashable, ...], compute: Callable[[], T]) -> T:
-        """The result of this key; made where it is not known."""
+        """The result of this key, computed if it is not cached."""
         with self._lock:
             entry = self._entries.pop(key, None)
             if entry is not None:
-                self._entries[key] = entry  # asked for last
+                self._entries[key] = entry  # most recently used
                 return entry[0]
         result = compute()
         size = _entry_bytes(key, result) if self._size is None else self._size(result)
@@ -49,12 +49,15 @@ class LruCache(Generic[T]):
 
 
 def unit_size(_: object) -> int:
-    """The size of a result of which only the number is bounded."""
+    """Size function that counts every result as 1, which bounds the number of entries."""
     return 1
 
 
 def lru_memoize(max_entries: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Remember the last `most` results of a function; what cannot be hashed is worked out each time."""
+    """Decorator that caches the last `max_entries` results of a function.
+
+    Calls with unhashable arguments are not cached.
+    """
 
     def decorator(function: Callable[P, T]) -> Callable[P, T]:
         cached = lru_cache(maxsize=max_entries)(function)
@@ -73,7 +76,7 @@ def lru_memoize(max_entries: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def _entry_bytes(key: tuple[Hashable, ...], result: object) -> int:
-    """Bytes of a result, whose arrays are frozen, and of its key."""
+    """Bytes of a result, whose arrays are made read-only, and of its key."""
     return sum(map(_freeze, _iterate_arrays(result))) + sum(
         len(component) for component in key if isinstance(component, bytes)
     )
@@ -84,8 +87,8 @@ def _iterate_arrays(value: Any) -> Iterable[np.ndarray[Any, Any]]:
     if isinstance(value, np.ndarray):
         yield value
     elif isinstance(value, tuple):
-        for item in value:
-            yield from _iterate_arrays(item)
+        for element in value:
+            yield from _iterate_arrays(element)
     elif isinstance(value, Mapping):
         yield from _iterate_arrays(tuple(value.values()))
     elif is_dataclass(value):
@@ -94,6 +97,6 @@ def _iterate_arrays(value: Any) -> Iterable[np.ndarray[Any, Any]]:
 
 
 def _freeze(array: np.ndarray[Any, Any]) -> int:
-    """Let nobody write into an array; return its bytes."""
+    """Make an array read-only; return its bytes."""
     array.flags.writeable = False
     return array.nbytes

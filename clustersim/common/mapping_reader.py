@@ -1,7 +1,7 @@
-"""How is one mapping of a data file read?
+"""Strict reader of the mappings of a data file.
 
-Strictly: every key is asked for by name and with its type; what nobody asked for is refused with the nearest key that
-somebody did. Messages name the file, the dotted key and the value.
+Every key is read by name and type; a key that nothing reads is an error, with the nearest readable key as a
+suggestion. Messages name the file, the dotted key and the value.
 """
 
 import math
@@ -15,7 +15,10 @@ from clustersim.common.units import Dimension, parse_quantity
 
 
 class MappingReader:
-    """One mapping of a file; sections of one file share the record of what was asked, which `finish` checks."""
+    """Reads one mapping of a file.
+
+    Readers of one file share the record of keys read, which `reject_unknown_keys` checks.
+    """
 
     def __init__(self, path: Path, content: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> None:
         self._path, self._prefix = path, ""
@@ -28,47 +31,47 @@ class MappingReader:
         return reader
 
     def input_error(self, key: str, reason: str) -> InputError:
-        """The error for a key of this section."""
+        """The InputError for a key of this mapping."""
         return InputError(f"{data_files.display_name(self._path)}: {self._prefix}{key}: {reason}")
 
     def has_key(self, key: str) -> bool:
-        """Whether the file has this key (null is as good as absent); asking makes the key a known one."""
+        """Whether the file has a value for this key (null counts as absent); marks the key as read."""
         self._keys_read[self._prefix + key] = None
         return self._content.get(key) is not None
 
     def get_value(self, key: str) -> Any:
-        """The value as the file has it."""
+        """The value as it is in the file; raise InputError if it is missing."""
         if not self.has_key(key):
             raise self.input_error(key, "is missing")
         return self._content[key]
 
     def get_text(self, key: str) -> str:
-        """A text, with line breaks folded."""
+        """A nonempty string, with line breaks folded."""
         value = self.get_value(key)
         if not isinstance(value, str) or not value.strip():
             raise self.input_error(key, f"{format_value(value)} is not a text")
         return " ".join(value.split())
 
     def get_text_mapping(self) -> Mapping[str, str]:
-        """All of this section as texts."""
+        """All values of this mapping as strings."""
         return {str(key): self.get_text(key) for key in self._content}
 
     def get_text_list(self, key: str) -> list[str]:
-        """A list of texts, which may be empty."""
+        """A list of strings, which may be empty."""
         value = self.get_value(key)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, list) or not all(isinstance(element, str) for element in value):
             raise self.input_error(key, f"{format_value(value)} is not a list of texts")
         return value
 
     def get_name(self, key: str) -> str:
-        """A name, which may be written as a whole number."""
+        """A name, which may also be written as an integer."""
         value = self.get_value(key)
         if isinstance(value, bool) or not isinstance(value, (str, int)) or value == "":
             raise self.input_error(key, f"{format_value(value)} is not a name")
         return str(value)
 
     def get_data_file(self, key: str, category: str) -> str:
-        """The name of something on a shelf, or the path of such a file as seen from this one."""
+        """The name of a packaged data file, or the path of a file relative to this one."""
         name = self.get_text(key)
         try:
             data_files.find_file(category, name)
@@ -84,7 +87,7 @@ class MappingReader:
         return value
 
     def get_choice(self, key: str, *choices: str, required: bool = False) -> str:
-        """One of some words; the first one where the key is absent and not required."""
+        """One of the choices; the first one where the key is absent and not required."""
         if not required and not self.has_key(key):
             return choices[0]
         value = self.get_value(key)
@@ -93,7 +96,7 @@ class MappingReader:
         return str(value)
 
     def get_int(self, key: str, *, max_value: int, min_value: int = 1) -> int:
-        """A whole number from `least` to `most`."""
+        """An integer from `min_value` to `max_value`."""
         value = self.get_value(key)
         if isinstance(value, bool) or not isinstance(value, int) or not min_value <= value <= max_value:
             raise self.input_error(
@@ -102,32 +105,32 @@ class MappingReader:
         return value
 
     def key_names(self) -> list[str]:
-        """The keys that the file has here."""
+        """The keys of this mapping."""
         return [str(key) for key in self._content]
 
     def get_float(self, key: str, *, min_value: float = 0.0) -> float:
-        """A number without a unit, not below `low`."""
+        """A number without a unit, not below `min_value`."""
         value = self.get_value(key)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not min_value <= value < math.inf:
             raise self.input_error(key, f"{format_value(value)} is not a number from {min_value:g} up")
         return float(value)
 
     def get_fraction(self, key: str) -> float:
-        """A share of a peak, above 0 and up to 1."""
+        """A fraction, above 0 and up to 1."""
         value = self.get_float(key)
         if not 0.0 < value <= 1.0:
             raise self.input_error(key, f"{format_value(value)} is not a share of a peak, above 0 and up to 1")
         return value
 
     def get_ratio(self, key: str, *, max_value: float) -> float:
-        """A number above 0 and up to `most`; 1 where the key is absent."""
+        """A number above 0 and up to `max_value`; 1 where the key is absent."""
         value = self.get_value(key) if self.has_key(key) else 1.0
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 < value <= max_value:
             raise self.input_error(key, f"{format_value(value)} is not a number above 0 and up to {max_value:g}")
         return float(value)
 
     def get_quantity(self, key: str, dimension: Dimension, *, allow_zero: bool = False) -> float:
-        """A quantity with its unit, above zero (or zero, where that is allowed), in SI."""
+        """A quantity with its unit, converted to SI; positive, or zero where that is allowed."""
         value = self.get_value(key)
         try:
             amount = parse_quantity(value, dimension)
@@ -140,7 +143,7 @@ class MappingReader:
         return amount
 
     def get_section(self, key: str) -> "MappingReader":
-        """A mapping inside this one."""
+        """A reader of a nested mapping."""
         value = self.get_value(key)
         if not isinstance(value, Mapping):
             raise self.input_error(key, f"{format_value(value)} is not a mapping of keys to values")
@@ -149,9 +152,9 @@ class MappingReader:
         return self._nested_reader(key, value)
 
     def get_entries(self, key: str, *label_keys: str) -> "Iterator[MappingReader]":
-        """The mappings of a list; `reported_violations` are the keys whose values tell one from another in messages.
+        """Readers of the mappings in a list; label_keys: keys whose values identify an entry in messages.
 
-        Keys of entries that nobody asks for are left alone.
+        Unknown keys of entries are ignored.
         """
         values = self.get_value(key)
         if not isinstance(values, list):
@@ -163,20 +166,23 @@ class MappingReader:
             entry._prefix = f"{self._prefix}{key}[{index}] ({'-'.join(str(value.get(name)) for name in label_keys)})."
             yield entry
 
-    def reject_unknself_keys(self) -> None:
-        """Refuse the first key, here or further in, that nobody asked for."""
+    def reject_unknown_keys(self) -> None:
+        """Raise InputError for the first key, here or nested, that nothing has read."""
         for key, value in self._content.items():
             name = f"{self._prefix}{key}"
             if name not in self._keys_read:
                 raise self.input_error(str(key), f"unknown key; {suggest_nearest(name, self._keys_read)}")
             if isinstance(value, Mapping):
-                self._nested_reader(str(key), value).reject_unknself_keys()
+                self._nested_reader(str(key), value).reject_unknown_keys()
 
 
 def _apply_overrides(
     path: Path, content: Mapping[str, Any], overrides: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
-    """A copy of the content with keys replaced or added; a change's key may be dotted, its value a mapping of more."""
+    """A copy of the content with keys replaced or added.
+
+    Keys of overrides may be dotted, their values nested mappings.
+    """
     merged = dict(content)
     for dotted, value in overrides.items():
         key, _, subkey = str(dotted).partition(".")
@@ -195,7 +201,7 @@ def _apply_overrides(
 def flatten_keys(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values by dotted keys.
 
-    >>> flat({"node": {"nic.per_node": 8, "gpus": 8}})
+    >>> flatten_keys({"node": {"nic.per_node": 8, "gpus": 8}})
     {'node.nic.per_node': 8, 'node.gpus': 8}
     """
     values: dict[str, Any] = {}

@@ -1,11 +1,14 @@
-"""What of a value is pickled and copied?"""
+"""Pickling of dataclasses by their fields."""
 
 from dataclasses import Field, fields
 from typing import Any, ClassVar
 
 
 class FieldPickling:
-    """A dataclass whose state is its fields: what cached properties found is left behind, and found again if needed."""
+    """Mixin of dataclasses that pickles and copies fields only.
+
+    Cached properties are dropped and recomputed on demand.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 

@@ -1,9 +1,9 @@
-"""How is a class found that a user brings along?
+"""Loading of user-defined plugin classes (`module:Class`).
 
-A module is the file of that name beside the scenario, or else one that Python finds. A file's code runs anew for every
-scenario that is read, so that one that was edited meanwhile counts as it is. Running somebody's scenario therefore runs
-the code that it names; only classes with the methods that are asked for are ever made. Whatever that code raises is a
-refusal with its words.
+The module is the file of that name in the scenario's folder, else an importable one. A file is executed anew
+for every scenario that is read, so that edits take effect. Running somebody's scenario therefore executes the
+code that it names; only classes with the required methods are instantiated. Exceptions of that code are
+reported as InputError.
 """
 
 import sys
@@ -18,34 +18,37 @@ from typing import Any, Final
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 
 PLUGIN_EXCEPTIONS: Final = (Exception, SystemExit)
-"""What somebody's code may raise; where it leaves the program, that is a refusal, too."""
+"""What user code may raise; an exit of the program is reported as InputError, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class PluginInterface:
-    """What a class has to be. word: for people, with its article; example: of a name; methods: with their arguments."""
+    """Interface that a plugin class must have.
+
+    label: for messages, with its article; example: of a name; methods: with their parameters.
+    """
 
     label: str
     example: str
     methods: Mapping[str, str]
 
     def missing_methods(self, cls: object) -> list[str]:
-        """Methods that a class does not have."""
+        """Required methods that a class lacks."""
         return [method for method in self.methods if not callable(getattr(cls, method, None))]
 
     @property
     def method_signatures(self) -> str:
-        """The methods as they are called."""
+        """The methods with their parameters, for messages."""
         return " and ".join(f"{method}({arguments})" for method, arguments in self.methods.items())
 
     def is_implemented_by(self, value: object) -> bool:
-        """Whether something is such a class."""
+        """Whether a value is a class with the required methods."""
         return isinstance(value, type) and not self.missing_methods(value)
 
 
 @contextmanager
 def as_input_errors(call: str) -> Iterator[None]:
-    """Whatever somebody's code raises in a call is a refusal with its words."""
+    """Convert whatever user code raises in the block into an InputError that names the call."""
     try:
         yield
     except InputError as error:
@@ -55,7 +58,10 @@ def as_input_errors(call: str) -> Iterator[None]:
 
 
 def format_exception(error: BaseException) -> str:
-    """What somebody's code raised, in a line; its class alone where it has no text, or raises for that, too."""
+    """One-line description of an exception of user code.
+
+    Its class only where it has no text or raises when formatted.
+    """
     try:
         text = " ".join(str(error).split())
     except Exception:
@@ -64,12 +70,12 @@ def format_exception(error: BaseException) -> str:
 
 
 def module_file(name: str, folder: Path) -> Path:
-    """Where the file of a name such as `my_module:MyClass` would be."""
+    """Path of the file that would define a name such as `my_module:MyClass`."""
     return folder.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
 
 
 def load_class(name: str, folder: Path, interface: PluginInterface) -> type[Any]:
-    """The class of a name such as `my_module:MyClass`; raise InputError where there is none that is as asked."""
+    """Load the class of a name such as `my_module:MyClass`; raise InputError if there is none with the interface."""
     module_name, colon, class_name = name.partition(":")
     if not colon or not all(component.isidentifier() for component in (*module_name.split("."), class_name)):
         raise InputError(f"{format_value(name)} names no class; write module:Class, such as {interface.example}")
@@ -80,7 +86,7 @@ def load_class(name: str, folder: Path, interface: PluginInterface) -> type[Any]
     module = _load_module(module_name, module_file(name, folder))
     cls = vars(module).get(class_name)
     if not isinstance(cls, type):
-        candidates = [item for item, value in vars(module).items() if interface.is_implemented_by(value)]
+        candidates = [name for name, value in vars(module).items() if interface.is_implemented_by(value)]
         remedy = (
             suggest_nearest(class_name, candidates) if candidates else f"it has none with {interface.method_signatures}"
         )
@@ -88,13 +94,14 @@ def load_class(name: str, folder: Path, interface: PluginInterface) -> type[Any]
     missing = interface.missing_methods(cls)
     if missing:
         raise InputError(
-            f"{name} has no method {' and no method '.join(missing)}; {interface.label} has {interface.method_signatures}"
+            f"{name} has no method {' and no method '.join(missing)}; {interface.label} has "
+            f"{interface.method_signatures}"
         )
     return cls
 
 
 def _load_module(name: str, file: Path) -> ModuleType:
-    """The module of a file, run anew, or one that Python finds."""
+    """The module of a file, executed anew, or an importable one."""
     try:
         return _execute_file(file) if file.is_file() else import_module(name)
     except ModuleNotFoundError as error:
@@ -108,11 +115,11 @@ def _load_module(name: str, file: Path) -> ModuleType:
 
 
 def _execute_file(file: Path) -> ModuleType:
-    """Run a file as a module that is known by its path, so that files of one name in two folders are two modules."""
+    """Execute a file as a module named by its path, so that files of one name in two folders are two modules."""
     module = ModuleType(str(file))
     module.__file__ = str(file)
     sys.modules[module.__name__] = module  # dataclasses look their module up
-    sys.path.insert(0, str(file.parent))  # for what it imports from beside it
+    sys.path.insert(0, str(file.parent))  # for its imports from the same folder
     try:
         exec(compile(file.read_bytes(), file, "exec"), vars(module))
     finally:

@@ -1,4 +1,4 @@
-"""Where does work run that has many parts? In this process, or in others of this machine."""
+"""Worker pools: run tasks in this process or in others on this machine."""
 
 import os
 import signal
@@ -15,14 +15,14 @@ from clustersim.common.gc_control import infrequent_gc, raise_gc_threshold
 K = TypeVar("K")
 T = TypeVar("T")
 TASKS_PER_WORKER: Final = 2
-"""Tasks for each worker, so that none waits."""
+"""Queued tasks per worker, so that no worker idles."""
 
 
 @contextmanager
 def worker_pool(workers: int, executor: Executor | None = None) -> Iterator[Executor]:
-    """An executor of so many processes, or the given one, which stays open.
+    """An executor with `workers` processes, or the given one, which stays open.
 
-    Raises ClusterSimError where one of the processes ended before its work was done.
+    Raises ClusterSimError if a worker process dies before its work is done.
     """
     if executor is not None:
         yield executor
@@ -43,10 +43,10 @@ def worker_pool(workers: int, executor: Executor | None = None) -> Iterator[Exec
 def iterate_completed(
     pool: Executor, max_pending: int, next_task: Callable[[], tuple[K, Callable[[], T]] | None]
 ) -> Iterator[tuple[K, T]]:
-    """What tasks make of it, with their keys, as they are done; `most` of them are under way at a time.
+    """Yield (key, result) of tasks as they complete; at most `max_pending` are submitted at a time.
 
-    take: the next task, asked for when a worker is free for it; None where there is none until others have ended.
-    Those that nobody waits for any more are called off, as far as they have not begun.
+    next_task: returns the next task and its key when a worker is free; None while there is none until others
+    complete. Tasks still pending when the iterator is closed are cancelled.
     """
     pending: dict[Future[T], K] = {}
     try:
@@ -64,19 +64,19 @@ def iterate_completed(
 
 
 class _InlineExecutor(Executor):
-    """Runs what it is given at once, in this process."""
+    """Executor that runs each task immediately in this process."""
 
     def submit(self, fn, /, *args, **kwargs):  # type: ignore[no-untyped-def]
-        """Run it now."""
+        """Run the task now; return its completed future."""
         future: Future[object] = Future()
         future.set_result(fn(*args, **kwargs))
         return future
 
 
 def _init_worker() -> None:
-    """Begin a process of many tasks.
+    """Initialize a worker process.
 
-    Ctrl-C is for the process that was asked; it ends the others, which end with it where it is killed.
+    Ctrl-C is handled by the parent, which ends its workers; they also exit when the parent is killed.
     """
     raise_gc_threshold()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

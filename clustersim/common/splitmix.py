@@ -1,6 +1,7 @@
-"""How are numbers hashed, alike on every machine?
+"""SplitMix64 hashing of integers, identical on every machine.
 
-SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, section 4, figure 17).
+SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, section 4,
+figure 17).
 """
 
 from typing import Final
@@ -15,14 +16,14 @@ _MULTIPLIER_2: Final = np.uint64(0x94D049BB133111EB)
 
 
 def splitmix64(states: HashArray) -> HashArray:
-    """What the generator gives from each state; a bijection of 64-bit words of any shape, in which 0 is not fixed."""
+    """The generator's output for each state; a bijection of 64-bit integers of any shape, in which 0 is not fixed."""
     return splitmix64_finalize(states + _GOLDEN_GAMMA)
 
 
 def splitmix64_finalize(values: HashArray) -> HashArray:
-    """SplitMix64's finalizer: every bit of the input changes each bit of the output about half of the time; 0 stays 0.
+    """SplitMix64's finalizer: every input bit flips each output bit with a probability of about one half; 0 stays 0.
 
-    A bijection of 64-bit words of any shape.
+    A bijection of 64-bit integers of any shape.
     """
     mixed = values >> np.uint64(30)
     mixed ^= values

@@ -1,8 +1,8 @@
-"""How is a quantity written at the doors, and what is it inside?
+"""Units of quantities: SI floats internally, strings with units at the interfaces.
 
-Inside: seconds, bytes, FLOP, bytes/s, FLOP/s, watts, joules and grams, as floats; signatures say so with the aliases
-below. At the doors every quantity is a string with its unit. G is 10^9, Gi is 2^30; `b` and `bit` are bits, `B` is a
-byte.
+Internally: seconds, bytes, FLOP, bytes/s, FLOP/s, watts, joules and grams, as floats; signatures say so with
+the aliases below. In files and options every quantity is a string with its unit. G is 10^9, Gi is 2^30; `b`
+and `bit` are bits, `B` is a byte.
 """
 
 import math
@@ -22,7 +22,7 @@ Joules = float
 Grams = float
 
 JOULES_PER_KWH: Final = 3.6e6
-"""Joules."""
+"""Joules in a kilowatt hour."""
 _DECIMAL: Final = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY: Final = {f"{prefix}i": 2.0 ** (10 * power) for power, prefix in enumerate("KMGTPE", start=1)}
 _PREFIXES: Final = {**_DECIMAL, **_BINARY}
@@ -32,7 +32,9 @@ _TWO_UNIT_RANGES: Final = (
     (48 * 3600.0, "h", "min", 60.0, 60),
     (math.inf, "d", "h", 3600.0, 24),
 )
-"""Seconds below which it holds, the larger and the smaller unit, seconds and number of the smaller in the larger."""
+"""Upper bound in seconds, larger and smaller unit, seconds of the smaller one, and how many of it make the
+larger one.
+"""
 
 
 def _prefixed_units(*bases: tuple[str, float]) -> dict[str, float]:
@@ -40,7 +42,7 @@ def _prefixed_units(*bases: tuple[str, float]) -> dict[str, float]:
 
 
 class Dimension(Enum):
-    """What kind of quantity is expected; the value holds an example for error messages and every unit's factor."""
+    """Physical dimension of a quantity; the value holds an example for error messages and every unit's factor."""
 
     TIME = (
         "1.3 us",
@@ -60,7 +62,7 @@ class Dimension(Enum):
 
     @property
     def example(self) -> str:
-        """A quantity of this kind as a user would write it."""
+        """A quantity of this dimension as a user would write it."""
         return self.value[0]
 
     @property
@@ -70,7 +72,7 @@ class Dimension(Enum):
 
 
 def parse_quantity(text: object, dimension: Dimension) -> float:
-    """Read a string with a unit into SI base units; raise InputError naming the value and an example.
+    """Parse a string with a unit into SI base units; raise InputError naming the value and an example.
 
     >>> parse_quantity("400 Gbit/s", Dimension.BANDWIDTH)
     50000000000.0
@@ -90,7 +92,7 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
 
 
 def format_number(value: float) -> str:
-    """A bare number for people: four significant digits, thousands apart, no exponent where it is large.
+    """Format a number: four significant digits, thousands separated, no exponent where it is large.
 
     >>> format_number(82583.4), format_number(158.8), format_number(0.01234)
     ('82,580', '158.8', '0.01234')
@@ -108,7 +110,7 @@ def _format_with_prefix(value: float, unit: str, prefixes: dict[str, float]) -> 
 
 
 def format_bytes(value: Bytes) -> str:
-    """Bytes for people, in powers of 1024.
+    """Format bytes with binary prefixes.
 
     >>> format_bytes(80 * 2**30)
     '80 GiB'
@@ -117,7 +119,7 @@ def format_bytes(value: Bytes) -> str:
 
 
 def format_bandwidth(value: BytesPerSecond) -> str:
-    """Bytes per second for people, in powers of 1000.
+    """Format bytes per second with decimal prefixes.
 
     >>> format_bandwidth(50e9)
     '50 GB/s'
@@ -126,7 +128,7 @@ def format_bandwidth(value: BytesPerSecond) -> str:
 
 
 def format_flops(value: FlopPerSecond) -> str:
-    """FLOP per second for people.
+    """Format FLOP per second.
 
     >>> format_flops(989e12)
     '989 TFLOP/s'
@@ -135,7 +137,7 @@ def format_flops(value: FlopPerSecond) -> str:
 
 
 def format_power(value: Watts) -> str:
-    """Watts for people.
+    """Format watts.
 
     >>> format_power(653.2), format_power(16.7e6)
     ('653.2 W', '16.7 MW')
@@ -144,7 +146,7 @@ def format_power(value: Watts) -> str:
 
 
 def format_energy(value: Joules) -> str:
-    """Joules for people, in watt hours.
+    """Format joules as watt hours.
 
     >>> format_energy(3.6e6), format_energy(1.2e14)
     ('1 kWh', '33.33 GWh')
@@ -154,7 +156,7 @@ def format_energy(value: Joules) -> str:
 
 
 def format_seconds(value: Seconds) -> str:
-    """Seconds for people: one unit up to 120 s, then two.
+    """Format seconds: one unit up to 120 s, then two.
 
     >>> format_seconds(0.0042), format_seconds(1.3e-6), format_seconds(12.5), format_seconds(0.0)
     ('4.2 ms', '1.3 us', '12.5 s', '0 s')
@@ -170,7 +172,9 @@ def format_seconds(value: Seconds) -> str:
 
 
 def format_step_time(value: Seconds) -> str:
-    """Seconds with four significant digits, zeros too, so that step times can be compared; above 120 s two units.
+    """Format seconds with four significant digits, zeros too, so that step times can be compared.
+
+    Above 120 s two units.
 
     >>> format_step_time(7.0), format_step_time(6.98), format_step_time(0.99996), format_step_time(754.0)
     ('7.000 s', '6.980 s', '1.000 s', '12 min 34 s')
@@ -184,9 +188,9 @@ def format_step_time(value: Seconds) -> str:
 
 
 def format_signed_seconds(value: Seconds) -> str:
-    """A difference of times for people, with its sign.
+    """Format a time difference, with its sign.
 
-    >>> format_signed(-0.5), format_signed(0.0), format_signed(2.0)
+    >>> format_signed_seconds(-0.5), format_signed_seconds(0.0), format_signed_seconds(2.0)
     ('-500 ms', '+0 s', '+2 s')
     """
     return f"{'-' if value < 0 else '+'}{format_seconds(abs(value))}"

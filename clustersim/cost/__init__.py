@@ -1,1 +1,1 @@
-"""HOW LONG, ALONE? Sources of durations for kernels and collectives."""
+"""COSTS. Sources of durations for kernels, collectives and host work, each timed in isolation."""

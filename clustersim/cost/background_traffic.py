@@ -1,12 +1,13 @@
-"""What else is on the links while a step runs?
+"""What else uses the links while a step runs?
 
-Collectives and messages of others, among any GPUs of the machine, once or again and again; and links that for a while
-have a part of their bandwidth. Both are loads beside the step's own, on the same links by the same rules: what others
-send takes its library's fastest algorithm and shares links max-min fair; what a slow link lacks is kept busy by
-nobody's traffic, before all others. Routes and algorithms stay as they would be without.
+Background traffic: collectives and messages of other jobs, among any GPUs of the cluster, once or
+periodically; and links that lose a fraction of their bandwidth for a while. Both are flows concurrent with
+the step's, on the same links by the same rules: background traffic takes its library's fastest algorithm and
+shares links max-min fair; the lost fraction of a slow link is modelled as a flow with strict priority. Routes
+and algorithms stay as without them.
 
-Assumed: others begin at times of their own and wait for nothing but their own last time, so a step slows them and they
-slow the step, but what they compute is not looked at.
+Assumed: background flows start at fixed times and wait only for their own previous run, so they and the
+step slow each other, but what the other jobs compute is not modelled.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,16 +27,17 @@ from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp
 
 STRICT_PRIORITY_SHARE = 1e12
-"""The share of what comes before all others: theirs are seconds for each byte of a flow."""
+"""Weight in max-min sharing of a flow with strict priority (shares of other flows are seconds per byte)."""
 _BACKGROUND = "others"
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficPattern:
-    """A collective or message of others.
+    """A collective or message of background traffic.
 
-    gpus: the machine's numbers, the root or sender first; start: when it first begins; every: after so many seconds
-    again, or when the last time has ended if that is later, infinite: not again; until: it does not begin after that.
+    gpu_ids: GPUs of the cluster, root or sender first; start_seconds: first start; period_seconds: time between
+    starts (a run that takes longer delays the next), infinite: runs once; end_seconds: no run starts after this
+    time.
     """
 
     gpu_ids: tuple[int, ...]
@@ -48,10 +50,11 @@ class TrafficPattern:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BackgroundFlow:
-    """What others ask of links. link: [links] numbers; busy: [links] seconds of each for a second of work.
+    """A background flow and the load it puts on links.
 
-    latency: seconds before anything moves; seconds: of work; share: by which links are divided; start, every, until: as
-    in `TrafficPattern`.
+    link_ids: [links]; link_seconds: [links] seconds that each is busy per second of the flow; latency: seconds
+    before any byte moves; transfer_seconds: duration of the transfer without contention; fair_share: weight by
+    which links are shared; start_seconds, period_seconds, end_seconds: as in `TrafficPattern`.
     """
 
     link_ids: IntArray
@@ -67,27 +70,28 @@ class BackgroundFlow:
 def background_flows(
     patterns: Iterable[TrafficPattern], degradations: Degradations, fabric: Fabric, library: Library
 ) -> tuple[BackgroundFlow, ...]:
-    """All that is on links beside a step. fabric: the machine's, whose links are the job's, too.
+    """All background flows on the links of a step. fabric: the cluster's, whose links the job uses as well.
 
-    Raises InputError, whose sentence begins with the entry, for a collective that the library cannot do.
+    Raises InputError, whose message begins with the entry, for a collective that the library has no algorithm
+    for.
     """
     return (*_traffic_flows(patterns, fabric, library), *_slow_link_flows(degradations, fabric))
 
 
 def loaded_links(flows: Iterable[BackgroundFlow]) -> IntArray:
-    """The links that any of the others loads, ascending."""
+    """Ids of the links that any of the background flows loads, ascending."""
     return np.unique(np.concatenate([np.zeros(0, np.int64), *(flow.link_ids for flow in flows)]))
 
 
 def _traffic_flows(patterns: Iterable[TrafficPattern], fabric: Fabric, library: Library) -> Iterator[BackgroundFlow]:
-    """What moves bytes over links."""
-    for entry, pattern in enumerate(patterns):
+    """Flows of background collectives and messages."""
+    for pattern_index, pattern in enumerate(patterns):
         members = np.array(pattern.gpu_ids, np.int64)[None]
         model = CollectiveCost(fabric, library, {_BACKGROUND: ProcessGroups(_BACKGROUND, members, ordered=True)})
         try:
             demand = model.link_demand(CommOp(_BACKGROUND, pattern.collective, _BACKGROUND, pattern.payload))
         except InputError as error:
-            raise InputError(f"traffic.{entry}: {error}") from error
+            raise InputError(f"traffic.{pattern_index}: {error}") from error
         if demand.transfer[0] > 0.0:
             yield BackgroundFlow(
                 link_ids=demand.link_loads.link_index,
@@ -102,7 +106,7 @@ def _traffic_flows(patterns: Iterable[TrafficPattern], fabric: Fabric, library: 
 
 
 def _slow_link_flows(degradations: Degradations, fabric: Fabric) -> Iterator[BackgroundFlow]:
-    """What slow links lack for a while."""
+    """Flows that stand for the bandwidth that slow links lose for a while."""
     for degradation in degradations.temporary_links:
         if degradation.active_period is not None and isinstance(degradation.effect, SlowLinkEffect):
             (start, end), lost_share = degradation.active_period, 1.0 - degradation.effect.bandwidth_fraction

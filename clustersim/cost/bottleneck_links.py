@@ -1,17 +1,19 @@
-"""Which links can decide how fast anything goes?
+"""Which links can be bottlenecks?
 
-What a switch sends to the tier above has come to it from below. So where its links upwards carry at least what those
-below bring (a tier without oversubscription, traffic spread over it), they are never full before those below are, and
-the fair rates are those of a network without them: max-min fairness depends on nothing but the loads that are possible.
-The same holds of what a switch sends downwards. Links that cannot decide are left out before anything is simulated.
+What a switch sends to the tier above has reached it from below. So where its uplinks carry at least what
+its downlinks deliver (a non-oversubscribed tier, traffic spread over it), the uplinks are never saturated
+before the downlinks are, and max-min fair rates are those of a network without the uplinks: they are
+redundant constraints. The same holds for the opposite direction. Such links are removed before anything is
+simulated.
 
-This is not taken from a fabric's description but checked in what groups ask of it: a link is left out if each group
-that keeps it busy keeps its neighbours of the tier below, weighed by bandwidth, busy for as long or longer. Weights
-that sum to 1 make a full link a mean of full links. From the top tier down, so that what is left out rests on links
-that are kept, or that rest on such in turn.
+This is not taken from the fabric's description but checked against the loads of the groups: a link is
+removed if each group that uses it keeps its neighbours of the tier below, weighted by bandwidth, busy for
+as long or longer. With weights that sum to 1, a saturated link implies saturated links below on average.
+Tiers are processed from the top down, so that a removed link depends on links that are kept, or that depend
+on such in turn.
 
-Reference: redundant constraints in linear programs, Karwan et al., Redundancy in Mathematical Programming (1983);
-Leiserson, Fat-Trees, IEEE Trans. Comput. C-34(10), 1985.
+Reference: redundant constraints in linear programs, Karwan et al., Redundancy in Mathematical Programming
+(1983); Leiserson, Fat-Trees, IEEE Trans. Comput. C-34(10), 1985.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,22 +31,25 @@ from clustersim.program.task import CommOp
 from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 
 UPLINK_TIERS: Final = ((LinkKind.SPINE, LinkKind.LEAF), (LinkKind.LEAF, LinkKind.NIC))
-"""Links of a switch to the tier above, and those from the tier below; from the top down."""
+"""Pairs (links of a switch to the tier above, links from the tier below), from the top down."""
 HOST_LINK_TIERS: Final = ((LinkKind.PCIE, LinkKind.NIC),)
-"""Links of a NIC to its host, and to the network: what comes through one goes through the other."""
+"""Pairs (links of a NIC to its host, links to the network): what comes through one leaves through the other."""
 TOLERANCE: Final = 1e-9
-"""Parts of its time by which a link may be kept busy for longer than its neighbours."""
+"""Relative tolerance by which a link may be busy for longer than its lower neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
 class BottleneckLinkDemands:
-    """What exchanges ask of the links that can decide (a `LinkDemandCost`). parts: of all crossings those of such links."""
+    """Link demands restricted to links that can be bottlenecks (a `LinkDemandCost`).
+
+    bottleneck_loads: each load matrix reduced to such links.
+    """
 
     full_demands: LinkDemandCost
     bottleneck_loads: Mapping[LinkLoadMatrix, LinkLoadMatrix]
 
     def link_demand(self, comm_op: CommOp) -> LinkDemand:
-        """What one collective asks of links in each group of its role."""
+        """Link demand of one collective in each group of its communicator, on potential bottleneck links only."""
         demand = self.full_demands.link_demand(comm_op)
         return replace(demand, link_loads=self.bottleneck_loads[demand.link_loads])
 
@@ -52,9 +57,9 @@ class BottleneckLinkDemands:
 def restrict_to_bottleneck_links(
     jobs: Iterable[tuple[Program, LinkDemandCost]], fabric: Fabric, loaded_links: Iterable[int] = ()
 ) -> tuple[BottleneckLinkDemands, ...]:
-    """Leave out of the demands of programs that share a fabric the links that cannot decide for any of them.
+    """Remove from the demands of jobs that share a fabric the links that cannot be a bottleneck for any of them.
 
-    loaded: links that others load, too.
+    jobs: program and link demands of each; loaded_links: ids of links with background traffic.
     """
     job_demands = tuple(jobs)
     job_comm_ops = ((demands, comm_op) for program, demands in job_demands for comm_op in program.comm_ops)
@@ -67,18 +72,20 @@ def restrict_to_bottleneck_links(
 def _bottleneck_loads(
     link_loads: tuple[LinkLoadMatrix, ...], fabric: Fabric, loaded_links: tuple[int, ...]
 ) -> Mapping[LinkLoadMatrix, LinkLoadMatrix]:
-    """Of each of some crossings the part on links that can decide.
+    """Each load matrix reduced to potential bottleneck links.
 
-    Remembered, since surveys of the same groups give the same crossings again (they are compared by identity).
+    Cached, since the tuner returns the same load matrices for the same groups (they are compared by identity).
     """
     is_bottleneck = bottleneck_link_mask(link_loads, fabric.links, fabric.link_endpoints)
-    is_bottleneck[list(loaded_links)] = True  # what rests on the tier below is full where others fill it
+    is_bottleneck[list(loaded_links)] = (
+        True  # uplinks whose redundancy depends on a lower tier that background traffic may saturate
+    )
     kept_entries = ((matrix, is_bottleneck[matrix.link_index]) for matrix in link_loads)
-    return {matrix: matrix if kept.all() else _select_entries(matrix, kept) for matrix, kept in kept_entries}
+    return {matrix: matrix if is_kept.all() else _select_entries(matrix, is_kept) for matrix, is_kept in kept_entries}
 
 
 def bottleneck_link_mask(link_loads: Sequence[LinkLoadMatrix], links: LinkTable, ends: LinkEndpoints) -> BoolArray:
-    """Whether each link can decide how fast anything goes that crosses links so: [links]."""
+    """Mask of the links that can be a bottleneck under these loads: [links]."""
     is_bottleneck = np.zeros(len(links.kind), dtype=np.bool_)
     for matrix in link_loads:
         is_bottleneck[matrix.link_index] = True
@@ -103,7 +110,7 @@ def bottleneck_link_mask(link_loads: Sequence[LinkLoadMatrix], links: LinkTable,
 
 
 def _loads_by_link_kind(link_loads: LinkLoadMatrix, kind_of_link: IntArray) -> dict[LinkKind, LinkLoadMatrix]:
-    """What crosses links of the kinds that there are rules for."""
+    """Loads on links of each kind that the rules mention."""
     entry_kind = kind_of_link[link_loads.link_index]
     kinds = dict.fromkeys(link_kind for pair in (*UPLINK_TIERS, *HOST_LINK_TIERS) for link_kind in pair)
     return {link_kind: _select_entries(link_loads, entry_kind == LINK_KINDS.index(link_kind)) for link_kind in kinds}
@@ -115,10 +122,10 @@ def _select_entries(link_loads: LinkLoadMatrix, mask: BoolArray) -> LinkLoadMatr
 
 @dataclass(frozen=True, slots=True)
 class _LowerTierLinks:
-    """Links of one tier by the switches at their upper ends.
+    """Links of one tier, grouped by the switches at their upper ends.
 
-    weight: [links] the part of its switch's bandwidth that each has, 0 of other links; at: [links] that switch;
-    bandwidth: [vertices] of all of them together.
+    weight: [links] fraction of its switch's bandwidth that each provides, 0 for other links; switch: [links]
+    the switch at the upper end; bandwidth: [vertices] sum over the links of each switch.
     """
 
     weight: FloatArray
@@ -127,7 +134,7 @@ class _LowerTierLinks:
 
     @classmethod
     def from_mask(cls, mask: BoolArray, bandwidth: FloatArray, switch: IntArray, vertices: int) -> "_LowerTierLinks":
-        """The chosen links."""
+        """Group the links selected by a mask."""
         selected_bandwidth = np.where(mask, bandwidth, 0.0)
         switch_bandwidth = np.bincount(switch, selected_bandwidth, minlength=vertices).astype(np.float64)
         return cls(
@@ -137,7 +144,7 @@ class _LowerTierLinks:
         )
 
     def links_exceeding(self, lower: LinkLoadMatrix, upper: LinkLoadMatrix, switch: IntArray) -> IntArray:
-        """Links above switches that some group keeps busier than the links below them: numbers, some maybe twice."""
+        """Ids of links above switches that some group keeps busier than the links below them; may repeat."""
         lower = _select_entries(lower, self.weight[lower.link_index] > 0.0)
         if not len(lower.link_index) or not len(upper.link_index):
             return upper.link_index
@@ -152,5 +159,5 @@ class _LowerTierLinks:
         return exceeded
 
     def _group_switch_keys(self, link_loads: LinkLoadMatrix, switch: IntArray) -> IntArray:
-        """A number for each pair of a group and the switch at an end of a link that it crosses."""
+        """One integer key per (group, switch at the end of a link that it crosses)."""
         return link_loads.group_index * len(self.bandwidth) + switch[link_loads.link_index]

@@ -1,8 +1,11 @@
 """What does a calibration record hold?
 
-What one machine was measured to do: kernels by shape, collectives by payload, copies, kernels beside other work; how,
-when and with which versions; and the constants of the cost models that were fitted to these rows, with their residuals.
-`cost.record_file` reads and writes it, `cost.measured_kernels` and `cost.measured_collectives` answer from it.
+What one machine was measured to do: kernels by shape, collectives by payload, copies, kernels overlapping
+other work; how, when and with which versions; and the constants of the cost models that were fitted to
+these samples, with their residuals. `cost.record_file` reads and writes it; `cost.measured_kernels` and
+`cost.measured_collectives` predict from it.
+
+Field names of the dataclasses are the keys of the JSON file.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,34 +24,34 @@ from clustersim.program.task import CollectiveType, CommOp
 
 FORMAT_VERSION: Final = 2
 READABLE_VERSIONS: Final = (1, FORMAT_VERSION)
-"""Versions that can be read. 2 adds the device under load, chain factors, the host, what collectives lose, steps."""
+"""Versions that can be read. 2 adds telemetry, in-situ factors, the host, collective slowdowns and steps."""
 
 COPY: Final = "copy"
-"""What is beside a kernel where it is no collective: copies in the device's memory."""
+"""What a kernel overlaps if it is not a collective: copies within device memory."""
 _COLLECTIVE_BY_LABEL: Final = {kind.value: kind for kind in CollectiveType}
 
 
 class RecordOrigin(Enum):
-    """Where the rows come from."""
+    """Where the samples come from."""
 
     MEASURED = "measured"  # on the machine that the record names
-    PUBLISHED = "published"  # by others, each row with its source
+    PUBLISHED = "published"  # by others, each sample with its source
     DERIVED = "derived"  # from the record of another accelerator, as `derivation` says
 
 
 class MeasurementOutcome(Enum):
-    """What became of a row that was to be measured."""
+    """Outcome of an attempted measurement."""
 
     MEASURED = "measured"
     OUT_OF_MEMORY = "out_of_memory"
     UNSUPPORTED = "unsupported"  # the device or the library has no such kernel
-    NO_COMPILER = "no_compiler"  # there is no such kernel until Triton and a C compiler are installed
-    FAILED = "failed"  # it left the device unusable, and ended the session
+    NO_COMPILER = "no_compiler"  # needs Triton and a C compiler
+    FAILED = "failed"  # left the device unusable, which ended the session
 
 
 @dataclass(frozen=True, slots=True)
 class TimeStatistics:
-    """Repeated measurements of one thing: median seconds, percentiles, how many were kept and how many dropped."""
+    """Repeated measurements of one quantity: median seconds, percentiles, counts of kept and dropped repetitions."""
 
     seconds: Seconds
     p5: Seconds
@@ -58,15 +61,15 @@ class TimeStatistics:
 
     @property
     def dispersion(self) -> float | None:
-        """Half of what lies between p5 and p95, as a part of the median; None where there is one repetition alone."""
+        """Half the range between p5 and p95, relative to the median; None with a single repetition."""
         return (self.p95 - self.p5) / 2.0 / self.seconds if self.repetitions > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTelemetry:
-    """A device while it works: means over what was sampled meanwhile, 0 where it does not say.
+    """Telemetry of a device under load: means over the samples taken, 0 where it is not reported.
 
-    throttled: what kept its clocks down, as the driver calls it (`sw_power_cap`, `hw_thermal_slowdown`).
+    throttled: clock throttle reasons as the driver names them (`sw_power_cap`, `hw_thermal_slowdown`).
     """
 
     sm_clock_mhz: float = 0.0
@@ -78,7 +81,10 @@ class DeviceTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class TelemetrySample:
-    """The device so many seconds after a session of measuring began, in a part of it (`burn_in`, `kernels`, `chain`)."""
+    """Device telemetry at a time since the start of a measurement session.
+
+    seconds: time since the start; part: stage of the session (`burn_in`, `kernels`, `chain`).
+    """
 
     seconds: Seconds
     part: str
@@ -87,7 +93,7 @@ class TelemetrySample:
 
 @dataclass(frozen=True, slots=True)
 class KernelSignature:
-    """What makes two kernels the same measurement; their names do not."""
+    """Identity of a kernel measurement; kernel names are not part of it."""
 
     kind: KernelKind
     dtype: DType
@@ -96,9 +102,9 @@ class KernelSignature:
 
 @dataclass(frozen=True, slots=True)
 class KernelSample:
-    """One kernel. flops, bytes, launches: as `model` counts them; time: None unless it was measured.
+    """Measurement of one kernel. flops, bytes, launches: as `model` counts them; time: None unless it was measured.
 
-    under: the device while it was measured, None where it does not say.
+    under: telemetry during the measurement, None where it is not reported.
     """
 
     name: str
@@ -115,7 +121,7 @@ class KernelSample:
 
     @property
     def signature(self) -> KernelSignature:
-        """What was measured."""
+        """Identity of the measured kernel."""
         return KernelSignature(self.kind, self.dtype, self.shape)
 
     @property
@@ -126,10 +132,11 @@ class KernelSample:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """A collective of `ranks` ranks on `nodes` nodes, as many on each; payload: as `program.task.Collective` says.
+    """A collective of `ranks` ranks, spread evenly over `nodes` nodes.
 
-    format: that a reduction sums in; what only moves bytes has none of its own, and stands as FP32; shares: of an
-    all-to-all, what each rank gets, relative to an even part; none: all get as much.
+    payload: as in `program.task.CollectiveType`; format: data type of a reduction; collectives that only move
+    bytes have FP32 here; shares: of an all-to-all, bytes that each rank receives relative to an even split;
+    empty: even.
     """
 
     collective: CollectiveType
@@ -146,7 +153,7 @@ class CollectiveCall:
 
 
 def reduction_dtype(comm_op: CommOp) -> DType:
-    """The format of an exchange as records name it (see `CollectiveCall`); TF32 is a way of multiplying, and summed as FP32."""
+    """Reduction data type of a communication op as records name it (see `CollectiveCall`); TF32 is summed as FP32."""
     dtype = comm_op.reduce_dtype
     if dtype is None or dtype is DType.TF32 or not comm_op.collective.is_reduction:
         return DType.FP32
@@ -155,7 +162,7 @@ def reduction_dtype(comm_op: CommOp) -> DType:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSample:
-    """One collective, run by all groups of that size at the same time, as a layout's groups do."""
+    """Measurement of one collective, run by all groups of that size at the same time, as a layout's groups do."""
 
     call: CollectiveCall
     time: TimeStatistics
@@ -164,9 +171,9 @@ class CollectiveSample:
 
 @dataclass(frozen=True, slots=True)
 class ImbalancedGemmSample:
-    """Products of experts whose groups have different numbers of rows, beside the same with as many in each.
+    """Measurement of a grouped GEMM with imbalanced groups, compared with the balanced one.
 
-    kernel: with even groups; rows: of each group, about as many together; time: with these.
+    kernel: the balanced one; rows: tokens of each group, with about the same sum; time: with these.
     """
 
     kernel: KernelSample
@@ -175,19 +182,19 @@ class ImbalancedGemmSample:
 
     @property
     def imbalance(self) -> float:
-        """Rows of the fullest group over their mean."""
+        """Tokens of the most loaded group over the mean."""
         return max(self.rows) * len(self.rows) / sum(self.rows)
 
     @property
     def slowdown(self) -> float:
-        """The part by which uneven groups take longer (below zero: less long)."""
+        """Relative extra time of the imbalanced groups (negative: faster)."""
         balanced = self.kernel.time
         return 0.0 if balanced is None else self.time.seconds / balanced.seconds - 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class CopySample:
-    """One copy of so many bytes (each read once and written once): device memory, or between host and device."""
+    """Measurement of one copy (each byte read and written once): in device memory, or between host and device."""
 
     route: str
     bytes: Bytes
@@ -196,9 +203,10 @@ class CopySample:
 
 @dataclass(frozen=True, slots=True)
 class InterferenceSample:
-    """One kernel alone, and while something else runs on the same device (`beside`: a copy, a collective).
+    """Measurement of one kernel in isolation, and while something else runs on the same device.
 
-    call: the collective, None: a copy; call_alone, call_together: what it takes by itself, and beside such kernels.
+    beside: what overlaps it, a copy or a collective; together: the kernel's time then; call: the collective,
+    None for a copy; call_alone, call_together: time of the collective in isolation, and while such kernels run.
     """
 
     kernel: KernelSample
@@ -210,19 +218,19 @@ class InterferenceSample:
 
     @property
     def kernel_slowdown(self) -> float:
-        """The part by which the kernel took longer."""
+        """Fraction by which the kernel took longer."""
         return 0.0 if self.kernel.time is None else _slowdown_ratio(self.kernel.time, self.together)
 
     @property
     def comm_slowdown(self) -> float:
-        """The part by which the collective took longer; 0 where that was not measured."""
+        """Fraction by which the collective took longer; 0 where that was not measured."""
         isolated, overlapped = self.call_alone, self.call_together
         return 0.0 if isolated is None or overlapped is None else _slowdown_ratio(isolated, overlapped)
 
 
 @dataclass(frozen=True, slots=True)
 class InSituSample:
-    """Kernels of a family in a real layer: seconds of all of them by themselves, and one after the other in it."""
+    """Total seconds of a family's kernels in isolation, and back to back in a real layer."""
 
     family: str
     kernels: int
@@ -231,26 +239,26 @@ class InSituSample:
 
     @property
     def factor(self) -> float:
-        """Times that they take in the chain what they take alone."""
+        """In-situ over isolated seconds."""
         return self.in_chain / self.isolated
 
 
 class HostState(Enum):
-    """How the host launches what a step computes."""
+    """Mode in which the host launches a step."""
 
     EAGER = "eager"  # Python and autograd, operator by operator
     FSDP = "fsdp"  # the same with the hooks of `fully_shard`
     DTENSOR = "dtensor"  # the same with distributed tensors
     COMPILED = "compiled"  # `torch.compile`
-    GRAPH = "cuda_graph"  # captured once, launched as a whole
+    GRAPH = "cuda_graph"  # captured once, launched as one graph
 
 
 @dataclass(frozen=True, slots=True)
 class HostLaunchSample:
-    """Seconds that the host needs for each launch of a step in a state; of a graph, for each graph.
+    """Host seconds for each launch of a step in one launch mode; for a graph, for each graph launch.
 
-    launches: of forward and of backward that were counted; alone: what of those seconds, forward's and backward's, is
-    in kernels timed by themselves, on a host that computes what it launches (a CPU); none elsewhere.
+    launches: launches of forward and of backward that were counted; alone: seconds of (forward, backward) that
+    isolated kernel times contain already, on a host that computes the kernels itself (a CPU); zero elsewhere.
     """
 
     state: HostState
@@ -262,10 +270,10 @@ class HostLaunchSample:
 
 @dataclass(frozen=True, slots=True)
 class HoldoutStep:
-    """A real step that the record was not measured for, and what it predicts.
+    """A real step that was not used for the calibration, and the record's prediction of it.
 
-    what: such as `4 layers, 2 microbatches of 1`; of_rows: by what part errors of the record's own rows, all of one
-    sign, would have it differ; kinds: what it was like (`uncertainty.step_features`).
+    what: such as `4 layers, 2 microbatches of 1`; of_rows: relative error of the prediction if all errors of
+    the record's own samples had one sign; kinds: categories of the step (`uncertainty.step_features`).
     """
 
     what: str
@@ -276,13 +284,13 @@ class HoldoutStep:
 
     @property
     def error(self) -> float:
-        """Predicted over measured time, less one."""
+        """Predicted over measured time, minus one."""
         return self.predicted / self.measured - 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """One GPU of the node, beside the others: a product under load. place: its number or its own name."""
+    """A matmul under load on one GPU of the node, measured with the others. place: the GPU's index or name."""
 
     place: str
     time: TimeStatistics
@@ -291,7 +299,7 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class FitResidual:
-    """How well a model meets its rows: mean absolute errors; left_out: of each row from the fit to the others."""
+    """Mean absolute errors of a fit. left_out: leave-one-out error."""
 
     rows: int
     error: float
@@ -300,10 +308,11 @@ class FitResidual:
 
 @dataclass(frozen=True, slots=True)
 class KernelFit:
-    """The kernel model of `cost.roofline` fitted to the rows.
+    """The kernel model of `cost.roofline` fitted to the samples.
 
-    peak, memory_bandwidth, compute_units: what stands for the datasheet's inside the model; factors: what a family of
-    kernels (see `family_of`) takes relative to the model, 1 where it is not named; residuals: by family, factors included.
+    peak, memory_bandwidth, compute_units: effective values that replace the datasheet's in the model; factors:
+    time of a kernel family (see `kernel_family`) relative to the model, 1 where it is not listed; residuals: by
+    family, factors included.
     """
 
     peak: Mapping[DType, FlopPerSecond]
@@ -316,7 +325,7 @@ class KernelFit:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveFit:
-    """Seconds = alpha + payload / beta, for one collective, number of ranks and of nodes, and format (see `CollectiveCall`)."""
+    """Seconds = alpha + payload / beta, by collective, rank count, node count, data type (see `CollectiveCall`)."""
 
     collective: CollectiveType
     ranks: int
@@ -329,11 +338,12 @@ class CollectiveFit:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """The machine. accelerator: its name in clustersim; name: its own; empty or 0: unknown.
+    """The measured machine; empty or 0: unknown.
 
-    collectives: library and version (`nccl 2.27.5`, `gloo`); threads: of the CPU that each process computes with;
-    attention: backends of SDPA that are allowed; host: its processor; power_limit_w: that the driver enforces; ecc,
-    mig: None: unknown; environment: variables that change what libraries do (`NCCL_ALGO`).
+    accelerator: its name in clustersim; name: as the driver reports it; collectives: library and version (`nccl
+    2.27.5`, `gloo`); threads: CPU threads that each process computes with; attention: allowed SDPA backends;
+    host: its processor; power_limit_w: limit that the driver enforces; ecc, mig: None: unknown; environment:
+    variables that change what libraries do (`NCCL_ALGO`).
     """
 
     accelerator: str
@@ -357,9 +367,9 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class MeasurementConditions:
-    """How the rows were measured. processes: that measured at the same time on this machine.
+    """How the samples were measured. processes: number that measured at the same time on this machine.
 
-    before, after: clocks and temperature as the device gives them, empty where it does not.
+    before, after: clocks and temperature as the device reports them, empty where it does not.
     """
 
     date: str
@@ -372,11 +382,11 @@ class MeasurementConditions:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationRecord:
-    """A calibration record. derivation: how a derived or published one came about.
+    """A calibration record. derivation: how a derived or published one was obtained.
 
-    uneven: products of experts with uneven groups; moments: the device over the time of measuring; chain: what a real
-    layer does to kernels, by family; host: what launching takes; gpus: how far GPUs of a node differ; steps: real ones,
-    as the rest predicts them.
+    beside: kernels overlapping other work; uneven: grouped GEMMs with imbalanced groups; moments: telemetry
+    over the session; chain: in-situ factors of real layers, by family; host: launch times; gpus: spread over
+    the GPUs of a node; steps: real ones, as predicted from the other samples.
     """
 
     device: DeviceInfo
@@ -400,16 +410,17 @@ class CalibrationRecord:
 
     @property
     def interference(self) -> Interference | None:
-        """By which parts kernels and collectives took longer beside each other; None: not measured.
+        """Mutual slowdowns of kernels and collectives; None: not measured.
 
-        A copy within the device's memory takes far more of its bandwidth than a collective does, and says nothing here.
+        A copy within device memory takes far more of its bandwidth than a collective does, so copies are not used
+        here.
         """
         slowdowns = kernel_slowdowns(self.beside)
         return Interference.from_measurements(slowdowns, comm_slowdowns(self.beside)) if slowdowns else None
 
     @property
     def attention_library(self) -> AttentionBackend:
-        """The flash attention that the rows are of: PyTorch's (FlashAttention-2 since 2.2), or the fastest there is."""
+        """The flash attention that was measured: PyTorch's (FlashAttention-2 since 2.2), or the fastest available."""
         return AttentionBackend.FLASH2 if self.device.torch else AttentionBackend.FLASH
 
 
@@ -418,14 +429,14 @@ def _slowdown_ratio(isolated: TimeStatistics, overlapped: TimeStatistics) -> flo
 
 
 def kernel_slowdowns(samples: Iterable[InterferenceSample]) -> SlowdownTable:
-    """By which part kernels took longer beside collectives, of each pair that was measured all rows together."""
+    """Slowdown of kernels by overlapping collectives, for each measured pair, pooled over its samples."""
     return _slowdowns_by_pair(
         (sample, sample.together, sample.kernel_slowdown) for sample in samples if sample.kernel.time is not None
     )
 
 
 def comm_slowdowns(samples: Iterable[InterferenceSample]) -> SlowdownTable:
-    """The same of the collectives."""
+    """Slowdown of collectives by overlapping kernels, likewise."""
     return _slowdowns_by_pair(
         (sample, sample.call_together, sample.comm_slowdown) for sample in samples if sample.call_together is not None
     )
@@ -446,14 +457,15 @@ def _slowdowns_by_pair(measured: Iterable[tuple[InterferenceSample, TimeStatisti
 
 
 def signature_of(kernel: Kernel) -> KernelSignature | None:
-    """What a kernel is looked up by; None where nothing says what it computes."""
+    """The signature by which a kernel is looked up; None for a kernel without a shape."""
     return None if kernel.shape is None else KernelSignature(kernel.kind, kernel.dtype, kernel.shape)
 
 
 def family_of(signature: KernelSignature) -> str:
-    """Kernels whose measurements tell about each other: by kind (and routine), number format and direction.
+    """Kernel family, whose members predict each other: by kind (and routine), number format and direction.
 
-    Such as `matmul bf16`, `attention_backward bf16`, `rmsnorm backward fused bf16`, `quantize fused bf16 mxfp8`.
+    Such as `matmul bf16`, `attention_backward bf16`, `rmsnorm backward fused bf16`, `quantize fused bf16
+    mxfp8`.
     """
     shape = signature.shape
     if isinstance(shape, MemoryBoundShape):
@@ -466,11 +478,11 @@ def family_of(signature: KernelSignature) -> str:
 
 
 def merge_records(first: CalibrationRecord, second: CalibrationRecord) -> CalibrationRecord:
-    """Rows of both, the second's where both have measured the same.
+    """Samples of both records, the second's where both measured the same.
 
-    Without fits, and without steps that were predicted: they belong to the rows before.
+    Without fits and without predicted steps, which belong to the earlier samples.
 
-    Raise InputError where the records are of different devices, origins or numbers of processes.
+    Raises InputError where the records are of different devices, origins or numbers of processes.
     """
     conditions = second.conditions
     _require_equal("origin", first.origin.value, second.origin.value)
@@ -510,13 +522,13 @@ def merge_records(first: CalibrationRecord, second: CalibrationRecord) -> Calibr
 
 
 def _has_time(samples: Mapping[KernelSignature, KernelSample], sample: KernelSample) -> bool:
-    """Whether the same kernel has a time among those."""
+    """Whether the same kernel has a time among those samples."""
     other = samples.get(sample.signature)
     return other is not None and other.time is not None
 
 
 def _merged_device(first: DeviceInfo, second: DeviceInfo) -> DeviceInfo:
-    """The device that both describe; what one of them does not know is the other's."""
+    """The device that both describe; fields unknown to one are taken from the other."""
     values: dict[str, Any] = {}
     for device_field in fields(DeviceInfo):
         value, other = getattr(first, device_field.name), getattr(second, device_field.name)
@@ -530,7 +542,7 @@ def _merged_device(first: DeviceInfo, second: DeviceInfo) -> DeviceInfo:
 
 
 def _merged_environment(first: Mapping[str, str], second: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables of both; a starter such as torchrun sets some, so one may have what the other has not."""
+    """The variables of both; a launcher such as torchrun sets some, so that one may lack what the other has."""
     for name in sorted(first.keys() & second.keys()):
         _require_equal(name, first[name], second[name])
     return {**first, **second}

@@ -1,9 +1,9 @@
-"""Which links do jobs on one machine share, and which of their ranks are alike?
+"""Which links do co-scheduled jobs share, and which of their ranks are equivalent?
 
-Each job has its own ranks, groups and exchanges; links are the machine's. A link that two jobs cross is one on which
-neither is alone. Ranks of two jobs never do the same, but what crosses a link tells it apart from others, whoever sends
-it: so all jobs are coloured at once (`symmetry.refinement`), as one program of all their ranks that nobody runs, whose
-roles are named by the job.
+Each job has its own ranks, groups and communication ops; links belong to the cluster. A link that two jobs
+cross is contended for both. Ranks of two jobs are never equivalent, but the load of a link depends on all
+jobs that cross it: so all jobs are refined at once (`symmetry.refinement`), as one combined program
+of all their ranks that is never run, whose communicators are prefixed by the job.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContendingJob:
-    """One of several jobs on a machine. machine: [ranks] number, from 0 on, of what each rank runs on."""
+    """One of several jobs on a cluster. model_index: [ranks] device model of each rank, from 0 on."""
 
     program: Program
     comm_cost: CommCost
@@ -40,9 +40,9 @@ class ContendingJob:
 def map_job_contention(
     jobs: Sequence[tuple[Program, LinkDemandCost]], owners: Sequence[IntArray], background: tuple[BackgroundFlow, ...]
 ) -> tuple[ContentionMap, ...]:
-    """Which exchanges of each job share links. owners: as in `sharing`, by job; beside: what else loads links.
+    """Contention map of each job. owners: as in `map_contention`, by job; background: background flows.
 
-    What is beside comes with the first job alone, as it is there once.
+    The background is attached to the first job only, since it exists once.
     """
     job_links = [_crossed_links(*job) for job in jobs] if len(jobs) > 1 else []
     maps: list[ContentionMap] = []
@@ -53,23 +53,34 @@ def map_job_contention(
 
 
 def _crossed_links(program: Program, demands: LinkDemandCost) -> IntArray:
-    """The links that a job crosses, ascending."""
+    """Ids of the links that a job crosses, ascending."""
     link_loads = dict.fromkeys(demands.link_demand(comm_op).link_loads for comm_op in program.comm_ops)
     return np.unique(np.concatenate([np.zeros(0, np.int64), *(loads.link_index for loads in link_loads)]))
 
 
 def joint_equivalence_classes(jobs: Sequence[ContendingJob], links: LinkTable) -> tuple[SymmetryClasses, ...]:
-    """Classes of each job's ranks and groups, and of the links, which are the same for all."""
+    """Equivalence classes of each job's ranks and groups, and of the links, which are the same for all."""
     rank_offsets = np.cumsum([0, *(job.program.world_size for job in jobs)]).tolist()
     program_offsets = np.cumsum([0, *(len(job.program.programs) for job in jobs)]).tolist()
     link_loads = [simulated_link_loads(job.program, job.contention, links) for job in jobs]
     joint_classes = symmetry_classes(
-        Program((), np.concatenate([program_offset + job.program.program_index for program_offset, job in zip(program_offsets, jobs, strict=False)]),
-                _key_by_job(_offset_ranks(job.program.groups, rank_offset) for rank_offset, job in zip(rank_offsets, jobs, strict=False))),
+        Program(
+            (),
+            np.concatenate(
+                [
+                    program_offset + job.program.program_index
+                    for program_offset, job in zip(program_offsets, jobs, strict=False)
+                ]
+            ),
+            _key_by_job(
+                _offset_ranks(job.program.groups, rank_offset)
+                for rank_offset, job in zip(rank_offsets, jobs, strict=False)
+            ),
+        ),
         _key_by_job(group_features(job.program, job.comm_cost, job.contention) for job in jobs),
         LinkTraffic(link_loads[0].link_colours, _key_by_job(job_loads.matrices for job_loads in link_loads)),
         device_model=np.concatenate([job.model_index for job in jobs]),
-    )  # fmt: skip
+    )
     job_ranges = zip(jobs, pairwise(rank_offsets), strict=True)
     return tuple(
         _classes_of_job(joint_classes, index, job.program, rank_range)
@@ -78,7 +89,7 @@ def joint_equivalence_classes(jobs: Sequence[ContendingJob], links: LinkTable) -
 
 
 def _key_by_job(job_groups: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    """What each job has by role, by role and job."""
+    """Per-job mappings by communicator, merged under keys of job and communicator."""
     return {
         _job_comm_group(job, comm_group): value
         for job, groups in enumerate(job_groups)
@@ -91,14 +102,14 @@ def _job_comm_group(job: int, comm_group: str) -> str:
 
 
 def _offset_ranks(groups: Mapping[str, ProcessGroups], rank_offset: int) -> dict[str, ProcessGroups]:
-    """Groups of ranks that are numbered from `first` on."""
+    """Groups with rank ids offset by `rank_offset`."""
     return {comm_group: replace(group, members=group.members + rank_offset) for comm_group, group in groups.items()}
 
 
 def _classes_of_job(
     joint_classes: SymmetryClasses, job: int, program: Program, rank_range: tuple[int, int]
 ) -> SymmetryClasses:
-    """The classes of one job: its ranks are those from the first to before the last of all."""
+    """The classes of one job, whose ranks are the range [start, end) of the combined program's."""
     job_slice = slice(*rank_range)
     groups = {
         comm_group: joint_classes.group_colours[_job_comm_group(job, comm_group)] for comm_group in program.groups

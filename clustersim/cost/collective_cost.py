@@ -1,8 +1,9 @@
-"""How long does a collective take alone?
+"""How long does a collective take without contention?
 
-The library's fastest algorithm on the routes of all groups of the role (see `collectives.tuner`). What does not depend
-on the payload is worked out once for each role and collective, so another payload costs microseconds. Kernels that send
-tokens to experts are libraries of their own (`topologies/dispatchers`), on the same routes.
+The library's fastest algorithm on the routes of all groups of the communicator (see `collectives.tuner`).
+Everything that does not depend on the payload is computed once per communicator and collective, so another
+payload costs microseconds. MoE dispatch kernels are libraries of their own (`topologies/dispatchers`), on
+the same routes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,15 +24,16 @@ from clustersim.program.task import CollectiveType, CommOp, TokenRouting
 from clustersim.symmetry.link_load_matrix import NO_LINK_LOADS
 
 CommKey = tuple[str, CollectiveType, TokenRouting | None]
-"""Role, collective, and where tokens go if kernels of their own send them."""
+"""Communicator, collective type, and the token routing if an MoE dispatch kernel sends the tokens."""
 NEGLIGIBLE_FRACTION: Final = 0.1
-"""A group whose bytes move for less than this part of its latency loads no shared link."""
+"""A group whose transfer takes less than this fraction of its latency puts no load on shared links."""
 
 
 class CollectiveCost:
-    """Times exchanges on a fabric with a library (an `CommCost`).
+    """Times communication ops on a fabric with a collective library (a `CommCost` and a `LinkDemandCost`).
 
-    groups: process groups by role. Groups of one member take no time. Results are remembered inside the instance.
+    groups: process groups by communicator. Groups of one member take no time. Results are cached in the
+    instance.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class CollectiveCost:
         self._link_load_cache: dict[tuple[CommKey, tuple[str, ...], bytes], GroupLinkLoads] = {}
 
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
-        """Seconds of one collective in each group of its role, all groups at once."""
+        """Timing of one collective in all groups of its communicator at once."""
         key = comm_key(comm_op), comm_op.payload
         if key not in self._timing_cache:
             self._timing_cache[key] = self._comm_timing(comm_op)
@@ -74,7 +76,7 @@ class CollectiveCost:
         )
 
     def link_demand(self, comm_op: CommOp) -> LinkDemand:
-        """What one collective asks of shared links in each group of its role, by the offer that it takes."""
+        """Load of a collective on shared links, group by group of its communicator, for the selected variant."""
         key = comm_key(comm_op), comm_op.payload
         if key not in self._demand_cache:
             self._demand_cache[key] = self._evaluate_demand(comm_op)
@@ -101,7 +103,7 @@ class CollectiveCost:
     def _selected_link_loads(
         self, comm_op: CommOp, variants: Sequence[AlgorithmVariant], variant_index: IntArray
     ) -> GroupLinkLoads:
-        """What the offers that the groups of a role take ask of links; nothing where the number taken is negative."""
+        """Link loads of the variants that the groups select; no load where `variant_index` is negative."""
         key = (comm_key(comm_op), tuple(variant.name for variant in variants), variant_index.tobytes())
         if key not in self._link_load_cache:
             members, tuner = self._members(comm_op.comm_group), self._tuner_for(comm_op)
@@ -111,13 +113,13 @@ class CollectiveCost:
         return self._link_load_cache[key]
 
     def _tier(self, comm_group: str, group: int) -> str:
-        """The highest tier that traffic of one group of a role crosses."""
+        """The highest network tier that traffic of one group of a communicator crosses."""
         if (comm_group, group) not in self._tier_cache:
             self._tier_cache[comm_group, group] = self._tuner.fabric.highest_tier(self._members(comm_group)[group])
         return self._tier_cache[comm_group, group]
 
     def _select_variant(self, comm_op: CommOp) -> Selection:
-        """The fastest algorithm; what an earlier payload left out is surveyed where it may be faster."""
+        """The fastest variant; variants pruned at an earlier payload are re-evaluated where they may be faster now."""
         key, payload = comm_key(comm_op), comm_op.payload
         if key not in self._variant_costs:
             self._variant_costs[key] = self._evaluate_variants(comm_op, payload)
@@ -132,7 +134,7 @@ class CollectiveCost:
         return self._tuner_for(comm_op).evaluate_variants(comm_op.collective, members, payload=payload)
 
     def _tuner_for(self, comm_op: CommOp) -> Tuner:
-        """The library's, or for tokens that kernels of their own send to experts, the dispatcher's."""
+        """The library's tuner, or for tokens sent by an MoE dispatch kernel, the dispatcher's."""
         routing = comm_key(comm_op)[-1]
         if routing is None:
             return self._tuner
@@ -152,7 +154,7 @@ class CollectiveCost:
         return self._groups[comm_group].members
 
     def _provenance(self, comm_op: CommOp, variant: AlgorithmVariant) -> Provenance:
-        """Of what a library took; its constants were not fitted to an algorithm of the user's own."""
+        """Provenance of a variant's constants, which are not fitted for a user-defined algorithm."""
         library = self._tuner_for(comm_op).library
         is_published = (
             library.published and self._tuner.library.published and variant.algorithm not in library.custom_algorithms
@@ -161,12 +163,12 @@ class CollectiveCost:
 
 
 def comm_key(comm_op: CommOp) -> CommKey:
-    """What tells exchanges apart beside their payloads: the routing counts where tokens are sent by it."""
+    """What identifies a communication op apart from its payload; the routing counts only for routed collectives."""
     return comm_op.comm_group, comm_op.collective, comm_op.routing if comm_op.collective.is_token_routing else None
 
 
 def _demand_of_selection(selection: Selection, loads: GroupLinkLoads, payload: Bytes) -> LinkDemand:
-    """What groups ask of links by the offers that they take; a group that crosses none is all latency."""
+    """Link demand of the selected variants; a group that crosses no link is all latency."""
     crosses_no_link = loads.largest_flow == 0.0
     transfer = payload * loads.seconds_per_byte + selection.chunk_bytes * loads.fill_seconds_per_byte
     return LinkDemand(

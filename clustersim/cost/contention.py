@@ -1,12 +1,13 @@
-"""Which exchanges must be simulated on a network that they share?
+"""Which communication ops must be simulated on a shared network?
 
-Collectives and messages outside blocks always are: they run beside whatever else a rank does. An exchange inside a
-block is only where it crosses a link that any other group crosses too, of its own role or of another; where it has its
-links for itself, it takes its own time and the block can stay one event.
+Collectives and messages outside compute segments always are: they overlap whatever else a rank does. A
+communication op inside a segment is simulated only where it crosses a link that another group crosses too,
+of its own communicator or of another; where its links are uncontended, it takes its uncontended time and
+the segment can stay one event.
 
-Many share only ports of their own members, with these members' own collectives: tensor parallelism within nodes, with
-gradients on the data stream. A rank's blocks do one exchange at a time; so while the data streams of its members are
-idle such an exchange meets nobody.
+Many contend only for ports of their own members, with these members' own collectives: tensor parallelism
+within nodes, with gradients on the DP stream. A rank's segments run one communication op at a time; so
+while the DP and EP streams of its members are idle such an op is uncontended.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,10 +25,11 @@ from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 
 @dataclass(frozen=True, slots=True)
 class ContentionMap:
-    """demands: what exchanges ask of links; inside: of the exchanges of blocks, which groups share links with others.
+    """Which groups contend for links.
 
-    inside: [groups] by exchange; only of exchanges of which any group does. own: [groups] likewise, which of these
-    share links with nobody while the data streams of their members are idle. others: what is on links beside.
+    demands: link demands of communication ops; contended: by op inside segments, [groups] which contend with
+    others (ops where none does are missing); self_only: likewise, [groups] which contend only with their own
+    members' DP and EP collectives; background: background flows on the links.
     """
 
     demands: LinkDemandCost
@@ -36,15 +38,16 @@ class ContentionMap:
     background: tuple[BackgroundFlow, ...] = ()
 
     def link_demand(self, comm_op: CommOp) -> LinkDemand:
-        """What one collective asks of links in each group of its role."""
+        """Link demand of one collective in each group of its communicator."""
         return self.demands.link_demand(comm_op)
 
 
 @dataclass(frozen=True, slots=True)
 class UncontendedComm:
-    """Times exchanges (an `CommCost`) as if groups that share links inside blocks had them for themselves.
+    """Times communication ops (a `CommCost`) without contention, for groups that contend inside segments.
 
-    What sharing adds is found out by simulation; sources of durations let all groups of a role share their links.
+    Contention is added by simulation; the underlying cost sources let all groups of a communicator share their
+    links.
     """
 
     comm_cost: CommCost
@@ -52,7 +55,7 @@ class UncontendedComm:
     _cache: dict[CommOp, CommTiming] = field(init=False, default_factory=dict)
 
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
-        """Time one collective in each group of its role."""
+        """Timing of one collective in each group of its communicator."""
         cached = self._cache.get(comm_op)
         if cached is None:
             cached = self._cache[comm_op] = self._uncontended_timing(comm_op)
@@ -73,9 +76,10 @@ def map_contention(
     background: tuple[BackgroundFlow, ...] = (),
     other_job_links: Iterable[IntArray] = (),
 ) -> ContentionMap:
-    """Find out which exchanges of a program share links. owner: [links] the rank whose port a link is, -1: none's.
+    """Find which communication ops of a program contend for links.
 
-    beside: what loads links beside the program; jobs: links that other jobs cross, numbers of each.
+    owner: [links] the rank whose port a link is, -1: none; background: background flows; other_job_links: ids
+    of the links that each other job crosses.
     """
     has_background = np.isin(np.arange(len(owner)), np.concatenate([loaded_links(background), *other_job_links]))
     is_shared = has_background | _links_of_several_groups(program.comm_ops, demands, len(owner))
@@ -86,18 +90,18 @@ def map_contention(
         if comm_op not in program.segment_comm_ops:
             continue
         link_loads = demands.link_demand(comm_op).link_loads
-        group_contended, group_meets_others = np.zeros(
+        group_contended, group_shares_with_others = np.zeros(
             (2, len(program.groups[comm_op.comm_group].members)), dtype=np.bool_
         )
         group_contended[link_loads.group_index[is_shared[link_loads.link_index]]] = True
-        group_meets_others[link_loads.group_index[is_shared_with_others[link_loads.link_index]]] = True
+        group_shares_with_others[link_loads.group_index[is_shared_with_others[link_loads.link_index]]] = True
         if group_contended.any():
-            contended[comm_op], self_only[comm_op] = group_contended, group_contended & ~group_meets_others
+            contended[comm_op], self_only[comm_op] = group_contended, group_contended & ~group_shares_with_others
     return ContentionMap(demands, contended, self_only, background)
 
 
 def _links_of_non_owners(program: Program, demands: LinkDemandCost, owner: IntArray) -> BoolArray:
-    """For each link whether any but its owner's collectives, in blocks and beside them, crosses it."""
+    """[links] whether any op crosses it but its owner's (in segments or on the DP and EP streams)."""
     issued_ops = (issued for rank_program in program.programs for issued in rank_program.issued_comm_ops)
     other_stream_ops = {comm_op for stream, comm_op in issued_ops if stream not in OVERLAPPING_STREAMS}
     is_crossed = np.zeros(len(owner), dtype=np.bool_)
@@ -105,7 +109,7 @@ def _links_of_non_owners(program: Program, demands: LinkDemandCost, owner: IntAr
     loads = ((op.comm_group, demands.link_demand(op).link_loads, op in other_stream_ops) for op in program.comm_ops)
     for comm_group, link_loads, any_stream in dict.fromkeys(
         loads
-    ):  # exchanges that differ in payload alone cross the same
+    ):  # ops that differ only in payload have the same link loads
         is_owner_group = has_owner[link_loads.link_index] & (
             program.group_indices[comm_group][owner[link_loads.link_index]] == link_loads.group_index
         )
@@ -114,7 +118,7 @@ def _links_of_non_owners(program: Program, demands: LinkDemandCost, owner: IntAr
 
 
 def _links_of_several_groups(comm_ops: Iterable[CommOp], demands: LinkDemandCost, link_count: int) -> BoolArray:
-    """For each link whether groups of several roles, or several groups of one, cross it."""
+    """[links] whether groups of several communicators, or several groups of one, cross a link."""
     loads_by_group: dict[str, dict[LinkLoadMatrix, None]] = {}
     for comm_op in comm_ops:
         loads_by_group.setdefault(comm_op.comm_group, {})[demands.link_demand(comm_op).link_loads] = None
@@ -123,7 +127,7 @@ def _links_of_several_groups(comm_ops: Iterable[CommOp], demands: LinkDemandCost
         group = np.full(link_count, -1, dtype=np.int64)
         for link_loads in group_loads:
             previous = group[link_loads.link_index]
-            group[link_loads.link_index] = link_loads.group_index  # of several groups on one link, one stays
+            group[link_loads.link_index] = link_loads.group_index  # of several groups on one link, the last one stays
             differs = (previous >= 0) & (previous != link_loads.group_index) | (
                 group[link_loads.link_index] != link_loads.group_index
             )

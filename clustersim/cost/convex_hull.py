@@ -1,9 +1,9 @@
-"""Does a point lie among others, or beyond them?
+"""Is a point inside the convex hull of others?
 
-Among them is inside their convex hull, which may be flat (all points have one coordinate in common) or a single point.
-A point is inside if it is a weighted mean of the others: weights w >= 0 with A w = b, where the columns of A are the
-points as seen from this one, each with a 1 below it, and b is zero with a 1 below. Non-negative least squares finds the
-weights that come nearest; at most as many of them as A has rows are above zero.
+The hull may be flat (all points share a coordinate) or a single point. A point is inside if it is a
+weighted mean of the others: weights w >= 0 with A w = b, where the columns of A are the points relative to
+this one, each with a 1 appended, and b is zero with a 1 appended. Non-negative least squares finds the
+nearest weights; at most as many of them as A has rows are above zero.
 
 Reference: Lawson, Hanson, "Solving Least Squares Problems", 1974, chapter 23 (algorithm NNLS).
 """
@@ -15,8 +15,8 @@ import numpy as np
 from clustersim.common.arrays import BoolArray, FloatArray
 
 TOLERANCE: Final = 1e-6
-"""How far outside still counts as on the hull, in the coordinates' unit (of logarithms: a millionth)."""
-_MAX_ITERATIONS: Final = 200  # rounding could make the last ones repeat each other
+"""Distance from the hull that still counts as inside, in the coordinates' unit (of logarithms: 1e-6)."""
+_MAX_ITERATIONS: Final = 200  # bounds the loop where rounding makes iterations cycle
 
 
 def is_in_convex_hull(points: FloatArray, point: FloatArray) -> bool:
@@ -32,7 +32,7 @@ def is_in_convex_hull(points: FloatArray, point: FloatArray) -> bool:
 
 
 def _nnls_distance(matrix: FloatArray, target: FloatArray) -> float:
-    """How near the columns come to the target with weights that are not negative."""
+    """Distance of the target from the cone of the columns (non-negative least squares)."""
     weights = np.zeros(matrix.shape[1])
     active = np.zeros(matrix.shape[1], dtype=np.bool_)
     residual = target
@@ -48,7 +48,7 @@ def _nnls_distance(matrix: FloatArray, target: FloatArray) -> float:
 
 
 def _solve_active_set(matrix: FloatArray, target: FloatArray, weights: FloatArray, active: BoolArray) -> None:
-    """Bring the weights in use to their best values, giving up those that would become negative on the way."""
+    """Solve for the active weights in place, dropping those that would become negative on the way."""
     while True:
         solution = np.zeros_like(weights)
         solution[active] = np.linalg.lstsq(matrix[:, active], target, rcond=None)[0]

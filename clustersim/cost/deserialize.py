@@ -1,8 +1,8 @@
-"""How does the plain content of a file become the dataclasses that it describes?
+"""How is the plain content of a file deserialized into dataclasses?
 
-Strictly: keys are the fields' names, enums stand as their values, and nothing is converted but whole numbers to floats
-and lists to tuples. A union is one kind or nothing, or several dataclasses, of which a value is the one whose fields
-it names most of. Messages name the key, the value and what would be legal.
+Strictly: keys are the field names, enums are stored by value, and nothing is converted except integers to
+floats and lists to tuples. A union is one type or None, or several dataclasses; then the one with the most
+matching field names is taken. Error messages name the key, the value and what would be valid.
 """
 
 import math
@@ -15,7 +15,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 
-_MAX_INTEGER: Final = 2**63  # of whole numbers: none that is measured comes near
+_MAX_INTEGER: Final = 2**63  # bound on integers: no measured quantity comes near
 _TYPE_LABELS: Final = MappingProxyType(
     {
         int: "a whole number",
@@ -29,9 +29,9 @@ _TYPE_LABELS: Final = MappingProxyType(
 
 
 def deserialize(value: Any, kind: Any, key: str = "") -> Any:
-    """The value as a `kind`: a dataclass, enum, number, text, or a tuple, mapping or union of such.
+    """Convert a value to `kind`: a dataclass, enum, number, text, or a tuple, mapping or union of such.
 
-    key: where it stands. Raise InputError where it is something else.
+    key: path of the value in the file. Raises InputError where the value does not have that type.
     """
     if isinstance(kind, UnionType):
         return _union_value(value, get_args(kind), key)
@@ -44,8 +44,8 @@ def deserialize(value: Any, kind: Any, key: str = "") -> Any:
         key_type, value_type = get_args(kind)
         content = _require_type(value, dict, key, _TYPE_LABELS[Mapping])
         return {
-            deserialize(name, key_type, key): deserialize(item, value_type, _join_keys(key, name))
-            for name, item in content.items()
+            deserialize(name, key_type, key): deserialize(value, value_type, _join_keys(key, name))
+            for name, value in content.items()
         }
     if issubclass(kind, Enum):
         return _enum_member(value, kind, key)
@@ -53,7 +53,7 @@ def deserialize(value: Any, kind: Any, key: str = "") -> Any:
 
 
 def _scalar(value: Any, kind: Any, key: str) -> Any:
-    """A number, text or truth value."""
+    """A number, text or boolean."""
     if kind is not float:
         scalar = _require_type(value, kind, key, _TYPE_LABELS[kind])
         if kind is int and abs(scalar) >= _MAX_INTEGER:
@@ -70,7 +70,7 @@ def _scalar(value: Any, kind: Any, key: str) -> Any:
 
 
 def _require_type(value: Any, kind: type, key: str, label: str) -> Any:
-    """A value of exactly this type: true is no number."""
+    """The value, if it is of exactly this type: true is not a number."""
     if type(value) is not kind:
         raise InputError(f"{key}: {format_value(value)} is not {label}")
     return value
@@ -90,8 +90,8 @@ def _tuple_items(value: Any, kinds: tuple[Any, ...], key: str) -> tuple[Any, ...
     if len(kinds) != len(content):
         raise InputError(f"{key}: {format_value(value)} has not {len(kinds)} values")
     return tuple(
-        deserialize(item, kind, f"{key}[{index}]")
-        for index, (item, kind) in enumerate(zip(content, kinds, strict=True))
+        deserialize(value, kind, f"{key}[{index}]")
+        for index, (value, kind) in enumerate(zip(content, kinds, strict=True))
     )
 
 
@@ -103,11 +103,11 @@ def _dataclass_instance(value: Any, kind: Any, key: str) -> Any:
     for field in fields(kind):
         if field.name not in content and field.default is MISSING and field.default_factory is MISSING:
             raise InputError(f"{_join_keys(key, field.name)}: is missing")
-    return kind(**{name: deserialize(item, hints[name], _join_keys(key, name)) for name, item in content.items()})
+    return kind(**{name: deserialize(value, hints[name], _join_keys(key, name)) for name, value in content.items()})
 
 
 def _union_value(value: Any, kinds: tuple[Any, ...], key: str) -> Any:
-    """The value as the kind that fits it best."""
+    """The value as the member type that matches it best."""
     if value is None and NoneType in kinds:
         return None
     candidates = [kind for kind in kinds if kind is not NoneType]

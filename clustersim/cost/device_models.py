@@ -1,8 +1,8 @@
-"""On what does each rank's kernels run?
+"""What hardware do each rank's kernels run on?
 
-A machine is an accelerator in the state that it is in: its kernels take what its source of durations says, and longer
-while a collective runs beside them on the same GPU (`cost.interference`). A host launches them one after the other.
-Ranks on equal machines share one.
+A device model is an accelerator in its current state: its kernels take what its source of durations says,
+and longer while a collective overlaps them on the same GPU (`cost.interference`). A host launches them in
+order. Ranks with equal devices share a model.
 """
 
 from dataclasses import dataclass, field, replace
@@ -18,19 +18,20 @@ from clustersim.model.kernels import Kernel
 
 
 def slowest_deviation(gpu_count: int) -> float:
-    """By how many standard deviations the slowest of so many GPUs is expected to be slower than the mean one.
+    """Expected deviation of the slowest of `gpu_count` GPUs from the mean, in standard deviations.
 
-    The expected largest of a normal sample, by Blom's approximation (Statistical Estimates and Transformed
-    Beta-Variables, 1958). A step waits for all of its ranks, so the slowest sets the pace.
+    Expected maximum of a normal sample, by Blom's approximation (Statistical Estimates and Transformed
+    Beta-Variables, 1958). A step waits for all of its ranks, so the slowest sets its speed.
     """
     return 0.0 if gpu_count < 2 else NormalDist().inv_cdf((gpu_count - 0.375) / (gpu_count + 0.25))
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """kernels: how long they take alone; interference: how they and collectives slow each other.
+    """Timing model of a device.
 
-    launching: what the host needs to launch them.
+    kernels: source of isolated kernel durations; interference: mutual slowdown of kernels and collectives;
+    host: model of the host that launches them.
     """
 
     kernels: KernelCost
@@ -40,25 +41,25 @@ class DeviceModel:
 
 @dataclass(frozen=True, slots=True)
 class ThrottledKernels:
-    """Kernels at a part `speed` of their normal speed (a `KernelCost`)."""
+    """Kernels of a throttled device at a fraction `speed` of normal speed (a `KernelCost`)."""
 
     kernels: KernelCost
     speed: float
 
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
-        """Time one kernel alone."""
+        """Time one kernel in isolation."""
         timing = self.kernels.time_kernel(kernel)
         return replace(timing, seconds=timing.seconds / self.speed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceModels:
-    """kinds: the machines there are; of: [ranks] number of each rank's machine."""
+    """Device models of a job. models: the distinct ones; index_of_rank: [ranks] index of each rank's model."""
 
     models: tuple[DeviceModel, ...]
     index_of_rank: IntArray
 
     @classmethod
     def uniform(cls, model: DeviceModel, rank_count: int) -> "DeviceModels":
-        """The same machine for all ranks."""
+        """The same model for all ranks."""
         return cls((model,), np.zeros(rank_count, dtype=np.int64))

@@ -1,25 +1,27 @@
-"""How long do the products of several experts take?
+"""How long do the grouped GEMMs of several experts take?
 
-All are of the same sizes, each with a matrix of its own. Two ways to run them:
+All have the same sizes, each with a weight matrix of its own. Two ways to run them:
 
-- on streams: a library's product is launched for each expert, in turns on a few streams (Transformer Engine's
-  `GroupedLinear`, on four). The library picks the fastest tile of each product as if it were alone; on the device the
-  tiles of all flow behind one another, so that only the last wave is partly filled. The host needs `call` for each
-  product, so that many small ones take as long as it does;
-- in one kernel (CUTLASS's grouped GEMM, `torch._grouped_mm`): the tile that is fastest for all of them together, and
-  one launch.
+- on several streams: a library matmul is launched for each expert, round robin over a few streams
+  (Transformer Engine's `GroupedLinear`, four). The library picks the fastest tile of each matmul as if it
+  ran by itself; on the device the tiles of all matmuls follow one another, so that only the last wave is
+  partly filled. The host needs `call` for each matmul, so that many small ones are host bound;
+- in one kernel (CUTLASS's grouped GEMM, `torch._grouped_mm`): the tile that is fastest for all of them at
+  once, and one launch.
 
-Arithmetic and memory traffic hide each other only in part: tiles of few columns of k (weight gradients of few tokens)
-load, compute and store one after the other, and a group's matrix is read for few rows. With c and m seconds of each
-alone, sqrt(c² + m²) is assumed: of equal ones, halfway between hidden and not. Other constants are those of products
-(`cost.matmul_tiles`) with a share, prologue and edge of their own. In formats with scales both keep the distance that other
-products have there from those in the others, unless one kernel's own share is known.
+Arithmetic and memory traffic overlap only partly: tiles with few columns of k (weight gradients of few
+tokens) load, compute and store in sequence, and a group's matrix is read for few rows. With c and m seconds
+of each without the other, sqrt(c² + m²) is assumed: halfway between full and no overlap where they are
+equal. Other constants are those of matmuls (`cost.matmul_tiles`) with a share, prologue and edge of their
+own. In block-scaled formats the ratios of matmuls between formats are applied to both, unless the fused
+kernel's own share is known.
 
-In a training step the power limit caps the rate of products (`rate`): those that are slower by themselves already are
-not slowed further.
+In a training step the power limit caps the rate of matmuls (`in_step_rate`): grouped GEMMs that are slower
+in isolation already are not slowed further.
 
-References: NVIDIA/TransformerEngine, transformer_engine/common/gemm/cublaslt_gemm.cu (nvte_multi_stream_cublas_gemm)
-and common/util/multi_stream.cpp; pytorch/pytorch, aten/src/ATen/native/cuda/GroupMM.cu; MooreThreads/SimuMax,
+References: NVIDIA/TransformerEngine, transformer_engine/common/gemm/cublaslt_gemm.cu
+(nvte_multi_stream_cublas_gemm) and common/util/multi_stream.cpp; pytorch/pytorch,
+aten/src/ATen/native/cuda/GroupMM.cu; MooreThreads/SimuMax,
 simu_tools/efficency_test/test_grouped_gemm_efficiency.py (its times are the host's clock over 40 calls).
 """
 
@@ -36,7 +38,10 @@ from clustersim.model.kernels import Kernel, KernelKind, MatmulShape
 
 
 def grouped_work(accelerator: Accelerator, kernel: Kernel, in_step_rate: float) -> KernelWork:
-    """Of products of experts; rate: arithmetic within a training step relative to kernels by themselves."""
+    """Compute, memory and host time of a grouped GEMM.
+
+    in_step_rate: arithmetic rate within a training step relative to isolated kernels.
+    """
     if not isinstance(kernel.shape, MatmulShape):
         raise TypeError(f"{kernel.name} has no sizes")
     shape, multi_stream = kernel.shape, kernel.kind is KernelKind.STREAMED_MATMULS
@@ -56,9 +61,10 @@ def grouped_work(accelerator: Accelerator, kernel: Kernel, in_step_rate: float) 
 def grouped_seconds(
     accelerator: Accelerator, dtype: DType, sizes: FloatArray, moved_bytes: FloatArray, *, multi_stream: bool
 ) -> tuple[FloatArray, FloatArray]:
-    """[products] arithmetic and memory seconds of many aligned groups of products, on streams or in one kernel.
+    """[matmuls] compute and memory seconds of aligned grouped GEMMs, on several streams or in one kernel.
 
-    sizes: [4, products] rows m, n, k, groups; moved: [products] bytes of all groups if every operand passes once.
+    sizes: [4, matmuls] rows m, n, k, groups; moved_bytes: [matmuls] bytes of all groups if every operand is
+    read once.
     """
     grouped_accelerator = _with_grouped_constants(accelerator, dtype, multi_stream=multi_stream)
     single_sizes = sizes.copy()
@@ -74,7 +80,7 @@ def grouped_seconds(
 
 
 def _with_grouped_constants(accelerator: Accelerator, dtype: DType, *, multi_stream: bool) -> Accelerator:
-    """The accelerator with the constants that products of experts have in a format."""
+    """The accelerator with the matmul constants of grouped GEMMs in a format."""
     efficiency = accelerator.efficiency
     matmul, grouped = efficiency.matmul, efficiency.expert_matmul
     single_share = matmul.with_uniform_fraction(_peak_share(efficiency, dtype, multi_stream=multi_stream))
@@ -84,7 +90,7 @@ def _with_grouped_constants(accelerator: Accelerator, dtype: DType, *, multi_str
 
 
 def _peak_share(efficiency: KernelEfficiency, dtype: DType, *, multi_stream: bool) -> float:
-    """Their part of a format's peak."""
+    """Fraction of a format's peak that grouped GEMMs reach."""
     matmul, grouped = efficiency.matmul, efficiency.expert_matmul
     share = grouped.share if multi_stream else grouped.kernel_share
     scaled_share = share * matmul.peak_fraction_of(dtype) / matmul.share if dtype in LOW_PRECISION_DTYPES else share
@@ -92,6 +98,6 @@ def _peak_share(efficiency: KernelEfficiency, dtype: DType, *, multi_stream: boo
 
 
 def _sustained_rate(efficiency: KernelEfficiency, dtype: DType, in_step_rate: float, *, multi_stream: bool) -> float:
-    """Their rate in a step relative to that by themselves: all of it, where that is below what products sustain."""
+    """Rate of grouped GEMMs in a step relative to isolation: 1 where they are below what matmuls sustain anyway."""
     peak_share = _peak_share(efficiency, dtype, multi_stream=multi_stream)
     return min(max(1.0, in_step_rate), in_step_rate * max(1.0, efficiency.matmul.peak_fraction_of(dtype) / peak_share))

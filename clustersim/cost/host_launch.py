@@ -1,35 +1,40 @@
 """When does the GPU wait for its host?
 
-The host launches the kernels and collectives of a block one after the other, the first of them while the block before
-still runs, and the GPU runs them in that order. So the k-th begins when the host has launched it and the one before it
-has ended: with h seconds for each launch and g on the GPU,
+The host launches the kernels and collectives of a segment in order, the first of them while the previous
+segment still runs, and the GPU runs them in that order. So the k-th begins when the host has launched it
+and the previous one has ended: with h seconds for each launch and g on the GPU,
 
     end(k) = max over j <= k of  h(2) + ... + h(j) + g(j) + ... + g(k)
 
-and the block lasts no less than all its launches, h(1) + ... + h(n): then the host turns to the next. What the host
-does while the GPU is behind is hidden, what the GPU has to do while the host is behind is not: a pass that is busy on
-the whole may wait at its short kernels. A kernel of several launches counts as so many equal ones.
+and the segment lasts at least as long as all its launches, h(1) + ... + h(n), before the host turns to the
+next one. Host time is hidden while the GPU is behind, and exposed while the host is behind: a pass that is
+GPU bound overall may still stall at its short kernels. A kernel of several launches counts as that many
+equal ones.
 
-Example: two kernels of 1 s, then one of 4 s, launched in 2 s each. They begin at 0, 2 and 4 s: the GPU waits 1 s before
-the second and 1 s before the third, and is done after 8 s, though 6 s of kernels are no less than 6 s of launches.
+Example: two kernels of 1 s, then one of 4 s, launched in 2 s each. They begin at 0, 2 and 4 s: the GPU
+waits 1 s before the second and 1 s before the third, and is done after 8 s, though 6 s of kernels are no
+less than 6 s of launches.
 
-Where the host must know what the device found out (how many rows an exchange sends: `CommOp.host_sync`), it waits until
-the device has done all that it was given. What it launches then begins no earlier than that, h(j) later, so the device
-waits for the launch itself; the block goes on from there as it began, with a host that is not ahead.
+Where the host needs a result of the device (how many tokens a collective sends: `CommOp.host_sync`), it
+waits until the device has finished everything that was launched. What it launches then begins h(j) later at
+the earliest, so the launch itself is exposed; the rest of the segment continues with a host that has no
+lead.
 
-Assumed: the host gets no further ahead than one block, as in frameworks that wait for the GPU between passes. Forward
-(run again or not) and backward have launches of their own: one is Python, the other autograd, whose kernels are fewer
-than those that it launches, with hooks of parameters between them. A captured block (CUDA graph) is launched with its
-first kernel; where only what is not on the ranks of experts is captured, every stretch between what is.
+Assumed: the host runs ahead by at most one segment, as in frameworks that wait for the GPU between passes.
+Forward (recomputed or not) and backward have launch times of their own: one is Python, the other autograd,
+which launches fewer kernels, with parameter hooks between them. A captured segment (CUDA graph) is launched
+with its first kernel; where expert operations are not captured, each captured run between them is one
+graph.
 
-Where passes take turns (`Segment.interleaved`, `lowering.moe_overlap`), the host launches a part of one while the other's
-runs. Assumed: that puts it far enough ahead that the part waits only for what all its launches take longer than its
-kernels. Exchanges are between the parts, so that the device does not wait for what the host has to know.
+Where passes are interleaved (`Segment.interleaved`, `lowering.moe_overlap`), the host launches operations
+of one pass while the other's run. Assumed: that puts it far enough ahead that the segment stalls only for
+the excess of all its launch time over its kernel time. Collectives separate the interleaved segments, so
+the device does not wait for host syncs.
 
-A host that computes what it launches (a CPU; `SyncHost`) hides nothing: what it does for a launch comes before its
-kernel. Kernels that were timed by themselves contain their own dispatch; the rest (the modules' Python, autograd's
-engine, hooks, what finds out how distributed tensors lie) is added to each of them, launch by launch, and for a
-collective as for a kernel beside it. The optimizer is timed as it is run, so nothing is added to that.
+A host that computes the kernels itself (a CPU; `SyncHost`) hides nothing: its launch work precedes each
+kernel. Kernels that were timed in isolation contain their own dispatch; the remainder (the modules' Python,
+autograd's engine, hooks, placement of distributed tensors) is added per launch, for collectives as for
+kernels. The optimizer is timed as it is run, so nothing is added to it.
 """
 
 import math
@@ -47,26 +52,29 @@ from clustersim.program.task import CommOp, CommOverlap, Segment, WorkType
 
 
 class HostModel(Protocol):
-    """What launches the operations of a block."""
+    """Model of the host that launches the operations of a segment."""
 
     def launch_stalls(self, segment: Segment, seconds: FloatArray) -> FloatArray:
-        """[runs, operations] how long the device waits for the host, from what operations take without waiting."""
+        """[runs, operations] seconds for which the device waits for the host.
+
+        `seconds`: durations of the operations without waiting.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class SyncHost:
-    """A host that computes what it launches (a `HostModel`).
+    """A host that computes the kernels that it launches (a `HostModel`).
 
-    forward, backward: seconds of each launch that kernels by themselves do not contain.
+    forward_seconds, backward_seconds: host time of each launch that isolated kernel times do not contain.
     """
 
     forward_seconds: Seconds
     backward_seconds: Seconds
 
     def launch_stalls(self, segment: Segment, seconds: FloatArray) -> FloatArray:
-        """[runs, operations] what the host does before each; the optimizer's kernels contain it.
+        """[runs, operations] host seconds before each operation; the optimizer's kernels contain it.
 
-        What it does for an exchange is counted at the kernel that comes next (or, behind the last, at that).
+        Host time of a communication op is counted at the next kernel (or, after the last kernel, at that).
         """
         seconds_by_work_type = {
             WorkType.FORWARD: self.forward_seconds,
@@ -83,12 +91,12 @@ class SyncHost:
 
 @dataclass(frozen=True, slots=True)
 class AsyncHost:
-    """Seconds that a host needs which is no part of the device (a `HostModel`).
+    """A host that launches asynchronously, with the seconds that it needs (a `HostModel`).
 
-    forward, backward: for one kernel of forward (and the optimizer) and of backward; collective: for one collective,
-    None: as for a kernel beside it; call: for one tensor operation of a loop; graph: for what is captured and launched
-    at once, None: all is launched one by one; outside_experts: rows on the ranks of experts, and what sends them there
-    and back, are not captured.
+    forward_seconds, backward_seconds: for one kernel of forward (and the optimizer) and of backward;
+    collective_seconds: for one collective, None: as for a kernel of the same pass; call_seconds: for one tensor
+    operation of a loop; graph_seconds: for launching a captured graph, None: everything is launched eagerly;
+    excludes_experts: operations on expert ranks, and token dispatch and combine, are not captured.
     """
 
     forward_seconds: Seconds = 0.0
@@ -99,10 +107,10 @@ class AsyncHost:
     excludes_experts: bool = False
 
     def launch_stalls(self, segment: Segment, seconds: FloatArray) -> FloatArray:
-        """[runs, operations] how long the GPU waits for the host, from what operations take without waiting.
+        """[runs, operations] seconds for which the GPU waits for the host, given operations' seconds without waiting.
 
-        Waiting before an operation that an exchange is part of is counted at the kernel that comes next (or, behind
-        the last, at that); a block without kernels by themselves does not wait.
+        A stall before an operation with communication is counted at the next kernel (or, after the last kernel, at
+        that); a segment without standalone kernels does not stall.
         """
         if (
             not (
@@ -134,14 +142,14 @@ class AsyncHost:
         )[segment.operation_index]
 
     def _operation_launches(self, segment: Segment, captured: BoolArray) -> tuple[IntArray, FloatArray]:
-        """[operations] launches, and seconds for each; all of a graph comes with its first."""
+        """[operations] launches, and seconds of each; a graph is launched with its first operation."""
         launch_counts, launch_seconds = self._eager_launches(segment)
         starts_graph = captured & ~np.concatenate(([False], captured[:-1]))
         graph_seconds = np.where(starts_graph, self.graph_seconds or 0.0, 0.0)
         return np.where(captured, 1, launch_counts), np.where(captured, graph_seconds, launch_seconds)
 
     def _eager_launches(self, segment: Segment) -> tuple[IntArray, FloatArray]:
-        """[operations] launches, and seconds for each: the mean where an operation has kernels and collectives."""
+        """[operations] eager launches, and mean seconds of each where an operation has kernels and collectives."""
         counts = np.array([_launch_counts(operation.body) for operation in segment.distinct_operations])[
             segment.operation_index
         ]
@@ -163,7 +171,7 @@ class AsyncHost:
 def _stalls_in_order(
     launch_counts: IntArray, launch_seconds: FloatArray, seconds: FloatArray, sync_points: Sequence[int]
 ) -> FloatArray:
-    """[runs, operations] how long the GPU waits, in parts that the host begins with it."""
+    """[runs, operations] seconds for which the GPU waits, in sections that begin at host syncs."""
     count = seconds.shape[1]
     sections = [(a, b, float(launch_seconds[0]) if a == 0 else 0.0) for a, b in pairwise((0, *sync_points, count))]
     stalls = [
@@ -175,7 +183,7 @@ def _stalls_in_order(
 def _stalls_interleaved(
     launch_counts: IntArray, launch_seconds: FloatArray, seconds: FloatArray, _: Sequence[int]
 ) -> FloatArray:
-    """[runs, operations] how much longer all launches take than what is launched, at the last of them."""
+    """[runs, operations] excess of all launch time over all operations' time, at the last operation."""
     stalls = np.zeros(seconds.shape)
     stalls[:, -1] = np.maximum((launch_counts * launch_seconds).sum() - seconds.sum(axis=1), 0.0)
     return stalls
@@ -189,14 +197,16 @@ def _has_host_sync(segment: Segment, index: int) -> bool:
 def _launch_delay(
     launch_counts: IntArray, launch_seconds: FloatArray, seconds: FloatArray, *, lead: Seconds
 ) -> FloatArray:
-    """[runs, operations] how long the GPU waits before and within operations of so many launches, of `each` seconds.
+    """[runs, operations] GPU stall before and within operations, given launch counts and seconds per launch.
 
-    ahead: by how much the host begins before the GPU.
+    lead: seconds by which the host begins before the GPU.
     """
     issue_times = np.cumsum(np.repeat(launch_seconds, launch_counts))
     kernel_seconds = np.repeat(seconds / launch_counts, launch_counts, axis=1)
     lateness = np.maximum(issue_times - lead - (np.cumsum(kernel_seconds, axis=1) - kernel_seconds), 0.0)
-    cumulative_stall = np.maximum.accumulate(lateness, axis=1)[:, np.cumsum(launch_counts) - 1]  # so far
+    cumulative_stall = np.maximum.accumulate(lateness, axis=1)[
+        :, np.cumsum(launch_counts) - 1
+    ]  # stall up to the end of each operation
     cumulative_stall[:, -1] = np.maximum(
         cumulative_stall[:, -1], issue_times[-1] - np.ascontiguousarray(kernel_seconds).sum(axis=1)
     )
@@ -205,7 +215,7 @@ def _launch_delay(
 
 
 def _shift_to_kernels(segment: Segment, stalls: FloatArray) -> FloatArray:
-    """The same waits, each at the next kernel that runs by itself."""
+    """The same stalls, moved to the next standalone kernel."""
     kernel_indices = np.flatnonzero(
         np.array([isinstance(operation.body, Kernel) for operation in segment.distinct_operations])[
             segment.operation_index
@@ -222,12 +232,12 @@ def _shift_to_kernels(segment: Segment, stalls: FloatArray) -> FloatArray:
 
 
 def launch_count(body: Kernel | CommOp | CommOverlap) -> int:
-    """How many kernels and collectives the host launches for an operation."""
+    """Number of kernels and collectives that the host launches for an operation."""
     return sum(_launch_counts(body)[:2])
 
 
 def _launch_counts(body: Kernel | CommOp | CommOverlap) -> tuple[int, int, int]:
-    """What the host launches for an operation: kernels, collectives, and calls of a loop."""
+    """What the host launches for an operation: numbers of kernels, collectives, and calls of a loop."""
     match body:
         case CommOp():
             return 0, 1, 0

@@ -1,9 +1,10 @@
 """How long does a rank need to copy to and from its host, and the host to compute for it?
 
-    copy = latency + bytes / min(link, bandwidth of the host's memory / GPUs of the node)
-    work = bytes / (bandwidth of the host's memory / GPUs of the node · share that such work reaches)
+    copy = latency + bytes / min(link, host memory bandwidth / GPUs of the node)
+    work = bytes / (host memory bandwidth / GPUs of the node · fraction that such work reaches)
 
-All GPUs of a node do the same at the same time (`hardware.host_memory`), so nothing depends on when they do it.
+All GPUs of a node are assumed to use the host at the same time (`hardware.host_memory`), so durations do not
+depend on timing.
 """
 
 from dataclasses import dataclass
@@ -19,14 +20,14 @@ from clustersim.symmetry.link_load_matrix import NO_LINK_LOADS
 
 
 class CommModel(CommCost, LinkDemandCost, Protocol):
-    """What times the exchanges between ranks."""
+    """A model that times communication ops between ranks and gives their link demands."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostTransferCost:
-    """Times what ranks do with their hosts, and by `others` what they do with each other.
+    """Times host ops of ranks, and by `base` communication ops between ranks.
 
-    An `CommCost` and a `LinkDemandCost`. sharers: [ranks] GPUs that use the memory of each rank's host at
+    A `CommCost` and a `LinkDemandCost`. sharing_gpus: [ranks] GPUs that use the memory of each rank's host at
     the same time.
     """
 
@@ -35,7 +36,7 @@ class HostTransferCost:
     sharing_gpus: IntArray
 
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
-        """Seconds of one exchange in each group of its role."""
+        """Timing of one op in each group of its communicator."""
         if not isinstance(comm_op, HostOp):
             return self.base.time_comm_op(comm_op)
         seconds = self._host_seconds(comm_op)
@@ -43,14 +44,14 @@ class HostTransferCost:
         return CommTiming(seconds, Provenance.ROOFLINE, bound, "copy", "host")
 
     def link_demand(self, comm_op: CommOp) -> LinkDemand:
-        """What one exchange asks of the network's links: of the host's, nothing that is shared."""
+        """Load of one op on the network's links: none for host ops."""
         if not isinstance(comm_op, HostOp):
             return self.base.link_demand(comm_op)
         zeros = np.zeros(len(self.sharing_gpus))
         return LinkDemand(self.time_comm_op(comm_op).seconds, zeros, zeros, zeros, comm_op.payload, NO_LINK_LOADS)
 
     def _host_seconds(self, comm_op: HostOp) -> FloatArray:
-        """Of each rank."""
+        """[ranks] seconds of a host op."""
         memory_bandwidth = self.host_memory.bandwidth / self.sharing_gpus
         match comm_op.kind:
             case HostOpKind.D2H:

@@ -1,10 +1,11 @@
-"""How long do exchanges take whose members get unlike parts of the payload?
+"""How long do collectives with imbalanced splits take (MoE all-to-all)?
 
-Tokens go to where their experts are, so the rank with the most rows gets the most bytes, and sends the most back. Every
-rank's ports are its own, so the fullest rank's carry what its rows are of the mean, and an exchange takes what an even
-one of so much larger a payload would. Where tokens travel once to each node (DeepEP, Hybrid-EP), what comes to a node
-is spread over its ports, so the network carries what the fullest node's rows are, NVLink the fullest rank's; whichever
-takes longer counts. Copies that are saved because tokens have several experts at one place are those of even loads.
+Tokens go to where their experts are, so the most loaded rank receives the most bytes, and sends the most
+back. Every rank has its own ports, so those of the most loaded rank carry its tokens over the mean, and a
+collective takes the time of a balanced one with a payload larger by that factor. Where tokens are sent once
+to each node (DeepEP, Hybrid-EP), what arrives at a node is spread over its ports, so the network factor is
+that of the most loaded node, the NVLink factor that of the most loaded rank; the larger time counts.
+Savings from several experts of a token at one destination are those of balanced loads.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ _NVLINK_KIND = LINK_KINDS.index(LinkKind.NVLINK)
 
 @dataclass(frozen=True, slots=True)
 class ImbalancedComm:
-    """Times exchanges of a program with loads, those without by `even` (an `CommCost` and a `LinkDemandCost`)."""
+    """Times imbalanced communication ops, and others by `balanced` (a `CommCost` and a `LinkDemandCost`)."""
 
     balanced: CommModel
     program: Program
@@ -36,7 +37,7 @@ class ImbalancedComm:
     _link_load_cache: dict[tuple[bytes, tuple[int, ...]], LinkLoadMatrix] = field(default_factory=dict)
 
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
-        """Seconds of one exchange in each group of its role."""
+        """Timing of one communication op in each group of its communicator."""
         if comm_op.load_index is None:
             return self.balanced.time_comm_op(comm_op)
         if comm_op not in self._timing_cache:
@@ -44,7 +45,7 @@ class ImbalancedComm:
         return self._timing_cache[comm_op]
 
     def link_demand(self, comm_op: CommOp) -> LinkDemand:
-        """What one exchange asks of links in each group of its role."""
+        """Link demand of one communication op in each group of its communicator."""
         if comm_op.load_index is None:
             return self.balanced.link_demand(comm_op)
         factors = self._payload_factors(comm_op)
@@ -68,7 +69,7 @@ class ImbalancedComm:
         return replace(timings[float(factors[seconds.argmax()])], seconds=seconds)
 
     def _payload_factors(self, comm_op: CommOp) -> FloatArray:
-        """By how much each group's payload counts as larger than an even one's: [groups]."""
+        """[groups] factor by which each group's payload counts as larger than a balanced one."""
         if comm_op not in self._factor_cache:
             self._factor_cache[comm_op] = self._compute_factors(comm_op)
         return self._factor_cache[comm_op]
@@ -83,7 +84,7 @@ class ImbalancedComm:
         return np.maximum(_max_node_load(self.fabric.node_ids(members), factors), rank_factor * nvlink_share)
 
     def _nvlink_share(self, comm_op: CommOp, group_count: int) -> FloatArray:
-        """Of what the busiest link of each group takes for an even payload, what its busiest NVLink port does."""
+        """[groups] time of the busiest NVLink port over that of the busiest link, for a balanced payload."""
         link_loads = self.balanced.link_demand(replace(comm_op, load_index=None)).link_loads
         is_nvlink = self.fabric.links.kind[link_loads.link_index] == _NVLINK_KIND
         max_load, nvlink_load = np.zeros((2, group_count))
@@ -94,7 +95,7 @@ class ImbalancedComm:
     def _merged_link_loads(
         self, factors: FloatArray, loads_by_factor: Mapping[float, LinkLoadMatrix]
     ) -> LinkLoadMatrix:
-        """What groups cross that count as so much larger; one object for the same, since they are told apart by it."""
+        """Link loads of groups with these factors; equal results are one object, so that identity decides equality."""
         distinct = dict.fromkeys(loads_by_factor.values())
         if len(distinct) == 1:
             return next(iter(distinct))
@@ -122,7 +123,7 @@ def _scale_payload(comm_op: CommOp, factor: float) -> CommOp:
 
 
 def _select_by_factor(factors: FloatArray, values_by_factor: Mapping[float, FloatArray]) -> FloatArray:
-    """For each group the entry of the part that its number names: [groups]."""
+    """[groups] each group's entry of the values for its factor."""
     selected = np.zeros(len(factors))
     for factor, values in values_by_factor.items():
         mask = factors == factor
@@ -131,7 +132,7 @@ def _select_by_factor(factors: FloatArray, values_by_factor: Mapping[float, Floa
 
 
 def _max_node_load(nodes: IntArray, factors: FloatArray) -> FloatArray:
-    """The mean of the fullest node's members in each group: [groups] of [groups, members]."""
+    """[groups] mean load of the most loaded node's members, of [groups, members]."""
     max_load = np.zeros(len(nodes))
     for group, (group_nodes, values) in enumerate(zip(nodes, factors, strict=True)):
         node_index = np.unique(group_nodes, return_inverse=True)[1].reshape(-1)

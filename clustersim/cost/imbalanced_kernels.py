@@ -1,7 +1,8 @@
-"""How long do kernels take whose rows are more or fewer than the mean rank's?
+"""How long do kernels take on ranks with more or fewer tokens than the mean rank?
 
-Times are worked out at every 64th of the mean rows and are straight lines between: real experts' rows differ from each
-other, so that no tile's edge is met by all at once. A kernel over the mean rows takes exactly what it takes.
+Times are computed at every 64th of the mean token count and interpolated linearly: token counts of real
+experts differ from each other, so that they do not all cross a tile boundary at once. A kernel at the mean
+count keeps its exact time.
 """
 
 from dataclasses import dataclass, field
@@ -15,14 +16,14 @@ _STEPS_PER_LOAD: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ImbalancedKernels:
-    """Times kernels over so many times their rows, and remembers the times in between by the kernels' identity."""
+    """Times kernels at a multiple of their token count; the grid times are cached by kernel identity."""
 
     kernels: KernelCost
     _cache: dict[tuple[int, int], KernelTiming] = field(default_factory=dict)
-    _pinned: dict[int, Kernel] = field(default_factory=dict)  # so that no other takes the place of one
+    _pinned: dict[int, Kernel] = field(default_factory=dict)  # keeps kernels alive, so that no id is reused
 
     def time_kernel(self, kernel: Kernel, load_factor: float) -> KernelTiming:
-        """A kernel over `rows` times its rows."""
+        """Time of a kernel with `load_factor` times its tokens."""
         step, fraction = divmod(load_factor * _STEPS_PER_LOAD, 1.0)
         below = self._time_at_step(kernel, int(step))
         if fraction == 0.0:

@@ -1,12 +1,13 @@
-"""How much longer does a kernel take in a real layer than by itself, as it was measured?
+"""How much longer does a kernel take inside a real layer than in the isolated benchmark?
 
-`Record.chain` has a factor for each family: caches as the kernel before leaves them, clocks as the power of a step's
-mix of kernels allows. A family that was not in the chain takes the factor of its kind, or of all kernels where none of
-its kind was: sums of seconds in the chain over sums of seconds alone, so that long kernels count for more. Such a
-factor was not measured for that kernel, so its error grows by the part by which it is changed.
+`CalibrationRecord.chain` has a factor for each family: caches as the previous kernel leaves them, clocks as
+the power of a step's kernel mix allows. A family that was not measured in situ takes the factor of its
+kernel kind, or of all kernels where none of its kind was measured: sum of in-situ seconds over sum of
+isolated seconds, so that long kernels weigh more. Such a factor was not measured for that kernel, so its
+error grows by the relative change.
 
-Assumed: a family has one factor, whatever its shapes; and kernels of a chain of some layers are those of the whole
-step.
+Assumed: a family has one factor for all shapes, and the kernels of the few measured layers represent the
+whole step.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,7 @@ from clustersim.model.kernels import KernelKind
 
 @dataclass(frozen=True, slots=True)
 class InSituFactors:
-    """Factors by family, by kind of kernel, and of all; without rows every factor is 1."""
+    """In-situ factors by family, by kind of kernel, and overall; without samples every factor is 1."""
 
     by_family: Mapping[str, float] = field(default_factory=dict)
     by_kind: Mapping[KernelKind, float] = field(default_factory=dict)
@@ -27,7 +28,7 @@ class InSituFactors:
 
     @classmethod
     def from_record(cls, record: CalibrationRecord) -> "InSituFactors":
-        """Those of a record, whose kernels say which kind a family is of."""
+        """Factors of a record, whose kernel samples give the kind of each family."""
         if not record.chain:
             return cls()
         kinds = {family_of(sample.signature): sample.kind for sample in record.kernels}
@@ -42,7 +43,7 @@ class InSituFactors:
         )
 
     def apply(self, isolated: KernelTiming, kind: KernelKind, signature: KernelSignature | None) -> KernelTiming:
-        """What a kernel takes in a step, from what it takes alone."""
+        """Timing of a kernel within a step, from its timing in isolation."""
         family_factor = None if signature is None else self.by_family.get(family_of(signature))
         if family_factor is not None:
             return replace(isolated, seconds=isolated.seconds * family_factor)
@@ -52,6 +53,6 @@ class InSituFactors:
 
 
 def mean_factor(samples: Iterable[InSituSample]) -> float:
-    """The factor of some families together, of which there is one at least."""
+    """In-situ over isolated seconds of several families (at least one) taken as one."""
     measured = tuple(samples)
     return sum(sample.in_chain for sample in measured) / sum(sample.isolated for sample in measured)

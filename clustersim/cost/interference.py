@@ -1,9 +1,10 @@
 """By how much do kernels and collectives on one GPU slow each other?
 
-The kernel of a collective takes compute units and memory bandwidth from the kernels beside it, and they from it. While
-both run, a kernel goes at 1/(1 + p) of its pace and a collective at 1/(1 + q) of its own. p and q are of the kind of
-collective (whether it reduces, and how much it reads and writes for a byte that it sends) and of the class of kernel:
-what that keeps busy is what there is to take. Assumed: they depend on neither payload, group nor shape.
+The kernel of a collective takes SMs and memory bandwidth from the compute kernels it overlaps, and they
+from it. While both run, a kernel runs at 1/(1 + p) of its rate and a collective at 1/(1 + q) of its own. p
+and q depend on the collective type (whether it reduces, and how much it reads and writes per byte sent) and
+on the class of kernel, by the resource that it keeps busy. Assumed: they do not depend on payload, group or
+shape.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,15 +19,15 @@ from clustersim.program.task import CollectiveType
 
 
 class KernelClass(IdentityEnum):
-    """What a kernel keeps busy."""
+    """The resource that a kernel keeps busy."""
 
-    COMPUTE = "compute"  # matrix units: products
-    ATTENTION = "attention"  # matrix units and those of exponentials in turns: flash attention
-    MEMORY = "memory-bound"  # everything else streams its operands
+    COMPUTE = "compute"  # matrix units: matmuls
+    ATTENTION = "attention"  # matrix and exponential units in alternation: flash attention
+    MEMORY = "memory-bound"  # everything else
 
 
 SlowdownTable = Mapping[tuple[CollectiveType, KernelClass], float]
-"""By which part something takes longer, by who is beside whom."""
+"""Slowdown (extra time as a fraction) by collective type and kernel class."""
 
 KERNEL_CLASSES: Final = tuple(KernelClass)
 _CLASS_OF_KIND: Final = {
@@ -37,32 +38,33 @@ _CLASS_OF_KIND: Final = {
     KernelKind.ATTENTION_BACKWARD: KernelClass.ATTENTION,
 }
 _SAME_TRANSFERS: Final = {CollectiveType.SHIFT: CollectiveType.SEND_RECV}
-"""Of the same transfers: a shift is messages to the next member and from the previous one."""
+"""Collectives with the same transfers: a shift is messages to the next member and from the previous one."""
 
 
 def kernel_class_of(kind: KernelKind) -> KernelClass:
-    """The class of a kind of kernels."""
+    """The class of a kernel kind."""
     return _CLASS_OF_KIND.get(kind, KernelClass.MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """Parts by which kernels, and collectives, take longer while they run beside each other; of every pair."""
+    """Slowdowns of kernels and of collectives while they overlap, for every pair."""
 
     kernels: SlowdownTable
     collectives: SlowdownTable
 
     @classmethod
     def uniform(cls, slowdown: float) -> Self:
-        """One number for all kernels beside whatever collective, which is not slowed."""
+        """One slowdown for all kernels and collective types; collectives are not slowed."""
         return cls(_complete_table({_ANY_PAIR: slowdown}), _complete_table({}))
 
     @classmethod
     def from_measurements(cls, kernels: SlowdownTable, collectives: SlowdownTable) -> Self:
-        """From what was measured of some pairs.
+        """From measurements of some pairs.
 
-        A class that was not measured beside a collective is slowed as the mean of those that were; what stands for a
-        collective that was not is its likes, or the mean of those that were; where nothing was, nothing is slowed.
+        A class that was not measured with a collective gets the mean of those that were; a collective that was not
+        measured gets the values of one with the same transfers, or the mean over those that were; without
+        measurements nothing slows.
         """
         return cls(_complete_table(kernels), _complete_table(collectives))
 
@@ -71,7 +73,7 @@ _ANY_PAIR: Final = (CollectiveType.ALL_REDUCE, KernelClass.COMPUTE)
 
 
 def _complete_table(measured: SlowdownTable) -> SlowdownTable:
-    """Parts of all pairs, from those of some."""
+    """Slowdowns of all pairs, from those of some."""
     by_collective = {kind: _class_slowdowns(kind, measured) for kind in dict.fromkeys(kind for kind, _ in measured)}
     mean_slowdowns = [
         _exact_mean(slowdowns[index] for slowdowns in by_collective.values()) for index in range(len(KERNEL_CLASSES))
@@ -87,29 +89,29 @@ def _complete_table(measured: SlowdownTable) -> SlowdownTable:
 
 
 def _class_slowdowns(kind: CollectiveType, measured: SlowdownTable) -> list[float]:
-    """Parts of all classes beside one collective of which some are known."""
+    """Slowdowns of all classes for one collective type of which some are measured."""
     mean_slowdown = _exact_mean(slowdown for (collective, _), slowdown in measured.items() if collective is kind)
     return [measured.get((kind, kernel_class), mean_slowdown) for kernel_class in KERNEL_CLASSES]
 
 
 def _exact_mean(slowdowns: Iterable[float]) -> float:
-    """Of equal parts that part, to the last digit."""
+    """Mean that returns equal values unchanged, without rounding."""
     values = list(slowdowns)
     return 0.0 if not values else values[0] if len(set(values)) == 1 else mean(values)
 
 
 NO_INTERFERENCE: Final = Interference.uniform(0.0)
 _Level = tuple[tuple[float, ...], ...]
-"""Parts by machine and class."""
+"""Slowdowns by device model and kernel class."""
 
 
 class InterferenceTable:
-    """Which collectives of a program make a difference to kernels that others do not make?
+    """Which collectives of a program slow kernels differently?
 
-    Number 0 is no collective; kinds that slow kernels of every class alike, on every machine, have one number. Two at
-    once slow each class by the larger of both parts: together they keep busy what the larger of them does.
-    together: whether there may be two at once; rows: [numbers - 1][machines][classes] by which part kernels take
-    longer.
+    Level 0 is no collective; types that slow kernels of every class equally, on every device model, share a
+    level. Two collectives at once slow each class by the larger of both slowdowns: together they occupy what
+    the larger one does. may_coincide: whether two may run at once; levels: [levels - 1][device models][classes]
+    slowdown of kernels.
     """
 
     __slots__ = ("_combined_level", "_level_of", "levels")
@@ -135,13 +137,13 @@ class InterferenceTable:
 
     @property
     def kinds(self) -> Iterable[CollectiveType]:
-        """The collectives that may be beside kernels."""
+        """The collective types that may overlap kernels."""
         return self._level_of.keys()
 
     def level_of(self, kind: CollectiveType) -> int:
-        """Number of a collective that may be beside kernels."""
+        """Interference level of a collective type that may overlap kernels."""
         return self._level_of[kind]
 
     def combined_level(self, first: int, second: int) -> int:
-        """Number of two collectives at once, by their numbers."""
+        """Interference level of two collectives at once, given their levels."""
         return self._combined_level[first, second] if first and second else first or second

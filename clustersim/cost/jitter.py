@@ -1,11 +1,12 @@
 """How much does the same kernel vary from one run to the next?
 
-Every kernel of every rank takes its time multiplied by a factor with mean 1 (exponential: at least 1), drawn anew each
-time that it runs. Factors of one rank depend on the seed and the rank alone, so they are the same whoever else is
-simulated, and can be drawn again for one rank. Draws are independent; slow drifts (temperature, clocks) are what
-`SlowGpus` disturbances are for.
+The duration of every kernel run on every rank is multiplied by a random factor with mean 1 (exponential: at
+least 1). Factors of a rank depend on the seed and the rank only, so they are the same whichever other ranks
+are simulated, and can be drawn again for one rank. Draws are independent; slow drifts (temperature, clocks)
+are modelled by `SlowGpus` degradations.
 
-Reference: Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a counter-based generator.
+Reference: Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), a counter-based
+generator.
 """
 
 from collections.abc import Sequence
@@ -19,20 +20,20 @@ import numpy as np
 from clustersim.common.arrays import FloatArray
 
 MAX_NORMAL_STD: Final = 0.1
-"""Standard deviations of the normal distribution above which a factor below zero would be drawn sooner or later."""
+"""Largest standard deviation of a normal factor; above it negative factors would be drawn eventually."""
 
 
 class Distribution(Enum):
-    """Of the factor by which a kernel's time varies."""
+    """Distribution of the factor on a kernel's duration."""
 
     NORMAL = "normal"  # mean 1
     LOGNORMAL = "lognormal"  # mean 1, never below zero, a longer tail
-    EXPONENTIAL = "exponential"  # 1 and more: interruptions that only ever cost time
+    EXPONENTIAL = "exponential"  # at least 1: interruptions that only add time
 
 
 @dataclass(frozen=True, slots=True)
 class Jitter:
-    """std: standard deviation of the factor, at least 0 (normal: at most MOST_NORMAL)."""
+    """Random kernel durations. std: standard deviation of the factor (normal: at most MAX_NORMAL_STD)."""
 
     std: float
     distribution: Distribution = Distribution.NORMAL
@@ -45,11 +46,11 @@ class Jitter:
         return factors
 
     def rank_generator(self, rank: int) -> np.random.Generator:
-        """What a rank's factors are drawn from, one after the other."""
+        """Random generator of a rank's factors, drawn in order."""
         return np.random.Generator(np.random.Philox(key=[self.seed, rank]))
 
     def draw_factors(self, generators: Sequence[np.random.Generator], out: FloatArray) -> None:
-        """Draw the next factors of some ranks: out [ranks, count]."""
+        """Draw the next factors of some ranks into `out`: [ranks, count]."""
         exponential = self.distribution is Distribution.EXPONENTIAL
         for generator, rank_factors in zip(generators, out, strict=True):
             if exponential:

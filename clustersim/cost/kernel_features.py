@@ -1,12 +1,13 @@
-"""Which measured kernels tell about one that was not measured, and how near is each of them?
+"""Which measured kernels are informative about one that was not measured, and how distant is each of them?
 
-Kernels of one family (`cost.record.family`) lie in the space of the logarithms of their sizes, since what doubles a
-kernel's time doubles a size: m, n, k and batch of a product; batch x heads, queries, keys, queries per key/value head
-and head dimension of attention; rows and width of what streams, and the rows of a table that it passes, or how many it
-chooses or copies. Where a routine works on each element by itself only their number counts. A causal mask, whether
-there is a window, the formats of further operands, and how often what is cast is read are never compared across. A
-product in another layout (or added to another format) tells something: it counts as if one of its sizes were twice as
-large.
+Kernels of one family (`cost.calibration_record.family_of`) are points in the space of the logarithms of
+their sizes, since doubling a kernel's time doubles a size: m, n, k and batch of a matmul; batch x heads,
+queries, keys, queries per key/value head and head dimension of attention; rows and width of memory-bound
+kernels, and the rows of a table that they read, or how many they choose or copy. For elementwise routines
+only the number of elements counts. A causal mask, whether there is a window, the formats of further
+operands, and how often quantized data is read must be equal to be compared. A matmul in another operand
+layout (or accumulated in another format) is comparable: it counts as if one of its sizes differed by a
+factor of two.
 """
 
 import math
@@ -48,10 +49,10 @@ _TABLE_ROUTINES: Final = frozenset({MemoryBoundOp.LOOKUP, MemoryBoundOp.POSITION
 
 @dataclass(frozen=True, slots=True)
 class KernelFeatures:
-    """Where a kernel lies.
+    """Features of a kernel for nearest-neighbour comparison.
 
-    kin: what kernels that are compared have in common; layout: what those have in common between which one lies;
-    point: logarithms of its sizes, as many for all of a kin.
+    comparable_key: equal for kernels that may be compared; layout: equal for kernels between which one can
+    interpolate; log_sizes: logarithms of its sizes, equally many for all kernels of one key.
     """
 
     comparable_key: Hashable
@@ -60,7 +61,7 @@ class KernelFeatures:
 
 
 def extract_features(signature: KernelSignature) -> KernelFeatures:
-    """Where a kernel lies among its like."""
+    """The features of a kernel."""
     shape = signature.shape
     sizes = tuple(math.log(max(1, size)) for size in _shape_sizes(shape))
     family_name = family_of(signature)

@@ -1,7 +1,7 @@
-"""How long do the tiles of a matrix product take, and its bytes, under every choice that a library has?
+"""How long do a matmul's tiles and memory traffic take, for every tile and split that a library has?
 
-See `cost.roofline`, whose model this is: tiles run in waves of one tile per compute unit; a tile of m x n over k costs
-2 m n (k + p) FLOP, at a share of the peak that falls with its perimeter; k may be split.
+See `cost.roofline`, whose model this is: tiles run in waves of one tile per compute unit; a tile of m x n
+over k costs 2 m n (k + p) FLOP, at a fraction of the peak that falls with its perimeter; k may be split.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,16 @@ from clustersim.common.units import FlopPerSecond, Seconds
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.model.kernels import MatmulShape
 
-K_SPLITS: Final = (1, 2, 4, 8, 16)  # ways to split k that libraries ship
+K_SPLITS: Final = (1, 2, 4, 8, 16)  # split-k factors that libraries offer
 PARTIAL_BYTES: Final = 8.0  # a partial sum is written and read once in FP32
 
 
 @dataclass(frozen=True, slots=True)
 class KernelWork:
-    """Time that a kernel's arithmetic and its memory traffic take, each alone.
+    """Seconds of a kernel's arithmetic and of its memory traffic, each without the other.
 
-    calls: what its host needs at least; together: of arithmetic and memory, where the longer does not hide the other.
+    host_seconds: least time that its host needs; combined: seconds of arithmetic and memory traffic with
+    partial overlap, None: the longer hides the other.
     """
 
     compute: Seconds
@@ -33,7 +34,7 @@ class KernelWork:
 
     @property
     def seconds(self) -> Seconds:
-        """How long the device is busy."""
+        """Seconds for which the device is busy."""
         return max(self.compute, self.memory) if self.combined is None else self.combined
 
 
@@ -43,7 +44,7 @@ def matmul_rate(accelerator: Accelerator, dtype: DType) -> FlopPerSecond:
 
 
 def alignment_rate(accelerator: Accelerator, dtype: DType, shape: MatmulShape) -> float:
-    """Rate of a matmul relative to one whose rows can be loaded in whole vectors; results have 16 bits at least."""
+    """Rate of a matmul relative to one with fully vectorizable rows; results count at least 16 bits per element."""
     *operands, result = shape.contiguous_elements
     row_bytes = [
         *(elements * dtype.unscaled_bytes for elements in operands),
@@ -55,10 +56,10 @@ def alignment_rate(accelerator: Accelerator, dtype: DType, shape: MatmulShape) -
 def matmul_options(
     accelerator: Accelerator, dtype: DType, sizes: FloatArray, moved_bytes: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Arithmetic and memory seconds of many aligned matmuls under every tile and split that the library has.
+    """Compute and memory seconds of aligned matmuls for every tile and split of the library.
 
-    sizes: [4, matmuls] rows m, n, k, batch; moved: [matmuls] bytes if every operand passes once; both results are
-    [matmuls, options].
+    sizes: [4, matmuls] rows m, n, k, batch; moved_bytes: [matmuls] bytes if every operand is read once; both
+    results are [matmuls, options].
     """
     matmul, units = accelerator.efficiency.matmul, accelerator.compute_units
     options = np.array([(m, n, split) for m, n in matmul.tiles for split in K_SPLITS], dtype=np.float64).T

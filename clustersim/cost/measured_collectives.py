@@ -1,15 +1,16 @@
-"""How long does a collective take, from what was measured on this cluster?
+"""How long does a collective take, given measurements on this cluster?
 
-Groups of as many ranks on as many nodes as were measured take what they took (`cost.payload_curve`: measured, between measured
-payloads, or beyond them). Of reductions those count that sum in the same format, FP32 where it is not known; where none
-were measured, those of another one, which move as many bytes and differ by how fast these are added. All others take
-what the model of the fabric and the library says, and so do groups that have more ranks on one node than on another.
-Record and model may meet in one role, group by group.
+Groups with a measured rank count and node count take measured times (`cost.payload_curve`: measured,
+interpolated between payloads, or extrapolated). For reductions the curve of the same data type is used,
+FP32 where the type is not known; where that was not measured, another type's, which moves as many bytes and
+differs by the speed of the additions. All other groups, and groups with unequal rank counts per node, take
+the time of the fabric and library model. Measured and modelled groups may be mixed within one communicator.
 
-Assumed: groups were measured as a layout runs them, all of one size at the same time, so that what they share is in the
-times. On a shared network the algorithm that the model takes says which links are kept busy; its latency and its
-transfer are longer by one and the same factor, that by which the record is slower than the model. So groups that are in
-step take what was measured, and one that has the links for itself takes less where the model says that they share them.
+Assumed: groups were measured as a layout runs them, all of one size at the same time, so that contention
+among them is in the times. On a shared network the algorithm selected by the model determines the loaded
+links; its latency and its transfer time are scaled by one factor, measured over modelled time. So groups
+that run in step take the measured time, and one that has its links for itself takes less where the model
+has contention.
 """
 
 from collections.abc import Mapping
@@ -30,23 +31,27 @@ from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp
 
 RECORDED_ALGORITHM: Final = "as recorded"
-_GroupShape = tuple[CollectiveType, int, int]  # ranks and nodes of a group
+_GroupShape = tuple[CollectiveType, int, int]  # collective, ranks and nodes of a group
 _CacheKey = tuple[CommKey, Bytes, DType | None]
 
 
 class FallbackCommModel(CommCost, LinkDemandCost, Protocol):
-    """What times the exchanges that a record does not cover, such as `cost.collective_cost`."""
+    """A model that times the communication ops that a record does not cover, such as `cost.collective_cost`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Coverage:
-    """What the record says of one exchange. groups: by curve; readings: of those whose payload it covers."""
+    """What a record covers of one communication op.
+
+    node_count: [groups] nodes that each group spans, 0 if unevenly; estimates: by node count, where the record
+    has one.
+    """
 
     node_count: IntArray
     estimates: Mapping[int, tuple[PayloadCurve, CurveEstimate]]
 
     def apply_to(self, modelled: FloatArray) -> FloatArray:
-        """Of every group: [groups]."""
+        """[groups] seconds: estimates where there are any, otherwise modelled."""
         seconds = modelled.copy()
         for nodes, (_, estimate) in self.estimates.items():
             seconds[self.node_count == nodes] = estimate.seconds
@@ -54,10 +59,10 @@ class _Coverage:
 
 
 class MeasuredCollectives:
-    """Times exchanges (an `CommCost` and a `LinkDemandCost`): from a record where it covers them, else from a model.
+    """Times communication ops from a record, else from a model (a `CommCost` and a `LinkDemandCost`).
 
-    groups: process groups by role; nodes: [ranks] the node of each. Groups of one member take no time.
-    Results are remembered inside the instance.
+    groups: process groups by communicator; nodes: [ranks] the node of each. Groups of one member take no time.
+    Results are cached in the instance.
     """
 
     def __init__(
@@ -76,14 +81,14 @@ class MeasuredCollectives:
         self._demand_cache: dict[_CacheKey, LinkDemand] = {}
 
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
-        """Seconds of one collective in each group of its role, all groups at once."""
+        """Timing of one collective in all groups of its communicator at once."""
         key = (comm_key(comm_op), comm_op.payload, comm_op.reduce_dtype)
         if key not in self._timing_cache:
             self._timing_cache[key] = self._comm_timing(comm_op)
         return self._timing_cache[key]
 
     def link_demand(self, comm_op: CommOp) -> LinkDemand:
-        """What one collective asks of shared links in each group of its role."""
+        """Load of one collective on shared links in each group of its communicator."""
         key = (comm_key(comm_op), comm_op.payload, comm_op.reduce_dtype)
         if key not in self._demand_cache:
             self._demand_cache[key] = self._scaled_demand(comm_op)
@@ -119,9 +124,9 @@ class MeasuredCollectives:
         return replace(demand, latency=demand.latency * slowdown, transfer=demand.transfer * slowdown)
 
     def _coverage(self, comm_op: CommOp) -> _Coverage:
-        """Readings by the number of nodes that groups span; those that the record does not know are missing."""
+        """Estimates by the number of nodes that groups span; node counts that the record does not cover are missing."""
         if comm_op.comm_group not in self._groups:
-            return _Coverage(np.zeros(0, np.int64), {})  # the model says what groups there are
+            return _Coverage(np.zeros(0, np.int64), {})  # the model reports unknown communicators
         members = self._groups[comm_op.comm_group].members
         node_count = self._node_count(comm_op.comm_group, members)
         estimates: dict[int, tuple[PayloadCurve, CurveEstimate]] = {}
@@ -133,19 +138,19 @@ class MeasuredCollectives:
         return _Coverage(node_count, estimates)
 
     def _curve(self, key: _GroupShape, dtype: DType) -> PayloadCurve | None:
-        """Of the format that is summed in; where that is not known, or was not measured, FP32's, else any."""
+        """The curve of this reduction data type; if it was not measured, FP32's, else any."""
         curves = self._curves.get(key, {})
         return curves.get(dtype) or curves.get(DType.FP32) or next(iter(curves.values()), None)
 
     def _node_count(self, comm_group: str, members: IntArray) -> IntArray:
-        """Nodes that each group of a role spans: [groups], 0 where it has more ranks on one than on another."""
+        """Nodes that each group spans: [groups], 0 where ranks are spread unevenly over them."""
         if comm_group not in self._node_counts:
             self._node_counts[comm_group] = _even_node_count(self._node_of_rank[members])
         return self._node_counts[comm_group]
 
 
 def _even_node_count(nodes: IntArray) -> IntArray:
-    """How many different nodes are in each row, 0 if not all equally often: [groups] of [groups, members]."""
+    """Number of distinct nodes per group, 0 if not all occur equally often: [groups] of [groups, members]."""
     ordered = np.sort(nodes, axis=1)
     starts_node = np.ones(ordered.shape, dtype=np.bool_)
     starts_node[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
@@ -157,7 +162,7 @@ def _even_node_count(nodes: IntArray) -> IntArray:
 
 
 def _curves_by_shape(record: CalibrationRecord) -> Mapping[_GroupShape, Mapping[DType, PayloadCurve]]:
-    """By group, and by the format that is summed in, in the order of the record."""
+    """Curves by group shape and reduction data type, in the order of the record."""
     fits = {(fit.collective, fit.ranks, fit.nodes, fit.format): fit for fit in record.collective_fits}
     times: dict[_GroupShape, dict[DType, dict[Bytes, TimeStatistics]]] = {}
     for sample in (candidate for candidate in record.collectives if not candidate.call.shares):

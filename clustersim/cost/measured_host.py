@@ -1,13 +1,13 @@
-"""How long does a host need for a launch, as it was measured?
+"""How long does a host need for a launch, as measured?
 
-Rows of a record's host stand for its own accelerator's host, for frameworks that launch in the same way
-(`Framework.measured_host_use`), and where they were measured: those of published and derived records are of other machines. The
-usual pace is that of eager modules, or of compiled ones. Sharded parameters come with hooks, tensor parallelism with
-DTensor's dispatch; each adds what its own row is longer than the eager one. Compiled layers have no such dispatch left.
-Assumed: what they add does not depend on each other.
+Host samples of a record apply to its own accelerator's host, for frameworks that launch in the same way
+(`Framework.measured_host_use`), and on the machine where they were measured: published and derived records are of
+other machines. The base is the launch time of eager or compiled modules. Sharded parameters add hooks,
+tensor parallelism adds DTensor dispatch; each adds the excess of its own sample over the eager one.
+Compiled layers have no such dispatch. Assumed: the excesses are additive.
 
-A GPU's host runs ahead of it (`cost.host_launch`). On a CPU it is the thread that computes, so only what kernels timed by
-themselves do not contain is left to add (`HostRow.alone`).
+A GPU's host runs ahead of it (`cost.host_launch`). On a CPU the host is the thread that computes, so only
+what isolated kernel times do not contain is added (`HostLaunchSample.alone`).
 """
 
 from collections.abc import Mapping
@@ -23,19 +23,19 @@ from clustersim.parallel.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class LaunchSeconds:
-    """Seconds for a launch of forward and of backward."""
+    """Seconds per launch of forward and of backward."""
 
     forward: Seconds
     backward: Seconds
 
     @classmethod
     def from_sample(cls, sample: HostLaunchSample, *, exclude_kernels: bool = False) -> "LaunchSeconds":
-        """A row's; beyond: without what is in kernels that are timed by themselves."""
+        """Launch seconds of a sample; exclude_kernels: without what isolated kernel times contain."""
         in_kernels = sample.alone if exclude_kernels else (0.0, 0.0)
         return cls(max(0.0, sample.forward - in_kernels[0]), max(0.0, sample.backward - in_kernels[1]))
 
     def with_extra(self, slower: "LaunchSeconds", base: "LaunchSeconds") -> "LaunchSeconds":
-        """The pace, and what a longer one takes more than its base."""
+        """These seconds plus the excess of a slower mode over its base."""
         return LaunchSeconds(
             self.forward + max(0.0, slower.forward - base.forward),
             self.backward + max(0.0, slower.backward - base.backward),
@@ -43,7 +43,7 @@ class LaunchSeconds:
 
 
 def host_samples(record: CalibrationRecord | None) -> Mapping[HostState, HostLaunchSample]:
-    """What a record says of its own machine's host; nothing without an eager row, to which the others are compared."""
+    """Host samples of a record measured on this machine, by state; empty without an eager one (the base)."""
     if record is None or record.origin is not RecordOrigin.MEASURED:
         return {}
     samples = {sample.state: sample for sample in record.host}
@@ -51,12 +51,12 @@ def host_samples(record: CalibrationRecord | None) -> Mapping[HostState, HostLau
 
 
 def is_compute_host(record: CalibrationRecord) -> bool:
-    """Whether the host is what computes: a CPU has threads of its own."""
+    """Whether the host itself computes the kernels: only CPU records have a thread count."""
     return record.device.threads > 0
 
 
 def host_model(record: CalibrationRecord | None, framework: Framework, layout: Layout) -> HostModel:
-    """What launches a rank's kernels: the framework's own constants, or the measured host where it stands for them."""
+    """Model of the host that launches a rank's kernels, from the framework's constants or measurements."""
     graph, excludes_experts = (
         framework.graph_launch_seconds if framework.uses_cuda_graphs else None,
         framework.graph_capture is GraphCapture.OUTSIDE_EXPERTS,
@@ -82,7 +82,7 @@ def host_model(record: CalibrationRecord | None, framework: Framework, layout: L
 
 
 def host_states(framework: Framework, layout: Layout) -> tuple[HostState, ...]:
-    """The states that say what a step's launches take: that of its layers, and what is added to them."""
+    """The host states whose samples a step's launch time is built from: that of its layers, and additions to it."""
     if framework.measured_host_use is MeasuredHostUse.NOTHING:
         return ()
     uses_torch_modules = framework.measured_host_use is MeasuredHostUse.TORCH
@@ -99,7 +99,7 @@ def host_states(framework: Framework, layout: Layout) -> tuple[HostState, ...]:
 def _launch_seconds(
     samples: Mapping[HostState, HostLaunchSample], framework: Framework, layout: Layout, *, exclude_kernels: bool
 ) -> LaunchSeconds:
-    """What launches take; what was not measured adds nothing."""
+    """Seconds per launch; states that were not measured add nothing."""
     measurable = replace(framework, compiled=framework.compiled and HostState.COMPILED in samples)
     seconds_by_state = {
         state: LaunchSeconds.from_sample(samples[state], exclude_kernels=exclude_kernels)

@@ -1,21 +1,22 @@
-"""How long does a kernel take, from what was measured on this hardware?
+"""How long does a kernel take, given measurements on this hardware?
 
-What was timed takes what it took (the median). A kernel between measured ones (inside the convex hull of those of its
-family, in logarithms of sizes: `cost.kernel_features`, `cost.convex_hull`) takes what the fitted kernel model says, times what
-its neighbours took relative to the model (`cost.kriging`). What lies beyond takes what the fitted model says. Errors
-are the dispersion of the row; the mean error of the rows that it was compared with, each predicted from the others
-(those on the hull too, so it is rather too large); and the model's residual, of each row from the fit to the others.
+A measured kernel takes its median time. A kernel between measured ones (inside the convex hull of those of
+its family, in log sizes: `cost.kernel_features`, `cost.convex_hull`) takes the fitted kernel model's time,
+times the measured/model ratio interpolated from its neighbours (`cost.kriging`). A kernel outside takes the
+fitted model's time. Errors are, respectively, the dispersion of the sample; the mean leave-one-out error of
+the samples compared (those on the hull included, so it is rather too large); and the model's leave-one-out
+residual.
 
-Rows are of kernels by themselves; where the record has measured what real layers do to them, that comes on top
-(`cost.in_situ`). They are device time, without what the host takes to launch. Where a record says what its host needs for
-each launch of a step, `cost.host_launch` finds when the device waits for it, and kernels take what the device does: a
-floor under each would count launches twice, and those too that the host is ahead with. Without such rows no kernel
-takes less than its launches do, one after the other; on a CPU none ever does, as the thread that launches is the one
-that computes.
+Samples are of isolated kernels; where the record has in-situ factors, they are applied on top
+(`cost.in_situ`). Times are device time, without host launches. Where a record gives host seconds per
+launch, `cost.host_launch` finds when the device waits for the host, and kernels take device time only: a
+lower bound on each kernel would count launches twice, and also those that the host issues ahead. Without
+host samples a kernel takes at least the time of its launches in sequence; on a CPU there is no such bound,
+as the launching thread is the one that computes.
 
-Assumed: a measured row stands for the kernel wherever it runs in a step, with caches as in training (what else a step
-does to its pace is `cost.sustained_rate`'s). What a record of published or derived rows says is never called measured or
-interpolated, and its errors, which are of other machines, do not count.
+Assumed: a sample represents the kernel wherever it runs in a step, with caches as in training (further
+effects of a step are in `cost.sustained_rate`). Times from published or derived samples are never labelled
+measured or interpolated, and their errors, which are of other machines, are not used.
 """
 
 import math
@@ -52,17 +53,17 @@ _PROVENANCE_OF_ORIGIN: Final = {RecordOrigin.PUBLISHED: Provenance.PUBLISHED, Re
 
 
 def provenance_of(origin: RecordOrigin, provenance: Provenance) -> Provenance:
-    """What a duration rests on, if it was found so in a record of this origin."""
+    """Provenance of a duration found in a record of this origin."""
     return _PROVENANCE_OF_ORIGIN.get(origin, provenance)
 
 
 def local_error(origin: RecordOrigin, error: float | None) -> float | None:
-    """What a record's error says of this machine: nothing, where others measured, or another machine."""
+    """Error of a record as far as it applies to this machine: None for published and derived records."""
     return error if origin is RecordOrigin.MEASURED else None
 
 
 def fitted_model(fit: KernelFit | None, accelerator: Accelerator) -> Roofline:
-    """The kernel model with a record's constants, or with the accelerator's own where the record has none."""
+    """The kernel model with a record's constants, or the accelerator's own where the record has no fit."""
     if fit is None:
         return Roofline(accelerator)
     return Roofline(
@@ -77,15 +78,15 @@ def fitted_model(fit: KernelFit | None, accelerator: Accelerator) -> Roofline:
 
 
 def _with_launch_interval(accelerator: Accelerator, interval: Seconds) -> Roofline:
-    """The kernel model of a host that launches a kernel each so often."""
+    """The kernel model with this launch interval of the host."""
     return Roofline(replace(accelerator, efficiency=replace(accelerator.efficiency, launch_interval=interval)))
 
 
 class MeasuredKernels:
-    """A source of kernel durations for one accelerator (a `KernelCost`); remembers the kernels that it has timed.
+    """Kernel durations of one accelerator from its calibration record (a `KernelCost`), with a cache.
 
-    record: of this accelerator (the door has checked); accelerator: gives what the record's fit does not. model: the
-    kernel model of what was measured, launches included.
+    record: of this accelerator (checked by the caller); accelerator: supplies what the record's fit does not
+    have; model: the kernel model of the measured device, launches included.
     """
 
     def __init__(self, record: CalibrationRecord, accelerator: Accelerator) -> None:
@@ -103,7 +104,7 @@ class MeasuredKernels:
         self._cache: dict[Kernel, KernelTiming] = {}
 
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
-        """Time one kernel on one accelerator: alone, or in a step where the record says how that differs."""
+        """Time one kernel: in isolation, or in a step where the record has in-situ factors."""
         timing = self._cache.get(kernel)
         if timing is None:
             in_situ = self._in_situ.apply(self._device_time(kernel), kernel.kind, signature_of(kernel))
@@ -111,7 +112,7 @@ class MeasuredKernels:
         return timing
 
     def _at_least_launch_time(self, timing: KernelTiming, launch_count: int) -> KernelTiming:
-        """No kernel takes less than the host needs to launch it."""
+        """Raise a time to the seconds that the host needs for the launches."""
         launch_seconds = launch_count * self._interval
         return (
             timing
@@ -134,7 +135,7 @@ class MeasuredKernels:
         return self._extrapolate(modelled, family_of(key))
 
     def _dispersion(self, statistics: TimeStatistics, family_name: str) -> float | None:
-        """How far repetitions of a row lie apart; where there is one alone, the family's residual."""
+        """Dispersion of a sample's repetitions; with a single repetition, the family's residual."""
         if statistics.dispersion is not None:
             return statistics.dispersion
         residual = None if self._fit is None else self._fit.residuals.get(family_name)
@@ -148,7 +149,7 @@ class MeasuredKernels:
         )
 
     def _interpolate(self, features: KernelFeatures, modelled: Seconds) -> tuple[Seconds, float] | None:
-        """Seconds and their error, where measured rows lie around."""
+        """Interpolated seconds and their error; None outside the hull of the measured samples."""
         if features.comparable_key not in self._samples_by_family:
             return None
         if features.comparable_key not in self._neighbourhoods:
@@ -163,7 +164,7 @@ class MeasuredKernels:
         )
 
     def _extrapolate(self, modelled: KernelTiming, family_name: str | None) -> KernelTiming:
-        """What the model says, which was fitted to the record or is the accelerator's own."""
+        """Time by the model fitted to the record, or by the accelerator's own."""
         if self._fit is None:
             return modelled
         left_out = {name: residual.left_out for name, residual in self._fit.residuals.items()}
@@ -179,9 +180,10 @@ class MeasuredKernels:
 
 @dataclass(frozen=True)
 class _FamilySamples:
-    """Measured rows that are compared with each other.
+    """Measured samples of one family.
 
-    points: [rows, sizes]; ratios: [rows] logarithms of measured over modelled seconds; layouts: one of each row.
+    log_sizes: [samples, sizes]; log_ratios: [samples] logarithms of measured over modelled seconds; layouts:
+    one of each.
     """
 
     log_sizes: FloatArray
@@ -190,20 +192,20 @@ class _FamilySamples:
     _points_by_layout: dict[tuple[object, ...], FloatArray] = field(default_factory=dict, repr=False, compare=False)
 
     def encloses(self, features: KernelFeatures) -> bool:
-        """Whether rows of the same layout lie around."""
+        """Whether the samples of the same layout enclose a kernel (convex hull)."""
         if features.layout not in self._points_by_layout:
             same_layout = np.array([layout == features.layout for layout in self.layouts])
             self._points_by_layout[features.layout] = self.log_sizes[same_layout]
         return is_in_convex_hull(self._points_by_layout[features.layout], np.array(features.log_sizes))
 
     def factor(self, features: KernelFeatures) -> float:
-        """Measured over modelled seconds, as expected from the rows."""
+        """Interpolated ratio of measured to modelled seconds."""
         point = np.append(features.log_sizes, self._layout_coordinates([features.layout])[0])
         return math.exp(self._kriging.predict(point))
 
     @cached_property
     def error(self) -> float:
-        """Mean error of rows that are predicted from the others, as a part of what was measured."""
+        """Mean leave-one-out error of the samples, relative to the measured time."""
         return float(np.abs(np.expm1(self._kriging.leave_one_out() - self.log_ratios)).mean())
 
     @cached_property
@@ -212,18 +214,18 @@ class _FamilySamples:
 
     @cached_property
     def _layout_features(self) -> tuple[tuple[int, object], ...]:
-        """What a layout may be, by its place in it."""
+        """All (position, value) pairs that occur in layouts."""
         return tuple(dict.fromkeys(feature for layout in self.layouts for feature in enumerate(layout)))
 
     def _layout_coordinates(self, layouts: Sequence[tuple[object, ...]]) -> FloatArray:
-        """Coordinates of layouts, which put two that differ in one thing at their distance: [layouts, things]."""
+        """One-hot coordinates of layouts, scaled so that one difference is LAYOUT_DISTANCE: [layouts, features]."""
         one_hot = [[layout[position] == value for position, value in self._layout_features] for layout in layouts]
         return np.array(one_hot, dtype=np.float64).reshape(len(layouts), -1) * LAYOUT_DISTANCE / math.sqrt(2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _MeasuredKernel:
-    """A kernel, its place among others, and what it took."""
+    """A measured kernel, its features, and its seconds."""
 
     features: KernelFeatures
     kernel: Kernel
@@ -231,7 +233,7 @@ class _MeasuredKernel:
 
 
 def _family_samples(samples: Sequence[_MeasuredKernel], model: Roofline) -> _FamilySamples:
-    """Rows of one kin, relative to a model."""
+    """Samples of one family, relative to a model."""
     log_sizes = np.array([sample.features.log_sizes for sample in samples])
     log_ratios = np.array([math.log(sample.seconds / model.time_kernel(sample.kernel).seconds) for sample in samples])
     return _FamilySamples(log_sizes, log_ratios, [sample.features.layout for sample in samples])

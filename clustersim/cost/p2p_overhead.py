@@ -1,8 +1,8 @@
-"""What does the host add to a message between pipeline stages?
+"""What host overhead does a message between pipeline stages have?
 
 Megatron-LM sends and receives in one batch (`batch_isend_irecv`) and then waits for the device
-(`torch.cuda.synchronize`), so that a message costs what its bytes take and, whatever its size, what two hosts need to
-launch it and to see that it is there. `Framework.p2p_seconds` is that time.
+(`torch.cuda.synchronize`), so that a message takes its transfer time plus, whatever its size, the time that
+both hosts need to launch it and to notice that it has arrived. `Framework.p2p_seconds` is that time.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ from clustersim.parallel.process_groups import P2P_DIRECTIONS
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CommOp
 
-_PIPELINE_GROUPS = frozenset(role.name for role in P2P_DIRECTIONS)
+_PIPELINE_GROUPS = frozenset(direction.name for direction in P2P_DIRECTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class P2pLaunchOverhead:
-    """Times exchanges by `others`, and messages between stages as longer by `host`.
+    """Times communication ops by `base`, and adds `overhead_seconds` to messages between pipeline stages.
 
-    An `CommCost` and a `LinkDemandCost`. groups: process groups by role.
+    A `CommCost` and a `LinkDemandCost`. groups: process groups by communicator.
     """
 
     base: CommModel
@@ -33,12 +33,12 @@ class P2pLaunchOverhead:
     groups: Mapping[str, ProcessGroups]
 
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
-        """Seconds of one exchange in each group of its role."""
+        """Timing of one communication op in each group of its communicator."""
         timing = self.base.time_comm_op(comm_op)
         return replace(timing, seconds=self._add_overhead(comm_op, timing.seconds))
 
     def link_demand(self, comm_op: CommOp) -> LinkDemand:
-        """What one exchange asks of shared links: the host's time is latency."""
+        """Load of one communication op on shared links; the host's overhead counts as latency."""
         demand = self.base.link_demand(comm_op)
         return replace(demand, latency=self._add_overhead(comm_op, demand.latency))
 

@@ -1,12 +1,13 @@
-"""How long does one collective take for any payload, from some that were measured?
+"""How long does one collective take for any payload, given some measured payloads?
 
-A measured payload takes what it took; where its repetitions are not known, it errs as if it lay between others.
-Between two measured ones the logarithm of the time is a straight line over that of the payload; the error is that of
-every inner payload as predicted from its neighbours (with none, half of what lies between the two that there are).
-Beyond them the latency is the fitted alpha, and the bandwidth that of the nearest measured payload n, which takes t:
-alpha + (t - alpha) * payload / n. So a payload above all others moves as the largest one does, whatever protocols are
-below (alpha + payload / beta is one line through all of them, and meets none), and nothing jumps where measuring ends.
-The error is the residual of the fit, which spans the protocols. Where there is no fit, nothing is said.
+A measured payload takes its measured time; where its repetitions are unknown, it gets the interpolation
+error. Between two measured payloads, log(time) is linear in log(payload); the error is the mean over inner
+payloads of each predicted from its neighbours (with two payloads only, half of the range between them).
+Outside the measured range the latency is the fitted alpha, and the bandwidth that of the nearest measured
+payload n, which takes t: alpha + (t - alpha) * payload / n. So a payload above all others moves at the rate
+of the largest one, whatever protocols are used below (alpha + payload / beta is one line through all points
+and passes through none), and there is no jump at the ends of the measured range. The error is the residual
+of the fit, which spans the protocols. Without a fit there is no extrapolation.
 """
 
 import math
@@ -24,7 +25,7 @@ from clustersim.cost.timing import Provenance
 
 @dataclass(frozen=True, slots=True)
 class CurveEstimate:
-    """What a curve says of one payload."""
+    """Estimated time of one payload."""
 
     seconds: Seconds
     provenance: Provenance
@@ -33,13 +34,16 @@ class CurveEstimate:
 
 @dataclass(frozen=True)
 class PayloadCurve:
-    """times: by payload, of one collective in groups of one size on so many nodes; fit: None if there is none."""
+    """Measured times of one collective, for one group size and node count.
+
+    times: by payload; fit: latency-bandwidth fit, None if there is none.
+    """
 
     times: Mapping[Bytes, TimeStatistics]
     fit: CollectiveFit | None
 
     def estimate(self, payload: Bytes) -> CurveEstimate | None:
-        """What a payload takes; None where nothing says it."""
+        """Estimate for a payload; None outside the measured range without a fit."""
         time = self.times.get(payload)
         if time is not None:
             error = time.dispersion
@@ -52,7 +56,7 @@ class PayloadCurve:
         return CurveEstimate(self._extrapolate(payload, self.fit.alpha), Provenance.FITTED, self.fit.residual.left_out)
 
     def _extrapolate(self, payload: Bytes, alpha: Seconds) -> Seconds:
-        """A payload below or above all measured ones."""
+        """Seconds of a payload below or above all measured ones."""
         nearest = 0 if payload < self._payloads[0] else -1
         measured, seconds = float(self._payloads[nearest]), float(self._seconds[nearest])
         latency = min(alpha, seconds)
@@ -60,7 +64,7 @@ class PayloadCurve:
 
     @property
     def smallest_payload_seconds(self) -> Seconds:
-        """What the smallest measured payload takes: nearly all of it latency."""
+        """Seconds of the smallest measured payload: nearly all latency."""
         return float(self._seconds[0])
 
     @cached_property
@@ -73,7 +77,7 @@ class PayloadCurve:
 
     @cached_property
     def _error(self) -> float | None:
-        """Mean error of inner payloads, each between its neighbours; None where one payload alone was measured."""
+        """Mean relative error of inner payloads, each predicted from its neighbours; None with a single payload."""
         payloads, seconds = self._payloads, self._seconds
         if len(payloads) < 2:
             return None
@@ -89,5 +93,5 @@ class PayloadCurve:
 
 
 def _interpolate_loglog(payload: FloatArray, payloads: FloatArray, seconds: FloatArray) -> FloatArray:
-    """Straight between the logarithms of payloads above zero."""
+    """Linear interpolation of log(seconds) over log(payload), payloads above zero."""
     return np.exp(np.interp(np.log(payload), np.log(payloads), np.log(seconds)))

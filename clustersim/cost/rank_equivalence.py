@@ -1,7 +1,7 @@
-"""Which ranks are alike, given what their collectives cost?
+"""Which ranks are equivalent, given the costs of their collectives?
 
-The colouring (`symmetry.refinement`) starts from what exchanges take in each group. On a shared network that is, for
-those that share links with others, what they ask of them.
+The colour refinement (`symmetry.refinement`) starts from the time of communication ops in each
+group; on a shared network, for groups that contend with others, from their link demand.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes, s
 def equivalence_classes(
     program: Program, comm_cost: CommCost, *, model_index: IntArray | None = None
 ) -> SymmetryClasses:
-    """Classes of ranks where every exchange takes its own time."""
+    """Equivalence classes of ranks where every communication op takes its uncontended time."""
     columns = [(comm_op.comm_group, comm_cost.time_comm_op(comm_op).seconds) for comm_op in program.comm_ops]
     return symmetry_classes(program, _feature_matrices(columns), device_model=model_index)
 
@@ -36,7 +36,7 @@ def contended_classes(
     *,
     model_index: IntArray | None = None,
 ) -> SymmetryClasses:
-    """Classes of ranks, groups and links where exchanges share the network."""
+    """Equivalence classes of ranks, groups and links where communication ops share the network."""
     return symmetry_classes(
         program,
         group_features(program, comm_cost, contention),
@@ -46,7 +46,7 @@ def contended_classes(
 
 
 def group_features(program: Program, comm_cost: CommCost, contention: ContentionMap) -> dict[str, FloatArray]:
-    """What exchanges take in each group, or ask of links that they share, in columns by role."""
+    """Features of groups by communicator, [groups, features]: seconds of ops, or demands on links that they share."""
     columns: list[tuple[str, FloatArray]] = []
     for comm_op in program.comm_ops:
         seconds, contended = comm_cost.time_comm_op(comm_op).seconds, _simulated_groups(program, contention, comm_op)
@@ -59,7 +59,7 @@ def group_features(program: Program, comm_cost: CommCost, contention: Contention
 
 
 def unfolded_classes(program: Program, contention: ContentionMap, links: LinkTable) -> SymmetryClasses:
-    """Every rank and group its own class; links are alike that the same groups keep busy for as long."""
+    """Every rank and group in a class of its own; links are equivalent if the same groups load them equally."""
     singletons = singleton_classes(program)
     colours = LinkColourRefinement(
         simulated_link_loads(program, contention, links),
@@ -70,7 +70,7 @@ def unfolded_classes(program: Program, contention: ContentionMap, links: LinkTab
 
 
 def _simulated_groups(program: Program, contention: ContentionMap, comm_op: CommOp) -> BoolArray:
-    """Which groups of an exchange are simulated on the network: [groups]."""
+    """[groups] whether an op is simulated on the network in each group."""
     group_count = len(program.groups[comm_op.comm_group].members)
     is_standalone = comm_op in program.task_comm_ops
     return (
@@ -81,7 +81,7 @@ def _simulated_groups(program: Program, contention: ContentionMap, comm_op: Comm
 
 
 def simulated_link_loads(program: Program, contention: ContentionMap, links: LinkTable) -> LinkTraffic:
-    """What exchanges cross that are simulated on the network."""
+    """Link loads of the ops that are simulated on the network."""
     loads_by_group: dict[str, dict[tuple[LinkLoadMatrix, bytes], LinkLoadMatrix]] = {}
     for comm_op in program.comm_ops:
         simulated = _simulated_groups(program, contention, comm_op)
@@ -106,7 +106,7 @@ def simulated_link_loads(program: Program, contention: ContentionMap, links: Lin
 
 
 def _feature_matrices(columns: list[tuple[str, FloatArray]]) -> dict[str, FloatArray]:
-    """Columns that tell groups of one role apart, side by side."""
+    """Columns that distinguish groups of a communicator, stacked to matrices."""
     varying: dict[str, list[FloatArray]] = {}
     for comm_group, column in columns:
         if column.size and column.min() < column.max():
@@ -115,7 +115,7 @@ def _feature_matrices(columns: list[tuple[str, FloatArray]]) -> dict[str, FloatA
 
 
 def _initial_link_labels(links: LinkTable, contention: ContentionMap) -> IntArray:
-    """First colours of links: equal kind and bandwidth; those that others load are each of its own."""
+    """Initial labels of links: by kind and bandwidth; links with background traffic are singletons."""
     singleton_labels = np.zeros(len(links.kind), np.int64)
     background_links = loaded_links(contention.background)
     singleton_labels[background_links] = 1 + np.arange(len(background_links))

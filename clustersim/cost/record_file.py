@@ -1,9 +1,9 @@
 """How is a calibration record read and written?
 
-One JSON file whose keys are the fields of `cost.calibration_record`, with enums by their values; a row is a line. Units are SI:
-seconds, bytes, FLOP. What is unknown, missing, of another version or no measurement (times that are not above zero, the
-same thing measured twice) is refused with the key and the value; a file is written beside its place and then renamed,
-so that an interruption leaves the old one.
+One JSON file whose keys are the fields of `cost.calibration_record`, with enums by value; each sample is a
+line. Units are SI: seconds, bytes, FLOP. Unknown or missing keys, other versions and impossible
+measurements (times that are not above zero, the same measurement twice) are refused with the key and the
+value; a file is written to a temporary path and then renamed, so that an interruption leaves the old one.
 """
 
 import json
@@ -53,7 +53,7 @@ def read_record(path: Path) -> CalibrationRecord:
 
 
 def write_record(record: CalibrationRecord, path: Path) -> None:
-    """Write a record, whole or not at all; raise OutputError where that cannot be done."""
+    """Write a record atomically; raise OutputError on failure."""
     try:
         write_text_atomically(path, record_text(record))
     except ValueError as error:
@@ -61,13 +61,13 @@ def write_record(record: CalibrationRecord, path: Path) -> None:
 
 
 def require_same_origin(path: Path, origin: RecordOrigin) -> None:
-    """Raise InputError where writing a record of this origin would replace anything but another one of it."""
+    """Raise InputError where writing a record of this origin would overwrite a file of another origin."""
     if path.exists() and read_record(path).origin is not origin:
         raise InputError(f"{path}: is there already, and is no {origin.value} record; name another file")
 
 
 def record_text(record: CalibrationRecord) -> str:
-    """The file's text."""
+    """A record as JSON text."""
     content = _type_adapter().dump_python(record, mode="json")
     entries = [f"  {json.dumps(key)}: {_format_value(key, value)}" for key, value in content.items()]
     return "{\n" + ",\n".join(entries) + "\n}\n"
@@ -76,5 +76,5 @@ def record_text(record: CalibrationRecord) -> str:
 def _format_value(key: str, value: Any) -> str:
     if key not in _SAMPLE_LISTS or not value:
         return json.dumps(value, allow_nan=False)
-    lines = ",\n".join(f"    {json.dumps(item, allow_nan=False)}" for item in value)
+    lines = ",\n".join(f"    {json.dumps(element, allow_nan=False)}" for element in value)
     return f"[\n{lines}\n  ]"

@@ -1,9 +1,10 @@
-"""What would a record say of another accelerator of the same architecture?
+"""What would a record of another accelerator of the same architecture contain?
 
-Kernels that compute bounds take less by the ratio of the compute rates, those that memory bounds by the ratio of the
-memory bandwidths; those that launches bound take what they took. Which it is, the kernel model says that is fitted to
-the record (or the accelerator's own). Assumed: the same compute units, libraries and clocks under load, so that kernels
-reach the same part of the peak; collectives and copies to the host do not depend on the accelerator.
+Compute-bound kernels scale with the ratio of the compute rates, memory-bound ones with the ratio of the
+memory bandwidths; launch-bound ones keep their times. Which bound applies is given by the kernel model
+fitted to the record (or the accelerator's own). Assumed: the same compute units, libraries and clocks under
+load, so that kernels reach the same fraction of the peak; collectives and host copies do not depend on the
+accelerator.
 """
 
 import math
@@ -27,14 +28,14 @@ from clustersim.cost.timing import Bottleneck
 from clustersim.hardware.accelerator import load_accelerator
 
 DEVICE_MEMORY_ROUTE: Final = "device"
-"""The route of copies within device memory (`cost.record.CopyRow`)."""
+"""The route of copies within device memory (`cost.calibration_record.CopySample`)."""
 
 
 def scale_record(record: CalibrationRecord, *, compute: float, bandwidth: float) -> CalibrationRecord:
-    """The record of an accelerator with so many times the compute rate and the memory bandwidth.
+    """The record of an accelerator with these multiples of the compute rate and the memory bandwidth.
 
-    The device is still named as the one that was measured. Raise InputError where a ratio is not above zero, or where
-    the measured accelerator is not known.
+    The device is still named as the one that was measured. Raises InputError where a ratio is not above zero,
+    or where the measured accelerator is not known.
     """
     for name, ratio in (("compute", compute), ("bandwidth", bandwidth)):
         if not 0.0 < ratio < math.inf:
@@ -69,7 +70,7 @@ def _scale_copy(sample: CopySample, bandwidth: float) -> CopySample:
 
 
 def _scale_interference(sample: InterferenceSample, ratio: float) -> InterferenceSample:
-    """Both faster by the same, so that the kernel is slowed by the same part."""
+    """Scale both times equally, so that the kernel's slowdown is unchanged."""
     return replace(sample, kernel=_scale_kernel(sample.kernel, ratio), together=_scale_time(sample.together, ratio))
 
 

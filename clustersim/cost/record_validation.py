@@ -1,7 +1,7 @@
-"""Can a record have been measured?
+"""Can this record have been measured?
 
-Times, sizes and rates are above zero, a median lies between its percentiles, what was measured has a time and nothing
-else has, ranks lie on nodes evenly, and nothing is measured twice.
+Times, sizes and rates are positive, a median lies between its percentiles, measured samples and only those
+have a time, ranks are spread evenly over nodes, and nothing is measured twice.
 """
 
 from collections import Counter
@@ -25,12 +25,12 @@ from clustersim.cost.calibration_record import (
 from clustersim.model.kernels import KernelShape, MatmulShape
 from clustersim.program.task import CollectiveType
 
-_ROUNDING: Final = 1e-6  # of a sum of shares
-_MAY_BE_ZERO: Final = frozenset({"table"})  # of the sizes of a shape
+_ROUNDING: Final = 1e-6  # tolerance on a sum of shares
+_MAY_BE_ZERO: Final = frozenset({"table"})  # sizes of a shape
 
 
 def validate_record(record: CalibrationRecord) -> None:
-    """Raise InputError that names key and value of what cannot have been measured, or fitted to measurements."""
+    """Raise InputError that names key and value of anything that cannot have been measured or fitted."""
     for key, value in _positive_values(record):
         if value <= 0:
             raise InputError(f"{key}: {value!r} is not above zero")
@@ -66,7 +66,7 @@ def _validate_call(key: str, call: CollectiveCall) -> None:
 
 
 def _validate_group_counts(samples: Sequence[ImbalancedGemmSample]) -> None:
-    """Rows of each group that the product has."""
+    """Imbalanced samples give tokens for each group of the kernel."""
     for index, sample in enumerate(samples):
         groups = sample.kernel.shape.batch if isinstance(sample.kernel.shape, MatmulShape) else 0
         if len(sample.rows) != groups:
@@ -74,7 +74,7 @@ def _validate_group_counts(samples: Sequence[ImbalancedGemmSample]) -> None:
 
 
 def _validate_interference(samples: Sequence[InterferenceSample]) -> None:
-    """What is beside a kernel is a copy, or the collective that the row's call is of."""
+    """A kernel overlaps a copy, or a collective of the same type as the sample's call."""
     for index, sample in enumerate(samples):
         _validate_interference_sample(f"beside[{index}]", sample)
 
@@ -99,12 +99,12 @@ def _require_unique(key: str, identities: Sequence[Hashable]) -> None:
 
 
 def _identities(record: CalibrationRecord) -> dict[str, Sequence[Hashable]]:
-    """What may stand in a record once, by the list that it stands in."""
+    """Identities that must be unique in a record, by list."""
     return {
         "kernels": [sample.signature for sample in record.kernels],
         "collectives": [sample.call for sample in record.collectives],
         "copies": [(copy.route, copy.bytes) for copy in record.copies],
-        "uneven": [(entry.kernel.signature, entry.rows) for entry in record.uneven],
+        "uneven": [(sample.kernel.signature, sample.rows) for sample in record.uneven],
         "beside": [(entry.kernel.signature, entry.beside, entry.call) for entry in record.beside],
         "collective_fits": [(fit.collective, fit.ranks, fit.nodes, fit.format) for fit in record.collective_fits],
         "chain": [sample.family for sample in record.chain],
@@ -116,14 +116,14 @@ def _identities(record: CalibrationRecord) -> dict[str, Sequence[Hashable]]:
 
 def _kernel_samples(record: CalibrationRecord) -> Iterator[tuple[str, KernelSample]]:
     yield from ((f"kernels[{index}]", sample) for index, sample in enumerate(record.kernels))
-    yield from ((f"beside[{index}].kernel", entry.kernel) for index, entry in enumerate(record.beside))
+    yield from ((f"beside[{index}].kernel", sample.kernel) for index, sample in enumerate(record.beside))
     yield from ((f"uneven[{index}].kernel", entry.kernel) for index, entry in enumerate(record.uneven))
 
 
 def _collective_calls(record: CalibrationRecord) -> Iterator[tuple[str, CollectiveCall]]:
     yield from ((f"collectives[{index}].call", sample.call) for index, sample in enumerate(record.collectives))
     yield from (
-        (f"beside[{index}].call", entry.call) for index, entry in enumerate(record.beside) if entry.call is not None
+        (f"beside[{index}].call", sample.call) for index, sample in enumerate(record.beside) if sample.call is not None
     )
 
 
@@ -145,7 +145,7 @@ def _time_statistics(record: CalibrationRecord) -> Iterator[tuple[str, TimeStati
 
 
 def _telemetry(record: CalibrationRecord) -> Iterator[tuple[str, DeviceTelemetry]]:
-    """The device under load, wherever it was looked at."""
+    """All telemetry under load."""
     yield from ((f"{key}.under", sample.under) for key, sample in _kernel_samples(record) if sample.under is not None)
     yield from (
         (f"gpus[{index}].under", sample.under) for index, sample in enumerate(record.gpus) if sample.under is not None
@@ -193,7 +193,7 @@ def _nonnegative_values(record: CalibrationRecord) -> Iterator[tuple[str, float]
     yield from ((f"steps[{index}].of_rows", step.of_rows) for index, step in enumerate(record.steps))
     for key, state in _telemetry(record):
         yield from _named_values(key, state, "sm_clock_mhz", "memory_clock_mhz", "power_w")
-    yield from ((f"moments[{index}].seconds", moment.seconds) for index, moment in enumerate(record.moments))
+    yield from ((f"moments[{index}].seconds", sample.seconds) for index, sample in enumerate(record.moments))
     yield from _named_values("device", record.device, "memory_bytes", "compute_units", "threads", "power_limit_w")
     yield "launch_interval", record.launch_interval or 0.0
     if record.kernel_fit is not None:

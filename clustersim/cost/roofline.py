@@ -2,27 +2,28 @@
 
     seconds = max(max(compute, memory) + launches · kernel latency, launches · launch interval)
 
-Memory is bytes over the bandwidth that streaming kernels reach; those that cast operands to formats with scales may
-reach less. Compute is FLOP over the peak for streaming kernels;
-matrix multiplications and flash attention are cut into the tiles that a compute unit works on, and tiles run in waves
-of one tile per compute unit, so a partly filled last wave costs a whole one.
+Memory time is bytes over the bandwidth that memory-bound kernels reach; quantization kernels of
+block-scaled formats may reach less. Compute time is FLOP over the peak for memory-bound kernels; matmuls
+and flash attention are split into the tiles that a compute unit works on, and tiles run in waves of one
+tile per compute unit, so a partly filled last wave costs a full one.
 
-A tile of m x n over k costs 2 m n (k + p) FLOP at a share of the peak; p is what filling and draining its pipeline
-costs. The share is largest for the largest tile and falls with the perimeter, as (1 + e/m)(1 + e/n): a small tile
-loads more operands per FLOP. The library is assumed to know its own fastest tile, and to split k where that fills the
-machine, at the price of writing partial sums.
+A tile of m x n over k costs 2 m n (k + p) FLOP at a fraction of the peak; p is the cost of filling and
+draining its pipeline. The fraction is largest for the largest tile and falls with the perimeter, as (1 +
+e/m)(1 + e/n): a small tile loads more operands per FLOP. The library is assumed to know its own fastest
+tile, and to split k where that fills the machine, at the price of writing partial sums.
 
-An attention block costs its scores x (head dimension + h) x (keys + o): h is the softmax, which runs on slower
-units, and o the block's start and end. Blocks of causal attention differ in length; they are assumed to be well
-balanced, so that the kernel is as long as the mean load of a compute unit or as the longest block. A sliding window
-skips the blocks outside it, and has a second edge on which half of a block is masked. In formats with scales it is so
-many times as fast as in BF16. A head dimension that the
-library has no kernel for is computed as the next that it has (`hardware.alignment`), which also says how many times
-longer a matmul takes whose operands are badly aligned. Products of several experts are in `cost.grouped_gemm`.
+An attention block costs its scores x (head dimension + h) x (keys + o): h is the softmax, which runs on
+slower units, and o the block's start and end. Blocks of causal attention differ in length; they are assumed
+to be well balanced, so that the kernel lasts as long as the mean load of a compute unit or as the longest
+block. A sliding window skips the blocks outside it, and has a second edge on which half of a block is
+masked. In block-scaled formats attention is faster than in BF16 by a constant. A head dimension that the
+library has no kernel for is computed as the next larger one that it has (`hardware.alignment`, which also
+gives the slowdown of matmuls with badly aligned operands). Grouped GEMMs of experts are in
+`cost.grouped_gemm`.
 
-References: NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation; Osama et
-al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention-2", arXiv:2307.08691, sections
-3.1-3.2; Williams et al., "Roofline", CACM 52(4).
+References: NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation;
+Osama et al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention-2",
+arXiv:2307.08691, sections 3.1-3.2; Williams et al., "Roofline", CACM 52(4).
 """
 
 from dataclasses import dataclass, field, replace
@@ -50,10 +51,10 @@ from clustersim.model.kernels import (
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """A source of kernel durations for one accelerator; remembers the kernels that it has timed.
+    """Kernel durations of one accelerator by an analytic model (a `KernelCost`), with a cache.
 
-    rate: arithmetic relative to kernels by themselves, for kernels within a training step; narrow: how many times that
-    in formats with scales.
+    in_step_rate: arithmetic rate of kernels within a training step relative to isolated ones;
+    low_precision_factor: further factor on the rate in block-scaled formats.
     """
 
     accelerator: Accelerator
@@ -62,7 +63,7 @@ class Roofline:
     _cache: dict[Kernel, KernelTiming] = field(default_factory=dict, repr=False, compare=False)
 
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
-        """Time one kernel alone on one accelerator."""
+        """Time one kernel in isolation."""
         timing = self._cache.get(kernel)
         if timing is None:
             timing = self._cache[kernel] = self._kernel_timing(kernel)
@@ -107,13 +108,13 @@ class Roofline:
         return efficiency.kernel_latency_of(kernel.dtype) if is_matmul else efficiency.kernel_latency
 
     def _arithmetic_rate(self, kernel: Kernel) -> float:
-        """Arithmetic of a kernel within a step relative to it by itself."""
+        """Arithmetic rate of a kernel within a step relative to isolation."""
         return (
             self.in_step_rate * self.low_precision_factor if kernel.dtype in LOW_PRECISION_DTYPES else self.in_step_rate
         )
 
     def _unshaped_rate(self, kernel: Kernel) -> FlopPerSecond:
-        """Rate of a kernel without a shape: matmul units for a matmul, vector units for anything else."""
+        """Rate of a kernel without a shape: tensor cores for a matmul, vector units for anything else."""
         if kernel.kind in (KernelKind.MATMUL, *GROUPED_MATMUL_KINDS):
             return matmul_rate(self.accelerator, kernel.dtype)
         return self.accelerator.peak_flops(DType.FP32)
@@ -141,7 +142,7 @@ class Roofline:
         return KernelWork(kernel.flops / rate * load, self._memory_seconds(kernel.bytes))
 
     def _attention_speedup(self, dtype: DType, constants: AttentionEfficiency) -> float:
-        """How many times as fast as in BF16 attention is in a format; raise InputError where it has no kernel."""
+        """Speed of attention in a format relative to BF16; raise InputError where it has no kernel."""
         if dtype not in LOW_PRECISION_DTYPES:
             return 1.0
         if dtype not in constants.formats:
@@ -160,7 +161,7 @@ def attention_load(
     query_rows = shape.batch * shape.heads * shape.query
     segments = shape.batch * shape.heads * np.ceil(shape.query / constants.block)
     keys = scores / query_rows
-    masked_edges = shape.causal + (shape.window is not None)  # the diagonal, and where a window begins
+    masked_edges = shape.causal + (shape.window is not None)  # the diagonal, and the start of a window
     mean_keys = (
         keys + masked_edges * constants.block / 2.0 + constants.key_overhead
     )  # half of the block on an edge is masked

@@ -1,13 +1,14 @@
-"""How long does a block of operations take, and when does each operation inside it run?
+"""How long does a compute segment take, and when does each operation inside it run?
 
-Operations of a block run back to back, so their offsets are running sums. A block is timed for one rank, because ranks
-may have different machines, and exchanges of different groups may differ; ranks for which all of this is equal share a
-timing.
+Operations of a segment run back to back, so their offsets are running sums. A segment is timed per rank,
+because ranks may have different devices, and collectives of different groups may differ; ranks for which
+all of this is equal share a timing.
 
-A kernel that runs beside an exchange of its own block (`Overlap`) is slowed by it while both run, and slows it.
+A kernel that overlaps a collective of its own segment (`CommOverlap`) is slowed by it while both run, and slows
+it.
 
-The host launches a block's kernels and collectives while earlier ones run; where it is late, the GPU waits
-(`cost.host_launch`).
+The host launches a segment's kernels and collectives while earlier ones run; where it falls behind, the GPU
+stalls (`cost.host_launch`).
 """
 
 import math
@@ -30,15 +31,16 @@ from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operati
 from clustersim.symmetry.labels import label_rows, pair_labels
 
 _ScalarOrArray = TypeVar("_ScalarOrArray", float, FloatArray)
-"""Seconds of one kernel, or of many."""
+"""Seconds of one kernel, or an array of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverlapModel:
-    """A kernel and an exchange that are one operation (`Overlap`).
+    """A kernel overlapped with a communication op, as one operation (`CommOverlap`).
 
-    exchange: seconds that it takes alone; interference, hindrance: the parts by which the kernel and the exchange take
-    longer while both run. So whoever ends first has been slowed all the time, the other for as long.
+    comm_seconds: duration of the communication without overlap; kernel_slowdown, comm_slowdown: fractions by
+    which the kernel and the communication take longer while both run. Whichever ends first was slowed for its
+    whole duration, the other for the same time.
     """
 
     overlap: CommOverlap
@@ -47,23 +49,23 @@ class OverlapModel:
     comm_slowdown: float = 0.0
 
     def kernel_delay(self, kernel_seconds: Seconds, comm_seconds: Seconds) -> Seconds:
-        """By how much an exchange of so many seconds slows a kernel: until either ends."""
+        """Seconds by which the communication delays the kernel: until either ends."""
         return self._kernel_delay(kernel_seconds, comm_seconds, min)
 
     def comm_duration(self, kernel_seconds: Seconds, comm_seconds: Seconds) -> Seconds:
-        """How long an exchange moves data that takes so many seconds alone, beside a kernel."""
+        """Duration of the communication while it overlaps the kernel."""
         return comm_seconds + self._comm_delay(kernel_seconds, comm_seconds, min)
 
     def kernel_duration(self, kernel_seconds: Seconds, comm_seconds: Seconds) -> Seconds:
-        """How long a kernel runs beside an exchange of so many seconds; what is left of `of` is exposed."""
+        """Duration of the kernel while it overlaps the communication; the rest of `duration` is exposed."""
         return kernel_seconds + self.kernel_delay(kernel_seconds, comm_seconds)
 
     def durations(self, kernel_seconds: FloatArray) -> FloatArray:
-        """How long each of some kernels and the exchange take, from what they take alone: any shape."""
+        """Durations of kernel and communication overlapped, given the kernels' seconds without overlap (any shape)."""
         return self._overlapped_duration(kernel_seconds, self.comm_seconds, np.minimum, np.maximum)
 
     def duration(self, kernel_seconds: Seconds, comm_seconds: Seconds) -> Seconds:
-        """`seconds` of one kernel, beside an exchange that takes so long."""
+        """Duration of a kernel overlapped with communication that takes `comm_seconds` without it."""
         return self._overlapped_duration(kernel_seconds, comm_seconds, min, max)
 
     def _kernel_delay(
@@ -109,14 +111,14 @@ class OverlapModel:
 
 @dataclass(frozen=True, slots=True)
 class SegmentTiming:
-    """Timing of every operation of a block, in the block's order.
+    """Timing of every operation of a segment, in the segment's order.
 
-    durations: [operations] seconds; offsets: [operations + 1] seconds from the block's start, their running sum;
-    exposed: [operations] the part of each that is communication not hidden by a kernel (all of an exchange's time,
-    none of a kernel's); slowed: [operations] the part by which an exchange of the same operation slows its kernel;
-    launching: [operations] the part of each kernel's time in which the GPU waits for the host;
-    together: operations that are a kernel and an exchange side by side, by place; provenance, bound, error, longer: one
-    per operation.
+    durations: [operations] seconds; offsets: [operations + 1] seconds from the segment's start, the running sum
+    of durations; exposed_comm: [operations] seconds of each that are communication not hidden by a kernel (all
+    of a collective's time, none of a kernel's); overlap_delay: [operations] seconds by which the communication
+    of an overlapped operation delays its kernel; launch_stalls: [operations] seconds of each during which the
+    GPU waits for the host; overlaps: overlapped operations by index; provenance, bottleneck, error,
+    in_situ_slowdown: one per operation.
     """
 
     durations: tuple[Seconds, ...]
@@ -132,16 +134,16 @@ class SegmentTiming:
 
     @property
     def seconds(self) -> Seconds:
-        """Duration of the whole block."""
+        """Duration of the segment."""
         return float(self.offsets[-1])
 
     @property
     def kernel_seconds(self) -> FloatArray:
-        """[operations] what the kernels of each take alone, launched by their host."""
+        """[operations] seconds of each operation's kernels without overlap, launch stalls included."""
         return np.array(self.durations) - self.exposed_comm - self.overlap_delay
 
     def fixed(self, kernel_seconds: FloatArray) -> FloatArray:
-        """What operations last longer than their kernels, where these take other times: [.., operations] both."""
+        """Seconds of operations that are not kernel time, when kernels take these seconds: [.., operations] both."""
         fixed_seconds = self.exposed_comm + self.overlap_delay
         if self.overlaps:
             fixed_seconds = np.broadcast_to(fixed_seconds, kernel_seconds.shape).copy()
@@ -152,7 +154,7 @@ class SegmentTiming:
 
 
 class SegmentCost:
-    """Times blocks and exchanges for the ranks of one program."""
+    """Times segments and communication ops for the ranks of one program."""
 
     def __init__(self, program: Program, device_models: DeviceModels, comm_cost: CommCost) -> None:
         self.program = program
@@ -182,11 +184,11 @@ class SegmentCost:
         self._comm_speed_cache: dict[tuple[int, Segment, CollectiveType], float] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is known by identities, which are others elsewhere."""
+        """State without caches keyed by object identity, which is not preserved by pickling."""
         return {**vars(self), "_alike": {}, "_operations": {}, "_kernels": {}}
 
     def time_segment(self, rank: int, segment: Segment) -> SegmentTiming:
-        """Timing of a block on one rank."""
+        """Timing of a segment on one rank."""
         segment = self._canonical_segment(segment)
         key = segment, int(self.timing_classes(segment)[rank])
         if key not in self._timing_cache:
@@ -194,9 +196,9 @@ class SegmentCost:
         return self._timing_cache[key]
 
     def _canonical_segment(self, segment: Segment) -> Segment:
-        """The first block that was asked for with the same operations: it is timed for all of them.
+        """The first requested segment with the same operations, which is timed for all of them.
 
-        Operations are told by their identity: layers share them, and to compare them takes longer than to time them.
+        Operations are compared by identity: layers share them, and comparing by value takes longer than timing.
         """
         cached = self._canonical.get(segment)
         if cached is None:
@@ -205,7 +207,7 @@ class SegmentCost:
         return cached
 
     def timing_classes(self, segment: Segment) -> IntArray:
-        """[ranks] ranks with equal numbers share the block's timing."""
+        """[ranks] class of each rank; ranks of one class share the segment's timing."""
         segment = self._canonical_segment(segment)
         cached = self._timing_classes.get(segment)
         if cached is None:
@@ -214,7 +216,7 @@ class SegmentCost:
 
     @property
     def rank_features(self) -> IntArray:
-        """[ranks] ranks with equal numbers have equal machines, and equal loads."""
+        """[ranks] class of each rank by device model and expert loads."""
         return (
             pair_labels(self.device_models.index_of_rank, label_rows(np.stack(self._load_classes, axis=1)))
             if self._load_classes
@@ -222,6 +224,7 @@ class SegmentCost:
         )
 
     def _classify_ranks(self, segment: Segment) -> IntArray:
+        """Timing classes of the ranks for a segment: by device model, loads, and seconds of its collectives."""
         classes = self.device_models.index_of_rank
         for load_index in dict.fromkeys(operation.load_index for operation in segment.distinct_operations):
             if load_index is not None:
@@ -237,32 +240,32 @@ class SegmentCost:
         return classes
 
     def comm_timing(self, rank: int, comm_op: CommOp) -> KernelTiming:
-        """Duration of an exchange in the group of one rank (its first member, for pairs)."""
+        """Timing of a communication op in the group of one rank (its first member, for pairs)."""
         timing = self._comm_cost.time_comm_op(comm_op)
         group_index = self._group_indices[comm_op.comm_group][rank]
         return KernelTiming(float(timing.seconds[group_index]), timing.provenance, timing.bottleneck, timing.error)
 
     def comm_timing_by_group(self, comm_op: CommOp) -> CommTiming:
-        """Duration of an exchange in every group of its role."""
+        """Timing of a communication op in every group of its communicator."""
         return self._comm_cost.time_comm_op(comm_op)
 
     def comm_seconds(self, ranks: IntArray, comm_op: CommOp) -> FloatArray:
-        """Seconds of an exchange in the group of each of some ranks (their first members, for pairs)."""
+        """Seconds of a communication op in the group of each of these ranks (their first members, for pairs)."""
         seconds: FloatArray = self._comm_cost.time_comm_op(comm_op).seconds[
             self._group_indices[comm_op.comm_group][ranks]
         ]
         return seconds
 
     def interference_level(self, comm_op: CommOp) -> int:
-        """At which pace kernels go while a collective of the data stream is beside them; 0 is alone."""
+        """Interference level of kernels while a DP or EP collective is in flight; 0 means none."""
         return self._interference.level_of(comm_op.collective)
 
     def combined_interference_level(self, first: int, second: int) -> int:
-        """At which pace kernels go beside two collectives of different streams; 0 is none."""
+        """Interference level of kernels while collectives of two streams are in flight; 0 means none."""
         return self._interference.combined_level(first, second)
 
     def slowdown(self, rank: int, segment: Segment) -> FloatArray:
-        """The part by which kernels of a rank's block take longer at each pace from 1 on: [paces - 1, operations]."""
+        """Slowdown of a segment's kernels on a rank at each level from 1 on: [levels - 1, operations] fractions."""
         segment, model_index = self._canonical_segment(segment), int(self.device_models.index_of_rank[rank])
         cached = self._slowdown_cache.get((segment, model_index))
         if cached is None:
@@ -280,7 +283,7 @@ class SegmentCost:
 
     @cached_property
     def compute_slows_comm(self) -> bool:
-        """Whether kernels slow any collective of the data stream."""
+        """Whether kernels slow any DP or EP collective."""
         comm_slowdowns = [kind.interference.collectives for kind in self.device_models.models]
         return any(
             slowdowns[kind, kernel_class] > 0.0
@@ -290,7 +293,7 @@ class SegmentCost:
         )
 
     def comm_speed(self, rank: int, segment: Segment, comm_op: CommOp) -> float:
-        """At which part of its own pace a collective goes beside a rank's block, on average over all of that."""
+        """Speed of a collective while a rank runs this segment, relative to no overlap, averaged over the segment."""
         key = int(self.timing_classes(segment)[rank]), segment, comm_op.collective
         if key not in self._comm_speed_cache:
             self._comm_speed_cache[key] = self._comm_speed(rank, segment, comm_op)
@@ -308,7 +311,7 @@ class SegmentCost:
         return float((kernels / (1.0 + slowdown) + fixed).sum()) / total if total > 0.0 else 1.0
 
     def comm_slows_compute(self, ranks: IntArray) -> bool:
-        """Whether a collective of the data stream slows any kernel of these ranks."""
+        """Whether a DP or EP collective slows any kernel of these ranks."""
         model_indices = np.unique(self.device_models.index_of_rank[ranks]).tolist()
         return any(
             slowdown > 0.0
@@ -321,17 +324,19 @@ class SegmentCost:
         return self.device_models.models[int(self.device_models.index_of_rank[rank])]
 
     def _time_segment(self, rank: int, segment: Segment) -> None:
-        """Time a block on a rank, and where ranks have unlike loads on all of equal machines, since most will ask."""
+        """Time a segment on a rank; with imbalanced loads, on all ranks of the same device model at once."""
         classes, model_index = self.timing_classes(segment), int(self.device_models.index_of_rank[rank])
         ranks = [rank]
         if any(distinct_operation.load_index is not None for distinct_operation in segment.distinct_operations):
             same_model_ranks = np.flatnonzero(self.device_models.index_of_rank == model_index)
             ranks = same_model_ranks[np.unique(classes[same_model_ranks], return_index=True)[1]].tolist()
-        rank_segments = [self._rank_segment(item, segment) for item in ranks]
-        seconds = np.stack([element.seconds for element in rank_segments])
+        rank_segments = [self._rank_segment(timed_rank, segment) for timed_rank in ranks]
+        seconds = np.stack([rank_segment.seconds for rank_segment in rank_segments])
         stalls = self.device_models.models[model_index].host.launch_stalls(segment, seconds)
-        for entry, rank_segment, rank_seconds, launch_stalls in zip(ranks, rank_segments, seconds, stalls, strict=True):
-            self._timing_cache[segment, int(classes[entry])] = rank_segment.to_segment_timing(
+        for timed_rank, rank_segment, rank_seconds, launch_stalls in zip(
+            ranks, rank_segments, seconds, stalls, strict=True
+        ):
+            self._timing_cache[segment, int(classes[timed_rank])] = rank_segment.to_segment_timing(
                 rank_seconds, launch_stalls
             )
 
@@ -342,7 +347,7 @@ class SegmentCost:
         )
 
     def _timed_operation(self, rank: int, operation: Operation) -> "_TimedOperation":
-        """An operation of the program's on a rank, remembered by its identity: blocks share many of them."""
+        """Timing of a program's operation on a rank, cached by identity: segments share many of them."""
         key = rank, id(operation)
         cached = self._operation_cache.get(key)
         if cached is None:
@@ -364,7 +369,7 @@ class SegmentCost:
                 return self._time_kernel(model_index, kernel), _NO_COMM, None
 
     def _time_kernel(self, model_index: int, kernel: Kernel) -> KernelTiming:
-        """A kernel of the program's, remembered by its identity: to hash it takes longer."""
+        """Timing of a program's kernel, cached by identity: hashing it takes longer."""
         key = model_index, id(kernel)
         cached = self._kernel_cache.get(key)
         if cached is None:
@@ -372,7 +377,7 @@ class SegmentCost:
         return cached
 
     def _time_overlap(self, rank: int, overlap: CommOverlap) -> "_TimedOperation":
-        """Timing of a kernel and an exchange side by side."""
+        """Timing of a kernel overlapped with a communication op."""
         device_model, comm = self._device_model(rank), self.comm_timing(rank, overlap.comm_op)
         kernel = _time_chunked_kernel(device_model, overlap.kernel, overlap.chunk_count)
         pair = overlap.comm_op.collective, kernel_class_of(overlap.kernel.kind)
@@ -386,16 +391,19 @@ class SegmentCost:
 
 
 _TimedOperation = tuple[KernelTiming, tuple[Seconds, Seconds], OverlapModel | None]
-"""An operation on one rank: its timing, of it exposed communication and what that slows, and both if they are two."""
+"""An operation on one rank: timing, (exposed communication, kernel delay) in seconds, overlap model if any."""
 _NO_COMM: Final = 0.0, 0.0
-"""Nothing of it is communication."""
+"""No exposed communication and no delay."""
 _CLASS_INDEX: Final = {kind: KERNEL_CLASSES.index(kernel_class_of(kind)) for kind in KernelKind}
-"""The place of each kind's class."""
+"""Index of each kernel kind's class."""
 
 
 @dataclass(frozen=True, slots=True)
 class _RankSegment:
-    """A block's operations on one rank. timed: the different ones; which: [operations] of these each is."""
+    """The timed operations of a segment on one rank.
+
+    timed_operations: the distinct ones; operation_index: [operations] which of these each is.
+    """
 
     timed_operations: list[_TimedOperation]
     operation_index: IntArray
@@ -408,7 +416,7 @@ class _RankSegment:
         ]
 
     def to_segment_timing(self, seconds: FloatArray, launch_stalls: FloatArray) -> SegmentTiming:
-        """Put together; seconds: those of each; launching: [operations], as `SegmentTiming` has it."""
+        """Assemble the segment's timing. seconds: [operations]; launch_stalls: [operations], as in `SegmentTiming`."""
         durations, indices = (seconds + launch_stalls).tolist(), self.operation_index.tolist()
         comm_shares = np.array([share for _, share, _ in self.timed_operations], dtype=np.float64).reshape(-1, 2)[
             self.operation_index
@@ -428,15 +436,21 @@ class _RankSegment:
         )
 
     def _overlaps(self, indices: list[int]) -> dict[int, OverlapModel]:
-        """Operations that are two, by their place."""
+        """Overlap models by operation position."""
         models = {index: model for index, (_, _, model) in enumerate(self.timed_operations) if model is not None}
         return (
-            {position: models[number] for position, number in enumerate(indices) if number in models} if models else {}
+            {
+                position: models[operation_index]
+                for position, operation_index in enumerate(indices)
+                if operation_index in models
+            }
+            if models
+            else {}
         )
 
 
 def _time_chunked_kernel(device_model: DeviceModel, kernel: Kernel, chunks: float) -> KernelTiming:
-    """A kernel that is run in so many pieces, one after the other; in one where it need not be cut."""
+    """Timing of a kernel split into this many chunks that run in sequence (infinite: not split)."""
     if math.isinf(chunks):
         return device_model.kernels.time_kernel(kernel)
     chunk_count = int(chunks)

@@ -1,18 +1,20 @@
-"""What does a training step do to kernels that were timed alone?
+"""How does a training step slow kernels that were timed in isolation?
 
-Arithmetic is slower than in single kernels (the power limit under a mix of kernels on real values), and the whole job
-keeps the pace of the slowest of its GPUs: `InStep.rate`. How much longer a kernel takes for it, the kernel model says,
-which knows whether arithmetic or memory bounds it; what memory or launches bound takes what it took. Flash attention of
-an older library takes some times as long. The same is done to what a model says and to what a record says, of whatever
-origin: both are of kernels alone. But for a record that has measured a chain of kernels (`cost.in_situ`): what a step
-does to the pace of one GPU is in its times already, under the load of a step, and only the slowest GPU is left, by the
-spread of the record's own GPUs where it has measured two or more (assumed: the others were measured on a mean one).
+Arithmetic is slower than in isolated kernels (power limit under a mix of kernels on real values), and the
+whole job runs at the speed of its slowest GPU: `SustainedKernels.from_rate`. How much longer a kernel takes
+is given by the kernel model, which knows whether it is compute or memory bound; memory-bound and
+launch-bound kernels keep their times. Flash attention of an older library takes a fixed multiple. The same
+is applied to modelled and to recorded times of whatever origin, since both are of isolated kernels.
+Exception: for a record with in-situ factors (`cost.in_situ`), the sustained rate of one GPU under a step's
+load is in its times already, and only the slowest GPU remains, by the spread of the record's own GPUs where
+it has measured two or more (assumed: the measured GPU is an average one).
 
-Assumed: the rates that were fitted to published steps of this accelerator hold on this machine too. Nothing of that was
-measured here, so what was measured alone is known that much worse within a step: the error grows by the part by which
-it takes longer, and the band begins where the record alone would be.
+Assumed: rates that were fitted to published steps of this accelerator hold on this machine too. None of
+this was measured here, so isolated measurements are that much less certain within a step: the error grows
+by the relative slowdown, and the prediction interval begins where the record by itself would be.
 
-References: `hardware.efficiency.InTraining`; "around 2x speedup" of FlashAttention-2 (arXiv:2307.08691, abstract).
+References: `hardware.efficiency.TrainingDerating`; "around 2x speedup" of FlashAttention-2 (arXiv:2307.08691,
+abstract).
 """
 
 from collections.abc import Sequence
@@ -29,13 +31,13 @@ from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.training import AttentionBackend
 
 FLASH1_SLOWDOWN: Final = 2.0
-"""Times that FlashAttention takes relative to FlashAttention-2."""
+"""Duration of FlashAttention relative to FlashAttention-2."""
 
 _ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 
 
 def unmeasured_effects(published: TrainingDerating, record: CalibrationRecord | None) -> TrainingDerating:
-    """What a step does to the pace of kernels that is not in their times yet."""
+    """In-training effects on kernel rates that are not in the record's times already."""
     if record is None or not record.chain:
         return published
     return replace(
@@ -53,22 +55,22 @@ def _gpu_spread(gpus: Sequence[GpuSample], published: float) -> float:
 
 
 def job_rate(effects: TrainingDerating, gpus: int) -> float:
-    """Arithmetic rate of a job's GPUs relative to that of single kernels on a mean one: the slowest sets it."""
+    """Arithmetic rate of a job relative to isolated kernels on an average GPU: the slowest of its GPUs sets it."""
     return effects.sustained_ratio / (1.0 + effects.gpu_spread * slowest_deviation(gpus))
 
 
 def attention_ratio(
     effects: TrainingDerating, requested: AttentionBackend, measured: AttentionBackend = AttentionBackend.FLASH
 ) -> float:
-    """How many times longer the flash attention takes that a training asks for than the one that was timed.
+    """Duration of the requested flash attention relative to the one that was measured.
 
-    At least 1: what was timed is not taken to be slower than this machine's libraries allow.
+    At least 1: the measured one is not assumed to be slower than this machine's libraries allow.
     """
     return max(1.0, _relative_attention_seconds(effects, requested) / _relative_attention_seconds(effects, measured))
 
 
 def _relative_attention_seconds(effects: TrainingDerating, attention: AttentionBackend) -> float:
-    """Relative to the fastest flash attention that there is for the accelerator."""
+    """Duration relative to the fastest flash attention available for the accelerator."""
     match attention:
         case AttentionBackend.FLASH2:
             return effects.flash2_slowdown
@@ -79,10 +81,10 @@ def _relative_attention_seconds(effects: TrainingDerating, attention: AttentionB
 
 @dataclass(frozen=True, slots=True)
 class SustainedKernels:
-    """Kernels as they are within a step (a `KernelCost`).
+    """Kernels at their rate within a training step (a `KernelCost`).
 
-    alone: times kernels by themselves; model, within: the kernel model of the same hardware, of kernels by themselves
-    and at the rate of a step; attention: times that flash attention takes.
+    isolated: times isolated kernels; isolated_model, in_step_model: the kernel model of the same hardware, in
+    isolation and at the rate of a step; attention_slowdown: factor on flash attention.
     """
 
     isolated: KernelCost
@@ -101,9 +103,9 @@ class SustainedKernels:
         attention_slowdown: float,
         low_precision_factor: float = 1.0,
     ) -> "SustainedKernels":
-        """Kernels of a step whose arithmetic runs at a `rate` relative to kernels alone.
+        """Kernels of a step whose arithmetic runs at `rate` relative to isolated kernels.
 
-        narrow: how many times that in formats with scales.
+        low_precision_factor: further factor on the rate in block-scaled formats.
         """
         return cls(isolated, model, Roofline(model.accelerator, rate, low_precision_factor), attention_slowdown)
 
@@ -129,7 +131,7 @@ class SustainedKernels:
         slowdown = in_step.seconds / isolated.seconds
         return replace(
             timing,
-            # alone times `longer`, so written that what the model says of a kernel alone gives what it says of it here
+            # equals isolated seconds * slowdown; written so that a modelled time maps exactly to the in-step model's
             seconds=in_step.seconds + (timing.seconds - isolated.seconds) * slowdown,
             bottleneck=in_step.bottleneck if timing.bottleneck is isolated.bottleneck else timing.bottleneck,
             error=None if timing.error is None else timing.error + abs(slowdown - 1.0),
@@ -138,7 +140,7 @@ class SustainedKernels:
 
 
 def _older_attention_timing(timing: KernelTiming, slowdown: float) -> KernelTiming:
-    """The flash attention of an older library: not what was measured, if anything was."""
+    """Timing of an older library's flash attention: derived, even if the newer one was measured."""
     slowed = replace(timing, seconds=timing.seconds * slowdown)
     return (
         replace(slowed, provenance=Provenance.DERIVED, error=None) if timing.provenance in LOCALLY_MEASURED else slowed

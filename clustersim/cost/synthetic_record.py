@@ -1,7 +1,7 @@
-"""What does a record hold that nobody measured, but somebody's function computes?
+"""Build a synthetic calibration record from a user's kernel time function.
 
-A row for each kernel that has a shape, by which records know kernels again. What the function leaves to the model
-(None), and what has no shape, the record does not have.
+One sample for each kernel that has a shape, by which records identify kernels. Kernels that the function
+leaves to the model (None), and those without a shape, are not in the record.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,9 +26,9 @@ from clustersim.model.kernels import Kernel
 def record_from_function(
     kernel_seconds: Callable[[Kernel], Seconds | None], kernels: Iterable[Kernel], *, accelerator: str, description: str
 ) -> CalibrationRecord:
-    """The record of an accelerator whose kernels take what a function says alone; words: what the function is.
+    """A record of an accelerator whose isolated kernel times a function computes. description: what the function is.
 
-    Raises InputError where the function raises, or gives what is no time above zero.
+    Raises InputError where the function raises, or returns something other than a positive time.
     """
     samples: dict[KernelSignature, KernelSample] = {}
     for kernel in kernels:
@@ -45,7 +45,7 @@ def record_from_function(
 
 
 def _evaluate(kernel_seconds: Callable[[Kernel], Seconds | None], kernel: Kernel) -> Seconds | None:
-    """What the function says of a kernel."""
+    """The function's seconds for a kernel; None leaves it to the model."""
     with as_input_errors(f"{getattr(kernel_seconds, '__name__', 'the function')}({kernel.name})"):
         duration = kernel_seconds(kernel)
         if duration is None:

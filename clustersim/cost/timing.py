@@ -1,4 +1,4 @@
-"""How long does one piece take alone, and how do we know?"""
+"""How long does a single kernel or collective take, and what is the provenance of that duration?"""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -23,11 +23,11 @@ class Provenance(Enum):
 
 
 LOCALLY_MEASURED: Final = (Provenance.MEASURED, Provenance.INTERPOLATED, Provenance.FITTED)
-"""What rests on a record of this machine."""
+"""Provenances that are based on a record of this machine."""
 
 
 class Bottleneck(Enum):
-    """What limits a piece of work."""
+    """The resource that limits a kernel or collective."""
 
     COMPUTE = "compute"
     MEMORY = "memory bandwidth"
@@ -40,11 +40,11 @@ class Bottleneck(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KernelTiming:
-    """Duration of one kernel or collective alone on its hardware.
+    """Duration of one kernel or collective in isolation on its hardware.
 
-    error: the part by which the real duration is expected to differ, from the dispersion of what was measured or from
-    how a model met measurements; None: nothing was measured here; longer: how many times longer than by itself the
-    kernel takes for being part of a step (`cost.sustained_rate`), which is in `seconds` already.
+    error: expected relative error, from the dispersion of measurements or from how a model fits them; None:
+    nothing was measured here; in_situ_slowdown: factor by which the kernel takes longer within a step than in
+    isolation (`cost.sustained_rate`), already included in `seconds`.
     """
 
     seconds: Seconds
@@ -56,10 +56,10 @@ class KernelTiming:
 
 @dataclass(frozen=True, slots=True)
 class CommTiming:
-    """Duration of one collective in every group of its role.
+    """Duration of one collective in every group of its communicator.
 
-    seconds: [groups]; for people, algorithm: what the slowest group takes; tier: the highest that two of its members
-    have between them (a ring may stay below it); error: as in `KernelTiming`.
+    seconds: [groups]; for display, algorithm: of the slowest group; tier: the highest network tier between any
+    two of its members (a ring may stay below it); error: as in `KernelTiming`.
     """
 
     seconds: FloatArray
@@ -72,12 +72,12 @@ class CommTiming:
 
 @dataclass(frozen=True, slots=True)
 class LinkDemand:
-    """What one collective asks of shared links in every group of its role.
+    """Demand of one collective on shared links in every group of its communicator.
 
-    latency: [groups] seconds in which nothing moves; transfer: [groups] seconds that its bytes take where the group has
-    the links for itself; per_byte: [groups] seconds of them for a byte of `payload`, once pipelines are full; flow:
-    [groups] bytes of its largest flow, by which flows share links fairly; crossings: which links it keeps busy, for how
-    long per byte of `payload`. What crosses no link is all latency.
+    latency: [groups] seconds in which nothing moves; transfer: [groups] seconds of the transfer without
+    contention; per_byte: [groups] transfer seconds per byte of `payload`, once pipelines are full; flow:
+    [groups] bytes of its largest flow, the weight in max-min sharing; link_loads: links that each group keeps
+    busy, in seconds per byte of `payload`. A group that crosses no link is all latency.
     """
 
     latency: FloatArray
@@ -89,21 +89,21 @@ class LinkDemand:
 
 
 class KernelCost(Protocol):
-    """The seam between the engine and sources of kernel durations."""
+    """Interface of sources of kernel durations."""
 
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
-        """Time one kernel alone on one GPU."""
+        """Time one kernel in isolation on one GPU."""
 
 
 class CommCost(Protocol):
-    """The seam between the engine and sources of collective durations."""
+    """Interface of sources of collective durations."""
 
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
-        """Time one collective in each group of its role, all groups of the role at once."""
+        """Time one collective in all groups of its communicator at once."""
 
 
 class LinkDemandCost(Protocol):
-    """The seam between the engine's shared network and sources of what collectives ask of it."""
+    """Interface of sources of link demands, for the engine's shared network."""
 
     def link_demand(self, comm_op: CommOp) -> LinkDemand:
-        """What one collective asks of links in each group of its role."""
+        """Link demand of one collective in each group of its communicator."""

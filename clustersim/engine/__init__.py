@@ -1,1 +1,1 @@
-"""WHEN DOES IT HAPPEN? A simpy engine runs programs."""
+"""Discrete-event simulation engine: when does each task of each rank run?"""

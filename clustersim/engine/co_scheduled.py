@@ -1,7 +1,7 @@
-"""When does everything happen where several jobs are on one machine?
+"""Co-scheduled jobs: several jobs on one cluster, in one simulation.
 
-Each job is a world of its own, with its own ranks, meetings and mail; the clock and the links are the same for all. So
-jobs slow each other where they are on the same links at the same time, and nowhere else.
+Each job has its own shared state, ranks, collectives and messages; event loop and links are common to all. So
+jobs slow each other where they load the same links at the same time, and nowhere else.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from clustersim.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CoScheduledJob:
-    """What one job runs. cost: knows its program, too; classes: its own, of links that are all jobs'; start: when."""
+    """One job. cost: of its program; classes: of its ranks and of the links of all jobs; start: in seconds."""
 
     cost: SegmentCost
     classes: SymmetryClasses
@@ -34,9 +34,9 @@ class CoScheduledJob:
 
 
 def simulate_co_scheduled(jobs: Sequence[CoScheduledJob]) -> tuple[tuple[Trace, OperationSpanLog], ...]:
-    """Run one rank of every class of each job; return of each its spans, and those of operations run one by one.
+    """Simulate one rank of every symmetry class of each job; return trace and recorded operation spans of each.
 
-    Times are those of one clock.
+    All times are of the common clock.
     """
     environment = SimEnvironment(min(job.start for job in jobs))
     network = FluidNetwork(environment, len(jobs[0].classes.link_colours))
@@ -56,7 +56,7 @@ def _shared_state(job: CoScheduledJob, environment: SimEnvironment, network: Flu
 
 
 def _start_ranks(environment: SimEnvironment, time: Seconds, ranks: Sequence[RankProcess]) -> None:
-    """Let a job's ranks begin at a time."""
+    """Start the ranks of a job at a time."""
     if time == environment.now:
         for rank in ranks:
             rank.start()

@@ -1,9 +1,17 @@
-"""When does everything happen?
+"""Entry points of the engine: when does each task of each rank run?
 
-A simpy environment runs every stream of every simulated rank as a process. Time is in seconds as float64, without any
-absolute epsilon, so scaling all durations by a power of two scales every timestamp exactly. Events at equal times are
-processed in the order in which they were scheduled, and streams are started in order of rank, then stream; no duration
-depends on that order, so the trace is the same on every run.
+A program is simulated in one of two ways that give the same spans:
+
+    scalar       one simpy process for every stream of every simulated rank (`scalar.rank_process`)
+    vectorized   all ranks that run the same task list as arrays (`vectorized.engine`): for programs with many
+        simulated ranks and uncontended links
+
+A simulated rank stands for all ranks of its symmetry class; the others are not run.
+
+Time is in seconds as float64, without any absolute epsilon, so scaling all durations by a power of two scales
+every timestamp exactly. Events at equal times are processed in the order in which they were scheduled, and
+streams are started in order of rank, then stream; no duration depends on that order, so the trace is
+reproducible.
 """
 
 from typing import Final
@@ -23,11 +31,11 @@ from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import Trace
 
 SCALAR_RANKS_PER_PROGRAM: Final = 2
-"""Simulated ranks of a kind, on average, up to which one by one is faster than as arrays (measured, CPython 3.11)."""
+"""Mean number of simulated ranks per task list up to which the scalar engine is faster (measured, CPython 3.11)."""
 
 
 class DeadlockError(ClusterSimError):
-    """Tasks wait for each other in a circle: the program is wrong, not the user's input."""
+    """Tasks wait for each other in a cycle: the program is wrong, not the user's input."""
 
 
 def simulate_program(
@@ -39,11 +47,13 @@ def simulate_program(
     contention_map: ContentionMap | None = None,
     jitter: Jitter | None = None,
 ) -> tuple[Trace, OperationSpanLog]:
-    """Run one rank of every class; return its spans, and those of operations run one by one.
+    """Simulate one rank of every symmetry class; return the trace and the recorded operation spans.
 
-    coalesce: blocks that no other simulated rank can observe are one event each. sharing: what exchanges ask of a
-    network whose links (with colours in `classes`) they share; without it each takes its own time.
-    jitter: by which kernels vary; then no two ranks may be of one class.
+    Operation spans are recorded only where segments run by sub-segments; the others follow from `cost`.
+    coalesce: segments in which no other simulated rank takes part are one event each where links allow; if false,
+    every operation is one. contention_map: which comm ops share links (with the link colours in `classes`);
+    without it each takes its uncontended duration.
+    jitter: random variation of kernel durations; then every rank must be in a symmetry class of its own.
     """
     if (
         coalesce
@@ -59,7 +69,7 @@ def simulate_program(
 
 
 def _vectorizing_pays(program: Program, classes: SymmetryClasses) -> bool:
-    """Whether so many ranks of a kind are simulated, on average, that arrays over them pay."""
+    """Whether enough simulated ranks run each distinct task list (`RankProgram`) for the vectorized engine."""
     return classes.count > SCALAR_RANKS_PER_PROGRAM * len(program.programs)
 
 
@@ -72,7 +82,7 @@ def simulate_scalar(
     contention_map: ContentionMap | None = None,
     jitter: Jitter | None = None,
 ) -> tuple[Trace, OperationSpanLog]:
-    """`simulate_program`, rank by rank in a simpy environment."""
+    """`simulate_program` with the scalar engine: one simpy process per stream."""
     shared = SharedState(program, classes, cost, coalesce, contention_map, jitter)
     ranks = create_ranks(shared)
     for rank in ranks:
@@ -83,16 +93,17 @@ def simulate_scalar(
 
 
 def create_ranks(shared: SharedState) -> list[RankProcess]:
-    """The simulated ranks of a world, which are yet to start."""
+    """The simulated ranks of a simulation, not yet started."""
     ranks = [RankProcess(int(rank_id), shared) for rank_id in sorted(set(shared.classes.representative.tolist()))]
     shared.ranks.update({rank.rank_id: rank for rank in ranks})
     return ranks
 
 
 def collect_results(shared: SharedState, ranks: list[RankProcess]) -> tuple[Trace, OperationSpanLog]:
-    """What has happened in a world; raise DeadlockError if not all ranks are done."""
+    """The trace and the recorded operation spans; raise DeadlockError if a rank is not done."""
     _check_deadlock(shared, ranks)
-    shared.ranks.clear()  # they know the world, and who watches them: only a collector would find what it holds
+    # ranks refer to the shared state and to the detector: break the cycles, so that no garbage collection is needed
+    shared.ranks.clear()
     for rank in ranks:
         rank.on_mark = ignore_mark
     return shared.recorder.build_trace(shared.classes.representative), shared.recorder.operation_log()

@@ -1,1 +1,1 @@
-"""WHAT MACHINE IS THERE? Accelerators, links, fabrics and routes."""
+"""The hardware model: accelerators, links, fabrics and routes."""

@@ -1,7 +1,8 @@
 """What can one accelerator do?
 
-Datasheet rates and sizes, and the constants with which real kernels reach them. Shipped accelerators are YAML files in
-`topologies/accelerators`, with a source for every number; any path to such a file works as well.
+Datasheet rates and sizes, and the efficiency constants of real kernels on it. Packaged accelerators are YAML
+files in `topologies/accelerators`, with a source for every number; the path of any other such file works as
+well.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,24 +27,24 @@ from clustersim.hardware.link_technology import LinkTechnology
 from clustersim.hardware.power import PowerSpec
 from clustersim.hardware.technology_reader import read_generation
 
-MAX_COMPUTE_UNITS: Final = 1_000_000  # compute units, or rows of an attention block: a typing error beyond
-MAX_SUSTAINED_RATIO: Final = 1.25  # of the published single kernels' rate
-MAX_FORMAT_SPEEDUP: Final = 4.0  # attention in a format with scales than in BF16
-MAX_INTERFERENCE: Final = 10.0  # kernels that take eleven times as long: a percentage by mistake beyond
+MAX_COMPUTE_UNITS: Final = 1_000_000  # compute units, or rows of an attention block; above it is a typing error
+MAX_SUSTAINED_RATIO: Final = 1.25  # relative to the rate of the published standalone kernels
+MAX_FORMAT_SPEEDUP: Final = 4.0  # speedup of attention in a low-precision format over BF16
+MAX_INTERFERENCE: Final = 10.0  # kernels slowed 11x; above it is a percentage by mistake
 _PROVENANCE: Final = MappingProxyType({"published": True, "roofline": False})
 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """One GPU (or CPU) as the simulator sees it.
+    """One GPU (or CPU) as the simulator models it.
 
-    peak: dense FLOP/s by number format, without sparsity; memory_bytes: what a process can address; memory_bandwidth:
-    bytes/s of device memory; compute_units: SMs or CUs; context_bytes: driver context and library workspaces that a
-    training process loses; interference: the part by which a kernel takes longer while a collective runs beside it on
-    the same GPU, on average over a training step (0.2: 20 % longer; 0: they do not disturb each other); sources: where
-    each group of numbers comes from; alignment: what sizes that fit badly cost; nvlink: the generation of its NVLink or
-    xGMI ports, None without any; host_pace: how many times as long as an x86 server its host takes to launch a kernel;
-    power: what it draws, None where that is not known.
+    peak: dense FLOP/s by number format, without sparsity; memory_bytes: what a process can allocate;
+    memory_bandwidth: bytes/s of device memory; compute_units: SMs or CUs; context_bytes: driver context and
+    library workspaces that a training process loses; interference: mean relative slowdown of a kernel while a
+    collective runs concurrently on the same GPU, over a training step (0.2: 20 % longer; 0: none); sources: of
+    each group of numbers; alignment: cost of misaligned sizes; nvlink: generation of its NVLink or xGMI ports,
+    None without any; host_launch_ratio: time that its host takes to launch a kernel, relative to an x86 server;
+    power: its power draw, None where unknown.
     """
 
     name: str
@@ -63,7 +64,7 @@ class Accelerator:
     power: PowerSpec | None = None
 
     def peak_flops(self, dtype: DType) -> FlopPerSecond:
-        """Dense peak in FLOP/s; raise InputError that lists the formats that this accelerator has."""
+        """Dense peak in FLOP/s; raise InputError that lists the accelerator's formats."""
         if dtype not in self.formats:
             formats = ", ".join(dtype_name.value for dtype_name in self.formats)
             raise InputError(f"{self.name} has no {dtype.value} peak; it computes in {formats}")
@@ -71,14 +72,14 @@ class Accelerator:
 
     @property
     def formats(self) -> tuple[DType, ...]:
-        """The formats that it computes in; of those with scales only what there are kernels for."""
+        """Compute formats of the accelerator; low-precision ones only if its matmul library has kernels for them."""
         fractions = self.efficiency.matmul.shares
-        candidates = (item for item in COMPUTE_DTYPES if item not in LOW_PRECISION_DTYPES or item in fractions)
+        candidates = (dtype for dtype in COMPUTE_DTYPES if dtype not in LOW_PRECISION_DTYPES or dtype in fractions)
         return tuple(candidate for candidate in candidates if candidate.peak_dtype in self.peak)
 
 
 def load_accelerator(name_or_path: str) -> Accelerator:
-    """Read a shipped accelerator by name (`h100-sxm-80gb`) or any accelerator file by path."""
+    """Load a packaged accelerator by name (`h100-sxm-80gb`) or any accelerator file by path."""
     path = data_files.find_file("accelerators", name_or_path)
     section = MappingReader(path, data_files.read_mapping(path))
     accelerator = Accelerator(
@@ -102,7 +103,7 @@ def load_accelerator(name_or_path: str) -> Accelerator:
         host_launch_ratio=section.get_float("host_pace") if section.has_key("host_pace") else 1.0,
         power=PowerSpec.from_section(section.get_section("power")) if section.has_key("power") else None,
     )
-    section.reject_unknself_keys()
+    section.reject_unknown_keys()
     return accelerator
 
 
@@ -181,7 +182,7 @@ def _read_matmul(section: MappingReader) -> MatmulEfficiency:
 def _read_by_format(
     section: MappingReader, key: str, read: Callable[[MappingReader, str], float]
 ) -> Mapping[DType, float]:
-    """A constant of each format with scales that has one of its own."""
+    """A constant by low-precision format, for those formats that have their own."""
     if not section.has_key(key):
         return {}
     by_format, formats = section.get_section(key), {dtype.value: dtype for dtype in LOW_PRECISION_DTYPES}

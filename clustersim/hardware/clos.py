@@ -1,17 +1,18 @@
-"""What does a regular cluster look like to a transfer?
+"""Routes and links of a regular cluster.
 
-A folded Clos network (fat tree) of any oversubscription over nodes with NVLink or PCIe inside; one node alone is the
-case without a network. Routes follow from the GPU numbers by arithmetic, for all transfers at once:
+A folded Clos network (fat tree) of any oversubscription over nodes with NVLink or PCIe inside; a single node
+is the case without a network. Routes follow from the GPU ids by arithmetic, vectorized over all transfers:
 
-    same NVLink domain             NVLINK out, NVLINK in; without a switch the NVLINK of the pair, or two (`direct_links`)
+    same NVLink domain             NVLINK out, NVLINK in; without a switch one or two `direct_links`
     same node, no common domain    PCIE, [HOST, HOST between root complexes], PCIE
     else                           PCIE, NIC, [LEAF up, [SPINE up, SPINE down], LEAF down], NIC, PCIE
 
-A transfer leaves by its source's own NIC and enters by its target's own NIC. In a rail-optimised fabric, GPUs with
-equal place in two nodes of one unit meet at their rail's leaf; transfers between different rails climb to the spine.
-(NCCL can avoid the climb with PXN: the data first cross NVLink to the GPU on the target's rail. A collective algorithm
-that wants that sends in two steps; the fabric does not decide it.) A root complex and its NIC are joined by a PCIE link
-where GPU traffic passes the host; elsewhere a GPU and its NIC share a PCIe switch that is never the bottleneck.
+A transfer leaves by its source's NIC and enters by its target's NIC. In a rail-optimised fabric, GPUs with
+equal local rank in two nodes of one unit share their rail's leaf; transfers between different rails cross a
+spine. (NCCL can avoid the spine with PXN: the data first cross NVLink to the GPU on the target's rail. A
+collective algorithm that does so sends in two steps; the fabric does not decide it.) A root complex and its
+NIC are joined by a PCIE link where GPU traffic passes the host; elsewhere a GPU and its NIC share a PCIe
+switch that is never the bottleneck.
 Reference: Leiserson 1985, Fat-Trees, IEEE Trans. Comput. C-34(10); Al-Fares et al. 2008, SIGCOMM, sec. 3.
 """
 
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClosTopology(FieldPickling):
-    """`gpus` GPUs in nodes of one kind under one network; without a network they must lie within one node's reach.
+    """`gpu_count` GPUs in nodes of one kind under one network; without a network they must form one scale-up domain.
 
-    Not slotted: links and their numbers are worked out once, when first asked for.
+    Not slotted: links are computed once, on first access.
     """
 
     node: NodeSpec
@@ -49,35 +50,35 @@ class ClosTopology(FieldPickling):
 
     @property
     def max_gpus(self) -> int:
-        """How many GPUs such a cluster can have."""
+        """The largest number of GPUs that such a cluster can have."""
         return self.node.scale_up_gpus if self.network is None else self.network.max_nodes * self.node.gpu_count
 
     @cached_property
     def counts(self) -> ClosCounts:
-        """How many nodes, units, leaves, pods, spines and cores there are."""
+        """Number of nodes, units, leaves, pods, spines and cores."""
         return count_components(self.gpu_count, self.node, self.network)
 
     @cached_property
     def wiring(self) -> ClosWiring:
-        """The runs of links."""
+        """All link ranges."""
         return build_wiring(self.counts, self.node, self.network)
 
     @property
     def direct_links(self) -> DirectLinks | None:
-        """The links of pairs of GPUs in an NVLink domain; None where a switch joins them, or there is no NVLink."""
+        """Direct links between GPUs of an NVLink domain; None where a switch joins them, or without NVLink."""
         return self.node.nvlink.direct_links if self.node.nvlink else None
 
     def domain_slots(self, gpus: IntArray) -> IntArray:
-        """Where GPUs stand (any shape): the machine's own numbers."""
+        """Position of GPUs, domain by domain (any shape): equal to the GPU ids."""
         return gpus
 
     def gpus_at_slots(self, slots: IntArray) -> IntArray:
-        """Which GPUs stand there (any shape)."""
+        """GPUs at these positions (any shape)."""
         return slots
 
     @cached_property
     def _relay(self) -> IntArray:
-        """The place of a domain by which data gets from one to another, [places, places], of those that are there."""
+        """[domain GPUs, domain GPUs] index of the GPU that relays from one to another, of GPUs that exist."""
         return (
             self.direct_links.restrict_to_first(min(self.gpu_count, self.direct_links.domain_size)).relay
             if self.direct_links
@@ -106,22 +107,22 @@ class ClosTopology(FieldPickling):
 
     @cached_property
     def _gpu_nics(self) -> IntArray:
-        """The NIC of every GPU: [gpus]."""
+        """[gpus] NIC of every GPU."""
         return self.node.nic_ids(np.arange(self.gpu_count))
 
     @cached_property
     def _gpu_leaves(self) -> IntArray:
-        """The leaf switch of every GPU's NIC: [gpus]."""
+        """[gpus] leaf switch of every GPU's NIC."""
         return self.leaf_ids(self._gpu_nics)
 
     @cached_property
     def _gpu_pods(self) -> IntArray:
-        """The pod of every GPU: [gpus]."""
+        """[gpus] pod of every GPU."""
         return self.pod_ids(self._gpu_leaves)
 
     @cached_property
     def rotation(self) -> FabricRotation | None:
-        """How GPUs can change places in their nodes, where that changes nothing else."""
+        """Rotation of local ranks within all nodes, if it is an automorphism of the fabric."""
         return find_rotation(self.counts, self.node, self.network, self.wiring)
 
     def domain_ids(self, gpus: IntArray) -> IntArray:
@@ -133,7 +134,7 @@ class ClosTopology(FieldPickling):
         return gpus // self.node.gpu_count
 
     def leaf_ids(self, nics: IntArray) -> IntArray:
-        """The leaf switch of each NIC (any shape), both numbered through the cluster."""
+        """The leaf switch of each NIC (any shape), both numbered across the cluster."""
         if self.network is None:
             return np.zeros_like(nics)
         return self.network.leaf.leaf_ids(nics, self.node.nics_per_node)
@@ -145,7 +146,7 @@ class ClosTopology(FieldPickling):
         return leaves // (self.network.leaf.switches_per_unit * self.network.units_per_pod)
 
     def find_paths(self, sources: IntArray, targets: IntArray) -> Paths:
-        """Routes of transfers from sources[i] to targets[i], both [n]."""
+        """Paths of transfers from sources[i] to targets[i], both [n]."""
         sources, targets = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
         hops = [hop for hop in self._all_hops(sources, targets) if hop.is_used.any()]
         links, latency = np.empty((len(hops), len(sources)), np.int64), np.zeros(len(sources))
@@ -155,7 +156,7 @@ class ClosTopology(FieldPickling):
         return Paths(links.T, latency)
 
     def _all_hops(self, sources: IntArray, targets: IntArray) -> Iterator["_RouteHop"]:
-        """The hops of all routes, in the order of travel."""
+        """The hops of all routes, in order of travel."""
         wiring, node = self.wiring, self.node
         distant = sources // node.scale_up_gpus != targets // node.scale_up_gpus
         local = ~distant & (sources != targets)
@@ -175,7 +176,7 @@ class ClosTopology(FieldPickling):
     def _direct_link_hops(
         self, direct_links: DirectLinks, sources: IntArray, targets: IntArray, is_used: BoolArray
     ) -> Iterator["_RouteHop"]:
-        """Hops over links from GPU to GPU, by way of a third one where a pair has none."""
+        """Hops over direct GPU-to-GPU links, relayed by a third GPU where a pair has none."""
         domain, source_index = np.divmod(sources, direct_links.domain_size)
         target_index = np.where(is_used, targets % direct_links.domain_size, source_index)
         relay = self._relay[source_index, target_index]
@@ -231,7 +232,7 @@ class ClosTopology(FieldPickling):
         return spine, (choice // np.uint64(spines) % np.uint64(cores)).astype(np.int64)
 
     def link_info(self, link_id: int) -> LinkInfo:
-        """One link, for people."""
+        """One link, for display."""
         for link_range in self.wiring.link_ranges():
             if link_range.first_id <= link_id < link_range.first_id + link_range.count:
                 source, target = link_range.endpoint_names(link_id - link_range.first_id)
@@ -240,7 +241,7 @@ class ClosTopology(FieldPickling):
 
     @cached_property
     def link_endpoints(self) -> LinkEndpoints:
-        """What stands at the ends of every link."""
+        """Endpoint vertices of every link."""
         link_ranges, tiers = self.wiring.link_ranges(), self.wiring.tiers
         return LinkEndpoints(
             source=np.concatenate([link_range.source.vertex_ids(link_range.count) for link_range in link_ranges]),
@@ -249,11 +250,11 @@ class ClosTopology(FieldPickling):
         )
 
     def find_link(self, source: str, target: str) -> int:
-        """The number of the link between two ends; raise InputError that says what is near."""
+        """Id of the link between two named endpoints; raise InputError with a suggestion."""
         return clos_link_lookup.find_link(self.wiring, source, target)
 
     def parallel_link_count(self, link_id: int) -> int:
-        """How many parallel links one link stands for."""
+        """Number of physical links that one link stands for."""
         return next(
             link_range.parallel_links
             for link_range in self.wiring.link_ranges()
@@ -261,7 +262,7 @@ class ClosTopology(FieldPickling):
         )
 
     def nic_links(self, gpus: IntArray) -> IntArray:
-        """Links of the NICs that serve GPUs, both directions, each link once; none where there is no network."""
+        """Links of the NICs that serve GPUs, both directions, each link once; none without a network."""
         duplex = self.wiring.nic
         if not duplex.up.count:
             return np.empty(0, np.int64)
@@ -271,8 +272,8 @@ class ClosTopology(FieldPickling):
     def highest_tier(self, gpus: Sequence[int] | IntArray) -> str:
         """The highest tier that traffic among these GPUs crosses: gpu, nvlink, host, leaf, spine or core.
 
-        If the GPUs lie out of each other's reach and have several leaves, then some two of them differ in both: were
-        all pairs out of reach on one leaf, each GPU would share that leaf with everyone.
+        If the GPUs span several scale-up domains and several leaves, then some two of them differ in both: were all
+        pairs of different domains on one leaf, each GPU would share that leaf with everyone.
         """
         gpu_ids = np.asarray(gpus, np.int64)
         if _all_equal(gpu_ids):
@@ -285,11 +286,11 @@ class ClosTopology(FieldPickling):
         return "spine" if _all_equal(self.pod_ids(leaves)) else "core"
 
     def describe_tiers(self) -> tuple[FabricTier, ...]:
-        """What the fabric is built of, from the GPUs up."""
+        """The tiers of the fabric, from the GPUs up."""
         return clos_tiers.describe_tiers(self.counts, self.node, self.network)
 
     def to_graph(self) -> "nx.DiGraph[str]":
-        """The fabric as a graph; a bundle of spread links ends at one switch that stands for its whole layer."""
+        """The fabric as a graph; a bundle of spread links ends at one switch that stands for its whole tier."""
         graph = clos_graph.build_graph(self.gpu_count, self.wiring, self.node)
         if self.network is not None:
             graph.graph.update(self.network.ecmp.file_keys)
@@ -297,7 +298,7 @@ class ClosTopology(FieldPickling):
 
 
 class _RouteHop(NamedTuple):
-    """The place-th link of a run, on those routes that use it."""
+    """The index-th link of a range, on those routes that use it."""
 
     link_range: LinkRange
     index_in_range: IntArray

@@ -1,4 +1,4 @@
-"""What becomes of a regular cluster whose links are slow or dead?"""
+"""A regular cluster as a fabric whose links can be degraded."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,11 @@ from clustersim.hardware.topology import Fabric
 
 @dataclass(frozen=True)
 class ClosFabric(ClosTopology):
-    """A regular cluster whose links can change."""
+    """A regular cluster whose links can be degraded."""
 
     def with_degraded_links(self, bandwidth_fraction: FloatArray) -> Fabric:
-        """The same machine with the left part of every link's bandwidth, [links]; no route uses a link with 0 left."""
+        """The same machine with every link's bandwidth scaled by bandwidth_fraction, [links].
+
+        Links at 0 are not routed over.
+        """
         return DegradedClos(self, bandwidth_fraction)

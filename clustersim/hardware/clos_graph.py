@@ -1,7 +1,7 @@
-"""What does a regular cluster look like as a graph?
+"""A regular cluster as a networkx graph.
 
-Every link of the wiring becomes one directed edge, and every end of a link one vertex. Where uplinks are spread, a
-layer of switches is one vertex, since its bundle is one link.
+Every link becomes one directed edge, and every endpoint of a link one vertex. Where uplinks are spread, a
+tier of switches is one vertex, since its bundle is one link.
 """
 
 import re
@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     import networkx as nx
 
 _NAME: Final = re.compile(r"([a-z]+)(\d+)")
-_INTRA_NODE_KINDS: Final = ("host", "nic")  # the first number of these names is their node
+_INTRA_NODE_KINDS: Final = ("host", "nic")  # the first index in these names is their node
 
 
 def build_graph(gpu_count: int, wiring: ClosWiring, node: NodeSpec) -> "nx.DiGraph[str]":
-    """Vertices have `kind` (and `node` inside nodes); edges `kind`, `technology`, bytes/s and seconds."""
-    import networkx as nx  # 0.15 s that a simulation does not need
+    """Vertices have `kind` (and `node` inside nodes).
+
+    Edges `kind`, `technology`, bandwidth in bytes/s and latency in seconds.
+    """
+    import networkx as nx  # takes 0.15 s, which a simulation does not need
 
     graph: nx.DiGraph[str] = nx.DiGraph()
     for gpu in range(gpu_count):

@@ -1,4 +1,4 @@
-"""Which link of a regular cluster does a user mean by the names of its ends?"""
+"""Lookup of a regular cluster's links by the names of their endpoints."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ MAX_LISTED = 4
 
 
 def find_link(wiring: ClosWiring, source: str, target: str) -> int:
-    """The number of the link from one end to another; raise InputError that says what is near."""
+    """Id of the link from one endpoint to another; raise InputError with a suggestion."""
     vertices = _find_vertex(wiring, source), _find_vertex(wiring, target)
     reachable: list[str] = []
     for link_range in wiring.link_ranges():
@@ -25,7 +25,7 @@ def find_link(wiring: ClosWiring, source: str, target: str) -> int:
 
 
 def _find_vertex(wiring: ClosWiring, name: str) -> int:
-    """The number of a vertex."""
+    """Id of the vertex of this name; raise InputError with a suggestion."""
     tiers = [tier for tier in wiring.tiers if tier.count]
     for tier in tiers:
         vertex = tier.find_vertex(name)
@@ -44,5 +44,5 @@ def _contains_vertex(tier: VertexTier, vertex: int) -> bool:
 
 
 def _format_names(names: list[str]) -> str:
-    """Some names, each once."""
+    """Some of the names, without duplicates."""
     return ", ".join(list(dict.fromkeys(names))[:MAX_LISTED]) or "nowhere"

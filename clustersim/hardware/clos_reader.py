@@ -1,11 +1,11 @@
-"""How is a regular cluster written in a file?
+"""Reads a regular cluster from a file.
 
     node:   {gpus, pcie?, nvlink?: {gpus, links?, ...}, host?: {bridges, ...}, nic?: {per_node, ...}}
     fabric: {leaf: {arrangement, nodes, ...}, spine?: {units, ...}, core?: {pods, ...}, ecmp?, seed?}
 
-Every link has a `bandwidth` per direction and a `latency`, every switch a `latency`; oversubscription is 1 unless it is
-stated. NVLink has a `generation` (else the accelerator's own), the NICs a `network` (else InfiniBand). Without `nic`
-and `fabric`, the cluster is as large as what NVLink or the host joins.
+Every link has a `bandwidth` per direction and a `latency`, every switch a `latency`; oversubscription
+defaults to 1. NVLink has a `generation` (default: the accelerator's own), the NICs a `network` (default:
+InfiniBand). Without `nic` and `fabric`, the cluster is one scale-up domain, joined by NVLink or the host.
 """
 
 from dataclasses import replace
@@ -31,7 +31,7 @@ from clustersim.hardware.ecmp import Ecmp, HashedEcmp, SpreadEcmp
 from clustersim.hardware.link_technology import LinkTechnology
 from clustersim.hardware.technology_reader import read_generation, read_network_kind
 
-MAX_COMPONENTS: Final = 2**20  # of anything: nodes in a unit, units in a pod, pods, switches
+MAX_COMPONENTS: Final = 2**20  # of any kind: nodes in a unit, units in a pod, pods, switches
 MAX_OVERSUBSCRIPTION: Final = 1000.0
 MAX_LINKS: Final = 2**24
 MAX_SEED: Final = 2**63 - 1
@@ -40,10 +40,11 @@ MAX_SEED: Final = 2**63 - 1
 def read_clos(
     section: MappingReader, gpu_count: int, default_generation: LinkTechnology | None = None, *, evenly: bool = True
 ) -> ClosFabric:
-    """The fabric of a cluster file for `gpus` GPUs; raise InputError if it cannot connect so many.
+    """The fabric of a cluster file for `gpu_count` GPUs; raise InputError if it cannot connect them.
 
-    own: the NVLink generation of the accelerator, if it has one; evenly: whether a job has these GPUs that is spread
-    evenly over NVLink domains (`spread_evenly`), else domains are filled one after the other.
+    default_generation: NVLink generation of the accelerator, if it has one; evenly: whether the GPUs are those of
+    a job that is spread evenly over NVLink domains (`spread_evenly`), else domains are filled one after the
+    other.
     """
     node = read_node(section.get_section("node"), default_generation)
     network = read_network(section.get_section("fabric"), node) if node.nics else None
@@ -73,12 +74,15 @@ def _size_limit_message(node: NodeSpec, network: NetworkSpec | None) -> str:
     if network is None:
         return f"without a network it has at most {node.scale_up_gpus}"
     pods = network.core.max_pods if network.core else 1
-    factors = f"{pods:,} pods × {network.units_per_pod:,} units × {network.leaf.nodes_per_unit:,} nodes × {node.gpu_count} GPUs"
+    factors = (
+        f"{pods:,} pods × {network.units_per_pod:,} units × {network.leaf.nodes_per_unit:,} nodes × "
+        f"{node.gpu_count} GPUs"
+    )
     return f"the fabric connects at most {network.max_nodes * node.gpu_count:,} ({factors})"
 
 
 def read_node(section: MappingReader, default_generation: LinkTechnology | None = None) -> NodeSpec:
-    """The inside of a node."""
+    """The specification of a node."""
     node = NodeSpec(
         gpu_count=section.get_int("gpus", max_value=MAX_COMPONENTS),
         pcie=_read_port(section.get_section("pcie")) if section.has_key("pcie") else None,
@@ -119,7 +123,7 @@ def _read_host(section: MappingReader) -> HostBridgeSpec:
 
 
 def _read_nics(section: MappingReader, node: NodeSpec) -> NicSpec:
-    """NICs; several per GPU act as one of their summed bandwidth."""
+    """NICs; several per GPU are modelled as one of their summed bandwidth."""
     per_node, port = section.get_int("per_node", max_value=MAX_COMPONENTS), _read_port(section)
     network = read_network_kind(section)
     if node.pcie is None:
@@ -132,7 +136,7 @@ def _read_nics(section: MappingReader, node: NodeSpec) -> NicSpec:
 
 
 def read_network(section: MappingReader, node: NodeSpec) -> NetworkSpec:
-    """The switches."""
+    """The specification of the switches."""
     network = NetworkSpec(
         leaf=_read_leaf(section.get_section("leaf"), node),
         spine=_read_spine(section.get_section("spine")) if section.has_key("spine") else None,
@@ -172,7 +176,7 @@ def _read_ports(section: MappingReader) -> int | None:
 
 
 def read_ecmp(section: MappingReader) -> Ecmp:
-    """How equal-cost ways are used: `ecmp` spread or hashed, with a `seed`."""
+    """How equal-cost paths are used: `ecmp` spread or hashed, with a `seed`."""
     hashed = section.get_choice("ecmp", "spread", "hashed") == "hashed"
     seed = section.get_int("seed", min_value=0, max_value=MAX_SEED) if section.has_key("seed") else 0
     return HashedEcmp(seed) if hashed else SpreadEcmp()

@@ -1,15 +1,15 @@
-"""How is a regular cluster wired, and where does GPU number g sit in it?
+"""Specification of a regular cluster, and where a GPU sits in it.
 
-A cluster is nodes of equal GPUs; an NVLink domain covers a part of a node, a node, or several nodes; NICs lead to leaf
-switches, units of leaves form pods under spine switches, and pods meet at core switches. Everything about one GPU
-follows from its number by division, so nothing is stored per GPU.
+A cluster is nodes of equal GPUs; an NVLink domain covers a fraction of a node, a node, or several nodes; NICs
+connect to leaf switches, units of leaves form pods under spine switches, and pods are joined by core
+switches. The position of a GPU follows from its id by division, so nothing is stored per GPU.
 
-    GPU -> NIC -> leaf of its rail in its unit -> spine of its pod -> core          rails: one leaf per NIC of a node
-    GPU -> NIC -> top-of-rack switch of its unit -> spine of its pod -> core        racks: one leaf per unit
+    rails: GPU -> NIC -> leaf of its rail in its unit -> spine of its pod -> core   (one leaf per NIC of a node)
+    racks: GPU -> NIC -> top-of-rack switch of its unit -> spine of its pod -> core   (one leaf per unit)
 
 Switches are built for full units and pods: the last, partly filled one has the same uplinks as the others.
-References: NVIDIA DGX SuperPOD reference architecture RA-11333-001 (rails, scalable units); Llama 3, arXiv:2407.21783,
-sec. 3.3.1 (racks, pods, 1:7 above).
+References: NVIDIA DGX SuperPOD reference architecture RA-11333-001 (rails, scalable units); Llama 3,
+arXiv:2407.21783, sec. 3.3.1 (racks, pods, 1:7 above).
 """
 
 from dataclasses import dataclass, replace
@@ -32,10 +32,11 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class NvlinkSpec:
-    """An NVLink (or xGMI) domain of `gpus` GPUs, and what each of them can send in all.
+    """An NVLink (or xGMI) domain of `gpu_count` GPUs; port: total bandwidth of each of them.
 
-    generation: of NVLink; pairs: the links of every pair of GPUs, whose bandwidths a GPU's port is the sum of, None: a
-    switch joins them; port.latency is from GPU to GPU; whole: GPUs of a whole domain, where a job has a part of each.
+    generation: of NVLink; direct_links: the links of every pair of GPUs, whose bandwidths sum to a GPU's port,
+    None: a switch joins them; port.latency is from GPU to GPU; full_domain_gpus: GPUs of a complete domain, where
+    a job has a fraction of each.
     """
 
     gpu_count: int
@@ -46,7 +47,7 @@ class NvlinkSpec:
 
     @property
     def link_port(self) -> Port:
-        """One link of a pair; a GPU's whole port where a switch joins them."""
+        """One direct link; a GPU's whole port where a switch joins them."""
         return (
             Port(self.port.bandwidth / self.direct_links.max_links_per_gpu, self.port.latency)
             if self.direct_links
@@ -56,7 +57,7 @@ class NvlinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class HostBridgeSpec:
-    """GPU pairs pass the host: `bridges` root complexes per node, and the port of each towards the others."""
+    """GPU-to-GPU traffic passes the host: root complexes per node, and the port of each towards the others."""
 
     bridge_count: int
     port: Port
@@ -64,7 +65,7 @@ class HostBridgeSpec:
 
 @dataclass(frozen=True, slots=True)
 class NicSpec:
-    """Network ports of a node, at most one per GPU; neighbouring GPUs share a NIC where there are fewer."""
+    """NICs of a node, at most one per GPU; neighbouring GPUs share a NIC where there are fewer."""
 
     per_node: int
     port: Port
@@ -73,7 +74,7 @@ class NicSpec:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """A node of `gpus` GPUs; pcie is each GPU's link to its NIC (or root complex, where there is a `host`)."""
+    """A node of `gpu_count` GPUs; pcie: each GPU's link to its NIC (or root complex, where there is a `host`)."""
 
     gpu_count: int
     pcie: Port | None = None
@@ -82,14 +83,14 @@ class NodeSpec:
     nics: NicSpec | None = None
 
     def link_technology(self, kind: LinkKind) -> LinkTechnology:
-        """The make of links of this kind; switches are of the network that the NICs are of."""
+        """The technology of links of this kind; switch links are of the NICs' network."""
         if kind is LinkKind.NVLINK and self.nvlink:
             return self.nvlink.generation
         return self.nics.network if kind in NETWORK_KINDS and self.nics else LinkTechnology.PCIE
 
     @property
     def domain_gpus(self) -> int:
-        """GPUs of one NVLink domain; 1 without NVLink."""
+        """Number of GPUs of one NVLink domain; 1 without NVLink."""
         return self.nvlink.gpu_count if self.nvlink else 1
 
     @property
@@ -99,7 +100,7 @@ class NodeSpec:
 
     @property
     def scale_up_gpus(self) -> int:
-        """How many neighbouring GPUs reach each other without a NIC."""
+        """Number of consecutive GPUs that reach each other without a NIC (the scale-up domain)."""
         return max(self.domain_gpus, self.gpu_count if self.host else 1)
 
     @property
@@ -113,27 +114,27 @@ class NodeSpec:
         return self.host.bridge_count if self.host else 0
 
     def nic_ids(self, gpus: IntArray) -> IntArray:
-        """The NIC that each GPU uses, numbered through the cluster."""
+        """The NIC that each GPU uses, numbered across the cluster."""
         return (
             gpus // self.gpu_count * self.nics_per_node + gpus % self.gpu_count * self.nics_per_node // self.gpu_count
         )
 
     def bridge_ids(self, gpus: IntArray) -> IntArray:
-        """The root complex of each GPU, numbered through the cluster."""
+        """The root complex of each GPU, numbered across the cluster."""
         return (
             gpus // self.gpu_count * self.bridges_per_node
             + gpus % self.gpu_count * self.bridges_per_node // self.gpu_count
         )
 
     def nic_bridge_ids(self, nics: IntArray) -> IntArray:
-        """The root complex of each NIC, numbered through the cluster."""
+        """The root complex of each NIC, numbered across the cluster."""
         count = self.nics_per_node
         return nics // count * self.bridges_per_node + nics % count * self.bridges_per_node // count
 
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
-    """Units of `nodes` nodes under `switches` leaves each; NIC i of a node is on leaf i modulo `switches`."""
+    """Leaf tier: units of `nodes_per_unit` nodes; NIC i of a node is on leaf i modulo `switches_per_unit`."""
 
     nodes_per_unit: int
     switches_per_unit: int
@@ -141,7 +142,7 @@ class LeafSpec:
     oversubscription: float = 1.0
 
     def leaf_ids(self, nics: IntArray, nics_per_node: int) -> IntArray:
-        """The leaf of each NIC (any shape), both numbered through the cluster; per_node: NICs of a node."""
+        """The leaf of each NIC (any shape), both numbered across the cluster."""
         return (
             nics // nics_per_node // self.nodes_per_unit * self.switches_per_unit
             + nics % nics_per_node % self.switches_per_unit
@@ -150,7 +151,7 @@ class LeafSpec:
 
 @dataclass(frozen=True, slots=True)
 class SpineSpec:
-    """Pods of `units` units; ports: links at the NICs' rate that one switch takes, None: one switch per leaf uplink."""
+    """Spine tier; port_count: links at the NICs' rate that one switch takes, None: one switch per leaf uplink."""
 
     units_per_pod: int
     latency: Seconds
@@ -160,7 +161,7 @@ class SpineSpec:
 
 @dataclass(frozen=True, slots=True)
 class CoreSpec:
-    """Up to `pods` pods; ports: as in `SpineSpec`, None: one switch for the i-th spines of all pods."""
+    """Core tier; port_count: as in `SpineSpec`, None: one switch for the i-th spines of all pods."""
 
     max_pods: int
     latency: Seconds
@@ -183,17 +184,19 @@ class NetworkSpec:
 
     @property
     def max_nodes(self) -> int:
-        """The most nodes that this network connects."""
+        """The largest number of nodes that this network connects."""
         return self.leaf.nodes_per_unit * self.units_per_pod * (self.core.max_pods if self.core else 1)
 
 
 def even_domain_gpus(job_gpus: int, node_gpus: int, domain_gpus: int) -> int:
-    """GPUs that a job of so many uses of each NVLink domain, in whole nodes and as evenly as these allow.
+    """GPUs of each NVLink domain that a job of `job_gpus` uses, in whole nodes and as evenly as possible.
 
     All of a domain that is no larger than a node, or that holds the job.
 
-    >>> even_part(80, node=4, domain=72), even_part(60, node=4, domain=72), even_part(24, node=8, domain=8)
-    (40, 72, 8)
+    >>> even_domain_gpus(80, node_gpus=4, domain_gpus=72), even_domain_gpus(60, node_gpus=4, domain_gpus=72)
+    (40, 72)
+    >>> even_domain_gpus(24, node_gpus=8, domain_gpus=8)
+    8
     """
     nodes_per_domain, nodes = domain_gpus // node_gpus, -(-job_gpus // node_gpus)
     return (
@@ -204,18 +207,20 @@ def even_domain_gpus(job_gpus: int, node_gpus: int, domain_gpus: int) -> int:
 
 
 def spread_evenly(node: NodeSpec, network: NetworkSpec | None, job_gpus: int) -> tuple[NodeSpec, NetworkSpec | None]:
-    """The part of NVLink domains of several nodes that a job of `gpus` gets, and of the switches above them.
+    """Node and network specs restricted to what a job of `job_gpus` GPUs gets of NVLink domains of several nodes.
 
-    A scheduler hands such domains out in equal blocks of nodes (SLURM's topology/block, --segment): 80 GPUs on racks of
-    72 are 40 and 40, not 72 and 8. The nodes that are left over are left out; leaves of whole domains keep the uplinks
-    that they were built with, so they have more for each node.
+    A scheduler allocates such domains in equal blocks of nodes (SLURM's topology/block, --segment): 80 GPUs on
+    racks of 72 are 40 and 40, not 72 and 8. Unused nodes are omitted; leaves of complete domains keep their
+    uplinks, so they have more uplink bandwidth per node.
 
-    >>> from clustersim.hardware.ecmp import Spread
-    >>> racks = Node(4, nvlink=NvLink(72, Port(900e9, 0.0)), nics=Nics(4, Port(50e9, 0.0)))
-    >>> network = Network(Leaf(18, 4, 0.0, oversubscription=2.0), Spread(), Spine(8, 0.0))
+    >>> from clustersim.hardware.ecmp import SpreadEcmp
+    >>> racks = NodeSpec(4, nvlink=NvlinkSpec(72, Port(900e9, 0.0)), nics=NicSpec(4, Port(50e9, 0.0)))
+    >>> network = NetworkSpec(LeafSpec(18, 4, 0.0, oversubscription=2.0), SpreadEcmp(), SpineSpec(8, 0.0))
     >>> node, above = spread_evenly(racks, network, 80)
-    >>> node.domain_gpus, above.leaf.nodes, uplinks(node, above).leaf == uplinks(racks, network).leaf
-    (40, 10, True)
+    >>> node.domain_gpus, above.leaf.nodes_per_unit
+    (40, 10)
+    >>> uplink_rates(node, above).leaf == uplink_rates(racks, network).leaf
+    True
     """
     used_domain_gpus = even_domain_gpus(job_gpus, node.gpu_count, node.domain_gpus)
     if node.nvlink is None or used_domain_gpus == node.domain_gpus:
@@ -236,10 +241,11 @@ def spread_evenly(node: NodeSpec, network: NetworkSpec | None, job_gpus: int) ->
 
 @dataclass(frozen=True, slots=True)
 class UplinkRates:
-    """What leads up from the switches of a network under one kind of node.
+    """Uplinks of the switches of a network under one kind of node.
 
-    leaf: bytes/s that one leaf sends up, over `links_per_leaf` parallel links, one to each spine of its pod; pod: bytes/s
-    that all spines of one pod send up, over `links_per_spine` parallel links each. Links have about the NICs' rate.
+    leaf: bytes/s that one leaf sends up, over `links_per_leaf` parallel links, one to each spine of its pod; pod:
+    bytes/s that all spines of one pod send up, over `links_per_spine` parallel links each. Links have about the
+    NICs' rate.
     """
 
     leaf: BytesPerSecond
@@ -251,11 +257,12 @@ class UplinkRates:
 def uplink_rates(node: NodeSpec, network: NetworkSpec) -> UplinkRates:
     """Divide the NICs' bandwidth by the oversubscription of each tier.
 
-    >>> from clustersim.hardware.ecmp import Spread
-    >>> nics = Nics(8, Port(50e9, 0.0))
-    >>> rails = Network(Leaf(32, 8, 0.0), Spread(), Spine(4, 0.0, oversubscription=2.0), Core(16, 0.0))
-    >>> uplinks(Node(8, nics=nics), rails)
-    Uplinks(leaf=1600000000000.0, per_leaf=32, pod=25600000000000.0, per_spine=16)
+    >>> from clustersim.hardware.ecmp import SpreadEcmp
+    >>> node = NodeSpec(8, nics=NicSpec(8, Port(50e9, 0.0)))
+    >>> spine = SpineSpec(4, 0.0, oversubscription=2.0)
+    >>> rates = uplink_rates(node, NetworkSpec(LeafSpec(32, 8, 0.0), SpreadEcmp(), spine, CoreSpec(16, 0.0)))
+    >>> rates.leaf, rates.links_per_leaf, rates.pod, rates.links_per_spine
+    (1600000000000.0, 32, 25600000000000.0, 16)
     """
     rate = node.nics.port.bandwidth if node.nics else 0.0
     leaf_spec, spine = network.leaf, network.spine

@@ -1,6 +1,6 @@
-"""What is a regular cluster built of, counted and not listed?
+"""The tiers of a regular cluster, computed from its specification.
 
-One row per tier, from the GPUs up, worked out from the shape alone, whatever the number of GPUs.
+One entry per tier, from the GPUs up, without enumerating GPUs or links.
 """
 
 from clustersim.hardware.clos_spec import NetworkSpec, NodeSpec, uplink_rates
@@ -9,7 +9,7 @@ from clustersim.hardware.topology import FabricTier
 
 
 def describe_tiers(counts: ClosCounts, node: NodeSpec, network: NetworkSpec | None) -> tuple[FabricTier, ...]:
-    """Rows for what lies inside nodes and domains, then for the network."""
+    """Tiers inside nodes and domains, then those of the network."""
     return (*_scale_up_tiers(counts, node), *(_network_tiers(counts, node, network) if network else ()))
 
 
@@ -55,5 +55,5 @@ def _network_tiers(counts: ClosCounts, node: NodeSpec, network: NetworkSpec) -> 
 
 
 def _switch_count(link_count: int, port_count: int | None, default: int) -> int:
-    """How many switches take so many links."""
+    """Number of switches needed for `link_count` links."""
     return -(-link_count // port_count) if port_count else default

@@ -1,9 +1,10 @@
-"""Which links does a regular cluster have, how are they numbered, and what stands at their ends?
+"""Links and vertices of a regular cluster, and their ids.
 
-Links come in runs of equal ones: the i-th link of a run belongs to the i-th GPU, NIC, leaf, ... so a link's number is
-the run's first number plus an index found by arithmetic. Every run upwards has its twin downwards. A link's latency
-includes the switch or adapter that it leaves; both NICs of a route count once, as leaving one and entering the other.
-What stands at the ends comes in layers (GPUs, NICs, leaves, ...) and is numbered in the same way, GPUs first.
+Links come in ranges of equal ones: the i-th link of a range belongs to the i-th GPU, NIC, leaf, ... so a
+link's id is the range's first id plus a computed index. Every range of uplinks has a reverse range of
+downlinks. A link's latency includes the switch or adapter that it leaves; both NICs of a route count once, as
+leaving one and entering the other. Vertices come in tiers (GPUs, NICs, leaves, ...) and are numbered in the
+same way, GPUs first.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,30 +18,30 @@ from clustersim.hardware.topology import LinkKind
 from clustersim.hardware.vertex_tier import VertexTier, number_tiers
 
 EndpointIndex = Callable[[IntArray], IntArray]
-"""Which vertex of a layer the i-th link of a run ends at."""
+"""Maps indices of links in a range to indices of vertices in a tier."""
 
 _NULL_PORT = Port(bandwidth=0.0, latency=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class RangeEndpoint:
-    """One end of all links of a run."""
+    """One endpoint of all links of a range."""
 
     tier: VertexTier
     vertex_index: EndpointIndex
 
     def vertex_name(self, index: int) -> str:
-        """The name of what stands at this end of the i-th link."""
+        """Name of the endpoint of the i-th link."""
         return self.tier.vertex_name(int(self.vertex_index(np.array([index]))[0]))
 
     def vertex_ids(self, count: int) -> IntArray:
-        """Vertex numbers at this end of the first `count_components` links."""
+        """Vertex ids of the endpoints of the first `count_components` links."""
         return self.tier.first_id + self.vertex_index(np.arange(count))
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRange:
-    """`count_components` equal links numbered from `first`, each of which stands for `members` parallel ones."""
+    """Equal links with consecutive ids from `first_id`, each of which stands for `parallel_links` physical links."""
 
     kind: LinkKind
     first_id: int
@@ -57,7 +58,7 @@ class LinkRange:
 
 @dataclass(frozen=True, slots=True)
 class DuplexRange:
-    """A run of links away from the GPUs and its twin back."""
+    """A range of links away from the GPUs and its reverse."""
 
     up: LinkRange
     down: LinkRange
@@ -65,10 +66,10 @@ class DuplexRange:
 
 @dataclass(frozen=True, slots=True)
 class ClosCounts:
-    """How many of each thing a cluster of some GPUs has.
+    """Number of components of a cluster of some GPUs.
 
-    spines: links of their own that a leaf has upwards (1 where they are spread); cores: the same of a spine. Both are 0
-    where the cluster is too small to need that tier.
+    spines: distinct uplinks of a leaf (1 where they are spread); cores: the same of a spine. Both are 0 where the
+    cluster is too small to need that tier.
     """
 
     gpus: int
@@ -82,9 +83,10 @@ class ClosCounts:
 
 @dataclass(frozen=True, slots=True)
 class ClosWiring:
-    """All links of a cluster, in the order of their numbers, and the layers of what they join.
+    """All links of a cluster, in the order of their ids, and the vertex tiers that they join.
 
-    pairs: links from GPU to GPU, the narrowest pairs first; nvlink: links to switches, where there are no such pairs.
+    direct_links: links from GPU to GPU, the narrowest pairs first; nvlink: links to switches, where there are no
+    such pairs; riser: PCIe links between root complexes and NICs.
     """
 
     nvlink: DuplexRange
@@ -98,16 +100,16 @@ class ClosWiring:
     tiers: tuple[VertexTier, ...]
 
     def duplex_ranges(self) -> tuple[DuplexRange, ...]:
-        """Every way, from the GPUs up."""
+        """Every duplex range, from the GPUs up."""
         return self.nvlink, *self.direct_links, self.pcie, self.host, self.riser, self.nic, self.leaf, self.spine
 
     def link_ranges(self) -> list[LinkRange]:
-        """Every run, in the order of link numbers."""
+        """Every range, in the order of link ids."""
         return [link_range for duplex in self.duplex_ranges() for link_range in (duplex.up, duplex.down)]
 
 
 def count_components(gpu_count: int, node: NodeSpec, network: NetworkSpec | None) -> ClosCounts:
-    """Whole and partial nodes, units and pods that hold `gpus` GPUs."""
+    """Number of (full and partial) nodes, units, pods and switches for `gpu_count` GPUs."""
     nodes = _ceil_div(gpu_count, node.gpu_count)
     if network is None:
         return ClosCounts(gpu_count, nodes, units=0, leaves=0, pods=0, spines=0, cores=0)
@@ -124,7 +126,7 @@ def _ceil_div(value: int, unit: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Connection:
-    """What a way joins: its ends, the lower one first, and how many parallel links each of its links stands for."""
+    """Key of a duplex range: its endpoints, the lower one first, and the physical links that each link stands for."""
 
     lower: RangeEndpoint
     upper: RangeEndpoint
@@ -132,13 +134,13 @@ class _Connection:
 
 
 class _LinkNumbering:
-    """Hands out link numbers, one run after the other."""
+    """Assigns link ids, one range after the other."""
 
     def __init__(self) -> None:
         self._next_id = 0
 
     def add_duplex(self, kind: LinkKind, count: int, connection: _Connection, *, up: Port, down: Port) -> DuplexRange:
-        """A run and its twin with the ends exchanged."""
+        """A range and its reverse."""
         first_id, self._next_id = self._next_id, self._next_id + 2 * count
         return DuplexRange(
             up=LinkRange(kind, first_id, count, up, connection.lower, connection.upper, connection.parallel_links),
@@ -148,13 +150,13 @@ class _LinkNumbering:
         )
 
     def add_symmetric(self, kind: LinkKind, count: int, port: Port | None, connection: _Connection) -> DuplexRange:
-        """A way with equal directions; without a port there are no links."""
+        """A duplex range with equal directions; without a port there are no links."""
         return self.add_duplex(kind, count if port else 0, connection, up=port or _NULL_PORT, down=port or _NULL_PORT)
 
 
 @dataclass(frozen=True, slots=True)
 class _VertexTiers:
-    """Everything that stands at the end of a link, in the order of vertex numbers."""
+    """All vertices by tier, in the order of vertex ids."""
 
     gpu: VertexTier
     nvswitch: VertexTier
@@ -167,7 +169,7 @@ class _VertexTiers:
 
 
 def build_wiring(counts: ClosCounts, node: NodeSpec, network: NetworkSpec | None) -> ClosWiring:
-    """Number all links of a cluster, and what they join."""
+    """Number all links and vertices of a cluster."""
     numbering, tiers, nic_count = (
         _LinkNumbering(),
         _build_tiers(counts, node, network),
@@ -192,7 +194,7 @@ def build_wiring(counts: ClosCounts, node: NodeSpec, network: NetworkSpec | None
 
 
 def _build_tiers(counts: ClosCounts, node: NodeSpec, network: NetworkSpec | None) -> _VertexTiers:
-    """Vertices by layer: the word of their names, how many they are, and how many share the first number of a name."""
+    """Vertex tiers: the kind in their names, how many there are, and how many share the first index of a name."""
     bridges, rails = node.bridges_per_node, network.leaf.switches_per_unit if network else 1
     spines, cores = counts.spines, counts.cores
     return _VertexTiers(
@@ -210,7 +212,7 @@ def _build_tiers(counts: ClosCounts, node: NodeSpec, network: NetworkSpec | None
 
 
 def _half_latency(port: Port | None) -> Port | None:
-    """Each of two links in a row has half of the latency between their far ends."""
+    """A port with half of the latency, for each of two consecutive links."""
     return Port(port.bandwidth, port.latency / 2) if port else None
 
 
@@ -231,9 +233,9 @@ def _nvlink_connection(tiers: _VertexTiers, node: NodeSpec) -> _Connection:
 
 
 def _direct_link_ranges(numbering: _LinkNumbering, tiers: _VertexTiers, nvlink: NvlinkSpec) -> Iterator[DuplexRange]:
-    """Up: from the lower to the higher GPU of a pair. Pairs of a domain come in the order of their higher GPU.
+    """Direct links, up: from the lower to the higher GPU of a pair.
 
-    So those of a domain that is partly there are the first ones.
+    Pairs of a domain are ordered by their higher GPU, so those of a partial domain are the first ones.
     """
     if nvlink.direct_links is None:
         return
@@ -249,7 +251,7 @@ def _direct_link_ranges(numbering: _LinkNumbering, tiers: _VertexTiers, nvlink: 
 
 
 def _pair_endpoint(local_indices: IntArray, domain_gpus: int) -> EndpointIndex:
-    """The GPU at one end of the i-th pair; places: [pairs of a domain]."""
+    """The GPU at one end of the i-th pair; local_indices: [pairs of a domain] index of that GPU in its domain."""
     return lambda index: index // len(local_indices) * domain_gpus + local_indices[index % len(local_indices)]
 
 

@@ -1,8 +1,9 @@
 """Which machine does a scenario run on?
 
-A cluster is an accelerator, a fabric that joins some number of them, and the name of the library whose constants its
-collectives follow. Shipped clusters are YAML files in `topologies/clusters` that say how the fabric is built for any
-number of nodes; a path may name such a file, or a node-link graph (networkx's JSON) with every link spelt out.
+A cluster is an accelerator, a fabric that joins some number of them, and the name of the collective library
+whose constants apply. Packaged clusters are YAML files in `topologies/clusters` that describe the fabric for
+any number of nodes; a path may name such a file, or a node-link graph (networkx's JSON) that lists every
+link.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,14 +43,14 @@ class AcceleratorOverride:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """`gpus` accelerators on a fabric, of one kind except on the nodes of `mixed`.
+    """`gpu_count` accelerators on a fabric, of one kind except on the nodes of `accelerator_overrides`.
 
-    gpus: those of a job, the first ones of the fabric, which may have more; `places`: the machine's numbers of them.
-    Numbers of nodes and GPUs in files (`mixed`, disturbances) are the machine's.
-    library: collective constants, a name in `topologies/libraries` or a path; measured: the library's constants were
-    fitted to published measurements of such machines; files: all that it was read from: its own file, the
-    accelerator's, the library's, and those of `mixed`; host: the memory of each node's
-    host, None: not known; stated: what the file of a regular cluster says by dotted keys, without overrides.
+    gpu_count: those of a job, the first ones of the fabric, which may have more; `machine_gpu_ids`: their ids on
+    the machine. Ids of nodes and GPUs in files (`mixed`, `degradations`) are the machine's. library: collective
+    constants, a name in `topologies/libraries` or a path; is_measured: the library's constants were fitted to
+    published measurements of such machines; files: all files read: its own, the accelerator's, the library's, and
+    those of accelerator_overrides; host_memory: of each node's host, None: unknown; file_values: values of a
+    regular cluster's file by dotted keys, without overrides.
     """
 
     name: str
@@ -68,17 +69,17 @@ class Cluster:
 
     @property
     def node_count(self) -> int:
-        """How many nodes have GPUs of the cluster."""
+        """Number of nodes that have GPUs of the cluster."""
         return int(self.fabric.node_ids(np.arange(self.gpu_count)).max()) + 1
 
     @property
     def machine(self) -> Fabric:
-        """The fabric with the machine's own numbers of GPUs and nodes."""
+        """The fabric under the machine's own ids of GPUs and nodes."""
         return self.fabric.machine if isinstance(self.fabric, RankMappedFabric) else self.fabric
 
     @property
     def machine_gpu_ids(self) -> IntArray:
-        """The GPU of the machine that each of the job's is: [gpus]."""
+        """[gpus] machine id of each of the job's GPUs."""
         return (
             self.fabric.gpu_ids[: self.gpu_count]
             if isinstance(self.fabric, RankMappedFabric)
@@ -95,14 +96,14 @@ class Cluster:
         return UnitSizes(self.gpus_per_node, int(np.bincount(machine.domain_ids(np.arange(machine.gpu_count))).max()))
 
     def with_rank_mapping(self, gpu_ids: IntArray) -> "Cluster":
-        """The machine for a job on some of its GPUs: rank r on places[r]."""
+        """The machine for a job on some of its GPUs: rank r on gpu_ids[r]."""
         return replace(self, fabric=RankMappedFabric(self.machine, gpu_ids), gpu_count=len(gpu_ids))
 
     def to_graph(self) -> "nx.DiGraph[str]":
-        """The machine as a graph whose node-link data is the file of a cluster; bandwidths and latencies have units.
+        """The machine as a graph whose node-link data is a valid cluster file; bandwidths and latencies have units.
 
-        Read back, it is the same machine, link for link; routes are then searched. Of what a scenario adds, links that
-        are slow or dead are so in the graph; a placement and nodes with other accelerators are not in it.
+        Read back, it is the same machine, link for link, with routes found by search. Of a scenario's changes,
+        degraded links are in the graph; a placement and nodes with other accelerators are not.
         """
         _, accelerator, library, *_ = self.files
         attributes: dict[str, Any] = {
@@ -118,7 +119,7 @@ class Cluster:
         return to_file_graph(self.machine.to_graph(), attributes)
 
     def accelerator_kinds(self) -> tuple[tuple[Accelerator, ...], IntArray]:
-        """The accelerators that are there, and which of them each GPU is, [gpus]; one kind alone is number 0."""
+        """The distinct accelerators, and [gpus] the index of each GPU's one (all 0 if there is one kind)."""
         nodes = self.machine.node_ids(self.machine_gpu_ids)
         masks = [
             (
@@ -150,12 +151,12 @@ def with_accelerators(cluster: Cluster, overrides: Sequence[tuple[tuple[int, ...
 def load_machine(
     name_or_path: str, allocation: Allocation, job_gpus: int | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Cluster:
-    """As `load_cluster`, but with as many GPUs as a machine needs to give a job `gpus` of them (None: the file's own).
+    """Like `load_cluster`, but with as many GPUs as the allocation needs for a job of `job_gpus` (None: the file's).
 
-    Where the fabric connects fewer it is as large as it can be. Raises InputError.
+    Where the fabric connects fewer, it is as large as it can be. Raises InputError.
     """
     machine = _load_cluster(name_or_path, None if job_gpus is None else 1, overrides, evenly=False)
-    if not isinstance(machine.fabric, ClosTopology):  # a graph is as large as it is
+    if not isinstance(machine.fabric, ClosTopology):  # graphs have a fixed size
         return replace(machine, gpu_count=machine.fabric.gpu_count)
     size = min(
         max(allocation.machine_gpus(job_gpus, machine.unit_sizes), machine.gpu_count), machine.fabric.max_gpus, MAX_GPUS
@@ -166,9 +167,9 @@ def load_machine(
 def load_cluster(
     name_or_path: str, gpu_count: int | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Cluster:
-    """Read a shipped cluster by name, or any cluster or graph file by path.
+    """Load a packaged cluster by name, or any cluster or graph file by path.
 
-    gpus: how many, instead of the file's own number; overrides: values for keys of the file, dotted
+    gpu_count: instead of the file's own; overrides: values for keys of the file, dotted
     ({"fabric.spine.oversubscription": 7}) or nested. NVLink domains of several nodes are filled evenly. Raises
     InputError.
     """
@@ -187,7 +188,7 @@ def _load_cluster(
 
 
 def describe_tiers(cluster: Cluster) -> tuple[FabricTier, ...]:
-    """What the cluster's fabric is built of, one row per tier, from the GPUs up."""
+    """The tiers of the cluster's fabric, from the GPUs up."""
     return cluster.fabric.describe_tiers()
 
 
@@ -200,7 +201,7 @@ def _read_clos_cluster(section: MappingReader, path: Path, gpu_count: int | None
     fabric = read_clos(section, count, accelerator.nvlink, evenly=evenly)
     cluster = _read_cluster(section, path, fabric, accelerator=accelerator, per_node=per_node)
     cluster = replace(cluster, host_memory=_read_host_memory(node))
-    section.reject_unknself_keys()
+    section.reject_unknown_keys()
     return cluster
 
 
@@ -218,7 +219,7 @@ def _read_graph_cluster(section: MappingReader, path: Path, gpu_count: int | Non
         raise section.input_error("gpus", f"{count:,} GPUs do not fit; the graph has {fabric.gpu_count:,}")
     cluster = _read_cluster(attributes, path, fabric, accelerator=accelerator, per_node=gpus_per_node[0])
     cluster = replace(cluster, gpu_count=count, host_memory=_read_host_memory(attributes))
-    section.reject_unknself_keys()
+    section.reject_unknown_keys()
     return cluster
 
 
@@ -231,7 +232,7 @@ def _read_graph_fabric(section: MappingReader, accelerator: Accelerator) -> Grap
 
 
 def _read_host_memory(section: MappingReader) -> HostMemory | None:
-    """What is said of the hosts' memory, if anything is."""
+    """The hosts' memory, if the file describes it."""
     return HostMemory.from_section(section.get_section("host_memory")) if section.has_key("host_memory") else None
 
 
@@ -255,7 +256,7 @@ def _read_cluster(
 
 
 def _require_full_nodes(section: MappingReader, gpu_count: int, per_node: int) -> int:
-    """Check a number of GPUs on its own: not absurd, and whole nodes or a part of one."""
+    """Validate a number of GPUs: in range, and whole nodes or a fraction of one."""
     if not 1 <= gpu_count <= MAX_GPUS:
         raise section.input_error("gpus", f"{gpu_count:,} GPUs are out of range; a cluster has 1 to {MAX_GPUS:,}")
     if gpu_count > per_node and gpu_count % per_node:

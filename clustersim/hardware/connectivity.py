@@ -1,6 +1,6 @@
-"""Whom does a GPU reach over the links that are alive?
+"""Connectivity of GPUs over the alive links.
 
-Breadth first over lists of links, all links of a step at once, so that 100,000 links take milliseconds.
+Breadth-first over link arrays, vectorized over all links of a level, so that 100,000 links take milliseconds.
 """
 
 import numpy as np
@@ -12,9 +12,9 @@ from clustersim.hardware.topology import LinkEndpoints
 def find_partition(
     endpoints: LinkEndpoints, is_alive: BoolArray, gpu_ids: IntArray
 ) -> tuple[IntArray, IntArray] | None:
-    """Two sets of some GPUs, of which the first cannot reach the second; None if every one reaches every other.
+    """Two sets of GPUs of which the first cannot reach the second; None if all given GPUs reach each other.
 
-    alive: [links]; gpus: [n] ascending. If one GPU reaches all and all reach it, then all reach each other.
+    is_alive: [links]; gpu_ids: [n] ascending. If one GPU reaches all and all reach it, then all reach each other.
     """
     source, target = endpoints.source[is_alive], endpoints.target[is_alive]
     is_unreached = _is_unreached(source, target, endpoints.vertex_count, gpu_ids)
@@ -25,7 +25,7 @@ def find_partition(
 
 
 def _is_unreached(source: IntArray, target: IntArray, vertex_count: int, gpu_ids: IntArray) -> BoolArray:
-    """Which of some GPUs no way leads to from the first of them: [gpus]."""
+    """[gpus] which of the GPUs cannot be reached from the first of them."""
     is_reached: BoolArray = np.zeros(vertex_count, np.bool_)
     is_reached[gpu_ids[0]], reached_count, previous_count = True, 1, 0
     while reached_count > previous_count and not is_reached[gpu_ids].all():

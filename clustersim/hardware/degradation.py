@@ -1,15 +1,14 @@
-"""What is wrong with a machine?
+"""Degradations of a machine: slow GPUs, slow or dead NICs and links, and background load.
 
-GPUs that are slower than others, NICs and links that are slower or dead, and links that others load as well. Parts are
-of the healthy machine: a GPU at speed 0.9 takes 1/0.9 of the time, a link at bandwidth 0.5 carries half. Numbers are
-the machine's, whichever of its GPUs a job has.
+Values are relative to the healthy machine: a GPU at speed 0.9 takes 1/0.9 of the time, a link at bandwidth
+0.5 carries half. Ids are the machine's, whichever of its GPUs a job has. Temporary slowdowns of links are not
+part of the fabric, which is static (see `cost.background_traffic`).
 
-What is slow for a while is not the fabric's matter, which knows no time (`cost.background_traffic`).
-
-Assumptions: a background load leaves the rest of every link of its tier at all times; a link that is dead is dead from
-the start, routes are those of a network that has converged. Of a bundle over which traffic is spread, members are lost:
-it keeps (k - 1)/k of its k links, and only the last one disconnects.
-Reference: Dean and Barroso 2013, "The tail at scale", CACM 56(2); Greenberg et al. 2009, "VL2", SIGCOMM, section 4.
+Assumptions: a background load takes its share of every link of its tier at all times; a dead link is dead
+from the start, and routing has converged. Of a bundle over which traffic is spread, members are lost: it
+keeps (k - 1)/k of its k links, and only the loss of the last one disconnects.
+Reference: Dean and Barroso 2013, "The tail at scale", CACM 56(2); Greenberg et al. 2009, "VL2", SIGCOMM,
+section 4.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from clustersim.hardware.connectivity import find_partition
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 
 SHARED_LINK_KINDS: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
-"""Links that other users of a cluster may load: all that are not inside a node."""
+"""Links that other users of a cluster may load: all those outside of nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class SlowGpus:
 
 @dataclass(frozen=True, slots=True)
 class DegradedNics:
-    """The NICs that serve some GPUs have a part of their bandwidth, in both directions; 0: they are dead."""
+    """NICs of some GPUs keep a fraction of their bandwidth, in both directions; 0: they are dead."""
 
     gpu_ids: tuple[int, ...]
     bandwidth_fraction: float
@@ -47,23 +46,23 @@ class DegradedNics:
 
 @dataclass(frozen=True, slots=True)
 class SlowLinkEffect:
-    """A link has a part of its bandwidth."""
+    """A link keeps a fraction of its bandwidth."""
 
     bandwidth_fraction: float
 
-    def remaining_fraction(self, link_count: int) -> float:  # noqa: ARG002 - all members of a bundle alike
-        """Part of the bandwidth that is left."""
+    def remaining_fraction(self, link_count: int) -> float:  # noqa: ARG002 - the same for all members of a bundle
+        """Remaining fraction of the bandwidth."""
         return self.bandwidth_fraction
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLinkEffect:
-    """A link is gone, or so many members of a bundle of parallel links."""
+    """A link is dead, or a number of members of a bundle of parallel links."""
 
     lost_count: int = 1
 
     def remaining_fraction(self, link_count: int) -> float:
-        """Part of the bandwidth that is left; raise InputError if the bundle has fewer members."""
+        """Remaining fraction of the bandwidth; raise InputError if the bundle has fewer members."""
         if self.lost_count > link_count:
             link_label = "a single link" if link_count == 1 else f"a bundle of {link_count} links"
             raise InputError(f"it is {link_label}, of which {self.lost_count} cannot be dead")
@@ -72,9 +71,10 @@ class DeadLinkEffect:
 
 @dataclass(frozen=True, slots=True)
 class LinkDegradation:
-    """What is wrong with the link between two ends, named as by `Fabric.link_info`; both_ways: and with its twin.
+    """Degradation of the link between two endpoints, named as by `Fabric.link_info`.
 
-    during: from when to when (of slow links), None: at all times.
+    both_directions: it also applies to the reverse link; active_period: (start, end) in seconds of slow links,
+    None: at all times.
     """
 
     source: str
@@ -84,14 +84,17 @@ class LinkDegradation:
     active_period: tuple[Seconds, Seconds] | None = None
 
     def link_ids(self, fabric: Fabric) -> list[int]:
-        """Link numbers; raise InputError if there is no such link."""
+        """Link ids; raise InputError if there is no such link."""
         forward = fabric.find_link(self.source, self.target)
         return [forward, fabric.find_link(self.target, self.source)] if self.both_directions else [forward]
 
 
 @dataclass(frozen=True, slots=True)
 class Degradations:
-    """All that is wrong; what several entries say of one GPU or link multiplies. background: load by kind of link."""
+    """All degradations; several entries of one GPU or link multiply.
+
+    background_load: fraction of bandwidth by link kind.
+    """
 
     slow_gpus: tuple[SlowGpus, ...] = ()
     nics: tuple[DegradedNics, ...] = ()
@@ -100,17 +103,17 @@ class Degradations:
 
     @property
     def affects_network(self) -> bool:
-        """Whether links are at all times not as they should be."""
+        """Whether links are permanently degraded."""
         has_permanent = any(link.active_period is None for link in self.links)
         return bool(self.nics or has_permanent or any(self.background_load.values()))
 
     @property
     def temporary_links(self) -> tuple[LinkDegradation, ...]:
-        """Links that are slow for a while."""
+        """Links that are slow for a limited time."""
         return tuple(link for link in self.links if link.active_period is not None)
 
     def gpu_speeds(self, gpu_ids: IntArray) -> FloatArray:
-        """Speed of some of the machine's GPUs relative to an undisturbed one: [gpus]."""
+        """[gpus] speed of some of the machine's GPUs relative to a healthy one."""
         speeds: FloatArray = np.ones(len(gpu_ids))
         for slow in self.slow_gpus:
             speeds[np.isin(gpu_ids, slow.gpu_ids)] *= slow.speed
@@ -118,10 +121,10 @@ class Degradations:
 
 
 def degrade_fabric(fabric: Fabric, degradations: Degradations, used_gpus: IntArray | None = None) -> Fabric:
-    """The fabric as its disturbances leave it; itself if they leave it alone.
+    """The fabric with its degradations applied; the same object if they change nothing.
 
-    used: the GPUs that must still reach each other, None: all. Raises InputError, whose sentence starts
-    with the entry (`links.0: ...`), for what does not exist and for GPUs that are cut off.
+    used_gpus: GPUs that must still reach each other, None: all. Raises InputError, whose message starts
+    with the entry (`links.0: ...`), for entries that do not exist and for GPUs that are disconnected.
     """
     bandwidth_fraction = np.ones(len(fabric.links.kind))
     _apply_background_load(fabric, degradations.background_load, bandwidth_fraction)
@@ -167,7 +170,7 @@ def _available_kinds_message(kinds: Sequence[str]) -> str:
 
 
 def resolve_link_ids(fabric: Fabric, degradations: Sequence[LinkDegradation]) -> list[list[int]]:
-    """Numbers of the links of each change; raise InputError, as `degrade_fabric` does, for a link that does not exist."""
+    """Link ids of each degradation; raise InputError, as `degrade_fabric` does, for a link that does not exist."""
     link_ids = []
     for entry, degradation in enumerate(degradations):
         with _prefix_errors(f"links.{entry}"):
@@ -177,7 +180,7 @@ def resolve_link_ids(fabric: Fabric, degradations: Sequence[LinkDegradation]) ->
 
 @contextmanager
 def _prefix_errors(key: str) -> Iterator[None]:
-    """Whose entry an error is about."""
+    """Prefix the message of an InputError with the key of its entry."""
     try:
         yield
     except InputError as error:
@@ -187,7 +190,7 @@ def _prefix_errors(key: str) -> Iterator[None]:
 def _require_connected(
     fabric: Fabric, degradations: Degradations, bandwidth_fraction: FloatArray, gpus: IntArray
 ) -> None:
-    """Name the first entry after which GPUs are cut off, and which."""
+    """Raise InputError that names the first entry that disconnects GPUs, and which GPUs."""
     if find_partition(fabric.link_endpoints, bandwidth_fraction > 0.0, gpus) is None:
         return
     alive = np.ones(len(bandwidth_fraction), np.bool_)
@@ -196,12 +199,13 @@ def _require_connected(
         partition = find_partition(fabric.link_endpoints, alive, gpus)
         if partition is not None:
             raise InputError(
-                f"{key}: without {label}, {format_id_ranges(partition[0])} cannot reach {format_id_ranges(partition[1])}"
+                f"{key}: without {label}, {format_id_ranges(partition[0])} cannot reach "
+                f"{format_id_ranges(partition[1])}"
             )
 
 
 def _dead_link_entries(fabric: Fabric, degradations: Degradations) -> Iterator[tuple[str, str, IntArray]]:
-    """Key, name and link numbers of every entry that may name dead links."""
+    """Key, label and link ids of every entry that may contain dead links."""
     for entry, nic in enumerate(degradations.nics):
         gpus = np.array(nic.gpu_ids, np.int64)
         yield f"nics.{entry}", f"the NIC{'s' * (len(gpus) > 1)} of {format_id_ranges(gpus)}", fabric.nic_links(gpus)
@@ -217,10 +221,12 @@ def _dead_link_entries(fabric: Fabric, degradations: Degradations) -> Iterator[t
 
 
 def format_id_ranges(ids: IntArray, noun: str = "GPU") -> str:
-    """GPUs (or what the word says) by their numbers, in ranges.
+    """Format ids of GPUs (or of another noun) as ranges.
 
-    >>> in_ranges(np.array([4])), in_ranges(np.array([0, 1, 2, 3, 8])), in_ranges(np.arange(0, 40, 2))
-    ('GPU 4', 'GPUs 0-3, 8', 'GPUs 0, 2, 4 and 17 more')
+    >>> format_id_ranges(np.array([4])), format_id_ranges(np.array([0, 1, 2, 3, 8]))
+    ('GPU 4', 'GPUs 0-3, 8')
+    >>> format_id_ranges(np.arange(0, 40, 2))
+    'GPUs 0, 2, 4 and 17 more'
     """
     spans = np.split(ids, np.flatnonzero(np.diff(ids) != 1) + 1)
     ranges = ", ".join(f"{span[0]}" if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans[:3])

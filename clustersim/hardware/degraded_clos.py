@@ -1,8 +1,8 @@
-"""What does a regular cluster with slow and dead links look like to a transfer?
+"""A regular cluster with slow and dead links.
 
-Link numbers stay those of the healthy cluster. Routing does not know how fast links are, so slow ones change nothing
-but bandwidths. Around dead ones, what was hashed to them is hashed anew, as switches do among the ways that are left;
-what then has no way left takes a detour (`rerouting`). A GPU whose NVLink is dead is an NVLink domain of its own.
+Link ids stay those of the healthy cluster. Routing ignores link speeds, so slow links change only bandwidths.
+Transfers hashed to dead links are rehashed, as switches do among the remaining equal-cost paths; those left
+without any are rerouted (`rerouting`). A GPU whose NVLink is dead is an NVLink domain of its own.
 """
 
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ _SWITCH_LINK_KINDS = [LINK_KINDS.index(LinkKind.LEAF), LINK_KINDS.index(LinkKind
 
 @dataclass(frozen=True, eq=False)
 class DegradedClos(FieldPickling):
-    """A regular cluster and what is left of each link's bandwidth, [links]; 0 is a dead link.
+    """A regular cluster and the remaining fraction of each link's bandwidth, [links]; 0 is a dead link.
 
-    Not slotted: what is worked out once is kept. In `links` a dead link keeps its bandwidth; nobody uses it.
+    Not slotted: cached properties. In `links` a dead link keeps its bandwidth; nothing is routed over it.
     """
 
     healthy: ClosTopology
@@ -57,7 +57,7 @@ class DegradedClos(FieldPickling):
 
     @property
     def gpu_count(self) -> int:
-        """How many GPUs the fabric connects."""
+        """Number of GPUs that the fabric connects."""
         return self.healthy.gpu_count
 
     @cached_property
@@ -68,20 +68,20 @@ class DegradedClos(FieldPickling):
 
     @property
     def direct_links(self) -> DirectLinks | None:
-        """The links of pairs in the healthy cluster: around a dead one its neighbours pass on what it carried."""
+        """Direct links of the healthy cluster: around a dead one, its neighbours relay its traffic."""
         return self.healthy.direct_links
 
     def domain_slots(self, gpus: IntArray) -> IntArray:
-        """Where GPUs stand (any shape): the machine's own numbers."""
+        """Position of GPUs, domain by domain (any shape): equal to the GPU ids."""
         return gpus
 
     def gpus_at_slots(self, slots: IntArray) -> IntArray:
-        """Which GPUs stand there (any shape)."""
+        """GPUs at these positions (any shape)."""
         return slots
 
     @property
     def link_endpoints(self) -> LinkEndpoints:
-        """What stands at the ends of every link."""
+        """Endpoint vertices of every link."""
         return self.healthy.link_endpoints
 
     @cached_property
@@ -91,7 +91,7 @@ class DegradedClos(FieldPickling):
 
     @cached_property
     def _is_dead_padded(self) -> BoolArray:
-        """By link number, and false for number -1."""
+        """[links + 1] whether a link is dead; false for id -1 (no link)."""
         return np.append(self._is_dead, False)
 
     @cached_property
@@ -100,7 +100,7 @@ class DegradedClos(FieldPickling):
 
     @cached_property
     def _domain_ids(self) -> IntArray:
-        """Domains of all GPUs, [gpus], numbered as their first GPUs come."""
+        """[gpus] NVLink domain of every GPU, numbered in the order of their first GPUs."""
         gpus, duplex = np.arange(self.gpu_count), self.healthy.wiring.nvlink
         domains = self.healthy.domain_ids(gpus)
         if not duplex.up.count:
@@ -137,7 +137,7 @@ class DegradedClos(FieldPickling):
         return _replace_paths(paths, broken, self._reroute(sources[broken], targets[broken])) if len(broken) else paths
 
     def _is_broken(self, paths: Paths, sources: IntArray, targets: IntArray) -> BoolArray:
-        """Which routes use a dead link, or an NVLink domain that is none any more: [n]."""
+        """[n] which paths use a dead link, or an NVLink domain that no longer exists."""
         domain_split = (self.healthy.domain_ids(sources) == self.healthy.domain_ids(targets)) & (
             self.domain_ids(sources) != self.domain_ids(targets)
         )
@@ -146,14 +146,14 @@ class DegradedClos(FieldPickling):
 
     @cached_property
     def _rehashed_fabrics(self) -> tuple[ClosTopology, ...]:
-        """The healthy cluster with other hashes; none where no hashed link is dead."""
+        """The healthy cluster with other ECMP hashes; none where no hashed link is dead."""
         network = self.healthy.network
         if network is None or not np.isin(self.links.kind[self._is_dead], _SWITCH_LINK_KINDS).any():
             return ()
         return tuple(replace(self.healthy, network=replace(network, ecmp=ecmp)) for ecmp in network.ecmp.rehashed())
 
     def _reroute(self, sources: IntArray, targets: IntArray) -> Paths:
-        """Routes found by search, kept per pair; one search for all targets of a source under one rule."""
+        """Paths found by search, cached per pair; one search for all targets of a source under one rule."""
         pairs = list(zip(sources.tolist(), targets.tolist(), strict=True))
         pending: dict[tuple[int, RoutingRule], list[int]] = {}
         for source, target in dict.fromkeys(pairs):
@@ -164,7 +164,10 @@ class DegradedClos(FieldPickling):
         return self._to_paths([self._route_cache[pair] for pair in pairs])
 
     def _search_routes(self, source: int, rule: RoutingRule, targets: list[int]) -> None:
-        """Find routes under a rule; whatever it leaves unreached is searched under the next one, at last everywhere."""
+        """Find routes under a rule.
+
+        Unreached targets are searched under the next rule, finally with all nodes forwarding.
+        """
         if rule not in self._search_cache:
             self._search_cache[rule] = RerouteSearch(self._search_graph, rule)
         search = self._search_cache[rule]
@@ -177,7 +180,7 @@ class DegradedClos(FieldPickling):
             self._search_routes(source, next_rule(rule), unreached)
 
     def _trace_routes(self, source: int, search: RerouteSearch, labels: SearchLabels, targets: list[int]) -> list[int]:
-        """Keep the routes to the targets that were reached; the others."""
+        """Cache the routes to the targets that were reached; return the others."""
         for target, choice in zip(targets, self._ecmp_choices(source, np.array(targets)), strict=True):
             if labels.is_reached(target):
                 self._route_cache[source, target] = search.trace_route(labels, target, choice)
@@ -206,7 +209,7 @@ class DegradedClos(FieldPickling):
         return SearchGraph(self.links, self.link_endpoints, ~self._is_dead, kinds, block_ids)
 
     def _block_ids(self, tier: VertexTier) -> IntArray:
-        """Which node, or NVLink domain of several nodes, each vertex of a layer is in; -1 for switches between them."""
+        """Node, or NVLink domain of several nodes, of each vertex of a tier; -1 for switches between them."""
         node, index = self.healthy.node, np.arange(tier.count)
         first_gpu = {
             "gpu": index,
@@ -228,31 +231,31 @@ class DegradedClos(FieldPickling):
         return Paths(links, np.append(self.links.latency, 0.0)[links].sum(axis=1))
 
     def link_info(self, link_id: int) -> LinkInfo:
-        """One link, for people."""
+        """One link, for display."""
         return replace(self.healthy.link_info(link_id), bandwidth=float(self.links.bandwidth[link_id]))
 
     def find_link(self, source: str, target: str) -> int:
-        """The number of the link between two ends; raise InputError that says what is near."""
+        """Id of the link between two named endpoints; raise InputError with a suggestion."""
         return self.healthy.find_link(source, target)
 
     def parallel_link_count(self, link_id: int) -> int:
-        """How many parallel links one link stood for when all were alive."""
+        """Number of physical links that one link stands for in the healthy cluster."""
         return self.healthy.parallel_link_count(link_id)
 
     def nic_links(self, gpus: IntArray) -> IntArray:
-        """Links of the NICs that serve GPUs, both directions, each link once; none where there is no network."""
+        """Links of the NICs that serve GPUs, both directions, each link once; none without a network."""
         return self.healthy.nic_links(gpus)
 
     def with_degraded_links(self, bandwidth_fraction: FloatArray) -> Fabric:
-        """The same machine with the left part of what is left by now."""
+        """The same machine with the remaining bandwidths scaled further by bandwidth_fraction, [links]."""
         return DegradedClos(self.healthy, self.bandwidth_fraction * bandwidth_fraction)
 
     def highest_tier(self, gpus: Sequence[int] | IntArray) -> str:
-        """The highest tier that traffic among these GPUs crosses where all links are alive."""
+        """The highest tier that traffic among these GPUs crosses in the healthy cluster."""
         return self.healthy.highest_tier(gpus)
 
     def describe_tiers(self) -> tuple[FabricTier, ...]:
-        """What the fabric is built of, without disturbances."""
+        """The tiers of the healthy fabric, from the GPUs up."""
         return self.healthy.describe_tiers()
 
     def to_graph(self) -> "nx.DiGraph[str]":
@@ -268,7 +271,7 @@ class DegradedClos(FieldPickling):
 
 
 def _replace_paths(paths: Paths, indices: IntArray, replacements: Paths) -> Paths:
-    """Replace the routes of some rows."""
+    """Replace the paths at some indices."""
     width = max(paths.links.shape[1], replacements.links.shape[1])
     links = np.full((len(paths.links), width), -1, np.int64)
     links[:, : paths.links.shape[1]] = paths.links

@@ -1,16 +1,17 @@
-"""How are the GPUs of a node joined where no switch stands between them?
+"""Direct links between the GPUs of a node without NVLink switches.
 
-Some pairs have links of their own, one or more, and others none: the fully connected xGMI of MI300X, the hybrid cube
-mesh of DGX-1. A transfer takes its pair's links alone, so one pair has a part of what a GPU sends in all; where there
-are none, the GPU between that has most of them passes it on (NCCL's PATH_NVB). A collective is free to choose its
-neighbours: the library looks for rings over the members' links that share none in the same direction, and gives each an
-equal part of the payload. What a pair carries of it is the part of the rings that pass it.
+Some pairs have one or more links, and others none: the fully connected xGMI of MI300X, the hybrid cube mesh
+of DGX-1. A transfer uses its pair's links only, so one pair has a fraction of a GPU's total bandwidth; where
+there are none, the GPU between that has most of them relays it (NCCL's PATH_NVB). A collective can choose its
+neighbours: the library searches rings over the members' links that share none in the same direction, and
+gives each an equal share of the payload. The load of a pair is the share of the rings that pass it.
 
-Assumption: as many rings as can be found are used. Where all pairs of a group have equally many links, rings can use
-all of them evenly (the directed cycles through all members do, taken together); else they are searched, as NCCL does.
-Where there is no ring at all, the members' own order is the ring, and GPUs between pass its messages on.
-Reference: NVIDIA DGX-1 system architecture WP-08437-002 (three rings of single links); NVIDIA/nccl src/graph/search.cc
-and paths.cc (v2.30); AMD CDNA 3 architecture whitepaper (seven links to seven GPUs).
+Assumption: as many rings as can be found are used. Where all pairs of a group have equally many links, rings
+can use all of them evenly (the directed cycles through all members do, taken together); else they are
+searched, as NCCL does. Without any ring, the members' own order is the ring, and GPUs between relay its
+messages.
+Reference: NVIDIA DGX-1 system architecture WP-08437-002 (three rings of single links); NVIDIA/nccl
+src/graph/search.cc and paths.cc (v2.30); AMD CDNA 3 architecture whitepaper (seven links to seven GPUs).
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,18 +25,18 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.pickling import FieldPickling
 
 MAX_DOMAIN_GPUS: Final = 16
-MAX_SEARCHED_GPUS: Final = 8  # places of a domain whose pairs differ
-_MAX_SEARCH_STEPS: Final = 20_000  # of a search for rings; the largest set that was found by then is taken
+MAX_SEARCHED_GPUS: Final = 8  # GPUs of a domain whose pairs have unequal numbers of links
+_MAX_SEARCH_STEPS: Final = 20_000  # limit of a ring search; then the largest set so far is used
 
 Ring = tuple[int, ...]
-"""Places in the order in which data passes them, the smallest first."""
+"""GPU indices in the order in which data passes them, the smallest first."""
 
 
 @dataclass(frozen=True)
 class DirectLinks(FieldPickling):
-    """counts: [places][places] links between two places of a domain, as many both ways.
+    """link_counts: [domain GPUs][domain GPUs] links between two GPUs of a domain, symmetric.
 
-    Not slotted: tables are worked out once, when first asked for.
+    Not slotted: tables are computed once, on first access.
     """
 
     link_counts: tuple[tuple[int, ...], ...]
@@ -47,7 +48,7 @@ class DirectLinks(FieldPickling):
 
     @classmethod
     def from_pairs(cls, gpu_count: int, links: Sequence[tuple[int, int]]) -> "DirectLinks":
-        """A link for every pair that is listed; pairs that are listed twice have two."""
+        """One link per listed pair; pairs that are listed twice have two."""
         counts = np.zeros((gpu_count, gpu_count), np.int64)
         for source, target in links:
             counts[source, target] += 1
@@ -55,37 +56,37 @@ class DirectLinks(FieldPickling):
         return cls(tuple(map(tuple, counts.tolist())))
 
     def restrict_to_first(self, gpu_count: int) -> "DirectLinks":
-        """The links among the first so many places."""
+        """The links among the first `gpu_count` GPUs."""
         return DirectLinks(tuple(counts[:gpu_count] for counts in self.link_counts[:gpu_count]))
 
     @property
     def domain_size(self) -> int:
-        """GPUs of a domain."""
+        """Number of GPUs of a domain."""
         return len(self.link_counts)
 
     @cached_property
     def link_matrix(self) -> IntArray:
-        """Links of each pair: [places, places]."""
+        """[domain GPUs, domain GPUs] number of links of each pair."""
         return np.array(self.link_counts, np.int64)
 
     @property
     def max_links_per_gpu(self) -> int:
-        """Links of the GPU that has most."""
+        """Number of links of the GPU that has most."""
         return int(self.link_matrix.sum(axis=1).max())
 
     @cached_property
     def distinct_link_counts(self) -> tuple[int, ...]:
-        """The numbers of links that linked pairs have."""
+        """The distinct numbers of links of linked pairs, ascending."""
         return tuple(int(link_count) for link_count in np.unique(self.link_matrix) if link_count)
 
     def pairs_with(self, link_count: int) -> IntArray:
-        """Pairs of so many links, [pairs, 2], the lower place first, in the order of the higher one."""
+        """Pairs with `link_count` links, [pairs, 2], the lower index first, ordered by the higher one."""
         high, low = np.nonzero(np.tril(self.link_matrix) == link_count)
         return np.stack([low, high], axis=1)
 
     @cached_property
     def pair_index(self) -> IntArray:
-        """Which of the pairs of equally many links each is: [places, places]; -1 where there are no links."""
+        """[domain GPUs, domain GPUs] index of each pair among those with as many links; -1 where there are no links."""
         pair_index = np.full_like(self.link_matrix, -1)
         for link_count in self.distinct_link_counts:
             low, high = self.pairs_with(link_count).T
@@ -94,20 +95,22 @@ class DirectLinks(FieldPickling):
 
     @cached_property
     def relay(self) -> IntArray:
-        """The place by which data gets from one to the other, [places, places]: the other itself where they are linked.
+        """[domain GPUs, domain GPUs] index of the GPU that relays from one to the other.
 
-        -1 where no place between has links to both.
+        It is the target itself where both are linked, and -1 where no GPU has links to both.
         """
-        bottleneck = np.minimum(self.link_matrix[:, :, None], self.link_matrix[None, :, :])  # from, by way of, to
+        bottleneck = np.minimum(self.link_matrix[:, :, None], self.link_matrix[None, :, :])  # source, relay, target
         best = np.where(bottleneck.max(axis=1) > 0, bottleneck.argmax(axis=1), -1)
         targets = np.arange(self.domain_size)
         is_linked = (self.link_matrix > 0) | (targets[:, None] == targets[None, :])
         return np.where(is_linked, targets[None, :], best)
 
     def ring_shares(self, members: int) -> FloatArray | None:
-        """Part of what each member sends that goes to each other one, [places, places]; rows of members sum to 1.
+        """[domain GPUs, domain GPUs] fraction of each member's traffic sent to each other one.
 
-        members: a bit for each place; None where no ring leads through all.
+        Members' rows sum to 1.
+
+        members: bit mask of GPU indices; None where no ring passes through all.
         """
         if members not in self._ring_share_cache:
             self._ring_share_cache[members] = self._compute_ring_shares(
@@ -138,23 +141,26 @@ class DirectLinks(FieldPickling):
 
 @runtime_checkable
 class HasDirectLinks(Protocol):
-    """A fabric that knows the links of its pairs of GPUs."""
+    """A fabric that may have direct links between GPUs."""
 
     @property
     def direct_links(self) -> DirectLinks | None:
         """None where switches join the GPUs of a domain."""
 
     def domain_slots(self, gpus: IntArray) -> IntArray:
-        """Where GPUs stand in the machine (any shape): seat modulo `pairs.places` is the place in a domain."""
+        """Position of GPUs in the machine, domain by domain (any shape).
+
+        Modulo `direct_links.domain_size` it is the index in a domain.
+        """
 
     def gpus_at_slots(self, slots: IntArray) -> IntArray:
-        """The GPUs that stand there (any shape); the inverse of `domain_slots`."""
+        """GPUs at these positions (any shape); the inverse of `domain_slots`."""
 
 
 def max_disjoint_rings(link_matrix: IntArray) -> list[Ring]:
-    """The largest set of rings through all places that share no link in the same direction; counts: links of pairs.
+    """The largest set of rings through all GPUs that share no link in the same direction.
 
-    >>> most_rings(np.array([[0, 1, 1], [1, 0, 2], [1, 2, 0]]))
+    >>> max_disjoint_rings(np.array([[0, 1, 1], [1, 0, 2], [1, 2, 0]]))
     [(0, 1, 2), (0, 2, 1)]
     """
     candidates, bound = list(_enumerate_rings(link_matrix)), int(link_matrix.sum(axis=1).min())
@@ -165,7 +171,9 @@ def max_disjoint_rings(link_matrix: IntArray) -> list[Ring]:
         start, chosen, free_links = pending.pop()
         steps += 1
         best = max(best, chosen, key=len)
-        for index in range(len(candidates) - 1, start - 1, -1):  # the first one is looked at first
+        for index in range(
+            len(candidates) - 1, start - 1, -1
+        ):  # pushed in reverse, so that the first one is tried first
             remaining = _remove_ring(free_links, candidates[index])
             if remaining is not None and len(chosen) + 1 + int(remaining.sum(axis=1).min()) > len(best):
                 pending.append((index, [*chosen, candidates[index]], remaining))
@@ -173,7 +181,7 @@ def max_disjoint_rings(link_matrix: IntArray) -> list[Ring]:
 
 
 def _enumerate_rings(link_matrix: IntArray, prefix: Ring = (0,)) -> Iterator[Ring]:
-    """Every ring from place 0 through all others over pairs that have links."""
+    """Every ring from GPU 0 through all others over linked pairs (Hamiltonian cycles)."""
     if len(prefix) == len(link_matrix):
         if link_matrix[prefix[-1], 0]:
             yield prefix
@@ -184,7 +192,7 @@ def _enumerate_rings(link_matrix: IntArray, prefix: Ring = (0,)) -> Iterator[Rin
 
 
 def _remove_ring(free_links: IntArray, ring: Ring) -> IntArray | None:
-    """What a ring leaves of the links in each direction; None if it needs one that is taken."""
+    """The free links of each direction without those of a ring; None if it needs one that is not free."""
     remaining = free_links.copy()
     remaining[list(ring), [*ring[1:], ring[0]]] -= 1
     return remaining if remaining.min() >= 0 else None

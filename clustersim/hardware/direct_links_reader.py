@@ -1,8 +1,8 @@
-"""How are links of pairs of GPUs written in a cluster file?
+"""Reads direct GPU-to-GPU links from a cluster file.
 
-`node.nvlink.links` is `all` (one link for each pair of a domain) or a list of pairs of places, [i, j], one entry for
-each link: a pair that stands twice has two. `bandwidth` stays that of a GPU's whole port, the sum of its links. Where
-there are no `links`, a switch joins the domain.
+`node.nvlink.links` is `all` (one link for each pair of a domain) or a list of pairs [i, j] of GPU indices in
+a domain, one entry per link: a pair that is listed twice has two. `bandwidth` stays that of a GPU's whole
+port, the sum of its links. Without `links`, a switch joins the domain.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ _ALL: Final = "all"
 
 
 def read_direct_links(section: MappingReader, gpu_count: int) -> DirectLinks:
-    """Links of pairs: `all` for one each, or a list of pairs of places in a domain, one entry for each link."""
+    """Direct links: `all` for one per pair, or a list of pairs of GPU indices in a domain, one entry per link."""
     links = section.get_value("links")
     max_gpus = MAX_SEARCHED_GPUS if isinstance(links, list) else MAX_DOMAIN_GPUS
     if gpu_count > max_gpus:
@@ -46,7 +46,7 @@ def _is_pair(link: object, gpu_count: int) -> bool:
 
 
 def _require_regular(section: MappingReader, direct_links: DirectLinks) -> DirectLinks:
-    """Links of which every GPU has equally many, and that lead from each to every other over one GPU at most."""
+    """Require the same number of links for every GPU, and each pair to be joined directly or by one relay GPU."""
     max_links, min_links = (
         int(direct_links.link_matrix.sum(axis=1).max()),
         int(direct_links.link_matrix.sum(axis=1).min()),

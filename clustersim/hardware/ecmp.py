@@ -1,9 +1,9 @@
-"""Which of several equally short routes does a transfer take?
+"""ECMP: which of several equally short routes does a transfer take?
 
-A switch with parallel ways up either spreads every transfer evenly over all of them (packet spraying, adaptive
-routing: the bundle acts as one link of the whole bandwidth), or hashes each pair of ends to one of them, so that two
-transfers may collide on one link while another idles. The hash is splitmix64 over (seed, source, target): it is the
-same on every machine.
+A switch with parallel uplinks either spreads every transfer evenly over all of them (packet spraying,
+adaptive routing: the bundle acts as one link of the summed bandwidth), or hashes each (source, target) pair
+to one of them, so that two transfers may collide on one link while another idles. The hash is splitmix64 over
+(seed, source, target): it is the same on every machine.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,24 +15,24 @@ import numpy as np
 from clustersim.common.arrays import HashArray, IntArray
 from clustersim.common.splitmix import splitmix64
 
-MAX_REHASHES: Final = 32  # then the dead links are so many that routes are searched
+MAX_REHASHES: Final = 32  # beyond it, routes are searched
 
 
 class Ecmp(Protocol):
-    """How equal-cost ways are used."""
+    """Protocol: how equal-cost paths are used."""
 
     def distinct_links(self, parallel_links: int) -> int:
-        """How many links of their own `parallel` physical links are."""
+        """Number of simulated links for `parallel_links` physical ones."""
 
     def choose_paths(self, sources: IntArray, targets: IntArray) -> HashArray:
-        """A number per transfer, [n]; modulo the ways it says which one the transfer takes."""
+        """An integer per transfer, [n]; modulo the number of paths it is the index of the transfer's path."""
 
     def rehashed(self) -> "Iterator[Ecmp]":
-        """Other choices, for transfers that met a dead link."""
+        """Other hashes, for transfers whose path has a dead link."""
 
     @property
     def file_keys(self) -> Mapping[str, str | int]:
-        """What a cluster's file says of it."""
+        """Its keys and values in a cluster file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +53,18 @@ class SpreadEcmp:
 
     @property
     def file_keys(self) -> Mapping[str, str | int]:
-        """That they are spread."""
+        """Its keys and values in a cluster file."""
         return {"ecmp": "spread"}
 
 
 @dataclass(frozen=True, slots=True)
 class HashedEcmp:
-    """Each pair of ends takes one way, chosen by a hash of the pair and the seed."""
+    """Each (source, target) pair takes one path, chosen by a hash of the pair and the seed."""
 
     seed: int
 
     def distinct_links(self, parallel_links: int) -> int:
-        """Every physical link is a link of its own."""
+        """Every physical link is simulated as a link of its own."""
         return parallel_links
 
     def choose_paths(self, sources: IntArray, targets: IntArray) -> HashArray:
@@ -73,11 +73,11 @@ class HashedEcmp:
         return splitmix64(splitmix64(seed ^ sources.astype(np.uint64)) ^ targets.astype(np.uint64))
 
     def rehashed(self) -> Iterator[Ecmp]:
-        """Other hashes of the same pairs: what is hashed to a dead link spreads evenly over the living ones."""
+        """Other hashes of the same pairs: traffic hashed to a dead link is spread evenly over the alive ones."""
         for attempt in range(1, MAX_REHASHES + 1):
             yield HashedEcmp(int(splitmix64(np.array([self.seed, attempt], np.uint64)).sum() >> np.uint64(1)))
 
     @property
     def file_keys(self) -> Mapping[str, str | int]:
-        """That they are hashed, and how."""
+        """Its keys and values in a cluster file."""
         return {"ecmp": "hashed", "seed": self.seed}

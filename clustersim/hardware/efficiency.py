@@ -1,8 +1,8 @@
-"""How much of its datasheet does an accelerator deliver?
+"""How much of its datasheet peak does an accelerator deliver?
 
-A handful of physical constants per accelerator, which the kernel model of `cost.roofline` reads. They are fitted by
-`python -m calibrate fit-published` to published kernel measurements, or taken from a sibling of the same
-architecture; the accelerator's file says which.
+A handful of physical constants per accelerator, used by the kernel model of `cost.roofline`. They are fitted
+by `python -m calibrate fit-published` to published kernel measurements, or taken from another accelerator of
+the same architecture; the accelerator's file says which.
 
 References: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wave quantisation); Dao,
 "FlashAttention-2", arXiv:2307.08691, section 3.2 (parallelism over query blocks) and 3.1 (non-matmul FLOP).
@@ -17,15 +17,16 @@ from clustersim.common.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class MatmulEfficiency:
-    """Constants of a library's matrix multiplication.
+    """Constants of a library's matrix multiplication. Field names are the keys of accelerator files.
 
-    share: part of the peak that a compute unit sustains inside the main loop of the largest tile (clocks under load
-    included); shares: the same for the formats with scales that it has kernels for, scales included (`dtypes.LOW_PRECISION_DTYPES`);
-    prologue: columns of k that filling and draining a tile's pipeline costs; edge: rows that a tile's perimeter costs,
-    so that small tiles are slower per FLOP; tiles: the (m, n) shapes that the library has kernels for; by_rows:
-    operands in formats with scales are read along what a product sums over alone, so that two products of one need two
-    copies; prologues, starts: of formats with scales whose kernels' own are known, which other libraries have than the
-    others' (DeepGEMM, CUTLASS): columns of k, and seconds of start and drain of the device kernel.
+    share: fraction of the peak that a compute unit sustains inside the main loop of the largest tile (clocks
+    under load included); shares: the same by low-precision format that it has kernels for, scales included
+    (`dtypes.LOW_PRECISION_DTYPES`); prologue: cost of filling and draining a tile's pipeline, in columns of k;
+    edge: cost of a tile's perimeter in rows, which makes small tiles slower per FLOP; tiles: (m, n) tile shapes
+    of the library; by_rows: low-precision operands are read only along the dimension that a matmul sums over
+    (K-major), so that two matmuls of one operand need two copies; prologues, starts: of low-precision formats
+    whose kernels are of another library (DeepGEMM, CUTLASS) with known constants: columns of k, and seconds of
+    start and drain of the device kernel.
     """
 
     share: float
@@ -38,30 +39,33 @@ class MatmulEfficiency:
     starts: Mapping[DType, Seconds] = field(default_factory=dict)
 
     def peak_fraction_of(self, dtype: DType) -> float:
-        """The part of the peak of a format; of one with scales that has none of its own, as of others."""
+        """Fraction of the peak in a format; low-precision formats without their own use the common one."""
         return self.shares.get(dtype, self.share) if dtype in LOW_PRECISION_DTYPES else self.share
 
     def prologue_of(self, dtype: DType) -> float:
-        """Columns of k that filling and draining a tile's pipeline costs in a format."""
+        """Cost of filling and draining a tile's pipeline in a format, in columns of k."""
         return self.prologues.get(dtype, self.prologue)
 
     def with_uniform_fraction(self, share: float) -> "MatmulEfficiency":
-        """The same with one share for all formats."""
+        """A copy with one peak fraction for all formats."""
         return replace(self, share=share, shares=dict.fromkeys(self.shares, share))
 
     def scaled(self, ratio: float) -> "MatmulEfficiency":
-        """The same at another rate, in all formats."""
+        """A copy with the peak fractions of all formats multiplied by a ratio."""
         shares = {dtype: share * ratio for dtype, share in self.shares.items()}
         return replace(self, share=self.share * ratio, shares=shares)
 
     def with_peak_fraction(self, dtype: DType, share: float) -> "MatmulEfficiency":
-        """The same with a format with scales at a share of its own."""
+        """A copy with the peak fraction of a low-precision format replaced."""
         return replace(self, shares={**self.shares, dtype: share})
 
     def with_format_overheads(
         self, dtype: DType, prologue: float | None, kernel_latency: Seconds | None
     ) -> "MatmulEfficiency":
-        """The same with a prologue and a start of a format with scales' own; None: as of the others."""
+        """A copy with the prologue and kernel latency of a low-precision format replaced.
+
+        None: as of the other formats.
+        """
         prologues = {key: value for key, value in self.prologues.items() if key is not dtype}
         starts = {key: value for key, value in self.starts.items() if key is not dtype}
         return replace(
@@ -73,12 +77,14 @@ class MatmulEfficiency:
 
 @dataclass(frozen=True, slots=True)
 class GroupedGemmEfficiency:
-    """Constants of the products of several experts (`cost.grouped_gemm`).
+    """Constants of the matmuls of several experts (`cost.grouped_gemm`).
 
-    share: part of the peak in the main loop of products that a library launches one by one on several streams;
-    kernel_share: of one kernel for all of them; prologue, edge: as of other products; call: what the host needs to
-    launch one of them; kernel_shares: of one kernel in formats with scales, where it is known: it is another library's
-    than in the others, whose distance from other products it does not keep.
+    Field names are the keys of accelerator files.
+
+    share: fraction of the peak in the main loop of matmuls launched one by one on several streams; kernel_share:
+    of one grouped GEMM kernel for all; prologue, edge: as of other matmuls; call: host seconds to launch one of
+    them; kernel_shares: of a grouped GEMM by low-precision format, where known: it is of another library than in
+    the other formats, so its ratio to other matmuls differs.
     """
 
     share: float
@@ -89,18 +95,18 @@ class GroupedGemmEfficiency:
     kernel_shares: Mapping[DType, float] = field(default_factory=dict)
 
     def with_kernel_fraction(self, dtype: DType, fraction: float) -> "GroupedGemmEfficiency":
-        """The same with one kernel in a format with scales at a share of its own."""
+        """A copy with the grouped GEMM's peak fraction in a low-precision format replaced."""
         return replace(self, kernel_shares={**self.kernel_shares, dtype: fraction})
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionEfficiency:
-    """Constants of one flash attention kernel.
+    """Constants of one flash attention kernel. Field names are the keys of accelerator files.
 
-    share: part of the peak in its main loop; head_overhead: elements of the head dimension that the softmax of one
-    score costs; key_overhead: keys that the start and end of a block cost; causal: rate with a causal mask relative
-    to none, beside what blocks and waves explain; block: rows that one compute unit works on at a time; formats: how
-    many times as fast its products are in formats with scales, of those that it has kernels for.
+    share: fraction of the peak in its main loop; head_overhead: cost of the softmax of one score, in elements of
+    the head dimension; key_overhead: cost of the start and end of a block, in keys; causal: rate with a causal
+    mask relative to none, beyond what blocks and waves explain; block: query rows that one compute unit processes
+    at a time; formats: speedup of its matmuls by low-precision format, of those that it has kernels for.
     """
 
     share: float
@@ -113,13 +119,13 @@ class AttentionEfficiency:
 
 @dataclass(frozen=True, slots=True)
 class KernelEfficiency:
-    """All constants of the kernel model for one accelerator.
+    """All constants of the kernel model of one accelerator. Field names are the keys of accelerator files.
 
-    published: fitted to published measurements of this accelerator (not derived from a sibling); grouped: of products
-    of experts, None: nothing is known of them, so that they are products like others; memory: part of the memory
-    bandwidth that a large streaming kernel reaches; kernel_latency: seconds of start and drain of a device kernel;
-    launch_interval: seconds between two launches that the host can sustain; casts: bandwidth that kernels reach which
-    bring operands into formats with scales, relative to other streaming kernels.
+    published: whether they were fitted to published measurements of this accelerator (not derived from another
+    one); grouped: matmuls of experts, None: unknown, so they are modelled as ordinary matmuls; memory: fraction
+    of the memory bandwidth that a large memory-bound kernel reaches; kernel_latency: seconds of start and drain
+    of a device kernel; launch_interval: seconds between two launches that the host can sustain; casts: bandwidth
+    of kernels that quantize operands to low-precision formats, relative to other memory-bound kernels.
     """
 
     published: bool
@@ -133,31 +139,30 @@ class KernelEfficiency:
     casts: float = 1.0
 
     def kernel_latency_of(self, dtype: DType) -> Seconds:
-        """Seconds of start and drain of a product's kernel in a format."""
+        """Seconds of start and drain of a matmul kernel in a format."""
         return self.matmul.starts.get(dtype, self.kernel_latency)
 
     @property
     def attention_formats(self) -> tuple[DType, ...]:
-        """Formats with scales in which there is flash attention both ways."""
+        """Low-precision formats that flash attention supports in both forward and backward."""
         return tuple(dtype for dtype in self.attention_forward.formats if dtype in self.attention_backward.formats)
 
     @property
     def expert_matmul(self) -> GroupedGemmEfficiency:
-        """The constants of products of experts."""
+        """The constants of the matmuls of experts."""
         matmul = self.matmul
         return self.grouped or GroupedGemmEfficiency(matmul.share, matmul.share, matmul.prologue, matmul.edge, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingDerating:
-    """How kernels of a training step differ from the same kernels by themselves.
+    """How kernels within a training step differ from the same kernels run standalone.
 
-    sustained: their arithmetic rate relative to that of single kernels, as the power limit leaves it under a mix of
-    kernels on real values, and as other machines and library versions than those of the published kernels have it;
-    narrow: the same of products in formats with scales, None: as of others;
-    spread: standard deviation of the time per FLOP from GPU to GPU, relative (a step waits for the slowest);
-    flash2: how many times longer FlashAttention-2 takes than the flash attention for which the constants are, the
-    fastest there is.
+    sustained_ratio: arithmetic rate relative to that of standalone kernels: the power limit under a mix of
+    kernels on real values, and other machines and library versions than those of the published kernels;
+    low_precision_ratio: the same of low-precision matmuls, None: as of the others; gpu_spread: relative standard
+    deviation of the time per FLOP across GPUs (a step waits for the slowest); flash2_slowdown: time of
+    FlashAttention-2 relative to the fastest flash attention, for which the constants are.
     """
 
     sustained_ratio: float = 1.0
@@ -167,5 +172,5 @@ class TrainingDerating:
 
     @property
     def low_precision_speedup(self) -> float:
-        """How many times the sustained rate of other products those in formats with scales have."""
+        """Sustained rate of low-precision matmuls relative to that of the others."""
         return 1.0 if self.low_precision_ratio is None else self.low_precision_ratio / self.sustained_ratio

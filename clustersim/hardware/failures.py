@@ -1,10 +1,9 @@
-"""What breaks, how often, what does that do to a job, and how long does it last?
+"""Failure modes: what fails, how often, what that does to a job, and how long it lasts.
 
-A rate is so many events per second of each component of a kind. Components of a job: its GPUs, its nodes, their NICs,
-the links of these to the first switch, those switches, its racks (NVLink domains of several nodes, or nodes in a rack),
-and the job itself. Assumed: what breaks does so independently of all else, unless it takes a rack or all nodes at a
-switch with it; a component that is put in for another is as good as that was when it was new; times are those of
-components in use, so spares do not break.
+A rate is events per second per component of a kind. Components of a job: its GPUs, its nodes, their NICs, the
+links from these to the first switch, those switches, its racks (NVLink domains of several nodes, or nodes in
+a rack), and the job itself. Assumed: failures are independent, except that one can take down a rack or all
+nodes at a switch; a replaced component is as good as new; rates are per time in use, so spares do not fail.
 """
 
 import math
@@ -31,7 +30,7 @@ RATE_EXAMPLE: Final = "'6.5 per 1000 node-days' or '148 in 54 days of 16384 gpus
 
 
 class FailureComponent(Enum):
-    """What breaks; the value is what files call it."""
+    """What fails; the value is its name in files."""
 
     GPU = "gpu"
     NODE = "node"
@@ -43,10 +42,10 @@ class FailureComponent(Enum):
 
 
 class FailureEffect(Enum):
-    """What it does to the job.
+    """Effect on the job.
 
-    STOP: it ends. HANG: it stands still until a timeout. CORRUPT: it goes on with wrong numbers until that is found.
-    SLOW: it goes on, slower. PLANNED: it is ended behind a checkpoint.
+    STOP: it terminates. HANG: it stalls until a timeout. CORRUPT: it continues with wrong numbers until detected.
+    SLOW: it continues, slower. PLANNED: it is stopped after a checkpoint.
     """
 
     STOP = "stop"
@@ -57,7 +56,7 @@ class FailureEffect(Enum):
 
 
 class FailureDomain(Enum):
-    """Which nodes are lost with it, until they are repaired."""
+    """Which nodes are lost with the component until repaired."""
 
     NOTHING = "nothing"
     NODE = "node"
@@ -75,19 +74,19 @@ class FailureRate:
 
 @dataclass(frozen=True)
 class DurationDistribution:
-    """How long something takes: always the median, or, where the mean is above it, lognormal."""
+    """Distribution of a duration: constant, or lognormal where the mean exceeds the median; seconds."""
 
     median: Seconds
     mean: Seconds
 
     @classmethod
     def constant(cls, seconds: Seconds) -> "DurationDistribution":
-        """The same each time."""
+        """A constant duration."""
         return cls(seconds, seconds)
 
     @property
     def is_random(self) -> bool:
-        """Whether it is not always the same."""
+        """Whether it is not constant."""
         return self.mean > self.median
 
     @cached_property
@@ -96,7 +95,7 @@ class DurationDistribution:
         return math.sqrt(2.0 * math.log(self.mean / self.median)) if self.is_random else 0.0
 
     def at_z_score(self, z_score: float) -> Seconds:
-        """How long it takes so many standard deviations above the middle."""
+        """The duration at a number of standard deviations (of the logarithm) above the median."""
         return self.median * math.exp(self.sigma * z_score) if self.mean > self.median else self.median
 
 
@@ -105,7 +104,7 @@ ZERO_DURATION: Final = DurationDistribution.constant(0.0)
 
 @dataclass(frozen=True, slots=True)
 class FailureSlowdown:
-    """What is left of a part that is slow: of a GPU's speed, or of a NIC's bandwidth (`nic`)."""
+    """Remaining fraction of a GPU's speed, or of a NIC's bandwidth (`affects_nic`)."""
 
     remaining_fraction: float
     affects_nic: bool = False
@@ -115,10 +114,11 @@ class FailureSlowdown:
 class FailureMode:
     """A kind of failure.
 
-    rate: None where `trace` has the times, in seconds from its beginning, and `trace_duration`, how long it is; shape: of a
-    Weibull distribution of the life of a component (1: exponential, a rate that does not depend on age); detection:
-    until the job is known to have ended; found: until what is slow or wrong is noticed; repair: until lost nodes are
-    spares; uncertain: its rate is of other clusters.
+    rate: None where `event_times` has the times, in seconds from the start of the trace, and `trace_duration` its
+    length; weibull_shape: of the lifetime of a component (1: exponential, a rate independent of age);
+    detection_time: until the termination of the job is detected; discovery_time: until slowness or corruption is
+    noticed; repair_time: until lost nodes are spares again; is_rate_uncertain: its rate comes from other
+    clusters.
     """
 
     name: str
@@ -136,7 +136,7 @@ class FailureMode:
 
 
 def parse_rate(text: object) -> FailureRate:
-    """Read how often something happens to each component; raise InputError that names the value and an example.
+    """Parse a failure rate per component; raise InputError that names the value and an example.
 
     >>> round(86400.0 * parse_rate("6.5 per 1000 node-days").per_second, 9)
     0.0065
@@ -169,7 +169,7 @@ def _unit_seconds(text: str, unit: str) -> float:
 
 def _build_rate(text: str, component: str, count: float, component_seconds: float) -> FailureRate:
     components = {failure_component.value: failure_component for failure_component in FailureComponent}
-    component = next((item for item in (component, component[:-1], component[:-2]) if item in components), component)
+    component = next((name for name in (component, component[:-1], component[:-2]) if name in components), component)
     if component not in components:
         raise InputError(
             f"{format_value(text)}: {component!r} is no component; {suggest_nearest(component, components)}"
@@ -180,9 +180,9 @@ def _build_rate(text: str, component: str, count: float, component_seconds: floa
 
 
 def parse_duration_distribution(value: object) -> DurationDistribution:
-    """Read a duration, or the median and the mean of durations that differ; raise InputError.
+    """Parse a duration, or the median and mean of random durations; raise InputError.
 
-    >>> parse_length({"median": "222 s", "mean": "2334 s"}).mean
+    >>> parse_duration_distribution({"median": "222 s", "mean": "2334 s"}).mean
     2334.0
     """
     if not isinstance(value, dict):

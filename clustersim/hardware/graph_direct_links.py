@@ -1,9 +1,9 @@
-"""Which GPUs of a graph are joined by links of their own, as in a node without NVLink switches?
+"""Detects direct GPU-to-GPU links in a graph, as in a node without NVLink switches.
 
-Where NVLink edges lead from GPU to GPU alone, and every NVLink domain has the same of them, they are `DirectLinks`, of
-which a library makes several rings at once; how many links a pair has is its bandwidth over the narrowest pair's. Else
-(a switch among them, domains that differ, pairs of which none is a multiple of the narrowest) they are links like any
-others: one ring in the members' order.
+Where NVLink edges join GPUs only to each other, and every NVLink domain has the same ones, they are
+`DirectLinks`, over which a library forms several rings at once; the number of links of a pair is its
+bandwidth over that of the narrowest pair. Otherwise (a switch among them, domains that differ, pairs that are
+not multiples of the narrowest) they are ordinary links: one ring in the members' order.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,10 @@ _TOLERANCE = 1e-9
 def detect_direct_links(
     graph: "nx.DiGraph[str]", gpus: list[str], slots: IntArray, domain_size: int
 ) -> DirectLinks | None:
-    """The links of each domain's pairs; seats: of each GPU, domain by domain, each with so many places."""
+    """The direct links of each domain, None if there are none.
+
+    slots: of each GPU, domain by domain, domain_size each.
+    """
     if not 2 <= domain_size <= MAX_DOMAIN_GPUS or len(gpus) % domain_size:
         return None
     slot_by_name = dict(zip(gpus, slots.tolist(), strict=True))
@@ -42,11 +45,13 @@ def detect_direct_links(
 
 
 def _pair_bandwidth(graph: "nx.DiGraph[str]", slot_by_name: Mapping[str, int], domain_size: int) -> FloatArray | None:
-    """Of the NVLink edges of each domain: [domains, places, places]; None where one leads elsewhere."""
+    """[domains, domain GPUs, domain GPUs] bandwidth of NVLink edges; None where one leads outside its domain."""
     bandwidth: FloatArray = np.zeros((len(slot_by_name) // domain_size, domain_size, domain_size))
     for source, target, edge in graph.edges(data=True):
         if edge["kind"] == LinkKind.NVLINK.value:
-            source_slot, target_slot = (divmod(slot_by_name.get(item, -1), domain_size) for item in (source, target))
+            source_slot, target_slot = (
+                divmod(slot_by_name.get(slot_name, -1), domain_size) for slot_name in (source, target)
+            )
             if source not in slot_by_name or source_slot[0] != target_slot[0]:
                 return None
             bandwidth[source_slot[0], source_slot[1], target_slot[1]] = edge["bandwidth"]
@@ -54,7 +59,7 @@ def _pair_bandwidth(graph: "nx.DiGraph[str]", slot_by_name: Mapping[str, int], d
 
 
 def _is_regular(direct_links: DirectLinks) -> bool:
-    """Whether links go both ways, as many from each GPU, with one GPU at most between two."""
+    """Whether links are symmetric, of equal number per GPU, and each pair is joined directly or by one relay GPU."""
     count = direct_links.link_matrix
     is_uniform = (count == count[0, 1])[~np.eye(len(count), dtype=np.bool_)].all()
     degrees = np.unique(count.sum(axis=1))

@@ -1,9 +1,9 @@
-"""What does an irregular machine look like to a transfer?
+"""Routes and links of an irregular machine.
 
-Any directed graph of GPUs, switches, NICs and hosts. A transfer takes a shortest route by hops, then by latency, then
-by the names of the vertices passed, seen from the target; or, with hashed ECMP, one of the routes that are equal in
-hops and latency. `rules` say which links it may use; an NVLink domain is what NVLink edges connect in both directions.
-Routes are searched when first asked for and kept per pair.
+Any directed graph of GPUs, switches, NICs and hosts. A transfer takes a shortest route by hops, then by
+latency, then by the names of the vertices passed, from the target backwards; or, with hashed ECMP, one of the
+routes that are equal in hops and latency. `routing_rules` determine the usable links; an NVLink domain is a
+set of GPUs that NVLink edges connect in both directions. Routes are searched on demand and cached per pair.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class GraphFabric:
     """A fabric from a graph whose vertices have `kind` (GPUs also `node`).
 
-    Its edges have `kind`, `bandwidth`, `latency` and `technology`. GPUs are numbered node by node, nodes in the order
-    in which the graph first names one. Raises InputError if some of the first `used` GPUs (None: all) cannot reach
-    another. healthy: what a disturbed fabric is without its disturbances.
+    Its edges have `kind`, `bandwidth`, `latency` and `technology`. GPUs are numbered node by node, nodes in the
+    order of their first mention in the graph. Raises InputError if some of the first `used_count` GPUs (None:
+    all) cannot reach another. healthy: for a degraded fabric, the one without degradations.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class GraphFabric:
         self._require_connected(self._gpus[:used_count])
         self._links = _build_link_table(graph)
         self._edges = list(graph.edges())
-        self._vertex_names = sorted(graph)  # vertices are numbered by name, so that the smaller number wins a tie
+        self._vertex_names = sorted(graph)  # vertices are numbered by name, so that the smaller id wins a tie
         vertex_ids = {name: index for index, name in enumerate(self._vertex_names)}
         self._gpu_vertices = [vertex_ids[gpu] for gpu in self._gpus]
         self._subgraphs = {rule: self._build_subgraph(rule, vertex_ids) for rule in RULES}
@@ -65,16 +65,16 @@ class GraphFabric:
         return hash((self._ecmp, *self._vertex_names))
 
     def __reduce__(self) -> tuple[type["GraphFabric"], tuple[Any, ...]]:
-        """Pickled and copied as its graph; that its GPUs reach each other was checked when it was read."""
+        """Pickled and copied as its graph; connectivity was checked when it was read."""
         return GraphFabric, (self._graph, self._ecmp, 1, self._healthy)
 
     def _graph_data(self) -> tuple[list[Any], list[Any]]:
-        """Vertices and edges in their order, which numbers GPUs and links."""
+        """Vertices and edges in their order, which determines the ids of GPUs and links."""
         return list(self._graph.nodes(data=True)), list(self._graph.edges(data=True))
 
     @property
     def gpu_count(self) -> int:
-        """How many GPUs the graph has."""
+        """Number of GPUs of the graph."""
         return len(self._gpus)
 
     @property
@@ -88,7 +88,7 @@ class GraphFabric:
 
     @cached_property
     def direct_links(self) -> DirectLinks | None:
-        """Links of pairs of GPUs, in the healthy cluster; None where switches join them, or domains differ."""
+        """Direct links between GPUs, of the healthy cluster; None where switches join them, or domains differ."""
         if self._healthy is not None:
             return self._healthy.direct_links
         domain_sizes = np.unique(np.bincount(self._tier_labels["nvlink"]))
@@ -101,15 +101,15 @@ class GraphFabric:
 
     @cached_property
     def _gpus_by_domain(self) -> IntArray:
-        """The GPUs domain by domain."""
+        """[gpus] the GPUs, domain by domain."""
         return np.argsort(self._tier_labels["nvlink"], kind="stable")
 
     def domain_slots(self, gpus: IntArray) -> IntArray:
-        """Where GPUs stand, domain by domain (any shape)."""
+        """Position of GPUs, domain by domain (any shape)."""
         return np.argsort(self._gpus_by_domain, kind="stable")[gpus]
 
     def gpus_at_slots(self, slots: IntArray) -> IntArray:
-        """The GPUs that stand there (any shape)."""
+        """GPUs at these positions (any shape)."""
         return self._gpus_by_domain[slots]
 
     def node_ids(self, gpus: IntArray) -> IntArray:
@@ -128,7 +128,7 @@ class GraphFabric:
         return Paths(links, latency)
 
     def link_info(self, link_id: int) -> LinkInfo:
-        """One edge, for people."""
+        """One edge, for display."""
         source, target = self._edges[link_id]
         edge = self._graph.edges[source, target]
         return LinkInfo(LinkKind(edge["kind"]), source, target, edge["bandwidth"], edge["latency"])
@@ -142,25 +142,25 @@ class GraphFabric:
         return next(connecting, "core")
 
     def describe_tiers(self) -> tuple[FabricTier, ...]:
-        """What the graph is built of, from the GPUs up."""
+        """The tiers of the graph, from the GPUs up."""
         return graph_tiers.describe_tiers(self._graph)
 
     def to_graph(self) -> "nx.DiGraph[str]":
-        """The graph, with how equal routes are chosen as its own attributes."""
+        """A copy of the graph, with the ECMP settings as graph attributes."""
         graph: nx.DiGraph[str] = self._graph.copy()
         graph.graph.update(self._ecmp.file_keys)
         return graph
 
     @cached_property
     def link_endpoints(self) -> LinkEndpoints:
-        """What stands at the ends of every edge."""
+        """Endpoint vertices of every edge."""
         other_names = [name for name in self._vertex_names if name not in set(self._gpus)]
         vertex_ids = {name: index for index, name in enumerate([*self._gpus, *other_names])}
         source, target = ([vertex_ids[edge[side]] for edge in self._edges] for side in (0, 1))
         return LinkEndpoints(np.array(source, np.int64), np.array(target, np.int64), len(vertex_ids))
 
     def find_link(self, source: str, target: str) -> int:
-        """The number of an edge; raise InputError that says what is near."""
+        """Id of an edge; raise InputError with a suggestion."""
         for name in (source, target):
             if name not in self._graph:
                 raise InputError(
@@ -172,7 +172,7 @@ class GraphFabric:
         return self._edges.index((source, target))
 
     def parallel_link_count(self, link_id: int) -> int:  # noqa: ARG002 - every edge is one link
-        """One: parallel links are written as one of their bandwidth."""
+        """One: parallel links are written as one of their summed bandwidth."""
         return 1
 
     def nic_links(self, gpus: IntArray) -> IntArray:
@@ -182,7 +182,10 @@ class GraphFabric:
         )
 
     def with_degraded_links(self, bandwidth_fraction: FloatArray) -> "GraphFabric":
-        """A graph of the same vertices with the left part of every edge's bandwidth, [links]; 0 removes the edge."""
+        """A graph of the same vertices with edge bandwidths scaled by bandwidth_fraction, [links].
+
+        0 removes the edge.
+        """
         graph = self._graph.copy()
         for link_id in np.flatnonzero(bandwidth_fraction != 1.0).tolist():
             if bandwidth_fraction[link_id] > 0.0:
@@ -202,7 +205,7 @@ class GraphFabric:
     def _build_subgraph(
         self, rule: RoutingRule, vertex_ids: dict[str, int]
     ) -> tuple[shortest_paths.Adjacency, frozenset[int]]:
-        """The part of the graph that a rule allows, and the vertices that it bars."""
+        """Adjacency over the links that a rule allows, and the vertices that it bars."""
         adjacency: shortest_paths.Adjacency = {}
         for link, (source, target, edge) in enumerate(self._graph.edges(data=True)):
             if LinkKind(edge["kind"]) in rule.link_kinds:
@@ -226,7 +229,7 @@ class GraphFabric:
         )
 
     def _search_routes(self, source: int, rule: RoutingRule, targets: list[int]) -> None:
-        """Find routes under a rule; whatever it leaves unreached is searched under the next one."""
+        """Find routes under a rule; unreached targets are searched under the next rule."""
         adjacency, barred = self._subgraphs[rule]
         goals = {self._gpu_vertices[target] for target in targets}
         reached = shortest_paths.search_shortest(adjacency, self._gpu_vertices[source], goals, barred)
@@ -239,7 +242,7 @@ class GraphFabric:
 
 
 def _gpus_by_node(graph: "nx.DiGraph[str]") -> tuple[list[str], IntArray]:
-    """Names of the GPUs, node by node, and the number of each one's node."""
+    """Names of the GPUs, node by node, and [gpus] the index of each one's node."""
     kinds = graph_tiers.vertex_kinds(graph)
     node_names = {name: str(graph.nodes[name]["node"]) for name, kind in kinds.items() if kind == "gpu"}
     node_ids = {node_name: index for index, node_name in enumerate(dict.fromkeys(node_names.values()))}

@@ -1,10 +1,11 @@
-"""How is an irregular machine written in a file, and written out again?
+"""Reads and writes an irregular machine as a node-link graph file.
 
-As a node-link graph, networkx's JSON (or the same in YAML). Every vertex has `id` and `kind`; GPUs also have `node`,
-the host that they are in. Every edge has `source`, `target`, `kind`, `bandwidth` per direction and `latency`; an edge
-of an undirected graph is one link each way. Edges of kind nvlink may have a `generation` (else the accelerator's),
-those between nodes (nic, leaf, spine) a `network` (else InfiniBand). The mapping `graph` holds accelerator, library,
-description and sources, and `ecmp` as regular clusters have it. Other attributes (positions, colours) are left alone.
+The format is networkx's node-link JSON (or the same in YAML). Every vertex has `id` and `kind`; GPUs also
+have `node`, the host that they are in. Every edge has `source`, `target`, `kind`, `bandwidth` per direction
+and `latency`; an edge of an undirected graph is one link in each direction. Edges of kind nvlink may have a
+`generation` (default: the accelerator's), those between nodes (nic, leaf, spine) a `network` (default:
+InfiniBand). The mapping `graph` holds accelerator, library, description and sources, and `ecmp` as regular
+clusters have it. Other attributes (positions, colours) are ignored.
 Reference: networkx, readwrite.json_graph.node_link_data (edges under "edges", before 3.4 under "links").
 """
 
@@ -26,16 +27,16 @@ _LINK_KINDS: Final = [kind.value for kind in LINK_KINDS]
 
 
 def is_graph(content: Mapping[str, Any]) -> bool:
-    """Whether a cluster file is a node-link graph."""
+    """Whether the content of a cluster file is a node-link graph."""
     return "nodes" in content
 
 
 def read_graph(section: MappingReader, default_generation: LinkTechnology | None = None) -> "nx.DiGraph[str]":
-    """A directed graph with SI attributes; raise InputError that names the vertex or edge that cannot be used.
+    """A directed graph with SI attributes; raise InputError that names the invalid vertex or edge.
 
-    own: the NVLink generation of the accelerator, if it has one.
+    default_generation: NVLink generation of the accelerator, if it has one.
     """
-    import networkx as nx  # 0.15 s that regular clusters do not need
+    import networkx as nx  # takes 0.15 s, which regular clusters do not need
 
     graph: nx.DiGraph[str] = nx.DiGraph()
     directed = section.get_bool("directed")
@@ -91,14 +92,14 @@ def _read_technology(edge: MappingReader, kind: LinkKind, default_generation: Li
 
 
 def _technology_attribute(kind: LinkKind, technology: str) -> dict[str, str]:
-    """The key of a file that says of what make an edge is."""
+    """The file attribute for the technology of an edge."""
     if kind is LinkKind.NVLINK:
         return {"generation": technology}
     return {"network": technology} if kind in NETWORK_KINDS else {}
 
 
 def to_file_graph(graph: "nx.DiGraph[str]", attributes: Mapping[str, Any]) -> "nx.DiGraph[str]":
-    """The same graph with attributes as files have them; about: more of the graph's own. `read_graph` reads it back."""
+    """The graph with attributes as in files; attributes: further graph attributes. `read_graph` reads it back."""
     import networkx as nx
 
     file_graph: nx.DiGraph[str] = nx.DiGraph(**{**SpreadEcmp().file_keys, **graph.graph, **attributes})

@@ -1,7 +1,7 @@
-"""Which GPUs of a graph do the links of each tier connect, and what is the graph built of?
+"""Tiers of a graph: which GPUs the links of each tier connect, and what the graph consists of.
 
-A tier connects two GPUs if links of its kind and of the kinds below (without NVLink, from the leaf upwards) lead both
-ways between them.
+A tier connects two GPUs if links of its kind and of the kinds below (without NVLink, from the leaf upwards)
+join them in both directions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,9 +23,7 @@ _TIER_KINDS: Final[dict[str, tuple[LinkKind, ...]]] = {
     "leaf": (*_INTRA_NODE_KINDS, LinkKind.NIC),
     "spine": (*_INTRA_NODE_KINDS, LinkKind.NIC, LinkKind.LEAF),
 }
-_KINDS_ABOVE: Final[
-    dict[str, tuple[str, ...]]
-] = {  # where a vertex sends upwards: the first of these kinds that it has
+_KINDS_ABOVE: Final[dict[str, tuple[str, ...]]] = {  # kinds of the next tier: the first one that a vertex has links to
     "gpu": ("nvswitch", "gpu", "host", "nic", "leaf", "switch"),
     "host": ("host", "nic"),
     "nic": ("leaf", "switch", "spine", "core"),
@@ -36,7 +34,7 @@ _KINDS_ABOVE: Final[
 MAX_LISTED: Final = 8
 _SWITCH_KINDS: Final = ("leaf", "switch", "spine")
 
-TierKey = tuple[str, int]  # kind of a vertex and, for a plain switch, how high it is
+TierKey = tuple[str, int]  # kind of a vertex and, for a plain switch, its height
 
 
 def vertex_kinds(graph: "nx.DiGraph[str]") -> dict[str, str]:
@@ -45,12 +43,15 @@ def vertex_kinds(graph: "nx.DiGraph[str]") -> dict[str, str]:
 
 
 def label_by_tier(graph: "nx.DiGraph[str]", gpus: list[str]) -> dict[str, IntArray]:
-    """For each tier, from the lowest, a label per GPU, [gpus]; equal labels are connected. Labels count from 0."""
+    """For each tier, from the lowest, a component label per GPU, [gpus]; equal labels are connected.
+
+    Labels start at 0.
+    """
     return {tier: _component_labels(_tier_subgraph(graph, tier, kinds), gpus) for tier, kinds in _TIER_KINDS.items()}
 
 
 def _tier_subgraph(graph: "nx.DiGraph[str]", tier: str, kinds: tuple[LinkKind, ...]) -> "nx.DiGraph[str]":
-    """The graph with only links of some kinds; inside a host, traffic does not pass through NICs."""
+    """The subgraph of links of some kinds; inside a host, traffic does not pass through NICs."""
     names = {kind.value for kind in kinds}
     edges = [(source, target) for source, target, edge in graph.edges(data=True) if edge["kind"] in names]
     subgraph = graph.edge_subgraph(edges)
@@ -60,26 +61,26 @@ def _tier_subgraph(graph: "nx.DiGraph[str]", tier: str, kinds: tuple[LinkKind, .
 
 
 def _component_labels(subgraph: "nx.DiGraph[str]", gpus: list[str]) -> IntArray:
-    import networkx as nx  # 0.15 s that regular clusters do not need
+    import networkx as nx  # takes 0.15 s, which regular clusters do not need
 
     component = {
         name: index for index, names in enumerate(nx.strongly_connected_components(subgraph)) for name in names
     }
-    first_singleton = len(component)  # a GPU without any such link is a component of its own
+    first_singleton = len(component)  # a GPU without any such link is a singleton component
     components = [component.get(gpu, first_singleton + index) for index, gpu in enumerate(gpus)]
     order = {label: position for position, label in enumerate(dict.fromkeys(components))}
     return np.array([order[label] for label in components], np.int64)
 
 
 def reachable_vertices(graph: "nx.DiGraph[str]", source: str, *, backwards: bool) -> set[str]:
-    """Vertices to which some way leads from `source`, or from which some way leads to it."""
+    """Vertices reachable from `source`, or (backwards) from which it is reachable."""
     import networkx as nx  # 0.15 s that regular clusters do not need
 
     return nx.ancestors(graph, source) if backwards else nx.descendants(graph, source)
 
 
 def describe_tiers(graph: "nx.DiGraph[str]") -> tuple[FabricTier, ...]:
-    """One row per kind of vertex, with averages over the vertices of that kind; plain switches by their height."""
+    """One entry per kind of vertex, with averages over its vertices; plain switches by their height."""
     heights = _switch_heights(graph)
     members: dict[TierKey, list[str]] = {(kind, 0): [] for kind in VERTEX_KINDS}
     members |= {("switch", height): [] for height in sorted(set(heights.values()))}
@@ -91,7 +92,7 @@ def describe_tiers(graph: "nx.DiGraph[str]") -> tuple[FabricTier, ...]:
 
 
 def _switch_heights(graph: "nx.DiGraph[str]") -> dict[str, int]:
-    """How many links every plain switch is above the nearest GPU, counted from the lowest switches as 0."""
+    """Hops from the nearest GPU to every plain switch, relative to the lowest switches."""
     import networkx as nx  # 0.15 s that regular clusters do not need
 
     kinds = vertex_kinds(graph)
@@ -117,7 +118,7 @@ def _build_tier(graph: "nx.DiGraph[str]", key: TierKey, names: list[str], tier_k
 
 
 def _tiers_above(key: TierKey, sent_bandwidth: dict[TierKey, float]) -> list[TierKey]:
-    """The places that vertices of this one send upwards to."""
+    """The tiers that vertices of this one send upwards to."""
     kind, height = key
     if kind == "switch":
         return [
@@ -135,7 +136,7 @@ def _tiers_above(key: TierKey, sent_bandwidth: dict[TierKey, float]) -> list[Tie
 def _bandwidth_by_tier(
     tier_keys: dict[str, TierKey], edges: Iterable[tuple[str, dict[str, Any]]]
 ) -> dict[TierKey, float]:
-    """Sum of bandwidths by the place of the vertex at the other end."""
+    """Sum of bandwidths by the tier of the vertex at the other end."""
     sums: dict[TierKey, float] = {}
     for name, edge in edges:
         sums[tier_keys[name]] = sums.get(tier_keys[name], 0.0) + edge["bandwidth"]
@@ -143,7 +144,7 @@ def _bandwidth_by_tier(
 
 
 def nearest_nic_links(fabric: Fabric, gpu: int) -> IntArray:
-    """The nearest links of kind nic on the ways from a GPU over PCIe and host links, and on the ways to it."""
+    """The nearest links of kind nic on paths from a GPU over PCIe and host links, and on paths to it."""
     source, target = fabric.link_endpoints.source, fabric.link_endpoints.target
     return np.concatenate(
         [_nearest_nic_links(fabric, source, target, gpu), _nearest_nic_links(fabric, target, source, gpu)]
@@ -151,7 +152,7 @@ def nearest_nic_links(fabric: Fabric, gpu: int) -> IntArray:
 
 
 def _nearest_nic_links(fabric: Fabric, near_ends: IntArray, far_ends: IntArray, gpu: int) -> IntArray:
-    """NIC links from the vertices first met that have some; `measured` and `there` are the ends in the order of search."""
+    """NIC links of the nearest vertices that have some; near_ends, far_ends: [links] endpoints in search direction."""
     is_intra_node = np.isin(fabric.links.kind, [LINK_KINDS.index(kind) for kind in _INTRA_NODE_KINDS])
     is_nic = fabric.links.kind == LINK_KINDS.index(LinkKind.NIC)
     frontier, visited = np.array([gpu]), np.zeros(fabric.link_endpoints.vertex_count, np.bool_)
@@ -166,6 +167,6 @@ def _nearest_nic_links(fabric: Fabric, near_ends: IntArray, far_ends: IntArray, 
 
 
 def suggest_vertex(name: str, names: Sequence[str]) -> str:
-    """End a sentence about an unknown vertex with the nearest name, or with some."""
+    """Complete an error message about an unknown vertex with the nearest name, or with some names."""
     listed = names if len(names) <= MAX_LISTED else [*names[: MAX_LISTED - 1], names[-1]]
     return suggest_nearest(name, listed, unlisted=names)

@@ -1,8 +1,8 @@
-"""Of what make is a link?
+"""Link technologies: NVLink and xGMI generations, PCIe, and network kinds.
 
-How close software comes to a link's bandwidth, and what a message costs on it, are constants of its make: of the
-generation of NVLink or Infinity Fabric (xGMI) that joins GPUs, and of the network that joins nodes. So files name it;
-bandwidth is never asked what it may be, and only scales.
+Achievable bandwidth fractions and per-message costs are constants of the technology: the generation of NVLink
+or Infinity Fabric (xGMI) that joins GPUs, and the network that joins nodes. So files name it; it is never
+inferred from the bandwidth, which only scales.
 """
 
 from enum import Enum
@@ -10,7 +10,7 @@ from typing import Final
 
 
 class LinkTechnology(Enum):
-    """The make of a link, in the words of files."""
+    """The technology of a link, as named in files."""
 
     PCIE = "pcie"  # PCIe and what joins the sockets of a host
     NVLINK2 = "nvlink2"  # V100
@@ -21,7 +21,7 @@ class LinkTechnology(Enum):
     INFINIBAND = "infiniband"
     ROCE = "roce"  # RDMA over converged Ethernet, GCP's gIB among it
     EFA1 = "efa1"  # AWS Elastic Fabric Adapter of p3dn and p4d (SRD without RDMA writes), by aws-ofi-nccl
-    EFA = "efa"  # of p5 and later
+    EFA = "efa"  # AWS Elastic Fabric Adapter of p5 and later
     TCPX = "tcpx"  # GCP GPUDirect-TCPX (A3 High)
     TCPXO = "tcpxo"  # GCP GPUDirect-TCPXO, also called FasTrak (A3 Mega)
     SLINGSHOT = "slingshot"  # HPE Slingshot 11, by aws-ofi-nccl over libfabric's cxi
@@ -31,8 +31,8 @@ class LinkTechnology(Enum):
 
 TECHNOLOGIES: Final = tuple(LinkTechnology)
 SCALE_UP_TECHNOLOGIES: Final = {
-    item.value: item
-    for item in (
+    technology.value: technology
+    for technology in (
         LinkTechnology.NVLINK2,
         LinkTechnology.NVLINK3,
         LinkTechnology.NVLINK4,
@@ -40,10 +40,10 @@ SCALE_UP_TECHNOLOGIES: Final = {
         LinkTechnology.XGMI4,
     )
 }
-"""Of links that join the GPUs of an NVLink domain, by name."""
+"""Technologies of links inside an NVLink domain, by name."""
 NETWORK_TECHNOLOGIES: Final = {
-    element.value: element
-    for element in (
+    technology.value: technology
+    for technology in (
         LinkTechnology.INFINIBAND,
         LinkTechnology.ROCE,
         LinkTechnology.EFA1,
@@ -55,4 +55,4 @@ NETWORK_TECHNOLOGIES: Final = {
         LinkTechnology.TCP,
     )
 }
-"""Of links that join nodes, by name; the first is meant where a file names none."""
+"""Technologies of links between nodes, by name; the first one is the default."""

@@ -1,12 +1,12 @@
-"""What does a GPU draw, by what it does?
+"""Power draw of a GPU by activity.
 
-An accelerator's file says what it draws at most (`tdp`, the limit of its board), what it draws while a process holds it
-and nothing runs (`idle`), and its part of what a whole node draws at most (`node`). What it draws meanwhile is a part
-of the limit, the same for all (`topologies/power/activities.yaml`): matrix products draw all of it, kernels that stream
-through memory and collectives half. Assumed: a kernel draws what kernels of its class do, however well it uses the GPU;
-what moves beside kernels draws nothing of its own; who waits for others draws what an idle process does, though the
-library polls. The rest of a node (CPUs, NICs, switches, fans, losses of power supplies) draws the same all the time, a
-part of what its makers leave room for.
+An accelerator's file has its maximum draw (`tdp`, the limit of its board), its draw while a process holds it
+and nothing runs (`idle`), and its share of a whole node's rated power (`node`). The draw of an activity is a
+fraction of the limit, the same for all accelerators (`topologies/power/activities.yaml`): matmuls draw all of
+it, memory-bound kernels and collectives half. Assumed: a kernel draws what kernels of its class do,
+regardless of its utilization; communication that overlaps kernels draws nothing extra; a GPU waiting for
+others draws idle power, though the library polls. The rest of a node (CPUs, NICs, switches, fans, power
+supply losses) draws constant power, a fraction of what the node's rated power leaves for it.
 """
 
 from collections.abc import Mapping
@@ -20,17 +20,20 @@ from clustersim.common.units import Dimension, Watts, format_power
 
 
 class GpuActivity(Enum):
-    """What a GPU does, as far as it is told apart by what it draws."""
+    """Activities of a GPU that differ in power draw."""
 
-    MATMUL = "products"  # matrix products and attention
-    MEMORY_BOUND = "streaming"  # all other kernels
-    COMMUNICATING = "communicating"  # while nothing hides it
-    WAITING = "waiting"  # for other ranks, for the host, for copies
+    MATMUL = "matmul"  # matmuls and attention
+    MEMORY_BOUND = "memory_bound"  # all other kernels
+    COMMUNICATING = "exposed_communication"  # exposed only
+    WAITING = "idle"  # for other ranks, for the host, for copies
 
 
 @dataclass(frozen=True, slots=True)
 class PowerSpec:
-    """What an accelerator's file says. idle: None where nobody measured it; node: of a whole node, for each GPU."""
+    """Power of an accelerator's file.
+
+    idle: None if unmeasured; node_share: rated power of a node per GPU, None if unknown.
+    """
 
     tdp: Watts
     idle: Watts | None = None
@@ -38,7 +41,7 @@ class PowerSpec:
 
     @classmethod
     def from_section(cls, section: MappingReader) -> "PowerSpec":
-        """From the accelerator's own section; raise InputError where parts are more than the whole."""
+        """Read the accelerator's `power` section; raise InputError where idle exceeds tdp, or tdp exceeds node."""
         tdp = section.get_quantity("tdp", Dimension.POWER)
         idle = section.get_quantity("idle", Dimension.POWER) if section.has_key("idle") else None
         node = section.get_quantity("node", Dimension.POWER) if section.has_key("node") else None
@@ -53,21 +56,24 @@ class PowerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PowerFractions:
-    """Parts of the limit that activities draw. waiting: where an accelerator's file does not say it.
+    """Fractions of the power limit that activities draw.
 
-    rest: the part that the rest of a node draws of what its rated power leaves beside the GPUs' limits.
+    waiting: used where an accelerator's file has no idle power.
+
+    rest: draw of the rest of a node, as a fraction of its rated power minus the GPUs' limits. Field names are the
+    keys of the file.
     """
 
-    products: float
-    streaming: float
-    communicating: float
+    matmul: float
+    memory_bound: float
+    exposed_communication: float
     waiting: float
     rest: float
 
 
 @dataclass(frozen=True, slots=True)
 class PowerDraw:
-    """What one GPU draws while it does each thing, and what its part of the rest of the node does; None: not known."""
+    """Power draw of one GPU by activity, and its share of the draw of the rest of the node, None: unknown; watts."""
 
     by_activity: Mapping[GpuActivity, Watts]
     node_rest: Watts | None
@@ -75,17 +81,20 @@ class PowerDraw:
 
 @dataclass(frozen=True, slots=True)
 class PowerOverrides:
-    """What somebody says of power in place of data files, of every accelerator; None: nothing said."""
+    """The user's values in place of data files, for every accelerator; None: not overridden."""
 
     tdp: Watts | None = None
     idle: Watts | None = None
     rest: Watts | None = None
-    products: float | None = None
-    streaming: float | None = None
-    communicating: float | None = None
+    matmul: float | None = None
+    memory_bound: float | None = None
+    exposed_communication: float | None = None
 
     def resolve_draw(self, power: PowerSpec | None) -> PowerDraw | None:
-        """What an accelerator draws; None where no limit is known. Raises InputError for one that draws below idle."""
+        """Power draw of an accelerator; None if no limit is known.
+
+        Raises InputError if an activity draws less than idle.
+        """
         tdp = self.tdp if self.tdp is not None or power is None else power.tdp
         if tdp is None:
             return None
@@ -104,32 +113,32 @@ class PowerOverrides:
         return min(fractions.waiting * tdp if idle is None else idle, tdp)
 
     def _node_rest_watts(self, power: PowerSpec | None, fractions: PowerFractions) -> Watts | None:
-        """A limit that is said (a power cap) leaves the rest of the node as it is."""
+        """Watts of the rest of the node per GPU; an overridden limit (a power cap) leaves it unchanged."""
         if self.rest is not None or power is None or power.node_share is None:
             return self.rest
         return fractions.rest * (power.node_share - power.tdp)
 
     def _override_fractions(self, fractions: PowerFractions) -> PowerFractions:
-        overrides = {name: getattr(self, name) for name in ("products", "streaming", "communicating")}
+        overrides = {name: getattr(self, name) for name in ("matmul", "memory_bound", "exposed_communication")}
         return replace(fractions, **{name: fraction for name, fraction in overrides.items() if fraction is not None})
 
 
 def load_power_fractions(name_or_path: str = "activities") -> PowerFractions:
-    """Read topologies/power/NAME.yaml, or a file of the same form."""
+    """Load topologies/power/NAME.yaml, or a file of the same form."""
     path = find_file("power", name_or_path)
     section = MappingReader(path, read_mapping(path))
     section.get_text("description")
     fractions = PowerFractions(*(section.get_fraction(key) for key in PowerFractions.__slots__))
     section.get_section("sources").get_text_mapping()
-    section.reject_unknself_keys()
+    section.reject_unknown_keys()
     return fractions
 
 
 def _draw_by_activity(tdp: Watts, idle: Watts, fractions: PowerFractions) -> dict[GpuActivity, Watts]:
     return {
-        GpuActivity.MATMUL: fractions.products * tdp,
-        GpuActivity.MEMORY_BOUND: fractions.streaming * tdp,
-        GpuActivity.COMMUNICATING: fractions.communicating * tdp,
+        GpuActivity.MATMUL: fractions.matmul * tdp,
+        GpuActivity.MEMORY_BOUND: fractions.memory_bound * tdp,
+        GpuActivity.COMMUNICATING: fractions.exposed_communication * tdp,
         GpuActivity.WAITING: idle,
     }
 

@@ -1,9 +1,9 @@
-"""What does an hour of one GPU cost?
+"""Price of a GPU hour.
 
-List prices of public clouds, on demand, are data: a file for each cloud (`topologies/prices`), with its source and the
-day on which it was read. A cluster that is one of a cloud's has that cloud's price; any other, and a GPU that its cloud
-does not list, the median of all lists that have it, clouds counted alike. What nobody lists has no price. Contracts
-cost less: so costs are to be compared with each other, or to be had from one's own price.
+On-demand list prices of public clouds are data: a file for each cloud (`topologies/prices`), with its source
+and the day on which it was read. A cluster of a cloud has that cloud's price; any other, and a GPU that its
+cloud does not list, the median of all lists that have it, one vote per cloud. An accelerator in no list has
+no price. Contract prices are lower: so use costs for comparisons, or supply a price.
 """
 
 import math
@@ -26,7 +26,7 @@ _NAME: Final = re.compile(r"(?!nan$|inf$)[a-z][a-z0-9_-]*$")
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """An amount of money. currency: its three letters (ISO 4217)."""
+    """An amount of money. currency: ISO 4217 code."""
 
     amount: float
     currency: str
@@ -37,7 +37,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """What a cloud asks for an hour of a GPU, by accelerator. clusters: those that are its own; read: the day."""
+    """A cloud's prices per GPU hour, by accelerator. clusters: names of its clusters; read_date: when it was read."""
 
     name: str
     description: str
@@ -57,14 +57,14 @@ class PriceList:
 
 @dataclass(frozen=True, slots=True)
 class PriceQuote:
-    """The price of an hour of one GPU, and where it is from, in words."""
+    """The price of a GPU hour, and a description of its source."""
 
     price: Price
     source: str
 
 
 def parse_price(value: object) -> Price:
-    """Read an amount with its currency; raise InputError that names the value and an example.
+    """Parse an amount with its currency; raise InputError that names the value and an example.
 
     >>> parse_price("2.49 USD")
     Price(amount=2.49, currency='USD')
@@ -83,9 +83,9 @@ def parse_price(value: object) -> Price:
 
 
 def is_price_list_name(value: object) -> bool:
-    """Whether a value is meant as the name of a price list.
+    """Whether a value is the name of a price list rather than a price.
 
-    >>> is_list("oci"), is_list("2.49 USD"), is_list("nan")
+    >>> is_price_list_name("oci"), is_price_list_name("2.49 USD"), is_price_list_name("nan")
     (True, False, False)
     """
     return isinstance(value, str) and _NAME.match(value) is not None
@@ -93,18 +93,18 @@ def is_price_list_name(value: object) -> bool:
 
 @cache
 def load_price_list(name_or_path: str) -> PriceList:
-    """Read topologies/prices/NAME.yaml, or a file of the same form."""
+    """Load topologies/prices/NAME.yaml, or a file of the same form."""
     path = find_file("prices", name_or_path)
     section = MappingReader(path, read_mapping(path))
     description, read_date = section.get_text("description"), _read_date(section)
     gpu_hour = _read_prices(section.get_section("gpu_hour"))
     clusters, sources = tuple(section.get_text_list("clusters")), section.get_section("sources").get_text_mapping()
-    section.reject_unknself_keys()
+    section.reject_unknown_keys()
     return PriceList(path.stem, description, read_date, gpu_hour, clusters, sources)
 
 
 def quote_list_price(accelerator: str, cluster: str) -> PriceQuote | None:
-    """The list price of an accelerator in a cluster, by their names; None where nobody lists it."""
+    """The list price of an accelerator in a cluster, by their names; None if no list has it."""
     lists = [
         price_list
         for price_list in map(load_price_list, list_names("prices"))
@@ -120,12 +120,12 @@ def quote_list_price(accelerator: str, cluster: str) -> PriceQuote | None:
 
 
 def quote_from_list(name: str, accelerator: str) -> PriceQuote:
-    """The price of an accelerator in a list; raise InputError where there is no such list, or no such price."""
+    """The price of an accelerator in a named list; raise InputError if the list or the price does not exist."""
     return load_price_list(name).quote_price(accelerator)
 
 
 def _median_quote(prices: list[Price], read_dates: list[date]) -> PriceQuote | None:
-    """The middle of list prices, all in one currency (a test holds the shelf to it)."""
+    """The median of list prices, all in one currency (a test ensures it)."""
     if not prices:
         return None
     amounts = sorted(price.amount for price in prices)

@@ -1,12 +1,13 @@
-"""What does a machine look like to a job that has some of its GPUs?
+"""A machine re-indexed by the ranks of a job that has some of its GPUs.
 
-Ranks are the job's own numbers 0 ... n-1; each stands on a GPU of the machine, its place. Everything above hardware
-speaks of ranks, links keep the machine's numbers and names. GPUs that the job does not use have the numbers after its
-own, so that a placed fabric has as many GPUs, links and ends as its machine.
+Ranks are the job's own ids 0 ... n-1; each is mapped to a GPU of the machine. All code above the hardware
+package uses ranks; links keep the machine's ids and names. GPUs that the job does not use are numbered after
+its own, so that a rank-mapped fabric has as many GPUs, links and vertices as its machine.
 
-Nodes and NVLink domains are numbered as their first ranks come: so does NCCL (`initTransportsRank` in src/init.cc
-orders nodes by their lowest rank), whose rings and trees then go from node to node in the order of ranks, however far
-apart the nodes are. Where nodes are not scattered these are the machine's own numbers, without those left out.
+Nodes and NVLink domains are numbered in the order of their first ranks, as in NCCL (`initTransportsRank` in
+src/init.cc orders nodes by their lowest rank), whose rings and trees then go from node to node in the order
+of ranks, however far apart the nodes are. Where nodes are not shuffled these are the machine's own ids,
+without unused ones.
 """
 
 from collections.abc import Sequence
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class RankMappedFabric(FieldPickling):
-    """A machine as ranks see it. places: [ranks] the GPU of the machine on which each rank runs, all different.
+    """A machine as seen by ranks. gpu_ids: [ranks] machine id of the GPU of each rank, all different.
 
-    Not slotted: what is worked out once is kept.
+    Not slotted: cached properties.
     """
 
     machine: Fabric
@@ -46,19 +47,19 @@ class RankMappedFabric(FieldPickling):
 
     @cached_property
     def _gpu_of_rank(self) -> IntArray:
-        """The GPU of every rank, and after them those that the job does not use: [gpus]."""
+        """[gpus] machine id of the GPU of every rank, followed by the GPUs that the job does not use."""
         is_idle = np.ones(self.machine.gpu_count, np.bool_)
         is_idle[self.gpu_ids] = False
         return np.concatenate([self.gpu_ids, np.flatnonzero(is_idle)])
 
     @cached_property
     def _rank_of_gpu(self) -> IntArray:
-        """The number here of every GPU of the machine: [gpus]."""
+        """[gpus] rank of every GPU of the machine."""
         return np.argsort(self._gpu_of_rank)
 
     @property
     def gpu_count(self) -> int:
-        """How many GPUs the machine connects."""
+        """Number of GPUs that the machine connects."""
         return self.machine.gpu_count
 
     @property
@@ -87,22 +88,22 @@ class RankMappedFabric(FieldPickling):
         return self.machine.find_paths(self._gpu_of_rank[sources], self._gpu_of_rank[targets])
 
     def link_info(self, link_id: int) -> LinkInfo:
-        """One link, for people."""
+        """One link, for display."""
         return self.machine.link_info(link_id)
 
     @cached_property
     def link_endpoints(self) -> LinkEndpoints:
-        """What stands at the ends of every link."""
+        """Endpoint vertices of every link."""
         endpoints = self.machine.link_endpoints
         vertex_ids = np.concatenate([self._rank_of_gpu, np.arange(self.gpu_count, endpoints.vertex_count)])
         return replace(endpoints, source=vertex_ids[endpoints.source], target=vertex_ids[endpoints.target])
 
     def find_link(self, source: str, target: str) -> int:
-        """The number of the link between two ends, named as in the machine."""
+        """Id of the link between two endpoints, named as in the machine."""
         return self.machine.find_link(source, target)
 
     def parallel_link_count(self, link_id: int) -> int:
-        """How many parallel links one link stands for."""
+        """Number of physical links that one link stands for."""
         return self.machine.parallel_link_count(link_id)
 
     def nic_links(self, gpus: IntArray) -> IntArray:
@@ -110,7 +111,7 @@ class RankMappedFabric(FieldPickling):
         return self.machine.nic_links(self._gpu_of_rank[gpus])
 
     def with_degraded_links(self, bandwidth_fraction: FloatArray) -> "RankMappedFabric":
-        """The same ranks on the machine with the left part of every link's bandwidth, [links]."""
+        """The same ranks on the machine with every link's bandwidth scaled by bandwidth_fraction, [links]."""
         return RankMappedFabric(self.machine.with_degraded_links(bandwidth_fraction), self.gpu_ids)
 
     def highest_tier(self, gpus: Sequence[int] | IntArray) -> str:
@@ -118,29 +119,29 @@ class RankMappedFabric(FieldPickling):
         return self.machine.highest_tier(self._gpu_of_rank[np.asarray(gpus, np.int64)])
 
     def describe_tiers(self) -> tuple[FabricTier, ...]:
-        """What the machine is built of, from the GPUs up."""
+        """The tiers of the machine, from the GPUs up."""
         return self.machine.describe_tiers()
 
     def to_graph(self) -> "nx.DiGraph[str]":
-        """The whole machine as a graph."""
+        """The complete machine as a graph."""
         return self.machine.to_graph()
 
     @property
     def direct_links(self) -> DirectLinks | None:
-        """The links of pairs of the machine's GPUs; None where switches join them."""
+        """Direct links between the machine's GPUs; None where switches join them."""
         return self.machine.direct_links if isinstance(self.machine, HasDirectLinks) else None
 
     def domain_slots(self, gpus: IntArray) -> IntArray:
-        """Where ranks stand (any shape): the numbers of their GPUs in the machine."""
+        """Position of ranks' GPUs in the machine (any shape): the machine's ids of these GPUs."""
         return self._gpu_of_rank[gpus]
 
     def gpus_at_slots(self, slots: IntArray) -> IntArray:
-        """Which ranks stand there (any shape)."""
+        """Ranks at these positions (any shape)."""
         return self._rank_of_gpu[slots]
 
     @cached_property
     def rotation(self) -> FabricRotation | None:
-        """How ranks can change places: as the machine's GPUs can, where every node has its ranks in its GPUs' order."""
+        """The machine's rotation, where every node runs consecutive ranks on all its GPUs in their order; else None."""
         rotation = self.machine.rotation if isinstance(self.machine, HasRotation) else None
         if rotation is None or len(self.gpu_ids) % rotation.period:
             return None
@@ -150,7 +151,7 @@ class RankMappedFabric(FieldPickling):
 
 
 def _renumber_by_first_use(labels: IntArray) -> IntArray:
-    """Labels renumbered 0, 1, ... in the order in which each is first met."""
+    """Labels renumbered 0, 1, ... in the order of first occurrence."""
     _, first, label = np.unique(labels, return_index=True, return_inverse=True)
     order: IntArray = np.argsort(np.argsort(first))[label.reshape(-1)]
     return order

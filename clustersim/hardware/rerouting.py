@@ -1,10 +1,10 @@
-"""How does a regular cluster route around dead links?
+"""Rerouting around dead links of a regular cluster.
 
-As an irregular machine would (`graph_fabric`): fewest hops, then least latency, by the first rule that leaves a route.
-So a GPU whose NIC is dead sends over NVLink to a neighbour and on by its NIC, one whose NVLink is dead uses PCIe and
-NIC. Nodes that are neither end forward only where nothing else leads on, so that a search looks at the switches and
-two nodes, and comes into a target's node but not out again. One search from each source, over all links of a step at
-once. Reference: Moore 1959 (breadth first).
+Routes as in an irregular machine (`graph_fabric`): fewest hops, then least latency, by the first rule that
+leaves a route. So a GPU with a dead NIC sends over NVLink to a neighbour and on by that one's NIC, one with
+dead NVLink uses PCIe and NIC. Nodes that are neither source nor target forward only where nothing else leads
+on, so a search covers the switches and two nodes, and enters a target's node but does not leave it. One
+search from each source, vectorized over all links of a step. Reference: Moore 1959 (breadth first).
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ _UNREACHED = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class SearchGraph:
-    """What a search needs to know: links, which of them are alive [links], and of every vertex its kind and block.
+    """Input of a search: links, is_alive: [links], and kind and block of every vertex.
 
-    kinds: [vertices] index into VERTEX_KINDS; blocks: [vertices] which node (or NVLink domain of several nodes) it is
-    in, -1 for switches between.
+    vertex_kinds: [vertices] index into VERTEX_KINDS; block_ids: [vertices] node (or NVLink domain of several
+    nodes) of each vertex, -1 for switches between them.
     """
 
     links: LinkTable
@@ -35,9 +35,9 @@ class SearchGraph:
 
 @dataclass(frozen=True, slots=True)
 class SearchLabels:
-    """What a search found: hops and least latency (femtoseconds, whole) to each vertex; [vertices] each.
+    """Result of a search: hops and least latency (integer femtoseconds) to each vertex; [vertices] each.
 
-    home: the only block that routes leave, None: any.
+    home_block: the only block that routes leave, None: any.
     """
 
     hops: IntArray
@@ -50,7 +50,7 @@ class SearchLabels:
 
 
 class RerouteSearch:
-    """Searches over the living links of one rule."""
+    """Searches over the alive links that one routing rule allows."""
 
     def __init__(self, graph: SearchGraph, rule: RoutingRule) -> None:
         kinds = [LINK_KINDS.index(kind) for kind in rule.link_kinds]
@@ -68,7 +68,7 @@ class RerouteSearch:
         self._block_ids = graph.block_ids
         self._left_block = np.where(
             self._block_ids[self._target] < 0, self._block_ids[self._source], -1
-        )  # the block, by link
+        )  # block that each link leaves
         link_block = np.maximum(self._block_ids[self._source], self._block_ids[self._target])
         self._links_by_block = np.argsort(link_block, kind="stable")
         self._first_of_block = np.searchsorted(
@@ -76,18 +76,18 @@ class RerouteSearch:
         )
 
     def search_nearby(self, source: int, targets: IntArray) -> SearchLabels:
-        """Label vertices until all targets are found or nothing is left."""
+        """Label vertices until all targets are reached; only source and target nodes, and switches, are visited."""
         home_block = int(self._block_ids[source])
         blocks = np.unique(np.append(self._block_ids[targets], [home_block, -1]))
         links = [self._links_by_block[slice(*self._first_of_block[block + 1 : block + 3])] for block in blocks.tolist()]
         return self._breadth_first(source, targets, np.concatenate(links), home_block)
 
     def search_everywhere(self, source: int, targets: IntArray) -> SearchLabels:
-        """Label vertices, and let all nodes forward."""
+        """Label vertices, allowing all nodes to forward."""
         return self._breadth_first(source, targets, np.arange(len(self._link_ids)), None)
 
     def _breadth_first(self, source: int, targets: IntArray, links: IntArray, home_block: int | None) -> SearchLabels:
-        """Label what some of the links lead to."""
+        """Label the vertices reachable over some of the links."""
         hops, latency = np.full((2, len(self._is_passable)), _UNREACHED)
         hops[source], latency[source], depth = 0, 0, 0
         links = links[self._is_allowed(links, home_block)]
@@ -105,7 +105,7 @@ class RerouteSearch:
         return SearchLabels(hops, latency, home_block)
 
     def _is_allowed(self, links: IntArray, home_block: int | None) -> BoolArray:
-        """Which links leave no block but `home_block`: [links]."""
+        """[links] which links leave no block but `home_block`."""
         left_block = self._left_block[links]
         allowed: BoolArray = (
             (left_block < 0) | (left_block == home_block) if home_block is not None else np.ones(len(links), np.bool_)
@@ -113,7 +113,7 @@ class RerouteSearch:
         return allowed
 
     def trace_route(self, labels: SearchLabels, target: int, choice: int) -> tuple[int, ...]:
-        """Links of one of the shortest routes to a found vertex; `choice` picks among equals, digit by digit."""
+        """Links of one of the shortest routes to a reached vertex; digits of `choice` select among equal ones."""
         links: list[int] = []
         while labels.hops[target]:
             candidates = self._predecessor_links(labels, target)
@@ -124,7 +124,7 @@ class RerouteSearch:
         return tuple(reversed(links))
 
     def _predecessor_links(self, labels: SearchLabels, target: int) -> IntArray:
-        """The last steps of all shortest routes to a vertex; those from barred vertices only at the source itself."""
+        """Last links of all shortest routes to a vertex; from barred vertices only if that is the source itself."""
         candidates = np.arange(self._first_by_target[target], self._first_by_target[target + 1])
         source = self._source[candidates]
         is_usable = (self._is_passable[source] | (labels.hops[source] == 0)) & self._is_allowed(

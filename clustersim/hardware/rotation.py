@@ -1,9 +1,9 @@
-"""Which GPUs of a regular machine can change places?
+"""Rotation symmetry of a regular machine.
 
-Let every GPU take the place of the next one in its node, the last that of the first, in all nodes at once. Where GPUs
-of a node have equal ways out, this turn changes nothing but the numbers of GPUs and links: the route between two GPUs
-becomes the route between those whose places they took. So flows that the turn maps to each other need one route for
-all, as long as each link carries what its images carry.
+Rotate the GPUs of every node by one local rank, in all nodes at once. Where the GPUs of a node have
+equivalent links, this is an automorphism of the fabric: it permutes GPUs and links, and maps the route
+between two GPUs to the route between their images. So flows that rotations map to each other need to be
+routed only once, and each link carries the load of all images.
 """
 
 from dataclasses import dataclass
@@ -19,10 +19,11 @@ from clustersim.hardware.topology import LinkKind
 
 @dataclass(frozen=True, slots=True)
 class FabricRotation:
-    """A link and its images are one orbit. places: GPUs of a node, and turns until everyone is back.
+    """Orbits of links under rotation. period: GPUs of a node, i.e. rotations until the identity.
 
-    orbit: [links + 1] number of each link's orbit, -1 for the last (no link); first: [orbits] the first link of each;
-    copies: [orbits] how often a flow and its images cross each link of the orbit if the flow crosses one of them.
+    orbit_of_link: [links + 1] index of each link's orbit, -1 for the last entry (no link); first_link: [orbits]
+    the first link of each; multiplicity: [orbits] how often a flow and its images cross each link of the orbit if
+    the flow crosses one of them.
     """
 
     period: int
@@ -33,17 +34,20 @@ class FabricRotation:
 
 @runtime_checkable
 class HasRotation(Protocol):
-    """A fabric that knows how GPUs can change places."""
+    """A fabric that may have rotation symmetry."""
 
     @property
     def rotation(self) -> FabricRotation | None:
-        """None where they cannot."""
+        """None if the rotation is no automorphism."""
 
 
 def find_rotation(
     counts: ClosCounts, node: NodeSpec, network: NetworkSpec | None, wiring: ClosWiring
 ) -> FabricRotation | None:
-    """The turn of a Clos fabric; None where a node's GPUs have no equal ways out, or hashing tells routes apart."""
+    """The rotation of a Clos fabric.
+
+    None where a node's GPUs have inequivalent links, or ECMP hashing distinguishes routes.
+    """
     if not _is_rotatable(counts, node, network):
         return None
     orbit_sizes = {LinkKind.LEAF: network.leaf.switches_per_unit if network else 1, LinkKind.SPINE: 1}
@@ -63,7 +67,7 @@ def find_rotation(
 
 
 def _is_rotatable(counts: ClosCounts, node: NodeSpec, network: NetworkSpec | None) -> bool:
-    """Whether the GPUs of every node are whole in number, and alike; with links of pairs they are not looked at."""
+    """Whether all nodes are full and their GPUs equivalent; direct links are not supported."""
     has_full_nodes = counts.gpus % node.gpu_count == 0 and (
         node.nvlink is None or node.nvlink.gpu_count % node.gpu_count == 0
     )

@@ -1,11 +1,11 @@
 """Which links may a transfer use?
 
-What hardware would not do is tried last:
+In order of preference; real hardware does not do the last one:
 
-    1. GPUs of one NVLink domain use NVLink alone
+    1. GPUs of one NVLink domain use NVLink only
     2. GPUs of one node use PCIe and host links, and pass through no NIC or GPU
     3. others use everything but NVLink, and pass through no GPU
-    4. where that leaves no route, GPUs forward (a torus of GPUs, a dead NIC) and NVLink is mixed with the rest
+    4. where that leaves no route, GPUs forward (a torus of GPUs, a dead NIC), over links of all kinds
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from clustersim.hardware.topology import LINK_KINDS, LinkKind
 
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
-    """Routes use links of these kinds and pass through no vertex of the barred kinds."""
+    """Routes use links of `link_kinds` and pass through no vertex of `barred_kinds`."""
 
     link_kinds: frozenset[LinkKind]
     barred_kinds: frozenset[str] = frozenset()
@@ -31,14 +31,14 @@ RULES: Final = (WITHIN_DOMAIN, WITHIN_NODE, VIA_NETWORK, UNRESTRICTED)
 
 
 def first_rule(*, same_domain: bool, same_node: bool) -> RoutingRule:
-    """The rule that a transfer follows if it can."""
+    """The preferred rule of a transfer."""
     if same_domain:
         return WITHIN_DOMAIN
     return WITHIN_NODE if same_node else VIA_NETWORK
 
 
 def next_rule(rule: RoutingRule) -> RoutingRule:
-    """The rule where one leaves no route; raise ValueError where no rule can."""
+    """The rule to try after one that leaves no route; raise ValueError after the last one."""
     if rule == UNRESTRICTED:
         raise ValueError("there is no route between two GPUs that are cut off from each other")
     return VIA_NETWORK if rule == WITHIN_NODE else UNRESTRICTED

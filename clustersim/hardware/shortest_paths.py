@@ -1,22 +1,23 @@
-"""Which routes through a graph are shortest?
+"""Shortest routes through a graph.
 
-Breadth-first from one vertex, layer by layer; within a layer the least latency wins, and every predecessor that attains
-it is kept, so that one of several equal routes can be chosen afterwards. Reference: Moore 1959; Dijkstra 1959.
+Breadth-first from one vertex, level by level; within a level the least latency wins, and every predecessor
+that attains it is kept, so that one of several equal routes can be chosen afterwards. Reference: Moore 1959;
+Dijkstra 1959.
 """
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-Predecessor = tuple[int, int]  # previous vertex, link number
+Predecessor = tuple[int, int]  # previous vertex, link id
 AdjacentEdge = tuple[
     int, int, int
-]  # next vertex, link number, latency in femtoseconds (whole, so that equal sums are equal)
+]  # next vertex, link id, latency in integer femtoseconds (so that equal sums compare equal)
 Adjacency = dict[int, list[AdjacentEdge]]
 
 
 @dataclass(frozen=True, slots=True)
 class ShortestPathTree:
-    """What a search found: the least latency to each vertex, and the last steps of all routes that attain it."""
+    """Result of a search: the least latency to each vertex, and the predecessors on all routes that attain it."""
 
     latency: dict[int, int]
     predecessors: dict[int, list[Predecessor]] = field(default_factory=dict)
@@ -25,7 +26,7 @@ class ShortestPathTree:
 def search_shortest(
     adjacency: Adjacency, source: int, targets: AbstractSet[int], barred: AbstractSet[int]
 ) -> ShortestPathTree:
-    """Search until all targets are found or nothing is left; routes pass through no barred vertex."""
+    """Search until all targets are reached or nothing is left; routes pass through no barred vertex."""
     tree, level, missing = ShortestPathTree({source: 0}), [source], set(targets)
     while level and missing:
         next_level = ShortestPathTree({})
@@ -42,7 +43,7 @@ def search_shortest(
 def _expand_vertex(
     edges: list[AdjacentEdge], vertex: int, tree: ShortestPathTree, next_level: ShortestPathTree
 ) -> None:
-    """Add the edges of one vertex to the next layer."""
+    """Add the edges of one vertex to the next level."""
     distance = tree.latency[vertex]
     for target, link, latency in edges:
         if target in tree.latency:
@@ -55,7 +56,7 @@ def _expand_vertex(
 
 
 def trace_route(tree: ShortestPathTree, target: int, choice: int) -> tuple[int, ...]:
-    """Links of one route to a found vertex; `choice` picks among equals, digit by digit, 0 the smallest number."""
+    """Links of one route to a reached vertex; `choice` selects among equal ones, digit by digit, 0 the smallest id."""
     links: list[int] = []
     while predecessors := tree.predecessors.get(target):
         choice, digit = divmod(choice, len(predecessors))

@@ -1,7 +1,7 @@
-"""How do files name the make of links?
+"""Reads link technologies from files.
 
-A domain's `generation` is one of NVLink or xGMI; where a file names none, it is the accelerator's own (`nvlink` in its
-file), and where the accelerator has none either, that is an error. A `network` that is not named is InfiniBand.
+A domain's `generation` is one of NVLink or xGMI; its default is the accelerator's own (`nvlink` in its file),
+and without either it is an error. The default `network` is InfiniBand.
 """
 
 from clustersim.common.mapping_reader import MappingReader
@@ -9,7 +9,7 @@ from clustersim.hardware.link_technology import NETWORK_TECHNOLOGIES, SCALE_UP_T
 
 
 def read_generation(section: MappingReader, default: LinkTechnology | None, key: str = "generation") -> LinkTechnology:
-    """The generation of links inside an NVLink domain; own: the accelerator's."""
+    """The generation of links inside an NVLink domain; default: the accelerator's."""
     if not section.has_key(key):
         if default is not None:
             return default
@@ -20,5 +20,5 @@ def read_generation(section: MappingReader, default: LinkTechnology | None, key:
 
 
 def read_network_kind(section: MappingReader) -> LinkTechnology:
-    """The kind of network that NICs lead to."""
+    """The network technology of NICs."""
     return NETWORK_TECHNOLOGIES[section.get_choice("network", *NETWORK_TECHNOLOGIES)]

@@ -1,10 +1,10 @@
-"""What lies between two GPUs?
+"""The fabric interface: which links and routes are there between GPUs?
 
-A fabric is a set of directed links, each with a bandwidth (per direction) and a latency, and a routing rule that
-says which links a transfer from one GPU to another loads. Links are numbered; a `LinkTable` holds their properties
-as arrays, and `find_paths` answers for many pairs at once, because one collective of 16,384 ranks asks for tens of
-thousands of routes. A bundle of parallel links over which traffic is spread evenly (ideal ECMP) is one link of the
-bundle's whole bandwidth.
+A fabric is a set of directed links, each with a bandwidth (per direction) and a latency, and a routing
+function that returns the links of a transfer from one GPU to another. Links have integer ids; a `LinkTable`
+holds their properties as arrays, and `Fabric.find_paths` is vectorized over pairs, because one collective of
+16,384 ranks needs tens of thousands of routes. A bundle of parallel links over which traffic is spread evenly
+(ideal ECMP) is one link of the summed bandwidth.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import BytesPerSecond, Seconds
 
-if TYPE_CHECKING:  # networkx takes 0.15 s to import and only graphs need it
+if TYPE_CHECKING:  # importing networkx takes 0.15 s and only graphs need it
     import networkx as nx
 
 
 class LinkKind(Enum):
-    """What a link is made of; collectives' efficiencies and latencies depend on it."""
+    """Kind of a link by its position; collectives' efficiencies and latencies depend on it."""
 
     NVLINK = "nvlink"  # a GPU's port into its NVLink (or xGMI) domain, one per direction
     PCIE = "pcie"  # between a GPU and its host's root complex or NIC
@@ -40,7 +40,7 @@ VERTEX_KINDS: tuple[str, ...] = ("gpu", "nvswitch", "host", "nic", "leaf", "swit
 
 @dataclass(frozen=True, slots=True)
 class LinkInfo:
-    """One directed link, described for people."""
+    """One directed link, for display."""
 
     kind: LinkKind
     source: str
@@ -71,14 +71,14 @@ class LinkTable:
 
 @dataclass(frozen=True, slots=True)
 class LinkEndpoints:
-    """What stands at the ends of every link, [links] each; vertices 0 ... gpus-1 are the GPUs; vertices: how many."""
+    """Endpoint vertices of every link, [links] each; vertices 0 ... gpus-1 are the GPUs."""
 
     source: IntArray
     target: IntArray
     vertex_count: int
 
     def port_owner(self, gpu_count: int) -> IntArray:
-        """The GPU whose port each link is, of two the one that sends, -1 where neither end is one: [links]."""
+        """[links] the GPU whose port each link is (of two, the sender), -1 where neither endpoint is a GPU."""
         return np.where(self.source < gpu_count, self.source, np.where(self.target < gpu_count, self.target, -1))
 
 
@@ -86,7 +86,7 @@ class LinkEndpoints:
 class Paths:
     """The routes of n transfers.
 
-    links: [n, hops] link numbers in the order of travel, -1 in any column that a route does not use; latency: [n]
+    links: [n, hops] link ids in the order of travel, -1 in any column that a route does not use; latency: [n]
     seconds, the sum of the latencies of the route's links.
     """
 
@@ -96,11 +96,11 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class FabricTier:
-    """One tier of a fabric, described for people.
+    """One tier of a fabric, for display.
 
-    kind: gpu, nvswitch, host, nic, leaf, spine or core; count: how many there are; bandwidth: bytes/s that one of them
-    sends to the tier above (the top tier: to the tier below), per direction; oversubscription: bandwidth from below
-    over bandwidth to above, None where nothing lies above.
+    kind: gpu, nvswitch, host, nic, leaf, spine or core; count: number of its vertices; bandwidth: bytes/s that
+    one of them sends to the tier above (the top tier: to the tier below), per direction; oversubscription:
+    bandwidth from below over bandwidth to above, None where nothing is above.
     """
 
     kind: str
@@ -110,14 +110,14 @@ class FabricTier:
 
 
 class Fabric(Protocol):
-    """The seam between collectives and the machine: what a topology must answer."""
+    """Protocol between collectives and the machine: what every topology provides."""
 
     def __hash__(self) -> int:
-        """Equal for equal fabrics: what is worked out for one is remembered for all that are equal."""
+        """Equal for equal fabrics: results cached for one are reused for all equal ones."""
 
     @property
     def gpu_count(self) -> int:
-        """How many GPUs the fabric connects; GPU numbers are 0 ... gpus-1, node by node."""
+        """Number of GPUs that the fabric connects; GPU ids are 0 ... gpu_count-1, node by node."""
 
     @property
     def links(self) -> LinkTable:
@@ -130,38 +130,40 @@ class Fabric(Protocol):
         """The node (host) of each GPU (any shape)."""
 
     def find_paths(self, sources: IntArray, targets: IntArray) -> Paths:
-        """Routes of transfers from sources[i] to targets[i], both [n]; equal ends have a route of no links."""
+        """Routes of transfers from sources[i] to targets[i], both [n]; source == target has a route of no links."""
 
     def link_info(self, link_id: int) -> LinkInfo:
-        """One link, for people."""
+        """One link, for display."""
 
     @property
     def link_endpoints(self) -> LinkEndpoints:
-        """What stands at the ends of every link."""
+        """Endpoint vertices of every link."""
 
     def find_link(self, source: str, target: str) -> int:
-        """The number of the link between two ends named as in `link`; raise InputError that says what is near."""
+        """Id of the link between two endpoints named as in `link_info`; raise InputError with a suggestion."""
 
     def parallel_link_count(self, link_id: int) -> int:
-        """How many parallel links one link stands for."""
+        """Number of physical links that one link stands for."""
 
     def nic_links(self, gpus: IntArray) -> IntArray:
-        """Links of the NICs that serve GPUs, both directions, each link once; none where there is no network."""
+        """Links of the NICs that serve GPUs, both directions, each link once; none without a network."""
 
     def with_degraded_links(self, bandwidth_fraction: FloatArray) -> "Fabric":
-        """The same machine with the left part of every link's bandwidth, [links]; no route uses a link with 0 left.
+        """The same machine with every link's bandwidth scaled by bandwidth_fraction, [links].
 
-        Where GPUs are cut off, asking for a route between them is an error of the caller's (`reach.find_partition`).
+        Links at 0 are not routed over.
+
+        Routes between disconnected GPUs must not be requested (see `connectivity.find_partition`).
         """
 
     def highest_tier(self, gpus: Sequence[int] | IntArray) -> str:
         """The highest tier that traffic among these GPUs crosses: gpu, nvlink, host, leaf, spine or core."""
 
     def describe_tiers(self) -> tuple[FabricTier, ...]:
-        """What the fabric is built of, from the GPUs up; computed without building the graph."""
+        """The tiers of the fabric, from the GPUs up; computed without building the graph."""
 
     def to_graph(self) -> "nx.DiGraph[str]":
-        """The whole fabric as a graph: nodes have `kind`, edges have `kind`, `bandwidth` and `latency`.
+        """The complete fabric as a graph: nodes have `kind`, edges have `kind`, `bandwidth` and `latency`.
 
-        The graph's own attributes say how equal routes are chosen, as files do (`ecmp`, `seed`).
+        Graph attributes hold the ECMP settings, as files do (`ecmp`, `seed`).
         """

@@ -1,7 +1,7 @@
-"""What are the vertices of a regular cluster called, and how are they numbered?
+"""Names and ids of a regular cluster's vertices.
 
-Vertices of one kind form a layer and have successive numbers. A name is the kind and a number (gpu17, nvswitch2), or
-the kind and two: which node, unit, pod or plane, and which one in it (nic2.1, leaf0.3).
+Vertices of one kind form a tier and have consecutive ids. A name is the kind and an index (gpu17, nvswitch2),
+or the kind and two indices: which node, unit, pod or plane, and which vertex in it (nic2.1, leaf0.3).
 """
 
 import re
@@ -14,7 +14,10 @@ _NAME: Final = re.compile(r"([a-z]+)(\d{1,9})(?:\.(\d{1,9}))?")
 
 @dataclass(frozen=True, slots=True)
 class VertexTier:
-    """`count` vertices numbered from `first`; per: how many names share a first number, None: they have only one."""
+    """`count` vertices with ids from `first_id`.
+
+    per_group: vertices per first index of a name, None: names have one index.
+    """
 
     kind: str
     first_id: int
@@ -24,8 +27,10 @@ class VertexTier:
     def vertex_name(self, index: int) -> str:
         """The name of the index-th vertex.
 
-        >>> Layer("leaf", 0, 16, per=8).name(9), Layer("gpu", 0, 16, per=None).name(9)
-        ('leaf1.1', 'gpu9')
+        >>> VertexTier("leaf", 0, 16, per_group=8).vertex_name(9)
+        'leaf1.1'
+        >>> VertexTier("gpu", 0, 16, per_group=None).vertex_name(9)
+        'gpu9'
         """
         return (
             f"{self.kind}{index}"
@@ -34,11 +39,11 @@ class VertexTier:
         )
 
     def find_vertex(self, name: str) -> int | None:
-        """The number of the vertex of this name, None if it is not in this layer.
+        """The id of the vertex of this name, None if it is not in this tier.
 
-        >>> leaves = Layer("leaf", 100, 16, per=8)
-        >>> leaves.find("leaf1.1"), leaves.find("leaf2.0"), leaves.find("leaf9"), leaves.find("gpu9")
-        (109, None, None, None)
+        >>> leaves = VertexTier("leaf", 100, 16, per_group=8)
+        >>> [leaves.find_vertex(name) for name in ("leaf1.1", "leaf2.0", "leaf9", "gpu9")]
+        [109, None, None, None]
         """
         match = _NAME.fullmatch(name)
         if match is None or match[1] != self.kind or (match[3] is None) != (self.per_group is None):
@@ -53,14 +58,14 @@ class VertexTier:
 
     @property
     def name_range(self) -> str:
-        """The names of the first and the last vertex."""
+        """The names of the first and the last vertex, for messages."""
         return (
             self.vertex_name(0) if self.count == 1 else f"{self.vertex_name(0)} to {self.vertex_name(self.count - 1)}"
         )
 
 
 def number_tiers(*tiers: tuple[str, int, int | None]) -> Iterator[VertexTier]:
-    """Layers of (word, count, per), numbered one after the other."""
+    """Tiers of (kind, count, per_group), numbered consecutively."""
     first_id = 0
     for kind, count, per_group in tiers:
         yield VertexTier(kind, first_id, count, per_group)

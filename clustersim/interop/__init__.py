@@ -1,1 +1,1 @@
-"""How do other programs say what a scenario says? Their arguments, read as scenario files."""
+"""HOW DO OTHER PROGRAMS DESCRIBE A RUN? Megatron-LM and torchtitan arguments, Kineto and Chakra traces."""

@@ -1,25 +1,25 @@
-"""How is a simulated step written as execution traces of Chakra, for ASTRA-sim to run on networks of its own?
+"""How is a simulated step exported as Chakra execution traces, for ASTRA-sim to run on its own network models?
 
-A file for each rank: what it does, and what must be done before. A kernel is a node that lasts as long as in the
-simulation, what communication beside it slows included, with its FLOP and bytes for ASTRA-sim's roofline. Durations are
-whole microseconds; what rounding leaves is carried to the next kernel, so those of a rank sum to what it computes.
-Collectives and messages have sizes, from which ASTRA-sim finds their times; the durations that are beside them, those
-that they take alone here, it uses where it replays. Copies to and from the host are stores to and loads from remote
-memory.
+One file per rank with its nodes and their dependencies. A kernel is a compute node with the simulated
+duration, slowdown by overlapping communication included, and FLOP and bytes for ASTRA-sim's roofline.
+Durations are integer microseconds; rounding errors are carried to the next kernel, so that a rank's
+durations sum to its compute time. Collectives and messages have sizes, from which ASTRA-sim computes their
+times; their durations, the uncontended ones of this simulator, are used for replay only. Copies to and from
+the host are stores to and loads from remote memory.
 
-Nodes of a stream follow each other, but for receives, whose buffers are posted ahead. A kernel and an exchange that are
-one operation run side by side. Sizes are what each rank puts in, as ASTRA-sim's collectives count them (so of an
-all-gather its own part). What Chakra has no type for is written as what moves as much: exchanges of a dispatcher as
-all-to-all, parts that go round a ring as all-gather. So is what ASTRA-sim stops at: a reduce as reduce-scatter, a
-scatter or a gather as all-gather, each of whose links carries what that of the one rank does. A broadcast lasts there
-as long as its node says. Groups of one rank move nothing and are left out; the others are numbered from 1 (0 is
-ASTRA-sim's word for all ranks).
+Nodes of a stream depend on the previous one, except receives, whose buffers are pre-posted. The kernel and
+the collective of one operation run concurrently. Sizes are each rank's input, as ASTRA-sim's collectives
+count them (of an all-gather, its own shard). Operations without a Chakra type are written as one that moves
+as much: a dispatcher's dispatch and combine as all-to-all, ring shifts as all-gather. So are types that
+ASTRA-sim does not run: a reduce as reduce-scatter, a scatter or gather as all-gather, each of whose links
+carries what the root's links do. A broadcast takes its node's duration in ASTRA-sim. Groups of one rank
+move nothing and are omitted; the others have ids from 1 (0 means all ranks in ASTRA-sim).
 
-Nothing is zero that ASTRA-sim divides by or counts down from: FLOP and bytes of a kernel are at least 1, bytes that are
-sent are rounded up.
+Nothing is zero that ASTRA-sim divides by or counts down from: FLOP and bytes of a kernel are at least 1,
+sent bytes are rounded up.
 
-References: mlcommons/chakra, schema/protobuf/et_def.proto (0.0.4); astra-sim/astra-sim, astra-sim/workload/Workload.cc
-and astraccl/native_collectives/collective_algorithm/Ring.cc
+References: mlcommons/chakra, schema/protobuf/et_def.proto (0.0.4); astra-sim/astra-sim,
+astra-sim/workload/Workload.cc and astraccl/native_collectives/collective_algorithm/Ring.cc
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -64,7 +64,7 @@ SCHEMA_VERSION: Final = "0.0.4"
 
 
 class ChakraNodeType(IntEnum):
-    """What a node does, by the schema's numbers."""
+    """Node types with the numbers of Chakra's schema."""
 
     LOAD = 2
     STORE = 3
@@ -74,7 +74,7 @@ class ChakraNodeType(IntEnum):
     COLLECTIVE = 7
 
 
-_ALL_GATHER: Final = 2  # each member begins with its own part
+_ALL_GATHER: Final = 2  # each member starts with its own shard
 _COMM_TYPES: Final[Mapping[CollectiveType, int]] = {  # CollectiveCommType, those that ASTRA-sim runs
     CollectiveType.ALL_REDUCE: 0,
     CollectiveType.REDUCE: 7,
@@ -92,14 +92,16 @@ _ROOTED_COLLECTIVES: Final = (
     CollectiveType.REDUCE,
     CollectiveType.GATHER,
     CollectiveType.SCATTER,
-)  # one rank has, or gets, all of it
+)  # one root rank sends or receives everything
 _HOST_NODE_TYPES: Final = {
     HostOpKind.D2H: ChakraNodeType.STORE,
     HostOpKind.H2D: ChakraNodeType.LOAD,
     HostOpKind.ON_HOST: ChakraNodeType.COMPUTE,
 }
-_MAX_CACHED_RANKS: Final = 32  # simulated ranks whose nodes are kept: ranks of several classes may come in turn
-_INT32, _INT64, _UINT64, _BOOL, _STRING = 7, 9, 13, 27, 29  # fields of AttributeProto, as ASTRA-sim's readers take them
+_MAX_CACHED_RANKS: Final = (
+    32  # simulated ranks whose nodes are cached: ranks of several equivalence classes may alternate
+)
+_INT32, _INT64, _UINT64, _BOOL, _STRING = 7, 9, 13, 27, 29  # field numbers of AttributeProto that ASTRA-sim reads
 
 
 _NodeIds = tuple[int, ...]
@@ -107,14 +109,14 @@ _NodeIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _ChakraNode:
-    """A node of a rank. fixed: its fields but for those of its group or peer; between: what has one."""
+    """A node of a simulated rank. encoded: all fields but its group or peer; communication: what has one."""
 
     encoded: bytes
     communication: CommOp | SendTask | ReceiveTask | None = None
 
 
 class ChakraWriter:
-    """Writes ranks of one answer; ranks that stand for each other share most of what is written."""
+    """Exports ranks of one simulation result; ranks with the same representative share most of the encoding."""
 
     def __init__(self, result: "SimulationResult") -> None:
         self.result = result
@@ -122,7 +124,7 @@ class ChakraWriter:
 
     @cached_property
     def ranks_by_group_id(self) -> dict[int, list[int]]:
-        """Ranks of each communicator, by its number."""
+        """Ranks of each communicator by its id."""
         group_members = (
             (comm_group, members)
             for comm_group in self._comm_groups
@@ -132,7 +134,7 @@ class ChakraWriter:
 
     @property
     def approximations(self) -> tuple[str, ...]:
-        """What of the step the traces do not say, or say as something else."""
+        """What the traces omit or approximate, as sentences."""
         scenario, program = self.result.scenario, self.result.program
         types = {comm_op.collective for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)}
         conditions = {
@@ -151,7 +153,7 @@ class ChakraWriter:
         return tuple(text for text, applies in conditions.items() if applies)
 
     def encode_rank(self, rank: int) -> bytes:
-        """The file of one rank."""
+        """The encoded file of one rank."""
         representative = int(self.result.trace.representative[rank])
         chakra_nodes = self._nodes.get_or_compute(
             (representative,), lambda: tuple(_RankNodeBuilder(self.result, representative, self._message_tags).nodes())
@@ -163,26 +165,26 @@ class ChakraWriter:
         return b"".join(map(length_delimited, (header, *encoded_nodes)))
 
     def _rank_attributes(self, node: _ChakraNode, rank: int) -> bytes:
-        """What a node says of its rank: its group, or whom it sends to or receives from."""
+        """The attributes that depend on the actual rank: its group id, or source and destination of a message."""
         match node.communication:
-            case SendTask(exchange):
-                return _peer_attributes(rank, self._peer(exchange.comm_group, rank, position=0))
-            case ReceiveTask(exchange):
-                return _peer_attributes(self._peer(exchange.comm_group, rank, position=1), rank)
+            case SendTask(comm_op):
+                return _peer_attributes(rank, self._peer(comm_op.comm_group, rank, position=0))
+            case ReceiveTask(comm_op):
+                return _peer_attributes(self._peer(comm_op.comm_group, rank, position=1), rank)
             case CommOp(comm_group=comm_group):
                 group_id = self._first_group_ids[comm_group] + int(self._group_indices[comm_group][rank])
                 return message_field(10, _attribute("pg_name", string_field(_STRING, str(group_id))))
         return b""
 
     def _peer(self, comm_group: str, rank: int, *, position: int) -> int:
-        """The other member of a pair in which a rank sends (0) or receives (1)."""
+        """The other rank of a pair in which `rank` is the sender (position 0) or the receiver (1)."""
         groups = self.result.program.groups[comm_group]
         group_index = int(self._pair_indices[comm_group, position][rank])
         return int(groups.members[group_index, 1 - position])
 
     @cached_property
     def _comm_groups(self) -> tuple[str, ...]:
-        """Roles of groups that communicate together, sorted."""
+        """Sorted names of the comm groups with more than one rank that run collectives."""
         program = self.result.program
         used_groups = {comm_op.comm_group for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)}
         multi_rank_groups = (
@@ -192,7 +194,7 @@ class ChakraWriter:
 
     @cached_property
     def _first_group_ids(self) -> dict[str, int]:
-        """The number of each role's first group."""
+        """The id of the first communicator of each comm group."""
         sizes = [len(self.result.program.groups[comm_group].members) for comm_group in self._comm_groups]
         return dict(zip(self._comm_groups, (1 + np.cumsum([0, *sizes])).tolist(), strict=False))
 
@@ -205,7 +207,7 @@ class ChakraWriter:
 
     @cached_property
     def _pair_indices(self) -> dict[tuple[str, int], IntArray]:
-        """The pair of a role in which each rank is the sender (0) or the receiver (1)."""
+        """For each p2p comm group and position (0: sender, 1: receiver): [ranks] index of each rank's pair."""
         pairs = {comm_group: groups for comm_group, groups in self.result.program.groups.items() if groups.ordered}
         return {
             (comm_group, position): groups.group_indices(self.result.rank_count, member_index=position)
@@ -215,7 +217,7 @@ class ChakraWriter:
 
     @cached_property
     def _message_tags(self) -> dict[tuple[str, object], int]:
-        """A number for each message between two ranks, the same on both."""
+        """An id for each message between two ranks, the same on both."""
         tag_ids: dict[tuple[str, object], int] = {}
         for program in self.result.program.programs:
             for task in program.tasks:
@@ -225,20 +227,20 @@ class ChakraWriter:
 
 
 class _RankNodeBuilder:
-    """Nodes of a simulated rank, in the order of its tasks."""
+    """Builds the nodes of a simulated rank, in the order of its tasks."""
 
     def __init__(self, result: "SimulationResult", rank: int, tags: Mapping[tuple[str, object], int]) -> None:
         self.result, self.rank, self.tags = result, rank, tags
         self.program = result.program.programs[int(result.program.program_index[rank])]
         self.id_counter = count()
-        self.computed_seconds = 0.0  # seconds of kernels until now
+        self.computed_seconds = 0.0  # seconds of all kernels so far
         event_indices = result.trace.rank_events(rank)
         order = event_indices[np.argsort(result.trace.task[event_indices])]
         self.times = np.stack([result.trace.start[order], result.trace.end[order]], axis=1)
 
     def nodes(self) -> Iterator[_ChakraNode]:
-        """All nodes; each waits for such as come before it."""
-        last_nodes: list[_NodeIds] = []  # the last nodes of each task
+        """All nodes; each depends only on nodes before it."""
+        last_nodes: list[_NodeIds] = []  # last nodes of each task
         last_task: dict[Stream, int] = {}
         operations = self.result.operation_spans(self.rank)
         first = np.searchsorted(operations.task, np.arange(len(self.program.tasks) + 1))
@@ -263,7 +265,7 @@ class _RankNodeBuilder:
     def _segment_nodes(
         self, task: ComputeTask, parents: _NodeIds, times: FloatArray
     ) -> Generator[_ChakraNode, None, _NodeIds]:
-        """Nodes of a block's operations, one behind the other; returns the last ones."""
+        """Nodes of a segment's operations in sequence; returns the last node ids."""
         timing = self.result.cost.time_segment(self.rank, task.segment)
         for index, operation in enumerate(task.segment.operations):
             start, end, exposed = times[index].tolist()
@@ -284,7 +286,7 @@ class _RankNodeBuilder:
         return tuple(node_ids) or parents
 
     def _is_single_rank(self, comm_op: CommOp) -> bool:
-        """Whether it is of a rank with itself, which moves nothing."""
+        """Whether the group has one rank, so that nothing moves."""
         return not isinstance(comm_op, HostOp) and self._group_size(comm_op) == 1
 
     def _group_size(self, comm_op: CommOp) -> int:
@@ -302,7 +304,7 @@ class _RankNodeBuilder:
         )
 
     def _task_node(self, node_id: int, task_id: int, parents: _NodeIds) -> _ChakraNode:
-        """The node of a task that is no block."""
+        """The node of a task that is not a compute segment."""
         task = self.program.tasks[task_id]
         match task:
             case SendTask() | ReceiveTask():
@@ -332,14 +334,14 @@ class _RankNodeBuilder:
         return _ChakraNode(_encode_node(node_id, comm_op.name, ChakraNodeType.COLLECTIVE, parents, fields), comm_op)
 
     def _comm_duration_field(self, comm_op: CommOp, position: int | None = None) -> bytes:
-        """What an exchange takes alone in the rank's group, of pairs that in which it has a place."""
+        """Uncontended duration in the rank's group, or in the pair in which it has the position."""
         group_index = self.result.program.groups[comm_op.comm_group].group_indices(
             self.result.rank_count, member_index=position
         )[self.rank]
         return _duration_field(round(1e6 * float(self.result.cost.comm_timing_by_group(comm_op).seconds[group_index])))
 
     def _host_node(self, node_id: int, task_id: int, host_op: HostOp, parents: _NodeIds) -> _ChakraNode:
-        """A copy, or what the host computes, which takes what it takes in the simulation."""
+        """A copy, or computation on the host, which has its simulated duration."""
         node_type, fields = _HOST_NODE_TYPES[host_op.kind], _uint64_attribute("tensor_size", int(host_op.payload))
         if node_type is not ChakraNodeType.COMPUTE:
             return _ChakraNode(_encode_node(node_id, host_op.name, node_type, parents, fields))
@@ -351,7 +353,7 @@ class _RankNodeBuilder:
 def _encode_node(
     node_id: int, name: str, node_type: ChakraNodeType, parents: _NodeIds, fields: bytes, *, on_host: bool = False
 ) -> bytes:
-    """A message Node. more: further fields."""
+    """A Node message. fields: additional encoded fields."""
     header = integer_field(1, node_id) + string_field(2, name) + integer_field(3, node_type) + packed_field(5, parents)
     return header + message_field(10, _attribute("is_cpu_op", oneof_field(_BOOL, on_host))) + fields
 
@@ -377,5 +379,5 @@ def _uint64_attribute(name: str, value: int) -> bytes:
 
 
 def _attribute(name: str, value: bytes) -> bytes:
-    """A message AttributeProto."""
+    """An AttributeProto message."""
     return string_field(1, name) + value

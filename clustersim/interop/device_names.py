@@ -1,4 +1,4 @@
-"""Is a device what a record is to name? Drivers and profilers call a GPU otherwise than files do."""
+"""Does a device name denote an accelerator? Drivers and profilers name GPUs differently from our files."""
 
 import re
 from typing import Final
@@ -8,7 +8,7 @@ _FORM_FACTOR: Final = re.compile(r"pcie|sxm|nvl", re.IGNORECASE)
 
 
 def device_matches(device_name: str, accelerator: str) -> bool:
-    """Whether a device's own name can be an accelerator's: its chip, and memory and form where both say."""
+    """Whether a device name can be an accelerator's: same chip; same memory and form factor if both state it."""
     chip = accelerator.partition("-")[0]
     if not re.search(rf"(?<![a-z0-9]){re.escape(chip)}(?![a-z0-9])", device_name, re.IGNORECASE):
         return False

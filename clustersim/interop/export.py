@@ -1,7 +1,7 @@
-"""What do another program's arguments say of a scenario, and what do they leave open?
+"""How faithfully do another program's arguments express a scenario? Export with a round-trip check.
 
-Whoever writes arguments reads them again: what differs from the scenario is what they do not say. What makes another
-model, layout or schedule is refused; the rest is named.
+Exported arguments are imported again; whatever differs from the scenario is what they cannot express.
+Differences that change the model, layout or schedule are an error; others are reported.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,18 +25,18 @@ _STEP_KEYS: Final = (
     "training.optimizer",
     "training.precision.compute",
 )
-"""Keys that make another step, and so what is in them."""
+"""Keys whose values, nested ones included, define the training step."""
 _HARMLESS_KEYS: Final = ("training.recompute.early_stop",)
-"""Keys in these that do not."""
-_DATA_PARALLEL_KEYS: Final = ("data", "stage", "shard", "secondary")
-"""Of `layout.data`, which keys make another step: the strategy, and over how many ranks it cuts what."""
+"""Nested keys that do not."""
+_DATA_PARALLEL_KEYS: Final = ("data", "stage", "shard", "zero_hpz_partition_size")
+"""Keys of `layout.data` that define the training step: the strategy, and over how many ranks it shards what."""
 _ARGUMENT_SECTIONS: Final = ("model", "layout", "schedule", "training", "framework")
-"""Sections that arguments say; all others are the scenario's."""
+"""Sections that arguments express; all others are taken from the scenario."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What a program reads. remarks: what of the scenario it does not say, by key."""
+    """The exported arguments. differences: what of the scenario they do not express, as sentences by key."""
 
     text: str
     differences: tuple[str, ...] = ()
@@ -44,7 +44,11 @@ class ExportResult:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentExporter:
-    """How arguments are written and read. program: its name; framework: that of its scenarios; text: the arguments."""
+    """Exporter of one program's arguments.
+
+    program: its name; framework: name of the framework in its scenarios; render: scenario to text; parse: text
+    to scenario mapping.
+    """
 
     program: str
     framework: str
@@ -53,7 +57,7 @@ class ArgumentExporter:
 
 
 def export_scenario(scenario: Scenario, exporter: ArgumentExporter) -> ExportResult:
-    """The scenario in the arguments of a program; raise InputError for what makes another model or step there."""
+    """Export a scenario as arguments of a program; raises InputError if the model or step cannot be expressed."""
     text = exporter.render(scenario)
     reimported, original = _reimport(scenario, exporter, text), scenario
     differences = []
@@ -68,14 +72,14 @@ def export_scenario(scenario: Scenario, exporter: ArgumentExporter) -> ExportRes
 
 
 def scenario_label(scenario: Scenario) -> str:
-    """What an error calls a scenario: its file, if it has one."""
+    """How error messages refer to a scenario: by its file, else its name."""
     return scenario.name if scenario.path is None else str(scenario.path)
 
 
 def differing_keys(original: Scenario, reimported: Scenario) -> Iterator[tuple[str, Any, Any]]:
-    """Keys by which scenarios of one model differ in what is simulated, with both values.
+    """Keys in which scenarios of one model differ in what is simulated, with both values.
 
-    A degree that one of them leaves out, or the schedule of a pipeline of one rank, differs in nothing.
+    Omitted degrees, and the schedule of a one-rank pipeline, are not differences.
     """
     if has_router_bias(original.model) != has_router_bias(reimported.model):
         yield "model.experts.router_bias", has_router_bias(original.model), has_router_bias(reimported.model)
@@ -96,21 +100,21 @@ def differing_keys(original: Scenario, reimported: Scenario) -> Iterator[tuple[s
                 original_default if change.first is None else change.first,
                 reimported_default if change.second is None else change.second,
             )
-    reported_fields = {".".join(item.split(".")[:2]) for item in reported} - {"training.recompute"}
+    reported_fields = {".".join(key.split(".")[:2]) for key in reported} - {"training.recompute"}
     for key, original_value, reimported_value in _default_differences(original, reimported):
         if ".".join(key.split(".")[:2]) not in reported_fields and key not in reported:
             yield key, original_value, reimported_value
 
 
 def _default_value(key: str, scenario: Scenario) -> Any:
-    """What a key that is left out stands for, where that is a plain value."""
+    """The effective value of an omitted key, if it is a plain value."""
     section, _, name = key.partition(".")
     value = _EFFECTIVE_VALUES[section](scenario).get(name) if section in _EFFECTIVE_VALUES else None
     return value if isinstance(value, bool | int | str) else None
 
 
 def _default_differences(original: Scenario, reimported: Scenario) -> Iterator[tuple[str, Any, Any]]:
-    """What defaults of keys that neither writes come to, as a strategy's bucket."""
+    """Differences of effective values of keys that neither scenario states, such as a strategy's bucket size."""
     for section, effective_values in _EFFECTIVE_VALUES.items():
         original_values, reimported_values = effective_values(original), effective_values(reimported)
         for name in original_values:
@@ -118,7 +122,7 @@ def _default_differences(original: Scenario, reimported: Scenario) -> Iterator[t
 
 
 def _value_differences(key: str, original: Any, reimported: Any) -> Iterator[tuple[str, Any, Any]]:
-    """What differs of two values, field by field where they are of one kind."""
+    """Differences of two values, field by field if they have the same dataclass type."""
     if is_dataclass(original) and type(original) is type(reimported):
         for dataclass_field in fields(original):
             yield from _value_differences(
@@ -127,7 +131,7 @@ def _value_differences(key: str, original: Any, reimported: Any) -> Iterator[tup
                 getattr(reimported, dataclass_field.name),
             )
     elif original != reimported:
-        yield key, *(item.value if isinstance(item, Enum) else item for item in (original, reimported))
+        yield key, *(value.value if isinstance(value, Enum) else value for value in (original, reimported))
 
 
 def _describe_difference(key: str, original: object, reimported: object) -> str:
@@ -135,7 +139,7 @@ def _describe_difference(key: str, original: object, reimported: object) -> str:
 
 
 def _reimport(scenario: Scenario, exporter: ArgumentExporter, text: str) -> Scenario:
-    """The scenario that the arguments say, on the scenario's cluster."""
+    """The scenario that the arguments express, on the original's cluster."""
     mapping = scenario.to_mapping()
     imported = exporter.parse(text, scenario_label(scenario), "dgx-h100", scenario.layout.world_size)
     other_sections = {key: value for key, value in mapping.items() if key not in _ARGUMENT_SECTIONS}
@@ -151,21 +155,22 @@ def _checked_differences(original: Scenario, reimported: Scenario, program: str)
     for key, original_value, reimported_value in differing_keys(original, reimported):
         if _changes_step(key):
             raise InputError(
-                f"{scenario_label(original)}: {key}: {format_value(original_value)} cannot be said to {program}, only {format_value(reimported_value)}"
+                f"{scenario_label(original)}: {key}: {format_value(original_value)} cannot be said to {program}, "
+                f"only {format_value(reimported_value)}"
             )
         yield key, original_value, reimported_value
 
 
 def _changes_step(key: str) -> bool:
-    """Whether another value makes another step."""
+    """Whether another value of the key defines another training step."""
     if key.startswith("layout.data"):
         return key.rpartition(".")[2] in _DATA_PARALLEL_KEYS
-    is_step_key = any(key == item or key.startswith(f"{item}.") for item in _STEP_KEYS)
+    is_step_key = any(key == step_key or key.startswith(f"{step_key}.") for step_key in _STEP_KEYS)
     return is_step_key and key not in _HARMLESS_KEYS
 
 
 def _is_equivalent(key: str, original: Scenario, reimported: Scenario) -> bool:
-    """Whether a key with two values comes to the same."""
+    """Whether both values of a key have the same effect."""
     section, _, remainder = key.partition(".")
     if section == "schedule":
         return original.layout.pp == 1 or original.schedule == reimported.schedule
@@ -177,13 +182,15 @@ def _is_equivalent(key: str, original: Scenario, reimported: Scenario) -> bool:
 
 
 def _effective_layout(scenario: Scenario) -> dict[str, Any]:
-    """What keys of `layout` stand for; of those without effect, all the same."""
+    """Effective values of the keys of `layout`; keys without effect have a common value."""
     layout, layer_split = scenario.layout, scenario.layout.layers_per_stage
     values = {dataclass_field.name: getattr(layout, dataclass_field.name) for dataclass_field in fields(layout)}
     counts = partition_layers(layer_split, scenario.model.layer_count, scenario.placement)
-    values |= dict.fromkeys(("pipeline_overlap", "release_outputs"), False) if layout.pp == 1 else {}
+    values |= dict.fromkeys(("overlap_p2p_comm", "deallocate_pipeline_outputs"), False) if layout.pp == 1 else {}
     values |= (
-        dict.fromkeys(("backward_overlap", "tensor_overlap", "sequence_parallel"), False) if layout.tp == 1 else {}
+        dict.fromkeys(("async_tensor_model_parallel_allreduce", "tp_comm_overlap", "sequence_parallel"), False)
+        if layout.tp == 1
+        else {}
     )
     values |= {"data": None} if layout.cp * layout.dp == 1 else {}
     values["order"] = [axis for axis in layout.order if layout.degrees[axis] > 1]
@@ -194,7 +201,7 @@ def _effective_layout(scenario: Scenario) -> dict[str, Any]:
 
 
 def _effective_training(scenario: Scenario) -> dict[str, Any]:
-    """What keys of `training` stand for; those of `recompute` are two things."""
+    """Effective values of the keys of `training`; `recompute` covers two of them."""
     training = scenario.training
     values = {dataclass_field.name: getattr(training, dataclass_field.name) for dataclass_field in fields(training)}
     early_stop = values.pop("early_stop") and training.recompute != NoRecompute()
@@ -205,7 +212,7 @@ _EFFECTIVE_VALUES: Final = {"layout": _effective_layout, "training": _effective_
 
 
 def _with_header(scenario: Scenario, exporter: ArgumentExporter, text: str, differences: Sequence[str]) -> str:
-    """The arguments below what is to be known of them, as comments."""
+    """The arguments below a header of comments."""
     gpus = f"{scenario.layout.world_size:,} GPU{'s' if scenario.layout.world_size > 1 else ''}"
     hardware = f"{gpus} of {scenario.cluster.name}"
     lines = [

@@ -1,4 +1,4 @@
-"""What came of another program's arguments?"""
+"""What does importing another program's arguments yield?"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,9 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """A scenario file's mapping. passed_over: arguments that it does not say; assumed: what the arguments do not say.
+    """The mapping of a scenario file, with remarks for the user.
 
-    Both are sentences for whoever reads the scenario.
+    ignored_arguments: arguments that it cannot express; assumptions: what the arguments leave open. Both are
+    sentences.
     """
 
     mapping: Mapping[str, Any]

@@ -1,12 +1,13 @@
-"""What does a kernel do, by its name? And what does a collective move, by what PyTorch says beside it?
+"""What does a kernel compute, by its name? And what does a collective transfer, by its trace arguments?
 
-Names are those of CUDA and ROCm libraries (cuBLAS, CUTLASS, cuDNN, hipBLASLt, flash-attention, Transformer Engine),
-of PyTorch's own kernels, of Triton's (which list what they fuse) and of traces that this program writes. The first rule
-that a name meets holds; what meets none is "other kernels". Fused kernels count as what is rarest in their names.
+Names are those of CUDA and ROCm libraries (cuBLAS, CUTLASS, cuDNN, hipBLASLt, flash-attention, Transformer
+Engine), of PyTorch's own kernels, of Triton's (which list what they fuse) and of traces that this program
+writes. The first matching pattern decides; kernels without a match are "other kernels". Fused kernels count
+as the most specific operation in their name.
 
-Collectives are known by `Collective name` and its companions, which newer versions of PyTorch write, else by the
-kernel's name; then nothing says their payload, and both messages and all-to-all are send_recv, as in NCCL's name.
-Reference: pytorch/pytorch, torch/csrc/distributed/c10d/ParamCommsUtils.hpp
+Collectives are identified by `Collective name` and related arguments, which newer versions of PyTorch
+record, else by the kernel's name; then the payload is unknown, and both p2p messages and all-to-all are
+send_recv, as in NCCL's name. Reference: pytorch/pytorch, torch/csrc/distributed/c10d/ParamCommsUtils.hpp
 """
 
 import re
@@ -56,7 +57,7 @@ _KIND_PATTERNS: Final = tuple(
          GpuSpanKind.POINTWISE),
     )
 )  # fmt: skip
-_COLLECTIVE_PREFIXES: Final = (  # what names begin with, once "_" is out of them; longer ones before what they begin with
+_COLLECTIVE_PREFIXES: Final = (  # prefixes of names without "_"; longer prefixes before their own prefixes
     ("allreduce", CollectiveType.ALL_REDUCE),
     ("allgather", CollectiveType.ALL_GATHER),
     ("reducescatter", CollectiveType.REDUCE_SCATTER),
@@ -73,11 +74,11 @@ _DTYPE_BYTES: Final = {
     "float": 4, "bfloat16": 2, "half": 2, "double": 8, "long": 8, "int": 4, "short": 2, "char": 1, "byte": 1, "bool": 1,
 }  # fmt: skip
 _REDUCE_DTYPES: Final = {"float": DType.FP32, "bfloat16": DType.BF16, "half": DType.FP16}
-_MATRIX_RANK: Final = 2  # operands of a product
+_MATRIX_RANK: Final = 2  # dimensions of a matrix without batch
 
 
 def classify_kernel(name: str, category: str) -> GpuSpanKind:
-    """What a span of the GPU does. category: the profiler's, `kernel`, `gpu_memcpy` or `gpu_memset`."""
+    """Category of a GPU span. category: the profiler's, `kernel`, `gpu_memcpy` or `gpu_memset`."""
     if category.endswith("memcpy"):
         return GpuSpanKind.HOST if re.search(r"HtoD|DtoH|HostToDevice|DeviceToHost", name) else GpuSpanKind.COPIES
     simulated = _SIMULATED_NAME.match(name)
@@ -92,7 +93,7 @@ def classify_kernel(name: str, category: str) -> GpuSpanKind:
 def make_span_label(
     name: str, category: str, arguments: Mapping[str, Any], dims: Any, groups: Mapping[str, Any]
 ) -> GpuSpanLabel:
-    """What a span says. arguments: its own; dims: of the operator that launched it; groups: ranks by group's name."""
+    """Label of a span. arguments: the event's; dims: the launching operator's input sizes; groups: ranks by name."""
     kind = classify_kernel(name, category)
     collective_call = _parse_collective(name, arguments, groups) if kind is GpuSpanKind.COMMUNICATION else None
     return GpuSpanLabel(name, kind, collective_call, _matmul_sizes(dims) if kind is GpuSpanKind.MATMUL else None)
@@ -130,8 +131,8 @@ def _collective_type(name: str) -> CollectiveType | None:
 
 
 def _parse_members(text: str, size: int) -> tuple[int, ...]:
-    """Ranks of `[0, 2, 4]`; of a list that is cut as many as the group has, if all that is shown is evenly apart."""
-    listed = [int(item) for item in re.findall(r"\d+", text.partition("...")[0])]
+    """Ranks of `[0, 2, 4]`; a truncated list is extended to the group size if its stride is constant."""
+    listed = [int(rank_text) for rank_text in re.findall(r"\d+", text.partition("...")[0])]
     if "..." not in text:
         return tuple(listed)
     strides = {following - previous for previous, following in pairwise(listed)}
@@ -145,7 +146,7 @@ def _positive_int(value: Any) -> int:
 
 
 def _matmul_sizes(dims: Any) -> tuple[int, int, int, int] | None:
-    """m, n, k and batch of the first two operands that fit each other; m and n in order, as A B is also B' A'."""
+    """m, n, k and batch of the first two operands that match; m >= n, since A B is also (B' A')'."""
     operands = [dim for dim in dims if isinstance(dim, list) and len(dim) in (2, 3)] if isinstance(dims, list) else []
     for first, second in pairwise(operands):
         are_integers = all(isinstance(size, int) for size in (*first, *second))

@@ -1,10 +1,11 @@
-"""What did PyTorch's profiler see? Its traces (`export_chrome_trace`, `tensorboard_trace_handler`), one of each rank.
+"""What did PyTorch's profiler record? Reader of its traces, one per rank.
 
-What ran on the GPU (categories kernel, gpu_memcpy, gpu_memset), on which stream and when. A kernel belongs to the step
-(`ProfilerStep#N`, a mark of the host) in which the host launched it, which its correlation tells; those of a graph,
-which one launch starts, have that launch's. Sizes of products are those of the operator that launched the kernel,
-where the profiler recorded shapes. Times are microseconds with fractions; what a float cannot tell of them (a quarter
-of a microsecond in times since 1970, which older versions write) is lost.
+Traces are written by `export_chrome_trace` or `tensorboard_trace_handler`. GPU events (categories kernel,
+gpu_memcpy, gpu_memset) have a stream and times. A kernel belongs to the step (`ProfilerStep#N`, a host
+annotation) in which the host launched it, according to its correlation id; kernels of a CUDA graph share
+the launch of the graph. Matmul sizes are the input shapes of the operator that launched the kernel, if the
+profiler recorded shapes. Times are microseconds with fractions; what a float cannot resolve (a quarter of a
+microsecond in times since 1970, which older versions write) is lost.
 Reference: pytorch/kineto, libkineto/src/output_json.cpp
 """
 
@@ -27,7 +28,7 @@ from clustersim.results.profiled_step import GpuSpanLabel, RankSpans
 
 TRACE_SUFFIXES: Final = (".json", ".json.gz")
 _SCHEMA_VERSION: Final = 1
-_HEADER_BYTES: Final = 2**20  # bytes, in which a trace has come to its events
+_HEADER_BYTES: Final = 2**20  # bytes within which `traceEvents` must begin
 _GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
 _LAUNCH_CATEGORIES: Final = ("cuda_runtime", "cuda_driver", "runtime", "driver", "privateuse1_runtime")
 _STEP_MARKER: Final = "ProfilerStep#"
@@ -36,9 +37,10 @@ TraceEvent = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ProfilerTraces:
-    """What traces of one run say. ranks: ascending, with equal `numbers`; world: how many ranks there are.
+    """Traces of one run. ranks: ascending, with equal step numbers; world_size: number of ranks.
 
-    device: the GPU's own name, empty where no trace says it; shapes: whether operators have their sizes.
+    device_name: the GPU's own name, empty if no trace states it; has_shapes: whether input shapes were
+    recorded.
     """
 
     source: str
@@ -49,24 +51,24 @@ class ProfilerTraces:
 
 
 def is_trace_path(path: Path) -> bool:
-    """Whether a path is one of traces: a directory, a compressed file, or JSON that begins as traces do."""
+    """Whether a path holds traces: a directory, a compressed file, or JSON that begins like a trace."""
     if path.is_dir() or path.suffix == ".gz":
         return True
     try:
         with path.open("rb") as file:
             return path.suffix == ".json" and b'"traceEvents"' in file.read(_HEADER_BYTES)
-    except (OSError, ValueError):  # what cannot be read is told by who reads it
+    except (OSError, ValueError):  # reported when the file is read
         return False
 
 
 def read_traces(path: Path) -> ProfilerTraces:
-    """Read a trace, or all traces of a directory; raise InputError that names the file and what is wrong with it."""
+    """Read a trace, or all traces of a directory; raises InputError that names the file and the problem."""
     files = _trace_files(path)
     return parse_traces(str(path), ((file, _load_json(file)) for file in files))
 
 
 def parse_traces(source: str, contents: Iterable[tuple[Path, Any]]) -> ProfilerTraces:
-    """What the contents of files say, as JSON has them."""
+    """Traces from the parsed JSON content of files."""
     rank_traces = sorted(
         (_RankTrace.from_json(file, content) for file, content in contents), key=lambda trace: trace.rank
     )
@@ -77,7 +79,8 @@ def parse_traces(source: str, contents: Iterable[tuple[Path, Any]]) -> ProfilerT
             )
         if previous.world_size != following.world_size:
             raise InputError(
-                f"{following.file}: is of {following.world_size} ranks, {previous.file} of {previous.world_size}; keep the traces of one run"
+                f"{following.file}: is of {following.world_size} ranks, {previous.file} of {previous.world_size}; "
+                "keep the traces of one run"
             )
     step_numbers = tuple(sorted(set.intersection(*(trace.step_numbers() for trace in rank_traces))))
     if not step_numbers:
@@ -94,14 +97,14 @@ def parse_traces(source: str, contents: Iterable[tuple[Path, Any]]) -> ProfilerT
 def _trace_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    files = sorted(item for item in path.iterdir() if item.name.endswith(TRACE_SUFFIXES))
+    files = sorted(file for file in path.iterdir() if file.name.endswith(TRACE_SUFFIXES))
     if not files:
         raise InputError(f"{path}: has no trace; their names end in {' or '.join(TRACE_SUFFIXES)}")
     return files
 
 
 def _load_json(file: Path) -> Any:
-    """What the file holds; control characters, which the profiler leaves in names, are taken."""
+    """Parse a trace file; control characters, which the profiler leaves in names, are accepted."""
     try:
         data = file.read_bytes()
         return json.loads(gzip.decompress(data) if file.suffix == ".gz" else data, strict=False)
@@ -115,10 +118,11 @@ def _load_json(file: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _RankTrace:
-    """One file. marks: begin and end of each step on the host, by its number; events: the GPU's; times: microseconds.
+    """Trace of one rank. Times are microseconds.
 
-    base: nanoseconds that all times are counted from; launched: when the host launched what has a correlation; dims:
-    sizes of operators, by their number; groups: ranks of each process group.
+    base_ns: origin of all times in nanoseconds; step_intervals: begin and end of each step on the host, by step
+    number; events: GPU events; launch_times: host launch time by correlation id; operator_dims: input shapes by
+    external id; process_groups: ranks of each process group.
     """
 
     file: Path
@@ -146,9 +150,10 @@ class _RankTrace:
             step_intervals=_step_intervals(file, events),
             events=[event for event in events if _category(event) in _GPU_CATEGORIES],
             launch_times={
-                correlation: _microseconds(file, item, "ts")
-                for item in events
-                if _category(item) in _LAUNCH_CATEGORIES and (correlation := _event_id(item, "correlation")) is not None
+                correlation: _microseconds(file, event, "ts")
+                for event in events
+                if _category(event) in _LAUNCH_CATEGORIES
+                and (correlation := _event_id(event, "correlation")) is not None
             },
             operator_dims=dict(_operator_dims(events)),
             process_groups=dict(_process_groups(info)),
@@ -157,7 +162,7 @@ class _RankTrace:
         return trace
 
     def require_valid(self) -> None:
-        """Raise InputError where nothing can be made of the trace."""
+        """Raise InputError if the trace cannot be used."""
         if not self.step_intervals:
             raise InputError(
                 f"{self.file}: marks no steps ({_STEP_MARKER}N); call profiler.step() after each, as its schedule needs"
@@ -169,17 +174,17 @@ class _RankTrace:
 
     @property
     def first_step_ns(self) -> int:
-        """When the trace's first step began: nanoseconds since 1970, or by whatever clock the machines share."""
+        """Begin of the trace's first step: nanoseconds since 1970, or on the clock that the machines share."""
         return self.base_ns + round(1000 * min(begin for begin, _ in self.step_intervals.values()))
 
     def step_numbers(self) -> set[int]:
-        """Steps in which something was launched; a schedule's last mark has none."""
+        """Steps in which kernels were launched; a schedule's last marker has none."""
         marked_steps = sorted(self.step_intervals)
         step_index = self._step_indices(marked_steps)
         return {marked_steps[index] for index in np.unique(step_index[step_index >= 0]).tolist()}
 
     def rank_spans(self, step_numbers: Sequence[int], origin_ns: int) -> RankSpans:
-        """The spans, by start. numbers: of the steps that count; origin: nanoseconds from which times are counted."""
+        """GPU spans, sorted by start. step_numbers: the steps to use; origin_ns: origin of the returned times."""
         offset = (origin_ns - self.base_ns) / 1000
         start = (self._times("ts") - offset) * 1e-6
         stream = np.array([_stream_id(event) for event in self.events], dtype=np.int64)
@@ -197,7 +202,7 @@ class _RankTrace:
         )
 
     def _step_indices(self, step_numbers: Sequence[int]) -> IntArray:
-        """In which of some steps each span was launched, as a place among them, or -1."""
+        """Index among the given steps of the step in which each event was launched; -1: none."""
         host_times = (self.launch_times.get(_event_id(event, "correlation")) for event in self.events)
         event_times = self._times("ts").tolist()
         times = np.array(
@@ -231,14 +236,15 @@ def _trace_events(file: Path, content: Any) -> list[TraceEvent]:
     version = content.get("schemaVersion")
     if version != _SCHEMA_VERSION:
         raise InputError(
-            f"{file}: schemaVersion: {format_value(version)} is not {_SCHEMA_VERSION}, which PyTorch's profiler writes and this "
+            f"{file}: schemaVersion: {format_value(version)} is not {_SCHEMA_VERSION}, which PyTorch's profiler "
+            "writes and this "
             "program reads; another tool wrote the trace, or another version of it"
         )
-    return [item for item in content["traceEvents"] if isinstance(item, dict)]
+    return [event for event in content["traceEvents"] if isinstance(event, dict)]
 
 
 def _step_intervals(file: Path, events: Iterable[TraceEvent]) -> dict[int, tuple[float, float]]:
-    """Steps on the host: of those that the GPU has, too, and of threads that repeat them, the first."""
+    """Steps on the host; annotations on the GPU are skipped, and of threads that repeat them the first is used."""
     intervals: dict[int, tuple[float, float]] = {}
     for event in events:
         step_text = str(event.get("name", "")).removeprefix(_STEP_MARKER)
@@ -277,7 +283,7 @@ def _arguments(event: TraceEvent) -> Mapping[str, Any]:
 
 
 def _event_id(event: TraceEvent, key: str) -> int | str | None:
-    """By which events are told to belong together; None where there is none."""
+    """An id that links events; None if missing."""
     value = _arguments(event).get(key)
     return value if isinstance(value, int | str) else None
 
@@ -299,7 +305,7 @@ def _non_negative_int(file: Path, mapping: Mapping[str, Any], key: str, default:
 
 
 def _microseconds(file: Path, event: TraceEvent, key: str) -> float:
-    """Microseconds."""
+    """A time of an event in microseconds."""
     value = event.get(key)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         raise InputError(

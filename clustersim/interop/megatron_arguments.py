@@ -1,7 +1,8 @@
-"""Which flags of Megatron-LM make another model or step, which move none, and what follows one?
+"""Which Megatron-LM flags define another model or step, which have no effect on it, and what are their values?
 
-Names are those of megatron/training/arguments.py, of the configurations that it takes arguments from, and of programs
-that start it (torchrun, profilers). What is in neither table and is not asked for is named and passed over.
+Names are those of megatron/training/arguments.py, of the configurations from which it generates arguments,
+and of launchers (torchrun, profilers). Flags in neither table that are never queried are reported as
+ignored.
 """
 
 import re
@@ -14,7 +15,7 @@ from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.interop.shell_script import Arguments
 
 _MISSPELLING_CUTOFF: Final = 0.9
-"""How alike two flags are of which one is a misspelling."""
+"""Similarity above which a flag is taken for a misspelling of another."""
 _UNREAD_FILE: Final = "its file is not read; write what it says as arguments"
 _STATE_SPACE: Final = "state-space layers are not modelled"
 _ENCODERS: Final = "encoders are not modelled"
@@ -48,7 +49,7 @@ _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
     "checkpoint-activations": "Megatron-LM no longer has it; write --recompute-granularity full",
     "moe-extended-tp": "Megatron-LM no longer has it; write --expert-tensor-parallel-size",
 }  # fmt: skip
-"""What makes another model or another step and is not read."""
+"""Flags that define another model or step and are not supported."""
 _IRRELEVANT_FLAGS: Final = re.compile(
     r"(no-)?(lr|min-lr|decoupled-|train-|adam-|weight-decay|start-weight|end-weight|init-method|seed|data-|train-data|"
     r"valid-|test-|split|mock-data|tokenizer|vocab-file|merge-file|tiktoken|log-|tensorboard|wandb|save|load|ckpt|"
@@ -63,12 +64,12 @@ _IRRELEVANT_FLAGS: Final = re.compile(
     r"per-split|enable-experimental|gpus-per-node|tee|max-restarts|log_dir|redirects|"
     r"sample$|cpuctxsw|trace$|capture-range|cuda-(graph-trace|memory-usage)|record-memory|memory-snapshot)"
 )
-"""What moves no step, or is a default of what is simulated."""
+"""Flags that do not change the step, or are defaults of what is simulated."""
 
 
 @dataclass
 class MegatronArguments:
-    """Arguments, and which of them were asked for. assumed: sentences."""
+    """Megatron-LM arguments. queried: flags that were looked up; assumptions: sentences."""
 
     arguments: Arguments
     source: str
@@ -76,14 +77,14 @@ class MegatronArguments:
     assumptions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Raise InputError for a flag that makes what cannot be said."""
+        """Raise InputError for a flag that cannot be modelled."""
         unsupported = next((name for name in self.arguments if name in _UNSUPPORTED_FLAGS), None)
         if unsupported is not None:
             raise self.error(unsupported, _UNSUPPORTED_FLAGS[unsupported])
 
     @property
     def ignored_flags(self) -> tuple[str, ...]:
-        """Flags that nobody asked for, but for those that move no step."""
+        """Flags that were never queried, except those that do not change the step."""
         return tuple(
             self._with_suggestion(name)
             for name in self.arguments
@@ -91,21 +92,21 @@ class MegatronArguments:
         )
 
     def error(self, name: str, message: str) -> InputError:
-        """What is wrong with a flag, as a sentence."""
+        """An error about a flag, as a sentence."""
         return InputError(f"{self.source}: --{name}: {message}")
 
     def has(self, name: str) -> bool:
-        """Whether a flag is given."""
+        """Whether a flag is given; marks it as queried."""
         self.queried.add(name)
         return name in self.arguments
 
     def _with_suggestion(self, name: str) -> str:
-        """A flag that nobody asked for, and the one that it may be a misspelling of."""
+        """The flag, with the queried flag of which it may be a misspelling."""
         matches = get_close_matches(name, self.queried - {*self.arguments}, n=1, cutoff=_MISSPELLING_CUTOFF)
         return f"--{name} (did you mean --{matches[0]}?)" if matches else f"--{name}"
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """What follows a flag."""
+        """The value of a flag."""
         if not self.has(name):
             return default
         values = self.arguments[name]
@@ -114,7 +115,7 @@ class MegatronArguments:
         return values[0]
 
     def integer(self, name: str, default: int | None = None) -> int | None:
-        """A whole number that follows a flag."""
+        """A non-negative integer value of a flag."""
         value = self.text(name)
         if value is None:
             return default
@@ -123,21 +124,21 @@ class MegatronArguments:
         return int(value)
 
     def positive_integer(self, name: str, default: int = 1) -> int:
-        """A whole number above 0 that follows a flag."""
+        """A positive integer value of a flag."""
         value = self.integer(name, default)
         if not value:
             raise self.error(name, "0 is less than 1")
         return value
 
     def required_integer(self, name: str) -> int:
-        """A whole number that Megatron-LM needs, too."""
+        """An integer value that Megatron-LM requires, too."""
         value = self.integer(name)
         if value is None:
             raise InputError(f"{self.source}: --{name} is missing, as Megatron-LM would say, too")
         return value
 
     def real_number(self, name: str, default: float) -> float:
-        """A number that follows a flag."""
+        """A real value of a flag."""
         value = self.text(name)
         try:
             return default if value is None else float(value)
@@ -145,7 +146,7 @@ class MegatronArguments:
             raise self.error(name, f"{value!r} is not a number") from None
 
     def choice(self, name: str, choices: Mapping[str, str], default: str) -> str:
-        """What one of several words stands for."""
+        """The entry of `choices` for a flag's value."""
         value = self.text(name, default) or default
         if value not in choices:
             raise self.error(name, f"{value!r} is not known; {suggest_nearest(value, choices)}")

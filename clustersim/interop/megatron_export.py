@@ -1,7 +1,7 @@
-"""How does a Megatron-LM command line say a scenario?
+"""How does a Megatron-LM command line express a scenario? Export.
 
-The inverse of `megatron_import`, by the same names; what differs when it is read again is what it cannot say (`export`).
-Arguments whose default is meant are left out.
+The inverse of `megatron_import`, with the same names; differences after re-import are what it cannot
+express (`export_scenario`). Arguments that equal their defaults are omitted.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ _VOCAB_MULTIPLE: Final = 128
 _LINE_WIDTH: Final = 100
 
 Flag = tuple[str, ...]
-"""An argument without its dashes, and what follows it."""
+"""An argument without its dashes, and its values."""
 _CUDA_GRAPH_FLAGS: Final[Mapping[GraphCapture, Sequence[Flag]]] = {
     GraphCapture.NOTHING: (),
     GraphCapture.ALL: (("cuda-graph-impl", "local"),),
@@ -40,7 +40,7 @@ _CUDA_GRAPH_FLAGS: Final[Mapping[GraphCapture, Sequence[Flag]]] = {
 
 
 def megatron_script(scenario: Scenario) -> str:
-    """A script that launches it with torchrun."""
+    """A script that launches the run with torchrun."""
     groups = (
         _model_flags(scenario.model, scenario),
         _layout_flags(scenario),
@@ -48,12 +48,15 @@ def megatron_script(scenario: Scenario) -> str:
     )
     lines = [line for group in groups for line in _wrap_lines(map(_format_flag, group))]
     gpus_per_node = gcd(scenario.layout.world_size, scenario.cluster.gpus_per_node)
-    command = f"torchrun --nproc_per_node {gpus_per_node} --nnodes {scenario.layout.world_size // gpus_per_node} pretrain_gpt.py"
+    command = (
+        f"torchrun --nproc_per_node {gpus_per_node} --nnodes {scenario.layout.world_size // gpus_per_node} "
+        "pretrain_gpt.py"
+    )
     return "#!/bin/bash\n" + " \\\n    ".join([command, *lines]) + "\n"
 
 
 def _wrap_lines(tokens: Iterable[str]) -> list[str]:
-    """Words in lines that are read without scrolling."""
+    """Tokens wrapped into lines of limited width."""
     lines: list[str] = []
     for token in tokens:
         if lines and len(lines[-1]) + len(token) < _LINE_WIDTH:
@@ -87,7 +90,7 @@ def _model_flags(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
     match attention:
         case FullAttention() as full:
             yield from _attention_flags(full, model)
-            yield from [("softmax-type", "learnable")] if full.sinks else []
+            yield from [("softmax-type", "learnable")] if full.attention_sinks else []
             yield from _window_flags(model)
         case LatentAttention() as latent:
             yield from _mla_flags(latent)
@@ -98,7 +101,7 @@ def _model_flags(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
     yield "max-position-embeddings", str(positions)
     yield from [("mtp-num-layers", str(model.mtp_layers))] if model.mtp_layers else []
     if moe_mlp is not None:
-        yield from _moe_flags(moe_mlp, [isinstance(item.mlp, MoeMlp) for item in layers])
+        yield from _moe_flags(moe_mlp, [isinstance(layer.mlp, MoeMlp) for layer in layers])
 
 
 def _attention_flags(full: FullAttention, model: TransformerModel) -> Iterator[Flag]:
@@ -112,33 +115,33 @@ def _attention_flags(full: FullAttention, model: TransformerModel) -> Iterator[F
         yield ("add-qkv-bias",)
     if full.qk_norm is not None:
         yield ("qk-layernorm",)
-    if full.rotary != 1.0:
-        yield "rotary-percent", str(full.rotary)
+    if full.rotary_percent != 1.0:
+        yield "rotary-percent", str(full.rotary_percent)
 
 
 def _window_flags(model: TransformerModel) -> Iterator[Flag]:
-    """A window of tokens before each, and in which layers there is none."""
+    """The sliding window, and the layers without one."""
     windows = [spec.attention.window for spec in layer_specs(model.stack) if spec.attention is not None]
     size = next((window for window in windows if window is not None), None)
     if size is None:
         return
     yield "window-size", f"{size - 1},0"
-    layer_flags = "".join(str(int(item is not None)) for item in windows)
+    layer_flags = "".join(str(int(window is not None)) for window in windows)
     period = layer_flags.find("0") + 1
     if period and layer_flags == window_flags(period, len(layer_flags)):
         yield "window-attn-skip-freq", str(period)
 
 
 def _mla_flags(latent: LatentAttention) -> Iterator[Flag]:
-    """Its vectors are normalised, which Megatron-LM does where queries and keys are."""
+    """MLA; its latent vectors are normalized, which Megatron-LM does with --qk-layernorm."""
     yield "num-attention-heads", str(latent.heads)
     yield ("multi-latent-attention",)
     yield ("qk-layernorm",)
-    yield from [("q-lora-rank", str(latent.query_rank))] if latent.query_rank else []
-    yield "kv-lora-rank", str(latent.kv_rank)
-    yield "qk-head-dim", str(latent.nope)
-    yield "qk-pos-emb-head-dim", str(latent.rope)
-    yield "v-head-dim", str(latent.value_dim)
+    yield from [("q-lora-rank", str(latent.q_lora_rank))] if latent.q_lora_rank else []
+    yield "kv-lora-rank", str(latent.kv_lora_rank)
+    yield "qk-head-dim", str(latent.qk_nope_head_dim)
+    yield "qk-pos-emb-head-dim", str(latent.qk_rope_head_dim)
+    yield "v-head-dim", str(latent.v_head_dim)
 
 
 def _layer_option_flags(model: TransformerModel) -> Iterator[Flag]:
@@ -156,7 +159,7 @@ def _layer_option_flags(model: TransformerModel) -> Iterator[Flag]:
 
 
 def _vocab_flags(model: TransformerModel, tp: int) -> Iterator[Flag]:
-    """Entries, and a multiple of which they are padded so that they stay as many."""
+    """The vocabulary size, and a multiple for padding that leaves it unchanged."""
     yield "vocab-size", str(model.vocab)
     if model.vocab % (_VOCAB_MULTIPLE * tp):
         yield "make-vocab-size-divisible-by", str(gcd(_VOCAB_MULTIPLE, model.vocab // tp) or 1)
@@ -172,20 +175,20 @@ def _moe_flags(moe_mlp: MoeMlp, is_moe_layer: list[bool]) -> Iterator[Flag]:
     yield from [("moe-shared-expert-gate",)] if moe_mlp.shared_gate else []
     yield from [("moe-router-score-function", "sigmoid")] if router.scores is ScoreFunction.SIGMOID else []
     yield from [("moe-router-enable-expert-bias",)] if router.bias else []
-    yield from [("moe-router-num-groups", str(router.groups))] if router.groups > 1 else []
-    yield from [("moe-router-group-topk", str(router.limit))] if router.limit else []
-    if moe_mlp.capacity is not None:
-        yield "moe-expert-capacity-factor", str(moe_mlp.capacity)
+    yield from [("moe-router-num-groups", str(router.num_groups))] if router.num_groups > 1 else []
+    yield from [("moe-router-group-topk", str(router.group_topk))] if router.group_topk else []
+    if moe_mlp.capacity_factor is not None:
+        yield "moe-expert-capacity-factor", str(moe_mlp.capacity_factor)
         yield ("moe-pad-expert-input-to-capacity",)
 
 
 def _format_layer_list(is_moe_layer: Sequence[bool]) -> str:
-    """Which layers have experts, as a list that Megatron-LM evaluates.
+    """The MoE layers as a list expression that Megatron-LM evaluates.
 
-    >>> _frequency([False, True, True]), _frequency([False, True] * 24)
+    >>> _format_layer_list([False, True, True]), _format_layer_list([False, True] * 24)
     ('[0]*1+[1]*2', '[0,1]*24')
     """
-    bits = "".join(str(int(item)) for item in is_moe_layer)
+    bits = "".join(str(int(is_moe)) for is_moe in is_moe_layer)
     period = next(size for size in range(1, len(bits) + 1) if bits == bits[:size] * (len(bits) // size))
     if period < len(bits):
         return f"[{','.join(bits[:period])}]*{len(bits) // period}"
@@ -206,16 +209,16 @@ def _layout_flags(scenario: Scenario) -> Iterator[Flag]:
     yield from [("use-tp-pp-dp-mapping",)] if layout.order == ("tp", "cp", "pp", "dp") else []
     flags = {
         "sequence-parallel": layout.sequence_parallel and layout.tp > 1,
-        "tp-comm-overlap": layout.tensor_overlap,
-        "no-overlap-p2p-communication": not layout.pipeline_overlap,
-        "overlap-moe-expert-parallel-comm": layout.overlap_expert_communication,
-        "delay-wgrad-compute": layout.delay_wgrad,
-        "moe-shared-expert-overlap": layout.overlap_shared_experts,
+        "tp-comm-overlap": layout.tp_comm_overlap,
+        "no-overlap-p2p-communication": not layout.overlap_p2p_comm,
+        "overlap-moe-expert-parallel-comm": layout.overlap_moe_expert_parallel_comm,
+        "delay-wgrad-compute": layout.delay_wgrad_compute,
+        "moe-shared-expert-overlap": layout.moe_shared_expert_overlap,
     }
     yield from ((name,) for name, is_set in flags.items() if is_set)
     yield from _data_parallel_flags(scenario)
     if any(isinstance(run.spec.mlp, MoeMlp) for run in scenario.model.stack):
-        yield from _dispatcher_flags(layout.dispatcher, layout.dispatcher_sms)
+        yield from _dispatcher_flags(layout.dispatcher, layout.dispatcher_num_sms)
     yield from _pipeline_flags(scenario) if layout.pp > 1 else ()
 
 
@@ -243,7 +246,7 @@ def _data_parallel_flags(scenario: Scenario) -> Iterator[Flag]:
 
 
 def _bucket_flags(scenario: Scenario, size: Bytes | None) -> Iterator[Flag]:
-    """In elements; None is Megatron-LM's rule."""
+    """The bucket size in elements; None is Megatron-LM's default."""
     if size is not None:
         yield "ddp-bucket-size", str(round(size / scenario.training.recipe.weight_formats.gradients.bytes))
 
@@ -260,7 +263,7 @@ def _dispatcher_flags(dispatcher: TokenDispatcher, sm_count: int | None) -> Iter
 
 
 def _pipeline_flags(scenario: Scenario) -> Iterator[Flag]:
-    """How layers are split into stages, and how many stages each rank has."""
+    """The split of layers into stages, and the stages per rank."""
     layout, layers, placement = scenario.layout.as_configured, scenario.model.layer_count, scenario.placement
     layer_split, counts = layout.layers_per_stage, partition_layers(layout.layers_per_stage, layers, placement)
     is_even = len(set(counts)) == 1
@@ -283,7 +286,7 @@ def _pipeline_flags(scenario: Scenario) -> Iterator[Flag]:
 
 
 def _layout_string(counts: tuple[int, ...], mtp_counts: tuple[int, ...]) -> str:
-    """A layout string."""
+    """A pipeline layout string."""
     stages = [
         _repeat_letter("t", layer_count) + _repeat_letter("m", mtp_count)
         for layer_count, mtp_count in zip(counts, mtp_counts, strict=True)
@@ -327,10 +330,10 @@ def _precision_flags(scenario: Scenario) -> Iterator[Flag]:
     if config.compute == "nvfp4":
         yield "fp4-format", "e2m1"
     yield from [("fp8-param-gather",)] if config.stored is not None else []
-    if config.first_layers or config.last_layers:
+    if config.num_layers_at_start_in_bf16 or config.num_layers_at_end_in_bf16:
         yield ("first-last-layers-bf16",)
-        yield "num-layers-at-start-in-bf16", str(config.first_layers)
-        yield "num-layers-at-end-in-bf16", str(config.last_layers)
+        yield "num-layers-at-start-in-bf16", str(config.num_layers_at_start_in_bf16)
+        yield "num-layers-at-end-in-bf16", str(config.num_layers_at_end_in_bf16)
     formats = scenario.training.recipe.weight_formats
     if base_format == "bf16" and formats.gradients.value == "bf16":
         yield ("grad-reduce-in-bf16",)
@@ -344,5 +347,5 @@ def _precision_flags(scenario: Scenario) -> Iterator[Flag]:
 
 
 def _flag_for(value_by_flag: Mapping[str, str], value: str) -> str | None:
-    """The first word that stands for something; None: there is none."""
+    """The first flag value that stands for a value; None if there is none."""
     return next((flag for flag, flag_value in value_by_flag.items() if flag_value == value), None)

@@ -1,10 +1,10 @@
-"""What does a Megatron-LM command line train, and how?
+"""What does a Megatron-LM command line train, and how? Import as a scenario.
 
-Arguments have the names and defaults of megatron/training/arguments.py (NVIDIA/Megatron-LM, core_v0.15 and before, and
-later ones where names stayed).
-What moves no step is left out in silence: data, logs, checkpoints, learning rates, seeds, evaluation. What this program
-has no word for is refused where it makes another model or another step, and else named and passed over. Which cluster
-it runs on no argument says. A global batch that is left out is one microbatch for each replica.
+Arguments have the names and defaults of megatron/training/arguments.py (NVIDIA/Megatron-LM, core_v0.15 and
+before, and later versions where names are unchanged). Arguments that do not affect the step are ignored
+silently: data, logging, checkpoints, learning rates, seeds, evaluation. Unsupported arguments raise an
+error if they define another model or step, else they are reported. The cluster is not stated by any
+argument. The default global batch is one microbatch per replica.
 """
 
 import re
@@ -31,12 +31,12 @@ STRATEGY_BY_FLAG: Final = {
     "optim_grads": "zero2",
     "optim_grads_params": "zero3",
 }
-"""What a word of Megatron-LM stands for; of words for the same the first is written."""
-_CUDA_GRAPH_IMPLS: Final = {item: item for item in ("none", "local", "transformer_engine", "full_iteration")}
+"""Data-parallel strategy by `--data-parallel-sharding-strategy`; exporters use the first flag of a strategy."""
+_CUDA_GRAPH_IMPLS: Final = {name: name for name in ("none", "local", "transformer_engine", "full_iteration")}
 _UNSUPPORTED_PROGRAMS: Final = re.compile(
     r"pretrain_(bert|t5|ict|mamba|hybrid|retro|vlm|vision\w*)|train_rl|\w*(generat|inference|preprocess|convert)\w*"
 )
-"""Programs that train no decoder."""
+"""Programs that do not train a decoder."""
 _STATE_FORMAT_FLAGS: Final = {
     "main-grads-dtype": "gradients",
     "megatron-fsdp-main-grads-dtype": "gradients",
@@ -44,15 +44,16 @@ _STATE_FORMAT_FLAGS: Final = {
     "megatron-fsdp-main-params-dtype": "master",
     "exp-avg-dtype": "moments",
 }
-"""Flags that say a format, and the key that does; `auto` is what is so without."""
+"""Flags that state a format, and the key of `training.precision`; `auto` is the default."""
 _OPTIMIZERS: Final = ("adam", "sgd")
 
 
 def import_megatron(text: str, source: str, cluster: str = "dgx-h100", gpu_count: int | None = None) -> ImportResult:
-    """A scenario of a script that launches Megatron-LM, or of its arguments alone.
+    """The scenario of a script that launches Megatron-LM, or of its arguments alone.
 
-    source: names it in errors, and the scenario. Raises InputError for arguments that are missing, have no number where
-    one belongs, or make another model or step than can be said.
+    source: names it in errors and names the scenario; gpu_count: number of GPUs, None: as the script says.
+    Raises InputError for arguments that are missing or invalid, or define a model or step that cannot be
+    expressed.
     """
     arguments = parse_arguments(text, source)
     _require_pretraining(python_programs(text), source)
@@ -66,7 +67,8 @@ def import_megatron(text: str, source: str, cluster: str = "dgx-h100", gpu_count
         )
     if world_size % ranks_per_replica:
         raise InputError(
-            f"{source}: {world_size} GPUs are no multiple of tp x cp x pp = {ranks_per_replica}; give --gpus {ranks_per_replica} or so"
+            f"{source}: {world_size} GPUs are no multiple of tp x cp x pp = {ranks_per_replica}; give --gpus "
+            f"{ranks_per_replica} or so"
         )
     training = _training_config(parsed, world_size // ranks_per_replica)
     mapping = {
@@ -82,7 +84,7 @@ def import_megatron(text: str, source: str, cluster: str = "dgx-h100", gpu_count
 
 
 def _require_pretraining(programs: Sequence[str], source: str) -> None:
-    """Raise InputError where a script starts something else than the training of a decoder."""
+    """Raise InputError if a script starts something other than decoder pretraining."""
     unsupported = next((program for program in programs if _UNSUPPORTED_PROGRAMS.fullmatch(program)), None)
     if unsupported is not None and "pretrain_gpt" not in programs:
         raise InputError(
@@ -90,8 +92,8 @@ def _require_pretraining(programs: Sequence[str], source: str) -> None:
         )
 
 
-_TOKEN_DISPATCH_KEYS: Final = ("overlap_expert_communication", "delay_wgrad", "overlap_shared_experts")
-"""What has no effect where tokens do not travel."""
+_TOKEN_DISPATCH_KEYS: Final = ("overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "moe_shared_expert_overlap")
+"""Keys that have no effect without expert parallelism."""
 _LAYOUT_DEFAULTS: Final = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": None, "sequence_parallel": False}
 
 
@@ -106,13 +108,13 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
         "etp": parsed.integer("expert-tensor-parallel-size"),
         "sequence_parallel": parsed.has("sequence-parallel") and tp != 1,
         **({"order": ["tp", "cp", "pp", "dp"]} if parsed.has("use-tp-pp-dp-mapping") else {}),
-        **({"pipeline_overlap": False} if parsed.has("no-overlap-p2p-communication") else {}),
+        **({"overlap_p2p_comm": False} if parsed.has("no-overlap-p2p-communication") else {}),
     }
     flags = {
-        "tp-comm-overlap": "tensor_overlap",
-        "overlap-moe-expert-parallel-comm": "overlap_expert_communication",
-        "delay-wgrad-compute": "delay_wgrad",
-        "moe-shared-expert-overlap": "overlap_shared_experts",
+        "tp-comm-overlap": "tp_comm_overlap",
+        "overlap-moe-expert-parallel-comm": "overlap_moe_expert_parallel_comm",
+        "delay-wgrad-compute": "delay_wgrad_compute",
+        "moe-shared-expert-overlap": "moe_shared_expert_overlap",
     }
     has_ep = layout["ep"] != 1
     given = {key for name, key in flags.items() if parsed.has(name)}
@@ -124,7 +126,7 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
 
 
 def _require_ring_attention(parsed: MegatronArguments) -> None:
-    """Raise InputError for other context parallelism than rings."""
+    """Raise InputError for context parallelism other than ring attention."""
     kinds = parsed.arguments.get("cp-comm-type", ()) if parsed.has("cp-comm-type") else ()
     unsupported = next((kind for kind in kinds if kind != "p2p"), None)
     if unsupported is not None and parsed.positive_integer("context-parallel-size") > 1:
@@ -132,7 +134,7 @@ def _require_ring_attention(parsed: MegatronArguments) -> None:
 
 
 def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int) -> Any:
-    """The strategy of data parallelism. ranks: that hold the same weights."""
+    """The data-parallel strategy. replica_ranks: number of ranks with the same weights."""
     overlap = parsed.has("overlap-grad-reduce")
     parsed.has("overlap-param-gather")
     if parsed.has("use-torch-fsdp2"):
@@ -148,7 +150,8 @@ def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int) -> Any:
     instances = parsed.positive_integer("num-distributed-optimizer-instances")
     if replica_ranks % instances:
         raise InputError(
-            f"{parsed.source}: --num-distributed-optimizer-instances: {instances} do not divide the {replica_ranks} ranks of "
+            f"{parsed.source}: --num-distributed-optimizer-instances: {instances} do not divide the {replica_ranks} "
+            "ranks of "
             "cp and dp"
         )
     if parsed.has("use-distributed-optimizer"):
@@ -160,7 +163,7 @@ def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int) -> Any:
 
 
 def _gradient_bytes(parsed: MegatronArguments) -> int:
-    """Bytes of a gradient."""
+    """Bytes of a gradient element."""
     return 4 if _precision_config(parsed).get("gradients", "fp32") == "fp32" else 2
 
 
@@ -173,12 +176,12 @@ def _dispatcher_config(parsed: MegatronArguments) -> dict[str, Any]:
     sm_counts = {name: parsed.integer(f"moe-{name}-num-sms") for name in ("deepep", "hybridep", "flex-dispatcher")}
     if dispatcher_type == "flex" or deepep:
         sm_count = sm_counts["flex-dispatcher"] or sm_counts.get(backend or "")
-        return {"dispatcher": backend} | ({"dispatcher_sms": sm_count} if sm_count else {})
+        return {"dispatcher": backend} | ({"dispatcher_num_sms": sm_count} if sm_count else {})
     return {"dispatcher": {"alltoall_seq": "alltoall"}.get(dispatcher_type or "", dispatcher_type)}
 
 
 def _layer_split(parsed: MegatronArguments) -> Any:
-    """How layers are dealt to stages; None: evenly."""
+    """The split of layers over stages; None: even."""
     layout_string = parsed.text("pipeline-model-parallel-layout")
     if layout_string is not None:
         return layout_string
@@ -194,7 +197,7 @@ def _layer_split(parsed: MegatronArguments) -> Any:
 
 
 def _schedule_config(parsed: MegatronArguments, pp: int) -> dict[str, Any]:
-    """Interleaved, where pipeline ranks have several stages."""
+    """Interleaved, if pipeline ranks have several stages."""
     stage_count = parsed.integer("num-virtual-stages-per-pipeline-rank")
     layers_per_stage = parsed.integer("num-layers-per-virtual-pipeline-stage")
     layout_string = parsed.text("pipeline-model-parallel-layout")
@@ -211,7 +214,7 @@ def _schedule_config(parsed: MegatronArguments, pp: int) -> dict[str, Any]:
 
 
 def _parse_layout_string(parsed: MegatronArguments, layout_string: str) -> Sequence[int]:
-    """Layers of each stage of a layout string."""
+    """Layers of each stage of a pipeline layout string."""
     try:
         return parse_pipeline_layout(layout_string).layer_counts
     except InputError as error:
@@ -272,21 +275,24 @@ def _precision_config(parsed: MegatronArguments) -> dict[str, Any]:
 
 
 def _stored_formats(recipe: str) -> dict[str, str]:
-    """Matrices in the format of their products; those of MXFP8 are gathered wide and then cast."""
+    """Weights in their matmuls' format; MXFP8 weights are gathered in bf16 and then cast."""
     low_precision = load_recipe(recipe).matmul_formats.low_precision
     stored = {} if low_precision is None else {"stored": low_precision.value}
     return stored | ({"gathered": "bf16"} if recipe == "mxfp8" else {})
 
 
 def _high_precision_layers(parsed: MegatronArguments) -> dict[str, int | None]:
-    """First and last layers that keep BF16."""
-    names = {"first_layers": "num-layers-at-start-in-bf16", "last_layers": "num-layers-at-end-in-bf16"}
+    """Numbers of first and last layers that stay in BF16."""
+    names = {
+        "num_layers_at_start_in_bf16": "num-layers-at-start-in-bf16",
+        "num_layers_at_end_in_bf16": "num-layers-at-end-in-bf16",
+    }
     layer_counts = {key: parsed.integer(name, 1) for key, name in names.items()}
     return layer_counts if parsed.has("first-last-layers-bf16") else {}
 
 
 def _framework_config(parsed: MegatronArguments) -> Any:
-    """Megatron-LM, and what of passes it has in CUDA graphs; attention alone of a dense model no key says."""
+    """Megatron-LM and its CUDA graphs; capturing only the attention of dense models cannot be expressed."""
     old_flags = [parsed.has(name) for name in ("enable-cuda-graph", "external-cuda-graph")]
     if parsed.choice("cuda-graph-impl", _CUDA_GRAPH_IMPLS, "none") == "none" and not any(old_flags):
         return "megatron"

@@ -1,7 +1,8 @@
-"""Which model do arguments of Megatron-LM describe?
+"""Which model do Megatron-LM arguments define?
 
-A layer's vocabulary comes from `--vocab-size` or from the tokenizer's kind, padded as Megatron does to a multiple of
-128 times tp. Activations are told apart by their matrices: GELU and squared ReLU have two, gated ones three.
+The vocabulary size comes from `--vocab-size` or the tokenizer type, padded like Megatron-LM's to a multiple
+of 128 x tp. Activations are distinguished by their number of matrices only: GELU and squared ReLU have two,
+gated ones three.
 """
 
 import re
@@ -17,14 +18,14 @@ _VOCAB_BY_TOKENIZER: Final[Mapping[str, int]] = {
     "Llama2Tokenizer": 32000,
     "Llama3Tokenizer": 128256,
 }
-"""Entries of tokenizers whose kind says it: GPT-2's BPE, and those of Llama 2 and 3."""
+"""Vocabulary sizes of tokenizer types that imply one: GPT-2's BPE, and those of Llama 2 and 3."""
 NORM_BY_FLAG: Final = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 POSITIONS_BY_FLAG: Final = {"learned_absolute": "learned", "rope": "rotary", "yarn": "rotary"}
-_SOFTMAX_TYPES: Final = {item: item for item in ("vanilla", "off-by-one", "learnable")}
+_SOFTMAX_TYPES: Final = {name: name for name in ("vanilla", "off-by-one", "learnable")}
 
 
 def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
-    """The scenario's model; raise InputError for what is missing, or no number where one belongs."""
+    """The `model` section; raises InputError for missing or invalid values."""
     hidden, heads = parsed.required_integer("hidden-size"), parsed.required_integer("num-attention-heads")
     swiglu = parsed.has("swiglu")
     ffn = parsed.integer("ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden)
@@ -50,7 +51,7 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
         "mlp": "swiglu" if is_gated else "gelu",
         "norm": parsed.choice("normalization", NORM_BY_FLAG, "LayerNorm"),
         "positions": positions,
-        "rotary": parsed.real_number("rotary-percent", 1.0) if positions == "rotary" else None,
+        "rotary_percent": parsed.real_number("rotary-percent", 1.0) if positions == "rotary" else None,
         "tied_embeddings": not parsed.has("untie-embeddings-and-output-weights"),
         "linear_bias": has_bias,
         "qkv_bias": has_bias or parsed.has("add-qkv-bias"),
@@ -59,15 +60,15 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
         "dropout": dropout,
         "mtp_layers": parsed.integer("mtp-num-layers"),
         **_moe_config(parsed, ffn or 0),
-        "latent": _mla_config(parsed),
+        "mla": _mla_config(parsed),
     }
-    if model["latent"]:  # has heads, norms and biases of its own
-        model |= dict.fromkeys(("kv_heads", "head_dim", "qkv_bias", "qk_norm", "rotary", "sinks"))
+    if model["mla"]:  # MLA has its own heads, norms and biases
+        model |= dict.fromkeys(("kv_heads", "head_dim", "qkv_bias", "qk_norm", "rotary_percent", "attention_sinks"))
     return {key: value for key, value in model.items() if value is not None}
 
 
 def _padded_vocab(parsed: MegatronArguments, tp: int) -> int:
-    """Entries of the embedding, padded."""
+    """Padded vocabulary size."""
     padded = parsed.integer("padded-vocab-size")
     if padded is not None:
         return padded
@@ -78,7 +79,8 @@ def _padded_vocab(parsed: MegatronArguments, tp: int) -> int:
             tokenizer_type = "GPT2BPETokenizer"
         if tokenizer_type not in _VOCAB_BY_TOKENIZER:
             raise InputError(
-                f"{parsed.source}: the vocabulary's size is that of a tokenizer which is not here ({tokenizer_type}); add "
+                f"{parsed.source}: the vocabulary's size is that of a tokenizer which is not here "
+                f"({tokenizer_type}); add "
                 "--vocab-size, such as --vocab-size 128256"
             )
         size = _VOCAB_BY_TOKENIZER[tokenizer_type]
@@ -88,7 +90,7 @@ def _padded_vocab(parsed: MegatronArguments, tp: int) -> int:
 
 
 def _moe_config(parsed: MegatronArguments, ffn: int) -> dict[str, Any]:
-    """Experts, and the runs of layers that have them where the first ones alone do not tell."""
+    """The experts, and the layer stack if the number of leading dense layers does not define it."""
     count = parsed.integer("num-experts")
     if count is None:
         return {}
@@ -103,9 +105,9 @@ def _moe_config(parsed: MegatronArguments, ffn: int) -> dict[str, Any]:
         "bias": not parsed.has("disable-bias-linear") or None,
         "router": "sigmoid" if parsed.text("moe-router-score-function") == "sigmoid" else None,
         "router_bias": parsed.has("moe-router-enable-expert-bias") or None,
-        "groups": parsed.integer("moe-router-num-groups"),
-        "limit": parsed.integer("moe-router-group-topk"),
-        "capacity": parsed.real_number("moe-expert-capacity-factor", 0.0) or None,
+        "num_groups": parsed.integer("moe-router-num-groups"),
+        "group_topk": parsed.integer("moe-router-group-topk"),
+        "capacity_factor": parsed.real_number("moe-expert-capacity-factor", 0.0) or None,
     }
     experts = {key: value for key, value in experts.items() if value is not None}
     moe_layers = _moe_layer_flags(parsed)
@@ -114,7 +116,7 @@ def _moe_config(parsed: MegatronArguments, ffn: int) -> dict[str, Any]:
         return {"experts": experts | ({"dense_layers": dense_layers} if dense_layers else {})}
     moe_period = dense_layers + 1
     if moe_layers == "".join(str(int(layer % moe_period == 0)) for layer in range(1, len(moe_layers) + 1)):
-        return {"experts": experts | {"every": moe_period}}
+        return {"experts": experts | {"interleave_moe_layer_step": moe_period}}
     runs = ((bit, len(list(group))) for bit, group in groupby(moe_layers))
     return {
         "experts": experts,
@@ -126,7 +128,7 @@ def _moe_config(parsed: MegatronArguments, ffn: int) -> dict[str, Any]:
 
 
 def _moe_layer_flags(parsed: MegatronArguments) -> str:
-    """A 1 for each layer that has experts: the first of each so many, or as a list has it."""
+    """A 1 for each MoE layer and a 0 for each dense one: every n-th layer from the first, or as listed."""
     text = parsed.text("moe-layer-freq", "1") or "1"
     if text.isdecimal() and int(text):
         return "".join(str(int(layer % int(text) == 0)) for layer in range(parsed.required_integer("num-layers")))
@@ -137,7 +139,7 @@ def _moe_layer_flags(parsed: MegatronArguments) -> str:
 
 
 def _parse_layer_list(parsed: MegatronArguments, name: str, text: str) -> str:
-    """A 0 or 1 for each layer, as a list such as ([0]*3+[1]*58) has it."""
+    """A 0 or 1 for each layer, from a list such as ([0]*3+[1]*58)."""
     layers, stripped = parsed.required_integer("num-layers"), text.replace(" ", "").strip("()")
     term = r"\[[01](?:,[01])*\](?:\*\d+)?"
     terms = (
@@ -152,19 +154,19 @@ def _parse_layer_list(parsed: MegatronArguments, name: str, text: str) -> str:
 
 
 def _attention_scores_config(parsed: MegatronArguments) -> dict[str, Any]:
-    """Windows of attention, and scores of heads beside those of tokens."""
-    sinks = {"sinks": True} if parsed.choice("softmax-type", _SOFTMAX_TYPES, "vanilla") == "learnable" else {}
+    """Sliding window and attention sinks."""
+    sinks = {"attention_sinks": True} if parsed.choice("softmax-type", _SOFTMAX_TYPES, "vanilla") == "learnable" else {}
     size, global_period = parsed.text("window-size"), _global_attention_period(parsed)
     if size is None or global_period == 1:
         return sinks
     match = re.fullmatch(r"\(?(\d+), ?0\)?", size)
     if match is None:
         raise parsed.error("window-size", f"{size!r} is no window of tokens before each alone, such as 127,0")
-    return sinks | {"window": int(match[1]) + 1} | ({"global_every": global_period} if global_period else {})
+    return sinks | {"window": int(match[1]) + 1} | ({"window_attn_skip_freq": global_period} if global_period else {})
 
 
 def _global_attention_period(parsed: MegatronArguments) -> int | None:
-    """Every so-manieth layer has no window; None: all have one."""
+    """Return n if every n-th layer has no window; None: all layers have one."""
     text = parsed.text("window-attn-skip-freq")
     if text is None or text.isdecimal():
         return int(text or 0) or None
@@ -176,9 +178,9 @@ def _global_attention_period(parsed: MegatronArguments) -> int | None:
 
 
 def window_flags(period: int, layers: int) -> str:
-    """A 1 for each layer that has a window, where every so-manieth has none; every: 0: all have one.
+    """A 1 for each layer with a window, where every `period`-th has none; period 0: all have one.
 
-    >>> skipping(3, 7), skipping(0, 4)
+    >>> window_flags(3, 7), window_flags(0, 4)
     ('1101101', '1111')
     """
     return "".join(str(int(not period or layer % period != 0)) for layer in range(1, layers + 1))
@@ -188,9 +190,9 @@ def _mla_config(parsed: MegatronArguments) -> dict[str, int | None] | None:
     if not parsed.has("multi-latent-attention"):
         return None
     return {
-        "query_rank": parsed.integer("q-lora-rank", 0),
-        "kv_rank": parsed.integer("kv-lora-rank", 32),
-        "nope": parsed.integer("qk-head-dim", 128),
-        "rope": parsed.integer("qk-pos-emb-head-dim", 64),
-        "value_dim": parsed.integer("v-head-dim", 128),
+        "q_lora_rank": parsed.integer("q-lora-rank", 0),
+        "kv_lora_rank": parsed.integer("kv-lora-rank", 32),
+        "qk_nope_head_dim": parsed.integer("qk-head-dim", 128),
+        "qk_rope_head_dim": parsed.integer("qk-pos-emb-head-dim", 64),
+        "v_head_dim": parsed.integer("v-head-dim", 128),
     }

@@ -1,4 +1,4 @@
-"""Are two models the same to whoever computes them?"""
+"""Are two models computationally equivalent?"""
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -8,15 +8,16 @@ from clustersim.model.transformer import PositionEncoding, TransformerModel
 
 
 def models_equivalent(first: TransformerModel, second: TransformerModel) -> bool:
-    """Whether two models are the same but for names, positions without a table, and corrections of routers.
+    """Whether two models are equal except for names, position counts without a table, and router biases.
 
-    These choose experts beside their scores; a framework that has them has them for every mixture.
+    Router biases select experts without changing their scores; a framework that has them has them for all MoE
+    models.
     """
     return _normalize(first) == _normalize(second)
 
 
 def differing_fields(first: TransformerModel, second: TransformerModel) -> list[str]:
-    """By which of their properties two models are not alike, in the words of `model` as far as it has them."""
+    """Names of the fields in which two models differ, in the terms of the `model` section where it has them."""
     first_model, second_model = _normalize(first), _normalize(second)
     names = [
         dataclass_field.name
@@ -31,7 +32,7 @@ def differing_fields(first: TransformerModel, second: TransformerModel) -> list[
 
 
 def _differing_field_names(first: object, second: object) -> list[str]:
-    """Names of fields of two things that differ, and of fields of these where they are of one kind."""
+    """Names of the fields in which two objects differ, recursively if their types agree."""
     names = []
     for spec_field in fields(first):  # type: ignore[arg-type]
         first_value, second_value = getattr(first, spec_field.name), getattr(second, spec_field.name)
@@ -42,13 +43,13 @@ def _differing_field_names(first: object, second: object) -> list[str]:
 
 
 def has_router_bias(model: TransformerModel) -> bool:
-    """Whether routers have a correction."""
+    """Whether routers have an expert bias (load-balancing correction)."""
     moe_layers = (run.spec.mlp for run in model.stack if isinstance(run.spec.mlp, MoeMlp))
     return any(mlp.router.bias for mlp in moe_layers)
 
 
 def has_experts(model: TransformerModel) -> bool:
-    """Whether it is a mixture of experts."""
+    """Whether it is an MoE model."""
     return any(isinstance(run.spec.mlp, MoeMlp) for run in model.stack)
 
 

@@ -1,4 +1,4 @@
-"""Whose arguments are read, and whose are written?"""
+"""Which programs' arguments can be imported, and which exported?"""
 
 from collections.abc import Callable, Mapping
 from typing import Final

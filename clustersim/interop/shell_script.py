@@ -1,8 +1,9 @@
-"""Which arguments does a launch script give a program?
+"""Which arguments does a launch script pass to a program? Parser of shell scripts.
 
-A script is read, not run. Variables that it assigns are put in, with defaults (`${NODES:-4}`) and arithmetic
-(`$((8*$NODES))`); arguments may stand in arrays, on continued lines, in quotes, or in what a variable is assigned. Of
-branches all are read, the last one winning. What is not known, a positional parameter say, is left out.
+The script is parsed, not run. Variables that it assigns are expanded, with defaults (`${NODES:-4}`) and
+arithmetic (`$((8*$NODES))`); arguments may be in arrays, on continued lines, in quotes, or in a variable's
+value. All branches are read, and the last assignment wins. Unresolved values, such as positional
+parameters, are dropped.
 """
 
 import ast
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from clustersim.common.errors import InputError
 
 Arguments = Mapping[str, tuple[str, ...]]
-"""What follows each flag, without its dashes; the last time that it is given."""
+"""Values that follow each flag, without dashes; of repeated flags the last."""
 _ASSIGNMENT = re.compile(
     r"""^\s*(?:export\s+|local\s+|declare\s+\S+\s+)?([A-Za-z_]\w*)=("[^"\n]*"|'[^'\n]*'|\$\(\([^\n]*\)\)|[^\s()#;]*)""",
     re.MULTILINE,
@@ -22,7 +23,7 @@ _ASSIGNMENT = re.compile(
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*)\)\)")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|\$([A-Za-z_]\w*)")
 _ARGUMENT_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=((?:.*\s)?--[a-z].*)", re.DOTALL)
-"""A word that assigns arguments to a variable."""
+"""A token that assigns arguments to a variable."""
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -31,11 +32,11 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
 }
 _UNRESOLVED = re.compile(r"\$[{(]?[\w@*#]")
-_MAX_EXPANSIONS = 8  # variables within variables
+_MAX_EXPANSIONS = 8  # depth of nested variables
 
 
 def parse_arguments(text: str, source: str) -> Arguments:
-    """The arguments in a script, or in a line of arguments alone; raise InputError where there are none."""
+    """The arguments in a script, or in a bare argument list; raises InputError if there are none."""
     arguments = dict(_group_by_flag(_tokens(_expand(_strip_comments(text), _parse_variables(text)))))
     if not arguments:
         raise InputError(f"{source}: has no arguments; they begin with --, such as --num-layers 32")
@@ -43,7 +44,7 @@ def parse_arguments(text: str, source: str) -> Arguments:
 
 
 def _strip_comments(text: str) -> str:
-    """Without comments, and with continued lines in one."""
+    """The script without comments and with continued lines joined."""
     uncommented = re.sub(r"(?m)(^|\s)#.*$", r"\1", text)
     return re.sub(r"\\[ \t]*\n", " ", uncommented)
 
@@ -56,7 +57,7 @@ def _parse_variables(text: str) -> dict[str, str]:
 
 
 def _expand(text: str, variables: Mapping[str, str]) -> str:
-    """With variables and arithmetic put in, as far as they are known."""
+    """The text with known variables and arithmetic expanded."""
     for _ in range(_MAX_EXPANSIONS):
         substituted = _VARIABLE.sub(lambda match: _variable_value(match, variables), text)
         expanded = _ARITHMETIC.sub(lambda match: _arithmetic_value(match, variables), substituted)
@@ -74,7 +75,7 @@ def _variable_value(match: re.Match[str], variables: Mapping[str, str]) -> str:
 
 
 def _arithmetic_value(match: re.Match[str], variables: Mapping[str, str]) -> str:
-    """What arithmetic on whole numbers comes to, as shells divide; itself where it has something else."""
+    """Value of integer arithmetic, with the shell's division; the original text if it cannot be evaluated."""
     expression = re.sub(r"[A-Za-z_]\w*", lambda name: variables.get(name[0], name[0]), match[1])
     try:
         return str(_evaluate(ast.parse(expression.strip(), mode="eval").body))
@@ -92,11 +93,11 @@ def _evaluate(node: ast.expr) -> int:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """Words of a script; a quoted one that holds a flag and its values is several."""
+    """Tokens of a script; a quoted string that holds flags and values is split."""
     for line in text.splitlines():
         try:
             tokens = shlex.split(line, posix=True)
-        except ValueError:  # a quote that goes on in another line
+        except ValueError:  # a quote that continues on the next line
             tokens = line.split()
         for token in tokens:
             assignment = _ARGUMENT_ASSIGNMENT.match(token)
@@ -107,7 +108,7 @@ def _tokens(text: str) -> Iterator[str]:
 
 
 def _split_tokens(text: str) -> list[str]:
-    """The words of what a variable holds."""
+    """The tokens of a variable's value."""
     try:
         return shlex.split(text)
     except ValueError:
@@ -132,12 +133,12 @@ def _group_by_flag(tokens: Iterator[str]) -> Iterator[tuple[str, tuple[str, ...]
 
 
 def python_programs(text: str) -> list[str]:
-    """The Python files that a script names, without their directories and endings."""
+    """The Python files that a script names, without folders and suffixes."""
     return re.findall(r"(\w+)\.py\b", _strip_comments(text))
 
 
 def parse_world_size(arguments: Arguments, text: str) -> int | None:
-    """How many processes torchrun starts, by its arguments or by WORLD_SIZE; None where the script does not say."""
+    """The number of processes that torchrun starts, from its arguments or WORLD_SIZE; None if not stated."""
     per_node_counts = [
         _integer_argument(arguments, name) for name in ("nproc_per_node", "nproc-per-node", "gpus-per-node")
     ]

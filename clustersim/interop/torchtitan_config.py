@@ -1,7 +1,7 @@
-"""Which keys does a torchtitan job file have, and what does one say?
+"""Which keys does a torchtitan job file have, and what are their values?
 
-Sections, keys and defaults of torchtitan/config/job_config.py in v0.2.2 of February 2026, the last release that reads
-TOML. As there, a key or a section that does not exist is refused.
+Sections, keys and defaults of torchtitan/config/job_config.py in v0.2.2 of February 2026, the last release
+that reads TOML. As in torchtitan, unknown keys and sections are an error.
 """
 
 import tomllib
@@ -11,35 +11,60 @@ from typing import Any, Final, TypeVar
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 
 _IRRELEVANT: Final = object()
-"""Stands for the default of a key that moves no step."""
+"""Stands for the default of a key that does not affect the step."""
 _FLOAT8: Final = "quantize.linear.float8"
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "model": {
-        "name": "llama3", "flavor": "debugmodel", "converters": [],
+        "name": "llama3",
+        "flavor": "debugmodel",
+        "converters": [],
         **dict.fromkeys(("hf_assets_path", "tokenizer_path", "print_after_conversion"), _IRRELEVANT),
     },
     "optimizer": {
-        "name": "AdamW", "implementation": "fused", "early_step_in_backward": False,
+        "name": "AdamW",
+        "implementation": "fused",
+        "early_step_in_backward": False,
         **dict.fromkeys(("lr", "beta1", "beta2", "eps", "weight_decay"), _IRRELEVANT),
     },
     "training": {
-        "local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048, "enable_cpu_offload": False,
-        "dtype": "float32", "mixed_precision_param": "bfloat16", "mixed_precision_reduce": "float32",
-        **dict.fromkeys(("dataset", "dataset_path", "max_norm", "steps", "gc_freq", "gc_debug", "dataloader"), _IRRELEVANT),
+        "local_batch_size": 8,
+        "global_batch_size": -1,
+        "seq_len": 2048,
+        "enable_cpu_offload": False,
+        "dtype": "float32",
+        "mixed_precision_param": "bfloat16",
+        "mixed_precision_reduce": "float32",
+        **dict.fromkeys(
+            ("dataset", "dataset_path", "max_norm", "steps", "gc_freq", "gc_debug", "dataloader"), _IRRELEVANT
+        ),
     },
     "parallelism": {
-        "data_parallel_replicate_degree": 1, "data_parallel_shard_degree": -1,
-        "fsdp_reshard_after_forward": "default", "tensor_parallel_degree": 1, "disable_loss_parallel": False,
-        "enable_async_tensor_parallel": False, "pipeline_parallel_degree": 1, "module_fqns_per_model_part": None,
-        "pipeline_parallel_first_stage_less_layers": 1, "pipeline_parallel_last_stage_less_layers": 1,
-        "pipeline_parallel_layers_per_stage": None, "pipeline_parallel_schedule": "1F1B",
-        "pipeline_parallel_schedule_csv": "", "pipeline_parallel_microbatch_size": 1,
-        "pipeline_parallel_expert_parallel_overlap": True, "context_parallel_degree": 1,
-        "context_parallel_load_balancer": "headtail", "context_parallel_rotate_method": "allgather",
-        "expert_parallel_degree": 1, "expert_tensor_parallel_degree": 1, "expert_parallel_comm_backend": "standard",
+        "data_parallel_replicate_degree": 1,
+        "data_parallel_shard_degree": -1,
+        "fsdp_reshard_after_forward": "default",
+        "tensor_parallel_degree": 1,
+        "disable_loss_parallel": False,
+        "enable_async_tensor_parallel": False,
+        "pipeline_parallel_degree": 1,
+        "module_fqns_per_model_part": None,
+        "pipeline_parallel_first_stage_less_layers": 1,
+        "pipeline_parallel_last_stage_less_layers": 1,
+        "pipeline_parallel_layers_per_stage": None,
+        "pipeline_parallel_schedule": "1F1B",
+        "pipeline_parallel_schedule_csv": "",
+        "pipeline_parallel_microbatch_size": 1,
+        "pipeline_parallel_expert_parallel_overlap": True,
+        "context_parallel_degree": 1,
+        "context_parallel_load_balancer": "headtail",
+        "context_parallel_rotate_method": "allgather",
+        "expert_parallel_degree": 1,
+        "expert_tensor_parallel_degree": 1,
+        "expert_parallel_comm_backend": "standard",
     },
     "activation_checkpoint": {
-        "mode": "selective", "selective_ac_option": "2", "early_stop": False,
+        "mode": "selective",
+        "selective_ac_option": "2",
+        "early_stop": False,
         "per_op_sac_force_recompute_mm_shapes_by_fqns": ["moe.router.gate"],
         **dict.fromkeys(
             ("memory_budget", "visualize_memory_budget_pareto", "preserve_rng_state", "determinism_check", "debug"),
@@ -48,21 +73,26 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "compile": {"enable": False, "components": ["model", "loss"], "backend": "inductor"},
     _FLOAT8: {
-        "enable_fsdp_float8_all_gather": False, "recipe_name": None, "filter_fqns": [], "emulate": False,
+        "enable_fsdp_float8_all_gather": False,
+        "recipe_name": None,
+        "filter_fqns": [],
+        "emulate": False,
         "precompute_float8_dynamic_scale_for_fsdp": _IRRELEVANT,
     },
     "quantize.linear.mx": {
-        "recipe_name": "mxfp8_cublas", "filter_fqns": ["output"], "mxfp8_dim1_cast_kernel_choice": _IRRELEVANT,
+        "recipe_name": "mxfp8_cublas",
+        "filter_fqns": ["output"],
+        "mxfp8_dim1_cast_kernel_choice": _IRRELEVANT,
     },
     "quantize.grouped_mm.float8": {"fqns": []},
     "quantize.grouped_mm.mx": {"recipe_name": "mxfp8", "fqns": []},
-}  # fmt: skip
+}
 _IRRELEVANT_SECTIONS: Final = (
     "job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "memory_estimation", "validation", "debug",
 )  # fmt: skip
-"""Sections that move no step."""
+"""Sections that do not affect the step."""
 _UNSUPPORTED_SECTIONS: Final = ("fault_tolerance", "experimental")
-"""Sections that no key says."""
+"""Sections that scenarios cannot express; reported if present."""
 _PARENT_SECTIONS: Final = ("quantize", "quantize.linear", "quantize.grouped_mm")
 _NEW_NAMES: Final = {
     "training.batch_size": "training.local_batch_size",
@@ -73,15 +103,15 @@ _NEW_NAMES: Final = {
     "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
     "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
 }
-"""What earlier releases called a key or a section, and what it is called now."""
+"""Names of keys and sections in earlier releases, and their names now."""
 T = TypeVar("T")
 
 
 class TorchtitanConfig:
-    """The keys of a job file, with torchtitan's defaults; answers raise InputError for a value of another kind."""
+    """The keys of a job file, with torchtitan's defaults; getters raise InputError for a value of the wrong type."""
 
     def __init__(self, text: str, source: str) -> None:
-        """Read TOML; raise InputError where it is none, or has a key or a section that torchtitan does not have."""
+        """Parse TOML; raises InputError if it is invalid or has a key or section that torchtitan does not have."""
         self.source = source
         try:
             content = tomllib.loads(text)
@@ -94,12 +124,12 @@ class TorchtitanConfig:
 
     @property
     def ignored_keys(self) -> tuple[str, ...]:
-        """What is said, differs from the default and was not asked for."""
+        """Keys that are stated, differ from the default and were never queried."""
         sections = (f"[{name}]" for name in _UNSUPPORTED_SECTIONS if name in self._stated)
         keys = (
             f"[{section}] {key}"
-            for section, entries in self._stated.items()
-            for key, value in entries.items()
+            for section, keys in self._stated.items()
+            for key, value in keys.items()
             if section in DEFAULTS
             and (section, key) not in self._queried
             and DEFAULTS[section][key] not in (_IRRELEVANT, value)
@@ -107,57 +137,60 @@ class TorchtitanConfig:
         return (*keys, *sections)
 
     def choice(self, section: str, key: str, choices: Mapping[str, T]) -> T:
-        """What one of several words stands for."""
+        """The entry of `choices` for a key's value."""
         value = self._value(section, key, str, "a word in quotes")
         if value not in choices:
             raise self.error(section, key, f"{format_value(value)} is not known; {suggest_nearest(value, choices)}")
         return choices[value]
 
     def string(self, section: str, key: str) -> str:
-        """A text."""
+        """A string."""
         value: str = self._value(section, key, str, "a text in quotes")
         return value
 
     def boolean(self, section: str, key: str) -> bool:
-        """True or false."""
+        """A boolean."""
         value: bool = self._value(section, key, bool, "true or false")
         return value
 
     def integer(self, section: str, key: str, minimum: int = 1) -> int:
-        """A whole number, at least `low`, or -1 where that is torchtitan's default."""
+        """An integer, at least `minimum`, or the default."""
         value: int = self._value(section, key, int, "a whole number")
         if value < minimum and value != DEFAULTS[section][key]:
             raise self.error(section, key, f"{format_value(value)} is less than {minimum}")
         return value
 
     def optional_integer(self, section: str, key: str) -> int | None:
-        """A whole number from 1 on; None where there is none."""
+        """A positive integer; None if the key is missing."""
         return self.integer(section, key) if self.has_key(section, key) else None
 
     def string_list(self, section: str, key: str) -> list[str]:
-        """A list of words."""
+        """A list of strings."""
         value: list[str] = self._value(section, key, list, "a list of words in quotes")
-        if not all(isinstance(item, str) for item in value):
+        if not all(isinstance(element, str) for element in value):
             raise self.error(section, key, f"{format_value(value)} is not a list of words in quotes")
         return value
 
     def nested_string_list(self, section: str, key: str) -> list[list[str]]:
-        """A list of lists of words."""
+        """A list of lists of strings."""
         value: list[list[str]] = self._value(section, key, list, "a list of lists")
-        if not all(isinstance(element, list) and all(isinstance(item, str) for item in element) for element in value):
+        if not all(
+            isinstance(inner_list, list) and all(isinstance(element, str) for element in inner_list)
+            for inner_list in value
+        ):
             raise self.error(section, key, f"{format_value(value)} is not a list of lists of words in quotes")
         return value
 
     def has_key(self, section: str, key: str) -> bool:
-        """Whether the file has a key."""
+        """Whether the file states a key."""
         return key in self._stated.get(section, {})
 
     def mark_irrelevant(self, section: str, *keys: str) -> None:
-        """Name none of these keys as passed over, since they move nothing here."""
+        """Mark keys that have no effect here as queried, so that they are not reported as ignored."""
         self._queried.update((section, key) for key in keys)
 
     def error(self, section: str, key: str, message: str) -> InputError:
-        """What is wrong with a key's value, as a sentence."""
+        """An error about a key's value, as a sentence."""
         return InputError(f"{self.source}: [{section}] {key}: {message}")
 
     def _value(self, section: str, key: str, value_type: type, type_label: str) -> Any:
@@ -202,6 +235,6 @@ class TorchtitanConfig:
 
 
 def _suggest_name(name: str, choices: Collection[str], section: str = "") -> str:
-    """What a name is called now, or the nearest that there is."""
+    """The new name of a renamed key or section, else the nearest existing one."""
     new_name = _NEW_NAMES.get(f"{section}.{name}" if section else name)
     return suggest_nearest(name, choices) if new_name is None else f"since it was renamed it is {new_name}"

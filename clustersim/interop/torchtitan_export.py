@@ -1,7 +1,8 @@
-"""How does a torchtitan job file say a scenario?
+"""How does a torchtitan job file express a scenario? Export.
 
-The inverse of `torchtitan_import`, by the same names; what differs when it is read again is what it cannot say (`export`).
-A model is one of torchtitan's flavors. Every key that the reader asks for is written, those that have no effect aside.
+The inverse of `torchtitan_import`, with the same names; differences after re-import are what it cannot
+express (`export_scenario`). The model must be one of torchtitan's flavors. Every key that the importer queries is
+written, except those without effect.
 """
 
 import json
@@ -35,7 +36,7 @@ TomlTable = Mapping[str, Any]
 
 
 def torchtitan_toml(scenario: Scenario) -> str:
-    """A job file; raise InputError where torchtitan has no such model or strategy."""
+    """A job file; raises InputError if torchtitan has no such model or strategy."""
     tables = {
         "model": _model_table(scenario),
         "training": _training_table(scenario),
@@ -52,9 +53,9 @@ def _format_table(name: str, table: TomlTable) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """A value as TOML has it, of which lists of lists have a line for each."""
+    """A value in TOML; lists of lists have one line per list."""
     if isinstance(value, list) and value and isinstance(value[0], list):
-        return "".join(["[\n", *(f"    {json.dumps(item)},\n" for item in value), "]"])
+        return "".join(["[\n", *(f"    {json.dumps(element)},\n" for element in value), "]"])
     return json.dumps(value)
 
 
@@ -70,7 +71,7 @@ def _model_table(scenario: Scenario) -> TomlTable:
 
 
 def _describe_nearest_flavor(model: TransformerModel) -> str:
-    """A model, and how the flavor of as many layers of its width differs from it."""
+    """A model, and how the flavor with the same layer count and width differs from it."""
     sizes = (model.layer_count, model.hidden)
     nearest_flavor = next(
         (
@@ -81,9 +82,12 @@ def _describe_nearest_flavor(model: TransformerModel) -> str:
         None,
     )
     if nearest_flavor is None:
-        model_names = sorted({item.name for item in FLAVORS})
+        model_names = sorted({flavor.name for flavor in FLAVORS})
         return f"{model.name}, of {sizes[0]} layers of {sizes[1]:,}; it has {', '.join(model_names)}"
-    return f"{model.name}; {nearest_flavor.name} {nearest_flavor.flavor} has another {', '.join(differing_fields(model, flavor_model(nearest_flavor)))}"
+    return (
+        f"{model.name}; {nearest_flavor.name} {nearest_flavor.flavor} has another "
+        f"{', '.join(differing_fields(model, flavor_model(nearest_flavor)))}"
+    )
 
 
 def _linear_converter(scenario: Scenario) -> str:
@@ -122,7 +126,7 @@ def _parallelism_table(scenario: Scenario) -> TomlTable:
     return {
         **_data_parallel_keys(scenario),
         "tensor_parallel_degree": layout.tp,
-        "enable_async_tensor_parallel": layout.tensor_overlap,
+        "enable_async_tensor_parallel": layout.tp_comm_overlap,
         "context_parallel_degree": layout.cp,
         "pipeline_parallel_degree": layout.pp,
         **(_pipeline_keys(scenario) if layout.pp > 1 else {}),
@@ -165,11 +169,12 @@ def _moe_keys(scenario: Scenario) -> TomlTable:
 
 
 def _pipeline_keys(scenario: Scenario) -> TomlTable:
-    """Modules of each stage are listed where they are not those that torchtitan would deal."""
+    """Pipeline keys; the modules of each stage are listed if the split is not torchtitan's default."""
     schedule, layer_split = scenario.schedule, scenario.layout.layers_per_stage
     if isinstance(schedule, CsvSchedule) or schedule.name not in _SCHEDULE_NAMES:
         raise InputError(
-            f"{scenario_label(scenario)}: schedule: torchtitan has no {schedule.name} by name; write {', '.join(_SCHEDULE_NAMES)}"
+            f"{scenario_label(scenario)}: schedule: torchtitan has no {schedule.name} by name; write "
+            f"{', '.join(_SCHEDULE_NAMES)}"
         )
     counts = layer_partition.partition_layers(layer_split, scenario.model.layer_count, scenario.placement)
     has_default_stage_count = len(counts) == scenario.layout.as_configured.pp * (
@@ -179,7 +184,7 @@ def _pipeline_keys(scenario: Scenario) -> TomlTable:
         scenario.model.layer_count, len(counts)
     )
     overlaps = (
-        {} if scenario.layout.overlap_expert_communication else {"pipeline_parallel_expert_parallel_overlap": False}
+        {} if scenario.layout.overlap_moe_expert_parallel_comm else {"pipeline_parallel_expert_parallel_overlap": False}
     )
     return {
         "pipeline_parallel_schedule": _SCHEDULE_NAMES[schedule.name],
@@ -190,7 +195,7 @@ def _pipeline_keys(scenario: Scenario) -> TomlTable:
 
 
 def _activation_checkpoint_table(scenario: Scenario) -> TomlTable:
-    """Option N recomputes every N-th layer: of each stage as many as the scenario says."""
+    """Option N recomputes every N-th layer, so that each stage recomputes as many as the scenario says."""
     training = scenario.training
     early_stop = {"early_stop": training.early_stop}
     match training.recompute:

@@ -1,9 +1,9 @@
 """Which models does torchtitan name, and what are they?
 
-Flavors of torchtitan/models/{llama3,llama4,deepseek_v3,qwen3,gpt_oss}/__init__.py with the defaults of their
-model/args.py (v0.2.2). Every mixture has a correction that chooses experts (`load_balance_coeff`, 1e-3 by default), so
-presets whose papers have none get it here. Llama 4's experts are narrowed by what a token passes
-(`auto_scale_hidden_dim`), which comes to the published widths.
+Flavors of torchtitan/models/{llama3,llama4,deepseek_v3,qwen3,gpt_oss}/__init__.py with the defaults of
+their model/args.py (v0.2.2). Every MoE model has a router bias for load balancing (`load_balance_coeff`,
+1e-3 by default), which is added here to presets whose papers have none. Llama 4 scales the width of its
+experts by the number that a token activates (`auto_scale_hidden_dim`), which gives the published widths.
 """
 
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ _ROUTER_BIAS: Final = {"experts": {"router_bias": True}}
 
 @dataclass(frozen=True, slots=True)
 class ModelFlavor:
-    """A model by torchtitan's names. section: what `model` says of it; masked: tokens attend within their document.
+    """A model by torchtitan's names. has_document_mask: tokens attend within their document only.
 
-    Attention is scaled_dot_product_attention's, by cuDNN first, or where there are masks FlexAttention or the varlen
-    one, which are Triton's and FlashAttention 2; gpt-oss has FlexAttention for its windows and sinks.
+    Attention is scaled_dot_product_attention, cuDNN's first; with masks FlexAttention or varlen attention,
+    which are Triton's and FlashAttention 2; gpt-oss uses FlexAttention for its windows and sinks.
     """
 
     name: str
@@ -38,7 +38,7 @@ class ModelFlavor:
 
     @property
     def attention(self) -> AttentionBackend:
-        """The attention core."""
+        """The attention backend."""
         return AttentionBackend.FLASH2 if self.has_document_mask or self.name == "gpt_oss" else AttentionBackend.FLASH
 
 
@@ -54,17 +54,38 @@ def _qwen3(layers: int, hidden: int, heads: int, ffn: int, **overrides: Any) -> 
 
 
 def _llama4(count: int, moe_period: int) -> dict[str, Any]:
-    experts = {"count": count, "top_k": 1, "ffn": 8192, "shared": 8192, "router": "sigmoid", "every": moe_period}
+    experts = {
+        "count": count,
+        "top_k": 1,
+        "ffn": 8192,
+        "shared": 8192,
+        "router": "sigmoid",
+        "interleave_moe_layer_step": moe_period,
+    }
     return _llama_dimensions(48, 5120, 40, 8, 16384, vocab=202048, experts={**experts, **_ROUTER_BIAS["experts"]})
 
 
-_MLA: Final = {"query_rank": 0, "kv_rank": 512, "nope": 128, "rope": 64, "value_dim": 128}
+_MLA: Final = {
+    "q_lora_rank": 0,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 _TINY_LLAMA: Final = _llama_dimensions(6, 256, 16, 16, 768)
 _TINY_LLAMA4: Final = _TINY_LLAMA | {
-    "experts": {"count": 8, "top_k": 1, "ffn": 512, "shared": 512, "router": "sigmoid", "router_bias": True, "every": 2}
+    "experts": {
+        "count": 8,
+        "top_k": 1,
+        "ffn": 512,
+        "shared": 512,
+        "router": "sigmoid",
+        "router_bias": True,
+        "interleave_moe_layer_step": 2,
+    }
 }
 _TINY_DEEPSEEK: Final = {
-    "layers": 6, "hidden": 256, "heads": 16, "ffn": 1024, "vocab": 2048, "latent": _MLA,
+    "layers": 6, "hidden": 256, "heads": 16, "ffn": 1024, "vocab": 2048, "mla": _MLA,
     "experts": {"count": 8, "top_k": 3, "ffn": 256, "shared": 512, "router_bias": True, "dense_layers": 1},
 }  # fmt: skip
 _TINY_MOE: Final = {"count": 64, "top_k": 8, "ffn": 768, "router_bias": True}
@@ -108,15 +129,15 @@ FLAVORS: Final = (
     ModelFlavor("gpt_oss", "20b", {"preset": "gpt-oss-20b", **_ROUTER_BIAS}),
     ModelFlavor("gpt_oss", "120b", {"preset": "gpt-oss-120b", **_ROUTER_BIAS}),
 )
-"""Of flavors that are the same model the one without masks comes first."""
+"""All flavors; of those that are the same model, the one without masks comes first."""
 
 
 def find_flavor(name: str, flavor_name: str, source: str) -> ModelFlavor:
-    """The flavor of a model; raise InputError with the nearest names if there is none."""
+    """The flavor of a model; raises InputError with the nearest names if there is none."""
     names = [model_flavor.name for model_flavor in FLAVORS]
     if name not in names:
         raise InputError(f"{source}: [model] name: {name!r} is not known; {suggest_nearest(name, names)}")
-    by_name = {item.flavor: item for item in FLAVORS if item.name == name}
+    by_name = {flavor.flavor: flavor for flavor in FLAVORS if flavor.name == name}
     if flavor_name not in by_name:
         raise InputError(
             f"{source}: [model] flavor: {name} has no {flavor_name!r} here; {suggest_nearest(flavor_name, by_name)}"
@@ -125,12 +146,12 @@ def find_flavor(name: str, flavor_name: str, source: str) -> ModelFlavor:
 
 
 def matching_flavor(model: TransformerModel, attention: AttentionBackend) -> ModelFlavor | None:
-    """The first flavor that is alike, one with the attention core if there is one; None: there is none."""
+    """The first flavor with an equivalent model, preferably with the same attention backend; None: no such."""
     matches = [model_flavor for model_flavor in FLAVORS if models_equivalent(flavor_model(model_flavor), model)]
     return next((match for match in matches if match.attention is attention), matches[0] if matches else None)
 
 
 @cache
 def flavor_model(flavor: ModelFlavor) -> TransformerModel:
-    """The model that a flavor stands for."""
+    """The model of a flavor."""
     return read_model(ModelConfig.model_validate(flavor.model_section), Path(), 1, ReadCache())

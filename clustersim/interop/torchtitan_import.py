@@ -1,9 +1,10 @@
-"""What does a torchtitan job file train, and how?
+"""What does a torchtitan job file train, and how? Import as a scenario.
 
-TOML files of v0.2.2 (February 2026) and what came before it under the same names; later versions configure jobs in
-Python. What torchtitan does and no key says stands in the scenario: sequences are split over tensor-parallel ranks,
-PyTorch's loss, pipeline outputs that are held, eager kernels unless layers are compiled. What makes another step than
-can be said is refused. Which cluster it runs on no key says, and how many GPUs only where no degree is -1.
+TOML files of v0.2.2 (February 2026) and of earlier versions with the same names; later versions configure
+jobs in Python. Behaviour of torchtitan without a key is added to the scenario: sequence parallelism over
+tensor-parallel ranks, PyTorch's loss, pipeline outputs that are not released, eager kernels unless layers
+are compiled. A step that cannot be expressed is an error. No key states the cluster, and the number of GPUs
+follows from the keys only if no degree is -1.
 
 Reference: pytorch/torchtitan v0.2.2, torchtitan/train.py, config/job_config.py, distributed/{parallel_dims,
 pipeline_parallel,activation_checkpoint}.py, models/{llama3,llama4}/infra/parallelize.py.
@@ -31,10 +32,10 @@ LINEAR_CONVERTERS: Final = {
     "quantize.linear.mx": "mx",
     "mx": "mx",
 }
-"""Converters of linear layers; the short names are those that shipped files still have."""
+"""Converters of linear layers; the short names are those in torchtitan's own example files."""
 _GROUPED_GEMM_CONVERTERS: Final = ("quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
 _HIGH_PRECISION_MODULES: Final = ("output", "router.gate", "auto_filter_small_kn")
-"""Modules that recipes leave wide in any case, and torchao's rule for small ones."""
+"""Modules that stay in high precision in any recipe, and torchao's rule for small ones."""
 _FLOAT8_GATHER_KEY: Final = "enable_fsdp_float8_all_gather"
 _MODELS_WITHOUT_PIPELINE: Final = ("qwen3", "gpt_oss")
 _FORMAT_BY_DTYPE: Final = {"bfloat16": "bf16", "float32": "fp32"}
@@ -52,20 +53,20 @@ class _ParallelDegrees:
 
     @property
     def dp(self) -> int:
-        """Replicas that read their own data."""
+        """Data-parallel degree."""
         return self.replicate * self.shard
 
     @property
     def world_size(self) -> int:
-        """GPUs."""
+        """Number of GPUs."""
         return self.dp * self.cp * self.tp * self.pp
 
 
 def import_torchtitan(text: str, source: str, cluster: str = "dgx-h100", gpu_count: int | None = None) -> ImportResult:
-    """A scenario of a job file.
+    """The scenario of a job file.
 
-    source: names it in errors; gpus: how many, where a degree is -1. Raises InputError for what is no job file of
-    torchtitan, for degrees that do not multiply, and for what makes another step than can be said.
+    source: names it in errors; gpu_count: number of GPUs, if a degree is -1. Raises InputError for an invalid
+    job file, inconsistent degrees, and a step that cannot be expressed.
     """
     config = TorchtitanConfig(text, source)
     flavor = find_flavor(config.string("model", "name"), config.string("model", "flavor"), source)
@@ -87,13 +88,13 @@ def import_torchtitan(text: str, source: str, cluster: str = "dgx-h100", gpu_cou
         **schedule,
         "training": _training_config(config, degrees, layer_counts, is_compiled=is_compiled)
         | ({} if flavor.attention is AttentionBackend.FLASH else {"attention": flavor.attention.value}),
-        "framework": {"name": "pytorch", "compiled": True} if is_compiled else "pytorch",
+        "framework": {"name": "pytorch", "torch_compile": True} if is_compiled else "pytorch",
     }
     return ImportResult(mapping, config.ignored_keys, tuple(assumptions))
 
 
 def _model_section(flavor: ModelFlavor) -> Any:
-    """The preset alone where it is that."""
+    """The preset's name if the flavor is a preset without changes, else the `model` section."""
     section = flavor.model_section
     if list(section) == ["preset"]:
         return section["preset"]
@@ -110,7 +111,7 @@ def _model_assumptions(config: TorchtitanConfig, flavor: ModelFlavor) -> list[st
 
 
 def _recompute_assumptions(config: TorchtitanConfig, layer_counts: Sequence[int]) -> list[str]:
-    """Where every N-th layer is another number on each stage."""
+    """An assumption if recomputing every N-th layer gives different counts per stage."""
     option = config.string("activation_checkpoint", "selective_ac_option")
     is_per_layer = (
         config.string("activation_checkpoint", "mode") == "selective" and option.isdecimal() and option != "0"
@@ -130,7 +131,8 @@ def _parallel_degrees(config: TorchtitanConfig, gpu_count: int | None) -> _Paral
     product_text = f"replicate {replicate} x cp {cp} x tp {tp} x pp {pp} = {other_degrees}"
     if shard == -1 and gpu_count is None:
         raise InputError(
-            f"{config.source}: does not say how many GPUs, as data_parallel_shard_degree is -1; give --gpus, a multiple "
+            f"{config.source}: does not say how many GPUs, as data_parallel_shard_degree is -1; give --gpus, a "
+            "multiple "
             f"of {product_text}"
         )
     if shard == -1 and gpu_count is not None and (gpu_count % other_degrees or gpu_count < other_degrees):
@@ -142,7 +144,8 @@ def _parallel_degrees(config: TorchtitanConfig, gpu_count: int | None) -> _Paral
     degrees = _ParallelDegrees(replicate, shard, cp, tp, pp)
     if gpu_count not in (None, degrees.world_size):
         raise InputError(
-            f"{config.source}: {gpu_count} GPUs, but shard {shard} x {product_text} makes {degrees.world_size}; leave --gpus out, or write "
+            f"{config.source}: {gpu_count} GPUs, but shard {shard} x {product_text} makes {degrees.world_size}; "
+            "leave --gpus out, or write "
             "data_parallel_shard_degree = -1"
         )
     return degrees
@@ -156,16 +159,16 @@ def _layout_config(
         "cp": degrees.cp,
         "pp": degrees.pp,
         "sequence_parallel": degrees.tp > 1,
-        "tensor_overlap": _overlaps_tp_comm(config, is_compiled=is_compiled) and degrees.tp > 1,
-        "release_outputs": False,
+        "tp_comm_overlap": _overlaps_tp_comm(config, is_compiled=is_compiled) and degrees.tp > 1,
+        "deallocate_pipeline_outputs": False,
         "data": _data_parallel_config(config, degrees),
     }
-    defaults = {"tp": 1, "cp": 1, "pp": 1, "sequence_parallel": False, "tensor_overlap": False, "data": None}
+    defaults = {"tp": 1, "cp": 1, "pp": 1, "sequence_parallel": False, "tp_comm_overlap": False, "data": None}
     if degrees.cp == 1:
         config.mark_irrelevant("parallelism", "context_parallel_load_balancer", "context_parallel_rotate_method")
     changed = {key: value for key, value in layout.items() if value != defaults.get(key, "")}
     experts = _moe_layout(config, degrees, is_moe=has_experts(flavor_model(flavor)))
-    return changed | ({"backward_overlap": False} if degrees.tp > 1 else {}) | experts
+    return changed | ({"async_tensor_model_parallel_allreduce": False} if degrees.tp > 1 else {}) | experts
 
 
 def _overlaps_tp_comm(config: TorchtitanConfig, *, is_compiled: bool) -> bool:
@@ -179,7 +182,7 @@ def _overlaps_tp_comm(config: TorchtitanConfig, *, is_compiled: bool) -> bool:
 
 
 def _data_parallel_config(config: TorchtitanConfig, degrees: _ParallelDegrees) -> Any:
-    """The strategy of data parallelism."""
+    """The data-parallel strategy; None without data parallelism."""
     reshard = config.choice("parallelism", "fsdp_reshard_after_forward", RESHARD_BY_NAME)
     options: dict[str, Any] = {} if reshard is None else {"reshard_after_forward": reshard}
     shard_size = degrees.shard * degrees.cp
@@ -197,7 +200,7 @@ def _data_parallel_config(config: TorchtitanConfig, degrees: _ParallelDegrees) -
 
 
 def _moe_layout(config: TorchtitanConfig, degrees: _ParallelDegrees, *, is_moe: bool) -> dict[str, Any]:
-    """How experts are spread, if there are any; without expert parallelism they are cut as all else is."""
+    """`layout` entries of the experts; without expert parallelism they are sharded like other layers."""
     ep, etp = (
         config.integer("parallelism", f"{name}_degree") for name in ("expert_parallel", "expert_tensor_parallel")
     )
@@ -214,7 +217,7 @@ def _moe_layout(config: TorchtitanConfig, degrees: _ParallelDegrees, *, is_moe: 
     layout: dict[str, Any] = {"ep": ep, "etp": etp}
     layout |= {"dispatcher": backend} if backend != "alltoall" else {}
     schedule = config.string("parallelism", "pipeline_parallel_schedule")
-    return layout | ({"overlap_expert_communication": False} if schedule == "DualPipeV" and not overlaps else {})
+    return layout | ({"overlap_moe_expert_parallel_comm": False} if schedule == "DualPipeV" and not overlaps else {})
 
 
 def _training_config(
@@ -235,7 +238,8 @@ def _training_config(
         raise config.error(
             "training",
             "global_batch_size",
-            f"a pipeline that is filled and drained {accumulation_steps} times a step is not modelled; write local_batch_size = "
+            f"a pipeline that is filled and drained {accumulation_steps} times a step is not modelled; write "
+            "local_batch_size = "
             f"{local * accumulation_steps}",
         )
     early_stop = config.boolean("activation_checkpoint", "early_stop") or is_compiled
@@ -294,14 +298,15 @@ def _precision_config(config: TorchtitanConfig) -> dict[str, str]:
 
 
 def _linear_converter(config: TorchtitanConfig) -> str | None:
-    """Whether linear layers are converted to float8 or mx."""
+    """The converter of linear layers, `float8` or `mx`; None without."""
     requested = config.string_list("model", "converters")
     for converter in requested:
         if converter not in (*LINEAR_CONVERTERS, *_GROUPED_GEMM_CONVERTERS):
             raise config.error(
                 "model",
                 "converters",
-                f"{converter!r} is not known; {suggest_nearest(converter, (*LINEAR_CONVERTERS, *_GROUPED_GEMM_CONVERTERS))}",
+                f"{converter!r} is not known; "
+                f"{suggest_nearest(converter, (*LINEAR_CONVERTERS, *_GROUPED_GEMM_CONVERTERS))}",
             )
     linear = {LINEAR_CONVERTERS[converter] for converter in requested if converter in LINEAR_CONVERTERS}
     grouped = {converter.rpartition(".")[2] for converter in requested if converter in _GROUPED_GEMM_CONVERTERS}
@@ -317,7 +322,7 @@ def _converts_grouped_gemm(config: TorchtitanConfig) -> bool:
 
 
 def _recompute_config(config: TorchtitanConfig, layer_counts: Sequence[int], *, early_stop: bool) -> Any:
-    """Option N recomputes every N-th layer of a stage; the scenario says how many."""
+    """Option N recomputes every N-th layer of a stage; the scenario has the number of layers."""
     modes = {mode_name: mode_name for mode_name in ("none", "full", "selective", "memory_budget")}
     mode = config.choice("activation_checkpoint", "mode", modes)
     option = config.string("activation_checkpoint", "selective_ac_option")

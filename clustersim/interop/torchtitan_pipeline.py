@@ -1,7 +1,7 @@
 """How does torchtitan split layers into stages, and which schedules does it have?
 
-torchtitan/distributed/pipeline_parallel.py in v0.2.2: embedding and head count as layers, the first stages take one
-more where they do not divide, or every stage lists its modules.
+torchtitan/distributed/pipeline_parallel.py in v0.2.2: embedding and head count as layers, the first stages
+have one more if they do not divide evenly, or every stage lists its modules.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ SCHEDULES: Final[Mapping[str, str]] = {
     "ZBVZeroBubble": "zb-v",
     "DualPipeV": "dualpipev",
 }
-"""Pipeline schedules of torch.distributed.pipelining, and ours."""
+"""Pipeline schedules of torch.distributed.pipelining, and our names."""
 SECTION: Final = "parallelism"
 MODULES_KEY: Final = "module_fqns_per_model_part"
 _LAYERS_PER_STAGE_KEY: Final = "pipeline_parallel_layers_per_stage"
@@ -30,7 +30,7 @@ _MULTI_STAGE: Final = ("interleaved", "bfs")
 
 
 def import_pipeline(config: TorchtitanConfig, layers: int, pp: int) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Layers of each stage of a pipeline, and what `schedule` says; raise InputError for what torchtitan refuses."""
+    """Layers of each pipeline stage, and the `schedule` entry; raises InputError for what torchtitan rejects."""
     name = config.choice(SECTION, _SCHEDULE_KEY, SCHEDULES)
     if pp == 1:
         config.mark_irrelevant(
@@ -61,14 +61,14 @@ def import_pipeline(config: TorchtitanConfig, layers: int, pp: int) -> tuple[tup
 
 
 def is_single_stage(schedule: str) -> bool:
-    """Whether a schedule of ours has one stage on each rank."""
+    """Whether a schedule has one stage per rank."""
     return schedule in _SINGLE_STAGE
 
 
 def torchtitan_layer_split(layers: int, stages: int, first: int = 1, last: int = 1) -> tuple[int, ...] | None:
-    """Layers of each stage, where embedding and head count as so many; None where torchtitan refuses.
+    """Layers per stage; embedding and head count as `first` and `last` layers; None if torchtitan rejects it.
 
-    >>> dealt(32, 4), dealt(126, 4)
+    >>> torchtitan_layer_split(32, 4), torchtitan_layer_split(126, 4)
     ((8, 9, 8, 7), (31, 32, 32, 31))
     """
     if stages == 1:
@@ -83,7 +83,7 @@ def torchtitan_layer_split(layers: int, stages: int, first: int = 1, last: int =
 
 
 def _default_layer_counts(config: TorchtitanConfig, layers: int, pp: int, name: str) -> tuple[int, ...]:
-    """As torchtitan deals them."""
+    """Layers of each stage by torchtitan's rule."""
     first, last = (config.integer(SECTION, end, 0) for end in _END_LAYER_KEYS)
     max_layers = config.optional_integer(SECTION, _LAYERS_PER_STAGE_KEY)
     stages = (
@@ -103,7 +103,7 @@ def _default_layer_counts(config: TorchtitanConfig, layers: int, pp: int, name: 
 
 
 def _layer_counts_from_modules(config: TorchtitanConfig, layers: int) -> tuple[int, ...]:
-    """As each stage lists its modules."""
+    """Layers of each stage from the listed modules."""
     config.mark_irrelevant(SECTION, _LAYERS_PER_STAGE_KEY, *_END_LAYER_KEYS)
     stage_modules: Sequence[Sequence[str]] = config.nested_string_list(SECTION, MODULES_KEY)
     if [module for stage in stage_modules for module in stage] != [
@@ -116,9 +116,9 @@ def _layer_counts_from_modules(config: TorchtitanConfig, layers: int) -> tuple[i
 
 
 def stage_module_names(counts: Sequence[int]) -> list[list[str]]:
-    """The modules of each stage with so many layers.
+    """The module names of each stage with the given layer counts.
 
-    >>> modules([1, 2])
+    >>> stage_module_names([1, 2])
     [['tok_embeddings', 'layers.0'], ['layers.1', 'layers.2', 'norm', 'output']]
     """
     stages, first_layer = [], 0

@@ -1,1 +1,1 @@
-"""SCENARIO -> PROGRAM. Layers, stages and schedules become tasks of ranks."""
+"""Lowering: turns layers, pipeline stages and schedules into the tasks of every rank (scenario -> program)."""

@@ -1,11 +1,12 @@
-"""DDP, ZeRO-1 and ZeRO-2: when are gradients reduced and updated parameters gathered?
+"""Lowering of DDP, ZeRO-1 and ZeRO-2: when gradients are reduced and updated parameters gathered, in buckets.
 
-The backward that completes gradients (or its half, the weights') is cut where buckets become full, and each bucket's
-collective is issued there (Li et al. 2020, section 3.2.3). With ZeRO, the parameters that the last step updated are
-gathered at the start of the step, in the order in which the first forward needs them, and that forward waits for them
-layer by layer (Megatron-LM's distributed optimizer with `overlap_param_gather`). Without overlap everything is
-communicated after the last backward, but for ZeRO-2's gradients where there is no pipeline, which cannot wait: they are
-reduced after every backward, and the next pass waits for them. Groups of parameters have buckets of their own.
+The backward that completes gradients (or its weight-gradient half) is split where buckets become full, and
+each bucket's collective is issued there (Li et al. 2020, section 3.2.3). With ZeRO, the parameters that the
+last step updated are gathered at the start of the step, in the order in which the first forward needs them,
+and that forward waits for them layer by layer (Megatron-LM's distributed optimizer with
+`overlap_param_gather`). Without overlap everything is communicated after the last backward, except for
+ZeRO-2's gradients without a pipeline, which cannot wait: they are reduced after every backward, and the
+next pass waits for them. Each parameter group has its own buckets.
 """
 
 from collections.abc import Sequence
@@ -24,12 +25,16 @@ from clustersim.program.action import FORWARD, ActionKind
 
 _PER_MICROBATCH: Final = GradientSync.EVERY_BACKWARD
 GatherTasks = tuple[int, ...]
-"""Tasks after which the parameters of a unit are there."""
+"""Tasks after which the parameters of a unit are gathered."""
 
 
 @dataclass(slots=True)
 class BucketedLowering:
-    """Runs passes in pieces that end where a bucket is full."""
+    """Splits passes into slices that end where a bucket is full.
+
+    _gathers_by_stage: gathers that the stage's first forward waits for, by unit; _awaited_reductions:
+    reductions that the next pass waits for.
+    """
 
     strategy: DdpStrategy | Zero1
     _gathers_by_stage: dict[int, list[GatherTasks]] = field(default_factory=dict)
@@ -43,7 +48,7 @@ class BucketedLowering:
             self._gathers_by_stage[stage.index] = self._add_gathers(builder, stage)
 
     def lower_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> int:
-        """One block, or pieces where gathers or full buckets cut it."""
+        """One segment, or slices between gathers or full buckets."""
         if self._awaited_reductions:
             stage_pass, self._awaited_reductions = (
                 StagePass(
@@ -63,7 +68,7 @@ class BucketedLowering:
         )
 
     def reduce_gradients(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], last_task: int) -> None:
-        """Without overlap, reduce each stage's gradients in one piece after the last backward."""
+        """Without overlap, reduce each stage's gradients at once after the last backward."""
         if builder.gradient_sync is not GradientSync.AFTER_BACKWARD:
             return
         for stage in stages:
@@ -84,7 +89,7 @@ class BucketedLowering:
 
     @property
     def _shards_parameters(self) -> bool:
-        """Whether parameters are sharded between steps."""
+        """Whether parameters are updated in shards, so that they must be gathered."""
         return self.strategy.zero_stage > 0
 
     def _reduces_in_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> bool:
@@ -99,7 +104,7 @@ class BucketedLowering:
         return builder.reduce_gradients("reduce gradients", group, parameter_count, (after,))
 
     def _add_gathers(self, builder: RankProgramBuilder, stage: PipelineStage) -> list[GatherTasks]:
-        """Issue gathers of whole units, a bucket or more at a time: those after which each unit may run."""
+        """Issue gathers of full units, at least a bucket at a time; return the gathers that each unit waits for."""
         units = builder.units.stage_units(stage)
         gathers: list[GatherTasks] = [()] * len(units)
         for group in builder.plan.trained_groups:
@@ -148,7 +153,10 @@ class BucketedLowering:
         return task
 
     def _bucket_size(self, builder: RankProgramBuilder, stage: PipelineStage, group: ParameterGroup) -> float:
-        """Parameters in a bucket of a stage's; Megatron-LM's rule counts dense weights' ranks, for experts, too."""
+        """Parameters in a bucket of a stage.
+
+        Megatron-LM's rule uses the size of the dense DP group, for experts, too.
+        """
         gradient_bytes, dp_size = group.formats.gradients.bytes, builder.plan.layout.group_size(DP_GROUP)
         return (
             self.strategy.bucket_bytes(dp_size, gradient_bytes, is_first_chunk=builder.plan.is_first_chunk(stage))
@@ -157,7 +165,7 @@ class BucketedLowering:
 
 
 def _unit_ranges(gathers: Sequence[GatherTasks]) -> list[tuple[int, int, GatherTasks]]:
-    """Ranges of neighbouring units that wait for the same gathers: (begin, end, gathers)."""
+    """Ranges of adjacent units that wait for the same gathers: (begin, end, gathers)."""
     boundaries = [index for index in range(1, len(gathers)) if gathers[index] != gathers[index - 1]]
     edges = [0, *boundaries, len(gathers)]
     return [(begin, end, gathers[begin]) for begin, end in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""Which lowering does a data-parallel strategy have?"""
+"""Selects the lowering of a data-parallel strategy."""
 
 from clustersim.lowering.bucketed import BucketedLowering
 from clustersim.lowering.deepspeed_zero3 import DeepspeedZero3
@@ -9,7 +9,7 @@ from clustersim.parallel.plan import Plan
 
 
 def select_data_lowering(plan: Plan) -> DataParallelLowering:
-    """How passes become tasks under the plan's data parallelism."""
+    """How passes become tasks under the plan's data-parallel strategy."""
     if all(group.dp_size == 1 for group in plan.parameter_groups):
         return NoDataParallelLowering()
     match plan.layout.data:

@@ -1,18 +1,20 @@
-"""ZeRO-3 of DeepSpeed's first release: when is each parameter gathered and each gradient reduced?
+"""ZeRO-3 of DeepSpeed's first release: when each parameter is gathered and each gradient reduced.
 
-Parameter by parameter, as its modules run (DeepSpeed v0.3.11 to v0.3.16, March to May 2021, commit 599258f97). The hook
-before a module waits until its parameters are there and all the GPU has to do is done (`fetch_sub_module`,
-`_synchronize_communication`: `torch.cuda.synchronize()`), then begins to gather those that come next: one, if it has
-50 M elements or more (`prefetch_bucket_size`), as any matrix of a model that needs ZeRO-3 has. So the gather of one
-parameter runs beside the products of the parameter before it, and no further ahead. Recomputation gathers what
-backward gathers once more, but for the last product's parameter, which is used again at once (its reuse distance is
-below `max_reuse_distance`). Biases and norms (below `param_persistence_threshold`) stay gathered.
+Parameter by parameter, as its modules run (DeepSpeed v0.3.11 to v0.3.16, March to May 2021, commit
+599258f97). The hook before a module waits until its parameters are gathered and the GPU is idle
+(`fetch_sub_module`, `_synchronize_communication`: `torch.cuda.synchronize()`), then starts to gather the
+next ones: one, if it has 50 M elements or more (`prefetch_bucket_size`), as any matrix of a model that
+needs ZeRO-3 has. So the gather of one parameter overlaps the matmuls of the previous parameter, and nothing
+is prefetched further ahead. Recomputation gathers once more what backward gathers, except for the last
+matmul's parameter, which is reused at once (its reuse distance is below `max_reuse_distance`). Biases and
+norms (below `param_persistence_threshold`) stay gathered.
 
-The collectives of that time take lists of tensors, one for each rank: the host makes a view of each rank's part and
-copies each between the list and the collective's own buffer (`_allgather_param` and `_reduce_scatter_gradient` in
-runtime/zero/partition_parameters.py; `flatten_for_scatter_gather` in PyTorch's ProcessGroupNCCL.cpp), before it
-launches the module's kernels. Every gradient is reduced by a collective of its own, those of biases and norms, too.
-Assumed: one group of parameters, no tensor parallelism inside products; the host's waits take no time of their own.
+The collectives of that time take lists of tensors, one for each rank: the host makes a view of each rank's
+shard and copies each between the list and the collective's own buffer (`_allgather_param` and
+`_reduce_scatter_gradient` in runtime/zero/partition_parameters.py; `flatten_for_scatter_gather` in
+PyTorch's ProcessGroupNCCL.cpp), before it launches the module's kernels. Every gradient is reduced by a
+collective of its own, including those of biases and norms. Assumed: one parameter group, no tensor
+parallelism inside matmuls; the host's waits take no extra time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,12 +30,15 @@ from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation, WorkType
 
-_CALLS_PER_RANK = 2  # of a loop for each rank: a view, and a copy
+_CALLS_PER_RANK = 2  # loop iterations per rank: one view and one copy
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterSlice:
-    """Operations that use one gathered parameter. name: of its linear layer, or of the unit that has no product."""
+    """Operations that use one gathered parameter.
+
+    name: of its linear layer, or of the unit if it has no matmul; element_count: elements of the parameter.
+    """
 
     name: str
     element_count: int
@@ -42,7 +47,7 @@ class ParameterSlice:
 
 @dataclass(slots=True)
 class _PendingSlice:
-    """A piece whose parameter is on its way."""
+    """A slice whose parameter is being gathered."""
 
     parameter_slice: ParameterSlice
     key: tuple[int, int]
@@ -51,7 +56,7 @@ class _PendingSlice:
 
 @dataclass
 class DeepspeedZero3:
-    """Gathers, runs and reduces parameter by parameter. _gathered: the last gather of all."""
+    """Gathers, runs and reduces parameter by parameter. _last_gather: tasks of the latest gather."""
 
     strategy: DeepspeedZero3Strategy
     _last_gather: tuple[int, ...] = ()
@@ -61,7 +66,7 @@ class DeepspeedZero3:
         """Nothing to do: parameters are gathered when they are needed."""
 
     def lower_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> int:
-        """Gather each parameter beside the products of the one before it; return the last compute task."""
+        """Gather each parameter while the matmuls of the previous one run; return the last compute task."""
         units = execution_order(builder.units.stage_units(stage_pass.stage), stage_pass.action.kind)
         pending: _PendingSlice | None = None
         for unit in units:
@@ -91,7 +96,7 @@ class DeepspeedZero3:
         return self._slice_cache[id(unit), kind]
 
     def _add_gather(self, builder: RankProgramBuilder, parameter_slice: ParameterSlice, stage_pass: StagePass) -> None:
-        """Begin to gather once all that was begun before is done; the host copies the parts one by one."""
+        """Start the gather once all previously issued work is done; the host copies the shards one by one."""
         depends_on = (*self._last_gather, *(() if builder.last_compute is None else (builder.last_compute,)))
         (group, *_) = builder.plan.parameter_groups
         parameter_counts = [(group, parameter_slice.element_count)]
@@ -104,7 +109,7 @@ class DeepspeedZero3:
     def _add_shard_copies(
         self, builder: RankProgramBuilder, stage_pass: StagePass, element_count: int, depends_on: tuple[int, ...]
     ) -> None:
-        """The loop over all ranks' parts of a parameter."""
+        """The host loop over all ranks' shards of a parameter."""
         (group, *_) = builder.plan.parameter_groups
         kernel = copy_kernel("copy of all ranks' parts", builder.plan.training.recipe.activations, element_count)
         work_type = WorkType.FORWARD if stage_pass.action.kind is ActionKind.FORWARD else WorkType.BACKWARD
@@ -116,7 +121,7 @@ class DeepspeedZero3:
         )
 
     def _add_compute(self, builder: RankProgramBuilder, pending: _PendingSlice) -> None:
-        """Run what uses one parameter, and reduce its gradients, each by itself."""
+        """Run the operations that use one parameter, and reduce its gradients, each by a collective of its own."""
         parameter_slice, run = pending.parameter_slice, pending.stage_pass
         task = builder.add_compute(run, pending.key, parameter_slice.operations)
         (group, *_) = builder.plan.parameter_groups
@@ -128,7 +133,7 @@ class DeepspeedZero3:
 
 
 def split_by_parameter(unit: Unit, kind: ActionKind) -> Iterator[ParameterSlice]:
-    """A unit's pass, cut before each product that needs another parameter than the one before it."""
+    """A unit's pass, split before each matmul that needs another parameter than the previous one."""
     begin, name, element_count = 0, unit.name, 0
     operations = unit.operations(kind)
     for index, operation in enumerate(operations):
@@ -143,7 +148,7 @@ def split_by_parameter(unit: Unit, kind: ActionKind) -> Iterator[ParameterSlice]
 
 
 def _weight_matrix(kernel: Kernel | None) -> tuple[str, int] | None:
-    """The linear layer whose parameter a kernel reads, and its elements."""
+    """Name and elements of the linear layer's parameter that a kernel reads; None for other kernels."""
     match kernel:
         case Kernel(shape=MatmulShape(n=n, k=k, batch=1, operands=MatmulLayout.NT | MatmulLayout.NN)):
             return kernel.name.removesuffix(".input_gradient"), n * k
@@ -151,7 +156,10 @@ def _weight_matrix(kernel: Kernel | None) -> tuple[str, int] | None:
 
 
 def gradient_sizes(operations: Sequence[Operation], model: TransformerModel) -> Iterator[int]:
-    """Elements of each gradient that operations complete: matrices and biases, both vectors of layer norms, tables."""
+    """Elements of each gradient that operations complete.
+
+    These are matrices and biases, both vectors of LayerNorms, and embedding tables.
+    """
     matrix_elements = 0
     for operation in operations:
         match operation.kernel:

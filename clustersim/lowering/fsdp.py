@@ -1,18 +1,18 @@
-"""ZeRO-3 and FSDP: when are parameters gathered and gradients reduced?
+"""Lowering of ZeRO-3 and FSDP: when parameters are gathered and gradients reduced.
 
-Every unit (layer, embedding, head) waits for the gather of its parameters. The gather of a unit is issued when compute
-reaches the unit `prefetch` places before it, so at most prefetch + 1 gathered units are in memory; a pass prefetches
-nothing for the next pass. Gradients are reduced and scattered unit by unit, behind the gathers in the same stream, and
-with hybrid sharding summed across the replicas there (FSDP2 has a stream of its own for that; where both use the same
-network ports they share them, which one stream says). The head stays gathered between its forward and its backward,
-which follows at once (as torchtitan wraps it for FSDP2). On a CPU, which has no streams, FSDP2's reduce-scatter ends
-before the next unit's backward begins (`waits`). With a pipeline a stage's first forward gathers its units, its
-last backward reduces them, and between the two they stay (`parallel.data_parallel_strategy`).
-FSDP2 gathers into one buffer and copies each parameter out of it before its unit runs (`foreach_all_gather`'s copy-out,
-torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py); copies of gradients into the buffer that is reduced run
-beside compute and are left out. Where backward is run in halves, its input gradients need the parameters, its weight
-gradients do not.
-Reference: Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
+Every unit (layer, embedding, head) waits for the all-gather of its parameters. The gather of a unit is
+issued when compute reaches the unit `prefetch` positions before it, so at most prefetch + 1 gathered units
+are in memory; a pass prefetches nothing for the next pass. Gradients are reduce-scattered unit by unit,
+after the gathers on the same stream, and with hybrid sharding all-reduced across replicas there (FSDP2 has
+a separate stream for that; where both use the same network ports they share them, which one stream models).
+The head stays gathered between its forward and its backward, which follows at once (as torchtitan wraps it
+for FSDP2). On a CPU, which has no streams, FSDP2's reduce-scatter ends before the next unit's backward
+begins (`waits_for_reduction`). With a pipeline a stage's first forward gathers its units, its last backward
+reduces them, and in between they stay unsharded (`parallel.data_parallel_strategy`). FSDP2 gathers into one
+buffer and copies each parameter out of it before its unit runs (`foreach_all_gather`'s copy-out,
+torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py); copies of gradients into the reduction buffer
+overlap compute and are left out. Where backward is split, its input gradients need the parameters, its
+weight gradients do not. Reference: Zhao et al. 2023, "PyTorch FSDP", sections 3.2 and 3.3.
 """
 
 from collections.abc import Hashable, Sequence
@@ -30,7 +30,10 @@ from clustersim.program.task import Operation, WorkType
 
 
 class _LoweredPass(NamedTuple):
-    """What a pass was lowered to. computed: its last compute task; awaited: reductions that the next unit waits for."""
+    """The tasks a pass was lowered to.
+
+    last_compute: id of its last compute task; awaited_reductions: reductions that the next unit waits for.
+    """
 
     tasks: range
     last_compute: int
@@ -42,8 +45,9 @@ class _LoweredPass(NamedTuple):
 class FsdpLowering:
     """Gathers, runs and reduces unit by unit.
 
-    _kept: stages whose units were gathered and stay so; _awaited: reductions that the next unit waits for; _copied:
-    copies of units, which passes share; _made: passes by all that their tasks depend on but the microbatch.
+    _unsharded_stages: stages whose units stay gathered; _awaited_reductions: reductions that the next unit
+    waits for; _copy_cache: copy-out operations by unit, shared by passes; _pass_cache: lowered passes by
+    everything that their tasks depend on except the microbatch.
     """
 
     strategy: FullyShard
@@ -72,7 +76,7 @@ class FsdpLowering:
         return builder.last_compute or 0
 
     def _lower_cached(self, builder: RankProgramBuilder, stage_pass: StagePass) -> None:
-        """Lower a pass as one whose tasks depend on the same, but for where they begin and for the microbatch."""
+        """Lower a pass, copying the tasks of an earlier pass if only its first task id and its microbatch differ."""
         first_task, action = len(builder.tasks), stage_pass.action
         is_unsharded, is_final = action.stage in self._unsharded_stages, action in builder.final_backwards
         compute_offset = None if builder.last_compute is None else builder.last_compute - first_task
@@ -128,7 +132,7 @@ class FsdpLowering:
                 self._add_reduction(builder, stage_pass, unit, task)
 
     def _replay_pass(self, builder: RankProgramBuilder, stage_pass: StagePass, lowered: _LoweredPass) -> None:
-        """Lower a pass as one before it was."""
+        """Lower a pass as a copy of an earlier one."""
         offset = builder.tasks.copy_tasks(lowered.tasks, stage_pass.action)
         builder.last_compute = lowered.last_compute + offset
         builder.reduction_tasks += shift_task_ids(lowered.reduction_tasks, offset)
@@ -141,7 +145,7 @@ class FsdpLowering:
         """Nothing to do: the next step gathers what it needs."""
 
     def _gathers_parameters(self, builder: RankProgramBuilder, stage_pass: StagePass) -> bool:
-        """Whether a pass gathers its units' parameters, backward all but the head's."""
+        """Whether a pass gathers its units' parameters (in backward all but the head's)."""
         kind = stage_pass.action.kind
         if stage_pass.stage.index in self._unsharded_stages or kind is ActionKind.WEIGHT_GRADIENT:
             return False
@@ -157,7 +161,7 @@ class FsdpLowering:
         )
 
     def _add_reduction(self, builder: RankProgramBuilder, stage_pass: StagePass, unit: Unit, task: int) -> None:
-        """Reduce the gradients of a unit, which are there after a task."""
+        """Reduce the gradients of a unit, which are complete after a task."""
         is_final = (
             stage_pass.action in builder.final_backwards
             or self.strategy.all_reduce is ReductionFrequency.PER_MICROBATCH
@@ -178,7 +182,7 @@ class FsdpLowering:
         return reduces_per_microbatch or stage_pass.action in builder.final_backwards
 
     def _copy_out(self, builder: RankProgramBuilder, unit: Unit, stage_pass: StagePass) -> tuple[Operation, ...]:
-        """The copy of what a pass has gathered into the parameters' own memory, if there is one."""
+        """The copy of gathered parameters out of the all-gather buffer, if the strategy makes one."""
         if not self.strategy.copies:
             return ()
         work_type = WorkType.FORWARD if stage_pass.action.kind is ActionKind.FORWARD else WorkType.BACKWARD
@@ -196,7 +200,7 @@ class FsdpLowering:
 
 
 def _unit_parameters(builder: RankProgramBuilder, unit: Unit) -> ParameterCounts:
-    """The groups of which a unit has parameters, and how many."""
+    """Parameter groups of a unit, each with its number of parameters."""
     return [
         (group, count)
         for group in builder.plan.parameter_groups

@@ -1,20 +1,21 @@
-"""When do activations, gradients and weights go to the host, and when are they back?
+"""Offload tasks: when activations, gradients and weights are copied to the host and back.
 
-A layer's activations are copied out once its forward has run, and back before its backward, on streams of their own.
-A fixed number of buffers, each as large as what a layer keeps, bounds what is on the device meanwhile: whoever needs
-one (a forward that will keep something, a copy back) waits for the buffer of so many layers ago to be free, by its copy
-out or by the backward that read it. So with two buffers forward is one layer ahead of the copies out, and copies back
-are one layer ahead of backward, through all passes of a rank (Transformer Engine's
-`AsyncDoubleBufferGroupOffloadHandler`, transformer_engine/pytorch/cpu_offload.py).
+A layer's activations are copied out once its forward has run, and back before its backward, on separate D2H
+and H2D streams. A fixed number of device buffers, each as large as one layer's saved activations, bounds
+device memory: a forward that will save activations, or a copy back, waits until the buffer used
+`buffer_count` layers before is free, after its copy out or after the backward that read it. So with two
+buffers forward is one layer ahead of the copies out, and copies back are one layer ahead of backward,
+across all passes of a rank (Transformer Engine's `AsyncDoubleBufferGroupOffloadHandler`,
+transformer_engine/pytorch/cpu_offload.py).
 
-The optimizer's gradients are copied out, updated and copied back in pieces of the size of a layer, so that the copies
-run beside the CPU (Megatron-LM's `--overlap-cpu-optimizer-d2h-h2d`; Ren et al. 2021, arXiv:2101.06840, section 5). They
-leave when all are reduced, as the norm is known only then, unless the host holds all gradients: then each unit's leave
-behind its backward, or behind their reduction, and the host takes the norm (ZeRO-Offload). Weights come back in the
-format in which they are stored, and the next step waits for them (no delayed parameter update). What a shard on the
-host needs is copied where it is gathered and reduced (torch FSDP2,
-torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py); adding up the gradients of several microbatches on the host
-is not counted.
+The optimizer's gradients are copied out, updated and copied back in layer-sized slices, so that the copies
+overlap CPU work (Megatron-LM's `--overlap-cpu-optimizer-d2h-h2d`; Ren et al. 2021, arXiv:2101.06840,
+section 5). They are copied out when all are reduced, as the norm is known only then, unless the host holds
+all gradients: then each unit's are copied after its backward, or after their reduction, and the host
+computes the norm (ZeRO-Offload). Weights come back in the format in which they are stored, and the next
+step waits for them (no delayed parameter update). Shards on the host are copied where they are gathered and
+reduced (torch FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py); accumulating the gradients
+of several microbatches on the host is not counted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ _STREAMS: Final = {
 
 @dataclass(slots=True)
 class HostTaskIssuer:
-    """What one rank copies to and from its host, and has it compute. buffers: of activations, on the device."""
+    """Issues one rank's host copies and host computation. buffer_count: activation buffers on the device."""
 
     tasks: TaskList
     buffer_count: int = 0
@@ -47,12 +48,12 @@ class HostTaskIssuer:
         self._free_buffers = [()] * self.buffer_count
 
     def add_host_op(self, kind: HostOpKind, name: str, size_bytes: Bytes, depends_on: Sequence[int]) -> int:
-        """Add a copy, or work of the CPU, of so many bytes; return its number."""
+        """Add a D2H or H2D copy, or CPU work, of `size_bytes`; return its task id."""
         host_op = HostOp(name, CollectiveType.SEND_RECV, HOST_GROUP.name, size_bytes, kind)
         return self.tasks.add(_STREAMS[kind], CollectiveTask(host_op, tuple(depends_on)))
 
     def slice_inputs(self, action: Action, operations: Sequence[Operation]) -> tuple[int, ...]:
-        """What a piece of a pass waits for: its activations, or room for those that it will keep."""
+        """Tasks that a slice of a pass waits for: its activations' H2D copy, or a buffer for those it will save."""
         if operations and operations[0].h2d_bytes:
             offload_task = self._offload_tasks[action.stage, action.microbatch].pop()
             return (
@@ -66,9 +67,9 @@ class HostTaskIssuer:
         return self._acquire_buffer() if operations and operations[-1].d2h_bytes else ()
 
     def add_offloads(self, action: Action, operations: Sequence[Operation], task: int) -> Iterator[int]:
-        """Copy out what a piece of a pass, done as `task`, has left, and note which buffers are free.
+        """Copy out what a slice of a pass (run as `task`) leaves, and record which buffers become free.
 
-        Yield copies of gradients.
+        Yields the copies of gradients.
         """
         if self.buffer_count and any(operation.is_last_use for operation in operations):
             self._free_buffers.append((task,))
@@ -84,7 +85,7 @@ class HostTaskIssuer:
 
 
 def split_at_host_copies(operations: Sequence[Operation]) -> Iterator[tuple[Operation, ...]]:
-    """Cut operations before each that fetches activations and after each that saves some, or whose gradients leave."""
+    """Split operations before each that fetches activations and after each that offloads activations or gradients."""
     begin = 0
     for index, operation in enumerate(operations):
         if operation.h2d_bytes and index > begin:

@@ -1,13 +1,13 @@
-"""When does a rank do what its framework does beside the model (`model.overheads`)?
+"""Framework overheads: gradient zeroing, weight casts, batch loading, loss averaging (`model.overheads`).
 
-Gradients are zeroed and weights are cast before the first pass, and gradients are prepared on the compute stream where
-each of their reductions is issued.
-A microbatch's tokens come before its forward, once what the stage receives is there, so nothing is launched ahead of
-them: a block of its own, in which the host's launches show. A loss that is averaged after each microbatch is waited for
-by the next pass: Megatron-LM's `average_losses_across_data_parallel_group` is not asynchronous. Once a step it follows
-the optimizer. Gradients of norms that are parts of sums under sequence parallelism are summed when all are reduced:
-flattened into one buffer, reduced, and copied back, one kernel for each tensor (`_allreduce_layernorm_grads`,
-megatron/core/distributed/finalize_model_grads.py).
+Gradients are zeroed and weights are cast before the first pass, and gradients are prepared on the compute
+stream where each of their reductions is issued. A microbatch's tokens are fetched before its forward, once
+the stage's input has been received, so that nothing is launched ahead of them: a separate segment, in which
+the host's launch delays show. A loss that is averaged after each microbatch blocks the next pass:
+Megatron-LM's `average_losses_across_data_parallel_group` is not asynchronous. A loss averaged once a step
+follows the optimizer. Norm gradients, which are partial sums under sequence parallelism, are all-reduced
+after all other reductions: flattened into one buffer, reduced, and copied back, one kernel for each tensor
+(`_allreduce_layernorm_grads`, megatron/core/distributed/finalize_model_grads.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,11 +25,11 @@ from clustersim.program.action import FORWARD
 from clustersim.program.task import CollectiveType, CommOp, Operation, WorkType
 
 LOSS_BYTES: Final = 4.0  # one fp32 number
-_TENSORS_PER_NORM: Final = 2  # of a LayerNorm: weight and bias
+_TENSORS_PER_NORM: Final = 2  # a LayerNorm has a weight and a bias
 
 
 def add_gradient_zeroing(builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
-    """Set the buffers of gradients to zero."""
+    """Set the gradient buffers to zero."""
     plan = builder.plan
     is_sharded = plan.layout.data.zero_stage > 1 and not plan.accumulates_full_gradients
     kernels: list[Kernel] = []
@@ -43,7 +43,7 @@ def add_gradient_zeroing(builder: RankProgramBuilder, stages: Sequence[PipelineS
 
 
 def add_weight_casts(builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
-    """Make the copies of weights that products read in this step."""
+    """Make the low-precision weight copies that this step's matmuls read."""
     element_counts = (
         operator.cached_cast_elements
         for stage in stages
@@ -56,10 +56,10 @@ def add_weight_casts(builder: RankProgramBuilder, stages: Sequence[PipelineStage
 
 
 def add_batch_fetch(builder: RankProgramBuilder, stage_pass: StagePass) -> StagePass:
-    """The pass, behind what brings a microbatch's tokens, if something is to be done for that."""
+    """The pass, after the tasks that fetch a microbatch's tokens, if there are any."""
     training, needs_tokens = builder.plan.training, stage_pass.stage.has_embedding or stage_pass.stage.has_head
     if stage_pass.action.kind is not FORWARD or not (
-        needs_tokens or training.overheads.batches is BatchTransfer.PACKED
+        needs_tokens or training.overheads.batch_transfer is BatchTransfer.PACKED
     ):
         return stage_pass
     kernels = batch_transfer.batch_kernels(training)
@@ -74,17 +74,19 @@ def add_batch_fetch(builder: RankProgramBuilder, stage_pass: StagePass) -> Stage
 
 
 def add_microbatch_loss(builder: RankProgramBuilder, stage_pass: StagePass, last_task: int) -> tuple[int, ...]:
-    """Average the loss of a microbatch, if that is done; return what the next pass waits for because of it."""
+    """Average the loss of a microbatch, if configured; return the tasks that the next pass waits for."""
     if not stage_pass.stage.has_head or stage_pass.action.kind is not FORWARD:
         return ()
     return (
-        _add_loss_average(builder, last_task) if builder.plan.training.overheads.loss is LossReport.MICROBATCH else ()
+        _add_loss_average(builder, last_task)
+        if builder.plan.training.overheads.loss_averaging is LossReport.MICROBATCH
+        else ()
     )
 
 
 def add_step_loss(builder: RankProgramBuilder, stages: Sequence[PipelineStage], last_task: int) -> None:
-    """Average the loss of a step behind its last task, if that is done."""
-    if builder.plan.training.overheads.loss is LossReport.STEP and any(stage.has_head for stage in stages):
+    """Average the loss of a step after its last task, if configured."""
+    if builder.plan.training.overheads.loss_averaging is LossReport.STEP and any(stage.has_head for stage in stages):
         _add_loss_average(builder, last_task)
 
 
@@ -99,9 +101,9 @@ def _add_loss_average(builder: RankProgramBuilder, last_task: int) -> tuple[int,
 
 
 def add_norm_gradient_sync(builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
-    """Sum gradients of norms, and of biases behind row-parallel products, over the ranks that split the sequence."""
+    """All-reduce gradients of norms, and of biases after row-parallel matmuls, over the sequence-parallel ranks."""
     plan = builder.plan
-    if not (plan.training.overheads.norm_sums and plan.layout.sequence_parallel and plan.layout.tp > 1):
+    if not (plan.training.overheads.allreduce_layernorm_grads and plan.layout.sequence_parallel and plan.layout.tp > 1):
         return
     counts = [count for stage in stages for unit in plan.stage_units(stage) for count in _partial_gradients(unit)]
     if counts:
@@ -111,7 +113,7 @@ def add_norm_gradient_sync(builder: RankProgramBuilder, stages: Sequence[Pipelin
 
 
 def _flattened_all_reduce(builder: RankProgramBuilder, counts: Sequence[tuple[int, int]]) -> list[Operation]:
-    """An all-reduce of tensors in one buffer. counts: elements and tensors of each operator."""
+    """An all-reduce of tensors flattened into one buffer. counts: (elements, tensors) of each operator."""
     dtype = builder.plan.training.recipe.weight_formats.gradients
     elements, tensors = (sum(copy_back) for copy_back in zip(*counts, strict=True))
     flatten, unflatten = (
@@ -125,7 +127,7 @@ def _flattened_all_reduce(builder: RankProgramBuilder, counts: Sequence[tuple[in
 
 
 def _partial_gradients(unit: LayerOperators) -> Iterator[tuple[int, int]]:
-    """Elements and tensors whose gradients are sums of tokens that tensor-parallel ranks have split."""
+    """(elements, tensors) whose gradients are partial sums, because tensor-parallel ranks split the tokens."""
     for operator in unit.operators:
         if operator.trainable and _is_replicated_norm(operator):
             yield operator.parameter_count, _TENSORS_PER_NORM
@@ -135,7 +137,7 @@ def _partial_gradients(unit: LayerOperators) -> Iterator[tuple[int, int]]:
 
 
 def _is_replicated_norm(operator: Operator) -> bool:
-    """Whether it is a norm of whole tokens."""
+    """Whether the operator is a norm in the replicated region, whose ranks all hold its weights."""
     norms = any(kernel.kind is KernelKind.NORM for kernel in operator.forward)
     return norms and operator.region is ParallelRegion.REPLICATED
 

@@ -1,7 +1,8 @@
-"""What do a plan's passes take and keep, for a schedule that orders them by it?
+"""Costs of a plan's passes, for schedules that optimize their order (zero-bubble).
 
-As the zero-bubble schedules' authors do (Qi et al. 2023, arXiv:2401.10241, section 3.1), all stages count as equal: the
-costs are those of all stages together. Kernels count as they take alone; what a pass communicates does not.
+As in the zero-bubble papers (Qi et al. 2023, arXiv:2401.10241, section 3.1), all stages count as equal:
+costs are the sums over all stages. Kernels count with their isolated durations; communication of a pass
+does not count.
 """
 
 from dataclasses import replace
@@ -22,7 +23,7 @@ def with_pass_costs(schedule: Schedule, plan: Plan, kernels: KernelCost) -> Sche
 
 
 def pass_costs(plan: Plan, kernels: KernelCost) -> PassCosts:
-    """Seconds of each pass through all stages, and the part of activations that waits for weight gradients."""
+    """Seconds of each pass through all stages, and the fraction of activations that is kept for weight gradients."""
     units, activations = UnitBuilder(plan), Activations(plan)
     return PassCosts(
         forward=_pass_seconds(units, kernels, ActionKind.FORWARD),
@@ -35,4 +36,6 @@ def pass_costs(plan: Plan, kernels: KernelCost) -> PassCosts:
 
 def _pass_seconds(units: UnitBuilder, kernels: KernelCost, kind: ActionKind) -> Seconds:
     operations = (operation for stage in units.plan.stages for operation in units.stage_operations(stage, kind))
-    return sum(kernels.time_kernel(item.kernel).seconds for item in operations if item.kernel is not None)
+    return sum(
+        kernels.time_kernel(operation.kernel).seconds for operation in operations if operation.kernel is not None
+    )

@@ -1,9 +1,10 @@
-"""How does one forward or backward through a stage become tasks of a rank?
+"""Builder of one rank's program: turns forwards and backwards through stages into tasks.
 
-The seam between the pipeline and data parallelism: the pipeline says which pass comes next and what it waits for; a
-`DataParallelLowering` issues its compute tasks and whatever data parallelism communicates around them.
+Here pipeline and data parallelism meet: the pipeline decides which pass comes next and what it waits for; a
+`DataParallelLowering` issues its compute tasks and the data-parallel communication around them.
 
-A pass of a pair is cut where tokens travel to experts and back, and takes turns with the other (`lowering.moe_overlap`).
+A pass of an `OverlappedPair` is split at MoE communication and interleaved with the other one
+(`lowering.moe_overlap`).
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -51,17 +52,18 @@ _PASS_NAMES: Final = MappingProxyType(
 _COMPUTE_STREAM: Final = Stream.COMPUTE
 _EP_STREAM: Final = Stream.EP
 ParameterCounts = Sequence[tuple[ParameterGroup, int]]
-"""Groups of which something has parameters, and how many."""
+"""Parameter groups, each with a number of parameters."""
 SegmentRepeats = Sequence[tuple[Segment, int]]
-"""Blocks one after the other, each so many times in a row."""
+"""Consecutive segments, each with its number of repetitions."""
 PhaseSegments = tuple[Segment | None, tuple[CommOp, ...], Segment | None]
-"""What a leg computes, sends, and computes beside that."""
+"""Segment that an overlap phase computes, its comm ops, and the segment of deferred weight gradients."""
 
 
 class StagePass(NamedTuple):
-    """An action of the schedule. after: tasks that it waits for; arriving: operations that run before it.
+    """An action of the schedule with its dependencies.
 
-    A named tuple, as actions: a step has tens of thousands of them.
+    depends_on: task ids that it waits for; input_operations: operations on its received input, run before it. A
+    named tuple, as actions are: a step has tens of thousands of them.
     """
 
     stage: PipelineStage
@@ -72,14 +74,14 @@ class StagePass(NamedTuple):
 
 @dataclass
 class RankProgramBuilder:
-    """What lowering one rank works on.
+    """State of lowering one rank.
 
-    arrivals, departures: by stage and kind of pass, the message that it waits for and what is done to that, and the
-    message that it sends, worked out for the first microbatch.
-    last: the last backward of each of its stages, or its half of the weights; backwards: by stage and microbatch, on
-    all ranks, whether backward is whole or begins with its half of the inputs; together: whether a forward's output is
-    sent with that of a backward right behind it; paired: the pass under way is one of a pair; computed: its last
-    compute task; reducing: what the optimizer waits for.
+    stage_inputs, stage_outputs: by stage and kind of pass, the message that it receives with the operations
+    applied to it, and the message that it sends; determined at the first microbatch. final_backwards: the last
+    backward (or weight gradient) of each of its stages; backward_kinds: by stage and microbatch, on all ranks,
+    whether backward is full or begins with its input-gradient half; paired_sends: a forward's output is sent
+    together with that of a backward right behind it; in_overlapped_pair: the current pass is one of an
+    overlapped pair; last_compute: the latest compute task; reduction_tasks: tasks that the optimizer waits for.
     """
 
     plan: Plan
@@ -109,7 +111,7 @@ class RankProgramBuilder:
 
     @cached_property
     def host_tasks(self) -> HostTaskIssuer:
-        """What the rank does with its host."""
+        """Issues the rank's host copies and host computation."""
         activations = self.plan.training.offload.activations
         return HostTaskIssuer(self.tasks, 0 if activations is None else activations.buffer_count)
 
@@ -120,18 +122,19 @@ class RankProgramBuilder:
 
     @cached_property
     def _offloads_nothing(self) -> bool:
-        """Whether nothing of a pass goes to the host, so that no block is cut for it."""
+        """Whether nothing of a pass is offloaded, so that no segment is split for it."""
         return self.plan.training.offload == NO_OFFLOAD
 
     @property
     def splits_passes(self) -> bool:
-        """Whether passes are cut by what goes to the host, or by turns, whatever the strategy."""
+        """Whether passes are split by offloading or by interleaving, whatever the data-parallel strategy."""
         return self.in_overlapped_pair or not self._offloads_nothing
 
     def add_compute(self, stage_pass: StagePass, key: Hashable, operations: Sequence[Operation]) -> int:
-        """Add a compute task whose block is shared by all passes with this key; return its number.
+        """Add a compute task whose segment is shared by all passes with this key; return its task id.
 
-        There are several, one after the other, where activations of layers inside go to the host or come back.
+        There are several tasks in sequence if activations of inner layers are offloaded or fetched; the last id is
+        returned.
         """
         add_slice = self._add_phases if self.in_overlapped_pair else self._add_slice
         if self._offloads_nothing:
@@ -147,7 +150,7 @@ class RankProgramBuilder:
         return task
 
     def add_full_pass(self, stage_pass: StagePass) -> int:
-        """Add a pass that nothing cuts, in one block; return its last compute task."""
+        """Add a pass as one unsplit segment; return its last compute task."""
         if self.splits_passes:
             return self.add_compute(
                 stage_pass, self.units.stage_class(stage_pass.stage), self.pass_operations(stage_pass)
@@ -160,7 +163,7 @@ class RankProgramBuilder:
         return self._add_segment(stage_pass, self._pass_segment_cache[key])
 
     def add_unit(self, stage_pass: StagePass, unit: Unit, copy_operations: tuple[Operation, ...] = ()) -> int:
-        """Add one unit of a pass, behind the copy of what was gathered for it; return its last compute task."""
+        """Add one unit of a pass, after the copy-out of its gathered parameters; return its last compute task."""
         operations = unit.operations(stage_pass.action.kind)
         return self.add_compute(
             stage_pass,
@@ -169,7 +172,7 @@ class RankProgramBuilder:
         )
 
     def add_units(self, stage_pass: StagePass) -> int:
-        """Add a pass that nothing cuts, unit by unit; return its last compute task."""
+        """Add an unsplit pass, one segment per unit; return its last compute task."""
         key = stage_pass.stage.index, stage_pass.action.kind, bool(stage_pass.input_operations)
         if key not in self._unit_segment_cache:
             self._unit_segment_cache[key] = self._unit_segments(stage_pass)
@@ -182,7 +185,7 @@ class RankProgramBuilder:
         return task
 
     def _unit_segments(self, stage_pass: StagePass) -> tuple[Segment, SegmentRepeats]:
-        """The blocks of a pass's units."""
+        """The segments of a pass's units: the first one, and the others run-length encoded."""
         kind, next_pass = stage_pass.action.kind, StagePass(stage_pass.stage, stage_pass.action, ())
         units = execution_order(self.units.stage_units(stage_pass.stage), kind)
         unit_passes = zip((stage_pass, *[next_pass] * (len(units) - 1)), units, strict=True)
@@ -192,7 +195,7 @@ class RankProgramBuilder:
         return first, [(segment, len([*equal])) for segment, equal in groupby(others)]
 
     def _add_phases(self, stage_pass: StagePass, key: Hashable, operations: Sequence[Operation]) -> int:
-        """Add a part of a pass in legs; return the last compute task that was not put off."""
+        """Add a slice of a pass in overlap phases; return the last compute task that is not deferred."""
         depends_on, action, last_task = (
             (*stage_pass.depends_on, *self._awaited_comm),
             stage_pass.action,
@@ -218,7 +221,7 @@ class RankProgramBuilder:
     def _phase_segments(
         self, stage_pass: StagePass, key: Hashable, operations: Sequence[Operation]
     ) -> Iterator[PhaseSegments]:
-        """Legs of a part of a pass, what arrives before the first one's computation."""
+        """Overlap phases of a slice of a pass; operations on received input precede the first phase's computation."""
         for index, phase in enumerate(split_overlap_phases(operations)):
             segment = deferred = None
             if phase.compute:
@@ -231,9 +234,11 @@ class RankProgramBuilder:
             yield segment, phase.comm_ops, deferred
 
     def pass_operations(self, stage_pass: StagePass) -> tuple[Operation, ...]:
-        """What a pass does, in one piece."""
+        """All operations of a pass, with weight gradients deferred if configured."""
         defers_wgrad = (
-            self.in_overlapped_pair and self.plan.layout.delay_wgrad and stage_pass.action.kind is ActionKind.BACKWARD
+            self.in_overlapped_pair
+            and self.plan.layout.delay_wgrad_compute
+            and stage_pass.action.kind is ActionKind.BACKWARD
         )
         if not defers_wgrad:
             return self.units.stage_operations(stage_pass.stage, stage_pass.action.kind)
@@ -263,7 +268,7 @@ class RankProgramBuilder:
         return self.last_compute
 
     def add_standalone(self, name: str, operations: Sequence[Operation], depends_on: Sequence[int]) -> int:
-        """Add a compute task that is no part of a pass; return its number."""
+        """Add a compute task that belongs to no pass; return its task id."""
         return self._add_standalone_segment(self._standalone_segment(name, operations), depends_on)
 
     def _standalone_segment(self, name: str, operations: Sequence[Operation]) -> Segment:
@@ -273,9 +278,9 @@ class RankProgramBuilder:
         return self.tasks.add(Stream.COMPUTE, ComputeTask(segment, tuple(depends_on)))
 
     def p2p_message(self, source_stage: int, target_stage: int) -> CommOp | None:
-        """What a stage sends another, each tensor-parallel rank its part (Narayanan 2021, 4.1).
+        """The p2p message between two stages; each tensor-parallel rank sends its slice (Narayanan 2021, 4.1).
 
-        None where both are here, or one of them is none.
+        None where both stages are on this rank, or one of them does not exist.
         """
         key = source_stage, target_stage
         if key not in self._message_cache:
@@ -292,7 +297,7 @@ class RankProgramBuilder:
 
     @cached_property
     def _messages_by_direction(self) -> Mapping[tuple[bool, int, int], CommOp]:
-        """By whether it goes forward, by its way, and by how many activations it carries."""
+        """Messages by (is forward, direction, number of activations)."""
         activation_bytes = self.plan.activation_bytes / self.plan.layout.tp
         return {
             (is_forward, direction, count): CommOp(
@@ -304,17 +309,18 @@ class RankProgramBuilder:
         }
 
     def add_dp_collective(self, comm_op: CommOp, depends_on: Sequence[int]) -> int:
-        """Add a collective of data parallelism; return its number."""
+        """Add a collective of data parallelism; return its task id."""
         return self.tasks.add(Stream.DP, CollectiveTask(comm_op, tuple(depends_on)))
 
     def gather_parameters(
         self, name: str, parameter_counts: ParameterCounts, depends_on: Sequence[int], *, is_regather: bool = False
     ) -> tuple[int, ...]:
-        """Gather parameters of groups from the ranks that hold parts of them; return the tasks.
+        """All-gather parameters of groups from the ranks that hold shards of them; return the tasks.
 
-        Groups that the same ranks hold are gathered at once, whatever their formats (FSDP2 does, as bytes).
-        again: since they were last updated, so that a second copy of them has them, too. Parts that are on the host
-        come from there first, as they are held; second copies stay on the device.
+        Groups sharded over the same ranks are gathered at once, whatever their formats (FSDP2 does, as bytes).
+        is_regather: parameters have been gathered since they were last updated, so the secondary shards (hpZ) hold
+        them, too. Shards on the host are first copied to the device, in host format; secondary shards stay on the
+        device.
         """
         key = name, is_regather, *((group.name, parameters) for group, parameters in parameter_counts)
         if key not in self._gather_cache:
@@ -332,7 +338,7 @@ class RankProgramBuilder:
     def _gather_comm_ops(
         self, name: str, parameter_counts: ParameterCounts, *, is_regather: bool
     ) -> tuple[tuple[CommOp, Bytes], ...]:
-        """Gathers of groups, and the bytes that come from the host before each."""
+        """All-gathers of groups, and the H2D bytes before each."""
         payloads: dict[str, Bytes] = {}
         host_bytes: dict[str, Bytes] = {}
         for group, parameters in parameter_counts:
@@ -364,10 +370,10 @@ class RankProgramBuilder:
         *,
         across_replicas: bool = True,
     ) -> tuple[int, ...]:
-        """Sum gradients of a group: scattered over those who hold parts, then over those who hold equal ones.
+        """Reduce gradients of a group: reduce-scatter over its shards, then all-reduce over its replicas.
 
-        across: whether the second is done, too, or left to a later reduction. Where gradients are
-        on the host, they go there once both are done. Return the last task, if there is one.
+        across_replicas: whether the all-reduce is done, too, or left to a later reduction. Where gradients are
+        offloaded, they are copied to the host once both are done. Returns the last task, if there is one.
         """
         if not group.is_trained or not parameter_count:
             return ()
@@ -391,7 +397,7 @@ class RankProgramBuilder:
     def _reduction_comm_ops(
         self, name: str, group: ParameterGroup, parameter_count: int, *, across_replicas: bool
     ) -> tuple[Segment | None, tuple[CommOp, ...], Bytes]:
-        """What is done to gradients of a group before they are reduced, their reductions, and bytes that then leave."""
+        """The segment that prepares gradients of a group, their reductions, and the bytes that are then offloaded."""
         kernels = pre_reduction_kernels(self.plan.with_weight_formats(group.formats), parameter_count)
         operations = [Operation(kernel, WorkType.BACKWARD) for kernel in kernels]
         prepare_segment = self._standalone_segment("prepare gradients", operations) if operations else None
@@ -419,26 +425,26 @@ class RankProgramBuilder:
         return prepare_segment, tuple(comm_ops), payload / group.shard_count if offloads else 0.0
 
     def _offload_unreduced(self, size_bytes: Bytes, depends_on: Sequence[int]) -> tuple[int, ...]:
-        """Send gradients that this rank alone has to the host, where others are reduced and sent (experts, say)."""
+        """Copy gradients that no other rank shares to the host, where others (dense, say) are reduced and copied."""
         if self.plan.offloads_unreduced_gradients or not self.plan.training.offload.offloads_gradients:
             return ()
         return (self.host_tasks.add_host_op(HostOpKind.D2H, "offload gradients", size_bytes, depends_on),)
 
 
 class DataParallelLowering(Protocol):
-    """The seam between the pipeline and data parallelism: how passes become tasks of one rank."""
+    """Interface between pipeline and data parallelism: how passes become tasks of one rank."""
 
     def begin_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
         """Issue what the step starts with."""
 
     def lower_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> int:
-        """Issue one pass; return the number of its last compute task."""
+        """Issue one pass; return the id of its last compute task."""
 
     def reduce_gradients(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], last_task: int) -> None:
-        """Issue the gradient reductions that have not been issued during backward; `after` is the last compute task."""
+        """Issue the gradient reductions not yet issued during backward; last_task: the last compute task."""
 
     def end_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], optimizer_task: int) -> None:
-        """Issue what follows the optimizer, task `after`."""
+        """Issue what follows the optimizer, task `optimizer_task`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,7 +455,7 @@ class NoDataParallelLowering:
         """Nothing to do."""
 
     def lower_pass(self, builder: RankProgramBuilder, stage_pass: StagePass) -> int:
-        """One block."""
+        """One segment."""
         return builder.add_full_pass(stage_pass)
 
     def reduce_gradients(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage], last_task: int) -> None:

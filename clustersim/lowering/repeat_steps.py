@@ -1,23 +1,26 @@
-"""How does the program of one step become that of several in a row?
+"""Repetition of a step: turns the program of one step into that of several consecutive steps.
 
-The tasks of every rank follow each other step by step on their streams, so most of what a step needs of the one before
-it is in the order of the streams already: a forward follows the optimizer that wrote its weights. Two things are not,
-because they cross streams, and both are read off the program, whatever strategy it was lowered from:
+The tasks of every rank follow each other step by step on their streams, so most dependencies between steps
+are implied by stream order: a forward follows the optimizer that wrote its weights. Two dependencies cross
+streams, and both are derived from the program, whatever strategy it was lowered from:
 
-- A collective that waits for nothing in its own step moves what the last step left behind (the parameters that ZeRO-1,
-  ZeRO-2 and FSDP gather first): it waits for the last compute task of the step before, which is the optimizer.
-- Collectives issued behind a step's last compute task complete what it wrote (the gathers of ZeRO without overlap):
-  the first compute task of the next step waits for the last of them, and so for all, as they share a stream.
+- A collective without dependencies in its own step moves data that the previous step produced (the
+  parameters that ZeRO-1, ZeRO-2 and FSDP gather first): it waits for the last compute task of the previous
+  step, the optimizer.
+- Collectives issued after a step's last compute task complete what it wrote (the gathers of ZeRO without
+  overlap): the first compute task of the next step waits for the last of them, and so for all, as they
+  share a stream.
 
-Nothing else waits, so no rank waits for another between steps: a rank that is done goes on, as training loops do.
-Messages need nothing more, since receive buffers are posted ahead, and a rank's last message of a step is part of what
-its first message of the next one depends on: the gradient that a stage sends is used by the first stage before that
-stage's optimizer, and so before its next forward. Messages are told apart by their tags: microbatches are numbered
-through all steps. Assumed: the host runs far enough ahead to launch a step while the one before it runs; nothing is
-done between steps (no data loading, no checkpoints).
+Nothing else waits, so ranks do not synchronize between steps: a rank that is done continues, as training
+loops do. Messages need nothing more, since receive buffers are pre-posted, and a rank's last message of a
+step is among the dependencies of its first message of the next one: the gradient that a stage sends is used
+by the first stage before that stage's optimizer, and so before its next forward. Messages are distinguished
+by their tags: microbatches are numbered through all steps. Assumed: the host runs far enough ahead to
+launch a step while the previous one runs; nothing is done between steps (no data loading, no checkpoints).
 
-References: Megatron-LM, distributed optimizer with `overlap_param_gather` (parameters are gathered in the next step's
-forward); Zhao et al. 2023, "PyTorch FSDP", section 3.3 (the first gather of a step follows the optimizer).
+References: Megatron-LM, distributed optimizer with `overlap_param_gather` (parameters are gathered in the
+next step's forward); Zhao et al. 2023, "PyTorch FSDP", section 3.3 (the first gather of a step follows the
+optimizer).
 """
 
 from collections.abc import Iterator
@@ -40,7 +43,10 @@ from clustersim.program.task import (
 
 
 def repeat_steps(program: Program, step_count: int) -> Program:
-    """The program of `steps` successive steps, at least one; blocks, exchanges and groups are those of the one step."""
+    """The program of `step_count` (at least one) consecutive steps.
+
+    Segments, comm ops and groups are those of the one step, unless expert loads change from step to step.
+    """
     if step_count < 1:
         raise ClusterSimError(f"{step_count} steps cannot be run: the least is 1")
     if step_count == 1:
@@ -52,18 +58,18 @@ def repeat_steps(program: Program, step_count: int) -> Program:
 
 @dataclass(frozen=True, slots=True)
 class _StepShift:
-    """What changes from step to step. microbatches, loads: numbers that each step has of its own."""
+    """Step-dependent identifiers. microbatch_count, loads_per_step: how many each step has."""
 
     microbatch_count: int
     loads_per_step: int
     _segment_cache: dict[tuple[Segment, int], Segment] = field(default_factory=dict)
 
     def shift_action(self, action: Action, step: int) -> Action:
-        """An action in a later step."""
+        """An action with its microbatch index in a later step."""
         return Action(action.stage, action.kind, action.microbatch + step * self.microbatch_count)
 
     def shift_segment(self, segment: Segment, step: int) -> Segment:
-        """A block in a later step: the same one, unless the step has loads of its own."""
+        """A segment in a later step: the same one, unless expert loads differ from step to step."""
         if not self.loads_per_step or all(load_carrier.load_index is None for load_carrier in _load_carriers(segment)):
             return segment
         if (segment, step) not in self._segment_cache:
@@ -81,7 +87,7 @@ class _StepShift:
         return replace(operation, body=body, load_index=self._shift_load_index(operation.load_index, step))
 
     def shift_comm_op(self, comm_op: CommOp, step: int) -> CommOp:
-        """An exchange in a later step."""
+        """A comm op with its load index in a later step."""
         return (
             comm_op
             if comm_op.load_index is None
@@ -93,7 +99,7 @@ class _StepShift:
 
 
 def _load_carriers(segment: Segment) -> Iterator[Operation | CommOp]:
-    """All of a block that may have a load."""
+    """Everything in a segment that may have a load index."""
     yield from segment.operations
     yield from segment.comm_ops
 
@@ -102,7 +108,8 @@ def _load_carriers(segment: Segment) -> Iterator[Operation | CommOp]:
 class _StepBoundary:
     """Where a step of one rank begins and ends.
 
-    first: its first compute task (-1: none); last: its last one, if any; trailing: the last collective behind it.
+    first_compute: its first compute task (-1: none); last_compute: its last one, if any; trailing_collective:
+    the last collective issued after it.
     """
 
     first_compute: int
@@ -134,14 +141,14 @@ def _repeat_program(program: RankProgram, step_count: int, shift: _StepShift) ->
 
 
 def _previous_step_dependencies(boundary: _StepBoundary, task_id: int, task: Task) -> tuple[int, ...]:
-    """The tasks of the step before that a task waits for."""
+    """The tasks of the previous step that a task waits for."""
     if isinstance(task, CollectiveTask) and not task.depends_on:
         return boundary.last_compute
     return boundary.trailing_collective if task_id == boundary.first_compute else ()
 
 
 def _shift_task(task: Task, depends_on: tuple[int, ...], step: int, shift: _StepShift) -> Task:
-    """The same task, waiting for others, in a later step."""
+    """The same task in a later step, with other dependencies."""
     match task:
         case ComputeTask(segment=segment, action=action):
             return ComputeTask(
@@ -158,7 +165,7 @@ def _shift_task(task: Task, depends_on: tuple[int, ...], step: int, shift: _Step
 
 
 def _microbatch_count(program: Program) -> int:
-    """How many microbatches a step has: one more than the highest number in any rank's actions and tags."""
+    """Number of microbatches of a step: the highest index in any rank's actions and tags, plus one."""
     microbatches = (_task_microbatch(task) for rank_program in program.programs for task in rank_program.tasks)
     return 1 + max(microbatches, default=-1)
 

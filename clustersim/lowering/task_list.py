@@ -1,4 +1,4 @@
-"""How is the program of one rank put together? A list of tasks in the making, and the blocks that tasks share."""
+"""Builders for one rank's program: the task list in issue order, and a cache of shared segments."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +12,11 @@ from clustersim.program.task import CollectiveTask, ComputeTask, Operation, Rece
 
 @dataclass(slots=True)
 class TaskList:
-    """Tasks of one rank in the order in which they are issued."""
+    """Tasks of one rank in the order in which they are issued.
+
+    _switch_points: task ids at which an interleaved pass may switch to the other one; _interleaved: (begin of the
+    first pass, begin of the second, end) of every pair of interleaved passes.
+    """
 
     _tasks: list[Task] = field(default_factory=list)
     _streams: list[Stream] = field(default_factory=list)
@@ -23,38 +27,41 @@ class TaskList:
         return len(self._tasks)
 
     def add(self, stream: Stream, task: Task) -> int:
-        """Append a task to a stream; return its number."""
+        """Append a task to a stream; return its task id."""
         task_id = len(self._tasks)
         self._tasks.append(task)
         self._streams.append(stream)
         return task_id
 
     def add_repeated(self, stream: Stream, task: Task, count: int) -> int:
-        """Append a task to a stream so many times; return the last one's number."""
+        """Append a task to a stream `count` times; return the id of the last one."""
         self._tasks += [task] * count
         self._streams += [stream] * count
         return len(self._tasks) - 1
 
     def copy_tasks(self, tasks: range, action: Action) -> int:
-        """Append tasks like some before as another pass, which waits for what is as far before it; return how far."""
+        """Append a copy of earlier tasks as another pass; return the offset of the task ids.
+
+        Dependencies are shifted by the same offset; `action` replaces the action of compute tasks.
+        """
         offset = len(self._tasks) - tasks.start
         self._tasks += [_copy_task(task, offset, action) for task in self._tasks[tasks.start : tasks.stop]]
         self._streams += self._streams[tasks.start : tasks.stop]
         return offset
 
     def mark_switch_point(self) -> None:
-        """Let tasks that run beside these come between what was added so far and what follows."""
+        """Mark the point after the tasks added so far as one where interleaved passes may switch."""
         self._switch_points.append(len(self._tasks))
 
     def interleave(self, first_begin: int, second_begin: int) -> None:
-        """Let what was added from `second` on run side by side with what was added from `first` to there, in turns.
+        """Interleave the tasks from `second_begin` on with those from `first_begin` up to there, at switch points.
 
-        The second's turn is first. Tasks keep their numbers until the program is finished.
+        The second range is issued first at every switch. Task ids stay valid until `build` renumbers them.
         """
         self._interleaved.append((first_begin, second_begin, len(self._tasks)))
 
     def build(self) -> RankProgram:
-        """The finished program."""
+        """The finished program, with interleaved tasks renumbered in issue order."""
         if not self._interleaved:
             return RankProgram(tuple(self._tasks), tuple(self._streams))
         order = self._issue_order()
@@ -68,7 +75,7 @@ class TaskList:
         return RankProgram(tuple(renumbered), tuple([self._streams[task_id] for task_id in order]))
 
     def _issue_order(self) -> list[int]:
-        """Numbers of all tasks in the order in which they are issued."""
+        """All task ids in the order in which they are issued."""
         order, issued = list[int](), 0
         for first, second, end in self._interleaved:
             order += range(issued, first)
@@ -77,8 +84,11 @@ class TaskList:
         return [*order, *range(issued, len(self._tasks))]
 
     def _interleaved_order(self, first: int, second: int, end: int) -> Iterator[int]:
-        """Turns of both, what a task waits for before it."""
-        issued = first  # of the first, so far
+        """Alternate between the ranges of both passes.
+
+        First-range tasks that a second-range task depends on are issued before it.
+        """
+        issued = first  # end of the first-range tasks that are issued so far
         for second_range, first_range in zip_longest(
             self._split_at_switch_points(second, end), self._split_at_switch_points(first, second), fillvalue=range(0)
         ):
@@ -104,7 +114,7 @@ class TaskList:
 
 
 def _with_dependencies(task: Task, depends_on: tuple[int, ...]) -> Task:
-    """The same that waits for other numbers."""
+    """The same task with other dependencies."""
     match task:
         case ComputeTask():
             return ComputeTask(task.segment, depends_on, task.action)
@@ -117,7 +127,7 @@ def _with_dependencies(task: Task, depends_on: tuple[int, ...]) -> Task:
 
 
 def _copy_task(task: Task, offset: int, action: Action) -> Task:
-    """A task of a pass as one of another pass, whose tasks are so much further on."""
+    """A task of a pass as part of another pass, whose task ids are `offset` higher."""
     depends_on = shift_task_ids(task.depends_on, offset)
     if isinstance(task, ComputeTask):
         return ComputeTask(task.segment, depends_on, action if task.action else None)
@@ -125,15 +135,15 @@ def _copy_task(task: Task, offset: int, action: Action) -> Task:
 
 
 def shift_task_ids(task_ids: Sequence[int], offset: int) -> tuple[int, ...]:
-    """Numbers of tasks that are so much further on."""
+    """Task ids, each increased by `offset`."""
     return tuple([task_id + offset for task_id in task_ids])
 
 
 @dataclass(slots=True)
 class SegmentCache:
-    """Blocks by what they are: asking twice for the same key, or for the same operations, gives the same block.
+    """Cache of segments: equal keys, or equal operation sequences, share one `Segment`.
 
-    Operations are told by their identity, as layers share them; blocks keep them.
+    Operations are compared by identity, since layers share them; the segments keep them alive.
     """
 
     _by_key: dict[Hashable, Segment] = field(default_factory=dict)
@@ -142,7 +152,7 @@ class SegmentCache:
     def segment(
         self, key: Hashable, name: str, operations: Iterable[Operation], *, interleaved: bool = False
     ) -> Segment:
-        """The block of this key, made from the operations the first time."""
+        """The segment of a key; built from the operations on first use."""
         cached = self._by_key.get(key)
         if cached is None:
             segment_operations = tuple(operations)
@@ -154,13 +164,14 @@ class SegmentCache:
 
 
 BucketSlice = tuple[tuple[Operation, ...], dict[str, int]]
-"""Operations, and how many parameters of which groups are reduced after them."""
+"""Operations, and the number of parameters by parameter group whose gradients are reduced after them."""
 
 
 def split_into_buckets(operations: Sequence[Operation], bucket_sizes: Mapping[str, float]) -> list[BucketSlice]:
-    """Cut operations after each that fills a bucket. sizes: parameters in a bucket, by their group.
+    """Split backward operations after each one that fills a gradient bucket.
 
-    The last piece may hold operations without any parameters, and buckets that are not full.
+    bucket_sizes: parameters per bucket, by parameter group. The last slice may hold operations without
+    parameters, and buckets that are not full.
     """
     slices: list[BucketSlice] = []
     begin, filled = 0, dict.fromkeys(bucket_sizes, 0)

@@ -1,10 +1,11 @@
-"""What does torch.nn.DataParallel do?
+"""Lowering of torch.nn.DataParallel.
 
-One process drives all GPUs of a node. For each microbatch the first GPU broadcasts all weights and scatters the tokens,
-every GPU runs its part forward, the logits are gathered on the first GPU, which computes the loss of the whole batch
-and scatters its gradient, every GPU runs backward, and gradients are reduced to the first GPU, which alone runs the
-optimizer. Nothing overlaps. That one Python thread launches every GPU's kernels is not modelled: it would only be
-slower. Source: torch/nn/parallel/{data_parallel,replicate,scatter_gather}.py.
+One process drives all GPUs of a node. For each microbatch the root GPU broadcasts all weights and scatters
+the tokens, every GPU runs forward on its share, the logits are gathered on the root GPU, which computes the
+loss of the full batch and scatters its gradient, every GPU runs backward, and gradients are reduced to the
+root GPU, which alone runs the optimizer. Nothing overlaps. That one Python thread launches every GPU's
+kernels is not modelled: it would only be slower. Source:
+torch/nn/parallel/{data_parallel,replicate,scatter_gather}.py.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +31,7 @@ TOKEN_BYTES = 8  # torch.long
 
 
 def lower_torch_data_parallel(plan: Plan, groups: Mapping[str, ProcessGroups]) -> Program:
-    """The program of one step: the first rank's, and that of all others."""
+    """The program of one step: program 0 is the root rank's, program 1 that of all others."""
     segments = SegmentCache()
     programs = tuple(_TorchDataParallelRank(plan, segments, is_root=root).build_program() for root in (True, False))
     program_index = np.minimum(np.arange(plan.layout.world_size), 1)
@@ -44,7 +45,7 @@ def lower_torch_data_parallel(plan: Plan, groups: Mapping[str, ProcessGroups]) -
 
 @dataclass
 class _TorchDataParallelRank:
-    """Issues the tasks of the first rank, or of the others."""
+    """Issues the tasks of the root rank, or of the others."""
 
     plan: Plan
     segments: SegmentCache
@@ -54,7 +55,7 @@ class _TorchDataParallelRank:
 
     @cached_property
     def full_batch_units(self) -> tuple[Unit, ...]:
-        """The units of a model that sees the microbatches of all GPUs at once, as the first GPU's loss does."""
+        """The units of a model with the microbatches of all GPUs at once, as the root GPU's loss sees them."""
         full_batch_training = replace(
             self.plan.training, microbatch=self.plan.layout.dp * self.plan.training.microbatch
         )
@@ -62,7 +63,7 @@ class _TorchDataParallelRank:
         return UnitBuilder(plan).stage_units(plan.stages[0])
 
     def build_program(self) -> RankProgram:
-        """All microbatches, then the optimizer on the first rank."""
+        """All microbatches, then the optimizer on the root rank."""
         (stage,) = self.plan.stages
         units = UnitBuilder(self.plan)
         for microbatch in range(self.plan.microbatches):
@@ -89,7 +90,7 @@ class _TorchDataParallelRank:
         self._add_collective("reduce gradients", CollectiveType.REDUCE, gradients)
 
     def _parameter_count(self, stage: PipelineStage, groups: Iterable[ParameterGroup]) -> int:
-        """Parameters of some groups."""
+        """Parameters of some parameter groups."""
         return sum(self.plan.parameter_count(stage, group.name) for group in groups)
 
     def _weight_bytes(self, stage: PipelineStage) -> Bytes:
@@ -114,7 +115,7 @@ class _TorchDataParallelRank:
 
     @property
     def _global_tokens(self) -> int:
-        """Tokens of a microbatch on all GPUs together."""
+        """Tokens of a microbatch on all GPUs."""
         return self.plan.layout.dp * self.plan.training.microbatch * self.plan.training.sequence
 
 

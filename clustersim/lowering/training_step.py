@@ -1,15 +1,17 @@
-"""How does a scenario become a program? One training step, for every kind of rank.
+"""Lowering: which program does each kind of rank run in one training step?
 
-Ranks of one pipeline rank run the same tasks, whatever their coordinates on the other axes. A pipeline rank works
-through its schedule: it waits for the activations (or gradients) of a pass, runs it, and sends on what comes out. After
-the last backward come the reductions that are still to be done, the norm of all gradients, and the optimizer. A pair
-runs side by side where tokens travel beside computation (`layout.overlap_expert_communication`), else in turn; what
-both passes wait for is received first, and their outputs are sent when each of them is done.
+Ranks of one pipeline rank run the same tasks, whatever their coordinates on the other axes. A pipeline rank
+works through its schedule: it waits for the activations (or gradients) of a pass, runs it, and sends its
+output. After the last backward come the remaining gradient reductions, the global gradient norm, and the
+optimizer. The two passes of an `OverlappedPair` are interleaved if MoE communication overlaps computation
+(`layout.overlap_moe_expert_parallel_comm`), otherwise they run one after the other; in an interleaved pair the
+inputs of both passes are received first, and each output is sent when its pass is done.
 
-All ranks wait for the norm, but not with a zero-bubble schedule, whose pipeline ranks begin and end one after the
-other: there the optimizer waits for the norm so far, of the stages up to its own, handed on along the pipeline.
-Whether the whole norm would have changed the update is found out beside the next step's warm-up (Qi et al. 2023,
-arXiv:2401.10241, section 4); here it never does, and finding out costs nothing.
+All ranks wait for the gradient norm, except with a zero-bubble schedule, whose pipeline ranks start and
+finish in a staggered way: there the optimizer waits for the partial norm of the stages up to its own,
+passed along the pipeline. Whether the full norm would have changed the update is validated during the next
+step's warm-up (Qi et al. 2023, arXiv:2401.10241, section 4); here it never does, and the validation costs
+nothing.
 """
 
 from collections.abc import Iterator
@@ -76,9 +78,9 @@ _SEND_STREAM: Final = {True: Stream.SEND_NEXT, False: Stream.SEND_PREVIOUS}
 
 
 def lower_step(plan: Plan, order: PipelineOrder, step_count: int = 1) -> Program:
-    """The program of one training step; `order` says in which order each pipeline rank works.
+    """The program of one training step.
 
-    steps: for how many there are to be loads of experts.
+    order: the schedule entries of every pipeline rank; step_count: number of steps to draw expert loads for.
     """
     groups = process_groups(plan.layout, plan.placement, plan.embedding_ranks)
     if isinstance(plan.layout.data, NaiveDataParallel):
@@ -107,14 +109,14 @@ def lower_step(plan: Plan, order: PipelineOrder, step_count: int = 1) -> Program
 
 
 def _backward_kinds(order: PipelineOrder) -> dict[tuple[int, int], ActionKind]:
-    """By stage and microbatch, as what a gradient from the next stage is received."""
+    """Kind under which the gradient of (stage, microbatch) is received: full backward or input gradient."""
     receiving_kinds = (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
     actions = (action for steps in order for action in flatten_entries(steps) if action.kind in receiving_kinds)
     return {(action.stage, action.microbatch): action.kind for action in actions}
 
 
 def _final_backwards(entries: tuple[ScheduleEntry, ...]) -> frozenset[Action]:
-    """The last action that completes gradients, of each stage."""
+    """The last action of each stage that completes weight gradients."""
     completing_kinds = (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT)
     return frozenset(
         {action.stage: action for action in flatten_entries(entries) if action.kind in completing_kinds}.values()
@@ -141,24 +143,24 @@ def _lower_rank(builder: RankProgramBuilder, rank: int, entries: tuple[ScheduleE
 
 
 def _flatten_dependent_pairs(plan: Plan, entries: tuple[ScheduleEntry, ...]) -> list[ScheduleEntry]:
-    """Steps, with the passes of pairs one after the other where they do not run side by side."""
-    overlaps_moe = plan.layout.overlap_expert_communication
+    """Schedule entries; pairs whose passes are not interleaved become two separate actions."""
+    overlaps_moe = plan.layout.overlap_moe_expert_parallel_comm
     return [
-        item
+        kept_entry
         for entry in entries
-        for item in ((entry,) if overlaps_moe and _is_independent(entry) else flatten_entry(entry))
+        for kept_entry in ((entry,) if overlaps_moe and _is_independent(entry) else flatten_entry(entry))
     ]
 
 
 def _is_independent(entry: ScheduleEntry) -> bool:
-    """Whether no pass of a step reads what another of it makes."""
+    """Whether no pass of an entry reads the output of another pass of it."""
     return isinstance(entry, Action) or entry.forward[::2] != entry.backward[::2]
 
 
 def _lower_passes(
     builder: RankProgramBuilder, data_lowering: DataParallelLowering, entries: list[ScheduleEntry]
 ) -> None:
-    """Issue all passes of a rank, and their messages."""
+    """Issue all passes of a rank, and their p2p messages."""
     awaited: tuple[int, ...] = ()
     held_forward: Action | None = None
     for entry, next_entry in zip(entries, (*entries[1:], None), strict=True):
@@ -176,7 +178,7 @@ def _lower_passes(
 def _lower_pass(
     builder: RankProgramBuilder, data_lowering: DataParallelLowering, action: Action, depends_on: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...]]:
-    """Issue a pass; return the task after which its output is there, and what the next pass waits for by its loss."""
+    """Issue a pass; return the task that completes its output, and the loss tasks that the next pass waits for."""
     stage_pass = add_batch_fetch(
         builder, _add_receive(builder, StagePass(builder.plan.stages[action.stage], action, depends_on))
     )
@@ -187,7 +189,7 @@ def _lower_pass(
 def _lower_overlapped_pair(
     builder: RankProgramBuilder, data_lowering: DataParallelLowering, pair: OverlappedPair, depends_on: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Issue a forward and a backward that take turns; return what the next pass waits for because of them."""
+    """Issue a forward and a backward interleaved; return the tasks that the next pass waits for because of them."""
     builder.in_overlapped_pair, forward_begin = True, len(builder.tasks)
     forward, loss_tasks = _lower_pass(builder, data_lowering, pair.forward, depends_on)
     backward_begin = len(builder.tasks)
@@ -198,7 +200,10 @@ def _lower_overlapped_pair(
 
 
 def _add_receive(builder: RankProgramBuilder, stage_pass: StagePass) -> StagePass:
-    """Wait for what another pipeline rank sends; without sequence parallelism its parts are gathered on arrival."""
+    """Wait for the message from another pipeline rank.
+
+    Without sequence parallelism its tensor-parallel slices are all-gathered on arrival.
+    """
     stage, action, depends_on, _ = stage_pass
     key = action.stage, action.kind
     if key not in builder.stage_inputs:
@@ -213,7 +218,7 @@ def _add_receive(builder: RankProgramBuilder, stage_pass: StagePass) -> StagePas
 def _stage_input(
     builder: RankProgramBuilder, stage: int, kind: ActionKind
 ) -> tuple[CommOp | None, tuple[Operation, ...]]:
-    """What the passes of a stage receive, None: nothing; and what is done to it before they run."""
+    """The message that passes of a stage receive (None: none), and the operations applied to it before they run."""
     layout, forward = builder.plan.layout, kind is FORWARD
     source = stage + (-1 if forward else 1)
     message = _stage_message(builder, kind, source, stage)
@@ -227,26 +232,27 @@ def _stage_input(
 def _stage_message(
     builder: RankProgramBuilder, kind: ActionKind, source_stage: int, target_stage: int
 ) -> CommOp | None:
-    """What a pass's output is sent as from stage to stage; None where nothing is sent."""
+    """The message with a pass's output from stage to stage; None where nothing is sent."""
     return None if kind is ActionKind.WEIGHT_GRADIENT else builder.p2p_message(source_stage, target_stage)
 
 
 def _has_paired_sends(plan: Plan, order: PipelineOrder) -> bool:
-    """Whether a forward's output waits for that of a backward right behind it, with which it is sent.
+    """Whether a forward's output is sent together with that of the backward right behind it.
 
-    So does Megatron-LM's interleaved schedule where sends are not overlapped: after each forward and backward of its
-    steady phase it sends both ways at once (`send_forward_backward_recv_forward_backward`). It wants microbatches in
-    multiples of the pipeline's ranks, and runs all forwards first where there are only as many. An order that could not
-    go on so is none of Megatron's: there each output is sent by itself.
+    Megatron-LM's interleaved schedule does so where p2p is not overlapped: after each forward and backward of
+    the steady phase it sends in both directions at once (`send_forward_backward_recv_forward_backward`). It
+    requires the microbatches to be a multiple of the pipeline size, and runs all forwards first if the two are
+    equal. An order that would deadlock with paired sends is not Megatron's: there each output is sent by
+    itself.
     """
-    if plan.layout.pipeline_overlap or plan.placement.max_chunks == 1:
+    if plan.layout.overlap_p2p_comm or plan.placement.max_chunks == 1:
         return False
     is_steady = plan.microbatches > plan.layout.pp and plan.microbatches % plan.layout.pp == 0
     return is_steady and runs_with_paired_sends(order)
 
 
 def _add_send(builder: RankProgramBuilder, action: Action, last_task: int) -> tuple[int, ...]:
-    """Send a pass's output on; return what the next pass must wait for because of it."""
+    """Send a pass's output; return the tasks that the next pass must wait for because of it."""
     stage, kind, microbatch = action
     forward = kind is FORWARD
     target = stage + (1 if forward else -1)
@@ -258,11 +264,11 @@ def _add_send(builder: RankProgramBuilder, action: Action, last_task: int) -> tu
         return ()
     tag = Action(target, kind if forward else builder.backward_kinds[target, microbatch], microbatch)
     task = builder.tasks.add(_SEND_STREAM[forward], SendTask(message, tag, (last_task,)))
-    return () if builder.plan.layout.pipeline_overlap else (task,)
+    return () if builder.plan.layout.overlap_p2p_comm else (task,)
 
 
 def _reduce_tied_embeddings(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...], last_task: int) -> None:
-    """Add up the gradients of an embedding that several pipeline ranks hold."""
+    """All-reduce the gradients of tied embeddings, which several pipeline ranks hold."""
     embedding_ranks = builder.plan.embedding_ranks
     holds_embedding = any(builder.plan.placement.stage_ranks[stage.index] in embedding_ranks for stage in stages)
     (dense,) = (group for group in builder.plan.parameter_groups if group.name == DENSE)
@@ -271,7 +277,7 @@ def _reduce_tied_embeddings(builder: RankProgramBuilder, stages: tuple[PipelineS
     vocab_rows = builder.plan.layer_shard.vocab_rows(builder.plan.model.vocab)
     shard_count = (
         dense.shard_count if builder.plan.layout.data.zero_stage > 1 else 1
-    )  # ZeRO-2 and -3 hold a part of the gradient
+    )  # ZeRO-2 and -3 hold a shard of the gradient
     gradient_dtype = dense.formats.gradients
     payload = float(vocab_rows * builder.plan.model.hidden * gradient_dtype.bytes / shard_count)
     comm_op = CommOp(
@@ -283,9 +289,10 @@ def _reduce_tied_embeddings(builder: RankProgramBuilder, stages: tuple[PipelineS
 
 
 def _add_optimizer(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...], pipeline_rank: int | None) -> int:
-    """Clip and apply the gradients that this rank updates; return the optimizer's task.
+    """Clip and apply the gradients that this rank updates; return the optimizer's task id.
 
-    place: on which pipeline rank, where the norm is handed on along the pipeline; None: it is summed at once.
+    pipeline_rank: own pipeline rank, where the norm is passed along the pipeline; None: it is all-reduced at
+    once.
     """
     plan = builder.plan
     updates = list(_updated_parameters(plan, stages))
@@ -324,16 +331,16 @@ def _add_optimizer(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...
         return _add_device_update(builder, operations, depends_on)
     if operations:
         _add_device_update(builder, operations, depends_on)
-    return _add_device_update(builder, [], (host_tasks[-1],))  # the step is done when the weights are back
+    return _add_device_update(builder, [], (host_tasks[-1],))  # the step ends when the weights are back on the device
 
 
 def _prepare_gradients(
     builder: RankProgramBuilder, updates: list[tuple[Training, float]], *, norm_all_reduced: bool
 ) -> list[Operation]:
-    """What makes gradients as the optimizer reads them, where they are here: run first, or else to be run.
+    """Upcast and unscale device gradients for the optimizer; return operations still to be run.
 
-    Whether the gradients of an FP16 run are finite all ranks of a model hear before anything else is done with them;
-    where the norm is handed on along the pipeline (not `instant_measurements`) they hear it with that.
+    In FP16 all ranks of a model learn whether gradients are finite before anything else is done with them;
+    where the norm is passed along the pipeline (not `norm_all_reduced`) that information travels with it.
     """
     if builder.plan.training.offload.offloads_gradients:
         return []
@@ -362,7 +369,7 @@ def _add_device_update(builder: RankProgramBuilder, operations: list[Operation],
 def _add_host_updates(
     builder: RankProgramBuilder, slice_count: int, updates: list[tuple[Training, float]], depends_on: tuple[int, ...]
 ) -> Iterator[int]:
-    """Update the host's part of the parameters, in so many pieces; yield the tasks after which weights are there."""
+    """Update the host's share of the parameters in slices; yield the tasks after which weights are there."""
     offload = builder.plan.training.offload
     for training, count in (update for update in updates if update[1] and offload.states is not None):
         slice_parameters, formats = offload.share * count / slice_count, training.recipe.weight_formats
@@ -384,7 +391,7 @@ def _add_host_updates(
 
 
 def _updated_parameters(plan: Plan, stages: tuple[PipelineStage, ...]) -> Iterator[tuple[Training, float]]:
-    """How many parameters a rank updates, those in the same formats together, as a training in these formats."""
+    """Number of parameters a rank updates, grouped by weight formats, as a `Training` with these formats."""
     counts: dict[WeightFormats, float] = {}
     for group in plan.trained_groups:
         parameter_count = sum(plan.parameter_count(stage, group.name) for stage in stages)
@@ -394,22 +401,23 @@ def _updated_parameters(plan: Plan, stages: tuple[PipelineStage, ...]) -> Iterat
 
 
 def _add_global_norm(builder: RankProgramBuilder, kernels: list[Operation]) -> tuple[int, ...]:
-    """Sum the squares of all gradients; return the task after which the sum is there."""
+    """Sum the squares of all gradients; return the tasks after which the global sum is available."""
     squares_task = _add_squared_sum(builder, kernels)
     return _all_reduce_over_copy(builder, _NORM_NAME, squares_task)
 
 
 def _all_reduce_over_copy(builder: RankProgramBuilder, name: str, task: int) -> tuple[int, ...]:
-    """Sum a number over all that hold one copy of the gradients together, of each group of weights."""
+    """All-reduce a scalar over the ranks that hold one copy of the gradients, for each parameter group."""
     comm_groups = single_copy_groups(builder.plan.layout, builder.plan.trained_groups)
     comm_ops = (CommOp(name, CollectiveType.ALL_REDUCE, comm_group.name, NORM_BYTES) for comm_group in comm_groups)
     return tuple(builder.add_dp_collective(comm_op, (task,)) for comm_op in comm_ops)
 
 
 def _add_running_norm(builder: RankProgramBuilder, pipeline_rank: int, kernels: list[Operation]) -> tuple[int, ...]:
-    """Sum the squares of gradients up to this pipeline rank, hand them on; return the tasks after which they are there.
+    """Sum squared gradients up to this pipeline rank and pass the sum on; return the tasks that complete it.
 
-    Messages are tagged as the last weight gradient of a stage of the rank's number, which itself sends nothing.
+    The messages' tags are those of the last weight gradient of the stage with the rank's index, which sends
+    nothing itself.
     """
     reduce_groups = [TP_GROUP.name] if builder.plan.layout.tp > 1 else []
     if builder.plan.layout.has_expert_mesh and any(group.name == EXPERTS for group in builder.plan.trained_groups):
@@ -436,7 +444,7 @@ def _add_running_norm(builder: RankProgramBuilder, pipeline_rank: int, kernels: 
 
 
 def _add_squared_sum(builder: RankProgramBuilder, operations: list[Operation]) -> int:
-    """Sum the squares of this rank's gradients once they are reduced, where they are; return the task."""
+    """Sum the squares of this rank's reduced gradients, on the device or the host; return the task id."""
     depends_on = tuple(builder.reduction_tasks)
     if builder.plan.training.offload.offloads_gradients:
         bytes_read = sum(operation.kernel.bytes for operation in operations if operation.kernel is not None)

@@ -1,10 +1,10 @@
-"""What does a stage consist of, as operations?
+"""Units of a pipeline stage: the operations of its embedding, layers and head.
 
-A unit is what ZeRO-3 gathers at once and what a layer-wise timeline shows: the embedding, one layer, or the head (final
-norm, logits, loss). Full recomputation runs a layer's forward again before its backward, selective recomputation only
-some modules of it (or all but what it keeps of single operations), both to the end or, with `training.early_stop`,
-until all is there that backward needs; the embedding and the head are never run again.
-Where backward is run in halves, what is run again comes before the input gradients.
+A unit is what FSDP gathers at once and what a layer-wise timeline shows: the embedding, one layer, or the
+head (final norm, logits, loss). Full recomputation runs a layer's forward again before its backward;
+selective recomputation only some of its modules (or all operations but those whose outputs are saved). Both
+run to the end or, with `training.early_stop`, until everything that backward needs is there. The embedding
+and the head are never recomputed. Where backward is split, recomputation comes before the input gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,10 @@ from clustersim.program.task import Operation
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A part of a stage. counts: parameters on this rank by their group; head: final norm, logits and loss.
+    """Embedding, layer or head of a stage.
 
-    inputs, weights: the halves of `backward`, where a schedule runs them apart.
+    parameters_by_group: parameters on this rank by parameter group; is_head: final norm, logits and loss;
+    input_gradients, weight_gradients: the halves of `backward`, where a schedule splits it.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Unit:
 
     @property
     def parameter_count(self) -> int:
-        """Parameters on this rank."""
+        """Number of parameters on this rank."""
         return sum(self.parameters_by_group.values())
 
     def operations(self, kind: ActionKind) -> tuple[Operation, ...]:
@@ -68,8 +69,8 @@ class Unit:
 class UnitBuilder:
     """Builds the units of a plan's stages; equal units share their operations.
 
-    What is known of stages is kept by their numbers, and of layers by their kind's identity first, because to hash
-    stacks and kinds of layers again and again costs more.
+    Caches are keyed by stage index, and by the identity of a layer spec before its value, since hashing layer
+    stacks and specs repeatedly costs more.
     """
 
     plan: Plan
@@ -87,7 +88,7 @@ class UnitBuilder:
         return self._units_by_stage[stage.index]
 
     def stage_class(self, stage: PipelineStage) -> int:
-        """A number that stages have in common whose work is equal."""
+        """Index of the equivalence class of a stage: equal for stages with equal work."""
         stage_class = self._stage_class_cache.get(stage.index)
         if stage_class is None:
             content = stage.stack, stage.has_embedding, stage.has_head, self.plan.load_indices(stage)
@@ -97,7 +98,7 @@ class UnitBuilder:
         return stage_class
 
     def stage_operations(self, stage: PipelineStage, kind: ActionKind) -> tuple[Operation, ...]:
-        """Operations of a pass through a whole stage."""
+        """Operations of a pass through a full stage."""
         operations = self._operation_cache.get((stage.index, kind))
         if operations is None:
             operations = self._operation_cache[stage.index, kind] = pass_operations(self.stage_units(stage), kind)
@@ -105,7 +106,9 @@ class UnitBuilder:
 
     def _build_stage(self, stage: PipelineStage) -> tuple[Unit, ...]:
         layer_runs = [run for run in self.plan.layer_runs(stage) for _ in range(run.layers.count)]
-        layers = [self.layer_unit(*item) for item in zip(layer_runs, self.plan.load_indices(stage), strict=True)]
+        layers = [
+            self.layer_unit(*layer_run) for layer_run in zip(layer_runs, self.plan.load_indices(stage), strict=True)
+        ]
         embedding_units = [self.embedding_unit(self.plan.embedding)] if stage.has_embedding else []
         mtp_embeddings = [self.embedding_unit(mtp_embedding) for mtp_embedding in self.plan.mtp_embeddings(stage)]
         main_layer_count = len(layers) - stage.mtp_layer_count
@@ -113,7 +116,7 @@ class UnitBuilder:
         return (*embedding_units, *layers[:main_layer_count], *mtp_embeddings, *layers[main_layer_count:], *head_units)
 
     def layer_unit(self, layer_run: StageLayers, load_index: int | None) -> Unit:
-        """A layer of a run; load: number of its own."""
+        """The unit of one layer; load_index: index of its expert load factors."""
         spec, recomputed = layer_run.layers.spec, layer_run.recomputed
         id_key = id(spec), recomputed, layer_run.offloaded, load_index
         if id_key in self._layers_by_spec_id:
@@ -135,7 +138,7 @@ class UnitBuilder:
     def _recomputed_operations(
         self, layer: LayerOperators, sharding: LayerSharding, *, recomputed: bool
     ) -> list[Operation]:
-        """What is run again of a layer; again: the layer is among those that are recomputed in full."""
+        """Operations of a layer that are recomputed; recomputed: the layer is among those with full recomputation."""
         early_stop = self.plan.training.early_stop
         match self.plan.training.recompute:
             case SelectiveRecompute(modules):
@@ -145,19 +148,19 @@ class UnitBuilder:
         return recomputed_forward(layer, sharding, early_stop=early_stop) if recomputed else []
 
     def embedding_unit(self, layer: LayerOperators) -> Unit:
-        """An embedding of the plan's."""
+        """Unit of an embedding."""
         sharding = replace(self.plan.layer_sharding(), has_sharded_input=False)
         return self._offload_unreduced(_build_unit("embedding", layer, sharding, []))
 
     def head_unit(self, layer: LayerOperators) -> Unit:
-        """A head of the plan's."""
+        """Unit of an output head."""
         sharding = replace(self.plan.layer_sharding(), has_sharded_output=False)
         unit = _build_unit("head", layer, sharding, [])
         reductions = (1 + self.plan.model.mtp_layers) * sharding.vocab_parallel_loss(self.plan.layer_shard.tokens)
         return self._offload_unreduced(replace(unit, forward=(*unit.forward, *reductions), is_head=True))
 
     def _offload_unreduced(self, unit: Unit) -> Unit:
-        """The unit, whose gradients go to the host after its backward if those of the plan do so unreduced."""
+        """The unit; its gradients are offloaded after its backward if the plan offloads unreduced gradients."""
         if not self.plan.offloads_unreduced_gradients:
             return unit
         groups = self.plan.trained_groups
@@ -179,12 +182,12 @@ def pass_operations(units: Sequence[Unit], kind: ActionKind) -> tuple[Operation,
 
 
 def execution_order(units: Sequence[Unit], kind: ActionKind) -> Sequence[Unit]:
-    """Units as a pass runs them: forward in model order, backward in reverse."""
+    """Units in execution order of a pass: forward in model order, backward in reverse."""
     return units if kind is ActionKind.FORWARD else units[::-1]
 
 
 def _offload_activations(unit: Unit, size_bytes: Bytes) -> Unit:
-    """The unit with so many bytes of activations on the host from its forward to its backward."""
+    """The unit with `size_bytes` of activations offloaded to the host between its forward and its backward."""
     *preceding, last = unit.forward
     return replace(
         unit,

@@ -1,1 +1,1 @@
-"""WHAT MUST IT HOLD? Parameters, activations and everything else in device memory, over time."""
+"""MEMORY. Parameters, activations and all other device memory of a rank, over time."""

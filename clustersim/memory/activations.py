@@ -1,20 +1,22 @@
-"""What must a stage keep from forward to backward, and what does it need for a moment?
+"""What must a stage keep from forward to backward, and what does it need temporarily?
 
-Kept for each microbatch in flight: what every operator's backward reads, or less under recomputation: full
-recomputation keeps each layer's input, selective recomputation drops what its modules keep. A stage's output is what
-the next one's first layer reads, so nobody here needs it; unless it is released once it is sent, the graph holds it.
+Saved for each microbatch in flight: what every operator's backward reads, or less with recomputation: full
+recomputation saves each layer's input, selective recomputation drops what its modules save. A stage's
+output is read by the next stage's first layer only, so it is not needed here; unless it is released once it
+is sent, the autograd graph holds it.
 
-For a moment, backward needs more, while it frees what it has passed: first the gradient of the logits beside the
-loss's FP32 softmax, then the gradient of the logits' weight, then those of the last layer (which recomputation has
-filled again), at the end the embedding's. A weight's gradient is there once in the activations' format before it is
-accumulated (autograd; Megatron-LM's fused accumulation allocates the same size for its hooks, in
-`LinearWithGradAccumulationAndAsyncCommunication`). ZeRO-3's gradients are counted with its gathered units. A frozen
-weight has no gradient; one that is kept in fewer bits is there unpacked while its product runs.
+Backward needs temporary memory while it frees what it has passed: first the gradient of the logits with the
+loss's FP32 softmax, then the gradient of the logits' weight, then those of the last layer (which
+recomputation has restored), at the end the embedding's. A weight's gradient exists once in the activations'
+format before it is accumulated (autograd; Megatron-LM's fused accumulation allocates the same size for its
+hooks, in `LinearWithGradAccumulationAndAsyncCommunication`). ZeRO-3's gradients are counted with its
+gathered units. A frozen weight has no gradient; one that is stored in fewer bits is unpacked while its
+matmul runs.
 
-Where backward is run in halves, the input gradient frees what was kept but for what the weight gradients wait for: the
-inputs of linear layers and, new, the gradients of their outputs (in a GPT layer 32 of 34 s b h bytes, and the scores).
-Recomputed layers come back as far as that, so then more waits than was kept.
-All of it is counted in parts of the model (`ActivationKind`): how many there are of each does not depend on how large they are.
+Where backward is split, the input gradient (dgrad) frees everything except what the weight gradients
+(wgrad) need: the inputs of linear layers and, in addition, the gradients of their outputs (in a GPT layer
+32 of 34 s b h bytes, and the scores). Recomputed layers are restored to that extent, so that more is held
+for wgrad than was saved. Everything is counted by kind (`ActivationKind`); counts do not depend on sizes.
 Reference: Korthikanti et al. 2022, sections 4 and 5; Qi et al. 2023 (arXiv:2401.10241), section 2.3.
 """
 
@@ -37,13 +39,13 @@ from clustersim.program.action import ActionKind
 
 
 class ActivationKind(IdentityEnum):
-    """What activations are made of, each of one microbatch on one rank.
+    """Kinds of activation memory, each of one microbatch on one rank.
 
-    OUTPUT: what a stage sends, if it is not released; INPUT: what a layer keeps that is run again as a whole; LAYER:
-    what others keep, as recomputation has it; WHOLE: all that a layer's backward reads; EMBEDDING, HEAD: what these
-    keep; LOSS: gradients of the logits beside the loss's softmax; CAST: those of the logits in its place; *_WAITING:
-    what waits for weight gradients; *_GRADIENT: that of the largest weight, before it is accumulated (or a weight that
-    is unpacked).
+    STAGE_OUTPUT: what a stage sends, if it is not released; LAYER_INPUT: saved by a fully recomputed layer;
+    LAYER_SAVED: saved by other layers, under the recomputation policy; LAYER_FULL: all that a layer's backward
+    reads; EMBEDDING_SAVED, HEAD_SAVED: saved by these; LOSS_GRADIENT: gradients of the logits with the loss's
+    softmax; CAST_GRADIENT: gradients of the logits in its place; *_WGRAD: held for deferred weight gradients;
+    *_WEIGHT_GRADIENT: gradient of the largest weight before it is accumulated (or a weight that is unpacked).
     """
 
     STAGE_OUTPUT = "stage output"
@@ -63,16 +65,18 @@ class ActivationKind(IdentityEnum):
 
 
 LOSS_CHUNKS: Final = 8
-"""Of a chunked loss (torchtune, CEWithChunkedOutputLoss, num_output_chunks)."""
+"""Chunks of a chunked loss (torchtune, CEWithChunkedOutputLoss, num_output_chunks)."""
 ActivationKey = tuple[ActivationKind, LayerSpec | None]
-"""A part and, of layers, of which kind of layer."""
+"""A kind of activation and, for layers, the layer specification."""
 ActivationCounts = Mapping[ActivationKey, int]
-"""How many there are of each kind."""
+"""How many there are of each."""
 ActivationBytes = tuple[Bytes, Bytes, Bytes]
-"""Bytes that one microbatch keeps until its backward, between its halves, and that a backward needs for a moment."""
+"""Bytes per microbatch: saved until its backward, held between dgrad and wgrad, and temporary in a backward."""
 _WGRAD_KIND: Final = {
-    ActivationKind.LAYER_SAVED: ActivationKind.LAYER_WGRAD, ActivationKind.LAYER_INPUT: ActivationKind.LAYER_WGRAD, ActivationKind.HEAD_SAVED: ActivationKind.HEAD_WGRAD,
-}  # fmt: skip
+    ActivationKind.LAYER_SAVED: ActivationKind.LAYER_WGRAD,
+    ActivationKind.LAYER_INPUT: ActivationKind.LAYER_WGRAD,
+    ActivationKind.HEAD_SAVED: ActivationKind.HEAD_WGRAD,
+}
 
 
 @dataclass(frozen=True)
@@ -85,29 +89,29 @@ class Activations:
     )
 
     def stage_bytes(self, stage: PipelineStage, kind: ActionKind) -> ActivationBytes:
-        """`kept`, `waiting` and `passing` of a stage; worked out once for all that hold the same."""
+        """(`saved_bytes`, `wgrad_bytes`, `transient_bytes`) of a stage; cached for stages with the same content."""
         key = stage.stack, stage.has_embedding, stage.has_head, self.plan.sent_activation_count(stage.index), kind
         if key not in self._bytes_cache:
             self._bytes_cache[key] = self.saved_bytes(stage), self.wgrad_bytes(stage), self.transient_bytes(stage, kind)
         return self._bytes_cache[key]
 
     def saved_bytes(self, stage: PipelineStage) -> Bytes:
-        """Bytes that one microbatch keeps on a stage from forward to backward."""
+        """Bytes that one microbatch saves on a stage from forward to backward."""
         return self._total_bytes(self.saved_counts(stage))
 
     def wgrad_bytes(self, stage: PipelineStage) -> Bytes:
-        """Bytes that one microbatch keeps on a stage from its input gradients to its weight gradients."""
+        """Bytes that one microbatch holds on a stage from its input gradients to its weight gradients."""
         counts = Counter(_end_counts(stage, ActivationKind.EMBEDDING_WGRAD, ActivationKind.HEAD_WGRAD))
         for run in stage.stack:
             counts[ActivationKind.LAYER_WGRAD, run.spec] += run.count
         return self._total_bytes(counts)
 
     def transient_bytes(self, stage: PipelineStage, kind: ActionKind = ActionKind.BACKWARD) -> Bytes:
-        """Bytes that a backward of one microbatch, or a half of it, needs at its fullest, beside what was kept."""
+        """Peak temporary bytes of a backward of one microbatch, or half of it, in addition to what was saved."""
         return max((0.0, *map(self._total_bytes, self.transient_counts(stage, kind))))
 
     def saved_counts(self, stage: PipelineStage) -> ActivationCounts:
-        """What one microbatch keeps on a stage."""
+        """What one microbatch saves on a stage."""
         output_count = 0 if stage.has_head else self.plan.sent_activation_count(stage.index)
         counts = Counter(
             {
@@ -120,15 +124,15 @@ class Activations:
         return counts
 
     def layer_bytes_of(self, run: StageLayers) -> Bytes:
-        """Bytes that one microbatch keeps of one layer of a run, wherever they are."""
+        """Bytes that one microbatch saves of one layer of a run, on device or host."""
         return self.bytes_of(*_saved_key(run))
 
     def host_bytes(self, stage: PipelineStage) -> Bytes:
-        """Bytes that one microbatch keeps of a stage on the host."""
+        """Bytes that one microbatch of a stage keeps on the host."""
         return sum(run.layers.count * self.layer_bytes_of(run) for run in self.plan.layer_runs(stage) if run.offloaded)
 
     def offload_buffer_bytes(self, stages: Iterable[PipelineStage]) -> Bytes:
-        """Bytes of offloaded layers that are on the device at once: of so many of the largest, if there are so many.
+        """Bytes of offloaded layers that are on the device at once: the largest ones, up to the number of buffers.
 
         A layer's are there from its forward's start until they are copied out, and from the start of the copy back
         to its backward's end.
@@ -145,9 +149,9 @@ class Activations:
     def transient_counts(
         self, stage: PipelineStage, kind: ActionKind = ActionKind.BACKWARD
     ) -> Iterator[ActivationCounts]:
-        """What a pass needs beside what was kept, at the moments of which one is the fullest; freed parts are negative.
+        """Temporary needs of a pass, beyond what was saved, at each possible peak; freed kinds are negative.
 
-        Where more waits for the weights' half than was kept of a layer, the first such layer of a run is fullest.
+        Where more is held for wgrad than was saved of a layer, the peak is at the first such layer of a run.
         """
         if kind is ActionKind.WEIGHT_GRADIENT:
             yield from _weight_gradient_counts(stage)
@@ -174,14 +178,14 @@ class Activations:
                 yield counts
 
     def bytes_of(self, kind: ActivationKind, spec: LayerSpec | None = None) -> Bytes:
-        """Bytes of a part; spec: of which kind of layer, if it is a layer's."""
+        """Bytes of a kind. spec: the layer specification, for a kind of layer memory."""
         return float(_STAGE_SIZES[kind](self) if spec is None else _LAYER_SIZES[kind](self, spec))
 
     def _total_bytes(self, counts: ActivationCounts) -> Bytes:
         return float(sum(count * self.bytes_of(*kind) for kind, count in counts.items() if count))
 
     def weight_gradient_bytes(self, layer: LayerOperators) -> Bytes:
-        """The gradient of the largest weight, before it is accumulated, or the largest weight that is unpacked."""
+        """Bytes of the gradient of a layer's largest weight before accumulation, or of the largest unpacked weight."""
         is_sharded = isinstance(self.plan.layout.data, FullyShard) and not self.plan.accumulates_full_gradients
         gathered_groups = {group.name for group in self.plan.parameter_groups if is_sharded and group.shard_count > 1}
         resident_operators = (
@@ -201,7 +205,7 @@ class Activations:
         shard = self.plan.layer_shard
         return (
             0.0
-            if self.plan.layout.release_outputs
+            if self.plan.layout.deallocate_pipeline_outputs
             else shard.residual_tokens * self.plan.model.hidden * self.element_bytes
         )
 
@@ -212,10 +216,11 @@ class Activations:
 
     @property
     def loss_gradient_bytes(self) -> Bytes:
-        """Bytes of the logits' gradients beside what the loss keeps (mostly an FP32 softmax), per logit.
+        """Bytes per logit of its gradients, beyond what the loss saves (mostly an FP32 softmax).
 
-        PyTorch's loss makes two gradients in FP32, of the negative log-likelihood and of the log-softmax; chunk by
-        chunk they take the place of logits that are freed; the others make it in the softmax's place and cast it.
+        PyTorch's loss makes two gradients in FP32, of the negative log-likelihood and of the log-softmax; a chunked
+        loss puts them in place of logits that are freed; the others compute the gradient in the softmax's place and
+        cast it.
         """
         match self.plan.training.loss:
             case LossImplementation.TORCH:
@@ -226,7 +231,7 @@ class Activations:
 
     @property
     def loss_saved_bytes(self) -> Bytes:
-        """Bytes that the loss keeps, per logit."""
+        """Bytes per logit that the loss saves."""
         return memory_bound.loss_spec(self.plan.training.loss).saved.bytes(self.plan.training.recipe.activations, 1)
 
     @property
@@ -235,12 +240,12 @@ class Activations:
         return self.plan.layer_shard.tokens * self.plan.layer_shard.vocab_rows(self.plan.model.vocab)
 
     def saved_layer_bytes(self, spec: LayerSpec) -> Bytes:
-        """Bytes of a layer whose forward is not run again as a whole."""
+        """Bytes that a layer saves if it is not fully recomputed."""
         return layer_saved_bytes(self.plan.layer_by_spec[spec], self.plan.training.recompute)
 
 
 def layer_saved_bytes(layer: LayerOperators, recompute: Recompute) -> Bytes:
-    """Bytes of a layer whose forward is not run again as a whole."""
+    """Bytes that a layer saves under this policy if it is not fully recomputed."""
     match recompute:
         case SelectiveOpRecompute():
             return layer.input_bytes + sum(operator.saved_output_bytes for operator in layer.operators)
@@ -250,39 +255,45 @@ def layer_saved_bytes(layer: LayerOperators, recompute: Recompute) -> Bytes:
 
 
 _STAGE_SIZES: Final[Mapping[ActivationKind, Callable[[Activations], Bytes]]] = {
-    ActivationKind.STAGE_OUTPUT: lambda of: of.output_bytes,
-    ActivationKind.EMBEDDING_SAVED: lambda of: of.plan.embedding.saved_bytes,
-    ActivationKind.HEAD_SAVED: lambda of: of.plan.head.saved_bytes,
-    ActivationKind.LOSS_GRADIENT: lambda of: of.logit_count * of.loss_gradient_bytes,
-    ActivationKind.CAST_GRADIENT: lambda of: of.logit_count * (of.element_bytes - of.loss_saved_bytes),
-    ActivationKind.EMBEDDING_WGRAD: lambda of: of.plan.embedding.deferred_wgrad_bytes,
-    ActivationKind.HEAD_WGRAD: lambda of: of.plan.head.deferred_wgrad_bytes,
-    ActivationKind.EMBEDDING_WEIGHT_GRADIENT: lambda of: of.weight_gradient_bytes(of.plan.embedding),
-    ActivationKind.HEAD_WEIGHT_GRADIENT: lambda of: of.weight_gradient_bytes(of.plan.head),
+    ActivationKind.STAGE_OUTPUT: lambda activations: activations.output_bytes,
+    ActivationKind.EMBEDDING_SAVED: lambda activations: activations.plan.embedding.saved_bytes,
+    ActivationKind.HEAD_SAVED: lambda activations: activations.plan.head.saved_bytes,
+    ActivationKind.LOSS_GRADIENT: lambda activations: activations.logit_count * activations.loss_gradient_bytes,
+    ActivationKind.CAST_GRADIENT: lambda activations: (
+        activations.logit_count * (activations.element_bytes - activations.loss_saved_bytes)
+    ),
+    ActivationKind.EMBEDDING_WGRAD: lambda activations: activations.plan.embedding.deferred_wgrad_bytes,
+    ActivationKind.HEAD_WGRAD: lambda activations: activations.plan.head.deferred_wgrad_bytes,
+    ActivationKind.EMBEDDING_WEIGHT_GRADIENT: lambda activations: activations.weight_gradient_bytes(
+        activations.plan.embedding
+    ),
+    ActivationKind.HEAD_WEIGHT_GRADIENT: lambda activations: activations.weight_gradient_bytes(activations.plan.head),
 }
 _LAYER_SIZES: Final[Mapping[ActivationKind, Callable[[Activations, LayerSpec], Bytes]]] = {
-    ActivationKind.LAYER_INPUT: lambda of, spec: of.plan.layer_by_spec[spec].input_bytes,
-    ActivationKind.LAYER_SAVED: lambda of, spec: of.saved_layer_bytes(spec),
-    ActivationKind.LAYER_FULL: lambda of, spec: of.plan.layer_by_spec[spec].saved_bytes,
-    ActivationKind.LAYER_WGRAD: lambda of, spec: of.plan.layer_by_spec[spec].deferred_wgrad_bytes,
-    ActivationKind.LAYER_WEIGHT_GRADIENT: lambda of, spec: of.weight_gradient_bytes(of.plan.layer_by_spec[spec]),
+    ActivationKind.LAYER_INPUT: lambda activations, spec: activations.plan.layer_by_spec[spec].input_bytes,
+    ActivationKind.LAYER_SAVED: lambda activations, spec: activations.saved_layer_bytes(spec),
+    ActivationKind.LAYER_FULL: lambda activations, spec: activations.plan.layer_by_spec[spec].saved_bytes,
+    ActivationKind.LAYER_WGRAD: lambda activations, spec: activations.plan.layer_by_spec[spec].deferred_wgrad_bytes,
+    ActivationKind.LAYER_WEIGHT_GRADIENT: lambda activations, spec: activations.weight_gradient_bytes(
+        activations.plan.layer_by_spec[spec]
+    ),
 }
 LAYER_KINDS: Final = frozenset(_LAYER_SIZES)
-"""Parts of which each kind of layer has its own."""
+"""Kinds whose size depends on the layer specification."""
 
 
 def _saved_key(run: StageLayers) -> ActivationKey:
-    """What a layer of a run keeps."""
+    """What one layer of a run saves."""
     return (ActivationKind.LAYER_INPUT if run.recomputed else ActivationKind.LAYER_SAVED), run.layers.spec
 
 
 def _end_counts(stage: PipelineStage, embedding: ActivationKind, head: ActivationKind) -> dict[ActivationKey, int]:
-    """The ends that a stage has, embeddings of further tokens among them."""
+    """Counts of the embeddings (those of multi-token prediction included) and heads that a stage has."""
     return {(embedding, None): stage.has_embedding + stage.mtp_layer_count, (head, None): int(stage.has_head)}
 
 
 def _weight_gradient_counts(stage: PipelineStage) -> Iterator[ActivationCounts]:
-    """The gradient of the largest weight of each kind of part, one at a time."""
+    """The gradient of the largest weight of the ends and of each kind of layer, one at a time."""
     ends = _end_counts(stage, ActivationKind.EMBEDDING_WEIGHT_GRADIENT, ActivationKind.HEAD_WEIGHT_GRADIENT)
     yield from ({kind: 1} for kind, count in ends.items() if count)
     for run in stage.stack:
@@ -292,7 +303,7 @@ def _weight_gradient_counts(stage: PipelineStage) -> Iterator[ActivationCounts]:
 def _backward_counts(
     run: StageLayers, freed: Counter[ActivationKey], is_full_backward: bool
 ) -> Iterator[ActivationCounts]:
-    """Moments of a backward through the layers of a run: in the last one, of halves in the first, too."""
+    """Counts during a backward through a run: in its last layer, and in the first, too, if backward is split."""
     spec = run.layers.spec
     for layers_done in (0,) if is_full_backward else (0, run.layers.count - 1):
         counts = Counter(
@@ -308,7 +319,7 @@ def _backward_counts(
 
 
 def _freed_by_run(run: StageLayers, count: int, is_full_backward: bool) -> ActivationCounts:
-    """What backward frees once it has passed `count` layers of a run; what was on the host is not there to be freed."""
+    """What backward has freed after `count` layers of a run; offloaded activations are not on the device."""
     freed = dict(_freed_counts(_saved_key(run), count, is_full_backward))
     if run.offloaded:
         del freed[_saved_key(run)]
@@ -316,6 +327,6 @@ def _freed_by_run(run: StageLayers, count: int, is_full_backward: bool) -> Activ
 
 
 def _freed_counts(key: ActivationKey, count: int, is_full_backward: bool) -> ActivationCounts:
-    """What backward frees once it has passed `count` of a kind: halves leave what waits for the weight gradients."""
+    """What backward has freed after `count` of a kind; a split backward leaves what wgrad needs."""
     kind, spec = key
     return {key: count} if is_full_backward else {key: count, (_WGRAD_KIND[kind], spec): -count}

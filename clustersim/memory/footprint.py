@@ -1,17 +1,17 @@
-"""What lies in a rank's memory for the whole step?
+"""What occupies a rank's memory for the whole step?
 
-Parameters, gradients and optimizer states, sharded as ZeRO's stage says (Rajbhandari et al. 2020, section 5: with 2
-bytes for parameters and gradients and 12 for master weights and moments of P parameters on N ranks, 16 P, 4 P + 12 P/N,
-2 P + 14 P/N and 16 P/N bytes), less what is on the host, with buffers for what comes and goes; the layers that ZeRO-3
-has gathered; the bucket of whole gradients that ZeRO-2 fills (one: the next is filled while it is reduced only if the
-network lags); messages between stages, a posted activation and a posted gradient for each virtual stage (Megatron-LM's
-interleaved tests hold as much between steps, too); workspaces of libraries; buffers of process groups; the driver's
-context.
-Where gradients are reduced after the last microbatch only, as with a pipeline, they are whole until then, whatever the
-stage; and the parameters that ZeRO-3 gathers for a pipeline's first forward stay.
-Gradients that the optimizer reads as a wider copy are held as that, too: it is replaced in the next step only
-(Megatron-LM, `_copy_model_grads_to_main_grads`); so are those that DeepSpeed's `BF16_Optimizer` has added to its sums,
-until the next backward.
+Parameters, gradients and optimizer states, sharded by ZeRO stage (Rajbhandari et al. 2020, section 5: with
+2 bytes for parameters and gradients and 12 for master weights and moments of P parameters on N ranks, 16 P,
+4 P + 12 P/N, 2 P + 14 P/N and 16 P/N bytes), less what is offloaded, with buffers for offload transfers;
+the layers that ZeRO-3 has gathered; the bucket of unsharded gradients that ZeRO-2 fills (one: the next is
+filled while it is reduced only if the network lags); receive buffers between stages, one activation and one
+gradient for each virtual stage (Megatron-LM's interleaved tests hold as much between steps, too); library
+workspaces; communicator buffers; the driver's context. Where gradients are reduced after the last
+microbatch only, as with a pipeline, they are unsharded until then, whatever the stage; and the parameters
+that ZeRO-3 gathers for a pipeline's first forward stay. Gradients of which the optimizer reads a
+higher-precision copy are held in that form, too: the copy is replaced in the next step only (Megatron-LM,
+`_copy_model_grads_to_main_grads`); so are gradients that DeepSpeed's `BF16_Optimizer` has added to its
+sums, until the next backward.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,10 +37,10 @@ from clustersim.parallel.plan import Plan
 
 
 class MemoryCategory(IdentityEnum):
-    """What memory is used for; the value is its name in answers."""
+    """What memory is used for; the value is its label in results."""
 
     PARAMETERS = "parameters"
-    COPIES = "parameters in narrow formats"
+    COPIES = "low-precision parameter copies"
     GRADIENTS = "gradients"
     OPTIMIZER = "optimizer state"
     GATHERED = "gathered parameters"
@@ -54,28 +54,28 @@ class MemoryCategory(IdentityEnum):
 
 
 SHARDED_CATEGORIES: Final = (MemoryCategory.PARAMETERS, MemoryCategory.GRADIENTS, MemoryCategory.OPTIMIZER)
-"""What there is of every parameter, and ZeRO shards."""
+"""Categories that exist for every parameter and are sharded by ZeRO."""
 CONSTANT_CATEGORIES: Final = (
     *SHARDED_CATEGORIES,
     MemoryCategory.COPIES,
     MemoryCategory.COMMUNICATION,
     MemoryCategory.CONTEXT,
 )
-"""What stays for the whole step, whatever the microbatches and what is computed again."""
+"""Categories that are constant over the step, whatever the microbatches and the recomputation."""
 WeightUse = tuple[float, Bytes]
-"""Parameters, and bytes of them, their gradients and optimizer states."""
+"""Parameter count, and bytes of the parameters, their gradients and optimizer states."""
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of what stays. context: of the accelerator's driver and libraries."""
+    """Memory that is resident for the whole step. context_bytes: of the accelerator's driver and libraries."""
 
     plan: Plan
     framework: Framework
     context_bytes: Bytes
 
     def resident_bytes(self, pipeline_rank: int) -> dict[MemoryCategory, Bytes]:
-        """Bytes by category that a rank holds for the whole step; activations and fragmentation are not among them."""
+        """Bytes by category that a rank holds for the whole step, without activations and fragmentation."""
         stages, group_counts = self.plan.stages_on_rank(pipeline_rank), self._parameters_by_group(pipeline_rank)
         bucket_bytes = sum(self._largest_bucket(group, stages) for group, _ in group_counts)
         sizes_and_counts = [(self.bytes_per_parameter(group), count) for group, count in group_counts]
@@ -94,7 +94,7 @@ class Footprint:
         }
 
     def low_precision_copy_bytes(self, stages: Iterable[PipelineStage]) -> Bytes:
-        """Copies of weights in the format of products, of some stages."""
+        """Bytes of the weights' copies in the matmul format, over some stages."""
         elements = sum(
             operator.cached_cast_elements
             for stage in stages
@@ -104,22 +104,22 @@ class Footprint:
         return cached_weight_bytes(self.plan.training.recipe, elements)
 
     def weights_by_group(self, pipeline_rank: int) -> dict[str, WeightUse]:
-        """By name of its group, parameters that a rank computes with, and bytes of them, gradients and states."""
+        """By parameter group name: parameters on a rank, and bytes of them, their gradients and states."""
         group_counts = self._parameters_by_group(pipeline_rank)
         return {
             group.name: (count, count * sum(self.bytes_per_parameter(group).values())) for group, count in group_counts
         }
 
     def split_experts(self, pipeline_rank: int) -> tuple[WeightUse, WeightUse]:
-        """What experts take on a pipeline rank, and all other weights."""
+        """Weight memory of experts on a pipeline rank, and of all other weights."""
         weights = self.weights_by_group(pipeline_rank)
         experts = weights.pop(EXPERTS, (0.0, 0.0))
         return experts, (sum(count for count, _ in weights.values()), sum(size for _, size in weights.values()))
 
     def checkpoint_bytes(self) -> Bytes:
-        """Bytes of a checkpoint of the whole model: trained weights as stored, their master copies and moments.
+        """Bytes of a checkpoint of the full model: trained weights as stored, their master copies and moments.
 
-        What several ranks hold of the same is counted once; frozen weights are not saved.
+        Replicas are counted once; frozen weights are not saved.
         """
         ranks = self.plan.layout.world_size // self.plan.layout.pp
         return sum(
@@ -130,7 +130,7 @@ class Footprint:
         )
 
     def _parameters_by_group(self, pipeline_rank: int) -> list[tuple[ParameterGroup, float]]:
-        """Parameters of each group on a pipeline rank's stages, before ZeRO shards them."""
+        """Parameters of each group on a pipeline rank's stages, before ZeRO sharding."""
         stages = self.plan.stages_on_rank(pipeline_rank)
         return [
             (group, float(sum(self.plan.parameter_count(stage, group.name) for stage in stages)))
@@ -138,7 +138,7 @@ class Footprint:
         ]
 
     def grouped_workspace_bytes(self, stages: tuple[PipelineStage, ...]) -> Bytes:
-        """What libraries take for grouped products, where the layers of some stages have them."""
+        """Bytes of library workspaces for grouped GEMMs, where the layers of some stages have them."""
         has_grouped_experts = any(moe.single_dense_mlp is None for moe in _moe_layers(stages))
         is_grouped = self.plan.training.grouping is not Grouping.LOOP
         return self.framework.grouped_workspace_bytes if has_grouped_experts and is_grouped else 0.0
@@ -151,9 +151,9 @@ class Footprint:
         return dict(zip(SHARDED_CATEGORIES, sizes, strict=True))
 
     def _extra_gradient_bytes(self, group: ParameterGroup) -> Bytes:
-        """Bytes of a parameter's gradients as backward made them, where these stay.
+        """Bytes per parameter of gradients in the format that backward produces, where these stay.
 
-        The copy that the optimizer reads of narrow gradients is there when activations are not (Megatron-LM frees it
+        The higher-precision copy that the optimizer reads exists when activations do not (Megatron-LM frees it
         with the next step's `zero_grad`).
         """
         training = self.plan.with_weight_formats(group.formats)
@@ -164,7 +164,7 @@ class Footprint:
         return produced.bytes if converts and produced is not group.formats.gradients else 0.0
 
     def _parameter_bytes(self, group: ParameterGroup) -> Bytes:
-        """Bytes of a parameter, unless it is on the host, and of backward's copy of it."""
+        """Bytes per parameter, unless it is on the host, and of its secondary shards (hpZ)."""
         stored = (
             0.0
             if self.plan.training.offload.offloads_shards
@@ -177,7 +177,7 @@ class Footprint:
         )
 
     def _gradient_bytes(self, group: ParameterGroup) -> Bytes:
-        """Bytes of the gradient of a parameter; none of frozen ones, and of those that leave for the host."""
+        """Bytes of gradient per parameter; 0 for frozen ones, and for those offloaded to the host."""
         if not group.is_trained or self.plan.offloads_unreduced_gradients:
             return 0.0
         if self.plan.accumulates_full_gradients:
@@ -186,7 +186,7 @@ class Footprint:
         return 0.0 if offloaded else group.formats.gradients.bytes / self._shard_count(group, 2)
 
     def _state_bytes(self, group: ParameterGroup) -> Bytes:
-        """Bytes of master weights and moments per parameter; of frozen ones there are none."""
+        """Bytes of master weights and moments per parameter; 0 for frozen ones."""
         if not group.is_trained:
             return 0.0
         moments = 2 if self.plan.training.optimizer is Optimizer.ADAM else 1
@@ -194,11 +194,11 @@ class Footprint:
         return moments * group.formats.moments.bytes + master_bytes
 
     def _shard_count(self, group: ParameterGroup, stage: int) -> int:
-        """Ranks over which ZeRO spreads what its stage `stage` shards."""
+        """Number of ranks over which ZeRO shards what its stage `stage` shards."""
         return group.shard_count if self.plan.layout.data.zero_stage >= stage else 1
 
     def gathered_bytes(self, stages: tuple[PipelineStage, ...]) -> Bytes:
-        """Whole units that ZeRO-3 holds at once, neighbours on their stage, and one unit's whole gradients."""
+        """Bytes of the adjacent unsharded units that ZeRO-3 holds at once, and of one unit's full gradients."""
         match self.plan.layout.data:
             case FullyShard() as strategy:
                 groups, trained = self.plan.parameter_groups, self.plan.trained_groups
@@ -220,9 +220,9 @@ class Footprint:
         return 0.0
 
     def in_transit_bytes(self, stages: tuple[PipelineStage, ...]) -> Bytes:
-        """What is on its way: shards of parameters from the host to their gathers, and gradients of one unit to it.
+        """Bytes in transit to or from the host: prefetched parameter shards, and gradients of one unit.
 
-        Of gradients that nobody reduces, those of the unit whose backward runs are there, too.
+        With gradients that are never reduced, those of the unit whose backward runs are there, too.
         """
         offload, prefetched = self.plan.training.offload, 0
         if isinstance(self.plan.layout.data, FullyShard) and offload.offloads_shards:
@@ -239,14 +239,14 @@ class Footprint:
         )  # fmt: skip
 
     def _largest_bucket(self, group: ParameterGroup, stages: Iterable[PipelineStage]) -> Bytes:
-        """The largest of the buckets that a rank's stages fill in turn."""
+        """Bytes of the largest of the buckets that a rank's stages fill in turn."""
         counts = [(stage, float(self.plan.parameter_count(stage, group.name))) for stage in stages]
         return max(self.bucket_bytes(group, count, is_first=self.plan.is_first_chunk(stage)) for stage, count in counts)
 
     def bucket_bytes(self, group: ParameterGroup, count: float, *, is_first: bool) -> Bytes:
-        """A bucket of a stage's `count` whole gradients of a group, where those of ZeRO-2 wait for their reduction.
+        """Bytes of the ZeRO-2 bucket in which `count` unsharded gradients of a group wait for their reduction.
 
-        first: whether the stage is the first pipeline rank's first.
+        is_first: whether the stage is the first pipeline rank's first.
         """
         match self.plan.layout.data:
             case Zero2() as strategy if (
@@ -259,16 +259,16 @@ class Footprint:
 
     @property
     def communicator_count(self) -> int:
-        """Process groups that the rank is in (those of one member need no buffers)."""
+        """Number of communicators of the rank with more than one member."""
         layout = self.plan.layout
         if isinstance(layout.data, NaiveDataParallel):
             return 1
         return sum(degree > 1 for degree in layout.all_degrees.values()) + layout.is_hybrid_sharded
 
     def receive_buffer_bytes(self, stages: Iterable[PipelineStage]) -> Bytes:
-        """A posted activation and a posted gradient for each virtual stage, of what stages send there.
+        """Bytes of receive buffers: an activation and a gradient for each virtual stage.
 
-        A rank with fewer stages than others has as many.
+        A rank with fewer stages than others has as many buffers.
         """
         if self.plan.layout.pp == 1:
             return 0.0
@@ -281,19 +281,19 @@ class Footprint:
 
 
 def _max_window(stages: Iterable[Sequence[Bytes]], count: int) -> Bytes:
-    """The largest sum of so many neighbours of one stage."""
+    """The largest sum of `count` adjacent units of one stage."""
     return max(sum(units[start : start + count]) for units in stages for start in range(max(1, len(units) - count + 1)))
 
 
 def _moe_layers(stages: Iterable[PipelineStage]) -> Iterable[MoeMlp]:
-    """The mixtures of experts of some stages."""
+    """The MoE MLPs of some stages."""
     return (run.spec.mlp for stage in stages for run in stage.stack if isinstance(run.spec.mlp, MoeMlp))
 
 
 def _gathered_unit_bytes(
     unit: LayerOperators, groups: Iterable[ParameterGroup], dtype_of: Callable[[WeightFormats], DType]
 ) -> Bytes:
-    """Bytes of those of a unit's parameters that are sharded, gathered. kept: in which of their formats."""
+    """Bytes of a unit's sharded parameters when gathered. dtype_of: selects one of their formats."""
     sharded_groups = (group for group in groups if group.shard_count > 1)
     return float(
         sum(unit.parameters_by_group.get(group.name, 0) * dtype_of(group.formats).bytes for group in sharded_groups)

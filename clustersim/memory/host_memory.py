@@ -1,11 +1,12 @@
-"""What must the host of a node hold for its GPUs?
+"""How much host memory do the GPUs of a node need?
 
-What the device does not: for each rank the activations that its microbatches in flight keep there, the offloaded part
-of optimizer states with the gradients that were copied to it, and, of shards that live on the host, the parameters.
-Without master weights the CPU updates the weights themselves, so it has a copy of them. With 4 bytes of gradient and 12
-of master weights and moments that is 16 bytes for each parameter that a rank updates (Ren et al. 2021,
-arXiv:2101.06840, section 4, has 2 + 12). All ranks of a node count at their own fullest, though pipeline ranks need not
-be at the same time. Not counted: what the system and the framework need, and what pinned allocations are rounded up by.
+For each rank: the activations that its microbatches in flight keep there, the offloaded fraction of
+optimizer states with the gradients that were copied to it, and, of shards that live on the host, the
+parameters. Without master weights the CPU updates the weights themselves, so it has a copy of them. With 4
+bytes of gradient and 12 of master weights and moments that is 16 bytes for each parameter that a rank
+updates (Ren et al. 2021, arXiv:2101.06840, section 4, has 2 + 12). All ranks of a node are counted at their
+own peak, though pipeline ranks need not peak at the same time. Not counted: the system's and the
+framework's own memory, and the rounding up of pinned allocations.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +25,7 @@ from clustersim.program.action import Action, ActionKind, PipelineOrder, flatten
 
 
 class HostCategory(Enum):
-    """What host memory is used for; the value is its name in answers."""
+    """What host memory is used for; the value is its label in results."""
 
     ACTIVATIONS = "activations"
     OPTIMIZER = "optimizer state"
@@ -34,7 +35,7 @@ class HostCategory(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HostMemoryUse:
-    """The fullest node. held: bytes by category; capacity: bytes that its host has."""
+    """Host memory of the node that needs most. bytes_by_category: of its ranks; capacity: bytes that its host has."""
 
     bytes_by_category: Mapping[HostCategory, Bytes]
     capacity: Bytes
@@ -46,25 +47,26 @@ class HostMemoryUse:
 
     @property
     def fits(self) -> bool:
-        """Whether the host has as much."""
+        """Whether the need is within the capacity."""
         return self.total_bytes <= self.capacity
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong where it does not fit, with the numbers."""
+        """Error message where it does not fit, else nothing."""
         if self.fits:
             return ()
         breakdown = ", ".join(
             f"{category.value} {format_bytes(size)}" for category, size in self.bytes_by_category.items() if size
         )
         return (
-            f"host memory does not fit: what the ranks of a node offload is {format_bytes(self.total_bytes)} ({breakdown}), and "
+            f"host memory does not fit: what the ranks of a node offload is {format_bytes(self.total_bytes)} "
+            f"({breakdown}), and "
             f"its host has {format_bytes(self.capacity)}; offload less (training.offload), or use more nodes",
         )
 
 
 def host_memory_use(plan: Plan, order: PipelineOrder, nodes: IntArray, capacity: Bytes) -> HostMemoryUse:
-    """Memory of the node whose ranks need most. nodes: [pipeline ranks, n] the node of every rank, by pipeline rank."""
+    """Host memory of the node whose ranks need most. nodes: [pipeline ranks, n] node of each rank."""
     rank_bytes = [rank_host_bytes(plan, rank, flatten_entries(entries)) for rank, entries in enumerate(order)]
     byte_table = np.array([[sizes[category] for category in HostCategory] for sizes in rank_bytes])
     node_bytes = np.zeros((int(nodes.max()) + 1, len(HostCategory)))
@@ -75,7 +77,7 @@ def host_memory_use(plan: Plan, order: PipelineOrder, nodes: IntArray, capacity:
 
 
 def rank_host_bytes(plan: Plan, pipeline_rank: int, actions: Iterable[Action]) -> dict[HostCategory, Bytes]:
-    """Bytes on the host by category for one rank that runs these actions, at its fullest."""
+    """Peak bytes on the host by category for one rank that runs these actions."""
     offload, stages = plan.training.offload, plan.stages_on_rank(pipeline_rank)
     updated = [
         (group, offload.share * sum(plan.parameter_count(stage, group.name) for stage in stages) / group.shard_count)
@@ -93,14 +95,14 @@ def rank_host_bytes(plan: Plan, pipeline_rank: int, actions: Iterable[Action]) -
 
 
 def _state_bytes(plan: Plan, group: ParameterGroup) -> Bytes:
-    """Of each parameter that the CPU updates: its moments, and the weights that it updates unless they are counted."""
+    """Bytes per parameter that the CPU updates: moments, and the weights unless they are counted elsewhere."""
     formats, moments = group.formats, 2 if plan.training.optimizer is Optimizer.ADAM else 1
     weight_format = formats.master_copy or (None if plan.training.offload.offloads_shards else formats.stored)
     return moments * formats.moments.bytes + (0.0 if weight_format is None else weight_format.bytes)
 
 
 def _peak_activation_bytes(plan: Plan, actions: Iterable[Action]) -> Bytes:
-    """The most that microbatches in flight have there: from forward until backward, or its first half, is done."""
+    """Peak bytes of microbatches in flight on the host: from forward until backward, or its first half, is done."""
     sizes = [Activations(plan).host_bytes(stage) for stage in plan.stages]
     signs = {ActionKind.FORWARD: 1.0, ActionKind.WEIGHT_GRADIENT: 0.0}
     changes = [signs.get(action.kind, -1.0) * sizes[action.stage] for action in actions]

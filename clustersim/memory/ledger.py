@@ -1,9 +1,9 @@
-"""How full is a rank's memory, and when?
+"""How much memory does a rank use, and when?
 
-Activations of a microbatch are there from the start of its forward to the end of its backward on the stage; what a
-backward needs for a moment is there while it runs. Where it is run in halves, the first frees what the second does not
-need. The compute stream runs passes one after the other, so the peak
-depends on their order alone, not on how long they take: `peak` needs no simulation.
+Activations of a microbatch exist from the start of its forward to the end of its backward on the stage;
+temporary memory of a backward exists while it runs. Where backward is split, the first half frees what the
+second does not need. The compute stream runs passes in sequence, so the peak depends on their order only,
+not on their durations: `peak` needs no simulation.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ from clustersim.program.action import Action, ActionKind, ScheduleEntry, flatten
 
 
 class TimedPass(NamedTuple):
-    """One action and when it ran (any increasing numbers will do where only the peak is asked)."""
+    """One action and when it ran (any increasing numbers will do where only the peak is needed)."""
 
     action: Action
     start: Seconds
@@ -31,14 +31,14 @@ class TimedPass(NamedTuple):
 
 
 class PassOrder(NamedTuple):
-    """Passes that run one after the other. kinds: stages and kinds of actions; numbers: [passes] of their kinds."""
+    """Passes in execution order. pass_types: (stage, kind of action); type_indices: [passes] into pass_types."""
 
     pass_types: tuple[tuple[int, ActionKind], ...]
     type_indices: IntArray
 
 
 def pass_order(entries: Iterable[ScheduleEntry]) -> PassOrder:
-    """Passes of steps, those of pairs one after the other."""
+    """Passes of schedule entries, those of overlapped pairs in sequence."""
     index_of_type: dict[tuple[int, ActionKind], int] = {}
     type_indices = [index_of_type.setdefault(action[:2], len(index_of_type)) for action in flatten_entries(entries)]
     return PassOrder((*index_of_type,), np.array(type_indices, dtype=np.int64))
@@ -48,8 +48,8 @@ def pass_order(entries: Iterable[ScheduleEntry]) -> PassOrder:
 class MemoryLedger:
     """Memory of one rank over time.
 
-    times: [events] seconds, ascending; activations: [events] bytes from that time on; resident: bytes by category that
-    do not change; fragmentation: factor on all that the framework's allocator holds.
+    times: [events] seconds, ascending; activations: [events] bytes from that time on; resident: bytes by
+    category that do not change; fragmentation: factor on all memory of the framework's allocator.
     """
 
     times: FloatArray
@@ -59,11 +59,11 @@ class MemoryLedger:
 
     @property
     def peak_activations(self) -> Bytes:
-        """The most bytes that activations take."""
+        """Peak bytes of activations."""
         return float(self.activations.max(initial=0.0))
 
     def peak_by_category(self) -> dict[MemoryCategory, Bytes]:
-        """Bytes by category when memory is fullest; they sum to `peak`."""
+        """Bytes by category at the peak; they sum to `peak`."""
         by_category = dict(self.resident)
         by_category[MemoryCategory.ACTIVATIONS] = self.peak_activations
         allocated = sum(size for category, size in by_category.items() if category not in _NOT_ALLOCATED)
@@ -71,9 +71,9 @@ class MemoryLedger:
         return by_category
 
     def over_time(self) -> tuple[FloatArray, FloatArray]:
-        """Seconds, at first 0, when no activations are held yet; bytes from each on by category: [categories, times].
+        """Seconds, from 0, when no activations are held yet; bytes from each on by category: [categories, times].
 
-        What is activations' alone changes, and the allocator rounds it up by a part.
+        Only activations change, and fragmentation in proportion.
         """
         below_peak, peak = self.peak_activations - np.append(0.0, self.activations), self.peak_by_category()
         reduction = {
@@ -88,7 +88,7 @@ class MemoryLedger:
 
     @property
     def peak(self) -> Bytes:
-        """The most bytes that the rank needs."""
+        """Peak bytes of the rank."""
         return sum(self.peak_by_category().values())
 
 
@@ -99,7 +99,7 @@ _NOT_ALLOCATED = (MemoryCategory.CONTEXT, MemoryCategory.COMMUNICATION)
 def ledger_from_passes(
     footprint: Footprint, activations: Activations, pipeline_rank: int, passes: Iterable[TimedPass]
 ) -> MemoryLedger:
-    """The ledger of a rank that runs these passes."""
+    """The ledger of a rank that ran these passes."""
     changes = np.array([*_byte_changes(activations, passes)], dtype=np.float64).reshape(-1, 3)
     times, _, sizes = np.ascontiguousarray(changes[np.lexsort(changes.T[::-1])].T)
     return MemoryLedger(
@@ -110,13 +110,15 @@ def ledger_from_passes(
 def ledger_from_order(
     footprint: Footprint, activations: Activations, pipeline_rank: int, order: PassOrder
 ) -> MemoryLedger:
-    """The ledger of a rank that runs these passes one after the other, at the times 0, 1, 2 ...
+    """The ledger of a rank that runs these passes in sequence, at the times 0, 1, 2 ...
 
-    A pair's peak is the same side by side: its backward has freed nothing before its forward has begun.
+    An overlapped pair has the same peak: its backward has freed nothing before its forward has begun.
     """
     sizes = np.array([_pass_change(activations, *pass_type) for pass_type in order.pass_types])
     frees = np.array([kind is not ActionKind.FORWARD for _, kind in order.pass_types])
-    events = np.stack([np.ones_like(frees), frees], axis=1)[order.type_indices]  # [passes, 2] its begin, its end
+    events = np.stack([np.ones_like(frees), frees], axis=1)[
+        order.type_indices
+    ]  # [passes, 2] whether memory changes at the begin and at the end
     times = np.arange(len(order.type_indices))[:, None] + np.array([0.0, 1.0])
     bytes_held = np.cumsum(sizes[order.type_indices][events])
     return MemoryLedger(
@@ -138,7 +140,7 @@ def _byte_changes(activations: Activations, passes: Iterable[TimedPass]) -> Iter
 
 
 def _pass_change(activations: Activations, stage: int, kind: ActionKind) -> tuple[Bytes, Bytes]:
-    """By how many bytes a rank holds more when a pass begins, and when it ends."""
+    """Change of a rank's bytes when a pass begins, and when it ends."""
     saved, for_wgrad, transient = activations.stage_bytes(activations.plan.stages[stage], kind)
     saved += _gathered_logit_bytes(activations.plan)
     match kind:
@@ -153,7 +155,7 @@ def _pass_change(activations: Activations, stage: int, kind: ActionKind) -> tupl
 
 
 def _gathered_logit_bytes(plan: Plan) -> Bytes:
-    """Logits of all GPUs (compute format and fp32) that torch.nn.DataParallel gathers on its first."""
+    """Bytes of all GPUs' logits (compute format and FP32) that torch.nn.DataParallel gathers on its first."""
     if not isinstance(plan.layout.data, NaiveDataParallel):
         return 0.0
     tokens = (plan.layout.dp - 1) * plan.training.microbatch * plan.training.sequence

@@ -1,7 +1,8 @@
-"""What would make a scenario fit? Changes that bring the peak down, from the cheapest in time to the dearest.
+"""What would make a scenario fit in memory? Changes that lower the peak, ordered by their cost in time.
 
-Each kind of change is a ladder; its first rung that is legal and fits is told. Candidates keep the number of GPUs and
-the batch. Where no change does alone, those that do together with full recomputation are told.
+Each kind of change is a sequence of increasing effect; the first one that is valid and fits is suggested.
+Candidates keep the number of GPUs and the batch. Where no single change suffices, those combined with full
+recomputation are tried.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ PeakFunction = Callable[[Plan], Bytes]
 
 @dataclass(frozen=True, slots=True)
 class PlanChange:
-    """A plan that may fit, and in words what it changes."""
+    """A changed plan that may fit, and a label of the change."""
 
     label: str
     plan: Plan
@@ -47,8 +48,8 @@ class PlanChange:
 def oom_suggestions(plan: Plan, capacity: Bytes, peak_of: PeakFunction, *, domain_size: int) -> list[str]:
     """Sentences that name a change and the peak after it.
 
-    peak_of: raises InputError for a plan that is not legal; domain: GPUs of one NVLink domain, the most tensor-parallel
-    ranks that are proposed.
+    peak_of: raises InputError for an invalid plan; domain_size: GPUs of one NVLink domain, the limit of
+    proposed tensor parallelism.
     """
     fully_recomputed = _with_training(plan, recompute=FullRecompute())
     single_changes = (
@@ -69,7 +70,7 @@ def oom_suggestions(plan: Plan, capacity: Bytes, peak_of: PeakFunction, *, domai
 
 
 def _first_fitting(ladder: Iterator[PlanChange], capacity: Bytes, peak_of: PeakFunction) -> str | None:
-    """The first candidate that is legal and fits, in words."""
+    """Sentence for the first candidate that is valid and fits."""
     for candidate in ladder:
         try:
             peak = peak_of(candidate.plan)
@@ -85,7 +86,7 @@ def _with_full_recompute(ladder: Iterator[PlanChange]) -> Iterator[PlanChange]:
 
 
 def _recompute_changes(plan: Plan) -> Iterator[PlanChange]:
-    """More and more recomputation."""
+    """Increasing recomputation."""
     current = plan.training.recompute
     layers = max(stage.layer_count for stage in plan.stages)
     recomputed = max(map(plan.recomputed_layer_count, plan.stages))
@@ -103,9 +104,9 @@ def _recompute_changes(plan: Plan) -> Iterator[PlanChange]:
 
 
 def _module_changes(plan: Plan) -> Iterator[PlanChange]:
-    """More and more modules of layers with experts or latent attention, beside those that are recomputed now.
+    """More recomputed modules of layers with MoE or MLA, in addition to the current ones.
 
-    First what is cheap to make again, then whole mixtures, whose tokens travel again.
+    First what is cheap to recompute, then entire MoE layers, whose tokens are dispatched again.
     """
     present = {
         operator.module
@@ -131,13 +132,13 @@ def _module_changes(plan: Plan) -> Iterator[PlanChange]:
 
 
 def _microbatch_change(plan: Plan) -> Iterator[PlanChange]:
-    """Smaller microbatches."""
+    """A smaller microbatch."""
     if plan.training.microbatch > 1:
         yield PlanChange("training.microbatch=1", _with_training(plan, microbatch=1))
 
 
 def _quantization_change(plan: Plan) -> Iterator[PlanChange]:
-    """Frozen matrices in 4 bits."""
+    """Frozen weights in 4 bits."""
     lora = plan.training.lora
     if lora is not None and lora.base is None:
         training = replace(plan.training, lora=replace(lora, base=DType.NF4))
@@ -155,7 +156,7 @@ def _parallelism_changes(plan: Plan, domain_size: int) -> tuple[Iterator[PlanCha
 
 
 def _sequence_parallel_change(plan: Plan) -> Iterator[PlanChange]:
-    """Norms and residuals on parts of the sequence."""
+    """Sequence parallelism of norms and residuals."""
     if plan.layout.tp > 1 and not plan.layout.sequence_parallel:
         yield PlanChange(
             "layout.sequence_parallel=true", _with_layout(plan, replace(plan.layout, sequence_parallel=True))
@@ -163,9 +164,10 @@ def _sequence_parallel_change(plan: Plan) -> Iterator[PlanChange]:
 
 
 def _zero_stage_changes(plan: Plan) -> Iterator[PlanChange]:
-    """More and more of the states sharded, as far as frameworks do so: with a pipeline, optimizer states only.
+    """Higher ZeRO stages, as far as frameworks support them: with a pipeline, optimizer states only.
 
-    What ZeRO-2 and FSDP hold beside a pipeline is whole during the step (`parallel.data_parallel_strategy`), so they would help no more.
+    With a pipeline, ZeRO-2 and FSDP hold gradients and parameters unsharded during the step
+    (`parallel.data_parallel_strategy`).
     """
     max_stage = 1 if plan.layout.is_pipelined else 3
     if any(group.dp_size > 1 for group in plan.parameter_groups):
@@ -177,7 +179,7 @@ def _zero_stage_changes(plan: Plan) -> Iterator[PlanChange]:
 
 
 def _tensor_parallel_changes(plan: Plan, domain_size: int) -> Iterator[PlanChange]:
-    """Tensor parallelism in place of data parallelism, inside the NVLink domain."""
+    """Tensor instead of data parallelism, inside the NVLink domain."""
     layout = plan.layout
     for factor in (2, 4, 8):
         if layout.as_configured.dp % factor == 0 and layout.tp * factor <= domain_size:
@@ -186,7 +188,7 @@ def _tensor_parallel_changes(plan: Plan, domain_size: int) -> Iterator[PlanChang
 
 
 def _pipeline_parallel_changes(plan: Plan) -> Iterator[PlanChange]:
-    """Pipeline parallelism in place of data parallelism."""
+    """Pipeline instead of data parallelism."""
     layout = plan.layout
     even_layers = " layout.layers_per_stage=even" if layout.layers_per_stage else ""
     for factor in (2, 4, 8):
@@ -196,7 +198,7 @@ def _pipeline_parallel_changes(plan: Plan) -> Iterator[PlanChange]:
 
 
 def _offload_changes(plan: Plan) -> Iterator[PlanChange]:
-    """The optimizer on the host, or activations."""
+    """Optimizer or activation offload."""
     offload = plan.training.offload
     if offload.states is None:
         enlarged = replace(offload, states=OptimizerOffload())

@@ -1,6 +1,7 @@
-"""How full is the memory of every pipeline rank, by the order of its passes alone or as they ran?
+"""How much memory does every pipeline rank use, by the order of its passes or as they ran?
 
-The peak depends on the order, so whether a plan fits needs no simulation; over time it is drawn from a trace.
+The peak depends on the order only, so whether a plan fits needs no simulation; the timeline comes from a
+trace.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from clustersim.trace.trace import Trace
 
 
 def ledgers_from_order(footprint: Footprint, orders: Iterable[PassOrder]) -> Iterator[MemoryLedger]:
-    """Memory of the fullest GPU of each pipeline rank, over the number of its pass."""
+    """Memory of the GPU with the highest peak of each pipeline rank, over the index of its pass."""
     activations = Activations(footprint.plan)
     for rank, order in enumerate(orders):
         yield ledger_from_order(footprint, activations, rank, order)
@@ -35,10 +36,10 @@ def ledgers_from_trace(footprint: Footprint, program: Program, trace: Trace) -> 
 
 
 def _timed_passes(program: Program, trace: Trace, rank: int, microbatches: int) -> list[TimedPass]:
-    """The actions of a simulated rank in the first step, of so many microbatches, with their times.
+    """The actions of a simulated rank in the first step (this many microbatches), with their times.
 
-    An action in pieces, between which others may be, lasts from the first to the last. None begins before the one
-    before it has ended, not even by the rounding of times that were added up.
+    An action that is split, so that others may run in between, lasts from its first task to its last. No action
+    begins before the previous one has ended, not even by floating-point rounding.
     """
     tasks = program.programs[int(program.program_index[rank])].tasks
     start_of: dict[Action, Seconds] = {}
@@ -57,10 +58,10 @@ def _timed_passes(program: Program, trace: Trace, rank: int, microbatches: int) 
 
 
 def capacity_by_pipeline_rank(memory_bytes: FloatArray, stage: IntArray) -> tuple[Bytes, ...]:
-    """Memory of the smallest GPU of each pipeline rank. memory: [ranks] bytes; stage: [ranks] their pipeline rank."""
+    """Memory of the smallest GPU of each pipeline rank. memory_bytes: [ranks]; stage: [ranks] their pipeline rank."""
     return tuple(float(memory_bytes[stage == rank].min()) for rank in range(int(stage.max()) + 1))
 
 
 def max_utilization(peaks: Sequence[Bytes], capacities: Sequence[Bytes]) -> tuple[Bytes, Bytes]:
-    """Peak and capacity of the pipeline rank that fills its GPU most."""
+    """Peak and capacity of the pipeline rank with the highest memory utilization."""
     return max(zip(peaks, capacities, strict=True), key=lambda pair: pair[0] / pair[1])

@@ -1,1 +1,1 @@
-"""WHAT IS COMPUTED? A model as layers, a layer as kernels."""
+"""WHAT IS COMPUTED? A model as a stack of layers, a layer as operators, an operator as GPU kernels."""

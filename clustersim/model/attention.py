@@ -1,28 +1,29 @@
-"""What does the attention core compute, move and keep: the part without parameters, softmax(Q K^T) V?
+"""What does the attention core, softmax(Q K^T) V, compute, move and save?
 
-Flash attention (Dao 2023, arXiv:2307.08691) is one kernel forward and one backward; it skips the masked half, so it
-executes the causal factor of the full matrix's work, and its backward computes the scores again: five products
-instead of two, 2.5 times forward. A head dimension whose rows are no multiples of 16 bytes is filled up in copies of
-the operands, and the result and the gradients are cut again (Dao-AILab/flash-attention, flash_attn_interface.py;
-PyTorch's `scaled_dot_product_attention` does the same). It keeps a logarithm per query and head (FP32) and no scores.
-Standard attention is two batched products around a softmax over the full, masked matrix, which it writes to memory and
-keeps.
-A sliding window (Beltagy et al. 2020, arXiv:2004.05150; Jiang et al. 2023, arXiv:2310.06825) leaves each query the last
-`window` keys: flash attention skips the blocks outside it, standard attention masks them and saves nothing. Soft-capped
-scores (Gemma 2, arXiv:2408.00118, section 2) cost flash attention nothing here, standard attention one more pass. ALiBi
-(Press et al. 2021, arXiv:2108.12409) is added in the product's epilogue, for nothing.
-A sink (gpt-oss, arXiv:2508.10925, section 2.2; Xiao et al. 2023, arXiv:2309.17453) is one score of each head beside
-those of the keys. Flash attention adds it where it sums, and its gradient is one more sum over the queries' statistics:
-Transformer Engine has cuDNN do so (`softmax_type` learnable; NVIDIA/cudnn-frontend,
-include/cudnn_frontend/node/scaled_dot_product_flash_attention.h). Standard attention puts it behind the scores, a copy
-each way, and no fused softmax takes these (Megatron-LM, megatron/core/fusions/fused_softmax.py, `SoftmaxOne`).
-With `attention_copies` (Megatron-LM's `ParallelAttention`, megatron/model/transformer.py) the result is put in order,
-and backward multiplies the gradients of queries and keys by the scale of the scores and joins those of queries, keys
-and values, as the product was split: a copy each. Those that flash attention needs are not counted.
-In a format with scales (Transformer Engine's `fp8_dpa`) flash attention reads casts of queries, keys and values, and
-backward one of the result's gradient, too; results and gradients are in the format of activations. In MXFP8, whose
-blocks are along what a product sums over, there are two copies of each, in FP8 one.
-The queries, keys and values are kept by the operators that make them, the result by the operator that reads it.
+Flash attention (Dao 2023, arXiv:2307.08691) is one kernel forward and one backward. It skips the masked
+half, so it executes the causal factor of the full matrix's work; its backward recomputes the scores: five
+matmuls instead of two, 2.5 times forward. A head dimension whose rows are not multiples of 16 bytes is
+padded in copies of the operands, and output and gradients are sliced again (Dao-AILab/flash-attention,
+flash_attn_interface.py; PyTorch's `scaled_dot_product_attention` does the same). It saves one logsumexp
+per query and head (FP32) and no scores. Standard attention is two batched matmuls and a softmax over the
+full, masked matrix, which it writes to memory and saves. A sliding window (Beltagy et al. 2020,
+arXiv:2004.05150; Jiang et al. 2023, arXiv:2310.06825) leaves each query the last `window` keys: flash
+attention skips the blocks outside it, standard attention masks them and saves no work. Soft-capped scores
+(Gemma 2, arXiv:2408.00118, section 2) are free in flash attention here, and one more pass in standard
+attention. ALiBi (Press et al. 2021, arXiv:2108.12409) is added in the matmul epilogue at no cost. An
+attention sink (gpt-oss, arXiv:2508.10925, section 2.2; Xiao et al. 2023, arXiv:2309.17453) is one extra
+score per head. Flash attention adds it to the softmax sum, and its gradient is one more sum over the
+queries' statistics: Transformer Engine has cuDNN do so (`softmax_type` learnable; NVIDIA/cudnn-frontend,
+include/cudnn_frontend/node/scaled_dot_product_flash_attention.h). Standard attention appends it to the
+scores, a copy in each direction, and no fused softmax accepts these (Megatron-LM,
+megatron/core/fusions/fused_softmax.py, `SoftmaxOne`). With `attention_copies` (Megatron-LM's
+`ParallelAttention`, megatron/model/transformer.py) the output is reordered, and backward multiplies the
+gradients of queries and keys by the score scale and concatenates those of queries, keys and values: one
+copy for each. Those that flash attention needs are not counted. In a format with scales (Transformer
+Engine's `fp8_dpa`) flash attention reads quantized queries, keys and values, and backward a quantized
+output gradient, too; outputs and gradients are in the activation format. In MXFP8, whose blocks lie along
+the reduction dimension, there are two copies of each operand, in FP8 one. Queries, keys and values are
+saved by the operators that produce them, the output by the operator that reads it.
 """
 
 from collections.abc import Iterator
@@ -41,16 +42,17 @@ from clustersim.model.quantization import quantize_kernels
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import AttentionBackend
 
-VECTOR_BYTES = 16  # bytes that a kernel loads at once: head dimensions are multiples of it (flash_attn_interface.py)
-_PADDED_TENSORS = 4  # tensors: queries, keys, values and result, or the gradients of these
+VECTOR_BYTES = 16  # bytes of one vectorized load: rows of a head must be multiples of it (flash_attn_interface.py)
+_PADDED_TENSORS = 4  # queries, keys, values and output, or their gradients
 
 
 def causal_factor(shape: AttentionShape) -> float:
-    """Share of the score matrix that a causal mask and a window leave, 1 without a mask.
+    """Fraction of the score matrix that a causal mask and a window leave; 1 without a mask.
 
-    Under context parallelism (fewer queries than keys) it is the same: a rank holds a piece from the front and its
-    mirror piece from the back (zigzag, Llama 3 section 3.3.2), which together see exactly the average number of keys.
-    With a window only the front of the sequence sees fewer, so all ranks but the first do (w - 1) / (2 keys) more.
+    The same under context parallelism (fewer queries than keys): a rank holds one chunk from the front and
+    its mirror chunk from the back (zigzag, Llama 3 section 3.3.2), which on average attend to exactly the
+    mean number of keys. With a window only the front of the sequence attends to fewer keys, so all ranks but
+    the first do (w - 1) / (2 keys) more work.
     """
     if not shape.causal:
         return 1.0
@@ -58,26 +60,27 @@ def causal_factor(shape: AttentionShape) -> float:
 
 
 def mean_attended_keys(keys: int, window: int | None) -> float:
-    """How many keys a causal query sees, the mean over as many queries: (keys + 1) / 2.
+    """Mean number of keys that a causal query attends to, over as many queries as keys: (keys + 1) / 2.
 
-    With a window of w, w (2 keys - w + 1) / (2 keys): the first w queries see 1 to w keys, all others w.
+    With a window of w, w (2 keys - w + 1) / (2 keys): the first w queries attend to 1 to w keys, all others
+    to w.
     """
     max_keys = max_attended_keys(keys, window)
     return max_keys * (2 * keys - max_keys + 1) / (2 * keys)
 
 
 def max_attended_keys(keys: int, window: int | None) -> int:
-    """How many keys a causal query sees at most."""
+    """Maximum number of keys that a causal query attends to."""
     return keys if window is None else min(window, keys)
 
 
 def full_matrix_flops(kernel: Kernel, shape: AttentionShape) -> Flop:
-    """FLOP of a kernel by the convention: no causal halving, and as many keys for each query as its window has."""
+    """FLOP of an attention kernel by the model-FLOP convention: no causal halving, limited to the window."""
     return kernel.flops / causal_factor(shape) * (max_attended_keys(shape.key, shape.window) / shape.key)
 
 
 def flash_forward_flops(shape: AttentionShape) -> float:
-    """FLOP of a flash attention forward: 2 b q k heads (head_dim + that of values) x causal factor."""
+    """FLOP of a flash attention forward: 2 b q k heads (head_dim + value head_dim) x causal factor."""
     full_flops = 2.0 * shape.batch * shape.query * shape.key * shape.heads * (shape.head_dim + shape.value_head_dim)
     return full_flops * causal_factor(shape)
 
@@ -86,8 +89,9 @@ def flash_forward_flops(shape: AttentionShape) -> float:
 class AttentionCore:
     """The attention core of one layer on one rank.
 
-    dtype: of queries, keys, values and scores; softcap: of these; sinks: every head has a learned score of its own;
-    narrow: the format with scales of flash attention's products, None: they have none.
+    dtype: of queries, keys, values and scores; softcap: scores are soft-capped; sinks: every head has a
+    learned sink score; low_precision: scaled format of flash attention's matmuls, None: the activation
+    format.
     """
 
     shape: AttentionShape
@@ -101,7 +105,7 @@ class AttentionCore:
 
     @property
     def _sink_count(self) -> int:
-        """A score of each head."""
+        """Number of sink parameters: one per head if there are sinks."""
         return self.shape.heads if self.sinks else 0
 
     @property
@@ -125,7 +129,7 @@ class AttentionCore:
         return self.shape.batch * self.shape.query * self.shape.heads * self.shape.value_head_dim
 
     def padding_operators(self) -> Iterator[Operator]:
-        """Copies of queries, keys and values with rows of 16 bytes, and of the result without what was added."""
+        """Copies that pad queries, keys and values to rows of a multiple of 16 bytes, and unpad the output."""
         if self.shape.head_dim * self.dtype.bytes % VECTOR_BYTES == 0:
             return
         elements = self._query_elements + self._key_elements + self._value_elements + self._output_elements
@@ -134,15 +138,15 @@ class AttentionCore:
         yield Operator("attention.padding", ParallelRegion.SHARDED, (forward,), (backward,), recompute_override=())
 
     def flash_operators(self) -> Iterator[Operator]:
-        """One fused kernel each way; dropout keeps the random state only."""
+        """One fused kernel forward and one backward; dropout saves the random state only."""
         output_elements, logsumexp_bytes = self._output_elements, 4.0 * self._softmax_rows
         activation_bytes, operand_bytes = self.dtype.bytes, (self.low_precision or self.dtype).bytes
         flops, flops_per_score = flash_forward_flops(self.shape), self.shape.flops_per_score
-        # reads q, k, v, writes the result; backward reads these and the result's gradient, writes three gradients
+        # reads q, k, v, writes the output; backward reads these and the output gradient, writes three gradients
         operand_elements = self._query_elements + self._key_elements + self._value_elements
         forward_bytes = operand_elements * operand_bytes + output_elements * activation_bytes + logsumexp_bytes
         backward_bytes = (operand_elements + output_elements) * (operand_bytes + activation_bytes) + logsumexp_bytes
-        if self.sinks:  # of each head; backward reads logarithms and sums of each query once more
+        if self.sinks:  # per head; backward reads logsumexp and sums of each query once more
             forward_bytes += self._sink_count * activation_bytes
             backward_bytes += 2 * (self._sink_count * activation_bytes + logsumexp_bytes)
         dtype = self.low_precision or self.dtype
@@ -169,7 +173,7 @@ class AttentionCore:
         )
 
     def _cast_kernels(self, operand: str, elements: int) -> tuple[Kernel, ...]:
-        """What flash attention reads, brought into its format."""
+        """Kernels that quantize an operand of flash attention."""
         if self.low_precision is None:
             return ()
         cast = OperandCast(reads=1, copies=1 if self.low_precision is DType.FP8 else 2)
@@ -182,7 +186,7 @@ class AttentionCore:
         )
 
     def standard_operators(self) -> Iterator[Operator]:
-        """Scores, softmax, dropout of the softmax, and its product with the values."""
+        """Unfused attention: scores, softmax, dropout of the softmax, and its matmul with the values."""
         yield self._scores_operator()
         if self.softcap:
             yield self._score_matrix_operator("attention.softcap", memory_bound.softcap_spec(fused=self.fused))
@@ -194,7 +198,7 @@ class AttentionCore:
         yield self._context_operator()
 
     def _sink_operator(self) -> Operator:
-        """Scores with one more column, whose gradient is the sum of that column's."""
+        """Scores with the sink appended as one more column, whose gradient is the sum of that column's gradient."""
         name, elements = "attention.sink", self._softmax_rows * (self.shape.key + 1)
         forward = memory_bound.copy_kernel(name, self.dtype, elements)
         backward = replace(forward, name=f"{name}.input_gradient")
@@ -206,7 +210,7 @@ class AttentionCore:
 
     @property
     def _softmax_spec(self) -> MemoryBoundSpec:
-        """Fused only for as many keys and heads as the kernel takes (Megatron-LM, megatron/model/fused_softmax.py)."""
+        """Softmax passes; fused only for the keys and heads the kernel supports (megatron/model/fused_softmax.py)."""
         if self.sinks:
             return memory_bound.softmax_spec(fused=False)
         max_keys = self.overheads.softmax_keys
@@ -220,7 +224,7 @@ class AttentionCore:
         )
 
     def _copy_kernels(self, name: str, *element_counts: int) -> tuple[Kernel, ...]:
-        """Copies of so many elements each, where attention makes them."""
+        """One copy kernel per element count, where the framework makes attention copies."""
         if not self.overheads.attention_copies:
             return ()
         return tuple(memory_bound.copy_kernel(name, self.dtype, elements) for elements in element_counts)

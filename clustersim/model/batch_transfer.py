@@ -1,8 +1,9 @@
-"""What is sent and run before a microbatch's first layer: its tokens, and masks that are made of them?
+"""What is broadcast and run before the first layer of a microbatch: its tokens, and the masks made of them?
 
-Sizes in bytes are those of torch.long (tokens, labels, positions) and torch.float (loss masks). The causal mask of
-Megatron-LM of 2021 (megatron/utils.py, `get_ltor_masks_and_position_ids`) is made anew for each microbatch, for one
-sequence: FP32 ones are written, their triangle is read and written, and compared into bytes.
+Sizes in bytes are those of torch.long (tokens, labels, positions) and torch.float (loss masks).
+Megatron-LM of 2021 (megatron/utils.py, `get_ltor_masks_and_position_ids`) rebuilds the causal mask for
+each microbatch, for one sequence: FP32 ones are written, their lower triangle is read and written, and
+compared into bytes.
 """
 
 from typing import Final
@@ -14,33 +15,33 @@ from clustersim.model.overheads import BatchTransfer
 from clustersim.model.training import Training
 
 LONG_BYTES: Final = 8  # bytes of torch.long
-_SHAPE_BYTES: Final = 5 * LONG_BYTES  # broadcast_data: at most five dimensions of its one key
+_SHAPE_BYTES: Final = 5 * LONG_BYTES  # broadcast_data sends a shape of at most five dimensions for its one key
 _MASK_BYTES_PER_ELEMENT: Final = (
     4 * DType.FP32.bytes + 1
 )  # ones: 1 write; triangle: 1 read, 1 write; comparison: 1 read, 1 byte
 _PACKED_LAUNCHES: Final = (
-    9  # sizes to the GPU and back, tokens to it, labels and tokens cut, three of the mask, positions
+    9  # sizes to the GPU and back, tokens to it, labels and tokens sliced, three of the mask, positions
 )
 _SEPARATE_LAUNCHES: Final = 4  # four tensors to the GPU
 
 
 def broadcast_sizes(training: Training) -> tuple[Bytes, ...]:
-    """What is broadcast of a microbatch, one after the other."""
+    """Bytes of each broadcast of a microbatch to the tensor-parallel ranks, in order."""
     tokens = training.microbatch * training.sequence
-    match training.overheads.batches:
+    match training.overheads.batch_transfer:
         case BatchTransfer.PACKED:
             return _SHAPE_BYTES, float(
                 (tokens + training.microbatch) * LONG_BYTES
-            )  # a token more than is predicted from
+            )  # one token more per sequence than model inputs: the last label
         case BatchTransfer.SEPARATE:
             return (float(tokens * LONG_BYTES),) * 3 + (float(tokens * DType.FP32.bytes),)
     return ()
 
 
 def batch_kernels(training: Training) -> tuple[Kernel, ...]:
-    """What is copied to the GPU, and made there, of a microbatch."""
+    """Kernels that copy a microbatch to the GPU and build its mask."""
     tokens = training.microbatch * training.sequence
-    match training.overheads.batches:
+    match training.overheads.batch_transfer:
         case BatchTransfer.PACKED:
             shape = MemoryBoundShape(MemoryBoundOp.CAUSAL_MASK, training.sequence, training.sequence)
             moved_bytes = float(shape.elements * _MASK_BYTES_PER_ELEMENT)

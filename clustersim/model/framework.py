@@ -1,25 +1,27 @@
-"""What does the software of a training run cost beside the kernels that it runs?
+"""What does the training framework cost in addition to the kernels of a step: launches, memory, overheads?
 
-A framework's host (the CPU process that drives one GPU) launches kernels one after the other, ahead of the GPU where it
-can: `launch` is what it needs for one kernel of forward, with the Python around it, `backward_launch` of backward, with
-autograd and the hooks of parameters. Kernels are those that the simulator counts, of which some are several in reality.
-`collective` is what it needs for one collective: the library's own launch, the events and waits by which streams follow
-each other, and the object that the caller may wait for. `moe_launch_seconds` is what a kernel of a model with experts
-needs, whichever pass it is of: such a model's kernels are short, and its host gets ahead of them less often, so that
-what a launch costs is seen. With CUDA graphs the kernels and collectives of a pass are captured once and launched
-together, which takes `graph`: of the whole of a pass (Megatron-Core's `full_iteration`, or a graph for each layer,
-whose launches are few beside what is in them), or of what is not on the ranks of experts (its scopes `attn`,
-`moe_router` and `moe_preprocess`), since nobody knows beforehand how many rows come there. Assumed: the GPU runs the
-nodes of a graph as it runs kernels that are launched ahead of it. `cost.host_launch` says when launching shows. `message`
-is what hosts add to each message between pipeline stages (`cost.p2p_overhead`). The caching allocator, the communicators and
-the workspaces of matrix products take device memory beside tensors; what graphs keep in pools of their own is not
-counted.
+The host (the CPU process that drives one GPU) launches kernels one after the other, ahead of the GPU
+where it can: `launch_seconds` is its time per forward kernel, including the Python around it,
+`backward_launch_seconds` per backward kernel, including autograd and parameter hooks. Kernels are those
+that the simulator counts; some are several in reality. `collective_seconds` is its time per collective:
+the library's own launch, the events and waits that order streams, and the work object the caller may wait
+for. `moe_launch_seconds` is its time per kernel of a MoE model, in any pass: the kernels of such a model
+are short and its host gets ahead less often, so launch time is exposed. With CUDA graphs the kernels and
+collectives of a pass are captured once and launched as one graph, in `graph_launch_seconds`: all of a
+pass (Megatron-Core's `full_iteration`, or one graph per layer, whose launches are few compared with its
+contents), or all that does not run on expert ranks (its scopes `attn`, `moe_router` and
+`moe_preprocess`), since the number of received tokens is not known in advance. Assumed: the GPU runs
+graph nodes as it runs kernels launched ahead. `cost.host_launch` says when launches are exposed.
+`p2p_seconds` is what hosts add to each message between pipeline stages (`cost.p2p_overhead`). Caching
+allocator, communicators and matmul workspaces take device memory in addition to tensors; private memory
+pools of graphs are not counted.
 
-What was measured of the host that a record is of stands for such constants where the framework launches in the same way
-(`recorded`; `cost.measured_host`). `compiled` says that layers are compiled (`torch.compile`), whose launches cost what
-such a record says; without one a compiled layer is launched like any other, which is rather too slow.
+Host measurements of a measurement record replace these constants where the framework launches in the same
+way (`measured_host_use`; `cost.measured_host`). `compiled` says that layers are compiled
+(`torch.compile`), whose launch costs come from such a record; without one a compiled layer is launched
+like any other, which is somewhat too slow.
 
-Constants belong to a generation of software, in `topologies/frameworks`, each with its source.
+Constants belong to a software generation, in `topologies/frameworks`, each with its source.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -35,29 +37,29 @@ from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer
 OVERHEAD_FLAGS: Final = tuple(
     dataclass_field.name for dataclass_field in fields(Overheads) if dataclass_field.type is bool
 )
-"""Overheads that are either there or not."""
+"""Names of the boolean overheads."""
 _MAX_SOFTMAX_KEYS: Final = 2**31
 
 
 class GraphCapture(Enum):
-    """What of a pass is in CUDA graphs."""
+    """Which kernels of a pass are in CUDA graphs."""
 
     NOTHING = "nothing"
-    OUTSIDE_EXPERTS = "outside_experts"  # all but what is done with rows on the ranks of experts, and sent there
+    OUTSIDE_EXPERTS = "outside_experts"  # everything except expert computation and token dispatch
     ALL = "all"
 
 
 class MeasuredHostUse(Enum):
-    """Which of a record's rows of a host (`cost.record.HostState`) stand for a framework's own launches."""
+    """Which host measurements (`cost.calibration_record.HostState`) replace a framework's launch constants."""
 
-    NOTHING = "nothing"  # its Python and autograd are others
-    EAGER = "eager"  # modules on today's autograd, and CUDA graphs; it shards and splits models in its own way
-    TORCH = "torch"  # also those of `fully_shard`, DTensor and `torch.compile`
+    NOTHING = "nothing"  # none: its Python and autograd differ
+    EAGER = "eager"  # eager modules on current autograd, and CUDA graphs; it has its own sharding and model parallelism
+    TORCH = "torch"  # also `fully_shard`, DTensor and `torch.compile`
 
 
 @dataclass(frozen=True, slots=True)
 class SupportedLayouts:
-    """What a framework runs, in the words of scenario files: strategies of data parallelism, and schedules."""
+    """What a framework supports, by scenario keywords: data-parallel strategies and schedules."""
 
     data: tuple[str, ...] = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
     data_beside_pipeline: tuple[str, ...] = ("ddp", "zero1", "fsdp")
@@ -66,24 +68,26 @@ class SupportedLayouts:
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """fragmentation: reserved over allocated bytes at the peak; communicator: bytes of one process group's buffers.
+    """Host launch times, memory and overheads of a training framework.
 
-    workspace: bytes that libraries take from the allocator for good; grouped_workspace: and for grouped products, if
-    there are some; release_outputs: whether pipeline stages free
-    what they have sent, where a scenario does not say it; launch, backward_launch: host seconds for one kernel of
-    forward (and the optimizer), and of backward; collective: for one collective, None: as for a kernel; call: for a
-    tensor operation without autograd and modules around it; graph: for a CUDA graph, None: there are none; message: of
-    hosts, for one message between pipeline stages; experts_launch: for one kernel of a model with experts, None: as
-    for others; captured: what of passes is in graphs; compiled: whether layers are; recorded: what of a record's host
-    stands for this one's; early_stop: its activation checkpoints stop once all is there that backward needs; overheads:
-    what it does in a step beside the model; runs: which layouts it has, where somebody looks for the best.
+    fragmentation: reserved over allocated bytes at the peak; communicator_bytes: buffers of one process
+    group; workspace_bytes: permanent allocations of libraries; grouped_workspace_bytes: the same for grouped
+    matmuls, if any; deallocate_pipeline_outputs: whether pipeline stages free sent outputs, where a scenario does not
+    say; launch_seconds, backward_launch_seconds: host seconds per forward (and optimizer) and backward
+    kernel; collective_seconds: per collective, None: as per kernel; eager_call_seconds: per tensor operation
+    without autograd and modules; graph_launch_seconds: per CUDA graph, None: not supported; p2p_seconds: of
+    hosts, per message between pipeline stages; moe_launch_seconds: per kernel of a MoE model, None: as for
+    dense models; graph_capture: what CUDA graphs contain; compiled: whether layers are compiled;
+    measured_host_use: which host measurements of a record replace these constants; early_stop: activation
+    checkpoints stop recomputing once all that backward needs is available; overheads: extra work per step;
+    supported_layouts: which layouts it has, for the layout search.
     """
 
     fragmentation: float
     communicator_bytes: Bytes
     workspace_bytes: Bytes = 0.0
     grouped_workspace_bytes: Bytes = 0.0
-    release_outputs: bool = True
+    deallocate_pipeline_outputs: bool = True
     launch_seconds: Seconds = 0.0
     backward_launch_seconds: Seconds = 0.0
     p2p_seconds: Seconds = 0.0
@@ -101,11 +105,11 @@ class Framework:
 
     @property
     def uses_cuda_graphs(self) -> bool:
-        """Whether anything is captured."""
+        """Whether anything is captured in CUDA graphs."""
         return self.graph_capture is not GraphCapture.NOTHING
 
     def with_moe_launches(self, host_slowdown: float = 1.0) -> "Framework":
-        """The same, as it launches a model with experts on a host that takes `pace` times as long as an x86 server."""
+        """The framework as it launches a MoE model; host_slowdown: of this host relative to an x86 server."""
         if self.moe_launch_seconds is None:
             return self
         launch_seconds = host_slowdown * self.moe_launch_seconds
@@ -114,23 +118,23 @@ class Framework:
         )
 
     def with_cuda_graphs(self, graph_capture: GraphCapture = GraphCapture.ALL) -> "Framework":
-        """The same, its passes captured in CUDA graphs; raise InputError where it has none."""
+        """The framework with passes captured in CUDA graphs; raise InputError where it does not support them."""
         if self.graph_launch_seconds is None:
             raise InputError(f"cuda_graphs: {self.name} captures none; leave it out, or name a framework that does")
         return replace(self, graph_capture=graph_capture)
 
     def with_compiled(self) -> "Framework":
-        """The same, its layers compiled; raise InputError where it compiles none."""
+        """The framework with compiled layers; raise InputError where it does not compile layers."""
         if self.measured_host_use is not MeasuredHostUse.TORCH:
             raise InputError(
-                f"compiled: {self.name} compiles no layers; leave it out, or name a framework that does: pytorch"
+                f"torch_compile: {self.name} compiles no layers; leave it out, or name a framework that does: pytorch"
             )
         return replace(self, compiled=True)
 
     def with_launch_seconds(self, forward_seconds: Seconds | None, backward_seconds: Seconds | None) -> "Framework":
-        """The same, with what somebody says of its launches, for which no record stands any more; None: nothing said.
+        """The framework with user-given launch times, which no measurement record overrides; None: not given.
 
-        Backward's take as long as forward's unless that is said.
+        Backward launches take as long as forward ones unless given.
         """
         if forward_seconds is None and backward_seconds is None:
             return self
@@ -146,7 +150,7 @@ class Framework:
 
 
 def load_framework(name_or_path: str = "pytorch") -> Framework:
-    """Read topologies/frameworks/NAME.yaml, or a file of the same form."""
+    """Read topologies/frameworks/NAME.yaml, or a file of the same format."""
     path = find_file("frameworks", name_or_path)
     section = MappingReader(path, read_mapping(path))
     memory, host, checkpoint = (section.get_section(name) for name in ("memory", "host", "checkpoint"))
@@ -155,7 +159,7 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         communicator_bytes=memory.get_quantity("communicator", Dimension.SIZE, allow_zero=True),
         workspace_bytes=memory.get_quantity("workspace", Dimension.SIZE, allow_zero=True),
         grouped_workspace_bytes=_read_bytes(memory, "grouped_workspace"),
-        release_outputs=memory.get_bool("release_outputs"),
+        deallocate_pipeline_outputs=memory.get_bool("deallocate_pipeline_outputs"),
         launch_seconds=host.get_quantity("launch", Dimension.TIME, allow_zero=True),
         backward_launch_seconds=host.get_quantity("backward_launch", Dimension.TIME, allow_zero=True),
         p2p_seconds=host.get_quantity("message", Dimension.TIME, allow_zero=True),
@@ -173,7 +177,7 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
     )
     section.get_text("description")
     section.get_section("sources").get_text_mapping()
-    section.reject_unknself_keys()
+    section.reject_unknown_keys()
     return framework
 
 
@@ -187,7 +191,7 @@ def _read_supported_layouts(section: MappingReader) -> SupportedLayouts:
 
 
 def _read_overheads(section: MappingReader) -> Overheads:
-    """What a framework does; nothing of what the file does not name."""
+    """Read the overheads of a framework file; what the file does not name is off."""
     accumulation = (
         section.get_choice("accumulation", *(member.value for member in Accumulation))
         if section.has_key("accumulation")
@@ -204,16 +208,16 @@ def _read_overheads(section: MappingReader) -> Overheads:
         softmax_keys=section.get_int("softmax_keys", max_value=_MAX_SOFTMAX_KEYS)
         if section.has_key("softmax_keys")
         else None,
-        loss=LossReport(section.get_choice("loss", *(member.value for member in LossReport))),
-        batches=BatchTransfer(section.get_choice("batches", *(member.value for member in BatchTransfer))),
+        loss_averaging=LossReport(section.get_choice("loss_averaging", *(member.value for member in LossReport))),
+        batch_transfer=BatchTransfer(section.get_choice("batch_transfer", *(member.value for member in BatchTransfer))),
     )
 
 
 def _read_bytes(section: MappingReader, key: str) -> Bytes:
-    """Bytes; none where the file does not name them."""
+    """Bytes; 0 where the file does not name them."""
     return section.get_quantity(key, Dimension.SIZE, allow_zero=True) if section.has_key(key) else 0.0
 
 
 def _read_seconds(host: MappingReader, key: str) -> Seconds | None:
-    """What the host needs for something, if the file says so."""
+    """Host seconds of one operation; None if the file does not name them."""
     return host.get_quantity(key, Dimension.TIME, allow_zero=True) if host.has_key(key) else None

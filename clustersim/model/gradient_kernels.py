@@ -1,11 +1,12 @@
-"""What passes over all gradients of a rank once a step, beside the optimizer's own?
+"""Kernels over all gradients of a rank once per step, in addition to the optimizer's own.
 
-Buffers of gradients are set to zero (one write) and, before they are reduced, multiplied by 1 / ranks (a read and a
-write) and looked through for what is not finite (a read). The optimizer may want them in the format of its master
-weights (a read, and a write in that format), and FP16's are divided by the scale of the loss and looked through (a read
-and a write). Each is a kernel over a buffer; what is launched for each tensor of it is not counted.
-References: Megatron-LM, megatron/core/distributed/param_and_grad_buffer.py (`reset`, `start_grad_sync`) and
-megatron/core/optimizer/optimizer.py (`_copy_model_grads_to_main_grads`, `_unscale_main_grads_and_check_for_nan`).
+Gradient buffers are zeroed (one write) and, before they are reduced, multiplied by 1 / ranks (a read and
+a write) and checked for non-finite values (a read). The optimizer may need them in the format of its
+master weights (a read, and a write in that format), and FP16 gradients are divided by the loss scale and
+checked (a read and a write). Each is one kernel over a buffer; per-tensor launches are not counted.
+References: Megatron-LM, megatron/core/distributed/param_and_grad_buffer.py (`reset`, `start_grad_sync`)
+and megatron/core/optimizer/optimizer.py (`_copy_model_grads_to_main_grads`,
+`_unscale_main_grads_and_check_for_nan`).
 """
 
 from dataclasses import replace
@@ -16,26 +17,28 @@ from clustersim.model.training import Training
 
 
 def zero_gradient_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
-    """The start of a step, if buffers are zeroed then."""
+    """Zeroing of the gradient buffer at the start of a step, if the framework does it."""
     dtype = training.recipe.weight_formats.gradients
     return (
         (_buffer_kernel("gradients.zero", MemoryBoundOp.ZERO, dtype, parameter_count, 1),)
-        if training.overheads.zeroing
+        if training.overheads.zero_grad
         else ()
     )
 
 
 def pre_reduction_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
-    """What is done to gradients of so many parameters before they are reduced."""
+    """Check and averaging of gradients before they are reduced."""
     dtype = training.recipe.weight_formats.gradients
     check_kernels = (_buffer_kernel("gradients.check", MemoryBoundOp.GRADIENT_NORM, dtype, parameter_count, 1),)
     average_kernels = (_buffer_kernel("gradients.average", MemoryBoundOp.SCALE, dtype, parameter_count, 2),)
     overheads = training.overheads
-    return (check_kernels if overheads.checking else ()) + (average_kernels if overheads.averaging else ())
+    return (check_kernels if overheads.check_for_nan_in_grad else ()) + (
+        average_kernels if overheads.prescale_gradients else ()
+    )
 
 
 def upcast_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
-    """The copy that the optimizer reads, if it reads one."""
+    """The copy of gradients in the master weights' format, if the optimizer reads one."""
     if not upcasts_gradients(training):
         return ()
     gradient_dtype, master_dtype = training.recipe.weight_formats.gradients, training.recipe.weight_formats.updated
@@ -45,7 +48,7 @@ def upcast_kernels(training: Training, parameter_count: float) -> tuple[Kernel, 
 
 
 def unscale_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
-    """FP16's division by the scale of the loss, with the look for what is not finite."""
+    """Division of FP16 gradients by the loss scale, including the check for non-finite values."""
     if not unscales_gradients(training):
         return ()
     return (
@@ -56,14 +59,14 @@ def unscale_kernels(training: Training, parameter_count: float) -> tuple[Kernel,
 
 
 def upcasts_gradients(training: Training) -> bool:
-    """Whether gradients are narrower than the weights that the optimizer updates, and it reads a copy that is not."""
+    """Whether the optimizer reads a copy of gradients in the higher precision of the weights it updates."""
     weights = training.recipe.weight_formats
-    return training.overheads.widening and weights.gradients.bytes < weights.updated.bytes
+    return training.overheads.upcast_gradients and weights.gradients.bytes < weights.updated.bytes
 
 
 def unscales_gradients(training: Training) -> bool:
-    """Whether the loss is scaled: FP16's range is so small that gradients would vanish."""
-    return training.overheads.unscaling and training.recipe.compute is DType.FP16
+    """Whether gradients are unscaled: FP16 training scales the loss so that gradients do not underflow."""
+    return training.overheads.unscale_gradients and training.recipe.compute is DType.FP16
 
 
 def with_upcast_gradients(training: Training) -> Training:
@@ -77,7 +80,7 @@ def with_upcast_gradients(training: Training) -> Training:
 
 
 def _buffer_kernel(name: str, op: MemoryBoundOp, dtype: DType, parameter_count: float, pass_count: int) -> Kernel:
-    """A kernel over a buffer of so many gradients; passes: reads and writes."""
+    """A kernel over a buffer of gradients; pass_count: reads and writes per element."""
     shape = MemoryBoundShape(op, 1, round(parameter_count), fused=True)
     return Kernel(
         name,

@@ -1,9 +1,9 @@
-"""What do the experts of one rank compute and move?
+"""Grouped linear layers: what do the experts of one rank compute and move?
 
-The linear layers of several experts are products of each expert's tokens with its own matrix, which are run in one of
-the ways of `overheads.Grouping`: on streams and in one kernel they are one kernel here, in a loop each is a kernel like
-any other. The three products are those of a linear layer (see `linear`), each as many times as there are experts.
-Tokens are spread evenly over the experts, so that every product has the same sizes.
+The linear layers of several experts are matmuls of each expert's tokens with its own matrix, run in one
+of the ways of `overheads.Grouping`: on streams and in one kernel they are one kernel here, in a loop each
+is a separate kernel. The three matmuls are those of a linear layer (see `linear`), once per expert.
+Tokens are spread evenly over the experts, so that all matmuls have the same sizes.
 """
 
 from dataclasses import dataclass, replace
@@ -26,9 +26,10 @@ _KERNEL_KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class GroupedLinear:
-    """Linear layers of `experts` on one rank: [tokens, inputs] to [tokens, outputs], tokens over all of them.
+    """Linear layers of `expert_count` experts on one rank: [tokens, inputs] to [tokens, outputs].
 
-    formats: of the operands; bias: each expert adds one; grouping: how products are run.
+    tokens: of all experts; formats: of the operands; bias: each expert adds one; grouping: how the matmuls
+    are run.
     """
 
     name: str
@@ -51,18 +52,18 @@ class GroupedLinear:
         return -(-self.tokens // self.expert_count)
 
     def forward(self, recipe: PrecisionRecipe) -> tuple[Kernel, ...]:
-        """The outputs of all experts."""
+        """The output matmuls of all experts."""
         shape = MatmulShape(self.tokens_per_expert, self.outputs, self.inputs, self.expert_count)
         return self._expert_matmuls(self.name, self.formats.forward, shape, recipe.activations.bytes)
 
     def input_gradient(self, recipe: PrecisionRecipe) -> tuple[Kernel, ...]:
-        """The gradients of the inputs."""
+        """The input-gradient matmuls of all experts."""
         shape = MatmulShape(self.tokens_per_expert, self.inputs, self.outputs, self.expert_count, MatmulLayout.NN)
         name = f"{self.name}.input_gradient"
         return self._expert_matmuls(name, self.formats.input_gradient, shape, recipe.activations.bytes)
 
     def weight_gradient(self, recipe: PrecisionRecipe, accumulation: Accumulation) -> tuple[Kernel, ...]:
-        """The gradients of all weights, added to what is accumulated."""
+        """The weight-gradient matmuls of all experts, and their accumulation."""
         name, operands, gradients = (
             f"{self.name}.weight_gradient",
             self.formats.weight_gradient,
@@ -82,8 +83,8 @@ class GroupedLinear:
         return (*self._expert_matmuls(name, operands, shape, product_dtype.bytes), *accumulation_kernels)
 
     def _expert_matmuls(self, name: str, dtype: DType, shape: MatmulShape, result_bytes: Bytes) -> tuple[Kernel, ...]:
-        """The kernel for the products of all experts, or one for each; of one expert, a library's like any other."""
-        flops = 2.0 * self.tokens * self.inputs * self.outputs  # of whole tokens, however they are rounded
+        """One kernel for the matmuls of all experts, or one per expert; a single expert is an ordinary matmul."""
+        flops = 2.0 * self.tokens * self.inputs * self.outputs  # of the actual tokens, without rounding up
         kind = _KERNEL_KINDS.get(self.grouping)
         if kind is None or (self.expert_count == 1 and self.grouping is Grouping.STREAMS):
             expert_kernel = replace(

@@ -1,9 +1,10 @@
 """Which model does a Hugging Face `config.json` describe? Read as JSON; transformers is not needed.
 
-Only families that the operators of `layers` express exactly are read: those of the Llama kind (`hf_llama`), of the GPT
-kind (`hf_gpt`) and with latent attention (`hf_mla`), mixtures of experts (`hf_moe`) among them. Of models with
-pictures (gemma3, llama4) the text's part is read. Dimensions have no defaults but where a family's released files leave
-them out. Layers that are no attention (Nemotron 3's state-space layers) are refused.
+Only families that the operators of `layers` express exactly are read: the Llama family (`hf_llama`), the
+GPT family (`hf_gpt`) and models with multi-head latent attention (`hf_mla`), MoE models (`hf_moe`) among
+them. Of multimodal models (gemma3, llama4) the text model is read. Dimensions have no defaults except
+where a family's released files omit them. Layers other than attention (Nemotron 3's state-space layers)
+are refused.
 """
 
 import os
@@ -73,13 +74,14 @@ def read_hf_config(path: Path) -> TransformerModel:
     _refuse_unsupported(file_path, family, content)
     if family not in MODEL_READERS:
         raise InputError(
-            f"{file_path}: model_type {family!r} is not known; {suggest_nearest(family, [*MODEL_READERS, *_TEXT_FAMILIES])}"
+            f"{file_path}: model_type {family!r} is not known; "
+            f"{suggest_nearest(family, [*MODEL_READERS, *_TEXT_FAMILIES])}"
         )
     return MODEL_READERS[family](HfConfig(file_path, content, family))
 
 
 def _text_config(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a model with pictures that is about text; all of it where it is not apart."""
+    """The text model's configuration of a multimodal model; the full content if it has no text_config."""
     text = content.get("text_config", content)
     if not isinstance(text, Mapping):
         raise InputError(f"{path}: text_config is {text!r}, not a mapping")
@@ -90,7 +92,8 @@ def _refuse_unsupported(path: Path, family: str, content: Mapping[str, Any]) -> 
     unsupported = [key for key in _UNSUPPORTED_KEYS if content.get(key)]
     if unsupported:
         raise InputError(
-            f"{path}: {unsupported[0]} is {content[unsupported[0]]!r}: {_UNSUPPORTED_KEYS[unsupported[0]]} is not simulated"
+            f"{path}: {unsupported[0]} is {content[unsupported[0]]!r}: {_UNSUPPORTED_KEYS[unsupported[0]]} is not "
+            "simulated"
         )
     experts = [key for key in _EXPERT_KEYS if content.get(key)]
     if experts and family not in _MOE_FAMILIES:

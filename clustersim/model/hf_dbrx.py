@@ -1,7 +1,8 @@
-"""Which model is a DBRX configuration? Its dimensions are in two parts, of attention and of the experts.
+"""Reader of DBRX configurations, whose dimensions are in two sections, for attention and for the experts.
 
-Norms are LayerNorms without biases, which stand as those with (a thousandth of a thousandth of the parameters).
-Reference: transformers, src/transformers/models/dbrx/configuration_dbrx.py; databricks/dbrx-base config.json.
+Norms are LayerNorms without biases, treated as LayerNorms with biases (a millionth of the parameters).
+Reference: transformers, src/transformers/models/dbrx/configuration_dbrx.py; databricks/dbrx-base
+config.json.
 """
 
 from collections.abc import Mapping

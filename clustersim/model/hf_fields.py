@@ -1,4 +1,4 @@
-"""What does one key of a Hugging Face `config.json` say? Read strictly; errors name the file, the key and the value."""
+"""Typed access to the keys of a Hugging Face `config.json`; errors name the file, the key and the value."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ _MTP_KEY = "num_nextn_predict_layers"
 
 @dataclass(frozen=True, slots=True)
 class HfConfig:
-    """A configuration and the file that it comes from."""
+    """A configuration, its model family, and the file that it comes from."""
 
     path: Path
     content: Mapping[str, Any]
     family: str
 
     def positive_int(self, key: str, default: int | None = None) -> int:
-        """A whole number above zero; `default` if the key is missing or null."""
+        """An integer above zero; `default` if the key is missing or null."""
         value = self.content.get(key)
         if value is None and default is not None:
             return default
@@ -32,7 +32,7 @@ class HfConfig:
         return value
 
     def nonnegative_int(self, key: str, default: int) -> int:
-        """A whole number from zero; `default` if the key is missing or null."""
+        """An integer from zero; `default` if the key is missing or null."""
         value = self.content.get(key)
         if value is None:
             return default
@@ -42,14 +42,14 @@ class HfConfig:
 
     @property
     def mtp_layer_count(self) -> int:
-        """How many layers predict further tokens."""
+        """Number of multi-token prediction layers."""
         value = self.nonnegative_int(_MTP_KEY, 0)
         if value > MAX_MTP_LAYERS:
             raise InputError(f"{self.path}: {_MTP_KEY} {value} is too large; {MAX_MTP_LAYERS} is the most")
         return value
 
     def layer_count(self, key: str) -> int:
-        """How many layers there are, few enough to be told one by one."""
+        """Number of layers; raise InputError above MAX_LAYERS, since layers are listed one by one."""
         value = self.positive_int(key)
         if value > MAX_LAYERS:
             raise InputError(f"{self.path}: {key} {value:,} is too large; {MAX_LAYERS:,} is the most")
@@ -81,7 +81,7 @@ class HfConfig:
         return value
 
     def rotary_fraction(self, default: float) -> float:
-        """The share of each head that rotary positions turn (partial_rotary_factor, since 2025 in rope_parameters)."""
+        """Fraction of each head with rotary positions (partial_rotary_factor, since 2025 in rope_parameters)."""
         key, rope_parameters = "partial_rotary_factor", self.content.get("rope_parameters")
         value = self.content.get(key, rope_parameters.get(key) if isinstance(rope_parameters, Mapping) else None)
         if value is None:
@@ -91,7 +91,7 @@ class HfConfig:
         return float(value)
 
     def per_layer_values(self, key: str, legal: tuple[Any, ...], layer_count: int) -> list[Any] | None:
-        """One of the legal values for each layer; None if the key is missing or null."""
+        """One of the legal values per layer; None if the key is missing or null."""
         value = self.content.get(key)
         if value is None:
             return None
@@ -105,7 +105,7 @@ class HfConfig:
         return value
 
     def layer_indices(self, key: str, layer_count: int) -> frozenset[int] | None:
-        """The layers that are listed, counted from 0; None if the key is missing or null."""
+        """The listed layers, counted from 0; None if the key is missing or null."""
         value = self.content.get(key)
         if value is None:
             return None
@@ -115,17 +115,17 @@ class HfConfig:
         return frozenset(value)
 
     def require_value(self, key: str, required: object, *, default: object) -> None:
-        """Raise InputError unless a key is missing or has the only value that is modelled."""
+        """Raise InputError unless a key is missing or has the only value that is supported."""
         value = self.content.get(key, default)
         if value != required:
             raise InputError(f"{self.path}: {key} {value!r} is not modelled for {self.family}; {required!r} is")
 
     def require_divides(self, key: str, divisor: int, total_key: str, total: int) -> None:
-        """Raise InputError unless `part` divides `whole`."""
+        """Raise InputError unless `divisor` divides `total`."""
         if total % divisor:
             raise InputError(f"{self.path}: {key} {divisor} does not divide {total_key} {total}")
 
     @property
     def name(self) -> str:
-        """The folder's name for a file that is called config.json, else the file's."""
+        """The folder's name for a file called config.json, else the file's name."""
         return self.path.resolve().parent.name if self.path.stem == "config" else self.path.stem

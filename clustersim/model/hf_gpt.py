@@ -1,17 +1,18 @@
-"""Which model is a configuration of the GPT kind: layer norms and a plain MLP (GPT-2, OPT, BLOOM, Falcon, Phi)?
+"""Readers of GPT-style configurations: LayerNorm and a plain MLP (GPT-2, OPT, BLOOM, Falcon, Phi).
 
-Defaults of missing keys are those of the families' configuration classes in transformers. ReLU counts as GELU.
+Defaults of missing keys are those of the families' configuration classes in transformers. ReLU is treated
+as GELU.
 """
 
 from clustersim.model.hf_fields import HfConfig
 from clustersim.model.layer_stack import BlockForm, MlpType
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, uniform_model
 
-_OPT_POSITION_OFFSET = 2  # OPTLearnedPositionalEmbedding: the first two rows of its table stand for no position
+_OPT_POSITION_OFFSET = 2  # OPTLearnedPositionalEmbedding: the first two rows of its table are not positions
 
 
 def read_gpt2(config: HfConfig) -> TransformerModel:
-    """Read a GPT-2."""
+    """Read a GPT-2 configuration."""
     hidden, heads = config.positive_int("n_embd"), config.positive_int("n_head")
     config.require_divides("n_head", heads, "n_embd", hidden)
     dropouts = [config.fraction_below_one(key, 0.1) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")]
@@ -36,7 +37,7 @@ def read_gpt2(config: HfConfig) -> TransformerModel:
 
 
 def read_opt(config: HfConfig) -> TransformerModel:
-    """Read an OPT; the 350M model, with norms after the sums and a narrower embedding, is refused."""
+    """Read an OPT configuration; the 350M model, with post-norm and a narrower embedding, is refused."""
     hidden, heads = config.positive_int("hidden_size"), config.positive_int("num_attention_heads")
     config.require_divides("num_attention_heads", heads, "hidden_size", hidden)
     config.require_value("do_layer_norm_before", True, default=True)
@@ -66,7 +67,7 @@ def read_opt(config: HfConfig) -> TransformerModel:
 
 
 def read_bloom(config: HfConfig) -> TransformerModel:
-    """Read a BLOOM. Its files say hidden_size and n_head, or n_embed and num_attention_heads."""
+    """Read a BLOOM configuration. Its keys are hidden_size and n_head, or n_embed and num_attention_heads."""
     hidden = config.positive_int("n_embed" if "n_embed" in config.content else "hidden_size")
     heads = config.positive_int("num_attention_heads" if "num_attention_heads" in config.content else "n_head")
     config.require_divides("n_head", heads, "hidden_size", hidden)
@@ -96,7 +97,7 @@ def read_bloom(config: HfConfig) -> TransformerModel:
 
 
 def read_phi(config: HfConfig) -> TransformerModel:
-    """Read a Phi (1, 1.5 and 2): a parallel block with biases everywhere, also of the logits."""
+    """Read a Phi configuration (1, 1.5 and 2): a parallel block with biases everywhere, including the logits."""
     hidden, heads = config.positive_int("hidden_size"), config.positive_int("num_attention_heads")
     config.require_divides("num_attention_heads", heads, "hidden_size", hidden)
     config.require_value("qk_layernorm", False, default=False)
@@ -110,7 +111,7 @@ def read_phi(config: HfConfig) -> TransformerModel:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=hidden // heads,
-        rotary=config.rotary_fraction(0.5),
+        rotary_percent=config.rotary_fraction(0.5),
         vocab=config.positive_int("vocab_size"),
         max_positions=config.positive_int("max_position_embeddings", 2048),
         mlp=MlpType.GELU,
@@ -127,7 +128,7 @@ def read_phi(config: HfConfig) -> TransformerModel:
 
 
 def read_falcon(config: HfConfig) -> TransformerModel:
-    """Read a Falcon: multi-query with one norm (7B), or the new decoder, grouped and with two (40B, 180B)."""
+    """Read a Falcon configuration: multi-query, one norm (7B), or grouped-query, two norms (40B, 180B)."""
     hidden, heads = config.positive_int("hidden_size"), config.positive_int("num_attention_heads")
     config.require_divides("num_attention_heads", heads, "hidden_size", hidden)
     biases = config.boolean("bias", default=False)

@@ -1,8 +1,8 @@
-"""Which model is a configuration of the Llama kind: RMSNorm, a gated MLP, rotary positions?
+"""Readers of Llama-style configurations: RMSNorm, a gated MLP, rotary positions.
 
-Families differ in biases, norms, windows and defaults, which are those of their configuration classes in transformers
-(src/transformers/models/*/configuration_*.py). Gated GELU counts as SwiGLU; the embedding's scale (Gemma) and Llama 4's
-norm of queries and keys, which has no weights, are left out.
+Families differ in biases, norms, windows and defaults, which are those of their configuration classes in
+transformers (src/transformers/models/*/configuration_*.py). Gated GELU is treated as SwiGLU; the
+embedding scale (Gemma) and Llama 4's query-key norm, which has no weights, are left out.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,22 +28,22 @@ from clustersim.model.layer_stack import (
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
 
 WindowRule = Callable[[HfConfig, int], list[int | None]]
-"""The window of each of so many layers; None: all tokens."""
+"""The attention window of each of `layers` layers; None: full causal attention."""
 
 
 def uniform_windows(config: HfConfig, layers: int) -> list[int | None]:
-    """Every layer has it, if the file does (phi3)."""
+    """Every layer has the sliding window, if the file gives one (phi3)."""
     return [_sliding_window(config)] * layers
 
 
 def mistral_windows(config: HfConfig, layers: int) -> list[int | None]:
-    """Every layer has it; `sliding_window` that is left out is 4096, null is none."""
+    """Every layer has the sliding window; a missing `sliding_window` is 4096, null is none."""
     window = 4096 if "sliding_window" not in config.content else _sliding_window(config)
     return [window] * layers
 
 
 def upper_layer_windows(config: HfConfig, layers: int) -> list[int | None]:
-    """Layers from `max_window_layers` on have it, if `use_sliding_window` (qwen2, qwen3)."""
+    """Layers from `max_window_layers` on have the window, if `use_sliding_window` (qwen2, qwen3)."""
     first_layer = config.content.get("max_window_layers", 28)
     if isinstance(first_layer, bool) or not isinstance(first_layer, int) or first_layer < 0:
         raise InputError(f"{config.path}: max_window_layers is {first_layer!r}, not a whole number from 0")
@@ -56,12 +56,12 @@ def upper_layer_windows(config: HfConfig, layers: int) -> list[int | None]:
 
 
 def alternating_windows(config: HfConfig, layers: int) -> list[int | None]:
-    """Every second layer has it, the first among them (gemma2)."""
+    """Every second layer has the window, starting with the first (gemma2)."""
     return _masked_windows([layer % 2 == 0 for layer in range(layers)], config.positive_int("sliding_window", 4096))
 
 
 def interleaved_windows(config: HfConfig, layers: int) -> list[int | None]:
-    """All but every `sliding_window_pattern`-th layer have it (gemma3)."""
+    """All but every `sliding_window_pattern`-th layer have the window (gemma3)."""
     period = config.positive_int("sliding_window_pattern", 6)
     return _masked_windows(
         [(layer + 1) % period > 0 for layer in range(layers)], config.positive_int("sliding_window", 4096)
@@ -69,15 +69,15 @@ def interleaved_windows(config: HfConfig, layers: int) -> list[int | None]:
 
 
 def nope_layer_windows(config: HfConfig, layers: int) -> list[int | None]:
-    """Layers without rotary positions have it, if `use_sliding_window` (smollm3)."""
+    """Layers without rotary positions have the window, if `use_sliding_window` (smollm3)."""
     window = _sliding_window(config) if _uses_sliding_window(config) else None
     return _masked_windows([fraction == 0 for fraction in _rotary_fractions(config, layers)], window)
 
 
 def chunked_windows(config: HfConfig, layers: int) -> list[int | None]:
-    """Layers with rotary positions have it: chunks of `attention_chunk_size`, within which all tokens before are seen.
+    """Layers with rotary positions attend within chunks of `attention_chunk_size` tokens (llama4).
 
-    Longer sequences are counted as if a window slid, which has twice as many keys (llama4).
+    Modelled as a sliding window of the chunk size, which for longer sequences attends to twice as many keys.
     """
     return _masked_windows(
         [fraction > 0 for fraction in _rotary_fractions(config, layers)],
@@ -98,7 +98,7 @@ def _uses_sliding_window(config: HfConfig) -> bool:
 
 
 def _rotary_fractions(config: HfConfig, layers: int) -> list[float]:
-    """The share of each head that each layer turns: SmolLM3 leaves every 4th layer unturned."""
+    """The rotary fraction of each layer: SmolLM3 has no rotary positions (NoPE) in every 4th layer."""
     period = config.positive_int("no_rope_layer_interval", 4)
     listed = config.per_layer_values("no_rope_layers", (0, 1), layers)
     return [float(fraction) for fraction in listed or [(layer + 1) % period > 0 for layer in range(layers)]]
@@ -106,15 +106,17 @@ def _rotary_fractions(config: HfConfig, layers: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class LlamaFamily:
-    """What distinguishes a family.
+    """What distinguishes a model family.
 
-    head_dim: its default (None: hidden / heads); defaults: of other sizes. qkv_bias: queries, keys and values have
-    biases, whatever the file says; biases: attention_bias and mlp_bias, both alike, mean all products;
-    bias_of_qkv: attention_bias means queries, keys and values; bias_of_attention: it means these and the output,
-    and experts have their own; rotary: share of each head that is turned; norm_said: `use_qk_norm` says whether
-    queries and keys are normalised; nope: some layers turn none; windows: None where the family knows none,
-    whatever the file says; mixture: layers have experts; sinks: every head has one; softcaps: scores and logits may be
-    capped; further: files may have layers that predict further tokens.
+    head_dim: its default (None: hidden / heads); defaults: of other dimensions; qkv_bias: queries, keys and
+    values always have biases; allows_linear_bias: attention_bias and mlp_bias, which must agree, apply to all
+    matrices; attention_bias_is_qkv: attention_bias applies to queries, keys and values;
+    attention_bias_is_all: it applies to these and the attention output, and experts have their own biases;
+    rotary_fraction: of each head; reads_qk_norm: `use_qk_norm` says whether queries and keys are normalized;
+    has_nope_layers: some layers have no rotary positions; windows: None: the family never has windows,
+    whatever the file says; moe_keys: configuration keys of MoE layers; sinks: every head has an attention
+    sink; softcap_defaults: by key, where scores and logits may be soft-capped; has_mtp: files may have
+    multi-token prediction layers.
     """
 
     qkv_bias: bool = False
@@ -148,7 +150,7 @@ class LlamaFamily:
             positions=PositionEncoding.ROTARY,
             tied_embeddings=config.boolean("tie_word_embeddings", default=self.tied_embeddings),
             linear_bias=bias,
-            logit_softcap=self._has_softcap(config, "final_logit_softcapping"),
+            final_logit_softcapping=self._has_softcap(config, "final_logit_softcapping"),
             mtp_layers=config.mtp_layer_count if self.has_mtp else 0,
         )
 
@@ -167,7 +169,7 @@ class LlamaFamily:
         return config.positive_int(key, self.defaults.get(key))
 
     def _read_attentions(self, config: HfConfig, bias: bool) -> list[tuple[FullAttention, int]]:
-        """The attention of each layer, or of all of them."""
+        """The attention of each layer with a repeat count; one entry where all layers are equal."""
         differ = self.windows is not None or self.has_nope_layers or self.moe_keys is not None
         key = "num_hidden_layers"
         repeat_count, listed_count = (1, config.layer_count(key)) if differ else (config.positive_int(key), 1)
@@ -190,7 +192,7 @@ class LlamaFamily:
         ]
 
     def _layer_windows(self, config: HfConfig, layers: int) -> list[int | None]:
-        """The window of each layer: by `layer_types`, which files since 2025 have, or as the family has them."""
+        """The window of each layer: by `layer_types`, in files since 2025, or by the family's rule."""
         if self.windows is None:
             return [None] * layers
         layer_types = config.per_layer_values("layer_types", (FULL, SLIDING), layers)

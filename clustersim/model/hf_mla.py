@@ -1,9 +1,9 @@
-"""Which model is a configuration with latent attention: DeepSeek-V2, -V3, or of their form (Moonlight, Kimi K2)?
+"""Reader of configurations with MLA: DeepSeek-V2, -V3, and derivatives (Moonlight, Kimi K2).
 
-Layers that predict further tokens (`num_nextn_predict_layers`) are not among the `num_hidden_layers`; transformers
-builds none, Megatron Bridge as many as the file says.
-Reference: transformers, src/transformers/models/deepseek_v{2,3}/configuration_*.py and modeling_*.py;
-moonshotai/Kimi-K2-Base config.json, which is of DeepSeek-V3's class.
+Multi-token prediction layers (`num_nextn_predict_layers`) are not among the `num_hidden_layers`;
+transformers builds none, Megatron Bridge as many as the file says. Reference: transformers,
+src/transformers/models/deepseek_v{2,3}/configuration_*.py and modeling_*.py; moonshotai/Kimi-K2-Base
+config.json, which uses DeepSeek-V3's class.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ MLA_FAMILIES: Final[Mapping[str, MoeConfigKeys]] = MappingProxyType(
     {"deepseek_v2": MOE_CONFIG_KEYS["deepseek_v2"]}
     | dict.fromkeys(("deepseek_v3", "kimi_k2"), MOE_CONFIG_KEYS["deepseek_v3"])
 )
-"""By family, what it calls the parts of its mixture."""
+"""MoE configuration keys by MLA family."""
 
 
 def read_mla_model(config: HfConfig) -> TransformerModel:
@@ -44,9 +44,9 @@ def read_mla_model(config: HfConfig) -> TransformerModel:
 def _read_attention(config: HfConfig) -> LatentAttention:
     return LatentAttention(
         heads=config.positive_int("num_attention_heads"),
-        query_rank=config.nonnegative_int("q_lora_rank", 0) or None,
-        kv_rank=config.positive_int("kv_lora_rank"),
-        nope=config.positive_int("qk_nope_head_dim"),
-        rope=config.positive_int("qk_rope_head_dim"),
-        value_dim=config.positive_int("v_head_dim"),
+        q_lora_rank=config.nonnegative_int("q_lora_rank", 0) or None,
+        kv_lora_rank=config.positive_int("kv_lora_rank"),
+        qk_nope_head_dim=config.positive_int("qk_nope_head_dim"),
+        qk_rope_head_dim=config.positive_int("qk_rope_head_dim"),
+        v_head_dim=config.positive_int("v_head_dim"),
     )

@@ -1,8 +1,9 @@
-"""Which MLP does each layer of a mixture of experts have, by its Hugging Face `config.json`?
+"""Which MLP does each layer of a MoE model have, according to its Hugging Face `config.json`?
 
-Families call the same things differently; a table says what (transformers, src/transformers/models/*/configuration_*.py
-and modeling_*.py). Layers that stay dense: the first (`first_k_dense_replace`), all but every so-manieth
-(`decoder_sparse_step`, `interleave_moe_layer_step`, `moe_layer_freq`), and those that are listed (`mlp_only_layers`).
+Families use different keys for the same dimensions; a table maps them (transformers,
+src/transformers/models/*/configuration_*.py and modeling_*.py). Layers that stay dense: the first ones
+(`first_k_dense_replace`), all but every n-th (`decoder_sparse_step`, `interleave_moe_layer_step`,
+`moe_layer_freq`), and listed ones (`mlp_only_layers`).
 """
 
 from collections.abc import Mapping
@@ -19,15 +20,16 @@ _SCORE_FUNCTIONS: Final = {"softmax": ScoreFunction.SOFTMAX, "sigmoid": ScoreFun
 
 @dataclass(frozen=True, slots=True)
 class MoeConfigKeys:
-    """What a family calls the parts of its mixture, and what it has that files do not say.
+    """Configuration keys of a family's MoE layers, and its properties that files do not state.
 
-    experts, top_k, ffn: keys; dense: the key of the width of layers without experts (None: all have some); shared: the
-    key of how many experts of the same width every token passes, shared_ffn: of the width of one for every token;
-    shared_always: there is one as wide as an expert; shared_gate: it is weighted; bias: router and experts have biases;
-    step: the key of every so-manieth layer; listed: of a list of dense layers, chosen: of a list of those with experts,
-    which says all; from_zero: every so-manieth counts layers
-    from 0 (else from 1); first: the key of how many first layers are dense; scores: without `scoring_func`;
-    corrected: scores are corrected to balance the load.
+    experts, top_k, ffn: keys; dense_ffn: key of the width of dense layers (None: all layers are MoE);
+    shared_count: key of the number of shared experts of the same width; shared_ffn: key of the width of the
+    single shared expert; always_shared: there is one shared expert as wide as a routed one; shared_gate: the
+    shared output is gated; bias: router and experts have biases; moe_layer_step: key of n where every n-th
+    layer is MoE; dense_layers: key of a list of dense layers, moe_layers: key of a complete list of MoE
+    layers; counts_from_zero: every n-th counts layers from 0 (else from 1); first_dense_count: key of the
+    number of first layers that are dense; scores: score function without `scoring_func`; correction_bias: the
+    router has a load-balancing correction bias.
     """
 
     experts: str
@@ -95,7 +97,7 @@ class MoeConfigKeys:
         return Router(scores, groups, max_groups if max_groups < groups else None, self.correction_bias)
 
     def _moe_layer_mask(self, config: HfConfig, layers: int) -> list[bool]:
-        """Whether each layer has experts."""
+        """Whether each layer is a MoE layer."""
         if self.moe_layers is not None and (indices := config.layer_indices(self.moe_layers, layers)) is not None:
             return [layer in indices for layer in range(layers)]
         first_moe_layer = config.nonnegative_int(self.first_dense_count, 0) if self.first_dense_count else 0
@@ -115,29 +117,56 @@ MOE_CONFIG_KEYS: Final[Mapping[str, MoeConfigKeys]] = MappingProxyType(
         "mixtral": MoeConfigKeys("num_local_experts", "num_experts_per_tok", "intermediate_size"),
         "olmoe": MoeConfigKeys("num_experts", "num_experts_per_tok", "intermediate_size"),
         "qwen2_moe": MoeConfigKeys(
-            *_QWEN_KEYS, dense_ffn="intermediate_size", shared_ffn="shared_expert_intermediate_size", shared_gate=True,
-            moe_layer_step="decoder_sparse_step", dense_layers="mlp_only_layers",
+            *_QWEN_KEYS,
+            dense_ffn="intermediate_size",
+            shared_ffn="shared_expert_intermediate_size",
+            shared_gate=True,
+            moe_layer_step="decoder_sparse_step",
+            dense_layers="mlp_only_layers",
         ),
         "qwen3_moe": MoeConfigKeys(
-            *_QWEN_KEYS, dense_ffn="intermediate_size", moe_layer_step="decoder_sparse_step", dense_layers="mlp_only_layers"
+            *_QWEN_KEYS,
+            dense_ffn="intermediate_size",
+            moe_layer_step="decoder_sparse_step",
+            dense_layers="mlp_only_layers",
         ),
         "gpt_oss": MoeConfigKeys("num_local_experts", "num_experts_per_tok", "intermediate_size", bias=True),
         "llama4_text": MoeConfigKeys(
-            "num_local_experts", "num_experts_per_tok", "intermediate_size", dense_ffn="intermediate_size_mlp",
-            always_shared=True, moe_layer_step="interleave_moe_layer_step", moe_layers="moe_layers", scores=ScoreFunction.SIGMOID,
+            "num_local_experts",
+            "num_experts_per_tok",
+            "intermediate_size",
+            dense_ffn="intermediate_size_mlp",
+            always_shared=True,
+            moe_layer_step="interleave_moe_layer_step",
+            moe_layers="moe_layers",
+            scores=ScoreFunction.SIGMOID,
         ),
         "glm4_moe": MoeConfigKeys(
-            *_DEEPSEEK_KEYS, dense_ffn="intermediate_size", shared_count="n_shared_experts", first_dense_count="first_k_dense_replace",
-            scores=ScoreFunction.SIGMOID, correction_bias=True,
+            *_DEEPSEEK_KEYS,
+            dense_ffn="intermediate_size",
+            shared_count="n_shared_experts",
+            first_dense_count="first_k_dense_replace",
+            scores=ScoreFunction.SIGMOID,
+            correction_bias=True,
         ),
         "deepseek_v2": MoeConfigKeys(
-            *_DEEPSEEK_KEYS, dense_ffn="intermediate_size", shared_count="n_shared_experts", first_dense_count="first_k_dense_replace",
-            moe_layer_step="moe_layer_freq", counts_from_zero=True,
+            *_DEEPSEEK_KEYS,
+            dense_ffn="intermediate_size",
+            shared_count="n_shared_experts",
+            first_dense_count="first_k_dense_replace",
+            moe_layer_step="moe_layer_freq",
+            counts_from_zero=True,
         ),
         "deepseek_v3": MoeConfigKeys(
-            *_DEEPSEEK_KEYS, dense_ffn="intermediate_size", shared_count="n_shared_experts", first_dense_count="first_k_dense_replace",
-            moe_layer_step="moe_layer_freq", counts_from_zero=True, scores=ScoreFunction.SIGMOID, correction_bias=True,
+            *_DEEPSEEK_KEYS,
+            dense_ffn="intermediate_size",
+            shared_count="n_shared_experts",
+            first_dense_count="first_k_dense_replace",
+            moe_layer_step="moe_layer_freq",
+            counts_from_zero=True,
+            scores=ScoreFunction.SIGMOID,
+            correction_bias=True,
         ),
     }
-)  # fmt: skip
-"""By family."""
+)
+"""MoE configuration keys by family."""

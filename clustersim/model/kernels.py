@@ -1,7 +1,7 @@
-"""What does one GPU kernel do?
+"""What does one GPU kernel compute and move?
 
-A kernel is described by what it computes and moves, never by how long that takes: FLOP executed, bytes read and
-written in device memory, and the shape that a cost model needs to see tile and wave effects.
+A kernel is described by what it computes and moves, never by how long that takes: FLOP executed, bytes
+read and written in device memory, and the shape that a cost model needs to see tile and wave effects.
 """
 
 from dataclasses import dataclass, replace
@@ -13,10 +13,10 @@ from clustersim.common.units import Bytes, Flop
 
 
 class KernelKind(IdentityEnum):
-    """Families of kernels that one cost model treats alike."""
+    """Kernel families that share one cost model."""
 
     MATMUL = "matmul"
-    # Products of the same sizes with matrices of their own (experts): in one kernel, or one by one on several streams.
+    # Matmuls of equal sizes with one matrix per expert: in one kernel, or one kernel per expert on several streams.
     GROUPED_MATMUL = "grouped_matmul"
     STREAMED_MATMULS = "streamed_matmuls"
     ATTENTION_FORWARD = "attention_forward"  # flash attention: one fused kernel
@@ -31,7 +31,7 @@ class KernelKind(IdentityEnum):
     LOSS = "loss"  # softmax cross-entropy
     OPTIMIZER = "optimizer"
     COPY = "copy"
-    CAST = "cast"  # into a format with scales
+    CAST = "cast"  # quantization into a format with scales
 
 
 TENSOR_CORE_KINDS: Final = frozenset(
@@ -43,17 +43,18 @@ TENSOR_CORE_KINDS: Final = frozenset(
         KernelKind.ATTENTION_BACKWARD,
     }
 )
-"""Kernels that matrix units do; all others stream through memory."""
+"""Kernels that run on tensor cores (matrix units); all others are memory-bound."""
 
 
 GROUPED_MATMUL_KINDS: Final = frozenset({KernelKind.STREAMED_MATMULS, KernelKind.GROUPED_MATMUL})
-"""Products of experts."""
+"""Grouped matmuls of experts."""
 
 
 class MatmulLayout(IdentityEnum):
-    """How the operands A[m, k] and B[k, n] of a product lie in memory: N row by row, T transposed.
+    """Memory layout of the operands A[m, k] and B[k, n] of a matmul, as in BLAS: N row-major, T transposed.
 
-    With weights [outputs, inputs], a linear layer's forward is NT, its input gradient NN, its weight gradient TN.
+    With weights [outputs, inputs], a linear layer's forward is NT, its input gradient NN, its weight gradient
+    TN.
     """
 
     NT = "NT"
@@ -65,8 +66,8 @@ class MatmulLayout(IdentityEnum):
 class MatmulShape:
     """C[m, n] = A[m, k] B[k, n], `batch` times.
 
-    accumulated: the format of the result that the product is added to in memory (the gradients' own, in the product's
-    epilogue); None: the product is written.
+    accumulated: format of the result that the matmul accumulates into in its epilogue (the gradient buffer);
+    None: the result is overwritten.
     """
 
     m: int
@@ -78,7 +79,7 @@ class MatmulShape:
 
     @property
     def contiguous_elements(self) -> tuple[int, int, int]:
-        """How many elements lie next to each other in A, B and C."""
+        """Number of contiguous elements in memory (inner dimension) of A, B and C."""
         match self.operands:
             case MatmulLayout.NT:
                 return self.k, self.k, self.n
@@ -92,8 +93,9 @@ class MatmulShape:
 class AttentionShape:
     """softmax(Q K^T) V of `batch` sequences: queries [query, heads, head_dim], keys [key, kv_heads, head_dim].
 
-    window: how many keys, its own among them, a causal query attends to; None: to all before it; value_dim: of the
-    values [key, kv_heads, value_dim] and the results, where it is not that of queries and keys (latent attention).
+    window: how many keys, its own among them, a causal query attends to; None: all before it; value_dim: head
+    dimension of values [key, kv_heads, value_dim] and outputs, where it differs from that of queries and keys
+    (MLA).
     """
 
     batch: int
@@ -108,14 +110,14 @@ class AttentionShape:
 
     @property
     def value_head_dim(self) -> int:
-        """The head dimension of values and results."""
+        """The head dimension of values and outputs."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
     def flops_per_score(self, *, backward: bool) -> int:
-        """FLOP of flash attention for each score: forward QK' and PV; backward five products, one of them again.
+        """FLOP of flash attention per score: forward QK^T and PV; backward five matmuls, one of them recomputed.
 
-        Of the five (Dao 2023, arXiv:2307.08691, section 4.1) the scores and the gradients of queries and keys are as
-        long as keys, the gradients of the softmax and of the values as values.
+        Of the five (Dao 2023, arXiv:2307.08691, section 4.1) the scores and the gradients of queries and keys
+        have the head dimension of keys, the gradients of the softmax and of the values that of values.
         """
         return (
             2 * (3 * self.head_dim + 2 * self.value_head_dim) if backward else 2 * (self.head_dim + self.value_head_dim)
@@ -123,7 +125,7 @@ class AttentionShape:
 
 
 class MemoryBoundOp(IdentityEnum):
-    """What a kernel that streams its operands through memory computes."""
+    """Operation of a memory-bound kernel: pointwise, reduction, or data movement."""
 
     LAYERNORM = "layernorm"
     RMSNORM = "rmsnorm"
@@ -139,14 +141,14 @@ class MemoryBoundOp(IdentityEnum):
     LOSS_VOCAB_PARALLEL = "loss_vocab_parallel"  # Megatron-LM's, one operation after the other in FP32
     LOSS_FUSED = "loss_fused"
     LOSS_CHUNKED = "loss_chunked"
-    TOP_K = "top_k"  # the table largest of each row of logits [rows, width], their softmax, and who is chosen
-    TOP_K_SIGMOID = "top_k_sigmoid"  # the same of sigmoids, chosen by these and a bias for each column
-    TOP_K_GROUPED = "top_k_grouped"  # the same, chosen from the best groups of columns
-    BALANCE = "balance"  # the loss of how evenly columns are chosen, of logits [rows, width]
-    ROW_MAP = "row_map"  # where each of `table` copies comes from, of who is chosen [rows, width]
-    PERMUTE = "permute"  # rows [rows, width] gathered in another order, of table / rows copies each
+    TOP_K = "top_k"  # the `table` largest of each row of logits [rows, width], their softmax, and the selection mask
+    TOP_K_SIGMOID = "top_k_sigmoid"  # the same with sigmoid scores, selected by scores plus a bias per column
+    TOP_K_GROUPED = "top_k_grouped"  # the same, selected from the best groups of columns (group-limited routing)
+    BALANCE = "balance"  # load-balancing loss of logits [rows, width]
+    ROW_MAP = "row_map"  # source row of each of `table` permuted tokens, from the selection mask [rows, width]
+    PERMUTE = "permute"  # rows [rows, width] gathered into another order, table / rows copies of each
     UNPERMUTE = "unpermute"  # rows [rows, width] that are sums of table / rows rows each
-    WEIGHTING = "weighting"  # rows [rows, width], each times a number of its own; backward: both gradients
+    WEIGHTING = "weighting"  # rows [rows, width], each times a scalar; backward: both gradients
     LOOKUP = "lookup"  # rows of a table [table, width]; backward: its dense gradient
     POSITIONS = "positions"  # a table of positions [table, width] added; backward: the sum over sequences
     BIAS_GRADIENT = "bias_gradient"  # sum over the rows
@@ -154,35 +156,35 @@ class MemoryBoundOp(IdentityEnum):
     COPY = "copy"  # in the kernel's format, or written in formats[0]
     ACCUMULATE = "accumulate"  # a gradient in the kernel's format added to one in formats[0]
     ADAM = (
-        "adam"  # one update in the kernel's format; formats: of gradients, of moments, of a copy of the weights, if any
+        "adam"  # one update in the kernel's format; formats: of gradients, moments, and a copy of the weights, if any
     )
     SGD = "sgd"  # with momentum; formats as for ADAM
     SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
     SCALE = "scale"  # a multiple of a tensor
-    DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, of those in formats[0] and their scales
-    QUANTIZE = "quantize"  # a copy in each of the formats, with scales; table: how often what is cast is read
+    DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, from those in formats[0] and their scales
+    QUANTIZE = "quantize"  # a copy in each of the formats, with scales; table: read passes over the operand
     ZERO = "zero"  # a tensor set to zero
-    UNSCALE = "unscale"  # a multiple of a tensor, in its place, and whether all of it is finite
-    CAUSAL_MASK = "causal_mask"  # a matrix [rows, width] of ones, its lower triangle, and which of it is zero
+    UNSCALE = "unscale"  # in-place multiple of a tensor, and whether all of it is finite
+    CAUSAL_MASK = "causal_mask"  # a matrix [rows, width] of ones, its lower triangle, and the mask of its zeros
     GRADIENT_NORM = "gradient_norm"
     GRADIENT_CLIP = "gradient_clip"
 
 
 TOP_K_OPS: Final = frozenset({MemoryBoundOp.TOP_K, MemoryBoundOp.TOP_K_SIGMOID, MemoryBoundOp.TOP_K_GROUPED})
-"""How experts are chosen."""
+"""Operations that select experts."""
 TOKEN_ROUTING_OPS: Final = frozenset(
     {*TOP_K_OPS, MemoryBoundOp.ROW_MAP, MemoryBoundOp.PERMUTE, MemoryBoundOp.UNPERMUTE}
 )
-"""How tokens come to their experts and back."""
+"""Operations that route tokens to their experts and back."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBoundShape:
-    """A routine over [rows, width] elements.
+    """A memory-bound operation over [rows, width] elements.
 
-    backward: its input gradient; fused: one kernel that passes every operand once, not one for each term of its formula
-    as PyTorch runs it; table: rows of what is looked up, copied or added by position, experts that are chosen, or how
-    often what is cast is read; formats: of further operands, as the routine says.
+    backward: its input gradient; fused: one kernel that passes every operand once, not one kernel per term of
+    the formula as in eager PyTorch; table: rows looked up, copied or added by position, number of selected
+    experts, or read passes of a quantization; formats: of additional operands, see MemoryBoundOp.
     """
 
     routine: MemoryBoundOp
@@ -195,7 +197,7 @@ class MemoryBoundShape:
 
     @property
     def elements(self) -> int:
-        """Elements of the tensor that the routine is over."""
+        """Elements of the tensor that the operation is over."""
         return self.rows * self.width
 
 
@@ -206,10 +208,10 @@ KernelShape = MatmulShape | AttentionShape | MemoryBoundShape
 class Kernel:
     """One kernel on one rank.
 
-    flops: FLOP executed (a causal attention kernel skips the masked half, and counts what it does);
-    bytes: read and written in device memory if every operand passes once; shape: what it computes, None if unknown;
-    launches: how many device kernels this is in an unfused implementation (1 when fused); calls: tensor operations that
-    a loop of the host issues one by one instead.
+    flops: FLOP executed (a causal attention kernel skips the masked half, and counts only what it does);
+    bytes: read and written in device memory if every operand passes once; shape: what it computes, None if
+    unknown; launches: number of device kernels in an unfused implementation (1 when fused); host_calls:
+    tensor operations that a host loop issues one by one instead.
     """
 
     name: str
@@ -222,9 +224,9 @@ class Kernel:
     host_calls: int = 0
 
     def scale_rows(self, ratio: float) -> "Kernel":
-        """The same over so many times the rows, but at least one: matrices of weights stay as they are.
+        """The kernel with its rows scaled by `ratio`, at least one row; weight matrices stay as they are.
 
-        A product's rows are those of its result, but of a weight gradient (TN) those that it sums over.
+        The rows of a matmul are those of its result; of a weight gradient (TN) those that it sums over.
         """
         match self.shape:
             case MatmulShape() as matmul:
@@ -247,9 +249,9 @@ class Kernel:
         return replace(self, flops=self.flops * ratio, bytes=self.bytes * ratio)
 
     def split_into(self, split_count: int) -> "Kernel":
-        """One of several kernels that together do the same: a matmul by its rows, attention by its keys.
+        """One of `split_count` kernels that do the same work: a matmul split by rows, attention by keys.
 
-        The operand that is not cut (B of a matmul, the queries and the result of attention) passes with every piece.
+        The operand that is not split (B of a matmul, queries and output of attention) passes with every kernel.
         """
         match self.shape:
             case MatmulShape(m, n, k) as matmul:

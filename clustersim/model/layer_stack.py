@@ -1,7 +1,8 @@
-"""Which layers follow each other?
+"""The layer stack of a model: which layers follow each other?
 
-A stack is a tuple of runs: equal layers that follow each other are one run, so 126 equal layers are one entry, and the
-work on a layer is found once for each spec. A new kind of attention or MLP is a type here, and operators in `layers`.
+A stack is a tuple of layer groups: consecutive equal layers are one group, so 126 equal layers are one
+entry, and work per layer is done once per spec. A new kind of attention or MLP is a type here, and
+operators in `layers`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +22,7 @@ class MlpType(IdentityEnum):
 
 
 class QkNorm(Enum):
-    """HEADS normalises each query and key head by itself (Qwen 3, Gemma 3), WHOLE all of them as one (OLMo 2)."""
+    """PER_HEAD normalizes each query and key head (Qwen 3, Gemma 3), ALL_HEADS all of them as one (OLMo 2)."""
 
     PER_HEAD = "heads"
     ALL_HEADS = "whole"
@@ -30,9 +31,10 @@ class QkNorm(Enum):
 class BlockForm(IdentityEnum):
     """How a layer's attention and MLP are joined to the residual stream, and where its norms are.
 
-    PRE_NORM: one after the other, a norm before each (GPT-2 and after); POST_NORM: a norm after each, before the sum
-    (OLMo 2); SANDWICH: before and after each (Gemma 2, GLM-4); PARALLEL: both read one norm of the same input, and one
-    sum takes both (GPT-J, Falcon 7B); PARALLEL_NORMS: each has a norm of its own (Falcon 40B).
+    PRE_NORM: sequential, a norm before each (GPT-2 and after); POST_NORM: a norm after each, before the
+    residual add (OLMo 2); SANDWICH: before and after each (Gemma 2, GLM-4); PARALLEL: both read one norm of
+    the same input, and one residual add takes both (GPT-J, Falcon 7B); PARALLEL_NORMS: the same with separate
+    norms (Falcon 40B).
     """
 
     PRE_NORM = "pre_norm"
@@ -43,12 +45,12 @@ class BlockForm(IdentityEnum):
 
     @property
     def has_pre_norm(self) -> bool:
-        """Whether attention and MLP read what a norm made."""
+        """Whether a norm is before attention and MLP."""
         return self is not BlockForm.POST_NORM
 
     @property
     def has_post_norm(self) -> bool:
-        """Whether a norm is between attention or MLP and the sum with the residual stream."""
+        """Whether a norm is between attention or MLP and the residual add."""
         return self in (BlockForm.POST_NORM, BlockForm.SANDWICH)
 
     @property
@@ -59,13 +61,14 @@ class BlockForm(IdentityEnum):
 
 @dataclass(frozen=True, slots=True)
 class FullAttention:
-    """Every token attends to all tokens before it. head_dim is explicit: it is not hidden / heads in every model.
+    """Causal multi-head or grouped-query attention.
 
-    qkv_bias: queries, keys and values have biases; qk_norm: how queries and keys are normalised, if they are; window:
-    how many tokens, itself among them, a token attends to (None: to all before it); rotary: share of each head that is
-    turned by position, where the model has rotary positions (0: this layer has none, NoPE); softcap: scores are capped
-    by a tanh (Gemma 2); sinks: every head has a learned score that takes part in the softmax and weights no value
-    (gpt-oss).
+    head_dim is explicit: it is not hidden / heads in every model. qkv_bias: queries, keys and values have
+    biases; qk_norm: how queries and keys are normalized, if they are; window: how many tokens, itself among
+    them, a token attends to (None: all before it); rotary_percent: fraction of each head with rotary positions,
+    where the model has these (0: none in this layer, NoPE); attn_logit_softcapping: scores are capped by a tanh
+    (Gemma 2); attention_sinks: every head has a learned score that takes part in the softmax and weights no
+    value (gpt-oss).
     """
 
     heads: int
@@ -74,37 +77,37 @@ class FullAttention:
     qkv_bias: bool = False
     qk_norm: QkNorm | None = None
     window: int | None = None
-    rotary: float = 1.0
-    softcap: bool = False
-    sinks: bool = False
+    rotary_percent: float = 1.0
+    attn_logit_softcapping: bool = False
+    attention_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Keys and values of all heads are made from one latent vector of each token, queries from another (MLA).
+    """Multi-head latent attention (MLA): keys and values of all heads come from one latent vector per token.
 
-    DeepSeek-V2, arXiv:2405.04434, section 2.1.
-    query_rank: of the queries' latent vector (None: they are made from the input itself); kv_rank: of that of keys and
-    values; nope, rope: dimensions of each head's queries and keys without and with rotary positions, of which the
-    second are one key for all heads; value_dim: of each head's values.
+    DeepSeek-V2, arXiv:2405.04434, section 2.1. q_lora_rank: size of the queries' latent vector (None: queries
+    come directly from the input); kv_lora_rank: size of the keys' and values' latent vector; qk_nope_head_dim,
+    qk_rope_head_dim: dimensions of each head's queries and keys without and with rotary positions; the second
+    are one key shared by all heads; v_head_dim: of each head's values.
     """
 
     heads: int
-    query_rank: int | None
-    kv_rank: int
-    nope: int
-    rope: int
-    value_dim: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
 
     @property
     def kv_heads(self) -> int:
-        """Every head has keys and values of its own."""
+        """Every head has its own keys and values."""
         return self.heads
 
     @property
     def head_dim(self) -> int:
         """Dimensions of each head's queries and keys."""
-        return self.nope + self.rope
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def window(self) -> int | None:
@@ -113,16 +116,16 @@ class LatentAttention:
 
     @property
     def qk_norm(self) -> QkNorm | None:
-        """None: the latent vectors are normalised, not the heads."""
+        """None: the latent vectors are normalized, not the heads."""
         return None
 
     @property
-    def rotary(self) -> float:
-        """The share of each head that is turned, in a way of its own: as if it were whole."""
+    def rotary_percent(self) -> float:
+        """1.0: MLA's rotary split (`qk_rope_head_dim`) takes the place of a fraction of partial rotary positions."""
         return 1.0
 
     @property
-    def softcap(self) -> bool:
+    def attn_logit_softcapping(self) -> bool:
         """Scores are not capped."""
         return False
 
@@ -133,8 +136,8 @@ class LatentAttention:
 
     @property
     def kv_width(self) -> int:
-        """Dimensions of what is made of the latent vector: all heads' keys without positions, and values."""
-        return self.heads * (self.nope + self.value_dim)
+        """Output width of the key/value up projection: all heads' keys without positions, and values."""
+        return self.heads * (self.qk_nope_head_dim + self.v_head_dim)
 
 
 AttentionSpec = FullAttention | LatentAttention
@@ -149,7 +152,7 @@ class DenseMlp:
 
 
 class ScoreFunction(IdentityEnum):
-    """What a router makes of its logits: SOFTMAX over the experts, or each expert's SIGMOID (DeepSeek-V3)."""
+    """Score function of a router: SOFTMAX over the experts, or each expert's SIGMOID (DeepSeek-V3)."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -157,27 +160,28 @@ class ScoreFunction(IdentityEnum):
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """How a token's experts are chosen.
+    """How a token's experts are selected.
 
-    groups: experts are in so many groups of equal size, of which those of one token are in at most `limit`
-    (node-limited routing, DeepSeek-V2, arXiv:2405.04434, section 2.2.2; None: in any); bias: a correction that is no
-    weight selects the experts beside their scores (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
+    num_groups: number of expert groups of equal size, at most `group_topk` of which a token's experts may be in
+    (node-limited routing, DeepSeek-V2, arXiv:2405.04434, section 2.2.2; None: any number); bias: a correction
+    bias, which is no trained weight, is added to the scores for the selection (DeepSeek-V3, arXiv:2412.19437,
+    section 2.1.2).
     """
 
     scores: ScoreFunction = ScoreFunction.SOFTMAX
-    groups: int = 1
-    limit: int | None = None
+    num_groups: int = 1
+    group_topk: int | None = None
     bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MoeMlp:
-    """A mixture of experts: every token passes `top_k` of so many MLPs, chosen by a router, and the shared ones.
+    """A mixture-of-experts (MoE) layer: a router sends each token to `top_k` experts and all shared ones.
 
-    ffn: width of each expert; shared: width of the shared experts together (0: there are none); shared_gate: what these
-    make is weighted by a gate of each token (Qwen 2); bias: router and experts have biases (gpt-oss); capacity: each
-    expert takes exactly so many times its even share of a rank's tokens, the rest dropped, what lacks padded (Lepikhin
-    et al. 2020, arXiv:2006.16668, section 2.2; None: it takes what comes).
+    ffn: width of each expert; shared: total width of the shared experts (0: none); shared_gate: their output is
+    weighted by a gate per token (Qwen 2); bias: router and experts have biases (gpt-oss); capacity_factor: each
+    expert processes exactly this multiple of its mean share of a rank's tokens, excess tokens are dropped and
+    missing ones padded (Lepikhin et al. 2020, arXiv:2006.16668, section 2.2; None: dropless).
     """
 
     experts: int
@@ -188,22 +192,24 @@ class MoeMlp:
     shared_gate: bool = False
     bias: bool = False
     router: Router = Router()
-    capacity: float | None = None
+    capacity_factor: float | None = None
 
     def routed_tokens(self, tokens: int) -> int:
-        """Rows that experts take of so many tokens of one rank.
+        """Number of routed tokens that experts process for the tokens of one rank.
 
-        >>> RoutedMlp(8, 2, 4, Mlp.GELU).rows(100), RoutedMlp(8, 2, 4, Mlp.GELU, capacity=1.25).rows(100)
-        (200, 256)
+        >>> MoeMlp(8, 2, 4, MlpType.GELU).routed_tokens(100)
+        200
+        >>> MoeMlp(8, 2, 4, MlpType.GELU, capacity_factor=1.25).routed_tokens(100)
+        256
         """
-        if self.capacity is None:
+        if self.capacity_factor is None:
             return tokens * self.top_k
-        return self.experts * ceil(self.capacity * tokens * self.top_k / self.experts)
+        return self.experts * ceil(self.capacity_factor * tokens * self.top_k / self.experts)
 
     @property
     def single_dense_mlp(self) -> DenseMlp | None:
-        """The dense MLP that a single expert without others is; None: there is something to choose, or to add."""
-        has_more = self.shared or self.capacity is not None
+        """The equivalent dense MLP of a single expert without shared experts and capacity, else None."""
+        has_more = self.shared or self.capacity_factor is not None
         return DenseMlp(self.ffn, self.form) if self.experts == 1 and not has_more else None
 
 
@@ -212,11 +218,10 @@ MlpSpec = DenseMlp | MoeMlp
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What one layer is made of; None: the layer has no such part (and is not parallel).
+    """What one layer is made of; attention or mlp None: the layer has none (and is not parallel).
 
-    ahead: it predicts a token further on: what it reads are hidden states beside the embedding of the next token
-    (multi-token prediction, `model.mtp`); wide: its products are in the format of activations, whatever the
-    recipe says of others.
+    is_mtp: a multi-token prediction layer, which reads hidden states and the embedding of the next token
+    (`model.mtp`); high_precision: its matmuls are in the activation format, whatever the recipe.
     """
 
     attention: AttentionSpec | None
@@ -228,27 +233,27 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Equal layers that follow each other."""
+    """Consecutive equal layers."""
 
     spec: LayerSpec
     count: int
 
 
 LayerStack = tuple[LayerGroup, ...]
-MAX_LAYERS = 10_000  # of a model
-MAX_MTP_LAYERS = 64  # of these that predict further tokens
+MAX_LAYERS = 10_000  # maximum number of layers of a model
+MAX_MTP_LAYERS = 64  # maximum number of multi-token prediction layers
 
 
 def layer_count(stack: LayerStack) -> int:
-    """How many layers a stack has."""
+    """Number of layers of a stack."""
     return sum(group.count for group in stack)
 
 
 def merge_groups(groups: Iterable[LayerGroup]) -> LayerStack:
-    """The stack of some runs, of which equal neighbours become one.
+    """The stack of some groups, with equal neighbours merged.
 
-    >>> wide, narrow = LayerSpec(None, DenseMlp(4, Mlp.GELU)), LayerSpec(None, DenseMlp(2, Mlp.GELU))
-    >>> [run.count for run in joined([LayerRun(wide, 1), LayerRun(wide, 2), LayerRun(narrow, 1)])]
+    >>> wide, narrow = LayerSpec(None, DenseMlp(4, MlpType.GELU)), LayerSpec(None, DenseMlp(2, MlpType.GELU))
+    >>> [group.count for group in merge_groups([LayerGroup(wide, 1), LayerGroup(wide, 2), LayerGroup(narrow, 1)])]
     [3, 1]
     """
     grouped = groupby(groups, key=lambda group: group.spec)
@@ -256,30 +261,31 @@ def merge_groups(groups: Iterable[LayerGroup]) -> LayerStack:
 
 
 def stack_layers(specs: Iterable[LayerSpec]) -> LayerStack:
-    """The stack of some layers, one by one in their order."""
+    """The stack of the given layers, in order."""
     return merge_groups(LayerGroup(layer, 1) for layer in specs)
 
 
 def layer_specs(stack: LayerStack) -> tuple[LayerSpec, ...]:
-    """The layers of a stack, one by one."""
+    """The spec of every layer of a stack, in order."""
     return tuple(group.spec for group in stack for _ in range(group.count))
 
 
 def slice_layers(stack: LayerStack, first: int, slice_count: int) -> LayerStack:
-    """Some layers of a stack, from the layer `first` on.
+    """`slice_count` layers of a stack, starting with layer `first`.
 
-    >>> wide, narrow = LayerSpec(None, DenseMlp(4, Mlp.GELU)), LayerSpec(None, DenseMlp(2, Mlp.GELU))
-    >>> [run.count for run in cut((LayerRun(wide, 3), LayerRun(narrow, 5)), 2, 4)]
+    >>> wide, narrow = LayerSpec(None, DenseMlp(4, MlpType.GELU)), LayerSpec(None, DenseMlp(2, MlpType.GELU))
+    >>> [group.count for group in slice_layers((LayerGroup(wide, 3), LayerGroup(narrow, 5)), 2, 4)]
     [1, 3]
     """
     return tuple(_slice_groups(stack, first, first + slice_count))
 
 
 def high_precision_ends(stack: LayerStack, first_count: int, last_count: int) -> LayerStack:
-    """A stack whose first and last layers, so many, have products in the format of activations.
+    """A stack whose first and last layers have matmuls in the activation format.
 
-    >>> narrow = LayerSpec(None, DenseMlp(4, Mlp.GELU))
-    >>> [(run.spec.wide, run.count) for run in wide_ends((LayerRun(narrow, 8),), 1, 2)]
+    >>> spec = LayerSpec(None, DenseMlp(4, MlpType.GELU))
+    >>> ends = high_precision_ends((LayerGroup(spec, 8),), 1, 2)
+    >>> [(group.spec.high_precision, group.count) for group in ends]
     [(True, 1), (False, 5), (True, 2)]
     """
     total = layer_count(stack)

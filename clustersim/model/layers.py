@@ -1,17 +1,19 @@
-"""Which operators is a transformer layer made of on one rank, and the embedding before and the head after the layers?
+"""Which operators does a transformer layer have on one rank? With the embedding before and the head after them.
 
-Megatron's split: queries, keys, values and the first MLP matrix by columns, the attention output and the second MLP
-matrix by rows, embedding and logits by vocabulary (rounded up where tp does not divide it); norms, residuals and
-dropout whole on every rank, or by sequence under sequence parallelism. Collectives are not operators: whoever lowers
-a layer puts them where the region changes. More tp than key/value heads: each rank holds a whole key/value head.
+Megatron's tensor parallelism: queries, keys, values and the first MLP matrix are column-parallel, the
+attention output and the second MLP matrix row-parallel, embedding and logits vocabulary-parallel (rounded
+up where tp does not divide the vocabulary); norms, residuals and dropout are replicated, or split by
+sequence under sequence parallelism. Collectives are not operators: lowering inserts them where the region
+changes. With more tp ranks than key/value heads, each rank holds one full key/value head.
 
-What is kept for backward is counted as Korthikanti et al. 2022 (arXiv:2205.05198) section 4 does, each tensor once,
-by the operator that reads it: inputs of norms, of linear layers and of the activation, queries, keys and values
-(after rotary positions, by `attention.qkv`), one byte per dropped element, FP32 logits; not the norms' statistics
-(hidden times smaller); nor are statistics of norms over all heads (OLMo 2) exchanged between tensor-parallel ranks.
-In a parallel block both branches are one sharded region: their outputs are summed before they leave it, as are the
-gradients of what they both read. Under sequence parallelism the inputs of `attention.qkv`, `mlp.up` and `head.logits`
-are kept split, which costs one more all-gather in backward (section 4.2.2).
+Saved activations are counted as in Korthikanti et al. 2022 (arXiv:2205.05198) section 4, each tensor
+once, by the operator that reads it: inputs of norms, of linear layers and of the activation, queries,
+keys and values (after rotary positions, by `attention.qkv`), one byte per dropped element, FP32 logits;
+not the norms' statistics (smaller by a factor of hidden). Statistics of norms over all heads (OLMo 2) are
+not exchanged between tensor-parallel ranks. In a parallel block both branches are one sharded region:
+their outputs are summed before they leave it, as are the gradients of their common input. Under sequence
+parallelism the inputs of `attention.qkv`, `mlp.up` and `head.logits` are saved split, which costs one
+more all-gather in backward (section 4.2.2).
 """
 
 from dataclasses import dataclass, replace
@@ -62,14 +64,14 @@ from clustersim.model.transformer import PositionEncoding, TransformerModel
 
 __all__ = [
     "LayerOperators",
+    "LayerShard",
     "Operator",
     "ParallelRegion",
-    "LayerShard",
     "embedding_layer",
     "gradient_norm_kernels",
     "head_layer",
-    "transformer_layer",
     "optimizer_step_kernels",
+    "transformer_layer",
 ]
 
 _TOKEN_ID_BYTES = 8  # torch.long
@@ -77,7 +79,7 @@ _TOKEN_ID_BYTES = 8  # torch.long
 
 @dataclass(frozen=True, slots=True)
 class _LocalHeads:
-    """Attention's dimensions on one rank."""
+    """Attention heads and widths of one rank."""
 
     attention: FullAttention
     tp: int
@@ -103,20 +105,20 @@ class _LocalHeads:
         return self.kv_heads * self.head_dim
 
     def window(self, keys: int) -> int | None:
-        """The window, where it leaves something out of so many keys."""
+        """The window, if it excludes any of `keys` keys."""
         window = self.attention.window
         return None if window is None or window >= keys else window
 
 
 _CACHE_SIZE: Final = 256
-"""Layers of so many plans: those of the candidates of a search differ in few things, and mostly not in their layers."""
+"""Cached layers: the candidates of a layout search differ in few settings, and mostly not in their layers."""
 
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def transformer_layer(
     model: TransformerModel, spec: LayerSpec, training: Training, shard: LayerShard
 ) -> LayerOperators:
-    """One transformer layer. Degrees must divide heads and ffn (the scenario door has checked)."""
+    """The operators of one transformer layer. Degrees must divide heads and ffn (the scenario checks)."""
     rank = RankContext(model, training.high_precision if spec.high_precision else training, shard)
     attention = _attention_branch(rank, spec)
     mlp = _mlp_operators(rank, spec)
@@ -151,7 +153,7 @@ def _layer_operators(
 
 
 def _add_residual(rank: RankContext, block: BlockForm, name: str, branch: list[Operator]) -> list[Operator]:
-    """A branch of the residual stream, with its norms and its sum with it."""
+    """A residual branch, followed by its post-norm, if any, and the residual add."""
     post_norm = [norm_operator(rank, f"{name}.post_norm", forks=False)] if block.has_post_norm else []
     return [*branch, *post_norm, residual_add_operator(rank, f"{name}.residual")]
 
@@ -159,7 +161,10 @@ def _add_residual(rank: RankContext, block: BlockForm, name: str, branch: list[O
 def _add_norm(
     rank: RankContext, block: BlockForm, name: str, branch: list[Operator], *, starts_linear: bool
 ) -> list[Operator]:
-    """A branch and the norm before it. plain: a linear layer is first, within which the norm may be."""
+    """A residual branch and the norm before it.
+
+    starts_linear: a linear layer is first, which the norm may be fused into.
+    """
     if not block.has_pre_norm:
         return [residual_fork_operator(rank, f"{name}.fork"), *branch]
     if not (starts_linear and rank.training.overheads.norm_in_linear):
@@ -171,7 +176,7 @@ def _add_norm(
 
 
 def _module_norm(rank: RankContext, name: str) -> Operator:
-    """A norm before a branch, which is a module."""
+    """A norm before a branch, as a recomputable module."""
     (operator,) = assign_module([norm_operator(rank, name)], RecomputeModule.LAYERNORM, rank.residual_bytes)
     return operator
 
@@ -179,7 +184,7 @@ def _module_norm(rank: RankContext, name: str) -> Operator:
 def _parallel_block(
     rank: RankContext, block: BlockForm, attention: list[Operator], mlp: list[Operator]
 ) -> list[Operator]:
-    """Attention and MLP that read the same input; what both keep of it is counted once."""
+    """A parallel block: attention and MLP read the same input; what both save of it is counted once."""
     (qkv, *attention_rest), (up, *mlp_rest) = (
         mark_module_reader(branch, RecomputeModule.LAYERNORM) for branch in (attention, mlp)
     )
@@ -207,7 +212,7 @@ def _parallel_block(
     qkv = replace(qkv, input_gradient=(*qkv.input_gradient, *gradient_sum))
     memberships = tuple(
         ModuleMembership(membership.module) for membership in up.memberships
-    )  # the input of the MLP's module, too
+    )  # which is the input of the MLP's module, too
     up = replace(
         up,
         region_input=RegionInput.SAME,
@@ -220,7 +225,7 @@ def _parallel_block(
 
 
 def _branch_sum(rank: RankContext, name: str) -> Operator:
-    """Both branches' results for all tokens of this rank; the gradient passes unchanged."""
+    """The sum of both branches' outputs for all tokens of this rank; the gradient passes unchanged."""
     spec = memory_bound.residual_spec(dropout=False, fused=rank.training.fused)
     return memory_bound_operator(
         ParallelRegion.REPLICATED, name, rank.dtype, spec, (spec.shape_for(rank.shard.tokens, rank.model.hidden),)
@@ -243,11 +248,13 @@ def embedding_layer(model: TransformerModel, training: Training, shard: LayerSha
 
 @lru_cache(maxsize=_CACHE_SIZE)
 def head_layer(model: TransformerModel, training: Training, shard: LayerShard) -> LayerOperators:
-    """Final norm, logits, loss. The logits' weight is counted here, tied or not; FP8 leaves the logits in BF16.
+    """Final norm, logits, loss.
 
-    Layers that predict further tokens have logits and a loss each, of the same weight; hidden states of all are put
-    behind each other (Megatron-LM, megatron/core/transformer/multi_token_prediction.py, `process_mtp_loss`). The final
-    norm counts here, too, which Megatron-LM runs with the last layer of the stack.
+    The logits' weight is counted here, tied or not; with FP8 the logits stay in BF16.
+    Each multi-token prediction (MTP) layer has logits and a loss too, with the same weight; the hidden states
+    of all are concatenated (Megatron-LM, megatron/core/transformer/multi_token_prediction.py,
+    `process_mtp_loss`). The final norm is counted here, too, which Megatron-LM runs with the last layer of
+    the stack.
     """
     rank, mtp_count = RankContext(model, training, shard), model.mtp_layers
     operators = [norm_operator(rank, "head.norm", forks=False)]
@@ -255,21 +262,21 @@ def head_layer(model: TransformerModel, training: Training, shard: LayerShard) -
         operators.append(concat_operator(rank, "head.concat", 1 + mtp_count))
     first_logits, *remaining = _logits_and_loss(rank)
     operators += [first_logits, *remaining]
-    # backward runs the first last, with which the gradient of the weight is complete
+    # backward runs the first one last, which completes the weight gradient
     mtp_logits = replace(first_logits, parameter_count=0, region_input=RegionInput.OTHER, linear=None)
     operators += mtp_count * [mtp_logits, *remaining]
     return apply_lora(LayerOperators(tuple(operators), rank.residual_bytes), training, shard)
 
 
 def _logits_and_loss(rank: RankContext) -> list[Operator]:
-    """Logits and loss of one hidden state for each token."""
+    """Logits and loss of one hidden state per token."""
     model, training, shard = rank.model, rank.training, rank.shard
     bias_tokens = shard.tokens if model.head_bias else 0
     logits = LinearLayer(
         "head.logits", shard.tokens, model.hidden, rank.vocab_rows, MatmulFormats.uniform(rank.dtype), bias_tokens
     )
     operators = [linear_operator(rank, logits, rank.residual_bytes)]
-    if model.logit_softcap:
+    if model.final_logit_softcapping:
         operators.append(_logits_operator(rank, "head.softcap", memory_bound.softcap_spec(fused=training.fused)))
     return [*operators, _logits_operator(rank, "head.loss", memory_bound.loss_spec(training.loss))]
 
@@ -315,7 +322,7 @@ def _attention_operators(rank: RankContext, local: _LocalHeads, *, after_norm: b
     operators = [_qkv_operator(rank, local, after_norm=after_norm)]
     if local.attention.qk_norm is not None:
         operators.append(_qk_norm_operator(rank, local, local.attention.qk_norm))
-    if model.positions is PositionEncoding.ROTARY and local.attention.rotary > 0:
+    if model.positions is PositionEncoding.ROTARY and local.attention.rotary_percent > 0:
         operators.append(_rotary_operator(rank, local))
     shape = AttentionShape(
         *(shard.batch, shard.sequence, shard.keys, local.heads, local.kv_heads, local.head_dim),
@@ -323,8 +330,8 @@ def _attention_operators(rank: RankContext, local: _LocalHeads, *, after_norm: b
         window=local.window(shard.keys),
     )
     core = AttentionCore(
-        *(shape, rank.dtype, model.dropout, rank.training.fused, local.attention.softcap),
-        *(rank.training.overheads, local.attention.sinks, rank.training.recipe.attention),
+        *(shape, rank.dtype, model.dropout, rank.training.fused, local.attention.attn_logit_softcapping),
+        *(rank.training.overheads, local.attention.attention_sinks, rank.training.recipe.attention),
     )
     operators += attention_operators(core, rank.training.attention)
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
@@ -359,11 +366,11 @@ def _qkv_operator(rank: RankContext, local: _LocalHeads, *, after_norm: bool) ->
         operator = replace(operator, forward=(*operator.forward, kernel))
     return recompute_alternate(
         rank, operator, replace(linear, outputs=local.kv_width, bias_tokens=0)
-    )  # of q, k, v the second
+    )  # the second of q, k, v
 
 
 def _has_fused_norm(rank: RankContext, spec: LayerSpec) -> bool:
-    """Whether a norm is within the first linear layer of plain attention or of a dense MLP."""
+    """Whether a norm is fused into the first linear layer of plain attention or of a dense MLP."""
     return spec.block.has_pre_norm and not spec.block.is_parallel and rank.training.overheads.norm_in_linear
 
 
@@ -380,9 +387,11 @@ def _qk_norm_operator(rank: RankContext, local: _LocalHeads, form: QkNorm) -> Op
 
 
 def _rotary_operator(rank: RankContext, local: _LocalHeads) -> Operator:
-    """Fused kernels pass whole heads; the formula as written turns a part of each and puts it beside the rest."""
+    """Fused kernels pass full heads; the unfused formula rotates a part of each head and copies the remainder."""
     spec, head_rows = memory_bound.rotary_spec(fused=rank.training.fused), _head_rows(rank, local)
-    rotated_dim = local.head_dim if rank.training.fused else max(1, round(local.head_dim * local.attention.rotary))
+    rotated_dim = (
+        local.head_dim if rank.training.fused else max(1, round(local.head_dim * local.attention.rotary_percent))
+    )
     shapes = tuple(spec.shape_for(rows, rotated_dim, table=rank.shard.sequence) for rows in head_rows)
     operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.rotary", rank.dtype, spec, shapes)
     if rotated_dim == local.head_dim:
@@ -393,13 +402,13 @@ def _rotary_operator(rank: RankContext, local: _LocalHeads) -> Operator:
 
 
 def _head_rows(rank: RankContext, local: _LocalHeads) -> tuple[int, ...]:
-    """Heads of all tokens that one kernel works on: fused those of queries and keys, else each by themselves."""
+    """Rows (tokens x heads) per rotary or norm kernel: queries and keys in one if fused, else separate."""
     query_rows, key_rows = rank.shard.tokens * local.heads, rank.shard.tokens * local.kv_heads
     return (query_rows + key_rows,) if rank.training.fused else (query_rows, key_rows)
 
 
 def _token_embedding(rank: RankContext) -> Operator:
-    """Lookup; the weight gradient is dense as in PyTorch: zeros, the tokens' rows added, the whole accumulated."""
+    """Token lookup; its weight gradient is dense as in PyTorch: zeros, rows added, the table accumulated."""
     tokens, hidden, width = rank.shard.tokens, rank.model.hidden, rank.dtype.bytes
     weights = rank.vocab_rows * hidden
     row_bytes = float(tokens * hidden * width)
@@ -410,7 +419,7 @@ def _token_embedding(rank: RankContext) -> Operator:
     gradients, accumulation = rank.training.recipe.weight_formats.gradients, rank.training.accumulation
     gradient_accumulation = (
         Accumulation.ADDED if accumulation is Accumulation.FUSED else accumulation
-    )  # no product makes it
+    )  # no matmul produces it
     accumulate = memory_bound.accumulate_kernels(
         f"{name}.accumulate",
         (rank.vocab_rows, hidden),
@@ -435,7 +444,7 @@ def _token_embedding(rank: RankContext) -> Operator:
 
 
 def _position_embedding(rank: RankContext) -> Operator:
-    """The table is added to each sequence; its gradient is the sum over sequences."""
+    """The position table is added to each sequence; its gradient is the sum over sequences."""
     row_bytes = float(rank.residual_elements * rank.dtype.bytes)
     tokens, hidden, table = rank.shard.residual_tokens, rank.model.hidden, rank.model.position_table_rows
     gradients = rank.training.recipe.weight_formats.gradients

@@ -1,11 +1,12 @@
-"""What do the matrix products of a layer compute and move?
+"""What do the matmuls of a linear layer compute and move?
 
-A product of [m, k] and [k, n] is 2mnk FLOP and moves each operand once. A linear layer of `inputs` x `outputs` on T
-tokens is three products: forward (T, outputs, inputs), input gradient (T, inputs, outputs), weight gradient (outputs,
-inputs, T), which is added to the accumulated gradient in memory (read and written in the gradients' format): fused in
-the product's epilogue (Megatron-LM's gradient accumulation fusion) or otherwise (`overheads.Accumulation`).
-Its bias is added by the product's epilogue or the next kernel, for nothing; the bias gradient is one more read of the
-output's gradient. The recipe says in which format each product has its operands; results are activations.
+A matmul of [m, k] and [k, n] is 2mnk FLOP and moves each operand once. A linear layer of `inputs` x
+`outputs` on T tokens is three matmuls: forward (T, outputs, inputs), input gradient (T, inputs, outputs),
+weight gradient (outputs, inputs, T), which is added to the accumulated gradient in memory (read and
+written in the gradients' format): fused in the matmul epilogue (Megatron-LM's gradient accumulation
+fusion) or otherwise (`overheads.Accumulation`). The bias is added by the matmul epilogue or the next
+kernel at no cost; the bias gradient is one more read of the output gradient. The recipe gives the operand
+formats of each matmul; results are in the activation format.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from clustersim.model.precision_recipe import MatmulFormats, PrecisionRecipe
 
 
 def matmul_kernel(name: str, dtype: DType, shape: MatmulShape, *, result_bytes: Bytes) -> Kernel:
-    """A matrix product whose operands are `dtype`; result: bytes that it moves per element of its result."""
+    """A matmul whose operands are `dtype`; result_bytes: bytes moved per element of the result."""
     m, n, k = shape.m, shape.n, shape.k
     moved_bytes = shape.batch * ((m * k + k * n) * dtype.bytes + m * n * result_bytes)
     return Kernel(name, KernelKind.MATMUL, dtype, 2.0 * shape.batch * m * n * k, float(moved_bytes), shape)
@@ -30,9 +31,9 @@ def matmul_kernel(name: str, dtype: DType, shape: MatmulShape, *, result_bytes: 
 class LinearLayer:
     """A linear layer on one rank: [tokens, inputs] to [tokens, outputs].
 
-    formats: of the operands; bias_tokens: tokens whose gradient this rank sums for the bias (0: there is no bias);
-    parts: the projections that it is made of, and the outputs of each; rows: tensor parallelism splits its inputs, not
-    its outputs.
+    formats: of the operands; bias_tokens: tokens whose gradient this rank sums for the bias (0: there is no
+    bias); projections: fused projections with their output counts; row_parallel: tensor parallelism splits
+    its inputs, not its outputs.
     """
 
     name: str
@@ -50,18 +51,18 @@ class LinearLayer:
         return self.outputs * (self.inputs + (1 if self.bias_tokens else 0))
 
     def forward(self, recipe: PrecisionRecipe) -> tuple[Kernel, ...]:
-        """The output of the layer."""
+        """The output matmul."""
         shape = MatmulShape(self.tokens, self.outputs, self.inputs)
         return (matmul_kernel(self.name, self.formats.forward, shape, result_bytes=recipe.activations.bytes),)
 
     def input_gradient(self, recipe: PrecisionRecipe) -> tuple[Kernel, ...]:
-        """The gradient of the input."""
+        """The input-gradient matmul."""
         shape = MatmulShape(self.tokens, self.inputs, self.outputs, operands=MatmulLayout.NN)
         name = f"{self.name}.input_gradient"
         return (matmul_kernel(name, self.formats.input_gradient, shape, result_bytes=recipe.activations.bytes),)
 
     def weight_gradient(self, recipe: PrecisionRecipe, accumulation: Accumulation) -> tuple[Kernel, ...]:
-        """The gradients of weight and bias, added to what is accumulated."""
+        """The gradients of weight and bias, including accumulation."""
         if not self.bias_tokens:
             return self._weight_gradient(recipe, accumulation)
         bias = BIAS_GRADIENT.shape_for(self.bias_tokens, self.outputs)

@@ -1,12 +1,13 @@
-"""Which small matrices are trained beside frozen ones?
+"""Which low-rank adapters are trained with frozen weights?
 
-LoRA (Hu et al. 2021, arXiv:2106.09685) freezes a model and adds to the output of chosen linear layers s B A x, with
-A [rank, inputs], B [outputs, rank] and s = alpha / rank. QLoRA (Dettmers et al. 2023, arXiv:2305.14314) keeps the
-frozen matrices of the layers in 4 bits. Norms, embedding, logits and biases are frozen too, in their own format.
+LoRA (Hu et al. 2021, arXiv:2106.09685) freezes a model and adds s B A x to the output of selected linear
+layers, with A [rank, inputs], B [outputs, rank] and s = alpha / rank. QLoRA (Dettmers et al. 2023,
+arXiv:2305.14314) stores the frozen matrices of the layers in 4 bits. Norms, embedding, logits and biases
+are frozen too, in their own format.
 
-Adapters are those of Hugging Face peft and torchtune, one for each of a layer's projections, or of Megatron-Bridge, one
-for queries, keys and values together (`linear_qkv`), and for gate and up together (`linear_fc1`). They have the formats
-that all weights would have (`training.precision`; peft keeps them in FP32 unless it is told not to).
+Adapters follow Hugging Face peft and torchtune, one per projection of a layer, or Megatron-Bridge, one
+for queries, keys and values (`linear_qkv`), and one for gate and up (`linear_fc1`). They have the formats
+that all weights would have (`training.precision`; peft keeps them in FP32 by default).
 """
 
 from dataclasses import dataclass
@@ -16,19 +17,19 @@ from clustersim.common.dtypes import DType
 
 
 class Projection(Enum):
-    """The matrices of a layer. An MLP without a gate has UP and DOWN."""
+    """The weight matrices of a layer. An MLP without a gate has UP and DOWN."""
 
     Q = "q"
     K = "k"
     V = "v"
-    O = "o"  # noqa: E741 - as everyone calls it
+    O = "o"  # noqa: E741 - the usual name
     GATE = "gate"
     UP = "up"
     DOWN = "down"
 
 
 class LoraTarget(Enum):
-    """What an adapter stands beside; the value is its name in files."""
+    """Target module of an adapter; the value is its name in files."""
 
     Q = "q"
     K = "k"
@@ -53,10 +54,11 @@ class LoraTarget(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """rank: columns of the adapters between their matrices; targets: beside what they stand.
+    """A LoRA configuration.
 
-    alpha: the scale is alpha / rank (it takes no time of its own); dropout: of the adapters' inputs, 0.0: none; base:
-    the format of the frozen matrices of the layers, None: that of all weights.
+    rank: of the adapters; targets: modules that have one; alpha: the scale is alpha / rank (takes no time of
+    its own); dropout: of the adapters' inputs, 0.0: none; base: format of the frozen matrices of the layers,
+    None: that of all weights.
     """
 
     rank: int

@@ -1,26 +1,29 @@
-"""What does a layer do when its weights are frozen and adapters are trained beside them?
+"""Layers with frozen weights and LoRA adapters: which kernels run, what is saved and communicated?
 
-Frozen weights have no gradient: the products of weight gradients are gone, and with them the inputs that only these
-read. What input gradients read is kept as before (inputs of norms and activations, queries, keys, values and the
-attention's result). Nothing flows back through the embedding; the first layer's input gradient is run, as activation
-checkpointing and pipelines have it (peft, `enable_input_require_grads`), although nothing below needs it. Norms run the
-same kernels. Biases are counted with their matrix.
+Frozen weights have no gradient: the weight-gradient matmuls disappear, and with them the saved inputs
+that only they read. What input gradients read is saved as before (inputs of norms and activations,
+queries, keys, values and the attention output). Nothing is propagated back through the embedding; the
+input gradient of the first layer is computed all the same, as activation checkpointing and pipelines
+require it (peft, `enable_input_require_grads`). Norms run the same kernels. Biases are counted with their
+matrix.
 
-An adapter is two products, A [tokens, inputs] to [tokens, rank] and B to [tokens, outputs]; its result, scaled, is
-added to the frozen layer's: one kernel where kernels are fused (torch.compile), else two (torchtune `LoRALinear`, peft
-`lora.Linear`). Backward scales the gradient, and adds the adapter's input gradient to the frozen layer's, as autograd
-does. A keeps its input, once for all adapters of a fused layer (and of a parallel block whose branches read the same);
-with dropout each keeps its own, and the mask. B keeps A's result.
+An adapter is two matmuls, A [tokens, inputs] to [tokens, rank] and B to [tokens, outputs]. Its scaled
+result is added to the output of the frozen layer: one kernel where kernels are fused (torch.compile),
+else two (torchtune `LoRALinear`, peft `lora.Linear`). Backward scales the gradient and adds the adapter's
+input gradient to that of the frozen layer, as autograd does. A saves its input, once for all adapters of
+a fused layer (and of a parallel block whose branches read the same input); with dropout each adapter
+saves its own copy and the mask. B saves A's output.
 
-Tensor parallelism is Megatron-Bridge's (`ParallelLinearAdapter`). Beside a column-parallel layer A and B are split by
-columns: A's result is gathered, and B's input gradient summed. Beside a row-parallel one A is split by rows, and its
-result summed; B is split by columns, its result gathered, and its input gradient summed; where the sequence is split
-the gradient that comes to B is gathered. A keeps its input whole, so no rank gathers it again. Assumed: the input
-gradients of a layer and its adapters are reduced together.
+Tensor parallelism follows Megatron-Bridge (`ParallelLinearAdapter`). For a column-parallel layer A and B
+are split by columns: A's output is all-gathered and B's input gradient all-reduced. For a row-parallel
+layer A is split by rows and its output all-reduced; B is split by columns, its output all-gathered and
+its input gradient all-reduced; under sequence parallelism the gradient that enters B is all-gathered. A
+saves its full (unsharded) input, so no rank gathers it again. Assumed: the input gradients of a layer and
+of its adapters are reduced in one collective.
 
-Quantised weights (QLoRA) are those of all projections of the layers; each product of forward and backward has them
-unpacked before it, by one kernel that reads them and their scales and writes them in the products' format
-(bitsandbytes; torchao's where it is compiled), one projection after the other. Reference: Hu et al. 2021
+Quantized base weights (QLoRA) are those of all projections of the layers. Before every forward and
+backward matmul one kernel dequantizes them: it reads weights and scales and writes the compute format
+(bitsandbytes; torchao where it is compiled), one projection after the other. Reference: Hu et al. 2021
 (arXiv:2106.09685), Dettmers et al. 2023 (arXiv:2305.14314).
 """
 
@@ -53,12 +56,12 @@ from clustersim.model.training import Training
 
 
 def apply_lora(layer: LayerOperators, training: Training, shard: LayerShard) -> LayerOperators:
-    """The layer as it is trained: itself, or frozen, with the adapters of the training."""
+    """The layer as it is trained: unchanged, or frozen with LoRA adapters if the training has them."""
     if training.lora is None:
         return layer
     is_embedding = not any(
         operator.linear for operator in layer.operators
-    )  # the embedding: nothing flows back through it
+    )  # the embedding: no gradient is propagated through it
     operators: list[Operator] = []
     for previous, operator in pairwise((None, *layer.operators)):
         if operator is not None:
@@ -77,9 +80,10 @@ def apply_lora(layer: LayerOperators, training: Training, shard: LayerShard) -> 
 
 
 def _assign_region_input(operator: Operator, operators: list[Operator], *, input_saved: bool) -> list[Operator]:
-    """A layer with its adapters, of which the first reads what comes into the region for it.
+    """Operators of a frozen layer and its adapters; the first of them reads the region's input.
 
-    kept: adapters before it keep their input, which is this layer's, too, where both read the same.
+    input_saved: an earlier adapter already saves its input, which this layer shares where both read the same
+    tensor.
     """
     if operator.region_input is None:
         return operators
@@ -106,9 +110,10 @@ def _assign_region_input(operator: Operator, operators: list[Operator], *, input
 def _wrap_with_adapters(
     operator: Operator, backward_result_bytes: Bytes, training: Training, shard: LayerShard
 ) -> Iterator[Operator]:
-    """A frozen operator, with the halves of its adapters around it, or before it where its inputs are split.
+    """A frozen operator with its adapters: between A and B, or after both if it is row-parallel.
 
-    returned: bytes that the backward of the operator before reads of its result, which this one keeps in its place.
+    backward_result_bytes: bytes of the previous operator's output which that operator's backward reads; this
+    one saves them.
     """
     lora, linear = training.lora, operator.linear
     adapters = () if lora is None or linear is None else tuple(_sharded_adapters(linear, lora, training, shard))
@@ -121,12 +126,12 @@ def _wrap_with_adapters(
         yield base_operator
         return
     adapter_pair = _LoraOperators(linear, lora, training, shard, adapters)
-    if adapter_pair.shares_input:  # the adapters keep it
+    if adapter_pair.shares_input:  # the adapters save it
         base_operator = replace(base_operator, saved_bytes=operator.saved_bytes - operator.wgrad_input_bytes)
     lora_a, lora_b = adapter_pair.lora_a, adapter_pair.lora_b
     if adapter_pair.shares_input and not shard.sequence_parallel:
         lora_a = replace(lora_a, reads_module=operator.reads_module, wgrad_input_bytes=lora_a.saved_bytes)
-    # a frozen layer runs before its adapters, whatever joins them, so it has run when these save
+    # a frozen layer runs before its adapters, whatever the collectives, so it has run when these save their tensors
     base_after_adapters = replace(base_operator, saves_outputs=True)
     yield from _assign_modules(
         operator, (lora_a, lora_b, base_after_adapters) if linear.row_parallel else (lora_a, base_operator, lora_b)
@@ -134,7 +139,7 @@ def _wrap_with_adapters(
 
 
 def _assign_modules(operator: Operator, operators: Iterable[Operator]) -> Iterator[Operator]:
-    """A layer with its adapters in the modules that it is in, whose inputs the first of them keeps."""
+    """Assign a layer and its adapters to the layer's modules; the first operator saves the module inputs."""
     memberships = operator.memberships
     for wrapped in operators:
         yield replace(wrapped, memberships=memberships)
@@ -142,7 +147,7 @@ def _assign_modules(operator: Operator, operators: Iterable[Operator]) -> Iterat
 
 
 def _freeze_operator(operator: Operator, backward_result_bytes: Bytes) -> Operator:
-    """An operator without gradients of weights, which keeps no more than input gradients read."""
+    """An operator without weight gradients, which saves only what its input gradient reads."""
     saved_bytes = operator.saved_bytes - operator.wgrad_input_bytes + backward_result_bytes
     return replace(
         operator,
@@ -155,7 +160,7 @@ def _freeze_operator(operator: Operator, backward_result_bytes: Bytes) -> Operat
 
 
 def _add_dequantization(operator: Operator, linear: LinearLayer, base: DType) -> Operator:
-    """An operator that unpacks its weights before each product."""
+    """An operator that dequantizes its weights before each matmul."""
     compute_dtype = linear.formats.forward
     name = f"{linear.name}.dequantize"
     dequantize = memory_bound.dequantize_kernel(name, base, compute_dtype, rows=linear.outputs, width=linear.inputs)
@@ -175,7 +180,7 @@ def _add_dequantization(operator: Operator, linear: LinearLayer, base: DType) ->
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """The two products beside some projections of a linear layer, and the outputs of these on this rank."""
+    """Matmuls A and B of one adapter, and the output columns of its projections on this rank."""
 
     a: LinearLayer
     b: LinearLayer
@@ -183,7 +188,7 @@ class _Adapter:
 
 
 def _sharded_adapters(linear: LinearLayer, lora: Lora, training: Training, shard: LayerShard) -> Iterator[_Adapter]:
-    """The adapters of a linear layer on one rank."""
+    """The adapters of a linear layer on one rank, sharded over tensor-parallel ranks."""
     formats, projection_outputs = MatmulFormats.uniform(training.recipe.activations), dict(linear.projections)
     for target in lora.targets:
         outputs = sum(projection_outputs.get(projection, 0) for projection in target.projections)
@@ -199,7 +204,7 @@ def _sharded_adapters(linear: LinearLayer, lora: Lora, training: Training, shard
 
 @dataclass(frozen=True, slots=True)
 class _LoraOperators:
-    """The adapters of one linear layer, as two operators: all products A, and all products B."""
+    """The adapters of one linear layer as two operators: all matmuls A, and all matmuls B."""
 
     linear: LinearLayer
     lora: Lora
@@ -209,12 +214,12 @@ class _LoraOperators:
 
     @property
     def shares_input(self) -> bool:
-        """Whether all adapters read the linear layer's own input."""
+        """Whether all adapters read the linear layer's own input (no dropout)."""
         return not self.lora.dropout
 
     @property
     def lora_a(self) -> Operator:
-        """From the inputs to the rank."""
+        """All matmuls A: inputs to rank."""
         operator = self._matmul_operator("lora_a", [adapter.a for adapter in self.adapters])
         inputs = self.linear.tokens, self.linear.inputs
         names = [f"{adapter.a.name}.gradient_sum" for adapter in self.adapters]
@@ -239,7 +244,7 @@ class _LoraOperators:
 
     @property
     def lora_b(self) -> Operator:
-        """From the rank to the outputs, and their sum with the frozen layer's."""
+        """All matmuls B: rank to outputs, and the scaled sum with the frozen layer's output."""
         operator = self._matmul_operator("lora_b", [adapter.b for adapter in self.adapters])
         output_shapes = [(adapter.b.name, (self._output_tokens, adapter.base_outputs)) for adapter in self.adapters]
         scaled_sum = memory_bound.SCALED_SUM[self.training.fused]
@@ -270,12 +275,12 @@ class _LoraOperators:
 
     @property
     def _output_tokens(self) -> int:
-        """Tokens at which the adapters' results meet the frozen layer's."""
+        """Tokens for which the adapters' outputs are added to the frozen layer's output."""
         return self.shard.residual_tokens if self.linear.row_parallel else self.shard.tokens
 
     @property
     def _output_collectives(self) -> tuple[TpCollective, ...]:
-        """The results of B that were split by columns beside a layer whose own result is whole."""
+        """All-gathers of B's column-split outputs for a layer whose own output is not split (row-parallel)."""
         if self.shard.tp == 1 or not self.linear.row_parallel:
             return ()
         return tuple(
@@ -284,7 +289,7 @@ class _LoraOperators:
         )
 
     def _rank_collectives(self, combine: TpCombine) -> tuple[TpCollective, ...]:
-        """What is between A and B."""
+        """Collectives on the [tokens, rank] tensors between A and B."""
         if self.shard.tp == 1:
             return ()
         return tuple(
@@ -293,7 +298,7 @@ class _LoraOperators:
         )
 
     def _matmul_operator(self, name: str, linears: Sequence[LinearLayer]) -> Operator:
-        """The products of some linear layers as one operator."""
+        """The matmuls of some linear layers as one operator."""
         recipe, accumulation = self.training.recipe, self.training.accumulation
         return Operator(
             f"{self.linear.name}.{name}",
@@ -308,7 +313,7 @@ class _LoraOperators:
         )
 
     def _add_dropout(self, operator: Operator) -> Operator:
-        """The products A of inputs of which dropout has left a part."""
+        """Matmuls A with dropout of their inputs."""
         dropout = memory_bound.DROPOUT
         shape = dropout.shape_for(self.linear.tokens, self.linear.inputs)
         names = [f"{adapter.a.name}.dropout" for adapter in self.adapters]
@@ -323,5 +328,5 @@ class _LoraOperators:
         return spec.forward_kernel(name, self.training.recipe.activations, spec.shape_for(*shape))
 
     def _activation_bytes(self, rows: int, width: int) -> Bytes:
-        """Bytes of an activation."""
+        """Bytes of an activation [rows, width]."""
         return float(rows * width * self.training.recipe.activations.bytes)

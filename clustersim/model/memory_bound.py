@@ -1,13 +1,14 @@
-"""What do the memory-bound operators of a layer move and keep: norm, activation, rotary, residual, softmax, loss?
+"""What do memory-bound operators move and save: norm, activation, rotary, residual, softmax, loss?
 
-A streaming kernel is described by its passes: how often it reads or writes each of its elements in the activation's
-format, in FP32 and as a byte of dropout mask. Its vector arithmetic is not counted as FLOP (model FLOP conventions
-count matrix products only), nor are vectors and statistics that are `hidden` times smaller than the activation.
-Fused is one kernel that reads every operand once and writes every result once (Apex, Transformer Engine and
-Megatron's fused kernels). Unfused is what PyTorch runs for the formulas as written, e.g. in Hugging Face's Llama:
-RMSNorm by way of FP32, rotary by rotate-half; the counts are those of its operator trace (the tests trace
-them again). LayerNorm, GELU and dropout are single kernels in PyTorch too, but for LayerNorm's backward, whose weight
-gradient is a second kernel that reads both operands again.
+A memory-bound kernel is described by its passes: how often it reads or writes each of its elements in the
+activation format, in FP32 and as a byte of dropout mask. Its vector arithmetic is not counted as FLOP
+(model FLOP conventions count matmuls only), nor are vectors and statistics that are `hidden` times
+smaller than the activation. Fused is one kernel that reads every operand once and writes every result
+once (Apex, Transformer Engine and Megatron's fused kernels). Unfused is what eager PyTorch runs for the
+formulas, e.g. in Hugging Face's Llama: RMSNorm via FP32, rotary by rotate-half; the counts are those of
+its operator trace (the tests trace them again). LayerNorm, GELU and dropout are single kernels in PyTorch
+too, except for LayerNorm's backward, whose weight gradient is a second kernel that reads both operands
+again.
 """
 
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from clustersim.model.transformer import Norm
 
 @dataclass(frozen=True, slots=True)
 class MemoryPasses:
-    """Reads and writes per element: in the activation's format, in FP32, of one mask byte; kernels launched."""
+    """Reads and writes per element: in the activation format, in FP32, as one mask byte; and kernels launched."""
 
     activation: int
     fp32: int = 0
@@ -33,7 +34,7 @@ class MemoryPasses:
     launches: int = 1
 
     def bytes(self, dtype: DType, elements: float) -> Bytes:
-        """Bytes moved, or kept, for so many elements whose activation format is `dtype`."""
+        """Bytes moved, or saved, for `elements` elements whose activation format is `dtype`."""
         return float(elements) * (self.activation * dtype.bytes + self.fp32 * DType.FP32.bytes + self.mask)
 
 
@@ -42,7 +43,7 @@ _OUTPUT_SAVING_KINDS: Final = (KernelKind.NORM, KernelKind.SOFTMAX, KernelKind.L
 
 @dataclass(frozen=True, slots=True)
 class MemoryBoundSpec:
-    """A streaming operator: passes forward and backward, and what it keeps in between. None: there is no kernel."""
+    """A memory-bound operator: passes forward and backward (None: no kernel), and what it saves."""
 
     kind: KernelKind
     op: MemoryBoundOp
@@ -53,11 +54,11 @@ class MemoryBoundSpec:
 
     @property
     def saves_outputs(self) -> bool:
-        """Whether backward reads what forward makes: a mask, statistics, a softmax."""
+        """Whether backward reads something that forward produces: a mask, statistics, a softmax."""
         return self.saved.mask > 0 or self.kind in _OUTPUT_SAVING_KINDS
 
     def shape_for(self, rows: int, width: int, table: int = 0) -> MemoryBoundShape:
-        """The forward routine over so many elements; table: rows of what it looks up."""
+        """The forward shape over [rows, width] elements; table: rows of a lookup table."""
         return MemoryBoundShape(self.op, rows, width, fused=self.fused, table=table)
 
     def forward_kernel(self, name: str, dtype: DType, shape: MemoryBoundShape) -> Kernel:
@@ -82,7 +83,7 @@ def _memory_bound_kernel(
     return Kernel(name, kind, dtype, flops=0.0, bytes=moved_bytes, shape=shape, launches=passes.launches)
 
 
-# Elements are those of the activation that is normalised.
+# Elements are those of the normalized activation.
 _NORM_SPECS = MappingProxyType(
     {
         (Norm.LAYERNORM, True): MemoryBoundSpec(
@@ -126,7 +127,7 @@ _SWIGLU_UNFUSED = MemoryBoundSpec(
     MemoryPasses(9, launches=3),
     saved=MemoryPasses(3),
 )
-# Elements are those of queries and keys together, or, unfused, of each.
+# Elements are those of queries and keys combined, or, unfused, of either.
 _ROTARY_FUSED = MemoryBoundSpec(KernelKind.ROTARY, MemoryBoundOp.ROTARY, MemoryPasses(2), MemoryPasses(2), fused=True)
 _ROTARY_UNFUSED = MemoryBoundSpec(
     KernelKind.ROTARY, MemoryBoundOp.ROTARY, MemoryPasses(10, launches=5), MemoryPasses(14, launches=7)
@@ -148,7 +149,7 @@ _RESIDUAL_DROPOUT_UNFUSED = MemoryBoundSpec(
     MemoryPasses(2, mask=1),
     saved=MemoryPasses(0, mask=1),
 )
-# Elements are scores. The dropout of scores also keeps its result, which the product with the values reads.
+# Elements are scores. Score dropout also saves its output, which the matmul with the values reads.
 _SOFTMAX_FUSED = MemoryBoundSpec(
     KernelKind.SOFTMAX, MemoryBoundOp.SOFTMAX, MemoryPasses(2), MemoryPasses(3), saved=MemoryPasses(1), fused=True
 )
@@ -159,7 +160,7 @@ _SOFTMAX_UNFUSED = MemoryBoundSpec(
     MemoryPasses(5, launches=2),
     saved=MemoryPasses(1),
 )
-# Megatron-LM's `FusedScaleMaskSoftmax` where its kernel does not do. Forward: to FP32 (1 + 1), scale (2), mask (2 and
+# Megatron-LM's `FusedScaleMaskSoftmax` in its unfused path. Forward: to FP32 (1 + 1), scale (2), mask (2 and
 # the mask), softmax (2), back (1 + 1). Backward: to FP32 (1 + 1), softmax (3), mask (2 and the mask), scale (2), back.
 MEGATRON_SOFTMAX = MemoryBoundSpec(
     KernelKind.SOFTMAX,
@@ -195,7 +196,7 @@ DROPOUT = MemoryBoundSpec(
     saved=MemoryPasses(0, mask=1),
     fused=True,
 )
-# Elements are logits; their softmax is kept in FP32 (Korthikanti et al. 2022, section 4.3: 4sbv), or they themselves.
+# Elements are logits; saved is their softmax in FP32 (Korthikanti et al. 2022, section 4.3: 4sbv), or the logits.
 _LOSS_SPECS = MappingProxyType(
     {
         LossImplementation.FUSED: MemoryBoundSpec(
@@ -232,7 +233,7 @@ _LOSS_SPECS = MappingProxyType(
         ),
     }
 )
-# An adapter's result, scaled, is added to what it stands beside; backward scales the gradient.
+# A LoRA adapter's scaled output is added to that of the frozen layer; backward scales the gradient.
 SCALED_SUM = MappingProxyType(
     {
         True: MemoryBoundSpec(KernelKind.RESIDUAL, MemoryBoundOp.SCALED_SUM, MemoryPasses(3), None, fused=True),
@@ -253,19 +254,19 @@ def norm_spec(norm_type: Norm, *, fused: bool) -> MemoryBoundSpec:
 
 
 def activation_spec(mlp_type: MlpType, *, fused: bool) -> MemoryBoundSpec:
-    """Passes of the MLP's activation, per element of its result."""
+    """Passes of the MLP's activation, per element of its output."""
     if mlp_type is MlpType.GELU:
         return _GELU
     return _SWIGLU_FUSED if fused else _SWIGLU_UNFUSED
 
 
 def rotary_spec(*, fused: bool) -> MemoryBoundSpec:
-    """Passes of rotary positions over queries and keys; unfused over each of them by itself."""
+    """Passes of rotary positions over queries and keys combined; unfused over each separately."""
     return _ROTARY_FUSED if fused else _ROTARY_UNFUSED
 
 
 def residual_spec(*, dropout: bool, fused: bool) -> MemoryBoundSpec:
-    """Passes of the sum with the residual, with dropout of the branch if the model has it."""
+    """Passes of the residual add, with dropout of the branch if the model has it."""
     if not dropout:
         return _RESIDUAL
     return _RESIDUAL_DROPOUT_FUSED if fused else _RESIDUAL_DROPOUT_UNFUSED
@@ -287,7 +288,7 @@ def loss_spec(loss_type: LossImplementation) -> MemoryBoundSpec:
 
 
 def copy_kernel(name: str, dtype: DType, elements: int) -> Kernel:
-    """Copy so many elements from one place in memory to another."""
+    """A device-to-device copy of `elements` elements."""
     shape = MemoryBoundShape(MemoryBoundOp.COPY, elements, 1, fused=True)
     return Kernel(name, KernelKind.COPY, dtype, flops=0.0, bytes=MemoryPasses(2).bytes(dtype, elements), shape=shape)
 
@@ -295,9 +296,9 @@ def copy_kernel(name: str, dtype: DType, elements: int) -> Kernel:
 def accumulate_kernels(
     name: str, size: tuple[int, int], *, gradient_dtype: DType, accumulator_dtype: DType, accumulation: Accumulation
 ) -> tuple[Kernel, ...]:
-    """Add a gradient of sizes [rows, width] to what is accumulated; made, accumulated: the formats of the two.
+    """Kernels that add a gradient [rows, width] to the accumulator; none where the matmul epilogue has added it.
 
-    None where the product that makes it has added it.
+    gradient_dtype, accumulator_dtype: formats of the two.
     """
     match accumulation:
         case Accumulation.FUSED:
@@ -320,14 +321,14 @@ def _add_kernel(name: str, size: tuple[int, int], *, gradient_dtype: DType, accu
 
 
 def convert_kernel(name: str, source: DType, target: DType, size: tuple[int, int]) -> Kernel:
-    """A tensor of sizes [rows, width], written in another format."""
+    """A tensor [rows, width] rewritten in another format."""
     shape = MemoryBoundShape(MemoryBoundOp.COPY, *size, fused=True, formats=(target,))
     moved_bytes = float(shape.elements * (source.bytes + target.bytes))
     return Kernel(name, KernelKind.COPY, source, flops=0.0, bytes=moved_bytes, shape=shape)
 
 
 def dequantize_kernel(name: str, stored: DType, compute_dtype: DType, *, rows: int, width: int) -> Kernel:
-    """Weights [rows, width] in the format of products, from those that are stored, in one kernel."""
+    """Dequantize weights [rows, width] from their stored format into the compute format, in one kernel."""
     shape = MemoryBoundShape(MemoryBoundOp.DEQUANTIZE, rows, width, fused=True, formats=(stored,))
     moved_bytes = float(shape.elements * (stored.bytes + compute_dtype.bytes))
     return Kernel(name, KernelKind.COPY, compute_dtype, flops=0.0, bytes=moved_bytes, shape=shape)

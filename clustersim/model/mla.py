@@ -1,16 +1,17 @@
-"""Which operators is latent attention (MLA) made of on one rank?
+"""Operators of multi-head latent attention (MLA) on one rank.
 
-Down projections make the latent vectors of a token, and the one rotary key of all heads; each is normalised. Up
-projections make queries, keys and values of the heads from them. Tensor parallelism splits the up projections by heads
-and runs the down projections whole on every rank, on its part of the sequence under sequence parallelism: so what comes
-into a sharded region is a latent vector, not the residual stream (Megatron-LM, megatron/core/transformer/
-multi_latent_attention.py, whose down projections are `duplicated`). Rotary positions turn a part of each query; the
-heads' keys are written with the rotary key beside the rest, and the values apart, in one kernel where it is fused
-(`fused_apply_mla_rope_for_kv`); written out, queries, keys and values are copied once more each.
+Down projections produce a token's latent vectors and the rotary key shared by all heads; each latent is
+normalized. Up projections produce queries, keys and values of the heads from them. Tensor parallelism
+splits the up projections by heads and replicates the down projections on every rank, on its part of the
+sequence under sequence parallelism: so the input of the sharded region is a latent vector, not the
+residual stream (Megatron-LM, megatron/core/transformer/ multi_latent_attention.py, whose down projections
+are `duplicated`). Rotary positions are applied to a part of each query; the heads' keys are written
+concatenated with the rotary key, and the values separately, in one kernel where it is fused
+(`fused_apply_mla_rope_for_kv`); unfused, queries, keys and values are copied once more each.
 
-What is kept: the down projections' input once, the latent vectors before and behind their norms, the queries, the
-keys and the values, and the output projection's input.
-Reference: DeepSeek-AI 2024, arXiv:2405.04434, section 2.1; arXiv:2412.19437, section 2.1.1.
+Saved are the down projections' input once, the latent vectors before and after their norms, the queries,
+the keys and the values, and the output projection's input. Reference: DeepSeek-AI 2024, arXiv:2405.04434,
+section 2.1; arXiv:2412.19437, section 2.1.1.
 """
 
 from dataclasses import replace
@@ -31,7 +32,7 @@ from clustersim.model.sharded_layer import (
 
 
 def mla_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
-    """The operators of latent attention between its norm and the sum with the residual stream."""
+    """The operators of MLA between its norm and the residual add."""
     return [
         *_latent_operators(rank, attention),
         *_head_operators(rank, attention),
@@ -41,9 +42,9 @@ def mla_operators(rank: RankContext, attention: LatentAttention) -> list[Operato
 
 
 def _latent_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
-    """The latent vectors of queries, if they have one, and of keys and values, each with its norm."""
-    kv_down = _down_projection(rank, "attention.kv_down", attention.kv_rank + attention.rope)
-    shared_bytes = rank.shared_input_bytes(rank.residual_elements)  # what makes the queries keeps it, too
+    """Down projections and norms of the latent vectors: of queries, if they have one, and of keys and values."""
+    kv_down = _down_projection(rank, "attention.kv_down", attention.kv_lora_rank + attention.qk_rope_head_dim)
+    shared_bytes = rank.shared_input_bytes(rank.residual_elements)  # the query projection saves it, too
     kv_down = replace(
         kv_down,
         saved_bytes=kv_down.saved_bytes - shared_bytes,
@@ -51,22 +52,24 @@ def _latent_operators(rank: RankContext, attention: LatentAttention) -> list[Ope
         wgrad_input_bytes=kv_down.wgrad_input_bytes - shared_bytes,
     )
     kv_down = replace(kv_down, input_gradient=(*kv_down.input_gradient, gradient_sum_kernel(rank, "attention.kv_down")))
-    keys_values = [kv_down, _latent_norm(rank, "attention.kv_norm", attention.kv_rank)]
-    if attention.query_rank is None:
+    keys_values = [kv_down, _latent_norm(rank, "attention.kv_norm", attention.kv_lora_rank)]
+    if attention.q_lora_rank is None:
         return keys_values
-    queries = _down_projection(rank, "attention.query_down", attention.query_rank)
-    return [queries, _latent_norm(rank, "attention.query_norm", attention.query_rank), *keys_values]
+    queries = _down_projection(rank, "attention.query_down", attention.q_lora_rank)
+    return [queries, _latent_norm(rank, "attention.query_norm", attention.q_lora_rank), *keys_values]
 
 
 def _head_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
     """Queries, keys and values of this rank's heads, with their rotary positions."""
     tp = rank.shard.tp
     queries = _query_operator(rank, attention)
-    keys_values = _up_projection(rank, "attention.kv_up", attention.kv_rank, attention.kv_width // tp)
-    full_bytes = _full_bytes(rank, attention.kv_rank + attention.rope)  # the rotary key comes into the region, too
+    keys_values = _up_projection(rank, "attention.kv_up", attention.kv_lora_rank, attention.kv_width // tp)
+    full_bytes = _full_bytes(
+        rank, attention.kv_lora_rank + attention.qk_rope_head_dim
+    )  # the rotary key enters the region, too
     saved_bytes = (
         rank.shard.tokens
-        * (attention.query_width + attention.heads * (attention.head_dim + attention.value_dim))
+        * (attention.query_width + attention.heads * (attention.head_dim + attention.v_head_dim))
         // tp
         * rank.dtype.bytes
     )
@@ -75,10 +78,10 @@ def _head_operators(rank: RankContext, attention: LatentAttention) -> list[Opera
 
 
 def _query_operator(rank: RankContext, attention: LatentAttention) -> Operator:
-    """Queries of this rank's heads, from their latent vector or from the input itself."""
+    """Query projection of this rank's heads, from their latent vector or directly from the layer input."""
     name, width = "attention.query_up", attention.query_width // rank.shard.tp
-    if attention.query_rank is not None:
-        return _up_projection(rank, name, attention.query_rank, width)
+    if attention.q_lora_rank is not None:
+        return _up_projection(rank, name, attention.q_lora_rank, width)
     operator = linear_operator(rank, _up_linear(rank, name, rank.model.hidden, width), _saved_input_bytes(rank))
     return replace(
         operator,
@@ -89,18 +92,22 @@ def _query_operator(rank: RankContext, attention: LatentAttention) -> Operator:
 
 
 def _rotary_operator(rank: RankContext, attention: LatentAttention) -> Operator:
-    """Turn a part of each query in place; write keys with the rotary key, and values apart."""
+    """Rotate a part of each query in place; write keys with the rotary key, and values separately."""
     tokens, heads = rank.shard.tokens, attention.heads // rank.shard.tp
-    rotated_elements = 2 * heads * attention.rope
+    rotated_elements = 2 * heads * attention.qk_rope_head_dim
     written_elements = (
-        heads * (attention.nope + attention.value_dim)
-        + attention.rope
-        + heads * (attention.head_dim + attention.value_dim)
+        heads * (attention.qk_nope_head_dim + attention.v_head_dim)
+        + attention.qk_rope_head_dim
+        + heads * (attention.head_dim + attention.v_head_dim)
     )
     shape = MemoryBoundShape(
-        MemoryBoundOp.ROTARY, tokens * heads, attention.rope, fused=rank.training.fused, table=rank.shard.sequence
+        MemoryBoundOp.ROTARY,
+        tokens * heads,
+        attention.qk_rope_head_dim,
+        fused=rank.training.fused,
+        table=rank.shard.sequence,
     )
-    copied_elements = 0 if rank.training.fused else 2 * heads * (2 * attention.head_dim + attention.value_dim)
+    copied_elements = 0 if rank.training.fused else 2 * heads * (2 * attention.head_dim + attention.v_head_dim)
     moved_bytes = float(tokens * (rotated_elements + written_elements + copied_elements) * rank.dtype.bytes)
     launches = 2 if rank.training.fused else 8
     forward = Kernel("attention.rotary", KernelKind.ROTARY, rank.dtype, 0.0, moved_bytes, shape, launches)
@@ -119,7 +126,7 @@ def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Oper
     shape = AttentionShape(
         *(shard.batch, shard.sequence, shard.keys, heads, heads, attention.head_dim),
         causal=True,
-        value_dim=attention.value_dim,
+        value_dim=attention.v_head_dim,
     )
     training = rank.training
     core = AttentionCore(
@@ -131,13 +138,13 @@ def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Oper
 
 
 def _output_operator(rank: RankContext, attention: LatentAttention) -> Operator:
-    tokens, width = rank.shard.tokens, attention.heads * attention.value_dim // rank.shard.tp
+    tokens, width = rank.shard.tokens, attention.heads * attention.v_head_dim // rank.shard.tp
     out = LinearLayer("attention.out", tokens, width, rank.model.hidden, rank.matmul_formats, row_parallel=True)
     return linear_operator(rank, out, rank.saved_input_bytes(tokens * width))
 
 
 def _down_projection(rank: RankContext, name: str, outputs: int) -> Operator:
-    """A product on the rank's own tokens, whole on every tensor-parallel rank."""
+    """A projection of the rank's own tokens, replicated on every tensor-parallel rank."""
     linear = LinearLayer(name, rank.shard.residual_tokens, rank.model.hidden, outputs, rank.matmul_formats)
     return replace(
         linear_operator(rank, linear, _saved_input_bytes(rank)), region=ParallelRegion.REPLICATED, linear=None
@@ -145,7 +152,7 @@ def _down_projection(rank: RankContext, name: str, outputs: int) -> Operator:
 
 
 def _up_projection(rank: RankContext, name: str, inputs: int, outputs: int) -> Operator:
-    """A product by heads, of a latent vector that comes into the sharded region."""
+    """A projection split by heads, of a latent vector that enters the sharded region."""
     input_bytes = rank.saved_input_bytes(rank.shard.residual_tokens * inputs)
     after_norm = rank.training.overheads.norm_in_linear
     operator = linear_operator(rank, _up_linear(rank, name, inputs, outputs), input_bytes, after_norm=after_norm)
@@ -163,7 +170,7 @@ def _up_linear(rank: RankContext, name: str, inputs: int, outputs: int) -> Linea
 
 
 def _latent_norm(rank: RankContext, name: str, width: int) -> Operator:
-    """The norm of a latent vector, which is of the up projections' module where it is within their linear layers."""
+    """The norm of a latent vector; if fused into the up projections, it belongs to their module."""
     spec = model_norm_spec(rank)
     operator = memory_bound_operator(
         ParallelRegion.REPLICATED, name, rank.dtype, spec, (spec.shape_for(rank.shard.residual_tokens, width),)
@@ -177,10 +184,10 @@ def _latent_norm(rank: RankContext, name: str, width: int) -> Operator:
 
 
 def _saved_input_bytes(rank: RankContext) -> float:
-    """Bytes of the input as backward reads it."""
+    """Bytes of the layer input as saved for backward."""
     return float(rank.saved_input_bytes(rank.residual_elements))
 
 
 def _full_bytes(rank: RankContext, width: int) -> float:
-    """Bytes of all tokens' rows of so many elements, whole over tensor-parallel ranks."""
+    """Bytes of all tokens' rows of `width` elements, not split over tensor-parallel ranks."""
     return float(rank.shard.tokens * width * rank.dtype.bytes)

@@ -1,6 +1,7 @@
-"""Which operators is a dense MLP made of on one rank?
+"""Operators of a dense MLP on one rank.
 
-The first matrix (with a gate, the first two as one product) by columns, the last by rows, the activation in between.
+The first matrix (with a gate, the first two as one matmul) is column-parallel, the last row-parallel,
+with the activation between them.
 """
 
 from dataclasses import replace
@@ -15,7 +16,10 @@ from clustersim.model.sharded_layer import RankContext, linear_operator, memory_
 
 
 def mlp_operators(rank: RankContext, spec: DenseMlp, name: str = "mlp", *, after_norm: bool = False) -> list[Operator]:
-    """The operators of an MLP that every token passes, which is called so. behind_norm: a norm is in its first."""
+    """The operators of a dense MLP, whose names start with `name`.
+
+    after_norm: a norm is fused into its first linear layer.
+    """
     shard, ffn = rank.shard, spec.ffn // rank.shard.tp
     activation = memory_bound.activation_spec(spec.form, fused=rank.training.fused)
     return [
@@ -32,7 +36,7 @@ def mlp_operators(rank: RankContext, spec: DenseMlp, name: str = "mlp", *, after
 
 
 def _up_projection(rank: RankContext, form: MlpType, ffn: int, name: str, *, after_norm: bool) -> Operator:
-    """The fifth product of a layer; with a gate, the sixth beside it."""
+    """The fifth matmul of a layer; with a gate, also the sixth, fused with it."""
     gated, tokens = form is MlpType.SWIGLU, rank.shard.tokens
     bias_tokens = tokens if rank.model.linear_bias else 0
     projections = (*(((Projection.GATE, ffn),) if gated else ()), (Projection.UP, ffn))
@@ -50,7 +54,7 @@ def _up_projection(rank: RankContext, form: MlpType, ffn: int, name: str, *, aft
 
 
 def _down_projection(rank: RankContext, form: MlpType, ffn: int, name: str) -> Operator:
-    """The last product of a layer: the seventh with a gate, else the sixth."""
+    """The last matmul of a layer: the seventh with a gate, else the sixth."""
     tokens = rank.shard.tokens
     bias_tokens = rank.shard.residual_tokens if rank.model.linear_bias else 0
     projections = ((Projection.DOWN, rank.model.hidden),)
@@ -63,8 +67,11 @@ def _down_projection(rank: RankContext, form: MlpType, ffn: int, name: str) -> O
 
 
 def recompute_alternate(rank: RankContext, operator: Operator, recomputed: LinearLayer) -> Operator:
-    """A linear layer of which selective recomputation by operations runs a part again and keeps the other outputs."""
-    shape = operator.forward[-1].shape  # behind what is cast for it
+    """A linear layer under SelectiveOpRecompute, which recomputes every second matmul of a layer.
+
+    recomputed: the slice of its outputs that is recomputed (0 outputs: none); the other outputs are saved.
+    """
+    shape = operator.forward[-1].shape  # after the quantization kernels
     outputs = shape.n if isinstance(shape, MatmulShape) else 0
     kernels = (*operator.forward[:-1], *recomputed.forward(rank.training.recipe)) if recomputed.outputs else ()
     return replace(

@@ -1,15 +1,16 @@
-"""What do experts with biases cost beside their products?
+"""What do expert biases and the activation clamp cost in addition to the experts' matmuls?
 
-gpt-oss's experts add a bias to each of their two results, and limit what goes into the activation (a clamp of gate and
-up). Megatron-LM leaves the first bias to the product, and runs the rest as PyTorch does it, one tensor operation after
-the other, also where its activation is fused. Before the activation both halves are clamped, each on its own, and put
-together again; behind the second product, each expert's bias times the probabilities of its rows is made, added to the
-rows, and the experts' rows are put together. Backward of the clamp reads the gradient and the activation's input, that
-of the bias makes the gradients of probabilities and biases, each a product and its sum.
+The experts of gpt-oss add a bias to both of their outputs and clamp the input of the activation (gate and
+up). Megatron-LM leaves the first bias to the matmul epilogue, and runs the rest as eager PyTorch
+operations, also where its activation is fused. Before the activation both halves are clamped separately
+and concatenated; after the second matmul each expert's bias times the probabilities of its tokens is
+computed, added to the tokens, and the experts' tokens are concatenated. Backward of the clamp reads the
+gradient and the activation's input; backward of the bias computes the gradients of probabilities and
+biases, each a product and its sum.
 
-Assumed: probabilities are in the format of activations, as routers make them unless told otherwise (some dispatchers
-want FP32, which takes nearly twice as many bytes here).
-Reference: NVIDIA/Megatron-LM, megatron/core/transformer/moe/experts.py (TEGroupedMLP._apply_bias) and
+Assumed: probabilities are in the activation format, as routers produce them by default (some dispatchers
+require FP32, which takes nearly twice as many bytes here). Reference: NVIDIA/Megatron-LM,
+megatron/core/transformer/moe/experts.py (TEGroupedMLP._apply_bias) and
 megatron/core/fusions/fused_bias_geglu.py (weighted_bias_quick_geglu_impl).
 """
 
@@ -21,17 +22,17 @@ from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.operators import Operator
 
-_CLAMP_PASSES: Final = 4  # passes over gate and up: read and write both, and put them together
-_CLAMP_BACKWARD_PASSES: Final = 5  # the gradient, the input, the result; and put together
-_CLAMP_LAUNCHES: Final = 3  # launches, both ways
-_BIAS_PASSES: Final = 6  # passes over the rows: the bias times probabilities, the sum, and together
-_BIAS_BACKWARD_PASSES: Final = 6  # two products of the gradient and their sums
-_EXPERT_LAUNCHES: Final = 2  # launches of each expert: product and sum
+_CLAMP_PASSES: Final = 4  # passes over gate and up: read and write both, then concatenate
+_CLAMP_BACKWARD_PASSES: Final = 5  # gradient, input and output; then concatenate
+_CLAMP_LAUNCHES: Final = 3  # launches, forward and backward
+_BIAS_PASSES: Final = 6  # passes over the tokens: bias times probabilities, the sum, the concatenation
+_BIAS_BACKWARD_PASSES: Final = 6  # two elementwise products of the gradient and their sums
+_EXPERT_LAUNCHES: Final = 2  # launches per expert: product and sum
 _EXPERT_BACKWARD_LAUNCHES: Final = 4
 
 
 def add_clamp(activation: Operator, dtype: DType, rows: int, width: int) -> Operator:
-    """An activation whose input [rows, width] is limited before; what was limited is kept, too."""
+    """An activation whose input [rows, width] is clamped first; the clamped input is saved, too."""
     shape, tensor_bytes = MemoryBoundShape(MemoryBoundOp.COPY, rows, width), rows * width * dtype.bytes
     forward = _copy_kernel("experts.clamp", dtype, shape, _CLAMP_PASSES * tensor_bytes, _CLAMP_LAUNCHES)
     backward = _copy_kernel(
@@ -46,7 +47,7 @@ def add_clamp(activation: Operator, dtype: DType, rows: int, width: int) -> Oper
 
 
 def add_expert_bias(grouped_matmul: Operator, dtype: DType, expert_count: int, shape: tuple[int, int]) -> Operator:
-    """A grouped product to [rows, width] whose experts' biases are added behind it, times probabilities."""
+    """A grouped matmul to [rows, width] followed by the addition of expert biases times probabilities."""
     bias_shape = MemoryBoundShape(MemoryBoundOp.BIAS_ADD, *shape)
     tensor_bytes = bias_shape.elements * dtype.bytes
     forward = _copy_kernel(

@@ -1,15 +1,18 @@
-"""How unevenly do tokens choose their experts?
+"""How unevenly do tokens choose their experts (expert load imbalance)?
 
-A load says, for each routed layer and step, which part of all rows (a token once for each of its experts) each expert
-gets. Three ways to say it: as measured, a vector for all layers or one for each; or drawn, with a stated coefficient of
-variation. Drawn parts are gamma variates over their sum, anew for each layer and step and by the seed alone: what an
-untrained or hardly balanced router makes (measured on ranks: a variation of 0.05 to 0.55). All groups of ranks that
-hold the experts see the same parts: preferences are the router's, and a group's tokens are enough to show them.
+An expert load gives, for each MoE layer and step, the share of all routed tokens (a token counts once for
+each of its experts) that each expert receives. Three ways to specify it: measured, as one vector for all
+layers or one per layer; or random, with a given coefficient of variation. Random shares are normalized
+gamma variates, drawn anew for each layer and step from the seed alone: what an untrained or poorly
+balanced router produces (measured on ranks: a coefficient of variation of 0.05 to 0.55). All
+expert-parallel groups see the same shares: preferences are the router's, and a group has enough tokens to
+show them.
 
-Nothing is said of a load that is even, which is the rule for mixtures that are balanced by force or by a loss.
+No load (None) means perfectly balanced, the usual assumption for models with forced balancing or a
+balancing loss.
 
-References: Marsaglia and Tsang, A simple method for generating gamma variables (2000); PKU-DAIR/Hetu-Galvatron@2704237,
-scripts_ae/token_analysis_backup.csv (measured loads of 32 ranks).
+References: Marsaglia and Tsang, A simple method for generating gamma variables (2000);
+PKU-DAIR/Hetu-Galvatron@2704237, scripts_ae/token_analysis_backup.csv (measured loads of 32 ranks).
 """
 
 from dataclasses import dataclass
@@ -21,47 +24,47 @@ from clustersim.common.arrays import FloatArray
 
 
 class ExpertLoad(Protocol):
-    """The seam: what a load must answer."""
+    """Protocol of an expert load distribution."""
 
     @property
     def varies_by_layer(self) -> bool:
-        """Whether layers differ."""
+        """Whether shares differ between layers."""
 
     @property
     def varies_by_step(self) -> bool:
-        """Whether steps differ."""
+        """Whether shares differ between steps."""
 
     @property
     def description(self) -> str:
-        """For people."""
+        """Human-readable description."""
 
     def expert_shares(self, expert_count: int, layer: int, step: int) -> FloatArray:
-        """The part of all rows that each expert gets in a routed layer and step, both from 0: [experts], sum 1."""
+        """Share of routed tokens per expert in a MoE layer and step (both from 0): [experts], sum 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredExpertLoad:
-    """rows: of each expert, in any unit: of all layers [1][experts], or of each routed layer [layers][experts]."""
+    """Measured load. token_counts: per expert, any unit: [1][experts] for all layers, or [MoE layers][experts]."""
 
     token_counts: tuple[tuple[float, ...], ...]
 
     @property
     def varies_by_layer(self) -> bool:
-        """Whether layers differ."""
+        """Whether shares differ between layers."""
         return len(self.token_counts) > 1
 
     @property
     def varies_by_step(self) -> bool:
-        """Steps are alike."""
+        """False: all steps have the same shares."""
         return False
 
     @property
     def description(self) -> str:
-        """For people."""
+        """Human-readable description."""
         return "as measured, layer by layer" if self.varies_by_layer else "as measured"
 
-    def expert_shares(self, expert_count: int, layer: int, step: int) -> FloatArray:  # noqa: ARG002 - as many as were measured
-        """Those of a layer: [experts]."""
+    def expert_shares(self, expert_count: int, layer: int, step: int) -> FloatArray:  # noqa: ARG002 - the measured number of experts
+        """Measured shares of a layer: [experts]."""
         counts = np.array(self.token_counts[layer if self.varies_by_layer else 0], dtype=np.float64)
         shares: FloatArray = counts / counts.sum()
         return shares
@@ -69,28 +72,31 @@ class MeasuredExpertLoad:
 
 @dataclass(frozen=True, slots=True)
 class RandomExpertLoad:
-    """variation: standard deviation of an expert's rows over their mean, at least 0; seed: the same, the same loads."""
+    """Random load from a seed.
+
+    variation: standard deviation of an expert's token count over its mean, at least 0.
+    """
 
     variation: float
     seed: int = 0
 
     @property
     def varies_by_layer(self) -> bool:
-        """Every layer is drawn."""
+        """True: every layer is drawn independently."""
         return True
 
     @property
     def varies_by_step(self) -> bool:
-        """So is every step."""
+        """True: every step is drawn independently."""
         return True
 
     @property
     def description(self) -> str:
-        """For people."""
+        """Human-readable description."""
         return f"drawn, with a variation of {self.variation:g} (seed {self.seed})"
 
     def expert_shares(self, expert_count: int, layer: int, step: int) -> FloatArray:
-        """Drawn parts: [experts]."""
+        """Normalized gamma variates: [experts]."""
         if self.variation == 0.0:
             return np.full(expert_count, 1.0 / expert_count)
         generator = np.random.Generator(np.random.Philox(np.random.SeedSequence((self.seed, layer, step))))

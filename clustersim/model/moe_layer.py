@@ -1,15 +1,16 @@
-"""Which operators is a mixture of experts made of on one rank?
+"""Operators of a mixture-of-experts (MoE) layer on one rank.
 
-Experts are chosen and tokens copied for them (`routing`). The rows are sent to the ranks of their experts; there they
-are sorted by expert, pass its MLP as grouped products (`grouped`), and are sent back, where a token's rows are
-summed. The probabilities are multiplied with what the activation makes, in its kernel, so that experts' outputs are
-not kept. Shared experts are a dense MLP of every token. Collectives are put in by whoever lowers the layer
-(`parallel.token_dispatch`). Tokens are spread evenly over experts.
+The router selects experts and tokens are permuted for them (`moe_router`). The routed tokens are
+dispatched to the ranks of their experts; there they are sorted by expert, pass its MLP as grouped matmuls
+(`grouped_linear`), and are sent back, where a token's expert outputs are summed (combine). The
+probabilities are multiplied with the activation's output, in its kernel, so that expert outputs are not
+saved. Shared experts are a dense MLP of every token. Collectives are inserted by lowering
+(`parallel.token_dispatch`). Tokens are spread evenly over a rank's experts.
 
-What is kept: the inputs of the experts' products and activation, the probability of each row (FP32), and the
-activation's result where it is weighted in kernels of its own: Megatron-LM fuses the two for SwiGLU
-(`weighted_bias_swiglu_impl`), not for GELU; where activations are not fused nothing is.
-Reference: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{token_dispatcher,experts,moe_layer}.py.
+Saved are the inputs of the experts' matmuls and activation, the probability of each routed token (FP32),
+and the activation's output where it is weighted in separate kernels: Megatron-LM fuses the two for SwiGLU
+(`weighted_bias_swiglu_impl`), not for GELU; with unfused activations they are never fused. Reference:
+NVIDIA/Megatron-LM, megatron/core/transformer/moe/{token_dispatcher,experts,moe_layer}.py.
 """
 
 from dataclasses import dataclass, replace
@@ -44,15 +45,13 @@ from clustersim.model.sharded_layer import (
     residual_stream_operator,
 )
 
-_WEIGHTING_PASSES: Final = 2.0  # times the elements: read and written
-_WEIGHTING_BACKWARD_PASSES: Final = 3.0  # the gradient, what was weighted, and its gradient, in one pass
-_UNFUSED_BACKWARD_PASSES: Final = (
-    6.0  # a product of the gradient for each operand; one of them is summed, in 3 launches
-)
+_WEIGHTING_PASSES: Final = 2.0  # passes over the elements: one read, one write
+_WEIGHTING_BACKWARD_PASSES: Final = 3.0  # the gradient, the weighted tensor, and its gradient, in one kernel
+_UNFUSED_BACKWARD_PASSES: Final = 6.0  # a product of the gradient with each operand, one of them summed, in 3 launches
 
 
 def moe_operators(rank: RankContext, moe: MoeMlp) -> list[Operator]:
-    """The operators of a mixture between its norm and the sum with the residual stream."""
+    """The operators of a MoE layer between its norm and the residual add."""
     experts = _LocalExperts(rank, moe)
     shared = _shared_experts(rank, moe) if moe.shared else []
     permute = [] if experts.permutes_after_dispatch else [permute_operator(rank, moe)]
@@ -61,10 +60,10 @@ def moe_operators(rank: RankContext, moe: MoeMlp) -> list[Operator]:
 
 
 def _shared_experts(rank: RankContext, moe: MoeMlp) -> list[Operator]:
-    """The shared experts, and the sum of what they make with the routed ones'."""
+    """The shared experts, and the sum of their output with that of the routed experts."""
     up, *remaining = mlp_operators(rank, DenseMlp(moe.shared, moe.form), "shared")
     remaining += _shared_gate(rank) if moe.shared_gate else []
-    shared_bytes = rank.shared_input_bytes(rank.residual_elements)  # the router keeps it, too
+    shared_bytes = rank.shared_input_bytes(rank.residual_elements)  # the router saves it, too
     up = replace(
         up,
         saved_bytes=up.saved_bytes - shared_bytes,
@@ -79,12 +78,12 @@ def _shared_experts(rank: RankContext, moe: MoeMlp) -> list[Operator]:
 
 
 def _shared_gate(rank: RankContext) -> list[Operator]:
-    """A weight for each token, and what the shared experts made times it; both are kept."""
+    """A gate value per token, and the shared experts' output times it; both are saved."""
     tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
     linear = LinearLayer("shared.gate", tokens, hidden, 1, MatmulFormats.uniform(rank.dtype))
     gate = replace(
         linear_operator(rank, linear, 0.0), region=ParallelRegion.REPLICATED, linear=None
-    )  # the router keeps it
+    )  # the router saves it
     shape = MemoryBoundShape(MemoryBoundOp.WEIGHTING, tokens, hidden, fused=rank.training.fused)
     forward, backward = _weighting_kernels("shared.scale", rank.dtype, shape)
     saved_bytes = float(shape.elements * rank.dtype.bytes)
@@ -92,7 +91,7 @@ def _shared_gate(rank: RankContext) -> list[Operator]:
 
 
 def _weighting_kernels(name: str, dtype: DType, shape: MemoryBoundShape) -> tuple[Kernel, Kernel]:
-    """Rows times a number each, and the gradients of both."""
+    """Kernels that multiply each row by a scalar, and compute the gradients of both."""
     tensor_bytes, kind, backward_shape = (
         shape.elements * dtype.bytes,
         KernelKind.RESIDUAL,
@@ -109,19 +108,19 @@ def _weighting_kernels(name: str, dtype: DType, shape: MemoryBoundShape) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class _LocalExperts:
-    """What one rank does with the tokens that were sent to its experts."""
+    """The experts of one rank and the tokens dispatched to them."""
 
     rank: RankContext
     moe: MoeMlp
 
     @property
     def expert_count(self) -> int:
-        """Experts on this rank."""
+        """Number of experts on this rank."""
         return self.moe.experts // self.rank.shard.ep
 
     @property
     def tokens(self) -> int:
-        """Rows that come to this rank, of all ranks that send to it."""
+        """Routed tokens that this rank receives from all ranks of its expert-parallel group."""
         balanced = self.moe.routed_tokens(self.rank.shard.residual_tokens) * self.rank.shard.etp
         return balanced if self.rank.shard.load_factor == 1.0 else max(1, round(balanced * self.rank.shard.load_factor))
 
@@ -132,24 +131,24 @@ class _LocalExperts:
 
     @property
     def _is_fused(self) -> bool:
-        """Whether the products' kernels do what is between them."""
+        """Whether the matmul kernels include the operations between them."""
         return self.rank.training.grouping is Grouping.FUSED
 
     @property
     def permutes_after_dispatch(self) -> bool:
-        """Whether tokens are copied for each expert here."""
+        """Whether tokens are copied per expert on this rank, after the dispatch."""
         return self.rank.shard.permute_after_dispatch and self.rank.shard.ep * self.rank.shard.etp > 1
 
     @property
     def _permutation(self) -> TokenPermutation:
-        """The tokens that came, each once, and a row for each of them and of these experts."""
+        """Permutation of received tokens, each received once, to one row per token and local expert."""
         moe, source_tokens = self.moe, self.rank.shard.residual_tokens * self.rank.shard.etp * self.rank.shard.ep
         miss_probability = comb(moe.experts - self.expert_count, moe.top_k) / comb(moe.experts, moe.top_k)
         received = min(source_tokens, source_tokens * (1.0 - miss_probability) * self.rank.shard.load_factor)
         return TokenPermutation(self.rank, round(received), self.tokens, self.expert_count, ParallelRegion.EXPERT)
 
     def expert_operators(self) -> list[Operator]:
-        """Sorted by expert, through the MLP, and back in the order in which they came."""
+        """Sort by expert, the expert MLP, and the sort back into the order of arrival."""
         rank, form = self.rank, self.moe.form
         spec = memory_bound.activation_spec(form, fused=rank.training.fused)
         activation = memory_bound_operator(
@@ -157,7 +156,7 @@ class _LocalExperts:
         )
         activation = replace(
             activation, saved_bytes=activation.saved_bytes + self.tokens * DType.FP32.bytes
-        )  # the probability of each row
+        )  # the probability of each routed token
         if form is MlpType.GELU or not rank.training.fused:
             activation = self._add_weighting(activation)
         up_factor = 2 if form is MlpType.SWIGLU else 1
@@ -184,7 +183,7 @@ class _LocalExperts:
         return [self._sort_operator("experts.sort"), *matmuls, self._sort_operator("experts.unsort")]
 
     def _add_weighting(self, activation: Operator) -> Operator:
-        """The activation, whose result is multiplied by the tokens' scores in kernels that are not fused with it."""
+        """The activation with its output multiplied by the tokens' probabilities in separate kernels."""
         shape = MemoryBoundShape(MemoryBoundOp.WEIGHTING, self.tokens, self.ffn)
         forward, backward = _weighting_kernels("experts.weighting", self.rank.dtype, shape)
         return replace(
@@ -195,7 +194,7 @@ class _LocalExperts:
         )
 
     def _linear_operands(self, name: str, inputs: int, outputs: int, *, is_up: bool) -> LinearOperands:
-        """Of the first product the input comes from the tokens' ranks, of the last its output's gradient."""
+        """Operand sizes: the up matmul's input, and the down matmul's output gradient, come from the tokens' ranks."""
         quantized_dispatch = self.rank.training.recipe.dispatch_format is not None
         local_tokens = self.rank.shard.residual_tokens
         input_tokens, gradient_tokens = (
@@ -218,7 +217,7 @@ class _LocalExperts:
         input_bytes = rank.saved_input_bytes(self.tokens * inputs)
         casts = linear_casts(recipe, rank.matmul_formats, self._linear_operands(name, inputs, outputs, is_up=is_up))
         forward_casts, backward_casts = casts.forward, casts.backward
-        if self._is_fused:  # what is between the two products
+        if self._is_fused:  # casts between the two matmuls are fused
             forward_casts, backward_casts = (forward_casts, ()) if is_up else ((), backward_casts)
         return Operator(
             name,
@@ -236,7 +235,7 @@ class _LocalExperts:
         )
 
     def _sort_operator(self, name: str) -> Operator:
-        """Rows in another order, both ways; without a fused kernel chunks are joined, which moves as much."""
+        """Reordering of tokens; without a fused kernel chunks are concatenated, which moves as much."""
         rank, hidden = self.rank, self.rank.model.hidden
         shape = MemoryBoundShape(MemoryBoundOp.PERMUTE, self.tokens, hidden, fused=True, table=self.tokens)
         moved_bytes = 2.0 * shape.elements * rank.dtype.bytes

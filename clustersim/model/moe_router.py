@@ -1,39 +1,43 @@
-"""How are experts chosen on one rank, and what do a token's copies for them cost?
+"""MoE router on one rank: expert selection, token permutation, and load-balancing loss.
 
 All of it works on the rank's own tokens, which are a part of the sequence under sequence parallelism.
 
-- Router: logits [tokens, experts], whose gradient is added to that of the experts' inputs. They are FP32; their
-  operands are the model's, or FP32 copies of them (`Overheads.router_fp32`: Megatron-Core up to 0.12 with
-  `moe_router_dtype`).
-- Choice: one kernel each way (`moe_router_fusion`) that reads logits and writes probabilities, the map of who is
-  chosen, and the scores that backward reads; or one operation after the other, each of which passes [tokens, experts]
-  or [tokens, top_k] in FP32. Counted are those passes: 5 of them forward for a softmax of the chosen (top-k, the
-  zeros that probabilities and the map are scattered into, and these), 2 more for scores of all experts and 1 for a
-  bias, 5 more with groups (their scores, the groups' choice and mask); backward about as many less those of the map.
-  Every pass is a launch, and the sort that top-k needs two more.
-- Permutation: with a fused kernel (`moe_permute_fusion`) a map of rows is made ([tokens, 2 experts + 1] in INT32,
-  which is kept), tokens are read once and every copy is written; backward sums the copies. Without it indices are
-  selected from the map ([tokens, top_k] in INT64, kept; six launches), each copy is read and written, and backward
-  adds every row to zeros (read, read and written).
-- Sum: with a fused kernel each copy is read and the token written, backward the other way round; without it every row
-  is added to zeros, backward each copy is read and written.
+- Router: logits [tokens, experts], whose gradient is added to that of the experts' inputs. They are FP32;
+  their operands are the model's, or FP32 copies of them (`Overheads.router_fp32`: Megatron-Core up to
+  0.12 with `moe_router_dtype`).
+- Top-k: one kernel each way (`moe_router_fusion`) that reads logits and writes probabilities, the
+  selection mask, and the scores that backward reads; or unfused operations, each of which passes [tokens,
+  experts] or [tokens, top_k] in FP32. Counted are those passes: 5 of them forward for a softmax of the
+  selected logits (top-k, the zeros that probabilities and the mask are scattered into, and these), 2 more
+  for scores of all experts and 1 for a bias, 5 more with groups (their scores, the groups' selection and
+  mask); backward about as many except those of the mask. Every pass is a launch, and the sort in top-k
+  takes two more.
+- Permutation: with a fused kernel (`moe_permute_fusion`) a row map is made ([tokens, 2 experts + 1] in
+  INT32, which is saved), tokens are read once and every copy is written; backward sums the copies.
+  Without it indices are selected from the mask ([tokens, top_k] in INT64, saved; six launches), each copy
+  is read and written, and backward adds every row to zeros (read, read and written).
+- Unpermute: with a fused kernel each copy is read and the token written, backward the reverse; without it
+  every row is added to zeros, and in backward each copy is read and written.
 
-Where tokens travel once, and are copied at the ranks of their experts (DeepEP, Hybrid-EP, all-gather), the same is done
-there with those that came.
+Where tokens are sent once and copied at the ranks of their experts (DeepEP, Hybrid-EP, all-gather), the
+same is done there with the received tokens.
 
-- Loss that balances the load (`Overheads.router_loss`; Fedus et al. 2021, arXiv:2101.03961, section 2.2; of each
-  sequence in DeepSeek-V3), which Megatron-Core has where a recipe gives it a coefficient. With fused kernels the logits
-  are scored once more, for all experts, the map of who is chosen is summed, and the scores by these sums; backward
-  makes the gradient of the scores, that of the logits, and adds it to theirs. Without, those are 7 passes forward (9 of
-  sigmoids: a softmax, top-k, zeros, the map scattered and converted, two sums) and 3 (5) backward. Numbers of each
-  expert and of the loss are made and noted by 2 launches more each way, 3 more forward where nothing is fused.
-  Tensor-parallel ranks, which have parts of the sequence, sum how many tokens each expert has (INT64).
+- Load-balancing loss (`Overheads.router_loss`; Fedus et al. 2021, arXiv:2101.03961, section 2.2; per
+  sequence in DeepSeek-V3), which Megatron-Core has where a recipe gives it a coefficient. With fused
+  kernels the logits are scored once more, for all experts, the selection mask is summed, and the scores
+  weighted by these sums; backward computes the gradient of the scores, that of the logits, and adds it to
+  theirs. Unfused, those are 7 passes forward (9 with sigmoids: a softmax, top-k, zeros, the mask
+  scattered and converted, two sums) and 3 (5) backward. Computing per-expert numbers and logging the loss
+  take 2 more launches each way, and 3 more forward where nothing is fused. Tensor-parallel ranks, which
+  have parts of the sequence, all-reduce the number of tokens per expert (INT64).
 
-The loss of the logits' size (z-loss), which no recipe here has, is left out.
+The z-loss (of the logits' magnitude), which no recipe here has, is left out.
 
-References: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{router,moe_utils}.py (topk_routing_with_score_function,
-permute, unpermute, RouterGatingLinearFunction); NVIDIA/TransformerEngine, transformer_engine/pytorch/permutation.py,
-transformer_engine/common/triton/permutation.py and common/fused_router; pytorch/torchtitan, torchtitan/models/moe.py.
+References: NVIDIA/Megatron-LM, megatron/core/transformer/moe/{router,moe_utils}.py
+(topk_routing_with_score_function, permute, unpermute, RouterGatingLinearFunction);
+NVIDIA/TransformerEngine, transformer_engine/pytorch/permutation.py,
+transformer_engine/common/triton/permutation.py and common/fused_router; pytorch/torchtitan,
+torchtitan/models/moe.py.
 """
 
 from dataclasses import dataclass, replace
@@ -49,39 +53,39 @@ from clustersim.model.precision_recipe import MatmulFormats
 from clustersim.model.sharded_layer import RankContext, gradient_sum_kernel, linear_operator
 
 _INDEX_BYTES: Final = 8  # bytes of PyTorch's indices
-_ROW_MAP_ENTRY_BYTES: Final = 4  # of a map of rows
-_SORT_LAUNCHES: Final = 2  # launches of a top-k beside its pass
-_SELECTION_LAUNCHES: Final = 6  # launches that make indices of who is chosen
-_ROW_MAP_LAUNCHES: Final = 2  # launches that make a map of rows
-_LOSS_LAUNCHES: Final = 2  # launches that note a loss, or begin its gradient
+_ROW_MAP_ENTRY_BYTES: Final = 4  # bytes of one entry of a row map
+_SORT_LAUNCHES: Final = 2  # extra launches of a top-k for its sort
+_SELECTION_LAUNCHES: Final = 6  # launches that make indices from the selection mask
+_ROW_MAP_LAUNCHES: Final = 2  # launches that make a row map
+_LOSS_LAUNCHES: Final = 2  # launches that log a loss, or start its gradient
 _TOP_K_NAME: Final = "mlp.top_k"
 
 
 def router_operators(rank: RankContext, moe: MoeMlp) -> list[Operator]:
-    """The router, the choice of experts, and the loss of their load."""
+    """The router logits, the top-k selection of experts, and the load-balancing loss."""
     balance = [_balance_loss_operator(rank, moe)] if rank.training.overheads.router_loss else []
     return [_logits_operator(rank, moe), _top_k_operator(rank, moe), *balance]
 
 
 def permute_operator(rank: RankContext, moe: MoeMlp) -> Operator:
-    """A row for each token and expert, in the order of the experts."""
+    """Permutation of tokens to one row per token and expert, in the order of the experts."""
     return _local_permutation(rank, moe).permute_operator("mlp.permute")
 
 
 def unpermute_operator(rank: RankContext, moe: MoeMlp) -> Operator:
-    """Each token's rows, summed."""
+    """The sum of each token's expert outputs (unpermute)."""
     return _local_permutation(rank, moe).unpermute_operator("mlp.unpermute")
 
 
 def data_kernel(
     name: str, kind: KernelKind, dtype: DType, shape: MemoryBoundShape, moved_bytes: Bytes, *, launches: int = 1
 ) -> Kernel:
-    """A kernel that moves so many bytes."""
+    """A memory-bound kernel that moves the given number of bytes."""
     return Kernel(name, kind, dtype, flops=0.0, bytes=float(moved_bytes), shape=shape, launches=launches)
 
 
 def _logits_operator(rank: RankContext, moe: MoeMlp) -> Operator:
-    """Logits of all experts for each token; backward adds what comes back to the gradient of the experts' inputs."""
+    """Logits of all experts for each token; backward adds its input gradient to that of the experts' inputs."""
     tokens, hidden = rank.shard.residual_tokens, rank.model.hidden
     uses_fp32 = rank.training.overheads.router_fp32
     formats = MatmulFormats.uniform(DType.FP32 if uses_fp32 else rank.dtype)
@@ -99,7 +103,7 @@ def _logits_operator(rank: RankContext, moe: MoeMlp) -> Operator:
 
 
 def _top_k_operator(rank: RankContext, moe: MoeMlp) -> Operator:
-    """Probabilities and the map of who is chosen; backward the gradient of the logits."""
+    """Probabilities and the selection mask; backward computes the gradient of the logits."""
     sizes = rank.shard.residual_tokens, moe.experts
     shape = MemoryBoundShape(top_k_op(moe.router), *sizes, fused=True, table=moe.top_k)
     score_bytes, mask_bytes = shape.elements * DType.FP32.bytes, shape.elements
@@ -123,7 +127,7 @@ def _top_k_operator(rank: RankContext, moe: MoeMlp) -> Operator:
 def _score_operator(
     name: str, shape: MemoryBoundShape, moved_bytes: tuple[Bytes, Bytes], launches: tuple[int, int], saved_bytes: Bytes
 ) -> Operator:
-    """Kernels over scores that move so many bytes, and are launched so many times, forward and backward."""
+    """An operator over scores, with bytes moved and launches of (forward, backward)."""
     kind = KernelKind.SOFTMAX
     forward = data_kernel(name, kind, DType.FP32, shape, moved_bytes[0], launches=launches[0])
     backward_shape = replace(shape, backward=True)
@@ -136,21 +140,21 @@ def _score_operator(
 
 
 def top_k_op(router: Router) -> MemoryBoundOp:
-    """How experts are chosen; what changes is how often logits are passed. Sigmoids are taken to have a bias."""
-    if router.groups > 1:
+    """The top-k operation of a router. Sigmoid routers are assumed to have a correction bias."""
+    if router.num_groups > 1:
         return MemoryBoundOp.TOP_K_GROUPED
     return MemoryBoundOp.TOP_K_SIGMOID if router.scores is ScoreFunction.SIGMOID else MemoryBoundOp.TOP_K
 
 
 def _score_passes(moe: MoeMlp) -> int:
-    """How often one operation after the other passes what has an entry for each token and expert."""
+    """Number of unfused passes over [tokens, experts] in forward."""
     router = moe.router
     sigmoid_passes = 2 if router.scores is ScoreFunction.SIGMOID else 0
-    return 5 + sigmoid_passes + router.bias + (5 if router.groups > 1 else 0)
+    return 5 + sigmoid_passes + router.bias + (5 if router.num_groups > 1 else 0)
 
 
 def _balance_loss_operator(rank: RankContext, moe: MoeMlp) -> Operator:
-    """The loss of the load; its gradient is added to that of the logits."""
+    """The load-balancing loss; its gradient is added to that of the logits."""
     shape = MemoryBoundShape(MemoryBoundOp.BALANCE, rank.shard.residual_tokens, moe.experts, fused=True)
     score_bytes, mask_bytes = shape.elements * DType.FP32.bytes, shape.elements
     moved_bytes, launches = (
@@ -178,7 +182,7 @@ def _local_permutation(rank: RankContext, moe: MoeMlp) -> "TokenPermutation":
 
 @dataclass(frozen=True, slots=True)
 class TokenPermutation:
-    """Tokens on one rank, and a row for each of them and of each of its experts, of so many that it may have."""
+    """Permutation of the tokens of one rank to one row per token and expert, `routed_tokens` in all."""
 
     rank: RankContext
     tokens: int
@@ -187,18 +191,18 @@ class TokenPermutation:
     region: ParallelRegion
 
     def permute_operator(self, name: str) -> Operator:
-        """A row for each token and expert, in the order of the experts; backward sums a token's rows."""
+        """One row per token and expert, in the order of the experts; backward sums a token's rows."""
         saved_bytes = self.routed_tokens * _INDEX_BYTES if self._is_unfused else self._row_map_bytes
         operator = self._movement_operator(name, MemoryBoundOp.PERMUTE, (self._permute_bytes, self._unpermute_bytes))
         forward = (self._row_map_kernel(f"{name}.map"), *operator.forward)
         return replace(operator, forward=forward, saved_bytes=float(saved_bytes), saves_outputs=True)
 
     def unpermute_operator(self, name: str) -> Operator:
-        """Each token's rows, summed; backward copies the gradient for each."""
+        """The sum of each token's rows; backward copies the gradient to each."""
         return self._movement_operator(name, MemoryBoundOp.UNPERMUTE, (self._unpermute_bytes, self._permute_bytes))
 
     def _row_map_kernel(self, name: str) -> Kernel:
-        """Where each row comes from, of who is chosen."""
+        """The source row of each routed token, from the selection mask."""
         shape = MemoryBoundShape(
             MemoryBoundOp.ROW_MAP, self.tokens, self.expert_count, fused=not self._is_unfused, table=self.routed_tokens
         )
@@ -206,7 +210,7 @@ class TokenPermutation:
         return data_kernel(name, KernelKind.COPY, DType.FP32, shape, self._row_map_traffic, launches=launches)
 
     def _movement_operator(self, name: str, op: MemoryBoundOp, moved_bytes: tuple[Bytes, Bytes]) -> Operator:
-        """Forward and backward move so many bytes."""
+        """An operator that moves the given bytes in (forward, backward)."""
         dtype, kind = self.rank.dtype, KernelKind.COPY
         shape = MemoryBoundShape(
             op, self.tokens, self.rank.model.hidden, fused=not self._is_unfused, table=self.routed_tokens
@@ -222,19 +226,19 @@ class TokenPermutation:
 
     @property
     def _row_map_bytes(self) -> Bytes:
-        """The map of rows."""
+        """Bytes of the row map."""
         return self.tokens * (2 * self.expert_count + 1) * _ROW_MAP_ENTRY_BYTES
 
     @property
     def _row_map_traffic(self) -> Bytes:
-        """The map is made; or indices are selected by who is chosen."""
+        """Bytes moved to make the row map, or to select indices by the mask (unfused)."""
         if not self._is_unfused:
             return 2 * self._row_map_bytes
         return 2 * self.tokens * self.expert_count * (1 + DType.FP32.bytes) + self.routed_tokens * _INDEX_BYTES
 
     @property
     def _permute_bytes(self) -> Bytes:
-        """Every token is read and its rows are written; or each row is read and written."""
+        """Bytes of the permutation: tokens read and rows written; unfused: each row read and written."""
         dispatch_dtype = self.rank.training.recipe.dispatch_format or self.rank.dtype
         return (
             self._hidden_bytes(2 * self.routed_tokens if self._is_unfused else self.tokens + self.routed_tokens)
@@ -244,7 +248,7 @@ class TokenPermutation:
 
     @property
     def _unpermute_bytes(self) -> Bytes:
-        """Rows are read and tokens written; or rows are added to zeros, whose sums are read and written."""
+        """Bytes of the unpermutation: rows read and tokens written; unfused: rows read and added to zeros."""
         return self._hidden_bytes(self.tokens + (3 if self._is_unfused else 1) * self.routed_tokens)
 
     def _hidden_bytes(self, rows: int) -> Bytes:

@@ -1,14 +1,16 @@
-"""Which operators does a layer have that predicts a further token (multi-token prediction, MTP)?
+"""Operators of a multi-token prediction (MTP) layer.
 
-Layer k reads, for every token, a hidden state (of the stack behind its final norm, or of layer k - 1) and the
-embedding of the token k places on. Both are normalised, put side by side, and projected from twice the hidden width to
-it; a transformer layer of the stack's last kind and a norm follow. Its logits are those of the model's own matrix, with
-a loss of their own (`layers.head_layer`), and the embedding is the model's own, too (`parallel.plan` says where it lies).
+MTP layer k reads, for every token, a hidden state (of the stack after its final norm, or of MTP layer k -
+1) and the embedding of the token k positions ahead. Both are normalized, concatenated, and projected from
+twice the hidden width to the hidden width; a transformer layer like the last of the stack and a norm
+follow. Its logits use the model's own output matrix, with a separate loss (`layers.head_layer`), and its
+embedding is the model's own (`parallel.plan` says on which stage it lies).
 
-The projection is split by columns: what it reads is gathered where the sequence is split, its result is gathered over
-the tensor-parallel ranks, and each takes its part of the sequence again, so that backward gathers first. The hidden
-state's gradient is added to that of its logits. Kept are the inputs of the three norms and of the projection. To move
-ids and labels by one token is left out: they are some bytes a token.
+The projection is column-parallel: its input is all-gathered under sequence parallelism, its output is
+all-gathered over the tensor-parallel ranks, and each rank takes its part of the sequence again, so that
+backward starts with an all-gather. The hidden state's gradient is added to that of its logits. Saved are
+the inputs of the three norms and of the projection. Shifting ids and labels by one token is left out: a
+few bytes per token.
 
 References: DeepSeek-AI 2024, arXiv:2412.19437, section 2.2; Gloeckle et al. 2024, arXiv:2404.19737;
 NVIDIA/Megatron-LM, megatron/core/transformer/multi_token_prediction.py (`_concat_embeddings`,
@@ -23,11 +25,11 @@ from clustersim.model.linear import LinearLayer
 from clustersim.model.operators import Operator, ParallelRegion, RegionInput, TpCollective, TpCollectives, TpCombine
 from clustersim.model.sharded_layer import RankContext, linear_operator, norm_operator
 
-_INPUT_COUNT = 2  # activations that a layer reads: hidden states and embeddings
+_INPUT_COUNT = 2  # input tensors of an MTP layer: hidden states and embeddings
 
 
 def mtp_operators(rank: RankContext, layer_operators: Iterable[Operator]) -> tuple[Operator, ...]:
-    """The operators of a transformer layer as those of one that predicts a further token."""
+    """The operators of an MTP layer around those of its transformer layer."""
     return (
         norm_operator(rank, "mtp.embedding_norm", forks=False),
         norm_operator(rank, "mtp.hidden_norm"),
@@ -39,12 +41,12 @@ def mtp_operators(rank: RankContext, layer_operators: Iterable[Operator]) -> tup
 
 
 def mtp_input_bytes(rank: RankContext) -> float:
-    """Bytes of what such a layer reads."""
+    """Bytes of the inputs of an MTP layer: hidden states and embeddings."""
     return _INPUT_COUNT * rank.residual_bytes
 
 
 def concat_operator(rank: RankContext, name: str, tensor_count: int) -> Operator:
-    """So many activations put beside each other, and their gradients taken apart: a copy each way."""
+    """Concatenation of `tensor_count` activations as wide as the residual stream; backward splits the gradient."""
     forward = memory_bound.copy_kernel(name, rank.dtype, tensor_count * rank.residual_elements)
     return Operator(name, ParallelRegion.REPLICATED, (forward,), (replace(forward, name=f"{name}.input_gradient"),))
 

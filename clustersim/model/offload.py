@@ -1,8 +1,8 @@
-"""What of a training step lives on the host?
+"""What of a training step is offloaded to host memory?
 
-Activations of some layers between their forward and their backward (Megatron-LM's `--cpu-offloading`, torchtune's
-activation offloading, DeepSpeed's `cpu_checkpointing`); a part of the optimizer's states with their update
-(Megatron-LM's `--optimizer-cpu-offload`), with the gradients (DeepSpeed's ZeRO-Offload); or the whole of a shard,
+Activations of some layers between forward and backward (Megatron-LM's `--cpu-offloading`, torchtune's
+activation offloading, DeepSpeed's `cpu_checkpointing`); a share of the optimizer states with their update
+(Megatron-LM's `--optimizer-cpu-offload`), with the gradients (DeepSpeed's ZeRO-Offload); or a full shard:
 parameters, gradients and states (torch FSDP2's `CPUOffloadPolicy`).
 """
 
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ActivationOffload:
-    """What some layers keep for backward goes to the host.
+    """Saved activations of some layers are offloaded to the host.
 
-    layers: how many of each virtual stage, the first ones; None: the part `share` of them, in whole layers, rounded up;
-    prefetch: how many layers ahead the copies back are, and forward is of the copies out.
+    layers: number of layers of each virtual stage, the first ones; None: the fraction `share` of them,
+    rounded up to full layers; prefetch: how many layers ahead copies back are issued, and how far forward
+    runs ahead of copies out.
     """
 
     layers: int | None = None
@@ -24,19 +25,21 @@ class ActivationOffload:
 
     @property
     def buffer_count(self) -> int:
-        """How many layers have what they keep on the device at once."""
+        """Number of layers whose saved activations are on the device at once."""
         return self.prefetch + 1
 
     def offloaded_layers(self, layers: int) -> int:
-        """How many of a stage's layers do so."""
+        """Number of offloaded layers of a stage."""
         return math.ceil(self.share * layers) if self.layers is None else min(self.layers, layers)
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerOffload:
-    """A part `share` of the optimizer's states is on the host, and updated there; gradients go, weights come back.
+    """The fraction `share` of optimizer states is on the host and updated there.
 
-    gradients: all of them go while backward makes them, and are summed there; otherwise they go before the update.
+    Gradients are copied out, weights back. gradients: all of them are copied out during backward and
+    accumulated on the host; otherwise before the
+    update.
     """
 
     share: float = 1.0
@@ -47,20 +50,21 @@ class OptimizerOffload:
 class ShardOffload:
     """A rank's shards of parameters and gradients, and its optimizer states, are on the host.
 
-    Shards are copied before each gather, their gradients after each reduction; the optimizer runs on the CPU.
+    Shards are copied in before each all-gather, gradients out after each reduction; the optimizer runs on the
+    CPU.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """activations, states: None: they stay on the device."""
+    """Offloading of activations and optimizer states; None: they stay on the device."""
 
     activations: ActivationOffload | None = None
     states: OptimizerOffload | ShardOffload | None = None
 
     @property
     def share(self) -> float:
-        """The part of the optimizer's states on the host."""
+        """Fraction of the optimizer states on the host."""
         match self.states:
             case OptimizerOffload(share=share):
                 return share
@@ -70,7 +74,7 @@ class Offload:
 
     @property
     def offloads_gradients(self) -> bool:
-        """Whether gradients are on the host, where they go during backward."""
+        """Whether gradients are on the host, copied out during backward."""
         return self.offloads_shards or (isinstance(self.states, OptimizerOffload) and self.states.gradients)
 
     @property

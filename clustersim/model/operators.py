@@ -1,8 +1,8 @@
-"""What is one operator of a layer on one rank, and what part of the layer does the rank hold?
+"""What is one operator of a layer on one rank, and which shard of the layer does the rank hold?
 
-An operator has kernels to run forward and backward, parameters, and bytes that it keeps for its backward. Backward is
-split as pipeline schedules split it: the gradient of the input (B) and the gradient of the weights (W).
-Reference: Narayanan et al. 2021 (arXiv:2104.04473) section 2.3 for tensor parallelism, Korthikanti et al. 2022
+An operator has forward and backward kernels, parameters, and activations that it saves for backward.
+Backward is split as in pipeline schedules: the input gradient (B) and the weight gradient (W). Reference:
+Narayanan et al. 2021 (arXiv:2104.04473) section 2.3 for tensor parallelism, Korthikanti et al. 2022
 (arXiv:2205.05198) section 4.2 for sequence parallelism.
 """
 
@@ -17,21 +17,22 @@ from clustersim.model.linear import LinearLayer
 from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
 
 DENSE = "dense"
-"""The group of weights that every token meets."""
+"""Parameter group of weights that every token passes."""
 EXPERTS = "experts"
-"""The group of weights that only the tokens routed to them meet."""
+"""Parameter group of expert weights, which only the tokens routed to them pass."""
 LOW_PRECISION_LAYERS = "narrow"
-"""Layers whose matrices are kept or gathered in the format of their products, norms counted with them."""
+"""Parameter group of layers whose matrices are stored or gathered in the matmul format, with norms."""
 QUANTIZED = "quantized"
-"""Frozen matrices that are kept in fewer bits than they are computed with."""
+"""Parameter group of frozen matrices that are stored in fewer bits than they are computed with."""
 ADAPTERS = "adapters"
-"""Small matrices that are trained beside frozen ones."""
+"""Parameter group of trained LoRA adapters of frozen matrices."""
 
 
 class ParallelRegion(Enum):
-    """SHARDED is split over tp by heads, columns or vocabulary; REPLICATED is not, or by sequence.
+    """How an operator is parallelized within a layer.
 
-    ROUTED is on the ranks of the experts that tokens were sent to.
+    SHARDED: split over tp by heads, columns or vocabulary; REPLICATED: not split, or by sequence; EXPERT:
+    runs on the ranks of the experts that tokens were dispatched to.
     """
 
     SHARDED = "sharded"
@@ -40,9 +41,9 @@ class ParallelRegion(Enum):
 
 
 class RegionInput(Enum):
-    """What an operator reads of its sharded region's inputs, if it is not the region's first.
+    """Which input of its sharded region an operator reads, if it is not the region's first operator.
 
-    SAME: what the first reads, too; OTHER: another activation, which comes into the region for it.
+    SAME: the one that the first operator reads; OTHER: another activation, which enters the region for it.
     """
 
     SAME = "same"
@@ -53,11 +54,11 @@ class RegionInput(Enum):
 class LayerShard:
     """What one rank holds of a microbatch and of a layer.
 
-    batch: sequences in the microbatch; sequence: tokens of each on this rank (global sequence / cp); keys: tokens that
-    queries of this rank attend over (global sequence); sequence_parallel: norms, residuals and dropout run on
-    sequence / tp tokens; ep, etp: over how many ranks experts are spread, and each of them is cut; copied_there: a
-    token travels once to the ranks of its experts and is copied for each there, not before; load: rows that come to
-    this rank's experts over their mean.
+    batch: sequences in the microbatch; sequence: tokens of each on this rank (global sequence / cp); keys:
+    tokens that queries of this rank attend to (global sequence); sequence_parallel: norms, residuals and
+    dropout run on sequence / tp tokens; ep, etp: expert-parallel and expert-tensor-parallel size;
+    permute_after_dispatch: a token is sent once to each rank that holds its experts and is copied per expert
+    there, not before; load_factor: tokens that this rank's experts receive over their mean.
     """
 
     batch: int
@@ -72,21 +73,21 @@ class LayerShard:
 
     @property
     def tokens(self) -> int:
-        """Tokens that SHARDED operators see."""
+        """Tokens of SHARDED operators."""
         return self.batch * self.sequence
 
     def vocab_rows(self, vocab_size: int) -> int:
-        """Rows of a vocabulary's table on one rank, rounded up where tp does not divide them."""
+        """Rows of a vocabulary-sized table on one rank, rounded up where tp does not divide them."""
         return -(-vocab_size // self.tp)
 
     @property
     def residual_tokens(self) -> int:
-        """Tokens that REPLICATED operators see."""
+        """Tokens of REPLICATED operators."""
         return self.tokens // self.tp if self.sequence_parallel else self.tokens
 
 
 class TpCombine(Enum):
-    """What tensor-parallel ranks make of their parts of a small tensor: GATHERED columns, or their SUM."""
+    """How tensor-parallel ranks combine their shards of a small tensor: GATHER of columns, or SUM of terms."""
 
     GATHER = "gathered"
     SUM = "summed"
@@ -94,9 +95,9 @@ class TpCombine(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TpCollective:
-    """A tensor of which each tensor-parallel rank has a part, some columns or a term.
+    """A collective over tensor-parallel ranks on a small tensor within a sharded region.
 
-    size: bytes of the whole; of: what it is.
+    full_bytes: of the combined tensor; tensor_name: for labels.
     """
 
     combine: TpCombine
@@ -106,10 +107,7 @@ class TpCollective:
 
 @dataclass(frozen=True, slots=True)
 class TpCollectives:
-    """What is joined inside a sharded region, of an operator.
-
-    result: behind its forward; entering: before its backward; leaving: behind its input gradient.
-    """
+    """Collectives of an operator in a sharded region, by when they run in forward and backward."""
 
     after_forward: tuple[TpCollective, ...] = ()
     before_backward: tuple[TpCollective, ...] = ()
@@ -120,19 +118,21 @@ class TpCollectives:
 class Operator:
     """One operator of a layer on one rank.
 
-    parameters: held by this rank, of the group of weights `group`; kept: bytes that stay in memory from forward to
-    backward if nothing is recomputed; waiting: bytes that stay from the input's gradient to the weights' where the two
-    are run apart (its input and the gradient of its output); within: modules that it is in, which can be recomputed;
-    reads: the module whose result its `read` is; again: what selective recomputation by operations runs again
-    (None: all of forward), keeping `results` bytes of the rest; entry: where it reads an input of its region that it is
-    not the first operator of (None: it reads what the region made); linear: the linear layer that it is; read: bytes of
-    `kept` that its weight gradient alone reads; returned: bytes of its result that its own backward reads, too, where
-    the operator that follows keeps them; trained: its parameters have gradients; whole: it keeps its input whole where
-    the sequence is split; joints: what it has joined within a sharded region; unpacked: bytes of weights that it has in
-    the format of its products at once while it runs; saves_late: something that backward needs is saved only when it
-    has run (a mask, statistics, its result), not what it reads alone; entering: bytes of the whole activation that
-    comes into its region for it, None: as wide as the residual stream; cast: elements of its weights of which copies in
-    the format of its products are made once a step, and kept.
+    parameter_count: parameters on this rank, of the parameter group `parameter_group`; saved_bytes:
+    activations saved from forward to backward if nothing is recomputed; deferred_wgrad_bytes: held from the
+    input gradient to the weight gradient where the two run separately (its input and its output gradient);
+    memberships: recomputable modules that it belongs to; reads_module: the module whose output is its
+    `wgrad_input_bytes`; recompute_override: kernels that selective recomputation by operations runs again
+    (None: all of forward), saving `saved_output_bytes` of the other outputs; region_input: which input of its
+    region it reads if it is not the first operator (None: an output of the region); linear: its linear layer;
+    wgrad_input_bytes: bytes of `saved_bytes` that only its weight gradient reads; backward_output_bytes:
+    bytes of its output that its own backward reads, too, where the following operator saves them; trainable:
+    its parameters have gradients; saves_full_input: it saves its input unsharded under sequence parallelism;
+    tp_collectives: its collectives within a sharded region; dequantized_bytes: weights that exist in the
+    matmul format while it runs; saves_outputs: backward needs something that exists only after forward has
+    run (a mask, statistics, its output); region_input_bytes: full bytes of the activation that enters its
+    region for it, None: as wide as the residual stream; cached_cast_elements: weight elements whose quantized
+    copies are made once per step and cached.
     """
 
     name: str
@@ -161,11 +161,11 @@ class Operator:
     cached_cast_elements: int = 0
 
     def is_in_modules(self, modules: Set[RecomputeModule]) -> bool:
-        """Whether it is in one of some modules."""
+        """Whether it belongs to one of the modules."""
         return any(membership.module in modules for membership in self.memberships)
 
     def saved_bytes_with_recompute(self, recomputed: Set[RecomputeModule]) -> Bytes:
-        """Bytes that stay from forward to backward where some modules are recomputed."""
+        """Bytes saved from forward to backward where some modules are recomputed."""
         input_discarded = self.reads_module in recomputed
         if self.is_in_modules(recomputed):
             return (
@@ -177,22 +177,22 @@ class Operator:
 
     @property
     def gradient_count(self) -> int:
-        """Parameters that have gradients."""
+        """Number of parameters that have gradients."""
         return self.parameter_count if self.trainable else 0
 
     @property
     def recompute_kernels(self) -> tuple[Kernel, ...]:
-        """What selective recomputation by operations runs again."""
+        """Kernels that selective recomputation by operations runs again."""
         return self.forward if self.recompute_override is None else self.recompute_override
 
     @property
     def saves_for_backward(self) -> bool:
-        """Whether autograd saves anything for its backward: what it reads, what it makes, or its weights."""
+        """Whether autograd saves anything for its backward: inputs, outputs, or weights."""
         return bool(self.input_gradient or self.weight_gradient)
 
 
 def assign_module(operators: Iterable[Operator], module: RecomputeModule, input_bytes: Bytes = 0.0) -> list[Operator]:
-    """Operators as those of a module. comes: bytes of the module's inputs that the first of them keeps."""
+    """Assign operators to a module. input_bytes: bytes of the module's inputs that the first of them saves."""
     sizes = chain((input_bytes,), repeat(0.0))
     return [
         replace(operator, memberships=(*operator.memberships, ModuleMembership(module, size)))
@@ -201,16 +201,17 @@ def assign_module(operators: Iterable[Operator], module: RecomputeModule, input_
 
 
 def mark_module_reader(operators: Sequence[Operator], module: RecomputeModule) -> list[Operator]:
-    """Operators of which the first reads the result of a module."""
+    """Operators of which the first reads the output of a module."""
     return [replace(operator, reads_module=module) for operator in operators[:1]] + list(operators[1:])
 
 
 def early_stop_count(operators: Sequence[Operator]) -> int:
-    """How many of the operators run until all that backward needs is saved.
+    """Number of operators that recomputation runs until everything that backward needs is saved (early stop).
 
-    torch.utils.checkpoint without `use_reentrant` runs a forward again under hooks that count what is saved, and stops
-    at the last (`_recomputation_hook` raises `_StopRecomputationError`). Autograd saves inputs before an operator runs
-    and what it makes behind it, so a last linear layer is not run again, nor a sum behind it, which saves nothing.
+    torch.utils.checkpoint without `use_reentrant` runs a forward again under hooks that count saved tensors,
+    and stops at the last (`_recomputation_hook` raises `_StopRecomputationError`). Autograd saves inputs
+    before an operator runs and outputs after it, so a last linear layer is not run again, nor a residual add
+    after it, which saves nothing.
     """
     last_saving = max((index for index, operator in enumerate(operators) if operator.saves_for_backward), default=-1)
     return last_saving + 1 if last_saving < 0 or operators[last_saving].saves_outputs else last_saving
@@ -218,7 +219,10 @@ def early_stop_count(operators: Sequence[Operator]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LayerOperators:
-    """Operators in forward order. input_bytes: the input on this rank, which is all that full recomputation keeps."""
+    """Operators of a layer in forward order.
+
+    input_bytes: layer input on this rank, which is all that full recomputation saves.
+    """
 
     operators: tuple[Operator, ...]
     input_bytes: Bytes
@@ -230,7 +234,7 @@ class LayerOperators:
 
     @property
     def parameters_by_group(self) -> dict[str, int]:
-        """Parameters on this rank by their group."""
+        """Parameters on this rank by parameter group."""
         counts: dict[str, int] = {}
         for operator in self.operators:
             counts[operator.parameter_group] = counts.get(operator.parameter_group, 0) + operator.parameter_count
@@ -238,14 +242,14 @@ class LayerOperators:
 
     @property
     def saved_bytes(self) -> Bytes:
-        """Bytes kept for backward if nothing is recomputed."""
+        """Bytes saved for backward if nothing is recomputed."""
         return sum(operator.saved_bytes for operator in self.operators)
 
     def saved_bytes_with_recompute(self, recomputed: Set[RecomputeModule]) -> Bytes:
-        """Bytes kept for backward where some modules are recomputed."""
+        """Bytes saved for backward where some modules are recomputed."""
         return sum(operator.saved_bytes_with_recompute(recomputed) for operator in self.operators)
 
     @property
     def deferred_wgrad_bytes(self) -> Bytes:
-        """Bytes kept from the gradient of the input to those of the weights."""
+        """Bytes held from the input gradients to the weight gradients where these run separately."""
         return sum(operator.deferred_wgrad_bytes for operator in self.operators)

@@ -1,10 +1,11 @@
 """What does the optimizer move per parameter?
 
-Fused, every state passes once: the gradient is read, master weights and moments are read and written, the weights
-for compute are written (without master weights they are read and written themselves). Unfused is PyTorch's foreach
-form, one kernel per term of the update: for Adam decay (2 passes over the weights), first moment (3), second moment
-(2 + 3), root, division and epsilon in a scratch copy (2 + 2 + 2), update (4); for SGD with momentum 2 + 3 + 3.
-Its arithmetic is not counted as FLOP. Parameters may be a fraction of a whole (a shard).
+Fused, every state passes once: the gradient is read, master weights and moments are read and written, the
+compute weights are written (without master weights they are read and written themselves). Unfused is
+PyTorch's foreach implementation, one kernel per term of the update: for Adam decay (2 passes over the
+weights), first moment (3), second moment (2 + 3), root, division and epsilon in a scratch copy (2 + 2 +
+2), update (4); for SGD with momentum 2 + 3 + 3. Its arithmetic is not counted as FLOP. Parameter counts
+may be fractional (a shard).
 """
 
 from dataclasses import replace
@@ -17,7 +18,7 @@ from clustersim.model.training import Optimizer, Training
 
 
 def optimizer_step_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
-    """One update of so many parameters on this rank."""
+    """Kernels of one optimizer update of the parameters of this rank."""
     formats, adam = training.recipe.weight_formats, training.optimizer is Optimizer.ADAM
     fused, unfused = _ADAM_PASSES if adam else _SGD_PASSES
     weight_passes, gradient_passes, moment_passes, launches = fused if training.fused else unfused
@@ -40,10 +41,10 @@ def optimizer_step_kernels(training: Training, parameter_count: float) -> tuple[
 
 
 def gradient_norm_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
-    """The norm of the gradients on this rank: one read.
+    """Kernels of the gradient norm on this rank (one read) and of clipping.
 
-    Unfused, PyTorch's clip_grad_norm_ scales them whatever the norm; fused optimizers scale only when it is exceeded,
-    which in a steady run is rare.
+    Unfused, PyTorch's clip_grad_norm_ always scales the gradients; fused optimizers scale only when the norm
+    is exceeded, which is rare in a steady run.
     """
     dtype = training.recipe.weight_formats.gradients
     norm_shape = _update_shape(MemoryBoundOp.GRADIENT_NORM, training, parameter_count)
@@ -60,7 +61,7 @@ _SGD_PASSES = ((2, 1, 2, 1), (2, 1, 5, 3))
 
 
 def _copy_bytes(formats: WeightFormats, *, fused: bool) -> Bytes:
-    """Bytes per parameter to refresh the weights that are computed with from the master weights."""
+    """Bytes per parameter to refresh the compute weights from the master weights."""
     if formats.master_copy is None:
         return 0.0
     return formats.stored.bytes + (0.0 if fused else formats.master_copy.bytes)

@@ -1,11 +1,11 @@
-"""In which number formats is a model trained?
+"""In which number formats is a model trained (precision recipe)?
 
-A recipe says it for each product of a linear layer (forward, the input's gradient, the weights' gradient), for all
-activations between products, and for what is kept of the weights. Products read operands in their own formats; results,
-norms and the logits are in the format of activations (Micikevicius et al. 2022, arXiv:2209.05433, for FP8), and so is
-attention, unless a run says otherwise.
-Operands come into a format with scales by kernels that read them and write copies (`quantization`): how often they are read
-and how many copies there are is the recipe's. Shipped recipes are in `topologies/recipes` (`recipes`).
+A recipe gives the operand format of each matmul of a linear layer (forward, input gradient, weight
+gradient), the format of all activations between matmuls, and of everything that is stored of the weights.
+Matmul results, norms and logits are in the activation format (Micikevicius et al. 2022, arXiv:2209.05433,
+for FP8), and so is attention, unless a run says otherwise. Operands are quantized into a format with
+scales by kernels that read them and write copies (`quantization`): the recipe says how often they are
+read and how many copies there are. Packaged recipes are in `topologies/recipes` (`recipe_files`).
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 
 @dataclass(frozen=True, slots=True)
 class MatmulFormats:
-    """Formats of the operands of a linear layer's products. weight_gradient: in it the layer's input is saved, too."""
+    """Operand formats of a linear layer's matmuls. The layer's input is saved in that of weight_gradient."""
 
     forward: DType
     input_gradient: DType
@@ -30,17 +30,18 @@ class MatmulFormats:
 
     @property
     def low_precision(self) -> DType | None:
-        """The format with scales of the first that has one."""
+        """The first low-precision format (with scales), if any."""
         formats = (self.forward, self.input_gradient, self.weight_gradient)
         return next((dtype for dtype in formats if dtype in LOW_PRECISION_DTYPES), None)
 
 
 @dataclass(frozen=True, slots=True)
 class OperandCast:
-    """How an operand comes into the format of products.
+    """How an operand is quantized.
 
-    reads: how often kernels read it in the format it is in, each time a kernel; copies: how many they write, by rows
-    and by columns: a product reads both operands along what it sums over, and each operand is in two products.
+    reads: read passes in its original format, one kernel each; copies: quantized copies written, row-wise and
+    column-wise: a matmul reads both operands along the reduction dimension, and each operand is in two
+    matmuls.
     """
 
     reads: int
@@ -48,22 +49,22 @@ class OperandCast:
 
     @property
     def launch_count(self) -> int:
-        """Kernels."""
+        """Number of kernels."""
         return max(self.reads, min(self.copies, 1))
 
     @property
     def has_amax_pass(self) -> bool:
-        """Whether the largest element is looked for first."""
+        """Whether the maximum absolute value (amax) is computed first."""
         return self.reads > 1
 
     @property
     def rowwise_only(self) -> "OperandCast":
-        """The same where accelerators read operands either way, so that one copy does for both products."""
+        """The cast where accelerators support all operand layouts, so that one copy serves both matmuls."""
         return replace(self, copies=max(0, self.copies - 1))
 
 
 class WeightCastTiming(Enum):
-    """When weights are cast: once a STEP, and kept until its end; or in each PASS."""
+    """When weights are quantized: once per STEP, cached until its end; or in each PASS."""
 
     STEP = "step"
     PASS = "pass"
@@ -71,13 +72,14 @@ class WeightCastTiming(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OperandCasts:
-    """How operands come into the format of products.
+    """How the operands of linear layers are quantized.
 
-    input, output_gradient, weight: of a linear layer; behind_norm: of an input that a norm in the same linear layer
-    makes, which may do a part of it; input_again, weight_again: what is cast once more in backward, of operands that
-    were saved in the format of activations (None: they were saved as products read them); weights: when these are
-    cast; transposed: the second copy is the first one's transpose, made where accelerators multiply rows by rows alone;
-    gathered: tensor-parallel ranks gather operands that are cast.
+    input, output_gradient, weight: of a linear layer; behind_norm: of an input produced by a norm fused into
+    the same linear layer, which may do a part of it; input_backward, weight_backward: casts repeated in
+    backward, of operands that were saved in the activation format (None: they were saved quantized);
+    weight_timing: when weights are quantized; uses_transpose: the second copy is the transpose of the first,
+    needed where tensor cores support only the TN layout; gathers_quantized: tensor-parallel ranks all-gather
+    quantized operands.
     """
 
     input: OperandCast
@@ -92,12 +94,12 @@ class OperandCasts:
 
     @property
     def cast_per_pass(self) -> "OperandCasts":
-        """The same where nothing is kept from one pass to the next."""
+        """The casts where no quantized weights are cached from one pass to the next."""
         return replace(self, weight_timing=WeightCastTiming.PASS)
 
     @property
     def rowwise_only(self) -> "OperandCasts":
-        """The same on accelerators that read operands either way."""
+        """The casts on accelerators that support all operand layouts, without transposes."""
         if not self.uses_transpose:
             return self
         rowwise = {
@@ -108,11 +110,11 @@ class OperandCasts:
 
 @dataclass(frozen=True, slots=True)
 class WeightFormats:
-    """Formats of what is kept of a group of weights.
+    """Formats of what is stored of a group of weights.
 
-    stored: the weights that are computed with; gathered: as what they are gathered where they are sharded; gradients:
-    as they are accumulated and reduced; master: the optimizer's own copy of the weights, None: there is none; moments:
-    its other states.
+    stored: the compute weights; gathered: the format in which sharded weights are all-gathered; gradients: as
+    they are accumulated and reduced; master: the optimizer's own copy of the weights, None: there is none;
+    moments: its other states.
     """
 
     stored: DType
@@ -128,7 +130,7 @@ class WeightFormats:
 
     @property
     def master_copy(self) -> DType | None:
-        """The format of master weights beside the stored ones; None: those are their own master."""
+        """The format of separate master weights; None: the stored weights are their own master."""
         return None if self.master is self.stored else self.master
 
 
@@ -136,12 +138,13 @@ class WeightFormats:
 class PrecisionRecipe:
     """Number formats of a training run.
 
-    casts: how operands come into them, None: as they are made; attention: the format of the attention core's products,
-    None: that of activations; stored, gathered: in what else matrices with narrow
-    products are kept and gathered, None: as all weights are; dispatched: in what tokens, and gradients of what experts
-    make of them, travel to experts, None: as activations; first, last: how many layers at each end of the stack
-    have all products in the format of activations; called, description: its name and what
-    it is, where it has them.
+    matmul_formats: operands of linear layers; activations: between them; weight_formats: of stored weights;
+    casts: how operands are quantized, None: not at all; attention: format of the attention core's matmuls,
+    None: the activation format; stored, gathered: formats in which matrices with low-precision matmuls are
+    stored and all-gathered, None: as all weights; dispatch_format: of tokens, and gradients of expert outputs,
+    in the dispatch to experts, None: the activation format; num_layers_at_start_in_bf16,
+    num_layers_at_end_in_bf16: number of layers at each end of the stack whose matmuls stay in the activation
+    format; label, description: its name and explanation, if it has them.
     """
 
     matmul_formats: MatmulFormats
@@ -152,29 +155,29 @@ class PrecisionRecipe:
     gathered: DType | None = None
     dispatch_format: DType | None = None
     attention: DType | None = None
-    first_layers: int = 0
-    last_layers: int = 0
+    num_layers_at_start_in_bf16: int = 0
+    num_layers_at_end_in_bf16: int = 0
     label: str = field(default="", compare=False)
     description: str = field(default="", compare=False)
 
     @property
     def compute(self) -> DType:
-        """The format that a run is called by, to whose peak its use is compared: that of forward's products."""
+        """The format of forward matmuls: a run is named after it, and its MFU refers to its peak rate."""
         return self.matmul_formats.forward
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """The name shown to users."""
         return self.label or self.compute.value
 
     @property
     def has_matrix_formats(self) -> bool:
-        """Whether matrices with narrow products are kept or gathered in other formats than all else."""
+        """Whether matrices with low-precision matmuls are stored or gathered in other formats than other weights."""
         return self.matrix_formats != self.weight_formats
 
     @property
     def matrix_formats(self) -> WeightFormats:
-        """Formats of matrices with narrow products."""
+        """Formats of matrices with low-precision matmuls."""
         weights = self.weight_formats
         return replace(weights, stored=self.stored or weights.stored, gathered=self.gathered or weights.gathered)
 
@@ -186,11 +189,14 @@ class PrecisionRecipe:
 
     @property
     def casts_inputs(self) -> bool:
-        """Whether each linear layer saves a copy of its input that it has made itself."""
+        """Whether each linear layer saves its own quantized copy of its input."""
         return self.casts is not None and self.casts.input_backward is None
 
     def for_hardware(self, *, tn_only: bool, weights_sharded: bool) -> Self:
-        """The same on accelerators that read operands by rows alone, or either way; sharded: weights come and go."""
+        """The recipe on given hardware.
+
+        tn_only: tensor cores support only the TN layout; weights_sharded: no quantized weights are cached.
+        """
         if self.casts is None:
             return self
         casts = self.casts if tn_only else self.casts.rowwise_only
@@ -198,7 +204,7 @@ class PrecisionRecipe:
 
     @property
     def high_precision(self) -> Self:
-        """The same with all products in the format of activations."""
+        """The recipe with all matmuls in the activation format."""
         return replace(
             self,
             matmul_formats=MatmulFormats.uniform(self.activations),
@@ -217,6 +223,6 @@ def mixed_precision(
     master: DType | None = DType.FP32,
     moments: DType = DType.FP32,
 ) -> PrecisionRecipe:
-    """Products, activations and weights in one format, optimizer states in others."""
+    """Mixed precision: matmuls, activations and weights in one format, gradients and states in others."""
     weights = WeightFormats(compute, compute, gradients, master, moments)
     return PrecisionRecipe(MatmulFormats.uniform(compute), compute, weights)

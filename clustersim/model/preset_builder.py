@@ -1,4 +1,4 @@
-"""How is a published model written down? By its name, a source and dimensions, most as its config.json has them."""
+"""Builders of model presets: a name, a source, and dimensions, mostly as in the model's config.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,8 +14,8 @@ from clustersim.model.transformer import TransformerModel
 class ModelPreset:
     """A model and the source of its dimensions.
 
-    mtp_layers: layers that predict further tokens, which were released with the model and are not among it: who trains
-    it says whether they are trained, too (`model.mtp_layers`).
+    mtp_layers: multi-token prediction layers that were released with the model but are not part of `model`;
+    the scenario says whether they are trained (`model.mtp_layers`).
     """
 
     model: TransformerModel
@@ -24,12 +24,12 @@ class ModelPreset:
 
 
 def preset_from_config(name: str, family: str, source: str, content: Mapping[str, Any]) -> ModelPreset:
-    """A model as its released config.json has it, whose dimensions (or what differs from its family's) are given."""
+    """A preset as in the released config.json, given its keys (or those that differ from the family's defaults)."""
     model = MODEL_READERS[family](HfConfig(Path(f"{name}.json"), content, family))
     return ModelPreset(replace(model, mtp_layers=0), f"{source} config.json", model.mtp_layers)
 
 
 def config_dimensions(*values: int) -> dict[str, int]:
-    """Dimensions as most config.json files call them."""
+    """Dimensions under the keys that most config.json files use."""
     keys = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     return dict(zip((*keys, "vocab_size", "max_position_embeddings"), values, strict=True))

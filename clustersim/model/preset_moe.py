@@ -1,7 +1,8 @@
-"""Which published mixtures of experts can be named, and where do their dimensions come from?
+"""Published mixture-of-experts models that can be named, with the sources of their dimensions.
 
-Layers that predict further tokens (DeepSeek-V3, GLM-4.5) are told apart from the rest of a preset. Grok-1's gated GELU
-stands as SwiGLU; DBRX's norms have biases here, which its own have not (`hf_dbrx`).
+Multi-token prediction layers (DeepSeek-V3, GLM-4.5) are listed separately from the preset's model.
+Grok-1's gated GELU is treated as SwiGLU; DBRX's norms have biases here, which the released model's have
+not (`hf_dbrx`).
 """
 
 from typing import Final
@@ -12,12 +13,15 @@ from clustersim.model.transformer import Norm, PositionEncoding, TransformerMode
 
 
 def _qwen_experts(count: int, top_k: int, ffn: int) -> dict[str, int]:
-    """A mixture as Qwen's config.json files call it."""
+    """MoE dimensions by the keys of Qwen's config.json files."""
     return {"num_experts": count, "num_experts_per_tok": top_k, "moe_intermediate_size": ffn}
 
 
 def _deepseek_experts(*expert_dimensions: int, shared_count: int, dense_layer_count: int) -> dict[str, int | None]:
-    """DeepSeek's heads, and experts: how many, of a token, width of each, shared ones, and first layers without."""
+    """DeepSeek's head and MoE dimensions.
+
+    expert_dimensions: routed experts, experts per token, expert width.
+    """
     keys = ("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size")
     heads = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
     layer_keys = {"n_shared_experts": shared_count, "first_k_dense_replace": dense_layer_count}

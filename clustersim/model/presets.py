@@ -1,8 +1,9 @@
-"""Which published models can be named, and where do their dimensions come from?
+"""Published models that can be named, with the sources of their dimensions.
 
-GPT-3 and Megatron models use Megatron's padded vocabulary of 51,200 and train with dropout, as in Narayanan et al. 2021
-(arXiv:2104.04473); their MLP is four times as wide as the model. Table 2.1 of Brown et al. 2020 prints 24 heads for
-1.3B and a width of 5,140 for 13B, which contradict its own head width; the usual 16 and 5,120 stand here.
+GPT-3 and Megatron models use Megatron's padded vocabulary of 51,200 and train with dropout, as in
+Narayanan et al. 2021 (arXiv:2104.04473); their MLP is four times as wide as the model. Table 2.1 of Brown
+et al. 2020 prints 24 heads for 1.3B and a width of 5,140 for 13B, which contradict its own head width;
+the usual 16 and 5,120 are used here.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +20,9 @@ from clustersim.model.transformer import Norm, PositionEncoding, TransformerMode
 
 
 def load_preset(name: str) -> TransformerModel:
-    """The model of that name; raise InputError with the nearest name if there is none.
+    """The preset model of that name; raise InputError with the nearest name if there is none.
 
-    >>> preset("llama3-8b").hidden
+    >>> load_preset("llama3-8b").hidden
     4096
     """
     if name not in PRESETS:
@@ -31,7 +32,7 @@ def load_preset(name: str) -> TransformerModel:
 
 @dataclass(frozen=True, slots=True)
 class _PresetSeries:
-    """Models of one form, of which one source tells the sizes."""
+    """Models with a common architecture whose dimensions come from one source."""
 
     source: str
     builder: Callable[..., TransformerModel]
@@ -41,7 +42,7 @@ class _PresetSeries:
     def make_preset(
         self, name: str, *, layers: int, hidden: int, heads: int, kv_heads: int | None = None, ffn: int | None = None
     ) -> ModelPreset:
-        """A model of the series. kv_heads: if fewer than heads; ffn: if not four times as wide as the model."""
+        """A model of the series. kv_heads: if fewer than heads; ffn: if not four times the hidden width."""
         model = self.builder(
             name=name,
             layers=layers,
@@ -75,7 +76,7 @@ _LLAMA: Final = partial(
     linear_bias=False,
     qkv_bias=False,
 )
-# Squared ReLU, which stands as GELU; no biases but the norms'.
+# Squared ReLU, treated as GELU; no biases except the norms'.
 _NEMOTRON: Final = partial(_LLAMA, mlp=MlpType.GELU, norm=Norm.LAYERNORM)
 
 _SMALL_SOURCE: Final = "small, for laptops; no published model"
@@ -199,5 +200,5 @@ _DENSE_PRESETS: Final = (
 )
 
 PRESETS: Final[Mapping[str, ModelPreset]] = MappingProxyType(
-    {shipped.model.name: shipped for shipped in (*_DENSE_PRESETS, *MOE_PRESETS)}
+    {preset.model.name: preset for preset in (*_DENSE_PRESETS, *MOE_PRESETS)}
 )

@@ -1,30 +1,35 @@
-"""What does it cost to bring the operands of a linear layer into the format of its products?
+"""What does it cost to quantize the operands of a linear layer into the format of its matmuls?
 
-Formats with scales (`dtypes`) are made by kernels that read an operand in the format of activations and write copies of
-it: bytes are elements x (reads x wide + copies x narrow). A scale for a whole tensor that is not known from earlier
-steps must be found first, which reads the operand once more. Each operand is in two products, along different
-dimensions: the input in forward and the weights' gradient, the output's gradient in both gradients, the weights in
-forward and the input's gradient. A block of a row is none of a column, so both copies are made; with one scale for the
-tensor the second is a transpose, made where tensor cores multiply rows by rows alone (Hopper).
+Operands in formats with scales (`dtypes`) are produced by kernels that read an operand in the activation
+format and write quantized copies: bytes are elements x (reads x high precision + copies x low precision).
+A per-tensor scale that is not delayed (known from earlier steps) requires an amax pass first, which reads
+the operand once more. Each operand takes part in two matmuls, along different dimensions: the input in
+forward and the weight gradient, the output gradient in both gradients, the weights in forward and the
+input gradient. A row-wise block is not a column-wise block, so both copies are made; with one scale per
+tensor the second copy is a transpose, needed where tensor cores support only the TN (row by row) layout
+(Hopper).
 
-Under sequence parallelism operands are cast before they are gathered, and travel in the format of products; a transpose
-is then made of what has come, by one more pass. What a norm writes is counted in the format of activations, even where
-it writes two copies half as wide.
+Under sequence parallelism operands are quantized before the all-gather and travel in the matmul format; a
+transpose is then made of the gathered tensor, by one more pass. The output of a norm is counted in the
+activation format, even where the norm writes two quantized copies of half the width.
 
-Tokens may be cast before they are sent to experts, and the gradients of what these make of them (DeepSeek-AI 2024,
-arXiv:2412.19437, section 3.3.2): then rows travel in that format, and the copy by columns is made of what has come.
+Tokens may be quantized before the dispatch to experts, and so may the gradients of the experts' outputs
+(DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.2): then tokens travel in that format, and the
+column-wise copy is made of the received ones.
 
-Weights that were stored or gathered in the format of products are not cast again, but for the other copy.
+Weights stored or gathered in the matmul format are not quantized again, except for the other copy.
 
-Weights change once a step. What is cast then is kept until its end (Transformer Engine's cached weights), or they are
-cast in each pass (torchao, beside parameters that FSDP has gathered).
+Weights change once per step. Quantized copies are cached until its end (Transformer Engine's weight
+cache), or weights are quantized in every pass (torchao, for parameters that FSDP has gathered).
 
 Reference: NVIDIA/TransformerEngine, transformer_engine/pytorch/module/{linear,layernorm_linear,base}.py,
-pytorch/csrc/quantizer.cpp, pytorch/csrc/extensions/normalization.cpp; pytorch/ao, torchao/float8/float8_linear.py.
+pytorch/csrc/quantizer.cpp, pytorch/csrc/extensions/normalization.cpp; pytorch/ao,
+torchao/float8/float8_linear.py.
 
 >>> from clustersim.common.dtypes import DType
->>> one = quantize("x", Cast(reads=1, copies=2), (4096, 8192), wide=DType.BF16, narrow=DType.FP8)
->>> one[0].bytes == 4096 * 8192 * (2 + 2 * 1)
+>>> cast = OperandCast(reads=1, copies=2)
+>>> (kernel,) = quantize_kernels("x", cast, (4096, 8192), high_precision=DType.BF16, low_precision=DType.FP8)
+>>> kernel.bytes == 4096 * 8192 * (2 + 2 * 1)
 True
 """
 
@@ -40,9 +45,10 @@ from clustersim.model.precision_recipe import MatmulFormats, OperandCast, Precis
 
 @dataclass(frozen=True, slots=True)
 class LinearCasts:
-    """The kernels that bring the operands of one linear layer into the formats of its products.
+    """Quantization kernels of one linear layer.
 
-    forward, backward, weight_gradient: before each product; weights: elements that are cast once a step.
+    forward, backward, weight_gradient: kernels before each matmul; cached_weight_elements: weight elements
+    that are quantized once per step.
     """
 
     forward: tuple[Kernel, ...] = ()
@@ -53,12 +59,13 @@ class LinearCasts:
 
 @dataclass(frozen=True, slots=True)
 class LinearOperands:
-    """A linear layer's operands as one rank has them.
+    """Operand sizes of a linear layer on one rank.
 
-    tokens, inputs, outputs: rows of its input, and columns of it and of its output; came, came_back: rows of its input
-    and of its output's gradient that this rank had before others' were gathered; matrices: how many such layers (of
-    experts, among which the tokens are spread); behind_norm: its input comes from a norm in the same layer;
-    sent, sent_back: its input, and its output's gradient, come from other ranks as they were cast there, by rows.
+    tokens, inputs, outputs: rows of its input, columns of its input and output; local_input_tokens,
+    local_gradient_tokens: rows of input and output gradient that this rank holds before an all-gather;
+    matrix_count: number of such matrices (experts, over which the tokens are spread); after_norm: the input
+    comes from a norm fused into the same layer; input_dispatched, gradient_dispatched: the input, or the
+    output gradient, arrives from other ranks already quantized row-wise.
     """
 
     name: str
@@ -74,14 +81,14 @@ class LinearOperands:
 
     @classmethod
     def from_linear(cls, linear: LinearLayer, residual_tokens: int, *, after_norm: bool = False) -> "LinearOperands":
-        """Those of a linear layer; own: tokens of the residual stream on this rank."""
+        """Operands of a linear layer; residual_tokens: tokens of the residual stream on this rank."""
         local_tokens = min(linear.tokens, residual_tokens)
         local_sizes = (linear.tokens, local_tokens) if linear.row_parallel else (local_tokens, linear.tokens)
         return cls(linear.name, linear.tokens, linear.inputs, linear.outputs, *local_sizes, after_norm=after_norm)
 
 
 def linear_casts(recipe: PrecisionRecipe, formats: MatmulFormats, operands: LinearOperands) -> LinearCasts:
-    """What is cast for a linear layer whose products have these formats."""
+    """The quantization kernels of a linear layer whose matmuls have these formats."""
     casts, low_precision = recipe.casts, formats.low_precision
     if casts is None or low_precision is None:
         return LinearCasts()
@@ -106,7 +113,7 @@ def linear_casts(recipe: PrecisionRecipe, formats: MatmulFormats, operands: Line
 
 @dataclass(frozen=True, slots=True)
 class _CastBuilder:
-    """The casts of some operands."""
+    """Builds the quantization kernels of one linear layer's operands."""
 
     operands: LinearOperands
     formats: MatmulFormats
@@ -114,7 +121,7 @@ class _CastBuilder:
     low_precision: DType
 
     def input_casts(self, cast: OperandCast) -> tuple[Kernel, ...]:
-        """The input's, for forward and the weights' gradient."""
+        """Quantization of the input, for forward and the weight gradient."""
         operands, formats = self.operands, (self.formats.forward, self.formats.weight_gradient)
         return self._quantize_operand(
             "input",
@@ -124,7 +131,7 @@ class _CastBuilder:
         )
 
     def output_gradient_casts(self, cast: OperandCast, *, transposed: bool) -> tuple[Kernel, ...]:
-        """The output gradient's, for both gradients."""
+        """Quantization of the output gradient, for both gradient matmuls."""
         operands, formats = self.operands, (self.formats.input_gradient, self.formats.weight_gradient)
         casts = self._quantize_operand(
             "output_gradient",
@@ -140,7 +147,7 @@ class _CastBuilder:
         )
 
     def backward_input_casts(self, cast: OperandCast | None, *, transposed: bool) -> tuple[Kernel, ...]:
-        """The input's, where it was saved as it was, or is gathered again."""
+        """Quantization of the input in backward, where it was saved in high precision or is gathered again."""
         operands, formats = self.operands, (self.formats.weight_gradient,)
         casts = (
             ()
@@ -153,7 +160,7 @@ class _CastBuilder:
         )
 
     def weight_casts(self, cast: OperandCast | None) -> tuple[Kernel, ...]:
-        """The weights', in a pass."""
+        """Quantization of the weights within a pass."""
         operands, formats = self.operands, (self.formats.forward, self.formats.input_gradient)
         return (
             ()
@@ -164,7 +171,7 @@ class _CastBuilder:
         )
 
     def weight_transpose(self) -> tuple[Kernel, ...]:
-        """The weights' other copy, where they have come in the format of products."""
+        """The other (column-wise) copy of weights that arrived in the matmul format."""
         operands = self.operands
         return self._transpose_operand(
             "weight", (operands.matrix_count * operands.outputs, operands.inputs), needed=True
@@ -173,7 +180,7 @@ class _CastBuilder:
     def _quantize_operand(
         self, operand: str, cast: OperandCast, sizes: tuple[int, int], formats: Iterable[DType]
     ) -> tuple[Kernel, ...]:
-        """As many copies as there are products in the format that want one."""
+        """Quantize an operand: as many copies as there are matmuls in a low-precision format that need one."""
         copy_count = sum(dtype in LOW_PRECISION_DTYPES for dtype in formats)
         if not copy_count:
             return ()
@@ -196,14 +203,14 @@ class _CastBuilder:
 
 
 def _rowwise_if_dispatched(cast: OperandCast, dispatched: bool) -> OperandCast:
-    """Of what is sent only the copy by rows is made; the other one is made of what has come."""
+    """For dispatched operands only the row-wise copy is made; the other one is made of the received tensor."""
     return replace(cast, copies=min(1, cast.copies)) if dispatched else cast
 
 
 def quantize_kernels(
     name: str, cast: OperandCast, sizes: tuple[int, int], *, high_precision: DType, low_precision: DType
 ) -> tuple[Kernel, ...]:
-    """The kernels, counted as one, that bring a tensor of sizes [rows, width] into a format with scales."""
+    """The kernels, counted as one, that quantize a tensor of sizes [rows, width] into a format with scales."""
     if not cast.launch_count:
         return ()
     shape = MemoryBoundShape(
@@ -214,13 +221,13 @@ def quantize_kernels(
 
 
 def transpose_kernel(name: str, sizes: tuple[int, int], low_precision: DType) -> Kernel:
-    """The kernel that makes a column-wise copy of a row-wise one that has come from other ranks."""
+    """The kernel that makes a column-wise copy of a row-wise quantized tensor received from other ranks."""
     shape = MemoryBoundShape(MemoryBoundOp.QUANTIZE, *sizes, fused=True, table=1, formats=(low_precision,))
     return Kernel(name, KernelKind.CAST, low_precision, 0.0, 2.0 * shape.elements * low_precision.bytes, shape)
 
 
 def weight_cast_kernels(recipe: PrecisionRecipe, element_counts: Iterable[int]) -> tuple[Kernel, ...]:
-    """The kernels that cast weights at the beginning of a step. matrices: elements of each."""
+    """The kernels that quantize all weights at the beginning of a step. element_counts: elements of each matrix."""
     casts, low_precision = recipe.casts, recipe.matmul_formats.low_precision
     if casts is None or low_precision is None:
         return ()
@@ -240,9 +247,11 @@ def weight_cast_kernels(recipe: PrecisionRecipe, element_counts: Iterable[int]) 
 
 
 def cached_weight_bytes(recipe: PrecisionRecipe, elements: int) -> Bytes:
-    """Bytes of the copies of so many elements of weights that are kept beside them for the step."""
+    """Bytes of the quantized weight copies that are cached for the step."""
     casts, low_precision = recipe.casts, recipe.matmul_formats.low_precision
     if casts is None or low_precision is None or not elements:
         return 0.0
-    stored_quantized = recipe.matrix_formats.stored in LOW_PRECISION_DTYPES  # one of them is what is stored
+    stored_quantized = (
+        recipe.matrix_formats.stored in LOW_PRECISION_DTYPES
+    )  # one of the copies is the stored weight itself
     return float(elements * (casts.weight.copies - stored_quantized) * low_precision.bytes)

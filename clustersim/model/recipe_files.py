@@ -1,8 +1,8 @@
-"""Which recipes of number formats are shipped, and how is the file of one read?
+"""Packaged precision recipes, and the reader of their files.
 
-A recipe is data: the formats of the three products of a linear layer, and how operands come into them. Its file
-(`topologies/recipes`) says for each operand how often it is read and how many copies are written, with the place in the
-code of the library that does so.
+A recipe file (`topologies/recipes`) has the formats of the three matmuls of a linear layer, and for each
+operand the number of read passes and of copies written, with a reference to the code of the library that
+does so.
 """
 
 from typing import Final
@@ -19,13 +19,13 @@ from clustersim.model.precision_recipe import (
     WeightFormats,
 )
 
-_MAX_COUNT: Final = 8  # kernels or copies of one operand
+_MAX_COUNT: Final = 8  # maximum number of read passes or copies of one operand
 _OPERANDS: Final = ("input", "behind_norm", "output_gradient", "weight")
 _BACKWARD_OPERANDS: Final = ("input_again", "weight_again")
 
 
 def load_recipe(name_or_path: str) -> PrecisionRecipe:
-    """Read topologies/recipes/NAME.yaml, or a file of the same form."""
+    """Read topologies/recipes/NAME.yaml, or a file of the same format."""
     path = find_file("recipes", name_or_path)
     section = MappingReader(path, read_mapping(path))
     activations = DType(section.get_choice("activations", DType.BF16.value, DType.FP16.value))
@@ -33,7 +33,7 @@ def load_recipe(name_or_path: str) -> PrecisionRecipe:
     formats, casts = _read_formats(section.get_section("products")), _read_casts(section.get_section("casts"))
     description = section.get_text("description")
     section.get_section("sources").get_text_mapping()
-    section.reject_unknself_keys()
+    section.reject_unknown_keys()
     return PrecisionRecipe(formats, activations, weights, casts, label=path.stem, description=description)
 
 

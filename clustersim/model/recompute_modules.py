@@ -1,24 +1,25 @@
-"""Which parts of a layer can be recomputed by themselves?
+"""Which modules of a layer can be recomputed selectively?
 
-The parts have the names of Megatron-LM's `--recompute-modules`; what is said here of each is what it does with it.
-Whatever a part keeps for its backward is dropped, its inputs stay, and before its backward its forward is run again,
-collectives included. Of most parts the result stays where a later operator reads it, as
-`torch.utils.checkpoint` has it: the attention core; a dense MLP, which sums or scatters over tensor-parallel ranks
-again; a mixture, which routes, dispatches and combines again; its shared experts. Of the others the result is dropped,
-too, as soon as the operator that reads it has run, and is made again for that operator's backward: the norms before
-attention and MLP, the projections of latent attention from its compressed vectors and the turning of positions, the
-experts' activation function.
+Modules have the names of Megatron-LM's `--recompute-modules` and its semantics. What a module saves for
+its backward is discarded, its inputs stay, and its forward is run again before its backward, collectives
+included. Of most modules the output stays where a later operator reads it, as in
+`torch.utils.checkpoint`: the attention core; a dense MLP, which all-reduces or reduce-scatters over
+tensor-parallel ranks again; a MoE layer, which routes, dispatches and combines again; its shared experts.
+Of the others the output is discarded, too, as soon as the operator that reads it has run, and is
+recomputed for that operator's backward: the norms before attention and MLP, the MLA up projections with
+rotary positions, the experts' activation function.
 
-A part within another that is run again (an activation within its mixture) is run a third time. Assumed: what comes back
-is there before the layer's backward, all at once, as that of the attention core always was; Megatron-LM brings each
-part back when its backward is next, so its layers need less for a moment.
+A module nested in another one that is recomputed (an activation within its MoE layer) is run a third
+time. Assumed: what is recomputed is there before the layer's backward, all at once, as the attention core
+always was; Megatron-LM recomputes each module just before its own backward, so its layers need less
+memory for a moment.
 
-With Transformer Engine a norm before plain attention or a dense MLP is within the linear layer behind it: no part of
-its own, but one of the MLP's (`overheads.norm_in_linear`).
+With Transformer Engine a norm before plain attention or a dense MLP is fused into the following linear
+layer: it is no module by itself, but belongs to the MLP's (`overheads.norm_in_linear`).
 
 Reference: NVIDIA/Megatron-LM, megatron/core/transformer/{transformer_config,transformer_layer,attention,
-multi_latent_attention}.py, transformer/moe/{moe_layer,experts}.py, tensor_parallel/random.py (`checkpoint`,
-`CheckpointWithoutOutput`); the norms' place, models/gpt/gpt_layer_specs.py.
+multi_latent_attention}.py, transformer/moe/{moe_layer,experts}.py, tensor_parallel/random.py
+(`checkpoint`, `CheckpointWithoutOutput`); the norms' module, models/gpt/gpt_layer_specs.py.
 """
 
 from typing import NamedTuple
@@ -28,7 +29,7 @@ from clustersim.common.units import Bytes
 
 
 class RecomputeModule(IdentityEnum):
-    """A part of a layer that can be recomputed; the value is Megatron-LM's name for it."""
+    """A module of a layer that can be recomputed; the value is Megatron-LM's name for it."""
 
     LAYERNORM = "layernorm"
     MLA_UP_PROJECTION = "mla_up_proj"
@@ -40,12 +41,15 @@ class RecomputeModule(IdentityEnum):
 
     @property
     def discards_output(self) -> bool:
-        """Whether its result is dropped, too, and made again for the operator that reads it."""
+        """Whether its output is discarded, too, and recomputed for the operator that reads it."""
         return self in (RecomputeModule.LAYERNORM, RecomputeModule.MLA_UP_PROJECTION, RecomputeModule.MOE_ACTIVATION)
 
 
 class ModuleMembership(NamedTuple):
-    """That an operator is in a module. comes: bytes of the module's inputs, which stay, that this operator keeps."""
+    """Membership of an operator in a module.
+
+    input_bytes: bytes of the module's inputs, which stay, that this operator saves.
+    """
 
     module: RecomputeModule
     input_bytes: Bytes = 0.0

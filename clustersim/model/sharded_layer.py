@@ -1,7 +1,4 @@
-"""What do a layer's operators have in common on one rank: linear layers, streaming kernels, norms, sums?
-
-The bricks of which `layers` and `routed` make a layer's branches.
-"""
+"""Building blocks of a layer's operators on one rank: linear layers, norms, residual adds and others."""
 
 from dataclasses import dataclass, replace
 
@@ -20,7 +17,7 @@ from clustersim.model.transformer import Norm, TransformerModel, norm_parameter_
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """A model's dimensions on one rank."""
+    """Model, training settings and shard of one rank, and the dimensions that follow from them."""
 
     model: TransformerModel
     training: Training
@@ -28,24 +25,24 @@ class RankContext:
 
     @property
     def dtype(self) -> DType:
-        """Format of activations."""
+        """Activation format."""
         return self.training.recipe.activations
 
     @property
     def matmul_formats(self) -> MatmulFormats:
-        """Formats of the operands of products."""
+        """Operand formats of matmuls."""
         return self.training.recipe.matmul_formats
 
     def saved_input_bytes(self, elements: int) -> Bytes:
-        """Bytes of a linear layer's input as backward reads it."""
+        """Bytes of a linear layer's input as saved for backward."""
         return elements * self.training.recipe.saved_input_format.bytes
 
     def deferred_gradient_dtype(self, formats: MatmulFormats) -> DType:
-        """The format in which the gradient of a linear layer's output waits for the weights' gradient."""
+        """Format in which a linear layer's output gradient is held until the (deferred) weight gradient."""
         return self.dtype if self.training.recipe.casts is None else formats.weight_gradient
 
     def shared_input_bytes(self, elements: int) -> Bytes:
-        """Bytes of an input that several linear layers save once; each saves a copy of its own that it has cast."""
+        """Bytes of an input that several linear layers save once; 0 where each saves its own quantized copy."""
         return 0.0 if self.training.recipe.casts_inputs else self.saved_input_bytes(elements)
 
     @property
@@ -67,7 +64,10 @@ class RankContext:
 def linear_operator(
     rank: RankContext, linear: LinearLayer, input_bytes: Bytes, *, after_norm: bool = False
 ) -> Operator:
-    """A linear layer that keeps its input, of so many bytes. behind_norm: which a norm in the same layer makes."""
+    """The operator of a linear layer that saves its input, of `input_bytes`.
+
+    after_norm: a norm is fused into the layer.
+    """
     recipe = rank.training.recipe
     operands = LinearOperands.from_linear(linear, rank.shard.residual_tokens, after_norm=after_norm)
     casts = linear_casts(recipe, linear.formats, operands)
@@ -91,7 +91,7 @@ def linear_operator(
 def memory_bound_operator(
     region: ParallelRegion, name: str, dtype: DType, spec: MemoryBoundSpec, shapes: tuple[MemoryBoundShape, ...]
 ) -> Operator:
-    """An operator that streams over some shapes, one kernel for each."""
+    """A memory-bound operator over some shapes, one kernel per shape."""
     return Operator(
         name,
         region,
@@ -103,37 +103,37 @@ def memory_bound_operator(
 
 
 def residual_stream_operator(rank: RankContext, name: str, spec: MemoryBoundSpec) -> Operator:
-    """An operator that streams over the residual stream."""
+    """A memory-bound operator over the residual stream."""
     shape = spec.shape_for(rank.shard.residual_tokens, rank.model.hidden)
     return memory_bound_operator(ParallelRegion.REPLICATED, name, rank.dtype, spec, (shape,))
 
 
 def residual_add_operator(rank: RankContext, name: str) -> Operator:
-    """The sum of a branch with the residual stream."""
+    """The residual add of a branch."""
     spec = memory_bound.residual_spec(dropout=rank.model.dropout, fused=rank.training.fused)
     return residual_stream_operator(rank, name, spec)
 
 
 def norm_operator(rank: RankContext, name: str, *, forks: bool = True) -> Operator:
-    """A norm; where the residual forks before it, backward ends with the sum of both gradients."""
+    """A norm. forks: the residual stream forks before it, so backward ends with the sum of both gradients."""
     operator = residual_stream_operator(rank, name, model_norm_spec(rank))
     backward = operator.input_gradient + ((gradient_sum_kernel(rank, name),) if forks else ())
     return replace(operator, input_gradient=backward, parameter_count=norm_parameter_count(rank.model))
 
 
 def model_norm_spec(rank: RankContext) -> MemoryBoundSpec:
-    """The passes of the model's norms."""
-    has_second_pass = rank.training.overheads.norm_twice and rank.model.norm is Norm.LAYERNORM
+    """Memory passes of the model's norms."""
+    has_second_pass = rank.training.overheads.norm_weight_grad_kernel and rank.model.norm is Norm.LAYERNORM
     return memory_bound.norm_spec(rank.model.norm, fused=rank.training.fused and not has_second_pass)
 
 
 def residual_fork_operator(rank: RankContext, name: str) -> Operator:
-    """Where the residual forks and no norm follows: backward sums both gradients."""
+    """A residual fork that no norm follows: backward sums both gradients."""
     return Operator(name, ParallelRegion.REPLICATED, (), (gradient_sum_kernel(rank, name),))
 
 
 def gradient_sum_kernel(rank: RankContext, name: str) -> Kernel:
-    """The sum of the gradients of two branches."""
+    """The kernel that sums the gradients of two branches."""
     spec = memory_bound.GRADIENT_SUM
     shape = spec.shape_for(rank.shard.residual_tokens, rank.model.hidden)
     return spec.forward_kernel(f"{name}.gradient_sum", rank.dtype, shape)

@@ -13,10 +13,12 @@ from clustersim.model.recompute_modules import RecomputeModule
 
 
 class AttentionBackend(Enum):
-    """FLASH, one fused kernel that keeps no score matrix, by the fastest library for the GPU; STANDARD writes scores.
+    """Attention implementation: flash or standard.
 
-    FLASH2 and FLASH1 are FlashAttention's second version (since July 2023, PyTorch's since 2.2) and its first (Triton's
-    of that time is like it), which newer GPUs do not run at their full rate.
+    FLASH: one fused kernel that saves no score matrix, by the fastest library for the GPU; STANDARD writes
+    scores to memory.
+    FLASH2 and FLASH1 are FlashAttention's second version (since July 2023, PyTorch's since 2.2) and its first
+    (Triton's of that time is similar), which do not reach the full rate of newer GPUs.
     """
 
     FLASH = "flash"
@@ -27,14 +29,14 @@ class AttentionBackend(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NoRecompute:
-    """Keep every activation that backward needs."""
+    """Save every activation that backward needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class SelectiveRecompute:
-    """Recompute some modules of each layer, keep the rest.
+    """Recompute some modules of each layer, save everything else.
 
-    Mostly the attention core alone: scores, softmax, context (Korthikanti et al. 2022).
+    Usually the attention core alone: scores, softmax, context (Korthikanti et al. 2022).
     """
 
     modules: frozenset[RecomputeModule] = frozenset({RecomputeModule.CORE_ATTENTION})
@@ -42,18 +44,18 @@ class SelectiveRecompute:
 
 @dataclass(frozen=True, slots=True)
 class SelectiveOpRecompute:
-    """Keep the results of flash attention and of every second matrix product of a layer, run all else again.
+    """Save the outputs of flash attention and of every second matmul of a layer, recompute everything else.
 
-    Queries, keys and values, and the MLP's first two matrices, are products of their own (torchtitan's `selective_policies`
-    activation checkpointing with option `op`, torch.utils.checkpoint's selective contexts).
+    Queries, keys and values, and the MLP's first two matrices, count as separate matmuls (torchtitan's
+    `selective_policies` activation checkpointing with option `op`, torch.utils.checkpoint's selective contexts).
     """
 
 
 @dataclass(frozen=True, slots=True)
 class FullRecompute:
-    """Keep each layer's input only and run the layer's forward again before its backward.
+    """Save only each layer's input and run the layer's forward again before its backward.
 
-    layers: how many layers of each virtual stage do so (None: all of them).
+    layers: how many layers of each virtual stage are recomputed (None: all of them).
     """
 
     layers: int | None = None
@@ -65,10 +67,10 @@ Recompute = NoRecompute | SelectiveRecompute | SelectiveOpRecompute | FullRecomp
 class LossImplementation(Enum):
     """How softmax cross-entropy is computed over the logits.
 
-    VOCAB_PARALLEL is Megatron-LM's, one operation after the other in FP32; TORCH is PyTorch's log-softmax and negative
-    log-likelihood; FUSED is one kernel each way (Apex, Transformer Engine, Liger); CHUNKED is one kernel each way
-    over a part of the tokens at a time, which keeps the logits as they are (torchtune's `CEWithChunkedOutputLoss`,
-    compiled).
+    VOCAB_PARALLEL is Megatron-LM's, unfused operations in FP32; TORCH is PyTorch's log-softmax and negative
+    log-likelihood; FUSED is one kernel each way (Apex, Transformer Engine, Liger); CHUNKED is one kernel each
+    way over a chunk of the tokens at a time, which saves the logits unchanged (torchtune's
+    `CEWithChunkedOutputLoss`, compiled).
     """
 
     VOCAB_PARALLEL = "vocab_parallel"
@@ -88,11 +90,11 @@ class Optimizer(Enum):
 class Training:
     """One step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica.
 
-    early_stop: what is recomputed is run only until all that backward needs is there again, as torch.utils.checkpoint
-    does without `use_reentrant` (`workload.operators.until_saved`); else all of it, as the checkpoints of Megatron-LM,
-    Transformer Engine and DeepSpeed do. lora: the adapters that are trained beside frozen weights, None: all weights
-    are trained; overheads: what the framework does beside the model's own arithmetic; expert_load: how unevenly tokens
-    choose experts, None: evenly.
+    early_stop: recomputation stops once everything that backward needs is available again, as in
+    torch.utils.checkpoint without `use_reentrant` (`operators.early_stop_count`); else all of forward runs
+    again, as in the checkpoints of Megatron-LM, Transformer Engine and DeepSpeed. lora: adapters trained with
+    frozen weights, None: all weights are trained; overheads: extra work of the framework; expert_load:
+    imbalance of routed tokens over experts, None: balanced.
     """
 
     sequence: int
@@ -113,15 +115,15 @@ class Training:
 
     @property
     def high_precision(self) -> Self:
-        """The same with all products in the format of activations."""
+        """The training with all matmuls in the activation format."""
         return replace(self, recipe=self.recipe.high_precision)
 
     @property
     def accumulation(self) -> Accumulation:
-        """How gradients of microbatches are added up."""
+        """How gradients of microbatches are accumulated."""
         return self.overheads.accumulation or (Accumulation.FUSED if self.fused else Accumulation.ADDED)
 
     @property
     def grouping(self) -> Grouping:
-        """How the products of several experts are run."""
+        """How the matmuls of several experts are run."""
         return self.overheads.grouping or (Grouping.STREAMS if self.fused else Grouping.LOOP)

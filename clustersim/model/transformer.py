@@ -1,8 +1,8 @@
-"""Which model is trained? A stack of layers between an embedding and a head, and its exact parameter count.
+"""A transformer model: a layer stack between an embedding and a head, and its exact parameter count.
 
-A layer is norm, attention, residual, norm, MLP, residual (pre-norm, GPT-2 and after), where it has both, or as its
-`BlockForm` says; a final norm and the logits matrix follow. Vaswani et al. 2017 (arXiv:1706.03762), Radford et al. 2019
-(GPT-2), Touvron et al. 2023 (arXiv:2302.13971).
+A layer is norm, attention, residual add, norm, MLP, residual add (pre-norm, GPT-2 and after), where it
+has both, or as its `BlockForm` says; a final norm and the logits matrix follow. Vaswani et al. 2017
+(arXiv:1706.03762), Radford et al. 2019 (GPT-2), Touvron et al. 2023 (arXiv:2302.13971).
 """
 
 from collections.abc import Mapping
@@ -31,14 +31,14 @@ from clustersim.model.lora import Lora, Projection
 
 
 class Norm(Enum):
-    """LayerNorm has weight and bias, RMSNorm a weight."""
+    """LayerNorm has weight and bias, RMSNorm a weight only."""
 
     LAYERNORM = "layernorm"
     RMSNORM = "rmsnorm"
 
 
 class PositionEncoding(Enum):
-    """Learned positions are a table added to the embedding; rotary ones are applied to queries and keys.
+    """Position encoding. LEARNED: a table added to the embedding; ROTARY: applied to queries and keys.
 
     ALIBI adds a slope to the scores and has no parameters.
     """
@@ -52,11 +52,12 @@ class PositionEncoding(Enum):
 class TransformerModel:
     """A decoder-only transformer. stack: its layers in order.
 
-    linear_bias: the attention output and the MLP have biases; tied_embeddings: the logits matrix is the embedding;
-    vocab is used as it is (frameworks pad it: give the padded size); embedding_norm: the embedding is normalised before
-    the first layer (BLOOM); logit_softcap: a tanh caps the logits (Gemma 2); spare_positions: rows of the table of
-    learned positions beyond `max_positions` (OPT has 2); head_bias: the logits have one (Phi); mtp_layers: how many
-    layers behind the stack predict a token further on each (multi-token prediction), of the stack's last kind.
+    linear_bias: the attention output and the MLP have biases; tied_embeddings: the logits matrix is the
+    embedding; vocab is used as it is (frameworks pad it: give the padded size); embedding_norm: the embedding
+    is normalized before the first layer (BLOOM); final_logit_softcapping: a tanh caps the logits (Gemma 2);
+    spare_positions: rows of the table of learned positions beyond `max_positions` (OPT has 2); head_bias: the
+    logits have one (Phi); mtp_layers: number of multi-token prediction layers after the stack, with the spec
+    of the stack's last layer.
     """
 
     name: str
@@ -70,35 +71,35 @@ class TransformerModel:
     linear_bias: bool
     dropout: bool = False
     embedding_norm: bool = False
-    logit_softcap: bool = False
+    final_logit_softcapping: bool = False
     spare_positions: int = 0
     head_bias: bool = False
     mtp_layers: int = 0
 
     @property
     def layer_count(self) -> int:
-        """How many layers there are, without those that predict further tokens."""
+        """Number of layers, without multi-token prediction layers."""
         return layer_count(self.stack)
 
     @property
     def mtp_stack(self) -> LayerStack:
-        """The layers that predict further tokens."""
+        """The multi-token prediction layers."""
         mtp_specs = (replace(group.spec, is_mtp=True) for group in self.stack[-1:])
         return tuple(LayerGroup(spec, self.mtp_layers) for spec in mtp_specs) if self.mtp_layers else ()
 
     @property
     def full_stack(self) -> LayerStack:
-        """All layers, those that predict further tokens last."""
+        """All layers, multi-token prediction layers last."""
         return (*self.stack, *self.mtp_stack)
 
     @property
     def distinct_specs(self) -> tuple[LayerSpec, ...]:
-        """The different kinds of layers, in the order in which they first come."""
+        """The distinct layer specs, in order of first occurrence."""
         return tuple(dict.fromkeys(group.spec for group in self.full_stack))
 
     @property
     def distinct_attentions(self) -> tuple[AttentionSpec, ...]:
-        """The different kinds of attention, in the order in which they first come."""
+        """The distinct attention specs, in order of first occurrence."""
         return tuple(dict.fromkeys(spec.attention for spec in self.distinct_specs if spec.attention is not None))
 
     @property
@@ -108,18 +109,18 @@ class TransformerModel:
 
     @property
     def distinct_dense_mlps(self) -> tuple[DenseMlp, ...]:
-        """The different kinds of dense MLP, in the order in which they first come."""
+        """The distinct dense MLPs, in order of first occurrence."""
         return tuple(dict.fromkeys(spec.mlp for spec in self.distinct_specs if isinstance(spec.mlp, DenseMlp)))
 
     @property
     def moe_layers(self) -> tuple[MoeMlp, ...]:
-        """The mixture of each layer that has one, in model order."""
+        """The MoE spec of each layer that has one, in model order."""
         mlp_counts = ((group.spec.mlp, group.count) for group in self.full_stack)
         return tuple(mlp for mlp, count in mlp_counts if isinstance(mlp, MoeMlp) for _ in range(count))
 
     @property
     def distinct_moes(self) -> tuple[MoeMlp, ...]:
-        """The different mixtures of experts, in the order in which they first come."""
+        """The distinct MoE specs, in order of first occurrence."""
         return tuple(dict.fromkeys(spec.mlp for spec in self.distinct_specs if isinstance(spec.mlp, MoeMlp)))
 
 
@@ -132,13 +133,16 @@ _MLP_FIELDS: Final = {"ffn": "ffn", "mlp": "form"}
 def uniform_model(
     *, layers: int, ffn: int, mlp: MlpType, block: BlockForm = BlockForm.PRE_NORM, **dimensions: Any
 ) -> TransformerModel:
-    """A model of equal layers; dimensions: the fields of `FullAttention`, and of `TransformerModel` but for its stack."""
+    """A model of equal layers.
+
+    dimensions: fields of `FullAttention`, and of `TransformerModel` except its stack.
+    """
     attention = FullAttention(**{name: dimensions.pop(name) for name in _ATTENTION_FIELDS if name in dimensions})
     return TransformerModel(stack=(LayerGroup(LayerSpec(attention, DenseMlp(ffn, mlp), block), layers),), **dimensions)
 
 
 def uniform_dimensions(model: TransformerModel) -> dict[str, Any]:
-    """What `uniform_model` takes to make the model; raise InputError where its layers differ."""
+    """The arguments of `uniform_model` that give this model; raise InputError where its layers differ."""
     match model.stack:
         case (LayerGroup(LayerSpec(FullAttention() as attention, DenseMlp() as mlp, block), layers),):
             layer_dimensions = {"layers": layers, "ffn": mlp.ffn, "mlp": mlp.form, "block": block}
@@ -162,7 +166,7 @@ def resize_model(model: TransformerModel, layers: int | None = None, **changes: 
 
 
 def change_layer(spec: LayerSpec, **changes: Any) -> LayerSpec:
-    """A layer with other dimensions: those of its attention, of its MLP (ffn, mlp), or its block, as it has them."""
+    """A layer spec with other dimensions: fields of its attention or MLP (ffn, mlp), or its block form."""
     if isinstance(spec.attention, LatentAttention) and (
         unsupported := [key for key in changes if key in _NON_MLA_FIELDS]
     ):
@@ -170,7 +174,7 @@ def change_layer(spec: LayerSpec, **changes: Any) -> LayerSpec:
     mlp_changes = {_MLP_FIELDS[name]: value for name, value in changes.items() if name in _MLP_FIELDS}
     attention_changes = {name: value for name, value in changes.items() if name not in (*_MLP_FIELDS, "block")}
     match spec.mlp:
-        case MoeMlp():  # whose experts have a width of their own
+        case MoeMlp():  # ffn does not apply to experts, which have their own width
             mlp_changes.pop("ffn", None)
     return LayerSpec(
         None if spec.attention is None else replace(spec.attention, **attention_changes),
@@ -198,7 +202,7 @@ def norm_parameter_count(model: TransformerModel) -> int:
 
 
 def projection_sizes(model: TransformerModel, spec: LayerSpec) -> dict[Projection, tuple[int, int]]:
-    """The matrices of one layer, and how many inputs and outputs each has."""
+    """The matrices of one layer, with (inputs, outputs) of each."""
     sizes: dict[Projection, tuple[int, int]] = {}
     if isinstance(attention := spec.attention, FullAttention):
         query_width, kv_width = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
@@ -214,14 +218,14 @@ def _mlp_projection_sizes(model: TransformerModel, mlp: DenseMlp) -> dict[Projec
 
 
 def all_projections(model: TransformerModel) -> frozenset[Projection]:
-    """The matrices that some layer or expert has."""
+    """The projections that some layer or expert of the model has."""
     layer_projections = {projection for spec in model.distinct_specs for projection in projection_sizes(model, spec)}
     expert_mlps = (DenseMlp(moe.ffn, moe.form) for moe in model.distinct_moes)
     return frozenset(layer_projections.union(*(_mlp_projection_sizes(model, mlp) for mlp in expert_mlps)))
 
 
 def adapter_parameter_count(model: TransformerModel, lora: Lora) -> int:
-    """Parameters of all adapters: of each so many ranks of its inputs and of its outputs."""
+    """Parameters of all adapters: per adapter, rank times its inputs and outputs."""
     return sum(
         group.count * _layer_adapter_parameters(projection_sizes(model, group.spec), lora) for group in model.stack
     )
@@ -252,12 +256,12 @@ def layer_parameter_count(model: TransformerModel, spec: LayerSpec) -> int:
 
 
 def _mtp_projection_elements(model: TransformerModel) -> int:
-    """Elements of the matrix that makes the input of a layer which predicts a further token, [2 hidden -> hidden]."""
+    """Elements of the input projection of a multi-token prediction layer, [2 hidden -> hidden]."""
     return 2 * model.hidden**2
 
 
 def _norm_count(spec: LayerSpec) -> int:
-    """Norms of a layer over the hidden dimension."""
+    """Number of norms of a layer over the hidden dimension."""
     branches = sum(branch is not None for branch in (spec.attention, spec.mlp))
     if spec.block is BlockForm.PARALLEL:
         return 1
@@ -278,20 +282,20 @@ def head_parameter_count(model: TransformerModel) -> int:
 
 
 def parameter_count(model: TransformerModel) -> int:
-    """Parameters of the whole model, tied ones once, with those of layers that predict further tokens."""
+    """Parameters of the model, tied ones once, including multi-token prediction layers."""
     layers = sum(group.count * layer_parameter_count(model, group.spec) for group in model.full_stack)
     return layers + embedding_parameter_count(model) + head_parameter_count(model)
 
 
 def mtp_parameter_count(model: TransformerModel) -> int:
-    """Parameters of the layers that predict further tokens; embedding and logits matrix are the model's own."""
+    """Parameters of the multi-token prediction layers; embedding and logits matrix are the model's own."""
     return sum(group.count * layer_parameter_count(model, group.spec) for group in model.mtp_stack)
 
 
 def layer_matrix_parameter_count(model: TransformerModel, spec: LayerSpec) -> int:
     """Parameters of one layer that multiply a token's activations: matrices, without biases and norms.
 
-    Of a mixture those of the experts that one token passes.
+    Of a MoE layer only those of the experts that one token passes.
     """
     total = 0
     match spec.attention:
@@ -310,27 +314,27 @@ def layer_matrix_parameter_count(model: TransformerModel, spec: LayerSpec) -> in
 def matrix_parameter_count(model: TransformerModel) -> int:
     """Parameters that multiply activations: the layers' matrices and the logits matrix, tied or not.
 
-    The logits matrix counts once more for each layer that predicts a further token.
+    The logits matrix counts once more for each multi-token prediction layer.
     """
     layers = sum(group.count * layer_matrix_parameter_count(model, group.spec) for group in model.full_stack)
     return layers + (1 + model.mtp_layers) * model.vocab * model.hidden
 
 
 def _mla_matrix_elements(model: TransformerModel, mla: LatentAttention) -> int:
-    """Elements of the matrices that make queries, keys and values, and of that of the output."""
-    hidden, rank = model.hidden, mla.query_rank
+    """Elements of the MLA projections of queries, keys and values, and of the output projection."""
+    hidden, rank = model.hidden, mla.q_lora_rank
     queries = hidden * mla.query_width if rank is None else rank * (hidden + mla.query_width)
-    keys_values = hidden * (mla.kv_rank + mla.rope) + mla.kv_rank * mla.kv_width
-    return queries + keys_values + mla.heads * mla.value_dim * hidden
+    keys_values = hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim) + mla.kv_lora_rank * mla.kv_width
+    return queries + keys_values + mla.heads * mla.v_head_dim * hidden
 
 
 def _attention_parameter_count(model: TransformerModel, attention: AttentionSpec) -> int:
     if isinstance(attention, LatentAttention):
-        return _mla_matrix_elements(model, attention) + (attention.query_rank or 0) + attention.kv_rank
+        return _mla_matrix_elements(model, attention) + (attention.q_lora_rank or 0) + attention.kv_lora_rank
     query, key_value = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
     weights = model.hidden * (2 * query + 2 * key_value)
     biases = (query + 2 * key_value if attention.qkv_bias else 0) + (model.hidden if model.linear_bias else 0)
-    biases += attention.heads if attention.sinks else 0
+    biases += attention.heads if attention.attention_sinks else 0
     match attention.qk_norm:
         case QkNorm.PER_HEAD:
             return weights + biases + 2 * attention.head_dim
@@ -340,7 +344,7 @@ def _attention_parameter_count(model: TransformerModel, attention: AttentionSpec
 
 
 def moe_parameter_count(model: TransformerModel, moe: MoeMlp, expert_count: int) -> int:
-    """Parameters of a mixture with so many of its experts: router, experts, shared experts and their gate."""
+    """Parameters of a MoE layer with `expert_count` of its experts, router and shared experts included."""
     if (dense := moe.single_dense_mlp) is not None:
         return _mlp_parameter_count(model, dense)
     up = 2 * moe.ffn if moe.form is MlpType.SWIGLU else moe.ffn
@@ -349,7 +353,7 @@ def moe_parameter_count(model: TransformerModel, moe: MoeMlp, expert_count: int)
 
 
 def _moe_matrix_elements(model: TransformerModel, moe: MoeMlp, expert_count: int) -> int:
-    """Elements of the matrices of a mixture with so many of its experts."""
+    """Matrix elements of a MoE layer with `expert_count` of its experts."""
     if (dense := moe.single_dense_mlp) is not None:
         return model.hidden * _mlp_matrix_count(dense.form) * dense.ffn
     gate = model.hidden if moe.shared_gate else 0
@@ -358,12 +362,12 @@ def _moe_matrix_elements(model: TransformerModel, moe: MoeMlp, expert_count: int
 
 
 def _mlp_matrix_count(form: MlpType) -> int:
-    """Matrices of an MLP."""
+    """Number of matrices of an MLP."""
     return 3 if form is MlpType.SWIGLU else 2
 
 
 def active_parameter_count(model: TransformerModel) -> int:
-    """Parameters of the whole model that one token meets: of mixtures, the experts that it passes."""
+    """Parameters of the model that one token uses: of MoE layers, only those of the experts it is routed to."""
     moe_counts = [(group.count, group.spec.mlp) for group in model.full_stack if isinstance(group.spec.mlp, MoeMlp)]
     total_count = sum(count * moe_parameter_count(model, moe, moe.experts) for count, moe in moe_counts)
     active_count = sum(count * moe_parameter_count(model, moe, moe.top_k) for count, moe in moe_counts)

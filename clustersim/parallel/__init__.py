@@ -1,1 +1,1 @@
-"""WHO DOES WHICH PART? Layouts, process groups, sharding of layers."""
+"""WHO COMPUTES WHAT? Layouts, process groups, sharding of layers."""

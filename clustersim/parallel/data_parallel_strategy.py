@@ -1,23 +1,24 @@
 """How do data-parallel replicas keep their weights equal?
 
-Strategies are types. They differ in what each rank keeps (`stage`, ZeRO's number), in over how many of the ranks that
-hold the same weights it is cut (`within`) and in when gradients are reduced (`gradient_sync`); which ranks those are is said by
-the parameter groups. All of them average gradients over the ranks that hold the same weights.
+Strategies are types. They differ in what each rank holds (`zero_stage`), in over how many of the ranks with
+the same weights it is sharded (`shard_size`) and in when gradients are reduced (`gradient_sync`); the
+parameter groups say which ranks those are. All of them average gradients over the ranks that hold the same
+weights.
 
-What a strategy leaves open is what the frameworks do. Without a pipeline, ZeRO-2 and -3 reduce the gradients of every
-microbatch (DeepSpeed; FSDP without `no_sync`). With one, gradients are summed whole and reduced by a stage's last
-backward only, and the parameters of FSDP stay gathered from the first forward to the last backward, as
-torch.distributed.pipelining has it (`_PipelineStageBase.backward_maybe_with_nosync` calls
+Options left open follow the frameworks. Without a pipeline, ZeRO-2 and -3 reduce the gradients of every
+microbatch (DeepSpeed; FSDP without `no_sync`). With one, gradients are accumulated unsharded and reduced by a
+stage's last backward only, and the parameters of FSDP stay gathered from the first forward to the last
+backward, as torch.distributed.pipelining has it (`_PipelineStageBase.backward_maybe_with_nosync` calls
 `set_requires_gradient_sync(False)` and `set_reshard_after_backward(False)` until the last; torchtitan's
 `reshard_after_forward: default` is false then).
 DeepSpeed runs no ZeRO-2 or -3 with its pipeline (`runtime/pipe/engine.py`).
 
-Megatron-LM's buckets (core/distributed/distributed_data_parallel.py, since `--overlap-grad-reduce` of 2023): the first
-model chunk of the first pipeline rank has buckets of `bucket_size` elements; all other chunks have one bucket, because
-their communication hides behind the pipeline's drain.
+Megatron-LM's buckets (core/distributed/distributed_data_parallel.py, since `--overlap-grad-reduce` of 2023):
+the first model chunk of the first pipeline rank has buckets of `bucket_size` elements; all other chunks have
+one bucket, because their communication overlaps the pipeline's drain.
 
-Reference: PyTorch Distributed (Li et al. 2020, bucketing), ZeRO (Rajbhandari et al. 2020), FSDP (Zhao et al. 2023),
-MiCS (Zhang et al. 2022, arXiv:2205.00119), ZeRO++ (Wang et al. 2023, arXiv:2306.10209).
+Reference: PyTorch Distributed (Li et al. 2020, bucketing), ZeRO (Rajbhandari et al. 2020), FSDP (Zhao et al.
+2023), MiCS (Zhang et al. 2022, arXiv:2205.00119), ZeRO++ (Wang et al. 2023, arXiv:2306.10209).
 """
 
 import math
@@ -51,16 +52,16 @@ class ReductionFrequency(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DdpStrategy:
-    """DDP: every rank keeps everything; bucketed all-reduce of gradients during the last backward.
+    """DDP: every rank holds everything; bucketed all-reduce of gradients during the last backward.
 
-    bucket: bytes of gradients, None is Megatron-LM's rule, `max(40M, 1M * ranks)` elements for the first chunk of the
-    first pipeline rank and one bucket for every other. Gradients live in the buckets, as in Megatron-LM or with torch's
-    gradient_as_bucket_view.
+    bucket: bytes of gradients; None is Megatron-LM's rule, `max(40M, 1M * ranks)` elements for the first chunk of
+    the first pipeline rank and one bucket for every other. Gradients live in the buckets, as in Megatron-LM or
+    with torch's gradient_as_bucket_view.
     """
 
     zero_stage: ClassVar[int] = 0
     shard_size: ClassVar[int | None] = None
-    secondary: ClassVar[int | None] = None
+    zero_hpz_partition_size: ClassVar[int | None] = None
     bucket: Bytes | None = DDP_BUCKET_BYTES
     overlap: bool = True
 
@@ -69,9 +70,9 @@ class DdpStrategy:
         return GradientSync.LAST_BACKWARD if self.overlap else GradientSync.AFTER_BACKWARD
 
     def bucket_bytes(self, ranks: int, gradient_bytes: float, *, is_first_chunk: bool) -> Bytes:
-        """Size of a bucket of gradients of `width` bytes each, which `ranks` ranks reduce.
+        """Bytes of a bucket of gradients with `gradient_bytes` each, which `ranks` ranks reduce.
 
-        first: whether they are of the first chunk of the first pipeline rank.
+        is_first_chunk: whether they belong to the first chunk of the first pipeline rank.
         """
         return _bucket_bytes(self.bucket, ranks, gradient_bytes, is_first_chunk=is_first_chunk)
 
@@ -80,20 +81,20 @@ class DdpStrategy:
 class Zero1:
     """ZeRO stage 1: optimizer states are sharded; gradients are reduced and updated parameters gathered in buckets.
 
-    bucket: None is Megatron-LM's rule, as for `DdpStrategy`; overlap: communication runs beside compute; shard: over how
-    many of the ranks that hold the same weights, None: all (Megatron-LM's `num_distributed_optimizer_instances` are the
-    groups of so many ranks).
+    bucket: None is Megatron-LM's rule, as for DDP; overlap: communication overlaps compute; shard: number of
+    ranks with the same weights to shard over, None: all (Megatron-LM's `num_distributed_optimizer_instances` are
+    such groups).
     """
 
     zero_stage: ClassVar[int] = 1
-    secondary: ClassVar[int | None] = None
+    zero_hpz_partition_size: ClassVar[int | None] = None
     bucket: Bytes | None = None
     overlap: bool = True
     shard: int | None = None
 
     @property
     def shard_size(self) -> int | None:
-        """Ranks near each other that share something out, None: all that hold the same weights."""
+        """Shard group size (HSDP; Megatron distributed-optimizer instances). None: the whole DP group."""
         return self.shard
 
     def gradient_sync(self, *, is_pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
@@ -101,7 +102,7 @@ class Zero1:
         return GradientSync.LAST_BACKWARD if self.overlap else GradientSync.AFTER_BACKWARD
 
     def bucket_bytes(self, ranks: int, gradient_bytes: float, *, is_first_chunk: bool) -> Bytes:
-        """Size of a bucket of gradients of `width` bytes each, which `ranks` ranks reduce; first: as for DDP."""
+        """Bytes of a bucket of gradients with `gradient_bytes` each, which `ranks` ranks reduce; see DDP."""
         return _bucket_bytes(self.bucket, ranks, gradient_bytes, is_first_chunk=is_first_chunk)
 
 
@@ -109,7 +110,8 @@ class Zero1:
 class Zero2(Zero1):
     """ZeRO stage 2: gradients are sharded, too, so they are reduced after every microbatch.
 
-    reduce: after which, None: every one, or the last with a pipeline, where no framework shards them before.
+    reduce: frequency of reduction; None: every microbatch, or the last with a pipeline, where no framework shards
+    earlier.
     """
 
     zero_stage: ClassVar[int] = 2
@@ -124,16 +126,17 @@ class Zero2(Zero1):
 
 @dataclass(frozen=True, slots=True)
 class FullyShard:
-    """ZeRO stage 3 and FSDP: parameters are sharded, too; unit by unit they are gathered, and gradients reduced.
+    """ZeRO stage 3 and FSDP: parameters are sharded, too; gathered unit by unit, and gradients reduced likewise.
 
-    prefetch: how many units ahead are gathered; overlap: communication runs beside compute; copies: what is gathered is
-    copied into each parameter's own memory (FSDP2's parameters; FSDP1's flat ones need none).
-    reshard_after_forward: whether backward gathers parameters again, None: it does, but not with a pipeline.
-    shard: over how many of the ranks that hold the same weights, None: all. Then gradients are scattered among so many
-    and summed across their groups (hybrid sharding); all_reduce: after which microbatches across them.
-    secondary: over how many ranks backward's copy of the parameters is cut, None: there is none (hpZ).
-    reduce: after which microbatches gradients are reduced, None: every one, or the last with a pipeline.
-    waits: compute waits for each reduction (FSDP2 on a CPU, which has no streams); a scenario cannot say so.
+    prefetch: number of units gathered ahead; overlap: communication overlaps compute; copies: gathered data is
+    copied into each parameter's own memory (FSDP2's parameters; FSDP1's flat ones need no copy).
+    reshard_after_forward: whether backward gathers parameters again, None: it does, except with a pipeline.
+    shard: number of ranks with the same weights to shard over, None: all. Otherwise gradients are
+    reduce-scattered within such groups and all-reduced across them (hybrid sharding); all_reduce: frequency of
+    the latter. zero_hpz_partition_size: number of ranks over which backward's copy of the parameters is
+    sharded, None: there is none (hpZ). reduce: frequency of gradient reduction, None: every microbatch, or the
+    last with a pipeline. waits_for_reduction: compute waits for each reduction (FSDP2 on a CPU, which has no
+    streams); no scenario key sets it.
     """
 
     zero_stage: ClassVar[int] = 3
@@ -142,20 +145,20 @@ class FullyShard:
     reshard_after_forward: bool | None = None
     copies: bool = False
     shard: int | None = None
-    secondary: int | None = None
+    zero_hpz_partition_size: int | None = None
     reduce: ReductionFrequency | None = None
     all_reduce: ReductionFrequency = ReductionFrequency.PER_MICROBATCH
     waits_for_reduction: bool = False
 
     @property
     def prefetch_depth(self) -> int:
-        """Units that are gathered before they are needed."""
+        """Number of units that are gathered ahead of their use."""
         return self.prefetch if self.overlap else 0
 
     @property
     def shard_size(self) -> int | None:
-        """Ranks near each other that share something out, None: all that hold the same weights."""
-        return self.shard or self.secondary
+        """Shard group size (HSDP, or hpZ's secondary shards). None: the whole DP group."""
+        return self.shard or self.zero_hpz_partition_size
 
     def gradient_sync(self, *, is_pipelined: bool) -> GradientSync:
         """When gradients are reduced."""
@@ -165,21 +168,21 @@ class FullyShard:
         return GradientSync.EVERY_BACKWARD if reduces_per_microbatch else GradientSync.LAST_BACKWARD
 
     def reshards_parameters(self, *, is_pipelined: bool) -> bool:
-        """Whether what forward gathered is dropped after it."""
+        """Whether parameters gathered by forward are freed after it."""
         return not is_pipelined if self.reshard_after_forward is None else self.reshard_after_forward
 
     def keeps_unsharded(self, *, is_pipelined: bool) -> bool:
-        """Whether what the first forward gathered stays until the last backward."""
+        """Whether parameters gathered by the first forward stay unsharded until the last backward."""
         return is_pipelined and not self.reshards_parameters(is_pipelined=is_pipelined)
 
 
 @dataclass(frozen=True, slots=True)
 class DeepspeedZero3Strategy(FullyShard):
-    """ZeRO stage 3 as DeepSpeed first had it (March 2021): parameter by parameter (`lowering.deepspeed_zero3`)."""
+    """ZeRO-3 as in DeepSpeed's first version (March 2021), parameter by parameter (`lowering.deepspeed_zero3`)."""
 
 
 def _reduction_frequency(configured: ReductionFrequency | None, *, is_pipelined: bool) -> ReductionFrequency:
-    """After which microbatches gradients are reduced that need not wait for the last."""
+    """Frequency of gradient reduction: as configured, else the frameworks' default."""
     return configured or (ReductionFrequency.LAST_MICROBATCH if is_pipelined else ReductionFrequency.PER_MICROBATCH)
 
 
@@ -199,7 +202,7 @@ class NaiveDataParallel:
 
     zero_stage: ClassVar[int] = 0
     shard_size: ClassVar[int | None] = None
-    secondary: ClassVar[int | None] = None
+    zero_hpz_partition_size: ClassVar[int | None] = None
 
     def gradient_sync(self, *, is_pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
         """When gradients are reduced."""
@@ -210,14 +213,14 @@ DataParallelStrategy = DdpStrategy | Zero1 | Zero2 | FullyShard | NaiveDataParal
 STRATEGY_BY_ZERO_STAGE: Final[Mapping[int, type[DdpStrategy | Zero1 | Zero2 | FullyShard]]] = MappingProxyType(
     {strategy.zero_stage: strategy for strategy in (DdpStrategy, Zero1, Zero2, FullyShard)}
 )
-"""The usual strategy of each of ZeRO's stages."""
+"""The usual strategy of each ZeRO stage."""
 
 
 def with_shard_size(strategy: DataParallelStrategy, shard_size: int | None) -> DataParallelStrategy:
-    """The strategy with what it cuts over some of the ranks that hold the same weights cut over so many; None: all."""
+    """The strategy with the given shard group size (hpZ: of its secondary shards); None: the whole DP group."""
     match strategy:
-        case FullyShard(secondary=int()):
-            return replace(strategy, secondary=shard_size)
+        case FullyShard(zero_hpz_partition_size=int()):
+            return replace(strategy, zero_hpz_partition_size=shard_size)
         case Zero1() | FullyShard():
             return replace(strategy, shard=shard_size)
     return strategy

@@ -1,8 +1,9 @@
-"""How many rows come to each rank's experts?
+"""How many tokens are routed to each rank's experts?
 
-Experts lie on the ranks of `ep` in order, so a rank has the parts of a block of them, and those of `etp` that cut an
-expert have its rows together. What counts is a rank's own: within it, rows are taken to be spread evenly over its
-experts. Experts with a capacity take that many rows, whoever is chosen, so there all ranks have as many.
+Experts lie on the ranks of `ep` in order, so a rank holds a contiguous range of them, and the `etp` ranks
+that an expert is sharded over share its tokens. Only the total of a rank matters: within it, tokens are
+assumed to be spread evenly over its experts. Experts with a capacity process that many tokens, whatever the
+routing, so there all ranks are equal.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from clustersim.program.program import BALANCED_LOADS, ExpertLoads
 
 
 def build_load_factors(plan: Plan, steps: int = 1) -> ExpertLoads:
-    """The loads of ranks by routed layer, and by step where steps differ, numbered as `Plan.load_number` has it."""
+    """Load factors of ranks by MoE layer, and by step where steps differ, indexed as `Plan.load_indices` has them."""
     load = plan.expert_load
     if load is None:
         return BALANCED_LOADS
@@ -31,7 +32,7 @@ def build_load_factors(plan: Plan, steps: int = 1) -> ExpertLoads:
 
 
 def layer_load_factors(plan: Plan, load: ExpertLoad, step: int = 0) -> Iterator[FloatArray]:
-    """Of each layer with a load of its own, rows of each expert-parallel rank over their mean: [ep] each."""
+    """For each layer with its own load: tokens of each expert-parallel rank relative to the mean, [ep]."""
     ep, moe_layers = plan.layout.ep, plan.model.moe_layers
     for layer_index, moe in enumerate(moe_layers if load.varies_by_layer else moe_layers[:1]):
         shares_by_rank = load.expert_shares(moe.experts, layer_index, step).reshape(ep, -1)
@@ -39,7 +40,7 @@ def layer_load_factors(plan: Plan, load: ExpertLoad, step: int = 0) -> Iterator[
 
 
 def most_loaded_factor(plan: Plan, steps: int = 1) -> float:
-    """Rows that come to the fullest rank over their mean, on average over the routed layers of its stages."""
+    """Tokens of the most loaded rank relative to the mean, averaged over the MoE layers of its stages; at least 1."""
     load = plan.expert_load
     if load is None:
         return 1.0
@@ -57,6 +58,6 @@ def most_loaded_factor(plan: Plan, steps: int = 1) -> float:
 
 
 def _rank_load_indices(plan: Plan, rank: int) -> Iterator[int]:
-    """The loads of the routed layers on a pipeline rank."""
+    """Load indices of the MoE layers on a pipeline rank."""
     for stage in plan.stages_on_rank(rank):
         yield from (index for index in plan.load_indices(stage) if index is not None)

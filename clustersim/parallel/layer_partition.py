@@ -1,15 +1,16 @@
 """Which layers does each pipeline stage hold?
 
-Virtual stages are numbered through the model; each is a slice of its stack of layers. Layers are dealt evenly; where
-they do not divide, the stages that also hold the embedding and the logits give up layers first, the last before the
-first, then their neighbours inwards (Llama 3 removed one layer each from the first and the last stage, section 3.3.2).
-Or they are dealt by one of Megatron-LM's rules (megatron/core/transformer/transformer_block.py,
-`get_num_layers_to_build`): the embedding or the logits count as a layer, or the first or the last pipeline rank has
-layers of its own number. Megatron's layout strings are read by `pipeline_layout_string`.
+Virtual stages are numbered through the model; each is a slice of its stack of layers. Layers are partitioned
+evenly; where they do not divide, the stages that also hold the embedding and the logits get fewer layers
+first, the last before the first, then their neighbours inwards (Llama 3 removed one layer each from the first
+and the last stage, section 3.3.2). Or they are partitioned by one of Megatron-LM's rules
+(megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`): the embedding or the logits count
+as a layer, or the first or the last pipeline rank has a given number of layers. Megatron's pipeline layout
+strings are read by `pipeline_layout_string`.
 
-Layers that predict further tokens are all on one stage behind the stack's last layer: on the last, or where a layout
-string has them. Every stage behind theirs is sent what each of them made beside the stack's own hidden states
-(Megatron-LM, megatron/core/transformer/multi_token_prediction.py).
+Multi-token prediction (MTP) layers are all on one stage behind the stack's last layer: on the last stage, or
+where a layout string has them. Every later stage is sent each MTP layer's output in addition to the stack's
+own hidden states (Megatron-LM, megatron/core/transformer/multi_token_prediction.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,25 +37,25 @@ class PipelineStage:
 
     @property
     def layer_count(self) -> int:
-        """How many layers it holds."""
+        """Number of layers, MTP layers included."""
         return layer_count(self.stack)
 
     @property
     def stack_and_mtp(self) -> tuple[LayerStack, LayerStack]:
-        """Its layers of the model's stack, and those that predict further tokens, which come behind them."""
+        """Its layers of the model's stack, and its MTP layers, which follow them."""
         return tuple(run for run in self.stack if not run.spec.is_mtp), tuple(
             run for run in self.stack if run.spec.is_mtp
         )
 
     @property
     def mtp_layer_count(self) -> int:
-        """How many of its layers predict further tokens."""
+        """Number of its MTP layers."""
         return layer_count(self.stack_and_mtp[1])
 
 
 @dataclass(frozen=True, slots=True)
 class AccountForEnds:
-    """Embedding or logits count as a layer of their stage, and all stages have as many.
+    """Embedding or logits count as a layer of their stage, and all stages have equally many.
 
     Megatron-LM's account_for_embedding_in_pipeline_split and account_for_loss_in_pipeline_split.
     """
@@ -63,7 +64,7 @@ class AccountForEnds:
     head: bool = False
 
     def layer_counts(self, layers: int, placement: Placement) -> tuple[int, ...]:
-        """Layers of each stage; raise InputError where they are not equal."""
+        """Layers of each stage; raise InputError where they do not divide evenly."""
         stages = len(placement.stage_ranks)
         slots = layers + self.embedding + self.head
         if slots % stages:
@@ -77,7 +78,9 @@ class AccountForEnds:
 
 @dataclass(frozen=True, slots=True)
 class EndRankLayers:
-    """How many layers the first and the last pipeline rank have, in all their chunks; the others have equal shares.
+    """Number of layers of the first and the last pipeline rank, over all their chunks.
+
+    The others share the rest equally.
 
     Megatron-LM's num_layers_in_first_pipeline_stage and num_layers_in_last_pipeline_stage.
     """
@@ -112,7 +115,7 @@ class EndRankLayers:
 
 
 def _describe_remainder(remaining: int, layers: int, other_ranks: int) -> str:
-    """Why so many layers are too few, or do not divide among the ranks that are not at the ends."""
+    """Reason why these layers are too few, or do not divide among the ranks that are not at the ends."""
     if remaining < 0:
         return f"are more than the {layers} layers"
     reason = (
@@ -125,18 +128,18 @@ def _describe_remainder(remaining: int, layers: int, other_ranks: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLayoutString:
-    """What a layout string says: the model's layers of each stage, and those that predict further tokens."""
+    """A parsed Megatron pipeline layout string: layers and MTP layers of each stage."""
 
     layer_counts: tuple[int, ...]
     mtp_layer_counts: tuple[int, ...]
 
 
 LayerPartition = tuple[int, ...] | PipelineLayoutString | AccountForEnds | EndRankLayers | None
-"""Layers of each stage, as they are given or by a rule; None: evenly."""
+"""Layers of each stage, explicit or by a rule; None: evenly."""
 
 
 def partition_layers(partition: LayerPartition, layers: int, placement: Placement) -> tuple[int, ...]:
-    """Layers of each virtual stage, in model order; raise InputError where a rule has no answer."""
+    """Layers of each virtual stage, in model order; raise InputError where a rule does not fit."""
     match partition:
         case None:
             return partition_evenly(layers, len(placement.stage_ranks))
@@ -148,7 +151,7 @@ def partition_layers(partition: LayerPartition, layers: int, placement: Placemen
 
 
 def mtp_stage_index(partition: LayerPartition, stages: int) -> int:
-    """The number of the stage, of so many, that layers which predict further tokens are on."""
+    """Index of the stage, out of `build_stages`, that holds the MTP layers."""
     match partition:
         case PipelineLayoutString(mtp_layer_counts=mtp_layer_counts):
             return next((stage for stage, mtp_count in enumerate(mtp_layer_counts) if mtp_count), stages - 1)
@@ -156,9 +159,9 @@ def mtp_stage_index(partition: LayerPartition, stages: int) -> int:
 
 
 def partition_evenly(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of each virtual stage, in model order.
+    """Layers of each virtual stage in model order, partitioned evenly.
 
-    >>> split_layers(126, 16)
+    >>> partition_evenly(126, 16)
     (7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7)
     """
     max_layers = -(-layers // stages)
@@ -173,7 +176,7 @@ def build_stages(
 ) -> tuple[PipelineStage, ...]:
     """Virtual stages with the embedding on the first and final norm, logits and loss on the last.
 
-    counts: of layers; ahead: by stage, layers that predict further tokens.
+    counts: layers of each stage; mtp_layers: MTP layers by stage.
     """
     last, first_layers = len(counts) - 1, accumulate(counts, initial=0)
     return tuple(

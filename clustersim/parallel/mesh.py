@@ -1,14 +1,15 @@
-"""Along which axes is work spread over ranks, and who forms a group with whom?
+"""Along which axes is work spread over ranks, and which ranks form a group?
 
-An axis is one way to spread work; a mesh gives each of its axes a degree and numbers ranks along them, the first axis
-fastest. Several meshes may lie over the same ranks, as attention's and the experts' do where both are folded onto the
-same GPUs (Liu et al. 2025, arXiv:2504.14960). A role names the groups that communicate with each other by a mesh and
-those of its axes along which their members differ: gradients, say, are reduced over groups of the role `DP_GROUP`.
+An axis is one kind of parallelism; a mesh gives each of its axes a degree and numbers ranks along them, the
+first axis fastest. Several meshes may lie over the same ranks, as attention's and the experts' do where both
+are folded onto the same GPUs (Liu et al. 2025, arXiv:2504.14960). A `CommGroup` defines the process groups
+for one purpose by a mesh and those of its axes along which their members differ: gradients, say, are reduced
+over groups of `DP_GROUP`.
 
-Hybrid sharding splits the data-parallel axis in two (`SHARD`, whose ranks are near each other, and `REPLICATE`), so it
-has a mesh of its own. A new axis is one entry of `MESHES` (and of `COMM_GROUPS`, if it communicates by itself) and its degree
-in `layout`; who holds the same weights, what a breakdown calls its communication and in which colour pages draw it
-follow from the entry.
+Hybrid sharding splits the data-parallel axis in two (`SHARD`, whose ranks are near each other, and
+`REPLICATE`), so it has a mesh of its own. A new axis is one entry of `MESHES` (and of `COMM_GROUPS`, if it
+communicates by itself) and its degree in `layout`; which ranks hold the same weights, the label of its
+communication in a breakdown and its colour on pages follow from the entry.
 """
 
 from collections.abc import Mapping
@@ -24,11 +25,11 @@ from clustersim.common.arrays import IntArray
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One way to spread work.
+    """One axis of parallelism.
 
-    label: in words, before "axis" or "communication"; category: whose colour its communication has (`report.theme`);
-    replicates: its ranks hold the same weights; inside: its ranks communicate between the kernels of a layer; part_of:
-    the axis that it is a part of, which answers name in its place.
+    label: text before "axis" or "communication"; category: colour category of its communication (`report.theme`);
+    replicates_weights: its ranks hold the same weights; within_layer: its ranks communicate between the kernels
+    of a layer; parent: the axis that it is a sub-axis of, by which results name it.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Axis:
 
     @property
     def base_axis(self) -> "Axis":
-        """The axis that it is a part of, or itself."""
+        """Its parent axis, or itself."""
         return self.parent or self
 
 
@@ -56,13 +57,13 @@ REPLICATE: Final = Axis("dp_replicate", "data-parallel", "data", replicates_weig
 EXPERT_SHARD: Final = Axis("edp_shard", "data-parallel", "data", replicates_weights=True, parent=DATA)
 EXPERT_REPLICATE: Final = Axis("edp_replicate", "data-parallel", "data", replicates_weights=True, parent=DATA)
 DENSE_MESH: Final = "dense"
-"""The mesh of attention and of all weights that every token meets."""
+"""The mesh of attention and of all weights that every token uses."""
 HYBRID_MESH: Final = "hybrid"
-"""The same where data parallelism shards weights over some of its ranks only."""
+"""The dense mesh where data parallelism shards weights over a subset of its ranks (HSDP)."""
 EXPERT_MESH: Final = "experts"
-"""The mesh of experts, where it is not the dense one: what each is cut over, then which of them a rank has."""
+"""The mesh of experts, where it is not the dense one: expert tensor parallelism, then expert parallelism."""
 HYBRID_EXPERT_MESH: Final = "hybrid experts"
-"""The same where data parallelism shards weights over some of its ranks only."""
+"""The mesh of experts where data parallelism shards weights over a subset of its ranks (HSDP)."""
 MESHES: Final[Mapping[str, tuple[Axis, ...]]] = MappingProxyType(
     {
         DENSE_MESH: (TENSOR, CONTEXT, DATA, PIPELINE),
@@ -71,34 +72,35 @@ MESHES: Final[Mapping[str, tuple[Axis, ...]]] = MappingProxyType(
         HYBRID_EXPERT_MESH: (EXPERT_TENSOR, EXPERT, EXPERT_SHARD, EXPERT_REPLICATE, PIPELINE),
     }
 )
-"""The axes of every mesh, in the usual order of ranks; all meshes of a layout have as many ranks."""
+"""The axes of every mesh, in the usual order of ranks; all meshes of a layout have the same number of ranks."""
 BASE_AXES: Final = tuple(dict.fromkeys(axis for axes in MESHES.values() for axis in axes if axis.parent is None))
-"""All whole axes, in the order of answers."""
+"""All axes without a parent, in the order of results."""
 HOST_AXIS: Final = Axis("host", "host", "host")
-"""No axis of a mesh: what each rank copies to and from its host, and what the host computes for it."""
+"""Not an axis of a mesh: copies between each rank and its host, and what the host computes for it."""
 COMM_AXES: Final = (*BASE_AXES, HOST_AXIS)
-"""All that time is spent on communication for, in the order of answers."""
+"""All axes that communication time is accounted to, in the order of results."""
 DENSE_AXIS_NAMES: Final = tuple(axis.name for axis in MESHES[DENSE_MESH])
-"""The axes whose degrees make up all ranks together; those of experts are folded onto the same ranks."""
+"""Names of the axes whose degrees multiply to the number of ranks; expert axes are folded onto the same ranks."""
 DISPLAY_AXES: Final = (*(axis for axis in MESHES[DENSE_MESH] if axis is not DATA), DATA)
-"""The dense mesh's axes as people list them: first what makes one replica of the model, then how many there are."""
+"""The dense mesh's axes in display order: first those that make up one replica of the model, then the replicas."""
 
 
 class GroupSpan(Enum):
-    """Which ranks that differ along a role's axes form one group."""
+    """Which ranks that differ along a group's axes form one process group."""
 
     ALL = "all"
-    EMBEDDING_RANKS = "tables"  # those that hold the embedding's matrix
+    EMBEDDING_RANKS = "tables"  # those that hold the embedding table
     NEXT = "next"  # each with the one after it, as sender and receiver
     PREVIOUS = "previous"  # each with the one before it
-    COUNTERPART = "across"  # each with the one opposite, in the pipeline that runs the other way
+    COUNTERPART = "across"  # each with its counterpart in the pipeline of opposite direction
 
 
 @dataclass(frozen=True, slots=True)
 class CommGroup:
-    """The groups of one purpose. axes: along which members differ; serves: the axis whose communication it counts as.
+    """The process groups for one purpose.
 
-    label: what it is called where it is told apart from the axis that it serves; mesh: which of the layout's.
+    axes: along which members differ; accounted_axis: the axis that its communication time is accounted to; label:
+    its name where it is distinguished from that axis; mesh: which of the layout's meshes.
     """
 
     name: str
@@ -110,33 +112,33 @@ class CommGroup:
 
     @property
     def is_p2p(self) -> bool:
-        """Whether its groups are pairs of sender and receiver."""
+        """Whether its groups are (sender, receiver) pairs."""
         return self.span in (GroupSpan.NEXT, GroupSpan.PREVIOUS, GroupSpan.COUNTERPART)
 
     @property
     def report_name(self) -> str:
-        """Under which name answers list what it moves: both directions of the pipeline are one."""
+        """Name under which results list its traffic: both directions of the pipeline are merged."""
         return self.accounted_axis.name if self.is_p2p else self.name
 
     @property
     def crosses_stages(self) -> bool:
-        """Whether who waits for it waits for other pipeline stages."""
+        """Whether waiting for it means waiting for other pipeline stages."""
         return PIPELINE in self.axes
 
 
 TP_GROUP: Final = CommGroup("tp", "tp", (TENSOR,), TENSOR)
 CP_GROUP: Final = CommGroup("cp", "cp", (CONTEXT,), CONTEXT)
 DP_GROUP: Final = CommGroup("dp", "dp", tuple(axis for axis in MESHES[DENSE_MESH] if axis.replicates_weights), DATA)
-"""Ranks that hold the same weights."""
+"""Ranks that hold the same weights (data-parallel group)."""
 MODEL_PARALLEL_GROUP: Final = CommGroup(
     "model", "replica", tuple(axis for axis in MESHES[DENSE_MESH] if not axis.replicates_weights), DATA
 )
-"""Ranks that hold one copy of the weights together."""
+"""Ranks that hold one copy of the weights together (Megatron's model-parallel group)."""
 WORLD_GROUP: Final = CommGroup("world", "all ranks", MESHES[DENSE_MESH], DATA)
 DP_SHARD_GROUP: Final = CommGroup("dp_shard", "dp within shards", (CONTEXT, SHARD), DATA, mesh=HYBRID_MESH)
-"""Ranks that weights are cut over, where not all that hold the same weights are."""
+"""Ranks over which weights are sharded in hybrid sharding."""
 DP_REPLICATE_GROUP: Final = CommGroup("dp_replicate", "dp across replicas", (REPLICATE,), DATA, mesh=HYBRID_MESH)
-"""Ranks that hold the same part of weights which are cut over `DP_SHARD_GROUP`."""
+"""Ranks that hold the same shard in hybrid sharding."""
 SHARDED_REPLICA_GROUP: Final = CommGroup(
     "instance",
     "one sharded copy",
@@ -144,15 +146,15 @@ SHARDED_REPLICA_GROUP: Final = CommGroup(
     DATA,
     mesh=HYBRID_MESH,
 )
-"""Ranks that hold one copy of the sharded weights together."""
+"""Ranks that hold one sharded copy of all weights and optimizer states together in hybrid sharding."""
 EP_GROUP: Final = CommGroup("ep", "ep", (EXPERT,), EXPERT, mesh=EXPERT_MESH)
-"""Ranks that have each other's experts."""
+"""Ranks that the experts are distributed over (expert-parallel group)."""
 ETP_GROUP: Final = CommGroup("etp", "etp", (EXPERT_TENSOR,), EXPERT, mesh=EXPERT_MESH)
-"""Ranks that experts are cut over."""
+"""Ranks that each expert is sharded over (expert-tensor-parallel group)."""
 ETP_EP_GROUP: Final = CommGroup("etp_ep", "ep and etp", (EXPERT_TENSOR, EXPERT), EXPERT, mesh=EXPERT_MESH)
-"""Ranks that have parts of all experts together."""
+"""Ranks that hold all experts together (EP x ETP)."""
 EDP_GROUP: Final = CommGroup("edp", "dp of experts", (EXPERT_DATA,), DATA, mesh=EXPERT_MESH)
-"""Ranks that hold the same experts."""
+"""Ranks that hold the same experts (expert-data-parallel group)."""
 EXPERT_MODEL_PARALLEL_GROUP: Final = CommGroup(
     "expert_model",
     "replica of experts",
@@ -168,18 +170,18 @@ EDP_REPLICATE_GROUP: Final = CommGroup(
     "edp_replicate", "dp of experts across replicas", (EXPERT_REPLICATE,), DATA, mesh=HYBRID_EXPERT_MESH
 )
 EMBEDDING_GROUP: Final = CommGroup("embedding", "tied embeddings", (PIPELINE,), DATA, GroupSpan.EMBEDDING_RANKS)
-"""The pipeline ranks that hold an embedding which is the logits' matrix, too, or that of further tokens."""
+"""Pipeline ranks that hold the embedding table, where it is tied to the output layer or shared with MTP layers."""
 PP_NEXT_GROUP: Final = CommGroup("pp_next", "pp", (PIPELINE,), PIPELINE, GroupSpan.NEXT)
 PP_PREVIOUS_GROUP: Final = CommGroup("pp_previous", "pp", (PIPELINE,), PIPELINE, GroupSpan.PREVIOUS)
 PP_COUNTERPART_GROUP: Final = CommGroup("pp_across", "pp", (DATA, PIPELINE), PIPELINE, GroupSpan.COUNTERPART)
-"""Ranks that hold the same stages for pipelines which run towards each other."""
+"""Ranks that hold the same stages for pipelines of opposite direction (DualPipe)."""
 HOST_GROUP: Final = CommGroup("host", "host", (), HOST_AXIS)
-"""Each rank by itself, with its host."""
+"""Each rank with its host."""
 
 COMM_GROUPS: Final[Mapping[str, CommGroup]] = MappingProxyType(
     {
-        role.name: role
-        for role in (
+        comm_group.name: comm_group
+        for comm_group in (
             TP_GROUP,
             CP_GROUP,
             DP_GROUP,
@@ -203,16 +205,16 @@ COMM_GROUPS: Final[Mapping[str, CommGroup]] = MappingProxyType(
         )
     }
 )
-"""All roles by the name that exchanges carry."""
+"""All groups by the name that `CommOp.comm_group` has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """Axes with degrees over ranks 0, 1, ... degrees: by axis name, the axis with adjacent ranks first.
 
-    mirrored: the data-parallel axis of a mesh of pipelines in pairs that run towards each other. The first half of its
-    coordinates are on the first half of the ranks along the pipeline; the second half, on those opposite, count back
-    from the last one.
+    mirrored_axis: the data-parallel axis of a mesh of bidirectional pipeline pairs. The first half of its
+    coordinates are on the first half of the ranks along the pipeline; the second half, on the counterpart ranks,
+    count back from the last one.
     """
 
     degrees: Mapping[str, int]
@@ -220,14 +222,14 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """How many ranks the mesh has."""
+        """Number of ranks of the mesh."""
         return int(np.prod([*self.degrees.values()], dtype=np.int64))
 
     @property
     def axis_strides(self) -> dict[str, tuple[int, int]]:
-        """Degree of every axis, and how many ranks lie from one of its coordinates to the next as they are numbered.
+        """(degree, rank stride) of every axis.
 
-        >>> Mesh({"tp": 2, "dp": 4}).strides
+        >>> Mesh({"tp": 2, "dp": 4}).axis_strides
         {'tp': (2, 1), 'dp': (4, 2)}
         """
         strides = np.cumprod([1, *self.degrees.values()]).tolist()
@@ -235,9 +237,9 @@ class Mesh:
 
     @property
     def rank_grid(self) -> IntArray:
-        """Rank numbers with one dimension for each axis, in reversed order: the axis with adjacent ranks is last.
+        """Ranks with one dimension for each axis, in reversed order: the axis with adjacent ranks is last.
 
-        >>> Mesh({"dp": 4, "pp": 2}, mirrored=DATA).grid.tolist()
+        >>> Mesh({"dp": 4, "pp": 2}, mirrored_axis=DATA).rank_grid.tolist()
         [[0, 1, 6, 7], [2, 3, 4, 5]]
         """
         if self.mirrored_axis is None:
@@ -258,9 +260,9 @@ class Mesh:
         return coordinates
 
     def groups_along(self, *axes: Axis) -> IntArray:
-        """Groups of the ranks that differ along some axes only, by coordinate: [groups, product of their degrees].
+        """Groups of the ranks that differ along these axes only, by coordinate: [groups, product of their degrees].
 
-        >>> Mesh({"tp": 2, "dp": 2}).members(DATA).tolist()
+        >>> Mesh({"tp": 2, "dp": 2}).groups_along(DATA).tolist()
         [[0, 2], [1, 3]]
         """
         grid = self.rank_grid

@@ -1,13 +1,14 @@
-"""Which weights are kept, sharded and reduced alike?
+"""Which weights are stored, sharded and reduced in the same way?
 
-The weights of a model fall into groups. Dense weights are one: ranks that differ only along replicating axes hold the
-same of them. A strategy of data parallelism shards a group over the ranks of one role, or holds it equal on the ranks
-of another, or both: gradients are summed and scattered over the first, then averaged over the second, and parameters
-are gathered over the first. DDP, ZeRO and FSDP differ only in these roles, in what is sharded and in when it moves.
-Hybrid sharding has both (FSDP2's two-dimensional mesh, Megatron-LM's optimizer instances, MiCS). Secondary shards
-(ZeRO++'s hpZ) are a second copy of the weights, cut over fewer ranks, from which backward gathers. Frozen weights and
-the adapters beside them are groups apart: the first are gathered where they are sharded, and nothing else. So are
-matrices that are kept or gathered in the format of their products.
+The weights of a model fall into parameter groups. Dense weights are one: ranks that differ only along
+replicating axes hold the same of them. A data-parallel strategy shards a group over one `CommGroup`, or
+replicates it over another, or both: gradients are reduce-scattered over the first, then averaged over the
+second, and parameters are gathered over the first. DDP, ZeRO and FSDP differ only in these groups, in what is
+sharded and in when it moves. Hybrid sharding has both (FSDP2's two-dimensional mesh, Megatron-LM's optimizer
+instances, MiCS). Secondary shards (ZeRO++'s hpZ) are a second copy of the weights, sharded over fewer ranks,
+from which backward gathers. Frozen weights and their LoRA adapters are separate groups: the first are
+gathered where they are sharded, and nothing else. So are matrices that are stored or gathered in the format
+of their matmuls.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,10 +38,10 @@ from clustersim.parallel.mesh import (
 
 @dataclass(frozen=True, slots=True)
 class DataParallelGroups:
-    """Who holds the same weights of a group.
+    """Data-parallel groups of a parameter group.
 
-    all: every rank that does; within: those near each other whom hybrid sharding cuts the weights over; across: those
-    who hold the same part then.
+    full: all ranks that hold the same weights; shard: those over which hybrid sharding shards the weights;
+    replicate: those that hold the same shard then.
     """
 
     full: CommGroup
@@ -55,17 +56,17 @@ _GROUPS_BY_NAME: Final[Mapping[str, DataParallelGroups]] = MappingProxyType(
         EXPERTS: DataParallelGroups(EDP_GROUP, EDP_SHARD_GROUP, EDP_REPLICATE_GROUP),
     }
 )
-"""The ranks that a strategy shares the weights of a group out to, or keeps equal."""
+"""The ranks over which a strategy shards or replicates a group's weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Weights that are kept, sharded and reduced alike.
+    """Weights that are stored, sharded and reduced in the same way.
 
-    shard: over whose ranks they are cut, None: they are whole; replicate: on whose ranks equal ones are, None: on one
-    rank; shards, replicas: how many ranks those are; secondary: over whose ranks a second copy is cut, None: there is
-    none; seconds: how many those are; formats: of weights, gradients and optimizer states;
-    trained: they have gradients and optimizer states.
+    shard_group: ranks over which they are sharded, None: unsharded; replicate_group: ranks that hold equal ones,
+    None: one rank only; shard_count, replica_count: sizes of these groups; secondary_group: ranks over which a
+    second copy is sharded (hpZ), None: there is none; secondary_shard_count: its size; formats: of weights,
+    gradients and optimizer states; is_trained: they have gradients and optimizer states.
     """
 
     name: str
@@ -80,24 +81,24 @@ class ParameterGroup:
 
     @property
     def dp_size(self) -> int:
-        """Ranks that reduce gradients with each other."""
+        """Number of ranks that reduce gradients with each other."""
         return self.shard_count * self.replica_count
 
     @property
     def host_format(self) -> DType:
-        """The format in which a host has them: as the optimizer updates them; frozen ones as they are computed with."""
+        """Format on the host: master weights of the optimizer; frozen weights as they are stored for compute."""
         return self.formats.updated if self.is_trained else self.formats.stored
 
 
 def parameter_groups(layout: Layout, training: Training, *, experts: bool = False) -> tuple[ParameterGroup, ...]:
-    """The groups of a model's weights, as the layout's strategy spreads them. experts: whether the model has some."""
+    """Parameter groups of a model, as the layout's strategy shards them. experts: whether the model has MoE layers."""
     formats = _group_formats(training) | ({EXPERTS: training.recipe.matrix_formats} if experts else {})
     groups = (_parameter_group(layout, name, weight_formats) for name, weight_formats in formats.items())
     return tuple(replace(group, is_trained=training.lora is None or group.name == ADAPTERS) for group in groups)
 
 
 def _group_formats(training: Training) -> dict[str, WeightFormats]:
-    """The groups that a model is trained as, with their formats."""
+    """Parameter groups of a training run by name, with their formats."""
     formats, lora = training.recipe.weight_formats, training.lora
     if lora is None:
         return {
@@ -116,7 +117,7 @@ def _parameter_group(layout: Layout, name: str, formats: WeightFormats) -> Param
     if not layout.is_hybrid_sharded:
         return ParameterGroup(name, formats, shard_group=dp_groups.full, shard_count=dp_size)
     shard_count, replica_count = layout.group_size(dp_groups.shard), layout.group_size(dp_groups.replicate)
-    if layout.data.secondary:
+    if layout.data.zero_hpz_partition_size:
         return ParameterGroup(
             name,
             formats,
@@ -136,13 +137,17 @@ def _parameter_group(layout: Layout, name: str, formats: WeightFormats) -> Param
 
 
 def single_copy_groups(layout: Layout, groups: Iterable[ParameterGroup]) -> tuple[CommGroup, ...]:
-    """For each of the groups the ranks that hold all its gradients once together, after they were reduced.
+    """For each group, the ranks that hold all its reduced gradients exactly once together (for the gradient norm).
 
-    Where experts lie on a mesh of their own and nothing is sharded, those are others than of dense weights. A sharded
-    copy of all groups lies on the same ranks, so one collective does for all (Megatron-LM's ChainedOptimizer,
+    Where experts have a mesh of their own and nothing is sharded, those differ from the dense weights'. A sharded
+    copy of all groups lies on the same ranks, so one collective suffices for all (Megatron-LM's ChainedOptimizer,
     `grads_states_parallel_group_is_shared` in megatron/core/optimizer/optimizer.py).
     """
     if not layout.data.zero_stage:
         expert_group = EXPERT_MODEL_PARALLEL_GROUP if layout.has_expert_mesh else MODEL_PARALLEL_GROUP
         return tuple(dict.fromkeys(expert_group if group.name == EXPERTS else MODEL_PARALLEL_GROUP for group in groups))
-    return (SHARDED_REPLICA_GROUP,) if layout.is_hybrid_sharded and not layout.data.secondary else (WORLD_GROUP,)
+    return (
+        (SHARDED_REPLICA_GROUP,)
+        if layout.is_hybrid_sharded and not layout.data.zero_hpz_partition_size
+        else (WORLD_GROUP,)
+    )

@@ -1,9 +1,10 @@
-"""What does a Megatron-LM layout string say?
+"""Parser of Megatron-LM's pipeline layout strings.
 
-`Et*3|(tt|)*29m|L` lists what each virtual stage holds, in model order: E the embedding, t a transformer layer, m one
-that predicts a further token, L the loss (with final norm and logits); `|` ends a stage, `x*n` and `(...)*n` repeat,
-commas mean nothing. The stages go round the pipeline ranks, as interleaving has them. All m are on one stage.
-Reference: Megatron-LM, `--pipeline-model-parallel-layout`, megatron/core/transformer/pipeline_parallel_layer_layout.py.
+`Et*3|(tt|)*29m|L` lists what each virtual stage holds, in model order: E the embedding, t a transformer
+layer, m a multi-token prediction (MTP) layer, L the loss (with final norm and logits); `|` ends a stage,
+`x*n` and `(...)*n` repeat, commas mean nothing. The stages go round the pipeline ranks, as in interleaving.
+All m are on one stage. Reference: Megatron-LM, `--pipeline-model-parallel-layout`,
+megatron/core/transformer/pipeline_parallel_layer_layout.py.
 """
 
 import re
@@ -13,15 +14,15 @@ from clustersim.parallel.layer_partition import PipelineLayoutString
 
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*(\d+)")
 _REPEATED_LETTER = re.compile(r"([A-Za-z|])\*(\d+)")
-_MAX_LETTERS = 100_000  # letters of all stages: ten times the most layers
+_MAX_LETTERS = 100_000  # letters of all stages: ten times the maximum number of layers
 _LETTERS_LABEL = "E (embedding), t (layer), m (multi-token prediction) and L (loss)"
 
 
 def parse_pipeline_layout(text: str) -> PipelineLayoutString:
-    """Layers of each virtual stage; raise InputError for what Megatron-LM does not have.
+    """Layers of each virtual stage; raise InputError for what Megatron-LM does not accept.
 
-    >>> read_stages("Et*3|(tt|)*2mL")
-    Drawn(layers=(3, 2, 2, 0), ahead=(0, 0, 0, 1))
+    >>> parse_pipeline_layout("Et*3|(tt|)*2mL")
+    PipelineLayoutString(layer_counts=(3, 2, 2, 0), mtp_layer_counts=(0, 0, 0, 1))
     """
     stages = _expand_repeats(text).split("|")
     letters = "".join(stages)
@@ -41,7 +42,7 @@ def parse_pipeline_layout(text: str) -> PipelineLayoutString:
 
 
 def _expand_repeats(text: str) -> str:
-    """The string without repetitions."""
+    """The string with its repetitions expanded."""
     expanded = "".join(text.replace(",", "").split())
     for bracket, counterpart in ("()", ")("):
         if expanded.count(bracket) > expanded.count(counterpart):

@@ -1,4 +1,4 @@
-"""Who computes what? The parts of a scenario that decide it, and the numbers that follow from them."""
+"""Which rank computes what? The sections of a scenario that decide it, and the quantities that follow from them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -33,7 +33,11 @@ from clustersim.program.task import TokenDispatcher
 
 
 class StageLayers(NamedTuple):
-    """Equal layers of a stage. again: their whole forward is run again; offloaded: what they keep goes to the host."""
+    """Equal layers of a stage, treated equally.
+
+    recomputed: their whole forward is recomputed in backward; offloaded: their saved activations are offloaded to
+    the host.
+    """
 
     layers: LayerGroup
     recomputed: bool
@@ -42,10 +46,10 @@ class StageLayers(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A model, how it is trained, and how it is spread.
+    """A model, how it is trained, and how it is parallelized.
 
-    place: which of so many pipeline ranks holds which stage, as the schedule has it; rows: that come to the experts of
-    the ranks in question, over their mean.
+    placement_rule: placement of stages on a number of pipeline ranks, as the schedule defines it;
+    expert_token_ratio: tokens routed to the experts of the ranks in question, relative to the mean.
     """
 
     model: TransformerModel
@@ -56,21 +60,23 @@ class Plan:
 
     @cached_property
     def placement(self) -> Placement:
-        """On which pipeline rank each stage is."""
+        """Pipeline rank of each stage."""
         return self.placement_rule(self.layout.pp)
 
     @property
     def microbatches(self) -> int:
-        """Microbatches that each replica runs in one step."""
+        """Number of microbatches that each replica runs in one step."""
         return self.training.global_batch // (self.layout.dp * self.training.microbatch)
 
     @cached_property
     def stack(self) -> LayerStack:
-        """The model's layers, those at its ends without narrow products where the recipe says so."""
+        """The model's layers; without low-precision matmuls in the first and last ones where the recipe says so."""
         recipe = self.training.recipe
-        if recipe.casts is None or not (recipe.first_layers or recipe.last_layers):
+        if recipe.casts is None or not (recipe.num_layers_at_start_in_bf16 or recipe.num_layers_at_end_in_bf16):
             return self.model.stack
-        return high_precision_ends(self.model.stack, recipe.first_layers, recipe.last_layers)
+        return high_precision_ends(
+            self.model.stack, recipe.num_layers_at_start_in_bf16, recipe.num_layers_at_end_in_bf16
+        )
 
     @cached_property
     def stages(self) -> tuple[PipelineStage, ...]:
@@ -80,39 +86,42 @@ class Plan:
 
     @cached_property
     def _mtp_stage(self) -> int:
-        """The stage of layers that predict further tokens, if there are any."""
+        """Index of the stage that holds the multi-token prediction (MTP) layers, if there are any."""
         return mtp_stage_index(self.layout.layers_per_stage, len(self.placement.stage_ranks))
 
     def sent_activation_count(self, stage: int) -> int:
-        """How many activations go from a stage to the next: beside its own, one of each layer that predicts further."""
+        """Number of activations that a stage sends to the next.
+
+        One of its own, and behind the MTP stage one of each MTP layer.
+        """
         return 1 + self.model.mtp_layers if self._mtp_stage <= stage < len(self.placement.stage_ranks) - 1 else 1
 
     @cached_property
     def embedding_ranks(self) -> tuple[int, ...]:
-        """Pipeline ranks that have the embedding's matrix: for tokens, for further tokens, or for tied logits."""
+        """Pipeline ranks that hold the embedding table: for tokens, for MTP layers, or for tied logits."""
         ranks, model = self.placement.stage_ranks, self.model
         mtp_ranks = [ranks[self._mtp_stage]] if model.mtp_layers else []
         return tuple(dict.fromkeys([ranks[0], *mtp_ranks, *([ranks[-1]] if model.tied_embeddings else [])]))
 
     @cached_property
     def layer_by_spec(self) -> Mapping[LayerSpec, LayerOperators]:
-        """Every kind of layer on one rank."""
+        """Each kind of layer, sharded for one rank."""
         specs = dict.fromkeys((*self.model.distinct_specs, *(run.spec for run in self.stack)))
         return {spec: transformer_layer(self.model, spec, self.training, self.layer_shard) for spec in specs}
 
     @cached_property
     def embedding(self) -> LayerOperators:
-        """The embedding on one rank."""
+        """The embedding, sharded for one rank."""
         return embedding_layer(self.model, self.training, self.layer_shard)
 
     @cached_property
     def head(self) -> LayerOperators:
-        """Final norm, logits and loss on one rank, with logits weights of their own."""
+        """Final norm, logits and loss, sharded for one rank, with untied logits weights."""
         return head_layer(self.model, self.training, self.layer_shard)
 
     @cached_property
     def tied_head(self) -> LayerOperators:
-        """The head beside the embedding whose matrix it uses, so that its logits have no weights of their own."""
+        """The head on the rank of the embedding whose table it shares: its logits add no weights."""
         matrix = self.layer_shard.vocab_rows(self.model.vocab) * self.model.hidden
         operators = [
             replace(operator, parameter_count=operator.parameter_count - matrix) if operator.linear else operator
@@ -121,24 +130,24 @@ class Plan:
         return replace(self.head, operators=tuple(operators))
 
     def stage_head(self, stage: PipelineStage) -> LayerOperators:
-        """The head as it is on a stage that has it; its rank may have the embedding, too."""
+        """The head of a stage that has it: tied if its rank also has the embedding and the model ties them."""
         has_embedding = self._shares_rank(stage, 0) or (
             self.model.mtp_layers > 0 and self._shares_rank(stage, self._mtp_stage)
         )
         return self.tied_head if self.model.tied_embeddings and has_embedding else self.head
 
     def _shares_rank(self, stage: PipelineStage, other_index: int) -> bool:
-        """Whether a stage is on the rank of another one, of this number."""
+        """Whether a stage is on the same rank as the stage with this index."""
         return self.placement.stage_ranks[stage.index] == self.placement.stage_ranks[other_index]
 
     @cached_property
     def shared_embedding(self) -> LayerOperators:
-        """The embedding beside another on the same rank, whose weights it uses (if they are cut, as gathered there)."""
+        """An embedding on a rank that already has the table: without weights (sharded ones are already gathered)."""
         operators = (replace(operator, parameter_count=0) for operator in self.embedding.operators)
         return replace(self.embedding, operators=tuple(operators))
 
     def mtp_embeddings(self, stage: PipelineStage) -> tuple[LayerOperators, ...]:
-        """The embeddings of further tokens on a stage that predicts some; the rank may have its weights already."""
+        """Embeddings of the MTP layers of a stage; the rank may have the table already."""
         first = self.shared_embedding if self._shares_rank(stage, 0) else self.embedding
         return (first, *[self.shared_embedding] * (stage.mtp_layer_count - 1)) if stage.mtp_layer_count else ()
 
@@ -147,7 +156,7 @@ class Plan:
         return tuple(unit for unit, unit_count in self._counted_units(stage) for _ in range(unit_count))
 
     def parameter_count(self, stage: PipelineStage, group: str | None = None) -> int:
-        """Parameters of a stage on one rank. group: those of one group only."""
+        """Number of parameters of a stage on one rank. group: those of one parameter group only."""
         units = self._counted_units(stage)
         return sum(
             unit_count * (unit.parameter_count if group is None else unit.parameters_by_group.get(group, 0))
@@ -155,7 +164,7 @@ class Plan:
         )
 
     def _counted_units(self, stage: PipelineStage) -> list[tuple[LayerOperators, int]]:
-        """Equal neighbours among the units of a stage, and how many they are."""
+        """Units of a stage as (unit, count), consecutive equal ones merged."""
         embedding_units = [(self.embedding, 1)] if stage.has_embedding else []
         mtp_units = [(mtp_embedding, 1) for mtp_embedding in self.mtp_embeddings(stage)]
         head_units = [(self.stage_head(stage), 1)] if stage.has_head else []
@@ -164,17 +173,17 @@ class Plan:
 
     @property
     def expert_load(self) -> ExpertLoad | None:
-        """How rows are spread over experts, where ranks have more or fewer of them."""
-        is_uneven = self.layout.ep > 1 and all(moe.capacity is None for moe in self.model.distinct_moes)
+        """Token distribution over experts, where ranks differ in how many tokens they get; else None."""
+        is_uneven = self.layout.ep > 1 and all(moe.capacity_factor is None for moe in self.model.distinct_moes)
         return self.training.expert_load if is_uneven and self.model.distinct_moes else None
 
     def load_indices(self, stage: PipelineStage) -> tuple[int | None, ...]:
-        """For each layer of a stage the number of its load (`program.ExpertLoads`), None where all ranks do the same."""
+        """For each layer of a stage the index of its load factors (`program.ExpertLoads`); None: equal on all ranks."""
         return self._load_indices_by_stage[stage.index]
 
     @cached_property
     def _load_indices_by_stage(self) -> tuple[tuple[int | None, ...], ...]:
-        """By stage: routed layers are numbered in model order, those that predict further tokens last."""
+        """By stage: MoE layers are indexed in model order, MTP layers last."""
         load, stacks_by_stage = self.expert_load, [virtual_stage.stack_and_mtp for virtual_stage in self.stages]
         if load is None:
             return tuple((None,) * stage.layer_count for stage in self.stages)
@@ -191,28 +200,28 @@ class Plan:
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        """The groups into which the weights fall."""
+        """The model's parameter groups."""
         experts = any(moe.single_dense_mlp is None for moe in self.model.distinct_moes)
         return parameter_groups(self.layout, self.training, experts=experts)
 
     @cached_property
     def trained_groups(self) -> tuple[ParameterGroup, ...]:
-        """Those that have gradients."""
+        """Parameter groups with gradients."""
         return tuple(group for group in self.parameter_groups if group.is_trained)
 
     def with_weight_formats(self, formats: WeightFormats) -> Training:
-        """The training as one whose weights are all in these formats."""
+        """The training with these formats for all weights."""
         return replace(self.training, recipe=replace(self.training.recipe, weight_formats=formats))
 
     @property
     def accumulates_full_gradients(self) -> bool:
-        """Whether several microbatches' gradients are summed on each rank before they are reduced."""
+        """Whether gradients of several microbatches are accumulated unsharded on each rank before they are reduced."""
         sync = self.layout.gradient_sync
         is_overlapped = self.microbatches == 1 and sync is GradientSync.LAST_BACKWARD
         return sync is not GradientSync.EVERY_BACKWARD and not is_overlapped
 
     def accumulates_sharded_gradients(self, group: ParameterGroup) -> bool:
-        """Whether several microbatches' gradients are summed where they were scattered, before they cross replicas."""
+        """Whether reduce-scattered gradients are accumulated over microbatches and then reduced across replicas."""
         reduces_once = (
             isinstance(self.layout.data, FullyShard)
             and self.layout.data.all_reduce is ReductionFrequency.LAST_MICROBATCH
@@ -222,7 +231,7 @@ class Plan:
         )
 
     def recomputed_layer_count(self, stage: PipelineStage) -> int:
-        """How many layers of a stage run their whole forward again."""
+        """Number of a stage's layers whose whole forward is recomputed."""
         match self.training.recompute:
             case FullRecompute(None):
                 return stage.layer_count
@@ -232,16 +241,16 @@ class Plan:
 
     @property
     def offloads_unreduced_gradients(self) -> bool:
-        """Whether gradients go to the host as backward makes them, because no other rank has some to add."""
+        """Whether gradients are offloaded as backward produces them, because no other rank contributes to them."""
         return self.training.offload.offloads_gradients and all(group.dp_size == 1 for group in self.parameter_groups)
 
     def offloaded_layer_count(self, stage: PipelineStage) -> int:
-        """How many layers of a stage, its first, have what they keep on the host."""
+        """Number of a stage's layers, from its first, whose saved activations are offloaded to the host."""
         activations = self.training.offload.activations
         return 0 if activations is None else activations.offloaded_layers(stage.layer_count)
 
     def layer_runs(self, stage: PipelineStage) -> tuple[StageLayers, ...]:
-        """A stage's layers in order, as runs of equal ones that are treated alike."""
+        """A stage's layers in order, grouped into equal ones that are treated equally."""
         recomputed_count, offloaded_count = self.recomputed_layer_count(stage), self.offloaded_layer_count(stage)
         edges = sorted({0, recomputed_count, offloaded_count, stage.layer_count})
         return tuple(
@@ -252,7 +261,7 @@ class Plan:
 
     @cached_property
     def layer_shard(self) -> LayerShard:
-        """What one rank holds of a microbatch and a layer."""
+        """Dimensions of one rank's shard of a microbatch and a layer."""
         return LayerShard(
             batch=self.training.microbatch,
             sequence=self.training.sequence // self.layout.cp,
@@ -267,12 +276,15 @@ class Plan:
 
     @cached_property
     def activation_bytes(self) -> Bytes:
-        """Bytes of the activation between layers, whole over tensor-parallel ranks: [batch, sequence / cp, hidden]."""
+        """Bytes of the activation between layers, [batch, sequence / cp, hidden], not sharded over TP ranks."""
         shard = self.layer_shard
         return float(shard.batch * shard.sequence * self.model.hidden * self.training.recipe.activations.bytes)
 
     def layer_sharding(self, spec: LayerSpec | None = None, *, load_index: int | None = None) -> LayerSharding:
-        """What the collectives of a part of the model need to know; spec: of a layer; load: its number."""
+        """Parameters of the collectives of a layer or, without spec, of embedding and head.
+
+        load_index: of its load factors.
+        """
         activation_format = self.training.recipe.activations
         sharding = LayerSharding(self.layout, self.activation_bytes, 0.0, activation_format)
         if spec is None:
@@ -295,14 +307,17 @@ class Plan:
         return sharding if spec.attention is None else replace(sharding, kv_bytes=self._kv_bytes(spec.attention))
 
     def _kv_bytes(self, attention: AttentionSpec) -> Bytes:
-        """Bytes of the keys and values of the whole sequence on one tensor-parallel rank."""
+        """Bytes of the keys and values of the full sequence on one tensor-parallel rank."""
         kv_heads = max(1, attention.kv_heads // self.layout.tp)
-        value_dim = attention.value_dim if isinstance(attention, LatentAttention) else attention.head_dim
+        value_dim = attention.v_head_dim if isinstance(attention, LatentAttention) else attention.head_dim
         width = kv_heads * (attention.head_dim + value_dim)
         return float(self.layer_shard.batch * self.layer_shard.keys * width * self.training.recipe.activations.bytes)
 
     def is_first_chunk(self, stage: PipelineStage) -> bool:
-        """Whether a stage is the first of the first pipeline rank, whose gradients nothing else hides."""
+        """Whether a stage is the first chunk of the first pipeline rank.
+
+        Nothing overlaps the communication of its gradients.
+        """
         return stage.index == self.placement.stages_on_rank(0)[0]
 
     def stages_on_rank(self, pipeline_rank: int) -> tuple[PipelineStage, ...]:
@@ -311,5 +326,5 @@ class Plan:
 
 
 def _moe_layer_count(run: LayerGroup) -> int:
-    """How many layers of a run have experts."""
+    """Number of MoE layers in a group of equal layers."""
     return run.count if isinstance(run.spec.mlp, MoeMlp) else 0

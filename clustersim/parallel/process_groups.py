@@ -1,9 +1,9 @@
 """Which ranks form a process group?
 
-Every role's groups lie on one of the layout's meshes: ranks that differ along the role's axes only, in ascending order,
-so that neighbours on the fast axes stay neighbours. Of those, all; or, along the pipeline, what the placement of stages
-says: the ranks that hold the embedding's matrix, or ordered pairs that send to each other. Where pipelines run towards
-each other, those of a pair are half of the data-parallel axis apart.
+The groups of each `CommGroup` lie on one of the layout's meshes: ranks that differ along its axes only, in
+ascending order, so that neighbours on the fast axes stay neighbours. Along the pipeline, a group holds only
+those that the placement of stages selects: the ranks with the embedding table, or (sender, receiver) pairs.
+In bidirectional pipelines the two ranks of a counterpart pair are half of the data-parallel axis apart.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,20 +22,20 @@ from clustersim.parallel.mesh import (
     CommGroup,
     GroupSpan,
 )
-from clustersim.program import placement as places
+from clustersim.program import placement
 from clustersim.program.placement import Placement
 from clustersim.program.program import ProcessGroups
 
-P2P_DIRECTIONS = {PP_NEXT_GROUP: 1, PP_PREVIOUS_GROUP: -1, PP_COUNTERPART_GROUP: places.COUNTERPART}
-"""The way of a message (`Placement.direction`) by its role."""
+P2P_DIRECTIONS = {PP_NEXT_GROUP: 1, PP_PREVIOUS_GROUP: -1, PP_COUNTERPART_GROUP: placement.COUNTERPART}
+"""Direction of a p2p message (`Placement.direction`) by its group."""
 
 
 def process_groups(
     layout: Layout, placement: Placement, embedding_ranks: Sequence[int] | None = None
 ) -> dict[str, ProcessGroups]:
-    """All groups of a layout by role; of a role that the layout has none of, nothing.
+    """All process groups of a layout by name; groups that the layout has none of are left out.
 
-    tables: pipeline ranks that hold the embedding's matrix (None: those of the first and the last stage).
+    embedding_ranks: pipeline ranks that hold the embedding table (None: those of the first and the last stage).
     """
     table_ranks = embedding_ranks or tuple(dict.fromkeys((placement.stage_ranks[0], placement.stage_ranks[-1])))
     meshes = layout.meshes
@@ -48,7 +48,7 @@ def process_groups(
 
 
 def groups_along_axes(layout: Layout, comm_groups: Iterable[CommGroup]) -> dict[str, ProcessGroups]:
-    """The groups of some roles that hold all who differ along axes, whatever the placement of stages."""
+    """Process groups of all ranks along some groups' axes, independent of the placement of stages."""
     return {
         comm_group.name: _axis_groups(layout, comm_group)
         for comm_group in comm_groups
@@ -79,13 +79,13 @@ def _build_groups(
 
 
 def _pipeline_groups(layout: Layout, stage_ranks: Sequence[Sequence[int]], size: int = 2) -> IntArray:
-    """Ranks with so many of these pipeline coordinates, on every line of the pipeline: [lines x places, size]."""
+    """Ranks with these pipeline coordinates, on every line of the pipeline: [lines x coordinate sets, size]."""
     coordinates = np.array(stage_ranks, dtype=np.int64).reshape(-1, size)
     return np.ascontiguousarray(layout.mesh.groups_along(PIPELINE)[:, coordinates].reshape(-1, size))
 
 
 def _counterpart_pairs(layout: Layout, edges: Sequence[tuple[int, int]]) -> IntArray:
-    """Ranks with one of these pipeline coordinates, and those opposite: [pairs, 2]."""
+    """Ranks with one of these pipeline coordinates, and their counterparts: [pairs, 2]."""
     dp_lines = layout.mesh.groups_along(DATA)
     dp_lines = dp_lines[np.isin(layout.rank_coordinates(PIPELINE)[dp_lines[:, 0]], [sender for sender, _ in edges])]
     return np.stack([dp_lines, np.roll(dp_lines, layout.dp // 2, axis=1)], axis=-1).reshape(-1, 2)

@@ -1,23 +1,25 @@
-"""How is one layer run by the ranks of a tensor- and context-parallel group?
+"""How do the ranks of a tensor- and context-parallel group run one layer?
 
-Tensor parallelism (Megatron-LM, Shoeybi et al. 2019): a sharded region starts with a column-parallel matmul and ends
-with a row-parallel one. Forward all-reduces at the end, backward at the start. With sequence parallelism (Korthikanti
-et al. 2022, section 4.2.2) the replicated regions hold a part of the sequence: forward all-gathers at the start and
-reduce-scatters at the end, backward the reverse, and gathers the saved input once more for the weight gradient.
-Backward's collective of the input gradient runs beside the weight gradient's matmul, which does not need it
-(Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication`), unless `backward_overlap` is off. With
-`tensor_overlap` the other collectives are cut into tp chunks and pipelined with their matmul (Transformer Engine's user
-buffers, which work within one NVLink domain). Where backward is run in halves (zero-bubble schedules), no weight
-gradient is beside the input gradient's collective, and the input is gathered again in the weights' half
+Tensor parallelism (Megatron-LM, Shoeybi et al. 2019): a sharded region starts with a column-parallel matmul
+and ends with a row-parallel one. Forward all-reduces at the end, backward at the start. With sequence
+parallelism (Korthikanti et al. 2022, section 4.2.2) the replicated regions hold a shard of the sequence:
+forward all-gathers at the start and reduce-scatters at the end, backward the reverse, and gathers the saved
+input once more for the weight gradient. Backward's collective of the input gradient overlaps the weight
+gradient's matmul, which does not need it (Megatron-LM, `LinearWithGradAccumulationAndAsyncCommunication`),
+unless `async_tensor_model_parallel_allreduce` is off. With `tp_comm_overlap` the other collectives are split
+into tp chunks and pipelined with their matmul (Transformer Engine's user buffers, which work within one
+NVLink domain). Where backward is split in two (zero-bubble schedules), the input gradient's collective has no
+weight gradient to overlap, and the input is gathered again in the weight-gradient half
 (sail-sg/zero-bubble-pipeline-parallelism, `WeightGradStore`).
 
-With `overlap_shared_experts` shared experts run while tokens travel: the product before their activation beside the way
-to the routed experts, the one behind it beside the way back, in backward the other way round (Megatron-LM,
-`SharedExpertMLP` in megatron/core/transformer/moe/shared_experts.py). The longer hides the shorter; other kernels of
-shared experts hide nothing.
+With `moe_shared_expert_overlap` shared experts run while tokens travel: the matmul before their activation
+overlaps the dispatch, the one behind it the combine, in backward vice versa (Megatron-LM, `SharedExpertMLP`
+in megatron/core/transformer/moe/shared_experts.py). The longer hides the shorter; other kernels of shared
+experts hide nothing.
 
-Context parallelism: keys and values travel a ring while attention works on the block that is already there (Ring
-Attention, Liu et al. 2023; Transformer Engine's `p2p`), forward once, backward together with their gradients.
+Context parallelism: keys and values travel a ring while attention works on the block that has already arrived
+(Ring Attention, Liu et al. 2023; Transformer Engine's `p2p`), forward once, backward together with their
+gradients.
 """
 
 import math
@@ -40,7 +42,7 @@ from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operati
 
 @dataclass(frozen=True, slots=True)
 class GatheredOperands:
-    """Operands that are cast before they are gathered. searched: ranks look for their largest element first."""
+    """Operands that are quantized before they are gathered. needs_amax: their global maximum is reduced first."""
 
     format: DType
     needs_amax: bool = False
@@ -48,12 +50,13 @@ class GatheredOperands:
 
 @dataclass(frozen=True, slots=True)
 class LayerSharding:
-    """What the collectives of a layer need to know.
+    """Parameters of a layer's collectives.
 
-    activation: bytes of the whole activation [batch, sequence / cp, hidden]; keys_values: bytes of the keys and values
-    of the whole sequence on this tensor-parallel rank; format: of both; enters, leaves: whether activations come into
-    and go out of the layer's sharded regions (tokens come into the embedding, and the loss goes nowhere); dispatch: how
-    tokens travel to experts, where the layer has some; operands: in which other format operands are gathered.
+    activation_bytes: of the unsharded activation [batch, sequence / cp, hidden]; kv_bytes: of the keys and values
+    of the full sequence on this tensor-parallel rank; format: of both; has_sharded_input, has_sharded_output:
+    whether activations flow into and out of the layer's sharded regions (the embedding takes tokens, and the loss
+    has no output); dispatch: token dispatch of a MoE layer; operands: format in which operands are gathered, if
+    another.
     """
 
     layout: Layout
@@ -67,11 +70,11 @@ class LayerSharding:
 
     @property
     def sequence_parallel(self) -> bool:
-        """Whether replicated regions hold a part of the sequence."""
+        """Whether replicated regions hold a shard of the sequence."""
         return self.layout.sequence_parallel and self.layout.tp > 1
 
     def gather_input(self, size: Bytes | None = None) -> CommOp | None:
-        """The collective before a column-parallel matmul, forward; size: of what comes in, None: an activation."""
+        """The collective before a column-parallel matmul, forward; size: input bytes, None: an activation's."""
         is_gathered = self.sequence_parallel and self.has_sharded_input
         return self._comm_op("gather input", CollectiveType.ALL_GATHER, size) if is_gathered else None
 
@@ -87,18 +90,18 @@ class LayerSharding:
         return self._comm_op("gather output gradient", CollectiveType.ALL_GATHER) if is_gathered else None
 
     def regather_input(self, size: Bytes | None = None) -> CommOp | None:
-        """The collective beside the input gradient of a column-parallel matmul."""
+        """The all-gather of a column-parallel matmul's input for its weight gradient; overlaps the input gradient."""
         is_gathered = self.sequence_parallel and self.has_sharded_input
         return self._comm_op("gather input again", CollectiveType.ALL_GATHER, size) if is_gathered else None
 
     def reduce_input_gradient(self, size: Bytes | None = None) -> CommOp | None:
-        """The collective beside the weight gradient of a column-parallel matmul."""
+        """The reduction of a column-parallel matmul's input gradient, which overlaps the weight gradient."""
         if self.layout.tp == 1 or not self.has_sharded_input:
             return None
         return self._comm_op("reduce input gradient", self._reduction_type, size)
 
     def amax_operations(self, gathered: CommOp | None, work_type: WorkType) -> list[Operation]:
-        """The largest element of a tensor over the ranks whose parts are gathered, where it is sought."""
+        """All-reduce of the amax of a tensor over the ranks whose shards are gathered, where quantization needs it."""
         if gathered is None or self.operands is None or not self.operands.needs_amax:
             return []
         size, collective = float(DType.FP32.bytes), CollectiveType.ALL_REDUCE
@@ -114,7 +117,7 @@ class LayerSharding:
         return _KvRing(comm_op, self.layout.cp)
 
     def vocab_parallel_loss(self, tokens: int) -> list[Operation]:
-        """Maximum, target logit and sum of a loss over a split vocabulary: three FP32 numbers a token."""
+        """Collectives of a vocab-parallel cross entropy: FP32 maximum, target logit and sum of every token."""
         if self.layout.tp == 1:
             return []
         names = ("largest logit", "target logit", "sum of exponentials")
@@ -142,7 +145,7 @@ class LayerSharding:
 
 @dataclass(frozen=True, slots=True)
 class _KvRing:
-    """An exchange that attention hides block by block."""
+    """A ring of keys and values that attention overlaps block by block."""
 
     comm_op: CommOp
     block_count: int
@@ -157,13 +160,13 @@ _JOIN_COLLECTIVES: Final[Mapping[TpCombine, tuple[str, CollectiveType]]] = Mappi
 
 
 def _join_operations(joints: Iterable[TpCollective], work_type: WorkType) -> list[Operation]:
-    """The collectives that join tensors of which each rank has a part."""
-    return [Operation(_join_comm_op(joint), work_type) for joint in joints]
+    """The collectives that join sharded tensors."""
+    return [Operation(_join_comm_op(collective), work_type) for collective in joints]
 
 
-def _join_comm_op(joint: TpCollective) -> CommOp:
-    verb, collective = _JOIN_COLLECTIVES[joint.combine]
-    return CommOp(f"{verb} {joint.tensor_name}", collective, TP_GROUP.name, joint.full_bytes)
+def _join_comm_op(tp_collective: TpCollective) -> CommOp:
+    verb, collective = _JOIN_COLLECTIVES[tp_collective.combine]
+    return CommOp(f"{verb} {tp_collective.tensor_name}", collective, TP_GROUP.name, tp_collective.full_bytes)
 
 
 def forward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[Operation]:
@@ -172,7 +175,7 @@ def forward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[O
 
 
 def recomputed_forward(layer: LayerOperators, sharding: LayerSharding, *, early_stop: bool) -> list[Operation]:
-    """Operations that full recomputation runs again before a layer's backward."""
+    """Operations that full recomputation runs before a layer's backward."""
     return _build_forward(
         _until_early_stop(_placed_operators(layer.operators, sharding), early_stop=early_stop),
         sharding,
@@ -209,7 +212,9 @@ def _build_forward(
 
 def backward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[Operation]:
     """Operations of a layer's backward, with its collectives, in reverse order of the operators."""
-    overlap_chunks = math.inf if sharding.layout.backward_overlap else _overlap_chunk_count(sharding.layout)
+    overlap_chunks = (
+        math.inf if sharding.layout.async_tensor_model_parallel_allreduce else _overlap_chunk_count(sharding.layout)
+    )
     operator_work: list[_OperatorWork] = []
     for placed in reversed(_placed_operators(layer.operators, sharding)):
         inputs, weights = _input_gradient(placed, sharding), _weight_gradient(placed)
@@ -226,7 +231,7 @@ def backward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[
 
 
 def input_gradient_operations(layer: LayerOperators, sharding: LayerSharding) -> list[Operation]:
-    """Operations of the half of a backward that the stage before waits for; no weight gradient hides its sums."""
+    """Operations of the input-gradient half of a backward; its reductions overlap no weight gradient."""
     operator_work: list[_OperatorWork] = []
     for placed in reversed(_placed_operators(layer.operators, sharding)):
         inputs = _input_gradient(placed, sharding)
@@ -238,9 +243,9 @@ def input_gradient_operations(layer: LayerOperators, sharding: LayerSharding) ->
 
 
 def weight_gradient_operations(layer: LayerOperators, sharding: LayerSharding) -> list[Operation]:
-    """Operations of the other half; nothing hides that inputs are gathered again.
+    """Operations of the weight-gradient half of a backward; nothing overlaps the repeated input gathers.
 
-    Gradients of norms are there already; they count with the next weight's, or with the last one's.
+    Gradients of norms are computed in the other half; they count with the next weight's, or with the last one's.
     """
     operations: list[Operation] = []
     pending: dict[str, int] = {}
@@ -291,7 +296,7 @@ def _input_gradient(placed: "_PlacedOperator", sharding: LayerSharding) -> list[
 def _moe_operations(
     sharding: LayerSharding, work_type: WorkType, *, dispatches: bool, combines: bool
 ) -> tuple[list[Operation], list[Operation]]:
-    """The exchanges by which tokens come to the ranks of experts before an operator, and leave behind it."""
+    """Dispatch operations before an operator on the experts' ranks, and combine operations after it."""
     if sharding.dispatch is None:
         return [], []
     is_backward = work_type is WorkType.BACKWARD
@@ -303,7 +308,7 @@ def _moe_operations(
 
 
 def _regather_input(placed: "_PlacedOperator", sharding: LayerSharding) -> CommOp | None:
-    """The collective that gathers a column-parallel matmul's input for its weight gradient, if that is still to do."""
+    """The collective that gathers a column-parallel matmul's input for its weight gradient, if it is still needed."""
     needs_input = placed.operator.weight_gradient and not placed.operator.saves_full_input
     return sharding.regather_input(placed.operator.region_input_bytes) if needs_input else None
 
@@ -319,9 +324,9 @@ def _weight_gradient(placed: "_PlacedOperator") -> list[Operation]:
 def recomputed_modules(
     layer: LayerOperators, sharding: LayerSharding, modules: Set[RecomputeModule], *, early_stop: bool
 ) -> list[Operation]:
-    """Operations that selective recomputation runs again before a layer's backward, one module after the other.
+    """Operations that selective recomputation of modules runs before a layer's backward, module by module.
 
-    A module whose result is dropped, too, is run to its end.
+    A module whose output is dropped as well runs to its end.
     """
     operators, recomputed = _placed_operators(layer.operators, sharding), list[Operation]()
     for module in (candidate for candidate in RecomputeModule if candidate in modules):
@@ -332,7 +337,7 @@ def recomputed_modules(
 
 
 def recomputed_operations(layer: LayerOperators, sharding: LayerSharding, *, early_stop: bool) -> list[Operation]:
-    """Operations that selective recomputation by operations runs again: gathers too; sums are among what is kept."""
+    """Operations that selective recomputation of operations runs: gathers too; reductions are among what is saved."""
     recomputed: list[Operation] = []
     for placed in _until_early_stop(_placed_operators(layer.operators, sharding), early_stop=early_stop):
         kernels = _with_kv_ring(placed, placed.operator.recompute_kernels, sharding.kv_ring(1.0), WorkType.RECOMPUTE)
@@ -345,16 +350,17 @@ def recomputed_operations(layer: LayerOperators, sharding: LayerSharding, *, ear
 
 
 def _until_early_stop(operators: Sequence["_PlacedOperator"], *, early_stop: bool) -> Sequence["_PlacedOperator"]:
-    """Of what is recomputed, what is run."""
+    """The operators that recomputation runs: with early_stop only up to the last saved tensor."""
     return operators[: early_stop_count([placed.operator for placed in operators])] if early_stop else operators
 
 
 @dataclass(frozen=True, slots=True)
 class _PlacedOperator:
-    """An operator, whether something comes into a sharded region for it, it is the region's last, or a core's first.
+    """An operator and its position in the layer.
 
-    gathers: it is the first in backward that reads what came in; arrives, returns: it is the first, or the last, on the
-    ranks of experts; load: number of the load by which these have more rows than others.
+    starts_region, ends_region: first or last of a sharded region; starts_attention: first of the attention core;
+    regathers_input: first in backward that reads the region's input; starts_experts, ends_experts: first or last
+    on the experts' ranks; load_index: index of the load factors of these.
     """
 
     operator: Operator
@@ -374,7 +380,7 @@ def _placed_operators(operators: Sequence[Operator], sharding: LayerSharding) ->
     cores = [False, *(operator.is_in_modules({RecomputeModule.CORE_ATTENTION}) for operator in operators)]
     has_parallel_block = any(
         operator.region_input is RegionInput.SAME for operator in operators
-    )  # a parallel block, which is one region
+    )  # a parallel (attention and MLP) block is one region
     return [
         _PlacedOperator(
             operator,
@@ -394,13 +400,13 @@ def _placed_operators(operators: Sequence[Operator], sharding: LayerSharding) ->
 
 
 _OperatorWork = tuple[_PlacedOperator, list[Operation]]
-"""An operator, and what is run for it."""
+"""An operator, and the operations that are run for it."""
 
 
 def _overlap_shared_experts(
     operator_work: Sequence[_OperatorWork], sharding: LayerSharding, *, is_backward: bool = False
 ) -> list[Operation]:
-    """What is run for operators, in turn, or shared experts beside what travels if they are to be."""
+    """Operations of all operators in sequence; shared experts overlapped with token dispatch and combine if enabled."""
     shared = [
         (placed, operations)
         for placed, operations in operator_work
@@ -413,10 +419,10 @@ def _overlap_shared_experts(
         for operation in operations
     ]
     moe_indices = [index for index, operation in enumerate(other_operations) if operation.moe_comm is not None]
-    if not (sharding.layout.overlap_shared_experts and shared and moe_indices):
+    if not (sharding.layout.moe_shared_expert_overlap and shared and moe_indices):
         return [operation for _, operations in operator_work for operation in operations]
     second_matmuls = (index for index, (placed, _) in enumerate(shared) if placed.ends_region)
-    split_index = next(second_matmuls, len(shared)) + is_backward  # recomputation that stops early does without it
+    split_index = next(second_matmuls, len(shared)) + is_backward  # early-stopping recomputation omits it
     halves = [
         [operation for _, operations in half for operation in operations]
         for half in (shared[:split_index], shared[split_index:])
@@ -440,7 +446,7 @@ def _overlap_shared_experts(
 
 
 def _overlap_longest(operations: list[Operation], moe_operations: list[Operation]) -> list[Operation]:
-    """The longest exchange that travels beside the largest kernel, the others before and behind."""
+    """Overlap the longest communication with the largest kernel; the others run before and after."""
     kernels = {
         index: operation.body for index, operation in enumerate(operations) if isinstance(operation.body, Kernel)
     }
@@ -462,7 +468,7 @@ def _overlap_longest(operations: list[Operation], moe_operations: list[Operation
 def _with_kv_ring(
     placed: _PlacedOperator, kernels: Sequence[Kernel], ring: _KvRing | None, work_type: WorkType
 ) -> list[Operation]:
-    """Kernels of an operator; the attention core's first kernel hides the ring, one block of keys at a time."""
+    """Kernels of an operator; the attention core's first kernel overlaps the ring, one block of keys at a time."""
     on_expert_rank = placed.operator.region is ParallelRegion.EXPERT
     operations = [
         Operation(kernel, work_type, load_index=placed.load_index, on_expert_rank=on_expert_rank) for kernel in kernels
@@ -479,9 +485,9 @@ def _with_kv_ring(
 
 
 def _attach_comm_op(comm_op: CommOp | None, operations: list[Operation], index: int, chunks: float) -> list[Operation]:
-    """Put an exchange before (place 0) or after the operations, pipelined with the nearest kernel if chunks > 1.
+    """Insert a collective before (index 0) or after the operations, pipelined with the nearest kernel if chunks > 1.
 
-    What an operand is cast by comes before its gather.
+    Kernels that quantize an operand come before its gather.
     """
     if comm_op is None:
         return operations
@@ -493,7 +499,7 @@ def _attach_comm_op(comm_op: CommOp | None, operations: list[Operation], index: 
     )
     nearest = min(index, len(operations) - 1)
     if chunks > 1 and operations and isinstance(kernel := operations[nearest].body, Kernel):
-        is_first_chunk_local = is_gather and not math.isinf(chunks)  # its first chunk is this rank's own
+        is_first_chunk_local = is_gather and not math.isinf(chunks)  # the first chunk is local to this rank
         overlap = Operation(CommOverlap(comm_op, kernel, chunks, is_first_chunk_local), work_type)
         return [*operations[:nearest], overlap, *operations[nearest + 1 :]]
     return [*operations[:index], Operation(comm_op, work_type), *operations[index:]]
@@ -512,4 +518,4 @@ def _mark_complete(operations: list[Operation], parameter_count: int, group: str
 
 
 def _overlap_chunk_count(layout: Layout) -> float:
-    return layout.tp if layout.tensor_overlap else 1
+    return layout.tp if layout.tp_comm_overlap else 1

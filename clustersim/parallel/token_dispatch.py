@@ -1,21 +1,24 @@
-"""How do tokens travel to the ranks of their experts, and back?
+"""How are tokens dispatched to the ranks of their experts, and combined?
 
-Experts are spread over the ranks of the role `ep`, each of them cut over those of `etp`. A rank's tokens are its part
-of the residual stream: of the sequence, where that is cut over tensor-parallel ranks. Forward sends the rows before the
-first operator on the experts' ranks and gets them back behind the last; backward sends the gradients of the results
-there and gets those of the inputs back, so each direction does both once. The router's probabilities go with the rows,
-and their gradients come back with the inputs'.
+Experts are distributed over the ranks of group `ep`, each of them sharded over those of `etp`. A rank's
+tokens are its share of the residual stream: of the sequence, where that is sharded over tensor-parallel
+ranks. Forward dispatches tokens before the first operator on the experts' ranks and combines them after the
+last; backward dispatches the gradients of the results and combines those of the inputs, so each direction
+does both once. The router's probabilities travel with the tokens, and their gradients come back with the
+inputs'.
 
-All-to-all (`MoEAlltoAllTokenDispatcher`): the ranks tell each other how many rows each expert gets, and the host waits
-for that, since it sizes what follows. Then a row for each expert of a token goes to its rank; where experts are cut,
-all ranks that have a part of one gather the rows that came for it, and the sums of the parts' results are scattered.
-Where experts have a capacity, all ranks send as many, and know it (`moe_pad_expert_input_to_capacity`).
+All-to-all (`MoEAlltoAllTokenDispatcher`): the ranks exchange how many tokens each expert gets, and the host
+waits for that, since it sizes what follows. Then one copy of a token per expert goes to the expert's rank;
+where experts are sharded, all ranks with a shard of one all-gather the tokens that came for it, and the
+partial results are reduce-scattered. Where experts have a capacity, all ranks send equally many, known
+beforehand (`moe_pad_expert_input_to_capacity`).
 
-All-gather (`MoEAllGatherTokenDispatcher`): all ranks gather all tokens, with their routing and probabilities; results
-are summed and scattered.
+All-gather (`MoEAllGatherTokenDispatcher`): all ranks gather all tokens, with their routing and probabilities;
+results are reduce-scattered.
 
-DeepEP and Hybrid-EP (`MoEFlexTokenDispatcher`): kernels of their own (`collectives.hierarchical_dispatch`) over all ranks that have
-parts of experts. In forward the host waits there, too, for how many rows come; backward knows.
+DeepEP and Hybrid-EP (`MoEFlexTokenDispatcher`): fused kernels (`collectives.hierarchical_dispatch`) over all
+ranks with shards of experts. In forward the host waits there, too, for the number of tokens; in backward it
+is known.
 
 Reference: NVIDIA/Megatron-LM@d98e8a64, megatron/core/transformer/moe/token_dispatcher.py and fused_a2a.py.
 """
@@ -30,17 +33,17 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EP_GROUP, ETP_EP_GROUP, ETP_GROUP, TP_GROUP
 from clustersim.program.task import CollectiveType, CommOp, TokenDispatcher, TokenRouting
 
-_COUNT_BYTES: Final = 8  # bytes of how many rows an expert gets
-_ROUTING_MASK_BYTES: Final = 1  # bytes of whether a token goes to an expert
+_COUNT_BYTES: Final = 8  # bytes of an expert's token count
+_ROUTING_MASK_BYTES: Final = 1  # bytes of the mask entry whether a token goes to an expert
 _PROBABILITY_FORMAT: Final = DType.FP32
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDispatch:
-    """The exchanges of a mixture.
+    """Communication of a MoE layer.
 
-    tokens: on one rank; row: bytes of one; format: of activations; load: its number; sent: in which other format rows
-    go to experts.
+    token_count: tokens on one rank; token_bytes: bytes of one; format: of activations; load_index: index of its
+    load factors; wire_format: format in which tokens are dispatched, if another.
     """
 
     layout: Layout
@@ -52,7 +55,7 @@ class TokenDispatch:
     wire_format: DType | None = None
 
     def dispatch_ops(self, *, is_backward: bool = False) -> tuple[CommOp, ...]:
-        """Rows go to the ranks of their experts; again: where they went before is known (backward)."""
+        """Dispatch to the experts' ranks; is_backward: the routing is known from forward."""
         return (
             _DISPATCHERS[self.layout.dispatcher].dispatch_ops(self._in_wire_format, is_backward=is_backward)
             if self._communicates
@@ -61,7 +64,7 @@ class TokenDispatch:
 
     @property
     def _in_wire_format(self) -> "TokenDispatch":
-        """With rows as wide as they are sent."""
+        """The same dispatch with tokens in their wire format."""
         return (
             self
             if self.wire_format is None
@@ -69,7 +72,7 @@ class TokenDispatch:
         )
 
     def combine_ops(self, *, is_backward: bool = False) -> tuple[CommOp, ...]:
-        """What experts made of them comes back."""
+        """Combine the experts' results."""
         return (
             _DISPATCHERS[self.layout.dispatcher].combine_ops(self, is_backward=is_backward)
             if self._communicates
@@ -78,10 +81,10 @@ class TokenDispatch:
 
     @property
     def routing(self) -> TokenRouting:
-        """Where rows go."""
-        layout, moe, group_limits = self.layout, self.moe, (self.moe.router.groups, self.moe.router.limit)
+        """Token routing of the layer."""
+        layout, moe, group_limits = self.layout, self.moe, (self.moe.router.num_groups, self.moe.router.group_topk)
         sizes = moe.experts, moe.top_k
-        shard_size, sm_count = layout.effective_etp, layout.dispatcher_sms
+        shard_size, sm_count = layout.effective_etp, layout.dispatcher_num_sms
         return TokenRouting(
             layout.dispatcher,
             *sizes,
@@ -93,22 +96,22 @@ class TokenDispatch:
 
     @property
     def dispatched_bytes(self) -> Bytes:
-        """Bytes of a row for each token and expert."""
+        """Bytes of one copy of each token per expert."""
         return self.moe.routed_tokens(self.token_count) * self.token_bytes
 
     @property
     def expert_rank_count(self) -> int:
-        """Ranks that have parts of all experts together."""
+        """Number of ranks that hold all experts together (EP x ETP)."""
         return self.layout.ep * self.layout.effective_etp
 
     @property
     def expert_group(self) -> str:
-        """The role of those ranks; those of tensor parallelism where experts are spread like all else."""
+        """Group of those ranks; the tensor-parallel group where experts have no mesh of their own."""
         return ETP_EP_GROUP.name if self.layout.has_expert_mesh else TP_GROUP.name
 
     @property
     def expert_tensor_group(self) -> str:
-        """The role of the ranks that have parts of the same experts."""
+        """Group of the ranks that each expert is sharded over."""
         return ETP_GROUP.name if self.layout.has_expert_mesh else TP_GROUP.name
 
     @property
@@ -117,7 +120,7 @@ class TokenDispatch:
 
 
 class _Dispatcher(Protocol):
-    """What a dispatcher sends."""
+    """Communication of a token dispatcher."""
 
     def dispatch_ops(self, dispatch: TokenDispatch, *, is_backward: bool) -> tuple[CommOp, ...]:
         """To the experts."""
@@ -128,10 +131,10 @@ class _Dispatcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _AllToAllDispatcher:
-    """A row for each expert, by the library."""
+    """One copy of each token per expert, by the library's all-to-all."""
 
     def dispatch_ops(self, dispatch: TokenDispatch, *, is_backward: bool) -> tuple[CommOp, ...]:
-        is_size_static = is_backward or dispatch.moe.capacity is not None
+        is_size_static = is_backward or dispatch.moe.capacity_factor is not None
         comm_ops = self._all_to_all_ops("dispatch tokens", dispatch, host_sync=not is_size_static)
         if not is_backward:
             comm_ops = (*comm_ops, *self._probability_ops("dispatch probabilities", dispatch))
@@ -172,7 +175,7 @@ class _AllToAllDispatcher:
         )
 
     def _count_ops(self, dispatch: TokenDispatch) -> tuple[CommOp, ...]:
-        """How many rows each expert gets from each rank."""
+        """Exchange how many tokens each expert gets from each rank."""
         size = float(dispatch.expert_rank_count * dispatch.moe.experts * _COUNT_BYTES)
         return (CommOp("count rows", CollectiveType.ALL_GATHER, dispatch.expert_group, size),)
 
@@ -242,7 +245,7 @@ class _AllGatherDispatcher:
 
 @dataclass(frozen=True, slots=True)
 class _FusedDispatcher:
-    """Kernels of their own; probabilities are hundredths of the rows that they go with."""
+    """Fused dispatch and combine kernels; probabilities are neglected (about 1% of the tokens' bytes)."""
 
     def dispatch_ops(self, dispatch: TokenDispatch, *, is_backward: bool) -> tuple[CommOp, ...]:
         collective, comm_group, size = CollectiveType.DISPATCH, dispatch.expert_group, dispatch.dispatched_bytes

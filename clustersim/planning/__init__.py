@@ -1,7 +1,7 @@
-"""WHAT SHOULD BE TRIED? Other scenarios than the one that was asked for, simulated.
+"""What should be tried? Simulation of scenarios other than the given one: layout search, what-if, explorer.
 
-from clustersim.planning import Space, search
-best = search(scenario).choice
+from clustersim.planning import SearchSpace, search_layouts
+best = search_layouts(scenario).choice
 """
 
 from importlib import import_module
@@ -14,7 +14,7 @@ __all__ = ["LayoutSearch", "SearchSpace", "search_layouts"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the search when it is first asked for: most of what is planned needs none."""
+    """Import the search on first access; most planning code does not need it."""
     if name not in __all__:
         raise AttributeError(f"module 'clustersim.planning' has no attribute {name!r}")
     return getattr(import_module("clustersim.planning.layouts"), name)

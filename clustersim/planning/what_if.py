@@ -1,10 +1,12 @@
 """What would the step be with one thing changed?
 
-Every case is the scenario with a single change, simulated again; nothing is extrapolated. A case costs about as long as
-the scenario itself took, so what would take longer than is set aside for all of them is left out, and says so.
+Every case is the scenario with a single change, simulated again; nothing is extrapolated. A case costs
+about as much as the scenario itself, so cases that would exceed the total time budget are skipped, with a
+note.
 
-A change of links is compared with the scenario without its measured collectives, if it has any: they were measured on
-links as they are, so the changed ones are modelled, and the difference would be that of measurement and model.
+A change of links is compared with the scenario without its measured collectives, if it has any: those were
+measured on the unchanged links, so the changed ones are modeled, and the difference would mix measurement
+and model.
 """
 
 import math
@@ -27,13 +29,13 @@ _MODELED_NOTE: Final = "collectives are modelled before and after, as measured o
 
 
 def run_what_ifs(result: SimulationResult, budget: Seconds = TIME_BUDGET) -> WhatIfReport:
-    """Every case, as far as all of them take `budget` seconds of this computer (inf: however long they take)."""
+    """Simulate every applicable case within `budget` seconds of wall time in total (inf: no limit)."""
     rate = result.tokens_per_second / result.rank_count
     return WhatIfReport(result.step_time, rate, result.fits_in_memory, tuple(_simulate_cases(result, budget)))
 
 
 def _simulate_cases(result: SimulationResult, budget: Seconds) -> Iterator[WhatIf]:
-    """The cases one by one, with an eye on the clock."""
+    """The results case by case, within the time budget."""
     started = perf_counter()
     baseline_without_measurements = _ModeledBaseline(result)
     for case in (what_if_case for what_if_case in WHAT_IF_CASES if what_if_case.is_applicable(result.scenario)):
@@ -55,7 +57,7 @@ def _simulate_cases(result: SimulationResult, budget: Seconds) -> Iterator[WhatI
 
 
 class _ModeledBaseline:
-    """The result without measured collectives, simulated when it is asked for; needed: seconds that this takes now."""
+    """The result without measured collectives, simulated on first use; pending_seconds: what that would still cost."""
 
     def __init__(self, result: SimulationResult) -> None:
         self._scenario = without_measured_collectives(result.scenario)
@@ -69,7 +71,7 @@ class _ModeledBaseline:
 
 
 def _skip_reason(scenario: Scenario, changed: Scenario, expected_seconds: Seconds, remaining: Seconds) -> str:
-    """Why a changed scenario is not simulated: it is illegal, or takes longer than there is time; empty if it is."""
+    """Why a changed scenario is not simulated: illegal, or over the time budget; empty if it is simulated."""
     violations = find_problems(changed)
     if violations:
         return violations[0]
@@ -89,7 +91,7 @@ def _over_budget_note(expected_seconds: Seconds, remaining: Seconds) -> str:
 
 
 def _compare(base: SimulationResult, changed: SimulationResult) -> WhatIfOutcome:
-    """The changed scenario beside the one that it is compared with."""
+    """The changed scenario compared with its baseline."""
     before, after = (simulation_result.scenario.training for simulation_result in (base, changed))
     token_ratio = after.global_batch * after.sequence / (before.global_batch * before.sequence)
     base_seconds, changed_seconds = base.breakdown.mean_seconds(), changed.breakdown.mean_seconds()

@@ -1,11 +1,12 @@
-"""Which single changes are worth a look, before anybody changes anything?
+"""Which single changes are worth simulating? The what-if cases: one modification of the scenario each.
 
-Links, kernels, batch, microbatch, recomputation, sharding and one slow rank: what a planner buys, tunes, or has to live
-with. The strengths are round ones around a tenth, small enough to read as a slope and large enough to see. A change
-gives the changed scenario, or the reason why it cannot be.
+Links, kernels, batch, microbatch, recomputation, sharding and one slow rank: what a planner buys, tunes or
+has to live with. Factors are round numbers around 10 %: small enough to be read as a slope, large enough to
+be visible. Each case returns the changed scenario, or the reason why it does not apply.
 
-Changed is what can matter: the slow rank is one whose kernels take longest, for which the others wait; and where PCIe
-is slower than NICs of twice the bandwidth would be, both have twice of theirs.
+A change must be able to matter: the slow rank is one with the most kernel time, since the others wait for
+it; and where the path to the NICs (PCIe) would be slower than NICs with doubled bandwidth, it is doubled as
+well.
 """
 
 from collections.abc import Callable
@@ -55,26 +56,30 @@ from clustersim.scenario.nearest_values import divisors
 
 _NO_NETWORK: Final = "all ranks are on one node"
 _NO_NODE_LINKS: Final = "no NVLink or PCIe is used"
-_ROUNDING: Final = 1e-9  # what sums of times are off by
+_ROUNDING: Final = 1e-9  # relative rounding error of sums of times
 _LINK_LABELS: Final = {LinkKind.PCIE: "PCIe", LinkKind.HOST: "host links"}
 _NO_EXPERTS: Final = "no experts are spread over ranks"
 REDUCED_BANDWIDTH, KERNEL_SPEEDUP, DOUBLED_BANDWIDTH, SLOW_RANK_SPEED = 0.9, 1.1, 2.0, 0.9
 LOAD_VARIATION: Final = 0.3
-"""Of drawn loads of experts: the middle of what is measured (0.05 to 0.55 of ranks' rows, `model.moe_expert_load`)."""
-UNEVEN_LOAD_COST: Final = 16.0  # times as long where ranks that hold other experts are no longer alike
-SLOW_RANK_COST: Final = 4.0  # times the classes of ranks with a slow one: 16 and 64 for Llama 3 405B on 16,384 GPUs
+"""Coefficient of variation of random expert loads: middle of the measured range (0.05 to 0.55 of the tokens per
+rank, `expert_load`).
+"""
+UNEVEN_LOAD_COST: Final = 16.0  # relative cost where ranks with different experts are no longer equivalent
+SLOW_RANK_COST: Final = (
+    4.0  # factor of equivalence classes with a slow rank: from 16 to 64 for Llama 3 405B on 16,384 GPUs
+)
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedChange:
-    """Why a change cannot be tried."""
+    """Why a change does not apply to a scenario."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedScenario:
-    """The changed scenario. more: what the words of the case do not say, to be put behind them."""
+    """The changed scenario. label_suffix: what the label of the case leaves open, appended to it."""
 
     scenario: Scenario
     label_suffix: str = ""
@@ -96,7 +101,7 @@ def _uses_low_precision(scenario: Scenario) -> bool:
 
 
 def _supports_dtype(dtype: DType) -> Callable[[Scenario], bool]:
-    """Whether every accelerator of the job has kernels for a format."""
+    """A predicate: does every accelerator type of the job support matmuls in this format?"""
     return lambda scenario: all(
         dtype in accelerator_kind.formats for accelerator_kind in scenario.cluster.accelerator_kinds()[0]
     )
@@ -104,10 +109,11 @@ def _supports_dtype(dtype: DType) -> Callable[[Scenario], bool]:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfCase:
-    """One change.
+    """One what-if case.
 
-    modelled: whether collectives are modelled with it, even where some were measured; effort: how many times as long as
-    without it a simulation takes; concerns: whether a scenario has what is changed.
+    models_collectives: whether collectives are modelled even where measured ones exist; relative_cost:
+    simulation time relative to that of the unchanged scenario; is_applicable: whether the scenario has what is
+    changed.
     """
 
     name: str
@@ -131,7 +137,7 @@ def _scaled_links(kinds: Callable[[Scenario], tuple[LinkKind, ...]], factor: flo
 
 
 def _faster_network(result: SimulationResult) -> ChangedScenario | SkippedChange:
-    """With what leads to its NICs, where that would be slower: else nothing would change."""
+    """Double the network bandwidth, and that of the links to the NICs where they would become the bottleneck."""
     scenario = result.scenario
     link_kinds = network_link_kinds(scenario)
     if not link_kinds:
@@ -146,7 +152,7 @@ def _intra_node_link_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
 
 
 def _faster_matmuls(result: SimulationResult) -> ChangedScenario | SkippedChange:
-    """Not where a share of the peak would be above all of it: then less than the change was made."""
+    """Scale matmul and attention speed; skipped if an efficiency would exceed 100 % of the peak."""
     efficiency = effective_efficiency(result.scenario)
     curves = efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward
     max_share = max(curve.share for curve in curves)
@@ -179,7 +185,7 @@ def _slow_rank(result: SimulationResult) -> ChangedScenario | SkippedChange:
 
 
 def _max_compute_rank(result: SimulationResult) -> int:
-    """The first of the ranks whose kernels take longest, but for those that are slow already."""
+    """The first of the ranks with the most kernel time, excluding those that are slowed already."""
     breakdown = result.breakdown
     kernels = breakdown.seconds[:, [category.index for category in KERNEL_CATEGORIES]].sum(axis=1)
     speeds = result.scenario.degradations.gpu_speeds(result.scenario.cluster.machine_gpu_ids)
@@ -189,7 +195,7 @@ def _max_compute_rank(result: SimulationResult) -> int:
 
 
 def _hybrid_sharding(result: SimulationResult) -> ChangedScenario | SkippedChange:
-    """Over as few ranks as memory allows: then gathers and reductions go least far."""
+    """Shard over as few ranks as memory allows: all-gathers and reduce-scatters then span the fewest ranks."""
     scenario, layout = result.scenario, result.scenario.layout
     ranks = layout.cp * layout.dp
     if not isinstance(layout.data, FullyShard) or ranks == 1:
@@ -204,7 +210,7 @@ def _hybrid_sharding(result: SimulationResult) -> ChangedScenario | SkippedChang
 
 
 def _other_dispatcher(result: SimulationResult) -> ChangedScenario | SkippedChange:
-    """Kernels of their own in place of the library's collectives, or the reverse."""
+    """Use a fused dispatch kernel (DeepEP, HybridEP) in place of the library's all-to-all, or the reverse."""
     scenario = result.scenario
     layout, cluster = scenario.layout, scenario.cluster
     if not layout.has_expert_mesh:
@@ -218,18 +224,18 @@ def _other_dispatcher(result: SimulationResult) -> ChangedScenario | SkippedChan
 
 
 def _other_expert_load(result: SimulationResult) -> ChangedScenario | SkippedChange:
-    """Loads that are drawn where they are even, and even ones where they are not."""
+    """Random expert loads where they are balanced, balanced ones where they are not."""
     scenario = result.scenario
     if scenario.layout.ep == 1:
         return SkippedChange("every rank has all experts, so it gets as many rows as any other")
-    if any(distinct_moe.capacity is not None for distinct_moe in scenario.model.distinct_moes):
+    if any(distinct_moe.capacity_factor is not None for distinct_moe in scenario.model.distinct_moes):
         return SkippedChange("experts take as many rows as their capacity is, whoever is chosen")
     load = None if scenario.training.expert_load else RandomExpertLoad(LOAD_VARIATION)
     return ChangedScenario(with_expert_load(scenario, load), ": evenly" if load is None else f": {load.description}")
 
 
 def _experts_across_domains(*, within: bool) -> ScenarioChange:
-    """The widest spread that stays inside NVLink domains, or the narrowest that does not."""
+    """The largest ep whose groups stay within NVLink domains, or the smallest whose groups do not."""
 
     def apply_change(result: SimulationResult) -> ChangedScenario | SkippedChange:
         scenario = result.scenario
@@ -259,7 +265,7 @@ def _recompute_policy(policy: Recompute, skip_reason: str) -> ScenarioChange:
 
 
 def _matmuls_in(dtype: DType) -> ScenarioChange:
-    """By the usual recipe."""
+    """Matmuls in a format, by its default recipe."""
 
     def apply_change(result: SimulationResult) -> ChangedScenario | SkippedChange:
         scenario, recipe = result.scenario, result.scenario.training.recipe
@@ -283,7 +289,7 @@ def _no_overheads(result: SimulationResult) -> ChangedScenario | SkippedChange:
     return (
         ChangedScenario(without_overheads(result.scenario))
         if has_overheads
-        else SkippedChange("nothing is done beside the model now")
+        else SkippedChange("there are no overheads outside the model now")
     )
 
 
@@ -359,15 +365,15 @@ WHAT_IF_CASES: Final = (
     WhatIfCase(
         "full_recompute", "all layers recomputed", _recompute_policy(FullRecompute(), "all layers are recomputed now")
     ),
-    WhatIfCase("products_bf16", "products in BF16", _matmuls_in(DType.BF16), is_applicable=_uses_low_precision),
-    WhatIfCase("products_fp8", "products in FP8", _matmuls_in(DType.FP8), is_applicable=_supports_dtype(DType.FP8)),
+    WhatIfCase("products_bf16", "matmuls in BF16", _matmuls_in(DType.BF16), is_applicable=_uses_low_precision),
+    WhatIfCase("products_fp8", "matmuls in FP8", _matmuls_in(DType.FP8), is_applicable=_supports_dtype(DType.FP8)),
     WhatIfCase(
-        "products_mxfp8", "products in MXFP8", _matmuls_in(DType.MXFP8), is_applicable=_supports_dtype(DType.MXFP8)
+        "products_mxfp8", "matmuls in MXFP8", _matmuls_in(DType.MXFP8), is_applicable=_supports_dtype(DType.MXFP8)
     ),
     WhatIfCase(
-        "products_nvfp4", "products in NVFP4", _matmuls_in(DType.NVFP4), is_applicable=_supports_dtype(DType.NVFP4)
+        "products_nvfp4", "matmuls in NVFP4", _matmuls_in(DType.NVFP4), is_applicable=_supports_dtype(DType.NVFP4)
     ),
     WhatIfCase("cuda_graphs", "passes captured in CUDA graphs", _cuda_graphs),
     WhatIfCase("no_offload", "nothing on the host", _no_offload),
-    WhatIfCase("no_overheads", "nothing done beside the model (training.overheads: none)", _no_overheads),
+    WhatIfCase("no_overheads", "no overheads outside the model (training.overheads: none)", _no_overheads),
 )

@@ -1,1 +1,1 @@
-"""WHAT IS TO BE DONE? Pure data: tasks, streams, groups."""
+"""Programs: the tasks, streams and process groups of every rank, as pure data without durations."""

@@ -1,9 +1,9 @@
-"""What is one step of a pipeline, and what is an order of them?
+"""Pipeline actions: what does a pipeline rank run, and in which order?
 
 Actions and their text form follow torch.distributed.pipelining: stage, kind, microbatch, as in `0F0`, `2B1`.
-Stages are numbered through the model (virtual stages; `placement` says on which rank each is). `B` is the whole
-backward; `I` and `W` are its halves (input and weight gradients). A forward and a backward of different microbatches
-may run side by side: a pair, torch's `(0F3;3B1)OVERLAP_F_B`.
+Stages are numbered through the model (virtual stages; `placement` maps them to ranks). `B` is the full
+backward; `I` and `W` are its halves (input gradients and weight gradients). A forward and a backward of
+different microbatches may overlap on one rank: an `OverlappedPair`, torch's `(0F3;3B1)OVERLAP_F_B`.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from clustersim.common.enums import IdentityEnum
 
 
 class ActionKind(IdentityEnum):
-    """The value is the letter in the notation."""
+    """Kind of pass; the value is the letter in torch's notation."""
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -24,13 +24,13 @@ class ActionKind(IdentityEnum):
 
 FORWARD: Final = ActionKind.FORWARD
 BACKWARD: Final = ActionKind.BACKWARD
-"""For what is done for each pass: CPython 3.11 finds members of an enumeration ten times more slowly than a global."""
+"""Module constants for hot loops: CPython 3.11 looks up enum members ten times more slowly than globals."""
 
 
 class Action(NamedTuple):
-    """One microbatch through one stage, forward or backward.
+    """The forward or backward of one microbatch through one stage.
 
-    A named tuple, as torch's: a step has tens of thousands of them, and they are keys of messages.
+    A named tuple, as in torch: a step has tens of thousands of them, and they serve as message tags.
     """
 
     stage: int
@@ -42,7 +42,7 @@ class Action(NamedTuple):
 
 
 class OverlappedPair(NamedTuple):
-    """A forward, and a backward of another microbatch or stage, side by side on one rank."""
+    """A forward and a backward of different microbatches (or stages) that overlap on one rank: OVERLAP_F_B."""
 
     forward: Action
     backward: Action
@@ -52,16 +52,16 @@ class OverlappedPair(NamedTuple):
 
 
 ScheduleEntry = Action | OverlappedPair
-"""What a rank runs before it goes on."""
+"""One entry of a rank's pipeline schedule."""
 PipelineOrder = tuple[tuple[ScheduleEntry, ...], ...]
-"""For each pipeline rank what it runs, in order."""
+"""[pipeline ranks][entries] the schedule entries of every pipeline rank, in execution order."""
 
 
 def flatten_entry(entry: ScheduleEntry) -> tuple[Action, ...]:
-    """The one action of a step, or the forward and the backward of a pair."""
+    """The action of a single entry, or the forward and the backward of an overlapped pair."""
     return (entry,) if isinstance(entry, Action) else (entry.forward, entry.backward)
 
 
 def flatten_entries(entries: Iterable[ScheduleEntry]) -> tuple[Action, ...]:
-    """Actions of steps, those of pairs one after the other."""
+    """All actions of schedule entries in order; an overlapped pair gives its forward, then its backward."""
     return tuple(chain.from_iterable(map(flatten_entry, entries)))

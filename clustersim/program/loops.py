@@ -1,7 +1,8 @@
-"""Where does a rank do the same again and again? Stretches of its tasks in which each is like that a period before.
+"""Loop detection: where does a rank's task list repeat?
 
-Microbatches repeat, and within them layers. A period is found by how far equal tasks are apart; of all stretches
-those are taken that save most if but a few periods are run, and then those within their periods.
+Microbatches repeat, and layers within them. A period is found from the distances between tasks of equal
+signature; of all repeated ranges, those are chosen that save most tasks when only a few iterations are
+simulated, and then the loops within their iterations.
 """
 
 from collections.abc import Iterator
@@ -12,17 +13,17 @@ import numpy as np
 from clustersim.common.arrays import IntArray
 
 SIMULATED_ITERATIONS: Final = 4
-"""Periods that are run before one is known to be like the one before, with what follows."""
+"""Iterations that are simulated before a steady state can be detected, with those that follow it."""
 MIN_SAVED_TASKS: Final = 24
-"""Tasks that are worth looking for."""
+"""Saved tasks from which a loop is worth fast-forwarding."""
 _OCCURRENCE_LAGS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""How many equal tasks on, distances are looked at: 16 pipeline ranks do each chunk for 16 microbatches in turn."""
+"""Distances are taken to the k-th next equal task: 16 pipeline ranks run a chunk for 16 microbatches."""
 _SAMPLED_SIGNATURES: Final = 4
-"""Of how many kinds of tasks, the rarest and the most frequent ones, distances are looked at."""
+"""Number of rarest, and of most frequent, task signatures whose distances are examined."""
 
 
 class Loop(NamedTuple):
-    """Tasks from `first` to before `last`, each like that `period` before, but for those of the first period."""
+    """Task ids `begin` to before `end`, each equal to the one `period` before it, except in the first iteration."""
 
     begin: int
     end: int
@@ -30,14 +31,14 @@ class Loop(NamedTuple):
 
     @property
     def saved_tasks(self) -> int:
-        """Tasks that need not be run."""
+        """Tasks that need not be simulated."""
         return self.end - self.begin - SIMULATED_ITERATIONS * self.period
 
 
 def find_loops(task_signatures: IntArray) -> tuple[tuple[Loop, ...], tuple[Loop, ...]]:
-    """Regions that do not overlap, and those within their periods, again for each period.
+    """Disjoint outer loops, and the inner loops of each of their iterations.
 
-    alike: numbers of tasks that do the same are equal: [tasks].
+    task_signatures: [tasks] equal ids for equal tasks (`RankProgram.task_signatures`).
     """
     outer_loops = tuple(_find_loops(task_signatures, 0))
     return outer_loops, tuple(_inner_loops(task_signatures, outer_loops))
@@ -51,7 +52,7 @@ def _inner_loops(task_signatures: IntArray, outer_loops: tuple[Loop, ...]) -> It
 
 
 def _find_loops(task_signatures: IntArray, offset: int) -> Iterator[Loop]:
-    """Regions of some tasks, in order, as they are numbered from `offset` on."""
+    """Disjoint loops of a range of tasks, in order; `offset` is the id of its first task."""
     best = max(_longest_loops(task_signatures), key=lambda loop: (loop.saved_tasks, -loop.period), default=None)
     if best is None or best.saved_tasks < MIN_SAVED_TASKS:
         return
@@ -62,7 +63,7 @@ def _find_loops(task_signatures: IntArray, offset: int) -> Iterator[Loop]:
 
 
 def _longest_loops(task_signatures: IntArray) -> Iterator[Loop]:
-    """The longest stretch of every period."""
+    """The longest loop of every candidate period."""
     for period in _candidate_periods(task_signatures):
         is_repeated = np.concatenate(([0], task_signatures[period:] == task_signatures[:-period], [0]))
         edges = np.diff(is_repeated)
@@ -73,7 +74,7 @@ def _longest_loops(task_signatures: IntArray) -> Iterator[Loop]:
 
 
 def _candidate_periods(task_signatures: IntArray) -> set[int]:
-    """Distances of equal tasks: the most frequent one of a kind of task to the next, to the second next, and so on."""
+    """Most frequent distances between tasks of equal signature: to the next occurrence, the second next, and so on."""
     order = np.argsort(task_signatures, kind="stable")
     occurrences = np.split(order, np.flatnonzero(np.diff(task_signatures[order])) + 1)
     frequent = sorted((task_ids for task_ids in occurrences if len(task_ids) >= SIMULATED_ITERATIONS), key=len)

@@ -1,10 +1,11 @@
-"""Which pipeline rank holds which stage, and along which way do messages between stages go?
+"""Pipeline placement: which pipeline rank holds which stage, and in which direction do messages go?
 
-Stages are numbered through the model (virtual stages). A schedule places them: in a loop (rank r of p holds r, r + p,
-...), in a V (the second half comes back), or as it likes, as long as stages that follow each other are on one rank or
-on neighbours. Whatever depends on where a stage is follows from the placement: who is whose neighbour, what is handed
-on within a rank, which chunk of its rank a stage is. Two pipelines that run towards each other (DualPipe) hold every
-stage twice; each has half of the ranks, and what would be handed on within a rank goes to the other pipeline.
+Stages are numbered through the model (virtual stages). A schedule places them: in a loop (rank r of p holds
+r, r + p, ...), in a V (the second half comes back), or freely, as long as consecutive stages are on one rank
+or on neighbouring ranks. The placement determines neighbours, local hand-overs and the chunk index of every
+stage. A bidirectional pipeline (DualPipe) is two pipelines in opposite directions, which hold every stage
+twice; each has half of the ranks, and what would be handed over within a rank is sent to the counterpart in
+the other pipeline.
 """
 
 from collections.abc import Iterator
@@ -15,16 +16,16 @@ from typing import Final
 from clustersim.common.errors import InputError
 
 COUNTERPART: Final = 2
-"""The way of a message to the same rank of the pipeline that runs the other way."""
+"""Direction of a message to the same rank of the opposite pipeline (DualPipe)."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """ranks: [stages] the pipeline rank of each stage, in model order; each rank from 0 on holds at least one.
+    """stage_ranks: [stages] pipeline rank of each stage in model order; every rank from 0 on holds at least one.
 
-    crosses: what stages on one rank hand on to each other goes to that rank of the pipeline that runs the other way.
+    bidirectional: hand-overs between two stages of one rank go to the counterpart rank of the opposite pipeline.
 
-    >>> Placement((0, 1, 1, 0)).stages_of(1)
+    >>> Placement((0, 1, 1, 0)).stages_on_rank(1)
     (1, 2)
     """
 
@@ -40,18 +41,19 @@ class Placement:
         for stage, (source, target) in enumerate(zip(self.stage_ranks, self.stage_ranks[1:], strict=False)):
             if (target - source) % pipeline_size not in {0, 1, pipeline_size - 1}:
                 raise InputError(
-                    f"placement {self.stage_ranks}: stages {stage} and {stage + 1} follow each other, but pipeline ranks "
+                    f"placement {self.stage_ranks}: stages {stage} and {stage + 1} follow each other, but pipeline "
+                    "ranks "
                     f"{source} and {target} are no neighbours"
                 )
 
     @cached_property
     def pipeline_size(self) -> int:
-        """How many pipeline ranks there are."""
+        """Number of pipeline ranks."""
         return 1 + max(self.stage_ranks, default=0)
 
     @cached_property
     def max_chunks(self) -> int:
-        """The most stages that a rank holds."""
+        """Largest number of stages (model chunks) on one rank."""
         return max(map(len, self._rank_stages))
 
     def stages_on_rank(self, rank: int) -> tuple[int, ...]:
@@ -59,13 +61,14 @@ class Placement:
         return self._rank_stages[rank]
 
     def chunk_index(self, stage: int) -> int:
-        """Which of its rank's stages a stage is."""
+        """Index of a stage among the stages of its rank (model chunk index)."""
         return self._rank_stages[self.stage_ranks[stage]].index(stage)
 
     def direction(self, source_stage: int, target_stage: int) -> int:
-        """Whether a message goes to the next rank (1), to the previous one (-1), stays (0) or crosses over (`COUNTERPART`).
+        """Direction of a message: next rank (1), previous rank (-1), same rank (0) or the `COUNTERPART`.
 
-        Of two ranks each is both to the other: there activations go on and gradients back.
+        With two ranks each is both neighbours of the other: there activations go to the next, gradients to the
+        previous.
         """
         distance = (self.stage_ranks[target_stage] - self.stage_ranks[source_stage]) % self.pipeline_size
         if distance == 0:
@@ -74,7 +77,7 @@ class Placement:
         return next(step for step in directions if distance == step % self.pipeline_size)
 
     def edges(self, direction: int) -> tuple[tuple[int, int], ...]:
-        """Ordered pairs of pipeline ranks between which messages go that way."""
+        """Ordered (sender, receiver) pairs of pipeline ranks with messages in a direction."""
         return tuple(
             sorted(
                 {
@@ -93,7 +96,7 @@ class Placement:
         return tuple(map(tuple, rank_stages))
 
     def _stage_edges(self) -> Iterator[tuple[int, int]]:
-        """Pairs of stages, sender and receiver: activations and gradients."""
+        """(sender, receiver) pairs of stages: activations and gradients."""
         for stage in range(len(self.stage_ranks) - 1):
             yield stage, stage + 1
             yield stage + 1, stage
@@ -101,9 +104,9 @@ class Placement:
 
 @cache
 def looped_placement(pipeline_size: int, chunks_per_rank: int = 1) -> Placement:
-    """Stages dealt to the ranks in turn.
+    """Round-robin placement of stages (interleaved pipeline): rank r holds stages r, r + pipeline_size, ...
 
-    >>> looped(2, chunks=2).ranks
+    >>> looped_placement(2, chunks_per_rank=2).stage_ranks
     (0, 1, 0, 1)
     """
     return Placement(tuple(range(pipeline_size)) * chunks_per_rank)

@@ -1,9 +1,15 @@
-"""What is to be done? The vocabulary of programs: pure data, no durations.
+"""What does a program consist of? Tasks, operations and collectives, as pure data without durations.
 
-A rank runs a few streams; a stream runs its tasks in order; a task may also wait for tasks of the rank's other
-streams (`after`). A `ComputeTask` task runs a block: operations back to back, most of them kernels, some of them
-collectives that the compute stream waits for (those of tensor parallelism). Blocks are shared: every layer, stage and
-microbatch that does the same work refers to one block object.
+Terms, from the outside in:
+
+    Stream      in-order queue of tasks of one rank, like a CUDA stream; a rank has a few, and they overlap
+    Task        compute, collective, send or receive; `depends_on`: ids of tasks on the rank's other streams
+    Segment     operations back to back on the compute stream; what a `ComputeTask` runs
+    Operation   one kernel, one collective for which the compute stream waits (such as those of tensor
+                parallelism; "blocking" for short), or both overlapped
+    CommOp      one collective or p2p call: its type, its process group and its payload
+
+Segments are shared: every layer, stage and microbatch that does the same work refers to one segment object.
 """
 
 from dataclasses import dataclass, field
@@ -24,27 +30,27 @@ from clustersim.program.action import Action
 
 
 class Stream(IntEnum):
-    """Streams of one rank. Each runs its tasks in order, all run side by side."""
+    """Streams of one rank. Each runs its tasks in order; the streams run concurrently."""
 
     COMPUTE = 0
-    DP = 1  # collectives of data parallelism
+    DP = 1  # collectives of data parallelism (gathers, gradient buckets)
     SEND_NEXT = 2  # activations to the next stage
     SEND_PREVIOUS = 3  # gradients to the previous stage
-    RECEIVE = 4  # buffers are posted ahead: receives do not queue behind each other
-    D2H = 5  # copies from the device
-    HOST = 6  # what the host computes for the rank
-    H2D = 7  # copies to the device
-    EP = 8  # tokens to experts and back, of a forward beside a backward
+    RECEIVE = 4  # receive buffers are pre-posted: receives do not queue behind each other
+    D2H = 5  # device-to-host copies
+    HOST = 6  # host computation for the rank, such as an offloaded optimizer
+    H2D = 7  # host-to-device copies
+    EP = 8  # MoE dispatch and combine of a forward that overlaps a backward
 
 
 OVERLAPPING_STREAMS: Final = (Stream.DP, Stream.EP)
-"""Streams of collectives beside what the rank computes."""
+"""Streams whose collectives slow kernels of the compute stream while they overlap; other streams do not slow any."""
 HOST_STREAMS: Final = (Stream.D2H, Stream.HOST, Stream.H2D)
-"""What a rank does with its host."""
+"""Streams of host copies and host computation."""
 
 
 class WorkType(IdentityEnum):
-    """Why an operation is done; the breakdown's first question."""
+    """Purpose of an operation: the first level of the time breakdown."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -53,7 +59,7 @@ class WorkType(IdentityEnum):
 
 
 class CollectiveType(IdentityEnum):
-    """Collective operations. `payload` is nccl-tests' size: the whole (gathered, unreduced) buffer of one rank."""
+    """Collective operations. `payload` follows nccl-tests: the full (gathered, unreduced) buffer size of one rank."""
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
@@ -64,27 +70,27 @@ class CollectiveType(IdentityEnum):
     GATHER = "gather"
     ALL_TO_ALL = "all_to_all"
     SEND_RECV = "send_recv"
-    DISPATCH = "dispatch"  # rows of tokens go to the ranks of their experts, as a dispatcher has it
-    COMBINE = "combine"  # what experts made of them comes back, and is summed for each token
-    SHIFT = "shift"  # each member's part goes round the ring, from neighbour to neighbour, until all have seen it
+    DISPATCH = "dispatch"  # MoE dispatch: tokens go to the ranks of their experts, by kernels of a token dispatcher
+    COMBINE = "combine"  # MoE combine: expert outputs come back and are summed for each token
+    SHIFT = "shift"  # each member's shard reaches all others in n-1 hops from neighbour to neighbour (ring attention)
 
     @property
     def is_reduction(self) -> bool:
-        """Whether numbers are summed on the way; all others move bytes, whatever these mean."""
+        """Whether values are summed on the way; all other types only move bytes."""
         return self in (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER, CollectiveType.REDUCE)
 
     @property
     def is_token_routing(self) -> bool:
-        """Whether a dispatcher's own kernels do it, by the routing of tokens."""
+        """Whether it follows the router's token assignment: MoE dispatch or combine by the dispatcher's kernels."""
         return self in (CollectiveType.DISPATCH, CollectiveType.COMBINE)
 
 
 class TokenDispatcher(IdentityEnum):
-    """How tokens travel to the ranks of their experts, and back.
+    """MoE token dispatcher: how tokens are sent to the ranks of their experts and back.
 
-    ALL_GATHER: every rank of the group gets all tokens, and takes those of its experts; ALL_TO_ALL: a row for each of a
-    token's experts is sent to its rank by the library; DEEPEP, DEEPEP_V2, HYBRIDEP: kernels that send a token once to
-    each node and pass it on there.
+    ALL_GATHER: every rank of the group receives all tokens and selects those of its experts; ALL_TO_ALL: the
+    communication library sends one copy of a token for each of its experts; DEEPEP, DEEPEP_V2, HYBRIDEP: kernels
+    that send a token once to each node and forward it there.
     """
 
     ALL_GATHER = "allgather"
@@ -95,17 +101,17 @@ class TokenDispatcher(IdentityEnum):
 
     @property
     def has_custom_kernels(self) -> bool:
-        """Whether its kernels are its own, not the library's collectives."""
+        """Whether it communicates with kernels of its own rather than with library collectives."""
         return self not in (TokenDispatcher.ALL_GATHER, TokenDispatcher.ALL_TO_ALL)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRouting:
-    """Where the rows of a dispatch go: `top_k` of `experts`, spread evenly over the group, for each token.
+    """Destinations of dispatched tokens: `top_k` of `expert_count` experts for each token, uniform over the group.
 
-    groups, limit: experts are in so many groups, of which a token's are in at most `limit` (None: in any); row: bytes
-    of one; cut: ranks next to each other in the group that have a part of the same experts; sms: multiprocessors that
-    the dispatcher's kernels take, None: as many as usual.
+    expert_group_count, max_groups_per_token: group-limited routing, None: no limit; token_bytes: bytes of one
+    dispatched token; expert_shard_size: neighbouring ranks that shard the same experts (expert tensor
+    parallelism); sm_count: SMs that the dispatcher's kernels occupy, None: its default.
     """
 
     dispatcher: TokenDispatcher
@@ -120,11 +126,12 @@ class TokenRouting:
 
 @dataclass(frozen=True, slots=True)
 class CommOp:
-    """A collective of one process group: `group` is a role such as "tp" or "dp", `payload` bytes.
+    """One collective or p2p call: comm_group is a kind of process group ("tp", "dp"), not one group; payload in bytes.
 
-    format: that it sums in, where it does and that is known; routing: of tokens to experts, which `payload` counts once
-    for each expert; awaits: before the host launches it, it waits for all that comes before, which says what is sent;
-    load: number of the program's loads by which members get (or send back) more of the payload than others.
+    reduce_dtype: format of the reduction, if it reduces and that is known; routing: of MoE tokens, which
+    `payload` counts once for each expert; host_sync: the host waits for all earlier work before the launch,
+    because that determines the message sizes; load_index: index into the program's expert loads, by which members
+    receive (or return) uneven shares of the payload.
     """
 
     name: str
@@ -138,7 +145,7 @@ class CommOp:
 
 
 class HostOpKind(Enum):
-    """What a rank does with its host: copies to it and from it, and what the host computes for it."""
+    """Copies between a rank and its host, and computation of the host."""
 
     D2H = "to host"
     H2D = "from host"
@@ -147,7 +154,7 @@ class HostOpKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HostOp(CommOp):
-    """A message between one rank and its host, or the host's work in its own memory.
+    """A copy between a rank and its host, or host computation in host memory.
 
     payload: bytes that are copied, or that the host reads and writes.
     """
@@ -157,12 +164,12 @@ class HostOp(CommOp):
 
 @dataclass(frozen=True, slots=True)
 class CommOverlap:
-    """An exchange and a kernel cut into equal chunks and pipelined (tensor- and context-parallel overlap).
+    """A collective and a kernel split into chunks and pipelined (tensor- and context-parallel overlap).
 
-    Model: the kernel is run in as many pieces, and the longer of the two hides the shorter but for one chunk, so it
-    lasts max + min / chunks. Where neither needs the other nothing is cut, and `chunks` is infinite.
-    local: the kernel's first piece needs nothing of the exchange, and nothing is exchanged behind its last one (a ring
-    of neighbours), so it lasts at least as long as the kernel, and as the exchange and one piece.
+    Model: the kernel runs in chunk_count chunks, and the longer of the two hides the shorter except for one
+    chunk: max + min / chunk_count. If neither depends on the other, nothing is split and `chunk_count` is
+    infinite. is_ring: the first chunk of the kernel is local and nothing is sent behind the last one (a ring of
+    neighbours), so the duration is at least that of the kernel, and that of the collective plus one chunk.
     """
 
     comm_op: CommOp
@@ -173,12 +180,14 @@ class CommOverlap:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One step of a block. gradients: how many parameters of this rank, all of one group, have theirs after it.
+    """One operation of a segment: kernel, blocking collective, or both overlapped.
 
-    fetches: bytes of activations that must be back from the host before it; frees: whether what was fetched is read for
-    the last time; saves: bytes that go there after it; leaves: of gradients that go there after it; load: number of the
-    program's loads by which a rank's kernel has more rows than the mean one's; late: a weight's gradient that was put
-    off, and so does not wait for the exchange before it; routed: it works on rows on the ranks of their experts.
+    gradient_count: parameters of this rank, all of parameter_group, whose gradients are complete after it;
+    h2d_bytes: offloaded activations that must be back on the device before it; is_last_use: it reads those for
+    the last time; d2h_bytes: activations that are offloaded after it; gradient_d2h_bytes: gradients likewise;
+    load_index: index into the program's expert loads, by which a kernel has more tokens than the mean rank's;
+    deferred_wgrad: a delayed weight gradient, which does not wait for the collective before it; on_expert_rank:
+    it works on dispatched tokens.
     """
 
     body: Kernel | CommOp | CommOverlap
@@ -195,28 +204,29 @@ class Operation:
 
     @property
     def comm_op(self) -> CommOp | None:
-        """The collective that the operation runs, alone or beside a kernel."""
+        """The collective that the operation runs, with or without an overlapped kernel."""
         body = self.body
         return body if isinstance(body, CommOp) else body.comm_op if isinstance(body, CommOverlap) else None
 
     @property
     def kernel(self) -> Kernel | None:
-        """The kernel that the operation runs, alone or beside a collective."""
+        """The kernel that the operation runs, with or without an overlapped collective."""
         body = self.body
         return body if isinstance(body, Kernel) else body.kernel if isinstance(body, CommOverlap) else None
 
     @property
     def moe_comm(self) -> CommOp | None:
-        """The exchange, if all that it does is to bring tokens to experts or back."""
+        """The comm op, if the operation is nothing but an MoE dispatch or combine."""
         body = self.body
         return body if isinstance(body, CommOp) and body.routing is not None else None
 
 
 @dataclass(frozen=True, eq=False)
 class Segment(FieldPickling):
-    """Operations that run back to back on the compute stream. Compared by identity: blocks are shared.
+    """Operations that run back to back on the compute stream. Compared by identity, as segments are shared.
 
-    takes_turns: another pass's operations are run, and launched, right before.
+    interleaved: its pass alternates with another one on the compute stream (1F1B with EP overlap), so the host
+    launches it while a segment of the other runs.
     """
 
     name: str
@@ -225,12 +235,12 @@ class Segment(FieldPickling):
 
     @cached_property
     def distinct_operations(self) -> tuple[Operation, ...]:
-        """The different operations, told by their identity, as layers share them."""
+        """Distinct operations by identity, as layers share them."""
         return tuple({id(operation): operation for operation in self.operations}.values())
 
     @cached_property
     def operation_index(self) -> IntArray:
-        """[operations] the place of each in `distinct`."""
+        """[operations] index of each operation in `distinct_operations`."""
         index_by_id = {id(operation): index for index, operation in enumerate(self.distinct_operations)}
         return np.array([index_by_id[operation] for operation in map(id, self.operations)], dtype=np.int64)
 
@@ -241,14 +251,14 @@ class Segment(FieldPickling):
 
     @cached_property
     def distinct_comm_ops(self) -> tuple[CommOp, ...]:
-        """The different ones of them, in order; by identity first, as to hash each of them takes longer."""
+        """The distinct collectives inside, in order; by identity first, because hashing them by value is slower."""
         comm_ops = (comm_op for operation in self.distinct_operations if (comm_op := operation.comm_op) is not None)
         return tuple(dict.fromkeys({id(comm_op): comm_op for comm_op in comm_ops}.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeTask:
-    """Run a block."""
+    """Run a segment. action: the pipeline action that it belongs to."""
 
     segment: Segment
     depends_on: tuple[int, ...] = ()
@@ -257,7 +267,10 @@ class ComputeTask:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTask:
-    """Run a collective with the members of a group; it starts when all of them have come."""
+    """Run a collective with the members of a group; it starts when the last member has arrived.
+
+    Host copies and host computation (`HostOp`) are such tasks, too, in a group of one rank.
+    """
 
     comm_op: CommOp
     depends_on: tuple[int, ...] = ()
@@ -265,7 +278,7 @@ class CollectiveTask:
 
 @dataclass(frozen=True, slots=True)
 class SendTask:
-    """Send `exchange.payload` to the other member of the pair; `tag` names the message within the pair."""
+    """Send `comm_op.payload` to the other member of the pair; `tag` identifies the message within the pair."""
 
     comm_op: CommOp
     tag: Action
@@ -274,7 +287,7 @@ class SendTask:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveTask:
-    """Be done when the message `tag` of the pair `exchange.group` has come in."""
+    """Completes when the message `tag` of the pair `comm_op.comm_group` has arrived."""
 
     comm_op: CommOp
     tag: Action

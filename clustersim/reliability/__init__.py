@@ -1,7 +1,7 @@
-"""What if it breaks? A job over weeks: failures, checkpoints, spares, and what is left of its time.
+"""What if components fail? A job over weeks: failures, checkpoints, spares, and the goodput that remains.
 
-The job is a simpy process above the simulation of steps: it asks how long a step takes in each state of the cluster
-that occurs, which is simulated once and remembered, and never unrolls steps.
+The job is a simpy process on top of the step simulation: it asks for the step time in each cluster state
+that occurs, which is simulated once and cached, and never unrolls steps.
 """
 
 from clustersim.reliability.goodput_simulation import simulate_goodput

@@ -1,4 +1,4 @@
-"""What does a job do whatever breaks? Its checkpoints, and how long they take, from the scenario."""
+"""How long do checkpoints take, how often are they written, and how much work does a run have?"""
 
 import math
 from dataclasses import dataclass
@@ -14,18 +14,20 @@ from clustersim.scenario.reliability import CheckpointIntervalRule, CheckpointPo
 from clustersim.scenario.resolved import ResolvedScenario
 
 MIN_CHECKPOINT_COST: Final[Seconds] = 1e-3
-"""Of a checkpoint, where an interval is worked out from it."""
+"""Minimum cost in seconds of a checkpoint in interval formulas."""
 _DEFAULT_HOST_BANDWIDTH: Final = (
-    25e9  # bytes/s of a GPU's link to its host where the cluster says nothing: PCIe 4.0 x16
+    25e9  # bytes/s of a GPU's host link where the cluster does not specify it: PCIe 4.0 x16
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCost:
-    """Seconds that a checkpoint takes.
+    """Cost of a checkpoint, in seconds.
 
-    size: bytes; write, read: all of it, to and from storage; block: for how long steps wait; drain: until it is in
-    storage from then on; interference: by which steps are slower meanwhile.
+    checkpoint_bytes: its size; write_seconds, read_seconds: all of it, to and from storage; block_seconds: for
+    which steps wait; drain_seconds: from then until it is in storage; slowdown_fraction: relative slowdown of
+    steps meanwhile; stored_every: every n-th snapshot goes to storage; has_peer_copies: nodes hold copies
+    of each other's snapshots.
     """
 
     checkpoint_bytes: Bytes
@@ -39,16 +41,16 @@ class CheckpointCost:
 
     @property
     def synchronous_seconds(self) -> Seconds:
-        """A checkpoint that is waited for until it is in storage."""
+        """Seconds of a checkpoint that is waited for until it is in storage."""
         return self.block_seconds + self.drain_seconds
 
     @property
     def delay_seconds(self) -> Seconds:
-        """By how much a checkpoint delays the job."""
+        """Delay of the job by a checkpoint."""
         return self.block_seconds + self.slowdown_fraction * self.drain_seconds / self.stored_every
 
     def build_timeline(self, interval: Seconds) -> CheckpointTimeline:
-        """Checkpoints that come so often; not more often than storage takes them."""
+        """Checkpoints with this interval, but not more often than storage sustains."""
         min_interval = self.drain_seconds / self.stored_every
         slowdown_seconds = self.slowdown_fraction * self.drain_seconds / self.stored_every
         return CheckpointTimeline(
@@ -62,7 +64,7 @@ class CheckpointCost:
 
 
 def build_checkpoint_cost(resolved: ResolvedScenario) -> CheckpointCost:
-    """How long the checkpoints of a scenario take, from their bytes and the bandwidths on the way."""
+    """The checkpoint cost of a scenario, from its bytes and the bandwidths on the way."""
     policy, domains = resolved.reliability.checkpoint, build_failure_domains(resolved)
     size = checkpoint_bytes(resolved) if policy.size is None else policy.size
     write = size / _storage_bandwidth(policy, policy.bandwidth, domains.nodes)
@@ -86,12 +88,12 @@ def build_checkpoint_cost(resolved: ResolvedScenario) -> CheckpointCost:
 
 
 def _storage_bandwidth(policy: CheckpointPolicy, bandwidth: float, node_count: int) -> float:
-    """Bytes per second of the storage, or of all nodes' ways to it, whichever is less."""
+    """Bytes per second of the storage, or of all nodes' links to it, whichever is less."""
     return min(bandwidth, math.inf if policy.bandwidth_per_node is None else policy.bandwidth_per_node * node_count)
 
 
 def mean_time_to_interruption(reliability: ReliabilityModel, domains: FailureDomains) -> Seconds:
-    """How long a job is up on average until it ends unplanned, if things break independently of age; inf: for ever."""
+    """Mean uptime until an unplanned stop, if failures are independent of age; inf: never."""
     interrupting = (
         failure
         for failure in reliability.failures
@@ -108,7 +110,7 @@ def mean_time_to_interruption(reliability: ReliabilityModel, domains: FailureDom
 
 
 def mean_nodes_in_repair(reliability: ReliabilityModel, domains: FailureDomains) -> float:
-    """How many nodes are in repair at a time, on average: as many as are lost a second, times the seconds of a repair.
+    """Mean number of nodes in repair, by Little's law: nodes lost per second times repair seconds.
 
     Little 1961, "A proof for the queuing formula L = lambda W", Operations Research 9(3).
     """
@@ -124,7 +126,7 @@ def mean_nodes_in_repair(reliability: ReliabilityModel, domains: FailureDomains)
 def checkpoint_interval(
     reliability: ReliabilityModel, checkpoint_cost: CheckpointCost, mtti: Seconds, work: Seconds
 ) -> Seconds:
-    """The interval that is said, or Young's, or Daly's; where nothing breaks there is only the last checkpoint."""
+    """The configured interval, or Young's, or Daly's; without failures only the final checkpoint."""
     configured, cost = reliability.checkpoint.interval, max(checkpoint_cost.delay_seconds, MIN_CHECKPOINT_COST)
     if not isinstance(configured, CheckpointIntervalRule):
         return configured
@@ -136,15 +138,15 @@ def checkpoint_interval(
 
 
 def young_interval(cost: Seconds, mtbf: Seconds) -> Seconds:
-    """Young's interval between checkpoints, the first order of the best one (Young 1974, CACM 17(9)).
+    """Young's checkpoint interval, the first-order optimum (Young 1974, CACM 17(9)).
 
-    cost: of one; between: the mean time between failures.
+    cost: seconds of a checkpoint; mtbf: mean time between failures.
     """
     return math.sqrt(2.0 * cost * mtbf)
 
 
 def daly_interval(cost: Seconds, mtbf: Seconds) -> Seconds:
-    """Daly's interval, of higher order (Daly 2006, Future Generation Computer Systems 22(3), equation 37)."""
+    """Daly's higher-order interval (Daly 2006, Future Generation Computer Systems 22(3), equation 37)."""
     if cost >= 2.0 * mtbf:
         return mtbf
     ratio = cost / (2.0 * mtbf)
@@ -152,7 +154,7 @@ def daly_interval(cost: Seconds, mtbf: Seconds) -> Seconds:
 
 
 def total_work(resolved: ResolvedScenario, step_time: Seconds) -> tuple[Seconds, float]:
-    """Seconds of the healthy job for the tokens of a run, and the tokens; raise InputError where none are said."""
+    """(seconds of the healthy job, tokens) of a run; raise InputError where the tokens are missing."""
     tokens = resolved.economics.training_tokens
     if tokens is None:
         raise InputError(

@@ -1,9 +1,10 @@
-"""What of a job's time goes into checkpoints, and what of its work is safe? In closed form, between two restarts.
+"""How much time goes into checkpoints, and how much work is safe? Closed form between two restarts.
 
-After every `compute` seconds of work a snapshot is taken, for which steps wait `block` seconds; every `stored_every`th
-then goes to storage beside further steps for `drain` seconds, which slows these by `slowdown_seconds` seconds for each snapshot,
-spread evenly over the work behind the first of them. With compute 10, block 1, drain 4, drag 0 and every snapshot
-stored, snapshots begin at 10, 21, 32 ... and are safe at 15, 26, 37 ...
+After every `interval` seconds of work a snapshot is taken, which blocks steps for `block_seconds`; every
+`stored_every`th is then written to storage in the background for `drain_seconds`, which slows the steps by
+`slowdown_seconds` per snapshot, spread evenly over the work after the first of them. With interval 10,
+block 1, drain 4, slowdown 0 and every snapshot stored, snapshots begin at 10, 21, 32 ... and are safe at
+15, 26, 37 ...
 """
 
 from dataclasses import dataclass
@@ -11,12 +12,15 @@ from math import ceil, floor
 
 from clustersim.common.units import Seconds
 
-_RELATIVE_TOLERANCE = 1e-9  # by which sums of seconds may be off, relative to the whole
+_RELATIVE_TOLERANCE = 1e-9  # relative rounding error of sums of seconds
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTimeline:
-    """compute: of work between two snapshots; the rest as above. peers: nodes keep copies of what another one holds."""
+    """Times of checkpoints after a restart, in seconds.
+
+    interval: work between two snapshots; has_peer_copies: nodes hold copies of each other's snapshots.
+    """
 
     interval: Seconds
     block_seconds: Seconds
@@ -26,12 +30,12 @@ class CheckpointTimeline:
     has_peer_copies: bool = False
 
     def snapshot_begin(self, index: int) -> Seconds:
-        """When a snapshot (1, 2, ...) begins."""
+        """When snapshot 1, 2, ... begins."""
         slowed_count = max(0, index - self.stored_every)
         return index * self.interval + (index - 1) * self.block_seconds + slowed_count * self.slowdown_seconds
 
     def work_after(self, wall: Seconds) -> Seconds:
-        """How much was worked after so many seconds."""
+        """The work done after this much wall time."""
         first_stored = self.stored_every * (self.interval + self.block_seconds)
         if wall < first_stored:
             cycles, remainder = divmod(wall, self.interval + self.block_seconds)
@@ -41,13 +45,13 @@ class CheckpointTimeline:
         return (self.stored_every + cycles) * self.interval + min(remainder / cycle_seconds, 1.0) * self.interval
 
     def wall_time_of(self, work: Seconds) -> Seconds:
-        """When so much is worked; a snapshot that would begin just then is not in it."""
+        """The wall time of this much work, without a snapshot that would begin just then."""
         snapshots = max(0, ceil(work / self.interval * (1.0 - _RELATIVE_TOLERANCE)) - 1)
         slowed_work = max(0.0, work - self.stored_every * self.interval)
         return work + snapshots * self.block_seconds + slowed_work * self.slowdown_seconds / self.interval
 
     def last_safe_snapshot(self, wall: Seconds, *, in_storage: bool) -> int:
-        """The number of the last snapshot that is safe after so many seconds, in storage or with peers; 0: none."""
+        """Index of the last snapshot that is safe after this much wall time, in storage or on peers; 0: none."""
         stride = self.stored_every if in_storage else 1
         delay = self.block_seconds + (self.drain_seconds if in_storage else 0.0)
         index = floor(self.work_after(wall) / self.interval * (1.0 + _RELATIVE_TOLERANCE)) // stride * stride
@@ -56,6 +60,6 @@ class CheckpointTimeline:
         return max(0, index)
 
     def last_begun_snapshot(self, wall: Seconds) -> int:
-        """The number of the last snapshot that began by then; 0: none."""
+        """Index of the last snapshot that has begun by then; 0: none."""
         index = floor(self.work_after(wall) / self.interval * (1.0 + _RELATIVE_TOLERANCE))
         return index if index == 0 or self.snapshot_begin(index) <= wall else index - 1

@@ -1,9 +1,9 @@
 """How fast is the job in each state of its cluster that occurs?
 
-Every state is a scenario of its own, simulated once when it is asked for: with a GPU or a NIC at part speed (one in the
-middle of the job), or with fewer replicas, for as many nodes as are left. Fewer replicas that keep the batch do more
-microbatches, all of them as many as the one that does most. Assumed: of several slow parts the slowest counts, and
-what slows a job slows it as much with fewer replicas.
+Every state is a scenario of its own, simulated on first use: with a GPU or a NIC (in the middle of the job)
+at reduced speed, or with fewer replicas, as the remaining nodes allow. Fewer replicas that keep the batch
+do more microbatches, all as many as the one that does most. Assumed: of several slow components only the
+slowest counts, and slowdown and shrinking multiply.
 """
 
 from clustersim.common.errors import ClusterSimError
@@ -21,7 +21,7 @@ HEALTHY = "healthy"
 
 
 class ClusterStates:
-    """Those of one scenario. healthy: its result; seconds: step times by name, as they were asked for."""
+    """Rates of one scenario's states. healthy: its result; step_times: by state name, in order of first use."""
 
     def __init__(self, scenario: Scenario, healthy: SimulationResult) -> None:
         self._scenario, self.healthy = scenario, healthy
@@ -32,7 +32,7 @@ class ClusterStates:
         self._shrunk_rates: dict[int, tuple[str, float]] = {}
 
     def __call__(self, missing: int, slowdown: FailureSlowdown | None) -> tuple[str, float]:
-        """The name of a state, and work per second in it: of the healthy job's; 0 where it cannot run."""
+        """The name of a state, and work per second in it, relative to the healthy job; 0 where it cannot run."""
         if not missing and slowdown is None:
             return HEALTHY, 1.0
         shrunk = self._shrunk_rate(missing) if missing else None
@@ -55,7 +55,7 @@ class ClusterStates:
         middle_rank = self._scenario.layout.world_size // 2
         gpu = int(self._scenario.cluster.machine_gpu_ids[middle_rank])
         return self._scenario.with_overrides(
-            [f"disturbances.nics=[{{gpu: {gpu}, bandwidth: {slowdown.remaining_fraction!r}}}]"]
+            [f"degradations.nics=[{{gpu: {gpu}, bandwidth: {slowdown.remaining_fraction!r}}}]"]
         )
 
     def _shrunk_rate(self, missing: int) -> tuple[str, float]:
@@ -64,7 +64,7 @@ class ClusterStates:
         return self._shrunk_rates[missing]
 
     def _compute_shrunk_rate(self, missing: int) -> tuple[str, float]:
-        """With as many replicas as the nodes that are left can hold and a step can have."""
+        """With as many replicas as the remaining nodes can hold and a legal scenario can have."""
         domains, dp = self._domains, self._scenario.layout.dp
         max_replicas = (domains.nodes - missing) * (domains.gpus // domains.nodes) // domains.replica_ranks
         for replicas in range(min(max_replicas, dp - 1), 0, -1):
@@ -78,7 +78,7 @@ class ClusterStates:
         return "cannot run", 0.0
 
     def _shrunk_scenario(self, replicas: int) -> Scenario | None:
-        """The scenario with fewer of them; None where its parts do not agree, or do not fit in memory."""
+        """The scenario with fewer replicas; None where it is not legal, or does not fit in memory."""
         layout, training = self._scenario.layout, self._scenario.training
         batch = replicas * training.microbatch
         if self._scenario.reliability.elastic is ElasticPolicy.SHRINK_BATCH:
@@ -100,7 +100,7 @@ class ClusterStates:
             return None
 
     def _work_rate(self, replicas: int, step_time: Seconds) -> float:
-        """Work per second; a batch that is kept counts as what it is, though the last microbatches are not full."""
+        """Work per second; a kept batch counts in full, though its last microbatches are partly empty."""
         batch_fraction = 1.0
         if self._scenario.reliability.elastic is ElasticPolicy.SHRINK_BATCH:
             batch_fraction = replicas / self._scenario.layout.dp

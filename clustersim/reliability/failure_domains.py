@@ -1,4 +1,4 @@
-"""What of a job can break, and what breaks with it?"""
+"""Which components of a job can fail, and which nodes are lost with them?"""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -12,13 +12,14 @@ from clustersim.hardware.topology import Fabric
 from clustersim.scenario.resolved import ResolvedScenario
 
 DEFAULT_RACK_NODES: Final = 4
-"""Nodes of a rack where an NVLink domain is one node: four DGX H100 (NVIDIA DGX SuperPOD reference architecture, H100,
-RA-11333, 2023: 8 racks of 4 make a scalable unit of 32)."""
+"""Nodes per rack where an NVLink domain is one node: four DGX H100 (NVIDIA DGX SuperPOD reference
+architecture, H100, RA-11333, 2023: 8 racks of 4 make a scalable unit of 32).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ComponentCounts:
-    """How many components of each kind a job has."""
+    """Number of components of each kind in a job."""
 
     gpus: int
     nodes: int
@@ -27,7 +28,7 @@ class ComponentCounts:
     racks: int
 
     def count_of(self, component: FailureComponent) -> int:
-        """How many of a kind; every NIC has one link to its switch."""
+        """The number of components of a kind; every NIC has one link to its switch."""
         match component:
             case FailureComponent.GPU:
                 return self.gpus
@@ -44,11 +45,11 @@ class ComponentCounts:
 
 @dataclass(frozen=True)
 class FailureDomains:
-    """The nodes of a job, 0 to nodes-1, and which of them belong together.
+    """The nodes of a job, 0 to nodes-1, and the failure domains they belong to.
 
-    per_rack: nodes of one; bound: nodes of a rack are one NVLink domain, so that one of them is replaced from its own
-    rack, or with all of it; leaf: by node, the first switch of its first NIC; replica: ranks of one data-parallel
-    replica.
+    nodes_per_rack: nodes per rack; is_nvlink_rack: a rack is one NVLink domain, so its nodes are replaced from
+    its own spares, or all of it at once; leaf_by_node: [nodes] switch of the node's first NIC; switches: number
+    of such switches; replica_ranks: ranks of one data-parallel replica.
     """
 
     gpus: int
@@ -62,7 +63,7 @@ class FailureDomains:
 
     @cached_property
     def counts(self) -> ComponentCounts:
-        """How many components there are."""
+        """Number of components of each kind."""
         racks = -(-self.nodes // self.nodes_per_rack)
         return ComponentCounts(self.gpus, self.nodes, self.nics, self.switches, racks)
 
@@ -71,7 +72,7 @@ class FailureDomains:
         return node // self.nodes_per_rack
 
     def lost_nodes(self, domain: FailureDomain, node: int) -> tuple[int, ...]:
-        """The nodes that are lost with what breaks at one of them."""
+        """The nodes lost with a failure at one of them."""
         match domain:
             case FailureDomain.NODE:
                 return (node,)
@@ -91,7 +92,7 @@ class FailureDomains:
 
 
 def build_failure_domains(resolved: ResolvedScenario) -> FailureDomains:
-    """That of a job on its cluster."""
+    """The failure domains of a job on its cluster."""
     gpus = resolved.layout.world_size
     nodes, domain_nodes, leaf_by_node, nics, switches = _fabric_domains(resolved.cluster.fabric, gpus)
     configured = resolved.reliability.rack_nodes
@@ -109,14 +110,14 @@ def build_failure_domains(resolved: ResolvedScenario) -> FailureDomains:
 
 @lru_cache(maxsize=8)
 def _fabric_domains(fabric: Fabric, gpus: int) -> tuple[int, int, tuple[int, ...], int, int]:
-    """Nodes of a job, nodes of an NVLink domain, by node its first switch, NICs, and such switches."""
+    """Nodes of a job, nodes per NVLink domain, first switch by node, NICs, and number of such switches."""
     nodes, domains = (_dense_labels(label_gpus(np.arange(gpus))) for label_gpus in (fabric.node_ids, fabric.domain_ids))
     node_count = int(nodes.max()) + 1
     return node_count, max(1, round(node_count / (int(domains.max()) + 1))), *_leaf_switches(fabric, nodes)
 
 
 def _dense_labels(labels: IntArray) -> IntArray:
-    """Labels as numbers from 0, in the order in which they come."""
+    """Labels relabeled 0, 1, ... in order of first occurrence."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     order = np.empty(len(first), np.int64)
     order[np.argsort(first)] = np.arange(len(first))
@@ -124,7 +125,7 @@ def _dense_labels(labels: IntArray) -> IntArray:
 
 
 def _leaf_switches(fabric: Fabric, nodes: IntArray) -> tuple[tuple[int, ...], int, int]:
-    """By node the switch of its first NIC, and how many NICs and such switches there are.
+    """The switch of each node's first NIC, the number of NICs and of such switches.
 
     Of the two ends of a NIC's links the switch is the one with more of them.
     """

@@ -1,8 +1,8 @@
-"""When does what break? The failures of one run, drawn before anybody knows what is done about them.
+"""When does what fail? The failures of one run, drawn independently of what is done about them.
 
-They depend on the seed, the run and the kind of failure alone, so that runs that differ in spares, storage, checkpoints
-or restarts see the same ones (common random numbers), whoever computes them. With all rates times two the same gaps are
-half as long.
+They depend only on the seed, the run and the failure mode, so runs that differ in spares, storage,
+checkpoints or restarts see the same ones (common random numbers), whichever process computes them. Doubling
+all rates halves the same gaps.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +20,11 @@ from clustersim.reliability.failure_domains import FailureDomains
 from clustersim.scenario.reliability import ReliabilityModel
 
 DRAWS_PER_EVENT: Final = 11
-"""Standard normal numbers that an event brings along, one for each length that it may cause."""
+"""Standard normal draws per event, one for each random duration that it may cause."""
 
 
 class FailureEvent(NamedTuple):
-    """Something breaks. failure: its place among the kinds; node: where; draws: what its lengths are drawn with."""
+    """A failure. failure_index: index of its mode; node: where; draws: z-scores of its random durations."""
 
     time: Seconds
     failure_index: int
@@ -33,16 +33,16 @@ class FailureEvent(NamedTuple):
 
 
 class _ArrivalProcess(Protocol):
-    """When something of one kind breaks."""
+    """Arrival process of the failures of one mode."""
 
     def arrivals_until(self, end: Seconds) -> FloatArray:
-        """Times after those that were asked for earlier, sorted."""
+        """Arrival times after those returned before, up to `end`, sorted."""
 
 
 def generate_failures(
     reliability: ReliabilityModel, domains: FailureDomains, seed: int, run: int, window: Seconds
 ) -> Iterator[FailureEvent]:
-    """Failures of a run in order, without end (none where nothing breaks), drawn for so many seconds at a time."""
+    """Failures of a run in order, endless (none if nothing can fail), drawn in windows of this many seconds."""
     uncertainty_factor = draw_rate_factor(reliability.rate_geometric_std, seed, run)
     processes = [
         _FailureProcess(
@@ -62,7 +62,7 @@ def generate_failures(
 
 
 def draw_rate_factor(geometric_std: float, seed: int, run: int) -> float:
-    """By how much the rates of a run differ from those that are expected: lognormal, with a median of one."""
+    """Factor of a run's true failure rates over the expected ones: lognormal with median 1."""
     if geometric_std == 1.0:
         return 1.0
     return exp(log(geometric_std) * float(np.random.default_rng(_seed_key(seed, run, 0)).standard_normal()))
@@ -73,13 +73,13 @@ def _name_hash(name: str) -> int:
 
 
 def _seed_key(seed: int, run: int, failure_hash: int) -> int:
-    """A number of its own for each kind in each run of each seed; its last two bits are free."""
+    """A distinct RNG seed for each mode in each run of each seed; its last two bits are free."""
     return ((failure_hash << 32 | run) << 64 | seed) << 2
 
 
 @dataclass
 class _FailureProcess:
-    """Failures of one kind. factor: times its rate; key: of its generators, one for each thing that is drawn."""
+    """Failures of one mode. rate_factor: multiplies its rate; seed_key: of its RNGs, one for each drawn quantity."""
 
     failure_index: int
     failure: FailureMode
@@ -104,7 +104,7 @@ class _FailureProcess:
             self._arrivals = _WeibullRenewals(rate, self.failure.weibull_shape, component_count, time_rng)
 
     def events_until(self, end: Seconds) -> list[FailureEvent]:
-        """Those that follow, until a time."""
+        """The next events up to a time."""
         times = self._arrivals.arrivals_until(end)
         nodes = self._node_rng.integers(self.domains.nodes, size=len(times))
         draws = self._draw_rng.standard_normal((len(times), DRAWS_PER_EVENT))
@@ -113,7 +113,7 @@ class _FailureProcess:
 
 
 class _PoissonArrivals:
-    """Independent of age: exponential gaps."""
+    """Poisson process: exponential gaps, independent of age."""
 
     def __init__(self, rate: float, rng: np.random.Generator) -> None:
         self._rate, self._rng = rate, rng
@@ -134,9 +134,9 @@ class _PoissonArrivals:
 
 
 class _WeibullRenewals:
-    """Weibull lives of components that are all new at the beginning, each replaced when it breaks.
+    """Superposed renewal processes: Weibull lifetimes of components, all new at time 0, each replaced when it fails.
 
-    The mean life is one over the rate: scale x gamma(1 + 1/shape).
+    The mean lifetime is 1 / rate = scale x gamma(1 + 1/shape).
     """
 
     def __init__(self, rate: float, shape: float, component_count: int, rng: np.random.Generator) -> None:
@@ -153,7 +153,7 @@ class _WeibullRenewals:
 
 
 class _TraceReplay:
-    """What was seen, again and again, from a time of it that is drawn for each run."""
+    """An observed failure trace, replayed cyclically from an offset drawn for each run."""
 
     def __init__(
         self, trace: tuple[Seconds, ...], duration: Seconds, rate_factor: float, rng: np.random.Generator

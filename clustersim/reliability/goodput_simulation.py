@@ -1,7 +1,8 @@
-"""How long does a run of so many tokens take, on a cluster that breaks, and what does it cost?
+"""How long does a run of a number of tokens take on a cluster with failures, and what does it cost?
 
-Checkpoints come as often, and as many spares stand by, as is said, or as is best: with the least expected time, and
-with the most work for all nodes that are paid. Both are found by simulation of fewer runs, in which the same breaks.
+Checkpoint interval and spares are as configured, or optimal: the interval with the least expected time, and
+the spares with the most work per paid node. Both optima are found by simulating fewer runs with common
+random numbers.
 """
 
 import math
@@ -51,18 +52,18 @@ from clustersim.simulation import simulate
 DEFAULT_RUNS: Final = 1000
 MAX_RUNS: Final = 1_000_000
 MAX_SLOWDOWN: Final = 20.0
-"""Times the ideal that a run may take; what is not done then never is, for planning."""
+"""Maximum wall time of a run over its ideal; what is not done then counts as never done."""
 MAX_FAILURES: Final = 50_000
-"""Of a run, on average; longer ones are ended there, too."""
+"""Mean number of failures after which a run is ended as well."""
 JOURNAL_NAME: Final = "runs.jsonl"
-_FAILURES_PER_POINT: Final = 4000.0  # failures that a point of a curve is made of
-_MIN_POINT_RUNS, _MAX_POINT_RUNS = 4, 16  # runs of a point
-_POINT_WALL_FRACTION: Final = 0.2  # of a run's longest time, for a point of a curve
-_INTERVAL_OCTAVES: Final = np.arange(-3.0, 3.01, 0.5)  # of intervals around Daly's
-_FIT_NEIGHBORS: Final = 3  # points on either side of the best one
-_POOR_GOODPUT_RATIO: Final = 0.8  # of the best goodput: fewer spares are not tried
+_FAILURES_PER_POINT: Final = 4000.0  # failures simulated per point of a curve
+_MIN_POINT_RUNS, _MAX_POINT_RUNS = 4, 16  # runs per point
+_POINT_WALL_FRACTION: Final = 0.2  # fraction of a run's maximum wall time, for a point of a curve
+_INTERVAL_OCTAVES: Final = np.arange(-3.0, 3.01, 0.5)  # log2 of intervals relative to Daly's
+_FIT_NEIGHBORS: Final = 3  # fitted points on either side of the best one
+_POOR_GOODPUT_RATIO: Final = 0.8  # relative to the best goodput; below it fewer spares are not tried
 _SPARE_COUNTS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_FAST_RESTART_SECONDS: Final = 120.0  # seconds of the restart that a what-if supposes
+_FAST_RESTART_SECONDS: Final = 120.0  # seconds of the restart in the what-if
 Progress = Callable[[str, int, int], None]
 
 
@@ -76,15 +77,15 @@ def simulate_goodput(  # noqa: PLR0913 - one job, said in full
     curves: bool = True,
     progress: Progress | None = None,
 ) -> GoodputResult:
-    """Simulate a job over the tokens of its run (`economics.tokens`), as often as asked.
+    """Simulate a job over the tokens of its run (`economics.tokens`), in Monte Carlo runs.
 
-    workers: processes; store: a folder in which runs are kept as they come, to go on from there; curves: whether other
-    intervals, spares and what-ifs are tried, too. Ctrl-C ends it with the runs that are there. Raises InputError where
-    no tokens are said, for a store of another calculation, and for what the scenario cannot be.
+    workers: processes; store: folder of the journal, to resume from; curves: whether other intervals, spares
+    and what-ifs are simulated as well. Ctrl-C ends it with the runs so far. Raises InputError where the tokens
+    are missing, for a store of another calculation, and for an invalid scenario.
     """
     started = perf_counter()
     _require_in_range(runs, seed, workers)
-    total_work(scenario, 1.0)  # before anything is simulated
+    total_work(scenario, 1.0)  # fails early, before anything is simulated
     identity = {"scenario": scenario.to_mapping(), "seed": seed}
     path = None if store is None else store / JOURNAL_NAME
     with Journal.open_or_resume(path, "calculation", identity, scenario.files) as journal, worker_pool(workers) as pool:
@@ -116,12 +117,12 @@ class _GoodputCalculation:
 
     @cached_property
     def healthy_result(self) -> SimulationResult:
-        """The healthy step."""
+        """The simulation result of the healthy step."""
         return simulate(self.scenario)
 
     @cached_property
     def healthy_work(self) -> Seconds:
-        """Seconds of the healthy job."""
+        """Seconds of the run without failures."""
         return total_work(self.scenario, self.healthy_result.step_time)[0]
 
     @cached_property
@@ -149,7 +150,7 @@ class _GoodputCalculation:
         return self.scenario.reliability
 
     def run(self, run_count: int, journal: Journal, *, curves: bool) -> GoodputResult:
-        """All of it."""
+        """Run the full calculation."""
         mtti = mean_time_to_interruption(self.reliability, self.domains)
         formula_interval = checkpoint_interval(self.reliability, self.checkpoint_cost, mtti, self.healthy_work)
         spare_nodes, spares = self._choose_spares(formula_interval, curves=curves)
@@ -207,14 +208,15 @@ class _GoodputCalculation:
             ),
         )
 
-    # What is best
+    # Optimization
 
     def _choose_spares(self, interval: Seconds, *, curves: bool) -> tuple[int, list[SweepPoint]]:
-        """How many nodes stand by, and the curve of it; no more are tried than let nobody wait."""
+        """The number of spare nodes and its curve; counts start where no job would ever wait."""
         configured = self.reliability.spares.shared_nodes
         if configured is not None and configured > self.domains.nodes:
             raise InputError(
-                f"{self.scenario.name}: reliability.spares.nodes: {configured:,} are more than the {self.domains.nodes:,} "
+                f"{self.scenario.name}: reliability.spares.nodes: {configured:,} are more than the "
+                f"{self.domains.nodes:,} "
                 "nodes of the job"
             )
         if configured is not None and not curves:
@@ -229,22 +231,22 @@ class _GoodputCalculation:
             if paid_goodput < _POOR_GOODPUT_RATIO * max(point.goodput for point in points) and (
                 configured is None or nodes <= configured
             ):
-                break  # with fewer it is worse, and takes long
+                break  # fewer spares are worse and slow to simulate
         best = max(points, key=lambda point: (point.goodput, -point.value))
         return int(best.value) if configured is None else configured, points
 
     def _spare_candidates(self, configured: int | None) -> list[int]:
-        """Numbers of spares, from more than ever are in repair at a time down; what is asked for among them."""
+        """Spare counts to try, descending from more than are ever in repair at a time, including the configured one."""
         mean_in_repair = mean_nodes_in_repair(self.reliability, self.domains) * self.reliability.rate_geometric_std**2
         sufficient = mean_in_repair + 4.0 * math.sqrt(mean_in_repair)
-        below = [item for item in _SPARE_COUNTS if item < sufficient and item <= self.domains.nodes]
-        above = [element for element in _SPARE_COUNTS if sufficient <= element <= self.domains.nodes][:1]
+        below = [count for count in _SPARE_COUNTS if count < sufficient and count <= self.domains.nodes]
+        above = [count for count in _SPARE_COUNTS if sufficient <= count <= self.domains.nodes][:1]
         return sorted({*below, *above, *([] if configured is None else [configured])}, reverse=True)
 
     def _choose_interval(
         self, reliability: ReliabilityModel, mtti: Seconds, formula_interval: Seconds, *, curves: bool
     ) -> tuple[Seconds, list[SweepPoint]]:
-        """How often checkpoints come, and the curve of it."""
+        """The checkpoint interval and its curve."""
         configured = self.reliability.checkpoint.interval
         is_optimal = configured is CheckpointIntervalRule.OPTIMAL
         if math.isinf(mtti) or not (is_optimal or curves):
@@ -263,7 +265,7 @@ class _GoodputCalculation:
         return (_fit_optimal_interval(points) if is_optimal else formula_interval), points
 
     def _simulate_point(self, parameters: JobParameters) -> list[TrainingRun]:
-        """As many runs as have enough failures to tell apart what is tried."""
+        """Simulate enough runs, with enough failures, to resolve the points of a curve."""
         mtti = mean_time_to_interruption(parameters.reliability, self.domains)
         expected_failures = self.healthy_work / mtti if mtti > 0.0 else math.inf
         run_count = (
@@ -280,7 +282,7 @@ class _GoodputCalculation:
         )
 
     def _simulate_what_ifs(self, parameters: JobParameters, mtti: Seconds, interval: Seconds) -> list[RunChange]:
-        """What-ifs: the same runs with one thing changed, and the interval in proportion to Daly's if it was free."""
+        """What-ifs: the same runs with one change; an automatic interval scales in proportion to Daly's."""
         before = _mean_days(self._simulate_point(parameters))
         changes = []
         for index, (label, reliability) in enumerate(_what_if_changes(parameters.reliability)):
@@ -301,12 +303,12 @@ class _GoodputCalculation:
             )
         return changes
 
-    # All runs
+    # Monte Carlo runs
 
     def _simulate_runs(
         self, parameters: JobParameters, run_count: int, journal: Journal
     ) -> tuple[list[TrainingRun], bool]:
-        """The runs, those that are kept already among them; whether all are there."""
+        """The runs, including those in the journal; and whether all are done."""
         runs = {run.number: run for run in (TrainingRun(**entry["run"]) for entry in journal.entries if "run" in entry)}
         runs = {run_index: run for run_index, run in runs.items() if run_index < run_count}
 
@@ -343,7 +345,8 @@ class _GoodputCalculation:
         unfinished = sum(not run.finished for run in runs)
         if unfinished:
             self.warnings.append(
-                f"{unfinished} of {len(runs)} runs did not reach their tokens within {MAX_SLOWDOWN:g} times the ideal or "
+                f"{unfinished} of {len(runs)} runs did not reach their tokens within {MAX_SLOWDOWN:g} times the "
+                "ideal or "
                 f"{MAX_FAILURES:,} failures; they count as if they had ended then"
             )
         if interval > mtti:
@@ -362,13 +365,15 @@ class _GoodputCalculation:
             failure.is_rate_uncertain for failure in self.reliability.failures
         ):
             self.warnings.append(
-                f"rates are those of preset {self.reliability.preset}, of other clusters than yours: each run draws them "
-                f"anew, up to {self.reliability.rate_geometric_std:g} times more or less in two of three; reliability.failures says yours"
+                f"rates are those of preset {self.reliability.preset}, of other clusters than yours: each run draws "
+                "them "
+                f"anew, up to {self.reliability.rate_geometric_std:g} times more or less in two of three; "
+                "reliability.failures says yours"
             )
 
 
 def _what_if_changes(reliability: ReliabilityModel) -> Iterator[tuple[str, ReliabilityModel]]:
-    """What may be otherwise, in words."""
+    """(label, changed reliability model) of each what-if."""
     checkpoint = reliability.checkpoint
     faster_storage = replace(
         checkpoint,
@@ -381,7 +386,7 @@ def _what_if_changes(reliability: ReliabilityModel) -> Iterator[tuple[str, Relia
     fast_restart = RestartTimes(schedule=DurationDistribution.constant(_FAST_RESTART_SECONDS), load=ZERO_DURATION)
     yield "every restart in 2 minutes", replace(reliability, restart=fast_restart)
     immediate_detection = tuple(replace(failure, detection_time=ZERO_DURATION) for failure in reliability.failures)
-    yield "failures noticed at once", replace(reliability, failures=immediate_detection)
+    yield "failures detected at once", replace(reliability, failures=immediate_detection)
 
 
 def _mean_goodput(runs: Sequence[TrainingRun]) -> float:
@@ -393,9 +398,9 @@ def _mean_days(runs: Sequence[TrainingRun]) -> float:
 
 
 def _fit_optimal_interval(points: Sequence[SweepPoint]) -> Seconds:
-    """The interval with the least expected days, of the curve c + a/interval + b x interval through the points near it.
+    """The interval with the least expected days: a fit of c + a/interval + b x interval near the minimum.
 
-    Of so many checkpoints, and of half an interval lost with each failure: to first order that is what they cost.
+    That is the first-order cost: a checkpoint per interval, and half an interval lost per failure.
     """
     index = min(range(len(points)), key=lambda checkpoint_term: points[checkpoint_term].days)
     neighbors = points[max(0, index - _FIT_NEIGHBORS) : index + _FIT_NEIGHBORS + 1]
@@ -408,5 +413,5 @@ def _fit_optimal_interval(points: Sequence[SweepPoint]) -> Seconds:
     return float(min(intervals[-1], max(intervals[0], math.sqrt(checkpoint_term / lost_work_term))))
 
 
-def _ignore_progress(_what: str, _done: int, _of: int) -> None:
-    """Nobody is told."""
+def _ignore_progress(_label: str, _done: int, _total: int) -> None:
+    """Ignore progress."""

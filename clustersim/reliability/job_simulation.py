@@ -1,7 +1,8 @@
-"""What becomes of a job over weeks? A simpy process that works, saves, breaks, restarts and waits.
+"""What happens to a job over weeks? A simpy process that works, checkpoints, fails, restarts and waits.
 
-Work is counted in seconds of the healthy job. While it is up its work follows from closed forms (`saving`), so a run
-has as many events as things break. Whatever breaks while the job is down lengthens that.
+Work is measured in seconds of the healthy job. While the job is up its work follows in closed form
+(`checkpoint_timeline`), so a run has as many events as failures. Failures while the job is down lengthen
+the outage.
 """
 
 from collections import Counter
@@ -24,19 +25,19 @@ from clustersim.scenario.reliability import ElasticPolicy, ReliabilityModel, Res
 
 Process = Generator[Any, Any, Any]
 NO_EFFECT: Final = "nothing"
-"""A cause that changes nothing."""
+"""An interrupt cause without effect."""
 
 
 CHECKPOINTS, LOST_WORK, DETECTION, RESTART = "checkpoints", "lost_work", "detection", "restart"
 WAITING, MAINTENANCE, DEGRADED = "waiting", "maintenance", "degraded"
 LOSSES: Final = (CHECKPOINTS, LOST_WORK, DETECTION, RESTART, WAITING, MAINTENANCE, DEGRADED)
-"""What a job's time goes into beside work that counts, as answers call it."""
+"""What a job's time goes into besides useful work, as keys of the results."""
 
 HEALTHY: Final = "healthy"
 
 
 class RestartSkip(Enum):
-    """Which restarts do without a part. PLANNED: those that were planned; KEPT: those of failed nodes alone."""
+    """Which restarts skip a phase. PLANNED: planned ones; ALLOCATION_KEPT: those that replace only the failed nodes."""
 
     NEVER = 0
     PLANNED = 1
@@ -44,15 +45,17 @@ class RestartSkip(Enum):
 
 
 StateRate = Callable[[int, FailureSlowdown | None], tuple[str, float]]
-"""The name of a state of the cluster with so many nodes missing and something slow, and work per second in it: of the
-healthy job's; 0 where it cannot run. The number of nodes is 0 where all are there."""
+"""(missing nodes, slowest component or None) -> (name of the cluster state, work per second relative to the
+healthy job). The rate is 0 where the job cannot run.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class JobParameters:
-    """What a job does whatever breaks. work: seconds of the healthy job; load: of a checkpoint; most: of a run.
+    """What determines a job's run besides its failures.
 
-    stop: for how long a checkpoint blocks behind which the job is ended.
+    work: seconds of the healthy job; load_seconds: to load a checkpoint; final_checkpoint_seconds: to write one
+    before a planned stop; max_wall: limit of the run's wall time in seconds.
     """
 
     reliability: ReliabilityModel
@@ -67,7 +70,7 @@ class JobParameters:
 
 @dataclass(slots=True)
 class _RunTotals:
-    """What is added up while a job runs, as in `analysis.goodput.Run`."""
+    """Totals of a run; see the run record of the goodput results."""
 
     work: Seconds = 0.0
     losses: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys(LOSSES, 0.0))
@@ -78,9 +81,10 @@ class _RunTotals:
 
 
 class JobStop(NamedTuple):
-    """Why a job ends. nodes: what is lost with it; planned: behind a checkpoint; back_to: when work began to be wrong.
+    """Why a job stops.
 
-    lasts: for how long all is down on purpose; draws: of its lengths.
+    nodes: lost with it; is_planned: a checkpoint is written first; valid_until: time from which on results are
+    corrupt; outage_seconds: duration of an intended outage; draws: z-scores of its random durations.
     """
 
     cause: str
@@ -94,13 +98,13 @@ class JobStop(NamedTuple):
 
     @property
     def is_single_node(self) -> bool:
-        """Whether it took so little that peers have a copy."""
+        """Whether at most one node is lost, so that its peers hold a copy of the checkpoint."""
         return len(self.nodes) < 2
 
 
 @dataclass(frozen=True, slots=True)
 class _DetectedFailure:
-    """What went on unnoticed is found. began: when it did."""
+    """A silent failure that is detected. onset: time at which it began."""
 
     event: FailureEvent
     onset: Seconds
@@ -108,9 +112,10 @@ class _DetectedFailure:
 
 @dataclass(slots=True)
 class _Uptime:
-    """The job since a restart. segments: wall time since then, work and progress when the state changed, and its pace.
+    """The job since a restart.
 
-    stored: progress in storage from before.
+    segments: at each change of state (wall time since the restart, work, progress, rate); stored_progress: in
+    storage from before the restart; begin, end: simulation time.
     """
 
     begin: Seconds
@@ -119,12 +124,12 @@ class _Uptime:
     end: Seconds | None = None
 
     def progress_at(self, work: Seconds) -> Seconds:
-        """Of so much work since the restart."""
+        """The progress after this much work since the restart."""
         _, segment_work, progress, rate = next(segment for segment in reversed(self.segments) if segment[1] <= work)
         return progress + (work - segment_work) * rate
 
     def wall_at(self, progress: Seconds, checkpoints: CheckpointTimeline) -> Seconds:
-        """The wall time at which so much was done; the restart where that was before it."""
+        """The simulation time at which this progress was reached; that of the restart if it was before."""
         _, segment_work, segment_progress, rate = next(
             (segment for segment in reversed(self.segments) if segment[2] <= progress), self.segments[0]
         )
@@ -132,7 +137,7 @@ class _Uptime:
 
 
 class JobSimulation:
-    """One run. marks: whenever it ended, the time and the work that was done by then, of which some may be lost."""
+    """One run. progress_marks: (time, progress) at each end of an uptime, of which some progress may then be lost."""
 
     def __init__(
         self, parameters: JobParameters, events: Iterator[FailureEvent], timeline: list[TimelineInterval] | None = None
@@ -154,7 +159,7 @@ class JobSimulation:
         phases = _restart_durations(self._reliability.restart, parameters.load_seconds)
         self._random_durations = [phase for phase in phases if phase[1].is_random or phase[2] is not RestartSkip.NEVER]
         self._fixed_restart_seconds = self._reliability.restart.init_per_rank * parameters.domains.gpus
-        self._fixed_restart_seconds += sum(item[1].mean for item in phases if item not in self._random_durations)
+        self._fixed_restart_seconds += sum(phase[1].mean for phase in phases if phase not in self._random_durations)
         self._can_regrow = self._is_waiting = False
         self.progress_marks: list[tuple[Seconds, Seconds]] = []
         self._next_event = next(events, None)
@@ -165,10 +170,10 @@ class JobSimulation:
             )
 
     def run(self, run_index: int = 0) -> TrainingRun:
-        """Run it to its end, or for as long as it may take. number: of the run, by which it is known."""
+        """Simulate until the work is done or the wall time limit is reached. run_index: stored in the result."""
         self._env.run(until=self._env.any_of([self._process, self._env.timeout(self._parameters.max_wall)]))
         totals, wall, finished = self._totals, float(self._env.now), not self._process.is_alive
-        if not finished:  # what was under way is lost
+        if not finished:  # unfinished work is lost
             totals.losses[LOST_WORK] += wall - totals.work - sum(totals.losses.values())
         return TrainingRun(
             number=run_index,
@@ -183,10 +188,10 @@ class JobSimulation:
             nodes=self._pool.node_seconds(),
         )
 
-    # What happens
+    # Events
 
     def _wait_until(self, end: Seconds) -> Process:
-        """Let time go by; what comes before its end is returned: what ends the job, or is noticed, or begins."""
+        """Let time pass until `end`; return what interrupts it (a stop, a detection or a silent failure), else None."""
         env, event = self._env, self._next_event
         event_is_next = event is not None and event.time < end
         wake_time = event.time if event is not None and event_is_next else end
@@ -198,7 +203,7 @@ class JobSimulation:
             return None
         self._next_event = next(self._events, None)
         if event.node in self._pool.missing:
-            return NO_EFFECT  # nothing is there that could break
+            return NO_EFFECT  # the node is absent and cannot fail
         failure = self._reliability.failures[event.failure_index]
         self._totals.failures[failure.name] += 1
         is_silent = failure.effect is FailureEffect.SLOW or failure.effect is FailureEffect.CORRUPT
@@ -221,7 +226,7 @@ class JobSimulation:
             )
 
     def _on_node_repaired(self) -> None:
-        """A node is repaired: a job that waits looks again, one that runs without it takes it if more replicas run."""
+        """A node is repaired: a waiting job checks again, a shrunk job restarts if it can run more replicas."""
         if not self._process.is_alive:
             return
         if self._is_waiting:
@@ -242,11 +247,11 @@ class JobSimulation:
     def _current_rate(self) -> tuple[str, float]:
         if not self._slow_nodes and not self._pool.missing:
             return HEALTHY, 1.0
-        slowest = min(self._slow_nodes.values(), key=lambda each: each[1], default=None)
+        slowest = min(self._slow_nodes.values(), key=lambda slow_node: slow_node[1], default=None)
         return self._parameters.state_rate(len(self._pool.missing), None if slowest is None else slowest[0])
 
     def _run_until_stop(self) -> Process:
-        """Work until all is done (None), or something ends it."""
+        """Work until all is done (returns None), or something stops the job."""
         env, checkpoints = self._env, self._parameters.checkpoint_timeline
         state, rate = self._current_rate()
         uptime = _Uptime(env.now, self._stored_progress, [(0.0, 0.0, self._progress, rate)])
@@ -270,7 +275,7 @@ class JobSimulation:
                 state, state_begin = new_state, env.now
 
     def _handle_while_up(self, cause: object) -> JobStop | None:
-        """What something does to a job that is up: None if it goes on."""
+        """The effect of an event on a running job: None if it continues."""
         if isinstance(cause, JobStop):
             return cause
         if isinstance(cause, _DetectedFailure):
@@ -280,7 +285,7 @@ class JobSimulation:
         return None
 
     def _begin_silent_failure(self, event: FailureEvent) -> None:
-        """A part is slow, or numbers are wrong, from now on."""
+        """A component is slow, or results are corrupt, from now on."""
         failure = self._reliability.failures[event.failure_index]
         if failure.slowdown is not None:
             self._slow_nodes[event.node] = (failure.slowdown, self._parameters.state_rate(0, failure.slowdown)[1])
@@ -296,7 +301,7 @@ class JobSimulation:
             self._process.interrupt(detected)
 
     def _handle_detection(self, detected: _DetectedFailure) -> JobStop | None:
-        """A slow node is replaced, or lives with it no longer; wrong numbers are gone back behind."""
+        """A slow node is replaced, or tolerated; corrupt results are rolled back."""
         failure, node = self._reliability.failures[detected.event.failure_index], detected.event.node
         if failure.effect is FailureEffect.CORRUPT:
             return self._build_stop(failure, detected.event, valid_until=detected.onset)
@@ -305,7 +310,7 @@ class JobSimulation:
         return self._build_stop(failure, detected.event)
 
     def _end_uptime(self, uptime: _Uptime, stop: JobStop | None) -> Process:
-        """The job ends: count what it did, and what of it is safe; a checkpoint comes first where that was planned."""
+        """End an uptime: account for its work and what of it is safe; a planned stop writes a checkpoint first."""
         env, checkpoints, totals = self._env, self._parameters.checkpoint_timeline, self._totals
         wall = env.now - uptime.begin
         work = checkpoints.work_after(wall) if stop is not None else self._total_work(uptime)
@@ -351,12 +356,12 @@ class JobSimulation:
         return stop
 
     def _total_work(self, uptime: _Uptime) -> Seconds:
-        """The work of a job that was done to its end."""
+        """The work of an uptime that completes the job."""
         _, segment_work, progress, rate = uptime.segments[-1]
         return segment_work + (self._parameters.work - progress) / rate
 
     def _final_checkpoint(self, progress: Seconds, stop: JobStop | None) -> Process:
-        """A checkpoint before a planned end; what breaks meanwhile is returned, and nothing is saved."""
+        """Write a checkpoint before a planned stop; a failure meanwhile is returned, and nothing is saved."""
         begin = self._env.now
         next_stop = yield from self._spend_phases(
             [(CHECKPOINTS, self._parameters.final_checkpoint_seconds)], "" if stop is None else stop.cause
@@ -372,7 +377,7 @@ class JobSimulation:
         self._totals.work = self._progress
 
     def _stored_before(self, time: Seconds) -> Seconds:
-        """Progress in storage whose snapshot began before a time; what came later is forgotten."""
+        """Progress in storage whose snapshot began before a time; later checkpoints are discarded."""
         checkpoints = self._parameters.checkpoint_timeline
         while self._uptimes:
             uptime = self._uptimes[-1]
@@ -396,7 +401,7 @@ class JobSimulation:
         return 0.0
 
     def _restart_after(self, stop: JobStop) -> Process:
-        """From the end of the job to its next beginning, whatever else breaks."""
+        """From a stop to the next restart, including further failures on the way."""
         next_stop: JobStop | None = stop
         while next_stop is not None:
             stop, next_stop = next_stop, None
@@ -417,7 +422,7 @@ class JobSimulation:
                 next_stop = yield from self._spend_phases(phases, stop.cause)
 
     def _remove_nodes(self, stop: JobStop) -> None:
-        """Nodes leave for repair; what is slow on them goes with them."""
+        """Nodes leave for repair; slowdowns on them end."""
         repair_time = stop.repair_time
         for index, node in enumerate(stop.nodes):
             if node not in self._pool.missing:
@@ -427,7 +432,7 @@ class JobSimulation:
                 )
 
     def _wait_for_nodes(self, stop: JobStop) -> Process:
-        """Wait until the job can run with the nodes that there are: with all, or with as many as it can do with."""
+        """Wait until the job can run with the available nodes: all of them, or enough for an elastic job."""
         while self._pool.missing and not self._can_shrink():
             begin, self._is_waiting = self._env.now, True
             cause = yield from self._wait_until(inf)
@@ -446,7 +451,7 @@ class JobSimulation:
         )
 
     def _restart_seconds(self, stop: JobStop, *, had_spares: bool) -> Seconds:
-        """How long the job takes to begin again. at_hand: whether spares were there at once."""
+        """Seconds of a restart. had_spares: whether spares were available at once."""
         keeps_allocation = self._reliability.restart.only_failed and had_spares and not stop.outage_seconds
         seconds = self._fixed_restart_seconds
         for draw_index, duration, skip in self._random_durations:
@@ -457,7 +462,7 @@ class JobSimulation:
         return seconds
 
     def _spend_phases(self, phases: list[tuple[str, Seconds]], cause: str) -> Process:
-        """Let time go by for some things, one behind the other; what ends that is returned, None if nothing does."""
+        """Let the phases pass one after another; return a stop that interrupts them, else None."""
         env, next_stop = self._env, None
         begin, total = env.now, sum([seconds for _, seconds in phases])
         while next_stop is None and (event_cause := (yield from self._wait_until(begin + total))) is not None:
@@ -472,7 +477,7 @@ class JobSimulation:
         return next_stop
 
     def _handle_while_down(self, cause: object) -> JobStop | None:
-        """What something does to a job that is down already: what runs no step is neither slow nor wrong."""
+        """The effect of an event on a job that is down: without steps nothing is slow or corrupt."""
         if isinstance(cause, _DetectedFailure):
             failure = self._reliability.failures[cause.event.failure_index]
             if failure.effect is FailureEffect.CORRUPT:
@@ -491,7 +496,7 @@ class JobSimulation:
             else None
         )
 
-    # What is counted
+    # Accounting
 
     def _add_loss(self, loss: str, begin: Seconds, seconds: Seconds, cause: str) -> None:
         self._totals.losses[loss] += seconds
@@ -508,7 +513,7 @@ class JobSimulation:
 def _restart_durations(
     restart: RestartTimes, load_seconds: Seconds
 ) -> list[tuple[int, DurationDistribution, RestartSkip]]:
-    """What a restart takes, with the number of its draw, and when it is not needed; without what takes no time."""
+    """(draw index, duration, skip rule) of the restart phases that take time."""
     phases = (
         (restart.diagnosis, RestartSkip.PLANNED),
         (restart.drain, RestartSkip.NEVER),
@@ -522,5 +527,5 @@ def _restart_durations(
 
 
 def _z_score(stop: JobStop, index: int) -> float:
-    """A standard normal number of what broke; the middle where nothing was drawn."""
+    """A standard normal draw of the failure; 0 where there are none."""
     return stop.draws[index] if stop.draws else 0.0

@@ -1,4 +1,4 @@
-"""How are many runs made? Each on some process of this machine, the same whichever does it, and kept as it comes."""
+"""How are many Monte Carlo runs computed? On worker processes, reproducibly, and stored as they come."""
 
 import pickle
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ from clustersim.results.goodput import TimelineInterval, TrainingRun
 
 StateKey = tuple[int, FailureSlowdown | None]
 StateSimulator = Callable[[int, FailureSlowdown | None], tuple[str, float]]
-_DRAW_WINDOW_RATIO: Final = 1.15  # of the work: for how long failures are drawn at a time
+_DRAW_WINDOW_RATIO: Final = 1.15  # window for which failures are drawn at a time, relative to the work
 
 
-class _UnknownState(Exception):  # noqa: N818 - not a mistake, but a question
-    """A run came to a state of the cluster that was not simulated yet."""
+class _UnknownState(Exception):  # noqa: N818 - control flow, not an error
+    """A run reached a cluster state that is not simulated yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStates:
-    """How fast the job is in states of its cluster that were simulated."""
+    """The job's rates in the cluster states simulated so far."""
 
     rates: tuple[tuple[StateKey, tuple[str, float]], ...] = ()
 
@@ -46,7 +46,7 @@ def _rate_by_state(states: SimulatedStates) -> dict[StateKey, tuple[str, float]]
 
 @dataclass
 class MonteCarloRuns:
-    """Makes runs. simulate: the pace in a state, asked for once for each that occurs; most: tasks at a time."""
+    """Computes Monte Carlo runs. simulate_state: gives a state's rate, called once for each state that occurs."""
 
     pool: Executor
     workers: int
@@ -62,7 +62,7 @@ class MonteCarloRuns:
         run_indices: Sequence[int],
         on_run_done: Callable[[TrainingRun], None] | None = None,
     ) -> list[TrainingRun]:
-        """Runs by their numbers, in that order; done: told of each as it is there."""
+        """Simulate runs by their indices, in that order; on_run_done is called with each as it completes."""
         runs: dict[int, TrainingRun] = {}
         pending = list(reversed(run_indices))
         packed = [self._pickle_parameters(parameters)]
@@ -87,13 +87,13 @@ class MonteCarloRuns:
         return [runs[run_index] for run_index in run_indices]
 
     def timeline(self, parameters: JobParameters, run_index: int) -> list[TimelineInterval]:
-        """What a run that was made spent its time on."""
+        """How a run spends its time, segment by segment."""
         timeline: list[TimelineInterval] = []
         _build_job(replace(parameters, state_rate=self._state_rate), self.seed, run_index, timeline).run()
         return timeline
 
     def _state_rate(self, missing: int, slowdown: FailureSlowdown | None) -> tuple[str, float]:
-        """The pace in a state, simulated if it was not yet."""
+        """The rate in a state, simulated on first use."""
         if (missing, slowdown) not in self._rates:
             self._rates[missing, slowdown] = self.simulate_state(missing, slowdown)
         return self._rates[missing, slowdown]
@@ -103,12 +103,14 @@ class MonteCarloRuns:
         return SimulatedStates(tuple(self._rates.items()))
 
     def _pickle_parameters(self, parameters: JobParameters) -> bytes:
-        reliability = replace(parameters.reliability, sources={})  # which no run needs, and every task would carry
+        reliability = replace(
+            parameters.reliability, sources={}
+        )  # not needed by runs, and would be pickled with every task
         return pickle.dumps(replace(parameters, reliability=reliability, state_rate=self._simulated_states))
 
 
 def run_to_dict(run: TrainingRun) -> dict[str, object]:
-    """A run as plain data."""
+    """A run as a JSON-compatible dict."""
     return asdict(run)
 
 
@@ -119,7 +121,7 @@ def _unpickle_parameters(packed: bytes) -> JobParameters:
 
 
 def _simulate_run(packed: bytes, seed: int, run_index: int) -> TrainingRun | StateKey:
-    """A run; or the state whose pace it needs to know."""
+    """A run; or the state whose rate it needs."""
     parameters = _unpickle_parameters(packed)
     requested: list[StateKey] = []
 

@@ -1,4 +1,4 @@
-"""Which nodes does a job have, which stand by, and which are in repair?"""
+"""Which nodes does a job have, which are idle spares, and which are in repair?"""
 
 from collections.abc import Callable, Generator
 from typing import Any
@@ -11,10 +11,10 @@ from clustersim.scenario.reliability import SparePool
 
 
 class NodePool:
-    """Nodes of a job and its spares.
+    """The nodes of a job and its spares.
 
-    missing: places of the job that have no node; comes_back: called when a node is repaired. Such a node is a spare of
-    the rack that it was taken from, or of all.
+    missing: node slots of the job without a node; on_repaired: called when a node is repaired. It becomes a
+    spare of the rack it came from, or a shared one.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class NodePool:
         self._repairing_count += 1
         if self._repair_slots is not None:
             self._env.process(self._repair_in_slot(node, repair_seconds, self._repair_slots))
-        else:  # a callback takes a third of a process's time
+        else:  # a callback costs a third of a simpy process
             self._env.timeout(repair_seconds, node).callbacks.append(lambda timeout: self._finish_repair(timeout.value))
 
     def fill_missing(self) -> bool:
-        """Put spares into the places that lack a node; whether none is left that lacks one."""
+        """Fill missing node slots with spares; return whether none is missing."""
         if self.missing:
             self._update_totals()
         for node in sorted(self.missing):
@@ -65,7 +65,7 @@ class NodePool:
             self.missing.discard(node)
 
     def _replace_rack(self, rack: int) -> None:
-        """An NVLink domain is replaced as a whole; its good nodes stand by until it can be used again."""
+        """An NVLink domain is replaced as a unit; its healthy nodes are idle until it can be used again."""
         first_node = rack * self._domains.nodes_per_rack
         rack_nodes = range(first_node, min(first_node + self._domains.nodes_per_rack, self._domains.nodes))
         if self._idle_spares < len(rack_nodes):
@@ -86,7 +86,7 @@ class NodePool:
         self._update_totals()
         self._repairing_count -= 1
         rack = self._domains.rack_of(node)
-        if node in self.missing:  # nobody took its place
+        if node in self.missing:  # it was not replaced
             self.missing.discard(node)
         elif rack in self._rack_spares:
             self._rack_spares[rack] += 1
@@ -95,7 +95,7 @@ class NodePool:
         self._on_repaired()
 
     def _update_totals(self) -> None:
-        """Add up who was where until now."""
+        """Accumulate node-seconds until now."""
         elapsed = self._env.now - self._last_update
         in_job = self._domains.nodes - len(self.missing)
         self._node_seconds["job"] += elapsed * in_job

@@ -1,8 +1,9 @@
-"""How long does the run of a layout take, near enough to compare it with others?
+"""How long does the run of a layout take, accurately enough to compare it with others?
 
-Few runs, in which the same breaks for all layouts on the same nodes; checkpoints come as Daly says unless the scenario
-says how often, and spares are as many as are in repair at a time with two deviations more. Assumed, so that no state of
-the cluster is simulated: a slow part slows the whole job as much as itself, fewer replicas do their part of the work.
+A few runs with common random numbers: the same failures for all layouts on the same nodes. Checkpoints
+follow Daly's interval unless the scenario sets one; spares are the mean number of nodes in repair plus two
+standard deviations. Cluster states are not simulated but approximated: a slow component slows the whole job
+by its own slowdown, and fewer replicas do a proportional share of the work.
 """
 
 import math
@@ -32,13 +33,13 @@ from clustersim.scenario.resolved import ResolvedScenario
 
 ESTIMATE_RUNS: Final = 8
 _SECONDS_PER_DAY: Final = 86400.0
-_DRAW_WINDOW: Final = 30.0 * _SECONDS_PER_DAY  # for which failures are drawn at a time
-_REFERENCE_WORK: Final = 120.0 * _SECONDS_PER_DAY  # of work: runs are known as far as that before layouts are
+_DRAW_WINDOW: Final = 30.0 * _SECONDS_PER_DAY  # seconds for which failures are drawn at a time
+_REFERENCE_WORK: Final = 120.0 * _SECONDS_PER_DAY  # work in seconds up to which runs are precomputed
 
 
 @dataclass(frozen=True, slots=True)
 class RunEstimate:
-    """A run, the mean over a few: days, goodput, seconds between checkpoints, nodes of the job and beside it."""
+    """A run, averaged over a few: days, goodput, checkpoint interval in seconds, nodes of the job and spare nodes."""
 
     days: float
     goodput: float
@@ -48,7 +49,7 @@ class RunEstimate:
 
 
 def estimate_run(resolved: ResolvedScenario, step_time: Seconds) -> RunEstimate:
-    """The run of a scenario whose step takes so many seconds; raise InputError where it does not say its tokens."""
+    """Estimate the run of a scenario with this step time in seconds; raise InputError where its tokens are missing."""
     work, _ = total_work(resolved, step_time)
     parameters = _job_parameters(*_work_independent_inputs(resolved), work)
     runs = [_build_job(parameters, run_index).run(run_index) for run_index in range(ESTIMATE_RUNS)]
@@ -66,22 +67,22 @@ def estimate_run(resolved: ResolvedScenario, step_time: Seconds) -> RunEstimate:
 
 
 def days_lower_bound(resolved: ResolvedScenario, step_time: Seconds) -> float:
-    """Days that `estimate_run` does not undercut where a step takes so many seconds at least.
+    """Lower bound of the days of `estimate_run`, given a lower bound of the step time in seconds.
 
-    Runs that differ in nothing but the work to do are the same until the first of them ends. So where one of more work
-    had done p at time t, and no more before, one of work w >= p is not done before t + w - p.
+    Runs that differ only in the work to do are identical until the first of them ends. So where one with more
+    work had done p at time t, and no more before, one with work w >= p is not done before t + w - p.
     """
     work, _ = total_work(resolved, step_time)
     inputs = _work_independent_inputs(resolved)
     max_wall, total = _job_parameters(*inputs, work).max_wall, 0.0
-    for walls, progress in _progress_curves(*inputs):
+    for wall_seconds, progress in _progress_curves(*inputs):
         index = int(np.searchsorted(progress, work, side="right")) - 1
-        total += min(max_wall, float(walls[index] + work - progress[index]))
+        total += min(max_wall, float(wall_seconds[index] + work - progress[index]))
     return total / ESTIMATE_RUNS / _SECONDS_PER_DAY
 
 
 def _work_independent_inputs(resolved: ResolvedScenario) -> tuple[ReliabilityModel, FailureDomains, CheckpointCost]:
-    """What a run depends on beside its work; layouts of one job on one cluster have it in common."""
+    """What a run depends on besides its work; the same for all layouts of a job on a cluster."""
     reliability, domains, checkpoint_cost = (
         resolved.reliability,
         replace(build_failure_domains(resolved), replica_ranks=1),
@@ -122,7 +123,7 @@ def _build_job(parameters: JobParameters, run_index: int) -> JobSimulation:
 def _progress_curves(
     reliability: ReliabilityModel, domains: FailureDomains, checkpoint_cost: CheckpointCost
 ) -> list[tuple[FloatArray, FloatArray]]:
-    """Of each of the runs times, in order, and the most work that was done by then."""
+    """For each run, times in ascending order and the maximum work done by then."""
     parameters, curves = _job_parameters(reliability, domains, checkpoint_cost, _REFERENCE_WORK), []
     for run_index in range(ESTIMATE_RUNS):
         job = _build_job(parameters, run_index)

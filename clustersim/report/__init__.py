@@ -1,1 +1,1 @@
-"""HOW IS IT SHOWN? Pages, pictures and traces for people."""
+"""HOW ARE RESULTS REPORTED? HTML pages, terminal output and trace exports."""

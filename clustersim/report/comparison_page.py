@@ -1,4 +1,4 @@
-"""What is different? Several answers side by side, each against the first, and one of them close up."""
+"""Which page compares several results? Each against the first, and one of them in detail."""
 
 from collections.abc import Mapping
 from html import escape
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def comparison_page(results: "Mapping[str, SimulationResult]", title: str, detailed: str) -> str:
-    """The page as HTML text."""
+    """The page as HTML. detailed: name of the result that is shown in detail."""
     detailed_result = results[detailed]
     timeline = build_timeline(detailed_result, ranks := select_ranks(detailed_result))
     panels = [
@@ -42,7 +42,7 @@ def comparison_page(results: "Mapping[str, SimulationResult]", title: str, detai
 
 
 def difference_figure(results: "Mapping[str, SimulationResult]") -> Figure:
-    """For each answer but the first a bar to each side: by how much parts are longer and shorter."""
+    """Diverging bars of each result but the first: time categories longer and shorter than the first's."""
     base_seconds, *other_seconds = (step_breakdown(result).mean_seconds for result in results.values())
     changes = np.array([array - base_seconds for array in other_seconds]).reshape(len(other_seconds), -1)
     base_name, *names = results

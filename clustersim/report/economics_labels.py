@@ -1,4 +1,7 @@
-"""What does a step cost, and what energy does it take, in words? Per trillion tokens, and for the run if it is said."""
+"""How are cost and energy of training written as text?
+
+Per trillion tokens, and for the training run if its tokens are given.
+"""
 
 from clustersim.common.units import Grams, Watts, format_energy, format_number, format_power, format_seconds
 from clustersim.hardware.prices import Price
@@ -9,18 +12,18 @@ UNKNOWN_LABEL = "unknown"
 
 
 def format_money(amount: float, currency: str) -> str:
-    """An amount for people.
+    """Amount of money as text.
 
-    >>> money(17_441_531.7, "USD"), money(2.49, "EUR")
+    >>> format_money(17_441_531.7, "USD"), format_money(2.49, "EUR")
     ('17,440,000 USD', '2.49 EUR')
     """
     return f"{format_number(amount)} {currency}"
 
 
 def format_tokens(tokens: float) -> str:
-    """Tokens as people write them.
+    """Token count with a unit.
 
-    >>> tokens_words(15.6e12), tokens_words(3e11), tokens_words(2.5e6)
+    >>> format_tokens(15.6e12), format_tokens(3e11), format_tokens(2.5e6)
     ('15.6T', '300B', '2.5M')
     """
     size, unit = next(
@@ -30,16 +33,16 @@ def format_tokens(tokens: float) -> str:
 
 
 def format_carbon(carbon: Grams) -> str:
-    """CO2 for people.
+    """CO2 mass in tonnes as text.
 
-    >>> tonnes(733.6e6)
+    >>> format_carbon(733.6e6)
     '733.6 t CO2'
     """
     return f"{format_number(carbon / 1e6)} t CO2"
 
 
 def cost_row(economics: Economics) -> tuple[str, str, str]:
-    """Name, value and meaning of what a trillion tokens cost."""
+    """Name, value and meaning of the cost of a trillion tokens."""
     price, cost = economics.price_per_gpu_hour, economics.cost_per_trillion_tokens
     if price is None or cost is None:
         return "cost", UNKNOWN_LABEL, "; ".join(economics.missing_prices)
@@ -50,7 +53,7 @@ def cost_row(economics: Economics) -> tuple[str, str, str]:
 
 
 def energy_row(economics: Economics) -> tuple[str, str, str]:
-    """Name, value and meaning of what energy a trillion tokens take."""
+    """Name, value and meaning of the energy of a trillion tokens."""
     energy = economics.energy_per_trillion_tokens
     if energy is None or economics.gpu_power is None or economics.power_per_gpu is None:
         return "energy", UNKNOWN_LABEL, "; ".join(economics.missing_power)
@@ -64,7 +67,7 @@ def energy_row(economics: Economics) -> tuple[str, str, str]:
 
 
 def training_run_rows(economics: Economics, gpu_hours: float) -> list[tuple[str, str]]:
-    """Value and meaning of what the run takes, or where its tokens are not said, a trillion: time, and money if known.
+    """Value and meaning of the training run's time and cost; per trillion tokens if the run's tokens are not given.
 
     gpu_hours: for a trillion tokens.
     """
@@ -73,14 +76,14 @@ def training_run_rows(economics: Economics, gpu_hours: float) -> list[tuple[str,
         rows = [(f"{gpu_hours:,.0f} GPU\N{NO-BREAK SPACE}hours", "per trillion tokens")]
     else:
         cost, prefix, tokens = economics.run_cost, "at ", format_tokens(economics.run_tokens)
-        rows = [(format_seconds(economics.run_seconds), f"for {tokens} tokens: steps alone, without failures")]
+        rows = [(format_seconds(economics.run_seconds), f"for {tokens} tokens: steps only, without failures")]
     if (price := economics.price_per_gpu_hour) is not None and cost is not None:
         rows.append((format_money(cost, price.currency), f"{prefix}{_describe_hourly_price(price, economics)}"))
     return rows
 
 
 def describe_price(economics: Economics) -> str:
-    """What a GPU hour costs, and who says so; empty where no price is known."""
+    """Price of a GPU hour and its source; empty if no price is known."""
     price = economics.price_per_gpu_hour
     return (
         "" if price is None else f"{format_money(price.amount, price.currency)} per GPU hour: {economics.price_source}"
@@ -88,7 +91,7 @@ def describe_price(economics: Economics) -> str:
 
 
 def describe_power(economics: Economics) -> str:
-    """What the job draws, and what of it is missing; empty where it is not known."""
+    """Power of the job, and which shares of it are missing; empty if unknown."""
     if economics.power is None:
         return ""
     facility = f", PUE {economics.pue:g}" if economics.pue > 1.0 else ""
@@ -101,6 +104,6 @@ def _describe_hourly_price(price: Price, economics: Economics) -> str:
 
 
 def _describe_power_draw(economics: Economics, gpu_power: Watts, total_power: Watts) -> str:
-    node = f", {total_power:,.0f} W in all" if total_power > gpu_power else ""
+    node = f", {total_power:,.0f} W total" if total_power > gpu_power else ""
     facility = f", PUE {economics.pue:g}" if economics.pue > 1.0 else ""
     return f"{gpu_power:,.0f} W/GPU{node}{facility}"

@@ -1,7 +1,7 @@
-"""How do DDP, ZeRO, tensor and pipeline parallelism place a model, and what do they cost? A page to play with.
+"""How do DDP, ZeRO, tensor and pipeline parallelism place a model, and at what cost? An interactive page.
 
-Everything is in the page: tables of what the package answers (`results.explorer_tables`), in which its script looks up and
-sums what it shows for any choice, and steps that were simulated beforehand.
+Everything is in the page: lookup tables (`results.explorer_tables`) from which its script computes the result
+of any choice, and steps that were simulated beforehand.
 """
 
 import json
@@ -28,21 +28,30 @@ _STACK_ORDER: Final = (
     Use.PARAMETERS, Use.COPIES, Use.GRADIENTS, Use.OPTIMIZER, Use.ACTIVATIONS, Use.GATHERED, Use.MESSAGES,
     Use.WORKSPACE, Use.COMMUNICATION, Use.CONTEXT, Use.FRAGMENTATION,
 )  # fmt: skip
-"""Parts of memory from the bottom of a bar."""
+"""Memory categories of a bar, from bottom to top."""
 
 
 def explorer_page(exploration: ExplorerData) -> str:
-    """The page as HTML text."""
+    """The page as HTML."""
     memory, bubble, step_figures_by_title = _memory_figure(), _bubble_figure(), step_figures(exploration.studies)
     panel = render_panel(
-        "explorer.html", memory, bubble, *step_figures_by_title.values(), memory=memory, bubble=bubble, pictures=step_figures_by_title,
-        exploration=exploration, facts=Markup(script_json(_script_data(exploration))), dumps=json.dumps, mfu_words=format_mfu,
-    )  # fmt: skip
+        "explorer.html",
+        memory,
+        bubble,
+        *step_figures_by_title.values(),
+        memory=memory,
+        bubble=bubble,
+        pictures=step_figures_by_title,
+        exploration=exploration,
+        facts=Markup(script_json(_script_data(exploration))),
+        dumps=json.dumps,
+        mfu_words=format_mfu,
+    )
     return html_document(f"explore {exploration.name}", [panel], scripts=_SCRIPTS, styles=("explorer",))
 
 
 def _script_data(exploration: ExplorerData) -> dict[str, str]:
-    """What the page's script reads, packed; studies are drawn here, notes and choices are in the page's text."""
+    """Packed data of the page's script, without studies, notes and choices, which the page's HTML has."""
     data = {name: getattr(exploration, name) for name in ("models", "formats", "machine", "start", "tables")}
     data["simulated_bubble"] = None if exploration.baseline is None else exploration.baseline.bubble_fraction
     text = json.dumps(data, default=_to_plain, separators=(",", ":"), allow_nan=False)
@@ -50,7 +59,7 @@ def _script_data(exploration: ExplorerData) -> dict[str, str]:
 
 
 def _to_plain(value: Any) -> Any:
-    """An array as a list, a dataclass as a mapping."""
+    """JSON fallback: an array as a list, a dataclass as a mapping."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return {dataclass_field.name: getattr(value, dataclass_field.name) for dataclass_field in fields(value)}
@@ -75,8 +84,8 @@ def _memory_figure() -> Figure:
         "bargap": 0.35,
     }
     x = axis_layout("", type="category", fixedrange=True, tickfont={"size": 13})
-    y = axis_layout("memory of the fullest GPU [GiB]", fixedrange=True)
-    narrow = {"showlegend": False, "xaxis": {"tickfont": {"size": 10}}}  # the table below has the colours, too
+    y = axis_layout("memory of the peak-memory GPU [GiB]", fixedrange=True)
+    narrow = {"showlegend": False, "xaxis": {"tickfont": {"size": 10}}}  # the table below also shows the colours
     figure = xy_figure("explorer-memory", [], x, y, height=430, narrow=narrow, **options)
     return replace(figure, client_script="explorer_memory", script_data={"parts": segments})
 

@@ -1,8 +1,8 @@
 """What is a figure before the browser draws it? Plotly traces and a layout, as plain dictionaries.
 
-They are the same objects that plotly.graph_objects would make, without the time it takes to check them (0.2 s). Arrays
-travel as base64 typed arrays, which plotly.js reads. A colour that starts with `@` names one of the page's CSS
-variables and is filled in by the page's script, so that figures follow the reader's light or dark scheme.
+They equal what plotly.graph_objects would build, without its validation time (0.2 s). Arrays are base64
+typed arrays, which plotly.js decodes. A colour that starts with `@` names a CSS variable of the page and is
+resolved by the page's script, so that figures follow the reader's light or dark scheme.
 """
 
 import base64
@@ -32,18 +32,19 @@ MUTED = "@muted"
 SURFACE = "@surface"
 GRID = "@grid"
 _BASE_STYLE = {"paper_bgcolor": "@surface", "plot_bgcolor": "@surface", "font": {"size": 12, "color": "@ink"}}
-_ZLIB_LEVEL = 6  # of zlib, whose usual compromise it is
+_ZLIB_LEVEL = 6  # zlib's default
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One drawing.
+    """One plotly figure.
 
-    narrow: what a small screen changes in the layout; choices: traces by name, where the reader picks
-    one of several (the first is shown), instead of `traces`; height: CSS pixels.
+    height: CSS pixels; narrow: layout changes for small screens; choices: alternatives to `traces` by label, of
+    which the reader selects one (the first is shown initially).
 
-    Of more data than can be drawn, behaviour: the asset that draws what fits the axes' ranges (`report/assets`), from
-    arrays: typed arrays by name, as `compress_array` gives them, and facts: plain data.
+    If there is more data than can be drawn at once, client_script is the asset that draws what the current axis
+    ranges need (`report/assets`) from `arrays` (typed arrays by name, as `compress_array` returns them) and
+    `script_data` (plain data).
     """
 
     name: str
@@ -57,7 +58,7 @@ class Figure:
     script_data: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """What the page's script reads."""
+        """The figure as the page's script reads it."""
         return {
             "name": self.name,
             "traces": self.traces,
@@ -70,7 +71,7 @@ class Figure:
         }
 
     def to_plotly(self) -> "graph_objects.Figure":
-        """Plotly's own, for notebooks and papers: it looks as on a page in a light scheme."""
+        """Convert to a plotly Figure for notebooks and papers; it looks as on a page in the light scheme."""
         from plotly import graph_objects
 
         traces = self.choices[0][1] if self.choices else self.traces
@@ -79,9 +80,9 @@ class Figure:
 
 
 def _resolve_colours(value: Any) -> Any:
-    """With the colours that names of CSS variables stand for."""
+    """Replace names of CSS variables by their colours, recursively."""
     if isinstance(value, Mapping):
-        return {key: _resolve_colours(item) for key, item in value.items()}
+        return {key: _resolve_colours(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_resolve_colours(item) for item in value]
     return _light_colours().get(value[1:], value) if isinstance(value, str) and value.startswith("@") else value
@@ -89,13 +90,13 @@ def _resolve_colours(value: Any) -> Any:
 
 @cache
 def _light_colours() -> dict[str, str]:
-    """The page's CSS variables in a light scheme, which come first."""
+    """Colours of the page's CSS variables in the light scheme, which comes first in the file."""
     style = (Path(__file__).parent / "assets" / "page.css").read_text(encoding="utf-8")
     return dict(reversed(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", style)))
 
 
 def encode_floats(values: ArrayLike) -> dict[str, str]:
-    """A one-dimensional array as plotly.js' typed array (float64)."""
+    """Encode a one-dimensional array as a plotly.js typed array (float64, base64)."""
     raw = np.ascontiguousarray(values, dtype="<f8")
     return {"dtype": "f8", "bdata": base64.b64encode(raw.tobytes()).decode("ascii")}
 
@@ -104,7 +105,7 @@ _TYPED_ARRAY_DTYPES = frozenset({"u1", "u2", "u4", "i2", "i4", "f4", "f8"})
 
 
 def compress_array(values: NDArray[Any]) -> dict[str, str]:
-    """An array for a behaviour: zlib, then base64; raises ValueError for a type that JavaScript has no array of."""
+    """Compress an array for a client script (zlib, base64); ValueError for a dtype without a JavaScript typed array."""
     dtype = values.dtype.str[1:]
     if dtype not in _TYPED_ARRAY_DTYPES:
         raise ValueError(f"no typed array of {values.dtype}; one of {', '.join(sorted(_TYPED_ARRAY_DTYPES))}")
@@ -113,13 +114,13 @@ def compress_array(values: NDArray[Any]) -> dict[str, str]:
 
 
 def script_json(value: object) -> str:
-    """JSON that can stand inside a <script> element: no `<`, so no text in it can close the element."""
+    """JSON that is safe inside a <script> element: without `<`, so no text in it can close the element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def bar_marker(style: CategoryStyle) -> dict[str, Any]:
-    """How a bar of this category looks."""
+    """Plotly marker of bars of this category."""
     bar_style: dict[str, Any] = {"color": style.colour, "line": {"width": 0.6, "color": SURFACE}}
     if style.pattern:
         hatching = {"shape": style.pattern, "size": 6, "solidity": 0.25, "fgcolor": SURFACE}
@@ -128,7 +129,7 @@ def bar_marker(style: CategoryStyle) -> dict[str, Any]:
 
 
 def axis_layout(title: str, **extra: Any) -> dict[str, Any]:
-    """An axis in the house style."""
+    """Axis layout in the common style."""
     return {
         "title": {"text": title, "standoff": 8, "font": {"size": 12, "color": MUTED}},
         "gridcolor": GRID,
@@ -141,7 +142,7 @@ def axis_layout(title: str, **extra: Any) -> dict[str, Any]:
 
 
 def base_layout(**extra: Any) -> dict[str, Any]:
-    """A layout in the house style; the page's script fills in fonts and colours."""
+    """Figure layout in the common style; the page's script fills in fonts and colours."""
     return {
         "margin": {"l": 8, "r": 12, "t": 8, "b": 40},
         "barmode": "overlay",
@@ -153,17 +154,17 @@ def base_layout(**extra: Any) -> dict[str, Any]:
 
 
 def legend_layout(**extra: Any) -> dict[str, Any]:
-    """A horizontal legend above the plot."""
+    """Layout of a horizontal legend above the plot."""
     return {"orientation": "h", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "font": {"size": 11}, **extra}
 
 
 def wrap_label(label: str, width: int = 15) -> str:
-    """A label in short lines, escaped, for small screens."""
+    """An escaped label in short lines, for small screens."""
     return "<br>".join(escape(line) for line in textwrap.wrap(label, width))
 
 
 def narrow_labels(labels: list[str], short: list[str]) -> dict[str, Any]:
-    """What a small screen changes: the legend is small, categories on the y axis have short names."""
+    """Layout changes for small screens: a small legend, and short category labels on the y axis."""
     return {
         "legend": {"font": {"size": 9}},
         "yaxis": {"tickmode": "array", "tickvals": labels, "ticktext": [f"{label} " for label in short]},
@@ -172,16 +173,16 @@ def narrow_labels(labels: list[str], short: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class AxisScale:
-    """A unit in which an axis is drawn: value / size is what stands on it."""
+    """Unit of an axis: a value is drawn at value / unit_size."""
 
     unit: str
     unit_size: float
 
 
 def format_share(share: float) -> str:
-    """A share in percent; what is not nothing never reads as nothing.
+    """A share in percent; a positive share never reads as zero.
 
-    >>> share_words(0.415), share_words(0.00003), share_words(0.0)
+    >>> format_share(0.415), format_share(0.00003), format_share(0.0)
     ('41.5%', '<0.1%', '0.0%')
     """
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"
@@ -192,7 +193,7 @@ _TIMES = (AxisScale("s", 1.0), AxisScale("ms", 1e-3), AxisScale("us", 1e-6), Axi
 
 
 def time_scale(longest: float) -> AxisScale:
-    """The unit in which a time axis up to `longest` seconds reads best; long ones from where `format_seconds` has two.
+    """Best unit of a time axis up to `longest` seconds; long units from twice their size on, as in `format_seconds`.
 
     >>> time_scale(9.3).unit, time_scale(0.02).unit, time_scale(2.7e5).unit
     ('s', 'ms', 'd')

@@ -1,4 +1,4 @@
-"""How is a run over weeks looked at? How long it takes, where its time goes, one run in detail, and what helps."""
+"""Which page shows a run of weeks? Duration, time losses, one run in detail, and what would help."""
 
 from collections.abc import Sequence
 from html import escape
@@ -12,7 +12,7 @@ from clustersim.report.draw.charts import PlotlyDict, annotation, bar_figure, ba
 from clustersim.report.figure import Figure, axis_layout, encode_floats
 from clustersim.report.html_document import html_document, render_panel
 from clustersim.report.row_selection import group_by
-from clustersim.report.terminal import goodput as said
+from clustersim.report.terminal import goodput as labels
 from clustersim.report.terminal.goodput import LOSS_LABELS, loss_shares
 from clustersim.results.goodput import SECONDS_PER_DAY, GoodputResult, SweepPoint, TimelineInterval
 
@@ -20,11 +20,11 @@ _SMALL_FONT: Final = {"font": {"size": 9}}
 _WORK_COLOUR: Final = "#0072B2"
 _DEGRADED_COLOUR: Final = "#56B4E9"
 _TIMELINE_ROWS: Final = ("up", "lost", "down")
-_INITIAL_DAYS: Final = 7.0  # days of the timeline that are drawn first
+_INITIAL_DAYS: Final = 7.0  # days that the timeline shows before any zoom
 
 
 def goodput_page(result: GoodputResult, file: Path) -> str:
-    """The page as HTML text."""
+    """The page as HTML."""
     figures = {
         "losses": loss_figure(result),
         "timeline": timeline_figure(result),
@@ -32,11 +32,12 @@ def goodput_page(result: GoodputResult, file: Path) -> str:
         "intervals": interval_figure(result) if result.interval_sweep else None,
         "spares": spares_figure(result) if len(result.spares_sweep) > 1 else None,
     }
-    return html_document(f"Goodput of {file.name}", [render_panel("goodput.html", said=said, found=result, **figures)])
+    panel = render_panel("goodput.html", labels=labels, result=result, **figures)
+    return html_document(f"Goodput of {file.name}", [panel])
 
 
 def loss_figure(result: GoodputResult) -> Figure:
-    """A waterfall from the ideal to the whole: days, each bar behind the one before it."""
+    """Waterfall from the ideal duration to the mean one, in days."""
     losses_with_share = loss_shares(result)
     names, colours = zip(
         ("without failures", _WORK_COLOUR), *(LOSS_LABELS[name] for name, _, _ in losses_with_share), strict=True
@@ -50,15 +51,22 @@ def loss_figure(result: GoodputResult) -> Figure:
         *(f"{format_seconds(seconds)}, {share:.1%}" for _, seconds, share in losses_with_share),
     ]
     trace = bar_trace(
-        "", list(names), lengths, {"color": list(colours)}, base=[0.0, *np.cumsum(lengths)[:-1].tolist()], text=bar_labels,
-        textposition="auto", cliponaxis=False, hovertemplate="%{y}: %{text}<extra></extra>",
-    )  # fmt: skip
+        "",
+        list(names),
+        lengths,
+        {"color": list(colours)},
+        base=[0.0, *np.cumsum(lengths)[:-1].tolist()],
+        text=bar_labels,
+        textposition="auto",
+        cliponaxis=False,
+        hovertemplate="%{y}: %{text}<extra></extra>",
+    )
     days = axis_layout("days", range=[0.0, 1.15 * sum(lengths)])
     return bar_figure("losses", [trace], days, height=90 + 30 * len(names), narrow=_SMALL_FONT)
 
 
 def timeline_figure(result: GoodputResult) -> Figure:
-    """What one run's time went into, from day to day."""
+    """State of the job over one run."""
     groups = group_by(result.timeline, lambda interval: interval.label)
     total_days = max((interval.end for interval in result.timeline), default=SECONDS_PER_DAY) / SECONDS_PER_DAY
     traces = [_interval_trace(state, groups[state]) for state in sorted(groups, key=_legend_order)]
@@ -77,15 +85,18 @@ def _interval_trace(state: str, intervals: Sequence[TimelineInterval]) -> Plotly
     row = "lost" if state == "lost_work" else "down" if state in LOSS_LABELS else "up"
     name, colour = LOSS_LABELS.get(state, (state, _WORK_COLOUR if state == "healthy" else _DEGRADED_COLOUR))
     return bar_trace(
-        name, [row] * len(intervals), encode_floats([(interval.end - interval.begin) / SECONDS_PER_DAY for interval in intervals]),
-        {"color": colour, "line": {"width": 0}}, base=encode_floats([interval.begin / SECONDS_PER_DAY for interval in intervals]),
+        name,
+        [row] * len(intervals),
+        encode_floats([(interval.end - interval.begin) / SECONDS_PER_DAY for interval in intervals]),
+        {"color": colour, "line": {"width": 0}},
+        base=encode_floats([interval.begin / SECONDS_PER_DAY for interval in intervals]),
         customdata=[[format_seconds(interval.end - interval.begin), escape(interval.cause)] for interval in intervals],
         hovertemplate="%{customdata[0]} %{customdata[1]}<extra>" + escape(name) + "</extra>",
-    )  # fmt: skip
+    )
 
 
 def duration_histogram(result: GoodputResult) -> Figure:
-    """How many runs take how many days, beside how long it takes where nothing breaks."""
+    """Histogram of the runs' durations in days, with the duration without failures marked."""
     runs = {
         "type": "histogram", "x": encode_floats([run.wall / SECONDS_PER_DAY for run in result.runs]), "nbinsx": 50,
         "marker": {"color": _WORK_COLOUR}, "hovertemplate": "%{x} days: %{y} runs<extra></extra>",
@@ -105,7 +116,7 @@ def _figure_with_markers(
     *,
     height: int = 280,
 ) -> Figure:
-    """A figure with lines across it and words beside them. marks: where on the x axis, words, how high they are."""
+    """Figure with labelled vertical lines. marks: x position, label, and height of the label."""
     log = x.get("type") == "log"
     line = {"color": "@muted", "width": 1, "dash": "dot"}
     notes = [
@@ -128,7 +139,7 @@ def _figure_with_markers(
 
 
 def interval_figure(result: GoodputResult) -> Figure:
-    """Days over the time between checkpoints, with the one that is run, and those of formulas."""
+    """Mean days over the checkpoint interval, with the simulated interval and Young's and Daly's optima marked."""
     checkpoint = result.checkpoint
     marks = [(checkpoint.interval, "as run", 1.0), (checkpoint.young, "Young", 0.85), (checkpoint.daly, "Daly", 0.7)]
     marks = [
@@ -143,7 +154,7 @@ def interval_figure(result: GoodputResult) -> Figure:
 
 
 def spares_figure(result: GoodputResult) -> Figure:
-    """Goodput of all nodes over the number of spares."""
+    """Goodput of all nodes over the number of spare nodes."""
     goodput = [100.0 * point.goodput for point in result.spares_sweep]
     curve = _curve_trace(result.spares_sweep, 1.0, goodput, "%{x} spares: %{y:.1f} %")
     y = axis_layout("goodput of all nodes [%]")
@@ -154,6 +165,11 @@ def _curve_trace(
     points: Sequence[SweepPoint], unit_size: float, values: Sequence[float], hover_template: str
 ) -> PlotlyDict:
     return {
-        "type": "scatter", "mode": "lines+markers", "x": [point.value / unit_size for point in points], "y": [*values],
-        "line": {"color": _WORK_COLOUR, "width": 2}, "marker": {"size": 6}, "hovertemplate": hover_template + "<extra></extra>",
-    }  # fmt: skip
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": [point.value / unit_size for point in points],
+        "y": [*values],
+        "line": {"color": _WORK_COLOUR, "width": 2},
+        "marker": {"size": 6},
+        "hovertemplate": hover_template + "<extra></extra>",
+    }

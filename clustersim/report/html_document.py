@@ -1,9 +1,11 @@
-"""How is a page put together? Cards of HTML and figures in one document, made by templates (`report/templates`).
+"""How is a page put together?
 
-It needs nothing else, neither a network nor a second file: plotly.js is in it once, compressed to a third, and a
-content security policy forbids it to load anything. Of plotly.js it is the cartesian bundle (`assets/plotly`, with its
-licence and where it is from), a third of the whole: no page draws anything that it has not. Templates escape what is
-not `Markup`, so text from a user's file stays text.
+Panels of HTML and figures in one document, rendered by Jinja (`report/templates`).
+
+The document is self-contained: plotly.js is embedded once, compressed to a third, and a content security
+policy forbids loading anything. It embeds plotly.js's cartesian bundle (`assets/plotly`, with its licence
+and origin), a third of the full library; no page uses other trace types. Templates escape everything that
+is not `Markup`, so text from a user's file stays text.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +20,7 @@ from markupsafe import Markup
 from clustersim.common import units
 from clustersim.report.figure import Figure, compress_array, format_share, script_json
 
-if TYPE_CHECKING:  # a terminal's answer does not wait for it
+if TYPE_CHECKING:  # deferred: terminal output does not need it
     from jinja2 import Environment
 
 _ASSET_DIR: Final = Path(__file__).parent / "assets"
@@ -27,30 +29,30 @@ PLOTLY_PATH: Final = _ASSET_DIR / "plotly" / "plotly-cartesian.min.js"
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A part of the page: its HTML, and the figures that have a slot in it."""
+    """A section of a page: its HTML, and the figures that it has slots for."""
 
     html: str
     figures: tuple[Figure, ...] = ()
 
 
 def figure_panel(title: str, figure: Figure, *, lead: str = "", caption: str = "") -> Panel:
-    """A card of one figure."""
+    """Panel of one figure."""
     return render_panel("card.html", title=title, figure=figure, lead=lead, caption=caption)
 
 
 def render_panel(template: str, *figures: Figure, **context: object) -> Panel:
-    """A card that has a template of its own. figures: for which it has slots, if these are not the context's own."""
+    """Panel rendered from its own template. figures: those with a slot in it, if not the figures in the context."""
     context_figures = tuple(value for value in context.values() if isinstance(value, Figure))
     return Panel(render_template(template, **context), figures or context_figures)
 
 
 def render_template(template: str, **context: object) -> Markup:
-    """A template as HTML."""
+    """Render a template to HTML."""
     return Markup(_jinja_environment().get_template(template).render(context))
 
 
 def render_text(macro: str, **values: object) -> Markup:
-    """What is said above a card (`words.html`)."""
+    """Render a text macro of `words.html`, such as the introduction of a panel."""
     text: Markup = getattr(_jinja_environment().get_template("words.html").module, macro)(**values)
     return text
 
@@ -58,7 +60,7 @@ def render_text(macro: str, **values: object) -> Markup:
 def html_document(
     title: str, panels: Sequence[Panel], *, scripts: Sequence[str] = (), styles: Sequence[str] = ()
 ) -> str:
-    """A self-contained HTML document. scripts, styles: further assets, by name, beside those that the figures need."""
+    """Self-contained HTML document. scripts, styles: names of assets in addition to those that the figures need."""
     figures = [figure for panel in panels for figure in panel.figures]
     figure_scripts = [
         name for figure in figures if figure.client_script for name in _script_assets(figure.client_script)
@@ -99,13 +101,13 @@ def _jinja_environment() -> "Environment":
 
 
 def _script_assets(name: str) -> list[str]:
-    """The assets of a behaviour: the one of its name, and those that go on with `_`."""
+    """Names of a client script's assets: the file of its name, and those whose names continue with `_`."""
     return [name, *sorted(path.stem for path in _ASSET_DIR.glob(f"{name}_*.js"))]
 
 
 @cache
 def _packed_plotly() -> str:
-    """plotly.js, as `packed` writes it."""
+    """plotly.js, compressed as by `compress_array`."""
     return compress_array(np.frombuffer(PLOTLY_PATH.read_bytes(), dtype=np.uint8))["z"]
 
 

@@ -1,7 +1,8 @@
-"""What runs inside the passes that the page shows, down to one kernel?
+"""Which kernels run inside the passes that the page shows?
 
-Most runs of a block take exactly what the block takes alone. These are told by their times and share one template; only
-runs that waited, were slowed or vary are worked out. Equal templates are kept once.
+Most runs of a segment take exactly its isolated time. They are recognized by their duration and share one
+template; only runs that waited, were slowed or vary are evaluated individually. Equal templates are stored
+once.
 """
 
 from collections.abc import Sequence
@@ -20,14 +21,14 @@ from clustersim.report.timeline_data import KernelLabel, KernelTemplates
 from clustersim.results.simulation_result import SimulationResult
 
 MAX_OPERATIONS: Final = 1_000_000
-_ROUNDING: Final = 1e-9  # of the makespan
+_ROUNDING: Final = 1e-9  # relative to the makespan
 _DETAIL_LINES: Final = ("kernel", "dtype", "shape"), ("collective", "group")
 
 
 def build_kernel_templates(
     result: SimulationResult, events: IntArray, max_operations: int = MAX_OPERATIONS
 ) -> KernelTemplates:
-    """What runs inside spans that are these rows of the trace; at most so many operations that no template shares."""
+    """Operations inside the spans of these trace events; at most `max_operations` that no other span shares."""
     templates = _TemplateBuilder(result, max_operations, _ROUNDING * result.trace.makespan)
     template_ids = np.full(len(events), -1)
     ranks = result.trace.rank[events]
@@ -39,10 +40,13 @@ def build_kernel_templates(
 
 @dataclass(slots=True)
 class _TemplateBuilder:
-    """Templates and labels, numbered as they are met; columns: label, gap and duration of each template.
+    """Distinct templates and labels, by index in order of first use.
 
-    rounding: seconds by which equal times may differ; worded: numbers of labels of blocks with their timings, by
-    identity, and the timings, so that they stay alive and ids apart.
+    tolerance: seconds by which equal times may differ; columns: label indices, gaps and durations of each
+    template; template_ids: index of each template by its key; label_ids: index of each label; label_cache:
+    label indices by segment and identity of its timing, with the timing, which keeps it alive and ids unique;
+    unshared_operations: operations of individually evaluated runs so far; omitted_spans: spans beyond the
+    limit.
     """
 
     result: SimulationResult
@@ -56,7 +60,7 @@ class _TemplateBuilder:
     omitted_spans: int = 0
 
     def add_rank(self, rank: int, events: IntArray) -> IntArray:
-        """The template of each of a rank's rows: -1 for communication, and for what is too much."""
+        """Template index of each of a rank's events: -1 for communication and for spans beyond the limit."""
         trace = self.result.trace
         tasks = self.result.program.programs[int(self.result.program.program_index[rank])].tasks
         segments = {
@@ -83,13 +87,13 @@ class _TemplateBuilder:
         return template_ids
 
     def _isolated_template(self, segment: Segment, timing: SegmentTiming) -> int:
-        """The template of runs that take what their block takes alone."""
+        """Template of runs that take their segment's isolated time."""
         key, labels = (segment, id(timing)), self._label_ids(segment, timing)
         duration = np.array(timing.durations)
         return self._add(key, labels, np.zeros_like(duration), duration)
 
     def _delayed_templates(self, rank: int, events: IntArray, segments: Sequence[Segment]) -> list[int]:
-        """Templates of runs that were waited in, slowed or varied; none beyond the limit. blocks: of the rows."""
+        """Templates of delayed or jittered runs; -1 beyond the limit. segments: those of the events."""
         trace = self.result.trace
         cumulative_operations = np.cumsum([len(segment.operations) for segment in segments])
         allowed_count = int(
@@ -133,7 +137,7 @@ class _TemplateBuilder:
         return self.label_cache[key][0]
 
     def to_kernel_templates(self, template: IntArray) -> KernelTemplates:
-        """All templates, one after the other."""
+        """All templates, concatenated."""
         empty = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
         label, gap, duration = (np.concatenate(column) for column in zip(empty, *self.columns, strict=True))
         first = np.cumsum([0, *(len(labels) for labels, _, _ in self.columns)])
@@ -141,14 +145,15 @@ class _TemplateBuilder:
 
 
 def build_kernel_label(description: SpanDescription) -> KernelLabel:
-    """What the page says of an operation that a trace has with its arguments."""
+    """Label on the page of an operation, from its description in exported traces."""
     arguments = description.arguments
     lines = [", ".join(str(arguments[key]) for key in keys if key in arguments) for keys in _DETAIL_LINES]
-    lines += [
-        f"bound by {arguments['bound']}",
-        str(arguments["duration_from"]),
-    ]  # what limits it, and how that is known
+    lines += [f"bound by {arguments['bottleneck']}", str(arguments["duration_from"])]  # bottleneck and provenance
     return KernelLabel(
-        description.name, CATEGORY_STYLES.index(description.category), tuple(filter(None, lines)),
-        float(arguments.get("flop", 0)), float(arguments.get("memory_bytes", 0)), float(arguments.get("payload_bytes", 0)),
-    )  # fmt: skip
+        description.name,
+        CATEGORY_STYLES.index(description.category),
+        tuple(filter(None, lines)),
+        float(arguments.get("flop", 0)),
+        float(arguments.get("memory_bytes", 0)),
+        float(arguments.get("payload_bytes", 0)),
+    )

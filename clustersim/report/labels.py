@@ -1,4 +1,4 @@
-"""What are a layout, a pipeline rank and the source of a duration called, everywhere that they are shown?"""
+"""How are layouts, pipeline ranks, degradations and provenance labelled, wherever they are shown?"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from clustersim.scenario import Scenario
 
 
-_MAX_ENTRIES: Final = 3  # of one kind of disturbance
+_MAX_ENTRIES: Final = 3  # of one kind of degradation
 CRITICAL_PATH_NOTE: Final = (
-    "The critical path is the chain of tasks that makes the step as long as it is; to shorten what is not on it does "
-    "not help."
+    "The critical path is the longest chain of dependent tasks; shortening tasks that are not on it does not shorten "
+    "the "
+    "step."
 )
 PROVENANCE_LABELS: Final[Mapping[Provenance, str]] = {
     Provenance.MEASURED: "measured here",
@@ -55,32 +56,32 @@ LINK_KIND_LABELS: Final[Mapping[LinkKind, str]] = {
     LinkKind.LEAF: "leaf to spine",
     LinkKind.SPINE: "spine to core",
 }
-"""What the links of a tier join, or belong to."""
+"""Labels of link kinds: what the links of a tier connect, or belong to."""
 
 
 def format_dtype_shares(formats: FormatUsage) -> str:
-    """Shares of products' FLOP by format."""
+    """Shares of matmul FLOP by format."""
     return ", ".join(f"{share:.0%} {dtype.value}" for dtype, share in formats.flop_shares.items())
 
 
 def peak_reference_suffix(formats: FormatUsage | None) -> str:
-    """Against which peak FLOP are compared; empty where there is one format."""
+    """Peak that the FLOP rate is relative to; empty with a single format."""
     return "" if formats is None else f", of {format_flops(formats.peak_flops)} {formats.peak_format.value}"
 
 
 def pipeline_row_type(scenario: "Scenario") -> str:
-    """What holds a share of the layers: a stage, or a pipeline rank where each holds several stages (chunks)."""
+    """Name of a holder of layers: stage, or pipeline rank if each holds several stages (chunks)."""
     return "pipeline rank" if scenario.placement.max_chunks > 1 else "stage"
 
 
 def stage_name(scenario: "Scenario", pipeline_rank: int) -> str:
-    """What a pipeline rank is called."""
+    """Name of a pipeline rank."""
     return f"{pipeline_row_type(scenario)} {pipeline_rank}"
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRowLabels:
-    """What the kinds of a program are called. labels, short: [kinds]; word: for one of them."""
+    """Names of the distinct programs. labels, short: [programs]; singular: name of the kind."""
 
     labels: tuple[str, ...]
     short: tuple[str, ...]
@@ -88,7 +89,7 @@ class PipelineRowLabels:
 
 
 def pipeline_row_labels(scenario: "Scenario", program_count: int) -> PipelineRowLabels:
-    """The names of pipeline ranks; of torch.nn.DataParallel, whose first GPU does more, of its kinds of GPU."""
+    """Names of pipeline ranks; for torch.nn.DataParallel, whose first GPU does extra work, of its two kinds of GPU."""
     if program_count > scenario.layout.pp:
         return PipelineRowLabels(("first GPU", "other GPUs"), ("first", "others"), "kind of GPU")
     indices = range(program_count)
@@ -98,7 +99,7 @@ def pipeline_row_labels(scenario: "Scenario", program_count: int) -> PipelineRow
 
 
 def describe_layout(scenario: "Scenario") -> str:
-    """Degrees, strategies and batch, in the order in which people give them."""
+    """Parallelism degrees, strategies and batch, in the usual order."""
     layout, training, chunks = scenario.layout, scenario.training, scenario.placement.max_chunks
     degrees = layout.as_configured.degrees
     stops_early = training.early_stop and training.recompute != NoRecompute()
@@ -119,15 +120,15 @@ def describe_layout(scenario: "Scenario") -> str:
 
 
 def _expert_degree_labels(layout: Layout) -> list[str]:
-    """Over how many ranks experts are spread and cut, and how tokens reach them."""
+    """Expert-parallel and expert-tensor-parallel degrees, and the token dispatcher."""
     etp_labels = [] if layout.effective_etp == layout.tp else [f"{EXPERT_TENSOR.name} {layout.effective_etp:,}"]
     return [f"{EXPERT.name} {layout.ep:,}", *etp_labels, f"{layout.dispatcher.value} dispatcher"]
 
 
 def describe_degradations(scenario: "Scenario") -> str:
-    """What is wrong with the cluster, in one line; empty if nothing is."""
+    """Degradations of the cluster and background load in one line; empty if there are none."""
     labels = list(_degradation_labels(scenario.degradations, scenario.cluster.fabric))
-    labels += _truncate_entries([f"beside {job.resolved.name}" for job in scenario.co_scheduled_jobs])
+    labels += _truncate_entries([f"co-scheduled with {job.resolved.name}" for job in scenario.co_scheduled_jobs])
     labels += _truncate_entries([_describe_traffic(job) for job in scenario.background_traffic])
     if (jitter := scenario.jitter) is not None:
         labels.append(f"jitter {_format_percent(jitter.std)} ({jitter.distribution.value}, seed {jitter.seed})")
@@ -135,7 +136,7 @@ def describe_degradations(scenario: "Scenario") -> str:
 
 
 def describe_gpus(scenario: "Scenario") -> str:
-    """The accelerator; where there are several, the number of each."""
+    """The accelerator; if there are several kinds, the count of each."""
     accelerators, accelerator_index = scenario.cluster.accelerator_kinds()
     counts = np.bincount(accelerator_index[: scenario.layout.world_size], minlength=len(accelerators)).tolist()
     used_kinds = [(accelerator.name, count) for accelerator, count in zip(accelerators, counts, strict=True) if count]
@@ -147,7 +148,7 @@ def describe_gpus(scenario: "Scenario") -> str:
 
 
 def _degradation_labels(degradations: Degradations, fabric: Fabric) -> Iterator[str]:
-    """Slow GPUs, NICs and links, and what others load."""
+    """Slow GPUs, degraded NICs and links, and background load."""
     yield from _truncate_entries(
         [
             f"{_format_gpu_ids(slow_gpus.gpu_ids)} at {_format_percent(slow_gpus.speed)} speed"
@@ -156,7 +157,8 @@ def _degradation_labels(degradations: Degradations, fabric: Fabric) -> Iterator[
     )
     yield from _truncate_entries(
         [
-            f"NICs of {_format_gpu_ids(nic.gpu_ids)} {f'at {_format_percent(nic.bandwidth_fraction)}' if nic.bandwidth_fraction else 'dead'}"
+            f"NICs of {_format_gpu_ids(nic.gpu_ids)} "
+            f"{f'at {_format_percent(nic.bandwidth_fraction)}' if nic.bandwidth_fraction else 'dead'}"
             for nic in degradations.nics
         ]
     )
@@ -166,7 +168,7 @@ def _degradation_labels(degradations: Degradations, fabric: Fabric) -> Iterator[
 
 
 def _truncate_entries(entries: Sequence[str]) -> list[str]:
-    """The first entries, and how many more there are."""
+    """The first entries, and how many are omitted."""
     omitted = [f"{len(entries) - _MAX_ENTRIES} more of the kind"] if len(entries) > _MAX_ENTRIES else []
     return [*entries[:_MAX_ENTRIES], *omitted]
 
@@ -180,24 +182,27 @@ def _format_percent(share: float) -> str:
 
 
 def _describe_link_degradation(change: LinkDegradation, fabric: Fabric) -> str:
-    """A link or, of a bundle, how many of its members."""
+    """A degraded link; of parallel links, how many of them."""
     ends = f"{change.source} {'-' if change.both_directions else '->'} {change.target}"
     members = _parallel_link_count(change, fabric)
     if isinstance(change.effect, DeadLinkEffect):
         return f"link {ends} dead" if members == 1 else f"{change.effect.lost_count} of {members} links {ends} dead"
     period = "" if change.active_period is None else f" from {' to '.join(map(format_seconds, change.active_period))}"
-    return f"{'link' if members == 1 else f'{members} links'} {ends} at {_format_percent(change.effect.bandwidth_fraction)}{period}"
+    return (
+        f"{'link' if members == 1 else f'{members} links'} {ends} at "
+        f"{_format_percent(change.effect.bandwidth_fraction)}{period}"
+    )
 
 
 def _describe_traffic(traffic: TrafficPattern) -> str:
-    """What others send, and how often."""
+    """A background traffic pattern, and its period."""
     repetition = "once" if isinf(traffic.period_seconds) else f"every {format_seconds(traffic.period_seconds)}"
     operation = f"others' {traffic.collective.value} of {format_bytes(traffic.payload)}"
     return f"{operation} among {len(traffic.gpu_ids):,} GPUs {repetition}"
 
 
 def _parallel_link_count(change: LinkDegradation, fabric: Fabric) -> int:
-    """How many parallel links are between the ends; a graph, where each link is one, forgets those that are dead."""
+    """Number of parallel links between the ends; 1 if not found, as graphs of single links drop dead ones."""
     try:
         return fabric.parallel_link_count(fabric.find_link(change.source, change.target))
     except InputError:
@@ -210,7 +215,7 @@ def _describe_data_parallel(strategy: DataParallelStrategy) -> str:
             return "DDP"
         case FullyShard(shard=int() as shard):
             return f"HSDP over {shard}"
-        case FullyShard(secondary=int() as secondary):
+        case FullyShard(zero_hpz_partition_size=int() as secondary):
             return f"ZeRO-3 (FSDP), secondary shards over {secondary}"
         case FullyShard():
             return "ZeRO-3" + (
@@ -223,7 +228,7 @@ def _describe_data_parallel(strategy: DataParallelStrategy) -> str:
 
 
 def _describe_offload(offload: Offload) -> str:
-    """What is on the host; empty if nothing is."""
+    """What is offloaded to the host; empty if nothing is."""
     items = [] if offload.activations is None else [f"activations of {_describe_offloaded_layers(offload.activations)}"]
     match offload.states:
         case ShardOffload():
@@ -242,10 +247,10 @@ def _describe_offloaded_layers(activations: ActivationOffload) -> str:
 
 
 def _describe_lora(lora: Lora) -> str:
-    """The adapters, and what is frozen beside them."""
+    """The adapters, and the layers they adapt."""
     targets = ", ".join(target.value for target in lora.targets)
     name = "LoRA" if lora.base is None else f"QLoRA ({lora.base.value})"
-    return f"{name} of rank {lora.rank} beside {targets}"
+    return f"{name} of rank {lora.rank} on {targets}"
 
 
 def _describe_recompute(policy: Recompute) -> str:
@@ -253,7 +258,8 @@ def _describe_recompute(policy: Recompute) -> str:
         case NoRecompute():
             return "no recompute"
         case SelectiveRecompute(modules) if policy != SelectiveRecompute():
-            return f"recompute of {', '.join(recompute_module.value for recompute_module in RecomputeModule if recompute_module in modules)}"
+            recomputed = [module.value for module in RecomputeModule if module in modules]
+            return f"recompute of {', '.join(recomputed)}"
         case SelectiveRecompute():
             return "selective recompute"
         case SelectiveOpRecompute():
@@ -265,9 +271,9 @@ def _describe_recompute(policy: Recompute) -> str:
 
 
 def format_mfu(convention: float, causal: float) -> str:
-    """MFU by the convention, and with causal attention where the two part.
+    """MFU by the usual convention, and with causal attention if they differ.
 
-    >>> mfu_words(0.412, 0.405), mfu_words(0.782, 0.441)
+    >>> format_mfu(0.412, 0.405), format_mfu(0.782, 0.441)
     ('41.2%', '78.2% (causal 44.1%)')
     """
     return f"{convention:.1%} (causal {causal:.1%})" if shows_causal_mfu(convention, causal) else f"{convention:.1%}"

@@ -1,4 +1,4 @@
-"""Which GPUs of the machine does a job have, in words?"""
+"""How is the set of GPUs that a job occupies described?"""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from clustersim.hardware.rank_mapping import RankMappedFabric
 
 
 def describe_placement(cluster: Cluster) -> str:
-    """How many nodes, how much of each, and in which order; empty where ranks simply are the cluster's GPUs."""
+    """Node count, share of each node used, and order; empty if ranks map one to one to the cluster's GPUs."""
     return ", ".join(
         _describe_rank_mapping(cluster)
         if isinstance(cluster.fabric, RankMappedFabric)
@@ -20,7 +20,7 @@ def describe_placement(cluster: Cluster) -> str:
 
 
 def describe_gpu_of_rank(cluster: Cluster, rank: int) -> str:
-    """The machine's GPU and node of a rank; empty where ranks simply are the cluster's GPUs."""
+    """Machine GPU and node of a rank; empty if ranks map one to one to the cluster's GPUs."""
     if not isinstance(cluster.fabric, RankMappedFabric):
         return ""
     gpu_id = cluster.machine_gpu_ids[rank : rank + 1]
@@ -28,11 +28,14 @@ def describe_gpu_of_rank(cluster: Cluster, rank: int) -> str:
 
 
 def _describe_domain_fill(cluster: Cluster) -> Iterator[str]:
-    """Where NVLink domains are filled evenly, as nothing is said of a placement."""
+    """Fill of NVLink domains, for the default mapping that fills them evenly."""
     nvlink_spec = cluster.fabric.node.nvlink if isinstance(cluster.fabric, ClosTopology) else None
     if nvlink_spec and nvlink_spec.full_domain_gpus:
         gpus_per_domain = _label_counts(cluster.fabric.domain_ids(np.arange(cluster.gpu_count)))
-        yield f"{len(gpus_per_domain)} NVLink domains, {_format_range(gpus_per_domain)} of the {nvlink_spec.full_domain_gpus} GPUs of each"
+        yield (
+            f"{len(gpus_per_domain)} NVLink domains, {_format_range(gpus_per_domain)} of the "
+            f"{nvlink_spec.full_domain_gpus} GPUs of each"
+        )
 
 
 def _describe_rank_mapping(cluster: Cluster) -> Iterator[str]:
@@ -52,7 +55,7 @@ def _describe_rank_mapping(cluster: Cluster) -> Iterator[str]:
 
 
 def _label_counts(labels: IntArray) -> IntArray:
-    """How often each label is there, those that are."""
+    """How often each occurring label occurs."""
     return np.unique(labels, return_counts=True)[1]
 
 
@@ -62,6 +65,6 @@ def _format_range(sizes: IntArray) -> str:
 
 
 def _keeps_nodes_contiguous(nodes: IntArray, gpu_ids: IntArray) -> bool:
-    """Whether the ranks of each node follow each other, in the order of its GPUs."""
+    """Whether the ranks of each node are contiguous and in the order of its GPUs."""
     same_node = nodes[1:] == nodes[:-1]
     return bool((np.count_nonzero(~same_node) + 1 == len(np.unique(nodes))) and (np.diff(gpu_ids)[same_node] > 0).all())

@@ -1,7 +1,9 @@
-"""What does a user of Python get who simulates? An answer that shows itself: as a page, as figures, in notebooks.
+"""What does `simulate` return to users of Python?
 
-What simulates knows nothing of this: it gives an `Answer`, and so do all who simulate for themselves (planning,
-validation). Only here is it given the means to draw.
+A result that can render itself: as a page, as figures, in notebooks.
+
+The simulator does not depend on this: it returns a `SimulationResult`, as do all packages that simulate
+themselves (planning, validation). Only here does it gain rendering methods.
 """
 
 from dataclasses import fields
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RenderedResult(SimulationResult):
-    """An answer that can be looked at. Pages take a while to import, so each method imports what it draws with."""
+    """A simulation result with rendering methods. Page modules are slow to import, so each method imports its own."""
 
     def to_html(self, what_ifs: WhatIfReport | None = None) -> str:
         """A self-contained page that works offline; what_ifs: changes to show, as `planning.what_if` simulates them."""
@@ -35,10 +37,10 @@ class RenderedResult(SimulationResult):
         return target
 
     def figures(self) -> "dict[str, plotly.Figure]":
-        """The page's figures as plotly's own, by name: `waterfall_figure`, `stages`, `peaks`, `topology`, `critical-path` ...
+        """The page's plotly figures by name: `waterfall`, `stages`, `peaks`, `topology`, `critical-path` ...
 
-        Those that the page's scripts draw as the reader zooms (timeline, memory over time, all ranks) are not among
-        them.
+        Figures that the page's scripts draw depending on the zoom (timeline, memory over time, all ranks) are not
+        included.
         """
         from clustersim.report.run_page import run_panels
 

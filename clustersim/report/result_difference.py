@@ -1,7 +1,8 @@
-"""What is different between two answers: the input, the numbers, and which parts make a step longer?
+"""What differs between two results: the input, the key numbers, and which time categories make a step longer?
 
-The parts are those of the breakdown, the mean over all ranks. They sum to the step time in each answer, so their
-differences sum to the difference of the step times. Parts are compared by name, whatever model and cluster they are of.
+Time categories are those of the breakdown, the mean over all ranks. They sum to the step time in each
+result, so their differences sum to the difference of the step times. Categories are matched by name,
+whatever the model and cluster.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,11 +32,12 @@ MAX_TEXT_LENGTH: Final = 60  # characters of a text in a list
 
 @dataclass(frozen=True, slots=True)
 class ResultDifference:
-    """Two answers.
+    """Differences between two results.
 
-    titles: what each is of; inputs: what their files say otherwise; notes: what else must be known; step_times:
-    [2] seconds; parts: [2, parts] seconds of PARTS, the mean over ranks; stages: [2, rows, parts] seconds of each
-    pipeline rank, no rows where the pipelines differ; row_labels: [rows]; answers: the numbers as `--json` has them.
+    titles: description of each; inputs: keys that differ between the scenario files; notes: caveats;
+    step_times: [2] seconds; mean_seconds: [2, categories] mean over ranks; row_seconds: [2, rows, categories]
+    of each pipeline rank, no rows if the pipelines differ; row_labels: [rows]; results_json: the numbers as
+    `--json` writes them.
     """
 
     titles: tuple[str, str]
@@ -49,22 +51,22 @@ class ResultDifference:
 
     @property
     def step_time_delta(self) -> Seconds:
-        """Seconds by which the second step is longer."""
+        """Step time of the second result minus that of the first, in seconds."""
         return float(self.step_times[1] - self.step_times[0])
 
     @property
     def row_deltas(self) -> FloatArray:
-        """[rows, parts] seconds by which each part of each pipeline rank is longer."""
+        """[rows, categories] second minus first, in seconds, for each pipeline rank."""
         return np.asarray(self.row_seconds[1] - self.row_seconds[0])
 
     @property
     def mean_deltas(self) -> FloatArray:
-        """[parts] seconds by which each part is longer."""
+        """[categories] second minus first, in seconds, mean over ranks."""
         return np.asarray(self.mean_seconds[1] - self.mean_seconds[0])
 
     @property
     def nonzero_categories(self) -> list[TimeCategory]:
-        """The parts that are more than rounding in one of both."""
+        """Categories above rounding error in either result."""
         return [
             category
             for category in TIME_CATEGORIES
@@ -73,23 +75,23 @@ class ResultDifference:
 
     @property
     def changed_categories(self) -> list[TimeCategory]:
-        """The parts that differ by more than rounding."""
+        """Categories that differ by more than rounding error."""
         return [
             category for category in self.nonzero_categories if self.exceeds_rounding(self.mean_deltas[category.index])
         ]
 
     def format_delta(self, seconds: Seconds) -> str:
-        """A difference of times; none where it is only rounding."""
+        """Signed time difference as text; "0 s" if it is only rounding error."""
         return format_signed_seconds(seconds) if self.exceeds_rounding(seconds) else "0 s"
 
     def format_category(self, category: TimeCategory) -> tuple[str, str, str]:
-        """A part in both, and by how much it is longer."""
+        """Texts of a category's time in both results, and of the difference."""
         pair = self.mean_seconds[:, category.index].tolist()
-        first, second = (format_seconds(item) if self.exceeds_rounding(item) else "0 s" for item in pair)
+        first, second = (format_seconds(seconds) if self.exceeds_rounding(seconds) else "0 s" for seconds in pair)
         return first, second, self.format_delta(pair[1] - pair[0])
 
     def exceeds_rounding(self, seconds: Seconds) -> bool:
-        """Whether it is more than rounding."""
+        """Whether a time is above rounding error."""
         return bool(abs(seconds) > ROUNDING_TOLERANCE * self.step_times.max())
 
     def to_json(self) -> dict[str, Any]:
@@ -103,9 +105,9 @@ class ResultDifference:
                 for changed_key in self.inputs
             ],
             "delta": {key: second[key] - first[key] for key in _COMPARED_NUMBERS if key != "fits"},
-            "parts_s": self._by_category(self.mean_seconds),
+            "categories_s": self._by_category(self.mean_seconds),
             "stages": [
-                {"pipeline_rank": row_index, "parts_s": self._by_category(self.row_seconds[:, row_index])}
+                {"pipeline_rank": row_index, "categories_s": self._by_category(self.row_seconds[:, row_index])}
                 for row_index in range(self.row_seconds.shape[1])
             ]
             or None,
@@ -122,7 +124,7 @@ class ResultDifference:
 def compare_results(
     first: SimulationResult, second: SimulationResult, titles: tuple[str, str], notes: tuple[str, ...] = ()
 ) -> ResultDifference:
-    """Compare two answers."""
+    """Compare two results."""
     results_json = first.to_json(), second.to_json()
     tokens = [
         simulation_result.scenario.training.global_batch * simulation_result.scenario.training.sequence
@@ -133,7 +135,7 @@ def compare_results(
         [] if token_ratio == 1.0 else [f"a step of B has {token_ratio:.4g} times the tokens; compare tokens/s per GPU"]
     )
     file_notes = [
-        f"{name}: both name it by the same words, but the files differ"
+        f"{name}: same name in both, but the files differ"
         for name in changed_referenced_files(first.scenario, second.scenario)
     ]
     row_count = len(first.ledgers) if first.scenario.placement == second.scenario.placement else 0
@@ -144,7 +146,10 @@ def compare_results(
         step_times=np.array([first.step_time, second.step_time]),
         mean_seconds=np.array([_category_seconds(result_json["breakdown_s"]) for result_json in results_json]),
         row_seconds=np.array(
-            [[_category_seconds(row["breakdown_s"]) for row in item["stages"][:row_count]] for item in results_json]
+            [
+                [_category_seconds(row["breakdown_s"]) for row in result_json["stages"][:row_count]]
+                for result_json in results_json
+            ]
         ).reshape(2, row_count, len(TIME_CATEGORIES)),
         row_labels=tuple(stage_name(first.scenario, row) for row in range(row_count)),
         results_json=results_json,
@@ -152,26 +157,29 @@ def compare_results(
 
 
 def headline(difference: ResultDifference) -> str:
-    """The answer in a sentence."""
+    """The step time difference in one sentence."""
     step = format_step_time(float(difference.step_times[1]))
     if not difference.exceeds_rounding(difference.step_time_delta):
         return f"both steps take {step}"
     direction = "longer" if difference.step_time_delta > 0.0 else "shorter"
     relative_change = difference.step_time_delta / float(difference.step_times[0])
-    return f"B's step takes {step}, {format_step_time(abs(difference.step_time_delta))} ({relative_change:+.1%}) {direction} than A's"
+    return (
+        f"B's step takes {step}, {format_step_time(abs(difference.step_time_delta))} ({relative_change:+.1%}) "
+        f"{direction} than A's"
+    )
 
 
 def number_rows(difference: ResultDifference) -> list[tuple[str, str, str, str]]:
-    """The numbers that people compare: name, of both, and the change."""
+    """Rows of key numbers: name, first, second, change."""
     first, second = difference.results_json
     pairs = [(first[key], second[key], *formats) for key, formats in _COMPARED_NUMBERS.items()]
     return [(name, show(a), show(b), "" if a == b else change(a, b)) for a, b, name, show, change in pairs]
 
 
 def format_input(value: object) -> str:
-    """A value of the input as a file has it; long texts of a list (rows of an order) are cut.
+    """An input value as text, as a scenario file has it; long items of a list (such as schedule rows) are truncated.
 
-    >>> words_of(None), words_of(True), words_of(16384), words_of([1, "a"])
+    >>> format_input(None), format_input(True), format_input(16384), format_input([1, "a"])
     ('not given', 'true', '16,384', '[1, a]')
     """
     match value:
@@ -184,7 +192,7 @@ def format_input(value: object) -> str:
         case list():
             return f"[{', '.join(map(_truncate, map(format_input, value)))}]"
         case Mapping():
-            return f"{{{', '.join(f'{key}: {format_input(item)}' for key, item in value.items())}}}"
+            return f"{{{', '.join(f'{key}: {format_input(inner)}' for key, inner in value.items())}}}"
         case _:
             return str(value)
 
@@ -228,4 +236,4 @@ _COMPARED_NUMBERS: Final[Mapping[str, tuple[str, Callable[[Any], str], Callable[
     "ranks": ("GPUs", "{:,}".format, _format_relative_change),
     "fits": ("fits", lambda fits: "✓ fits" if fits else "✕ does not fit", lambda _first, _second: "changes"),
 }
-"""What is compared of answers: its name, its words, and those of a change."""
+"""Compared numbers by JSON key: label, format of the value, and format of the change."""

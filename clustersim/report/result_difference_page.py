@@ -1,7 +1,7 @@
-"""How are two answers looked at? The difference, what was changed, from which parts it comes, both timelines.
+"""Which page compares two results in detail? Key numbers, changed inputs, time categories, and both timelines.
 
-The waterfall begins at A's step time; each part begins where the one before it ends, and the last ends at B's step
-time. Both timelines have one axis, which is zoomed in both at once (`assets/difference.js`).
+The waterfall begins at A's step time and ends at B's; each category's bar begins where the previous one
+ends. Both timelines share one time axis and zoom together (`assets/difference.js`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds, format_signed_seconds, format_step_time
-from clustersim.report import result_difference as said
+from clustersim.report import result_difference as labels
 from clustersim.report.draw.charts import PlotlyDict, bar_figure, bar_trace, tick_labels, wrapped_tick_labels
 from clustersim.report.draw.timeline_figure import timeline_caption, timeline_figure
 from clustersim.report.figure import Figure, axis_layout, bar_marker, narrow_labels, time_scale
@@ -31,19 +31,25 @@ if TYPE_CHECKING:
 
 
 def difference_page(difference: ResultDifference, results: "Sequence[SimulationResult]") -> str:
-    """The page as HTML text."""
+    """The page as HTML."""
     waterfall = difference_waterfall(difference) if difference.changed_categories else None
     stages = stages_figure(difference) if waterfall and len(difference.row_labels) > 1 else None
     timelines = list(_aligned_timelines([build_timeline(result, select_ranks(result)) for result in results]))
     panel = render_panel(
-        "difference.html", *filter(None, (waterfall, stages, *(figure for figure, _ in timelines))), waterfall=waterfall,
-        stages=stages, lanes=timelines, difference=difference, said=said, part_name=category_markup,
-    )  # fmt: skip
+        "difference.html",
+        *filter(None, (waterfall, stages, *(figure for figure, _ in timelines))),
+        waterfall=waterfall,
+        stages=stages,
+        lanes=timelines,
+        difference=difference,
+        labels=labels,
+        part_name=category_markup,
+    )
     return html_document(f"{difference.titles[0]} and {difference.titles[1]}", [panel], scripts=("difference",))
 
 
 def difference_waterfall(difference: ResultDifference) -> Figure:
-    """A's step, a bar for every part that differs, each from where the last one ended, B's step."""
+    """A's step, a bar for every category that differs, each starting where the previous one ended, and B's step."""
     categories = difference.changed_categories
     deltas = [float(difference.mean_deltas[category.index]) for category in categories]
     first, second = map(float, difference.step_times)
@@ -51,12 +57,18 @@ def difference_waterfall(difference: ResultDifference) -> Figure:
     scale = time_scale(max(first, second))
     bars = [
         bar_trace(
-            category.value, [category.value], [delta / scale.unit_size], bar_marker(TIME_CATEGORY_STYLES[category]), base=[start / scale.unit_size],
-            text=[format_signed_seconds(delta)], textposition="outside", cliponaxis=False,
+            category.value,
+            [category.value],
+            [delta / scale.unit_size],
+            bar_marker(TIME_CATEGORY_STYLES[category]),
+            base=[start / scale.unit_size],
+            text=[format_signed_seconds(delta)],
+            textposition="outside",
+            cliponaxis=False,
             hovertemplate=f"<b>{category.value}</b><br>{format_signed_seconds(delta)} in B<extra></extra>",
         )
         for category, delta, start in zip(categories, deltas, ends[:-1].tolist(), strict=True)
-    ]  # fmt: skip
+    ]
     labels = ["<b>A</b>", *(category.value for category in categories), "<b>B</b>"]
     narrow_labels = wrapped_tick_labels(labels[1:-1], labels[1:-1])["ticktext"]
     return bar_figure(
@@ -74,7 +86,7 @@ def difference_waterfall(difference: ResultDifference) -> Figure:
 
 
 def _value_range(ends: FloatArray, unit_size: float, margin_fraction: float) -> list[float]:
-    """Of the axis: where the running sum goes, with room for words; not from zero where parts would be too small."""
+    """Axis range: the running sum with a margin for labels; not from zero if bars would be too small."""
     low, high = float(ends.min()) / unit_size, float(ends.max()) / unit_size
     span = high - low
     lower = low - max(0.35, margin_fraction) * span
@@ -89,21 +101,21 @@ def _step_bar(name: str, seconds: Seconds, colour: str, unit_size: float) -> Plo
 
 
 def stages_figure(difference: ResultDifference) -> Figure:
-    """For each pipeline rank a bar to each side: by how much parts are longer and shorter in B."""
+    """For each pipeline rank a bar in each direction: time categories that are longer and shorter in B."""
     shown_indices = sample_rows(len(difference.row_labels))
     labels, short = [difference.row_labels[row] for row in shown_indices], [str(row) for row in shown_indices]
     return category_change_figure(
         "difference-stages",
         labels,
         difference.row_deltas[shown_indices],
-        "longer in B by",
+        "B - A",
         height=bar_chart_height(len(labels)),
         narrow=narrow_labels(labels, short),
     )
 
 
 def _aligned_timelines(timelines: Sequence[PipelineTimeline]) -> Iterator[tuple[Figure, str]]:
-    """Both on the axis of the longer one, with what must be said of each; each may take half of a page's bytes."""
+    """Both timelines on the axis of the longer one, with captions; each may take half of a page's array bytes."""
     end_seconds = max(float(timeline.spans.end.max(initial=0.0)) for timeline in timelines)
     for name, timeline in zip(("timeline-a", "timeline-b"), timelines, strict=True):
         drawing = build_drawing(timeline, MAX_ARRAY_BYTES // 2)
@@ -111,7 +123,7 @@ def _aligned_timelines(timelines: Sequence[PipelineTimeline]) -> Iterator[tuple[
 
 
 def _with_time_axis(figure: Figure, end_seconds: Seconds) -> Figure:
-    """A timeline with an axis of so many seconds."""
+    """A timeline figure with a time axis of `end_seconds`."""
     scale = time_scale(end_seconds)
     axis_end = end_seconds / scale.unit_size or 1.0
     axis_options = axis_layout(f"time [{scale.unit}]", range=[0, axis_end], maxallowed=axis_end)

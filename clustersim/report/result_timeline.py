@@ -1,7 +1,7 @@
-"""How does a trace become a timeline? What each shown rank runs gets words and a colour.
+"""How does a trace become a timeline? Spans of the shown ranks with labels and styles.
 
-A message is shown where it is sent: the receiver's row of the trace repeats it, so what waits for a message is said to
-wait for what the sender waited for.
+A message is shown on its sender: the receiver's event repeats it, so a span that waits for a message has
+the cause of the send as its own.
 """
 
 from collections.abc import Sequence
@@ -38,13 +38,14 @@ _MAX_KERNELS: Final = 4
 
 
 def build_timeline(result: SimulationResult, ranks: Sequence[int]) -> PipelineTimeline:
-    """Spans of these simulated ranks, a row for each, what runs inside them, and the critical path on them."""
+    """Spans of the given simulated ranks (one row each), the kernels inside them, and the critical path on them."""
     scenario = result.scenario
     stages = np.minimum(result.program.program_index[list(ranks)], scenario.layout.pp - 1).tolist()
     stands_for, straggler_ranks = result.trace.represented_counts, result.stragglers.listed_ranks
     rows = tuple(
         TimelineRow(
-            stage_name(scenario, stage), f"{stage} slow" if rank in straggler_ranks else str(stage), rank, int(stands_for[rank]),
+            stage_name(scenario, stage), f"{stage} "
+                                         "slow" if rank in straggler_ranks else str(stage), rank, int(stands_for[rank]),
             f"slow rank {rank}" if rank in straggler_ranks else f"rank {rank}" if stages.count(stage) > 1 else "",
         )
         for stage, rank in zip(stages, ranks, strict=True)
@@ -52,28 +53,34 @@ def build_timeline(result: SimulationResult, ranks: Sequence[int]) -> PipelineTi
     positions = _event_positions(result, ranks)
     shown_events = np.flatnonzero((positions >= 0).all(axis=0))
     return PipelineTimeline(
-        rows, tuple(_lane_streams(result)), _timeline_spans(result, ranks, shown_events, positions[:, shown_events]), _timeline_path(result, positions),
-        build_kernel_templates(result, shown_events), pipeline_row_type(scenario), describe_stage_placement(scenario),
-        tuple(np.cumsum(result.step_times)[:-1].tolist()), candidate_row_count=max(len(rows), len(result.ledgers)),
-    )  # fmt: skip
+        rows,
+        tuple(_lane_streams(result)),
+        _timeline_spans(result, ranks, shown_events, positions[:, shown_events]),
+        _timeline_path(result, positions),
+        build_kernel_templates(result, shown_events),
+        pipeline_row_type(scenario),
+        describe_stage_placement(scenario),
+        tuple(np.cumsum(result.step_times)[:-1].tolist()),
+        candidate_row_count=max(len(rows), len(result.ledgers)),
+    )
 
 
 def describe_stage_placement(scenario: Scenario) -> str:
-    """What must be said of rows that hold several stages; empty if each is one stage."""
+    """Explanation of rows that hold several stages; empty if each row is one stage."""
     placement = scenario.placement
     is_interleaved = placement == looped_placement(placement.pipeline_size, len(placement.stages_on_rank(0)))
     return render_text("row_note", placement=placement, in_turn=is_interleaved, mirrored=scenario.layout.mirrored)
 
 
 def _lane_streams(result: SimulationResult) -> dict[str, tuple[Stream, ...]]:
-    """Those of the host only where it does anything, that of experts only where tokens travel beside computation."""
+    """Streams of each lane; host lanes only with offloading, an expert lane only if the EP stream is used."""
     uses_host = HOST_GROUP.name in result.program.groups
     uses_ep_stream = any(Stream.EP in program.streams for program in result.program.programs)
     return _LANES | (_OFFLOAD_LANES if uses_host else {}) | (_EP_LANES if uses_ep_stream else {})
 
 
 def _event_positions(result: SimulationResult, ranks: Sequence[int]) -> IntArray:
-    """The timeline's row and lane of each row of the trace, -1 where there is none: [2, rows]."""
+    """Timeline row and lane of each trace event, -1 if not shown: [2, events]."""
     row = np.full(result.rank_count, -1)
     row[ranks] = np.arange(len(ranks))
     lane_of_stream = {stream: lane for lane, streams in enumerate(_lane_streams(result).values()) for stream in streams}
@@ -93,24 +100,35 @@ def _timeline_path(result: SimulationResult, positions: IntArray) -> TimelinePat
 def _timeline_spans(
     result: SimulationResult, ranks: Sequence[int], events: IntArray, positions: IntArray
 ) -> TimelineSpans:
-    """Some rows of the trace. places: of them."""
+    """Columns of some trace events. positions: [2, events] their rows and lanes."""
     trace, (row, lane) = result.trace, positions
-    span_of_event = np.full(len(trace) + 1, -1)  # the last entry serves cause -1
+    span_of_event = np.full(len(trace) + 1, -1)  # the last entry is the target of cause -1
     span_of_event[events] = np.arange(len(events))
     texts: dict[str, int] = {}
     columns = _task_columns(result, ranks, texts)[:, row, trace.task[events]]
     waiting_since = np.where(lane == 0, trace.queued[events], trace.ready[events])
     return TimelineSpans(
-        row=row, lane=lane, category=columns[0], microbatch=columns[1], chunk=columns[2],
-        waiting_since=waiting_since, start=trace.start[events], end=trace.end[events], bytes=columns[3].astype(np.float64),
-        name=columns[4], detail=columns[5], cause=span_of_event[resolve_message_cause(trace, events)],
-        waited=trace.waited[events], slowed=trace.slowed[events], texts=tuple(texts),
+        row=row,
+        lane=lane,
+        category=columns[0],
+        microbatch=columns[1],
+        chunk=columns[2],
+        waiting_since=waiting_since,
+        start=trace.start[events],
+        end=trace.end[events],
+        bytes=columns[3].astype(np.float64),
+        name=columns[4],
+        detail=columns[5],
+        cause=span_of_event[resolve_message_cause(trace, events)],
+        waited=trace.waited[events],
+        slowed=trace.slowed[events],
+        texts=tuple(texts),
         microbatches_per_step=result.scenario.microbatch_count if result.scenario.steps > 1 else 0,
-    )  # fmt: skip
+    )
 
 
 def _task_columns(result: SimulationResult, ranks: Sequence[int], texts: dict[str, int]) -> IntArray:
-    """Category, microbatch, chunk, bytes, name and detail of every task: [columns, stages, tasks]."""
+    """Style, microbatch, chunk, bytes, name and detail of every task: [columns, rows, tasks]."""
     programs = [result.program.programs[int(result.program.program_index[rank])] for rank in ranks]
     columns = np.full((6, len(ranks), max(len(program.tasks) for program in programs)), -1)
     for stage, (rank, program) in enumerate(zip(ranks, programs, strict=True)):
@@ -122,7 +140,10 @@ def _task_columns(result: SimulationResult, ranks: Sequence[int], texts: dict[st
 
 @dataclass(frozen=True, slots=True)
 class _TaskLabeler:
-    """Words for the tasks of one rank. texts: with their numbers; known: of what was already put into words."""
+    """Labels the tasks of one rank.
+
+    texts: index of each text; label_cache: name and detail indices by segment or comm op.
+    """
 
     result: SimulationResult
     rank: int
@@ -130,7 +151,7 @@ class _TaskLabeler:
     label_cache: dict[Segment | CommOp, tuple[int, int]] = field(default_factory=dict)
 
     def task_columns(self, task: Task) -> tuple[int, ...]:
-        """Category, microbatch, chunk, bytes, name and detail."""
+        """Style, microbatch, chunk, bytes, name and detail of a task."""
         body = task.segment if isinstance(task, ComputeTask) else task.comm_op
         action, payload = action_of_task(task), 0 if isinstance(task, ComputeTask) else int(task.comm_op.payload)
         chunk = -1 if action is None else self.result.scenario.placement.chunk_index(action.stage)
@@ -150,7 +171,7 @@ class _TaskLabeler:
         return description.title, description.detail
 
     def _describe_longest_operations(self, segment: Segment) -> str:
-        """The operations of a block that take longest, equal ones together: how long, bound by what, at which rate."""
+        """The longest operations of a segment, equal ones merged: duration, rate and bottleneck, one line each."""
         timing = self.result.cost.time_segment(self.rank, segment)
         indices_by_body: dict[Kernel | CommOp | CommOverlap, list[int]] = {}
         for index, operation in enumerate(segment.operations):
@@ -162,17 +183,17 @@ class _TaskLabeler:
 
 
 def _describe_operation(segment: Segment, timing: SegmentTiming, indices: Sequence[int]) -> str:
-    """How often an operation runs, and each run's duration, rate and bound. equal: its places in the block."""
+    """Count, duration, rate and bottleneck of equal operations. indices: theirs in the segment."""
     operation, seconds = segment.operations[indices[0]], timing.durations[indices[0]]
     kernel = operation.kernel
     count = f"{len(indices)} × " if len(indices) > 1 else ""
-    name = " + ".join(item.name for item in (kernel, operation.comm_op) if item is not None)
+    name = " + ".join(body.name for body in (kernel, operation.comm_op) if body is not None)
     rate = _format_rate(seconds, kernel.flops if kernel else 0.0, kernel.bytes if kernel else 0.0)
     return f"  {count}{name} {format_seconds(seconds)}{rate}, {timing.bottleneck[indices[0]].value}"
 
 
 def _format_rate(seconds: float, flops: float, bytes_moved: float) -> str:
-    """The rate that says most: FLOP per second if the work is dense, else bytes per second."""
+    """FLOP rate of compute-dense work, else memory bandwidth; empty if neither applies."""
     if seconds <= 0:
         return ""
     if flops > 20 * bytes_moved:

@@ -1,4 +1,4 @@
-"""Which rows are drawn of many stages, or of some that are alike, and how high is a figure of them?"""
+"""Which rows of many, or of nearly equal ones, are drawn, and how high is their figure?"""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,22 +14,24 @@ from clustersim.results.tolerance_groups import group_within_tolerance
 _ItemT = TypeVar("_ItemT")
 _KeyT = TypeVar("_KeyT", bound=Hashable)
 MAX_ROWS: Final = 64
-_FRAME_PIXELS: Final = 130  # pixels: an axis and a legend
-_ROW_PIXEL_RANGE: Final = (18, 28)  # pixels of a row at least and at most
-_LABEL_LINE_WIDTH: Final = 10  # of a line of a short name
-_LEGEND_ENTRY_PIXELS: Final = 19  # pixels of a legend's entry
-_MAX_ROWS_PIXELS: Final = 1400  # pixels of all rows, if those allow
-MERGE_TOLERANCE: Final = 0.01  # of the longest bar: what differs by less in every part is drawn once
-MERGED_BARS_NOTE: Final = " Those that differ by less than {same:.0%} of {whole} in every part share a bar, their mean."
+_FRAME_PIXELS: Final = 130  # pixels of the axis and the legend
+_ROW_PIXEL_RANGE: Final = (18, 28)  # minimum and maximum pixels of a row
+_LABEL_LINE_WIDTH: Final = 10  # characters of a line of a short label
+_LEGEND_ENTRY_PIXELS: Final = 19  # pixels of a legend entry
+_MAX_ROWS_PIXELS: Final = 1400  # pixels of all rows, unless the minimum row height exceeds it
+MERGE_TOLERANCE: Final = 0.01  # relative to the reference: rows that differ by less in every column are merged
+MERGED_BARS_NOTE: Final = (
+    " Those that differ by less than {same:.0%} of {reference} in every part share a bar, their mean."
+)
 _MAX_STRAGGLERS: Final = 4
-_MAX_RANGES: Final = 3  # of numbers, that a label has at most
+_MAX_RANGES: Final = 3  # maximum number of index ranges in a label
 
 
 @dataclass(frozen=True, slots=True)
 class MergedBars:
-    """Rows as they are drawn. labels, short: [bars] names; values: [bars, parts], means where a bar stands for several.
+    """Bars to draw. labels, short: [bars] labels; values: [bars, columns], means where a bar merges several rows.
 
-    together: whether a bar stands for several rows; of: how many bars there are, drawn or not.
+    has_merged_rows: whether any bar merges several rows; total_count: number of bars, drawn or not.
     """
 
     labels: tuple[str, ...]
@@ -40,19 +42,20 @@ class MergedBars:
 
     @property
     def wrapped_labels(self) -> list[str]:
-        """Short names for small screens as HTML, in lines of few letters."""
-        return [wrap_label(item, _LABEL_LINE_WIDTH) for item in self.short]
+        """Short labels as HTML in narrow lines, for small screens."""
+        return [wrap_label(label, _LABEL_LINE_WIDTH) for label in self.short]
 
     def merge_note(self, reference: str) -> str:
-        """What must be said where a bar stands for several rows. whole: what the limit is a part of."""
-        return MERGED_BARS_NOTE.format(same=MERGE_TOLERANCE, whole=reference) if self.has_merged_rows else ""
+        """Note on merged bars; empty without any. reference: name of the quantity that the tolerance is relative to."""
+        return MERGED_BARS_NOTE.format(same=MERGE_TOLERANCE, reference=reference) if self.has_merged_rows else ""
 
 
 def merge_bars(labels: Sequence[str], short: Sequence[str], values: FloatArray, reference: float) -> MergedBars:
-    """Rows, those that are alike as one bar; at most `MAX_ROWS` bars.
+    """Merge rows within tolerance into one bar each; at most `MAX_ROWS` bars.
 
-    labels: [rows] such as "stage 3", short: what they end with where they are numbered, such as "3"; only numbered rows
-    share a bar. values: [rows, parts]; whole: of which `MERGE_TOLERANCE` is a part, in their unit.
+    labels: [rows] such as "stage 3"; short: [rows] their index suffix, such as "3", if they have one; only rows
+    with an index are merged. values: [rows, columns]; reference: quantity that `MERGE_TOLERANCE` is relative
+    to, in their unit.
     """
     groups = _group_rows(labels, short, values, MERGE_TOLERANCE * reference)
     shown_groups = [groups[index] for index in sample_rows(len(groups))]
@@ -66,7 +69,7 @@ def merge_bars(labels: Sequence[str], short: Sequence[str], values: FloatArray, 
 
 
 def _group_rows(labels: Sequence[str], short: Sequence[str], values: FloatArray, tolerance: float) -> list[IntArray]:
-    """Rows by bars, in the order of their first; what tells rows without numbers apart is one more value."""
+    """Row indices of each bar, ordered by first row; an extra column keeps rows without an index separate."""
     is_numbered = [
         short_label.isdecimal() and label.endswith(f" {short_label}")
         for label, short_label in zip(labels, short, strict=True)
@@ -83,7 +86,7 @@ def _group_label(labels: Sequence[str], short: Sequence[str], group: IntArray) -
 
 
 def _format_indices(short: Sequence[str], group: IntArray) -> str:
-    """The numbers of rows, neighbours as ranges; of many ranges the first."""
+    """Indices of rows as ranges; only the first few ranges if there are many."""
     ends = np.flatnonzero(np.diff(group) > 1) + 1
     ranges = [(short[index_run[0]], short[index_run[-1]]) for index_run in np.split(group, ends)]
     range_labels = [first if first == last else f"{first} to {last}" for first, last in ranges]
@@ -95,9 +98,9 @@ def _format_indices(short: Sequence[str], group: IntArray) -> str:
 
 
 def sample_rows(row_count: int, max_rows: int = MAX_ROWS) -> IntArray:
-    """All rows, or `most` of them spread evenly from the first to the last, ascending.
+    """All row indices, or `max_rows` of them evenly spaced from first to last, ascending.
 
-    >>> shown_rows(3).tolist(), shown_rows(1000, most=3).tolist()
+    >>> sample_rows(3).tolist(), sample_rows(1000, max_rows=3).tolist()
     ([0, 1, 2], [0, 500, 999])
     """
     if row_count <= max_rows:
@@ -106,11 +109,11 @@ def sample_rows(row_count: int, max_rows: int = MAX_ROWS) -> IntArray:
 
 
 def select_ranks(result: SimulationResult) -> list[int]:
-    """Simulated ranks that say most: of each pipeline rank one, and stragglers, each beside one that is not.
+    """The most informative simulated ranks: one of each pipeline rank, and stragglers, each with a normal peer.
 
-    Of many pipeline ranks some are shown, evenly spaced. Of a pipeline rank's ranks the one is shown on which the
-    critical path is longest, or that stands for most ranks. So the path can be followed, and the rows belong to one
-    pipeline where every rank is simulated.
+    Of many pipeline ranks an evenly spaced sample is shown. Each is represented by its rank with the longest
+    share of the critical path, else by the one that represents most ranks. So the path can be followed, and the
+    rows belong to one pipeline if every rank is simulated.
     """
     trace, program_index, represented_counts = (
         result.trace,
@@ -135,7 +138,7 @@ def select_ranks(result: SimulationResult) -> list[int]:
 
 
 def group_by(items: Iterable[_ItemT], key: Callable[[_ItemT], _KeyT]) -> dict[_KeyT, list[_ItemT]]:
-    """Things by their keys, both in the order of the first of each."""
+    """Items by key; keys and items in order of first occurrence."""
     groups: dict[_KeyT, list[_ItemT]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -143,9 +146,9 @@ def group_by(items: Iterable[_ItemT], key: Callable[[_ItemT], _KeyT]) -> dict[_K
 
 
 def narrow_height(height: int, legend_entries: int) -> int:
-    """Pixels of a figure on a small screen, where its legend is a column. height: on others; entries: of the legend.
+    """Height in pixels of a figure on a small screen, where its legend is a column. height: on other screens.
 
-    A legend gets half of the figure at most, and scrolls where that is too little.
+    A legend gets at most half of the figure, and scrolls if that is too little.
 
     >>> narrow_height(300, 10), narrow_height(900, 10)
     (440, 900)
@@ -154,9 +157,9 @@ def narrow_height(height: int, legend_entries: int) -> int:
 
 
 def bar_chart_height(row_count: int) -> int:
-    """Pixels of a figure with so many rows of bars: the fewer, the higher each.
+    """Height in pixels of a bar chart: the fewer rows, the taller each row.
 
-    >>> height_of(1), height_of(64)
+    >>> bar_chart_height(1), bar_chart_height(64)
     (158, 1474)
     """
     min_pixels, max_pixels = _ROW_PIXEL_RANGE

@@ -1,8 +1,7 @@
-"""What does a person look at? One HTML file that needs nothing else: no server, no network, no second file.
+"""Which page shows a run? One self-contained HTML file: no server, no network, no second file.
 
-From top to bottom in the order of questions: does it fit and how fast is it, where does the time go, who waits for
-whom, what happens when, on all ranks too, what hides behind what, what do memory and the network do, what makes the
-step as long as it is, what would change it, how far can this be trusted.
+Panels in the order of a reader's questions: memory fit and speed, time breakdown, stragglers, timeline
+(also of all ranks), communication overlap, memory, network, critical path, what-if changes, and confidence.
 """
 
 from collections.abc import Iterator
@@ -29,18 +28,20 @@ from clustersim.results.nearest_run import NearestRun
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.what_if import WhatIfReport
 
-_VERDICT_PIXELS = 1040  # in a notebook of 1280; a frame cannot ask for what its content needs, and narrower ones scroll
+_VERDICT_PIXELS = (
+    1040  # at a notebook width of 1280; an iframe cannot size itself to its content, and narrower ones scroll
+)
 
 
 def run_page(result: SimulationResult, what_ifs: WhatIfReport | None = None, nearest: NearestRun | None = None) -> str:
-    """The whole page as HTML text; what_ifs: changes that were simulated; nearest: the published run most like it."""
+    """The complete page as HTML; what_ifs: simulated changes; nearest: the most similar published run."""
     return html_document(result.scenario.name, list(run_panels(result, what_ifs, nearest)))
 
 
 def run_panels(
     result: SimulationResult, what_ifs: WhatIfReport | None = None, nearest: NearestRun | None = None
 ) -> Iterator[Panel]:
-    """The parts of the page, from top to bottom."""
+    """Panels of the page, from top to bottom."""
     ranks = select_ranks(result)
     times, timeline = step_breakdown(result, ranks), build_timeline(result, ranks)
     has_several_rows = len(timeline.rows) > 1
@@ -68,10 +69,10 @@ def run_panels(
 
 
 def notebook_html(result: SimulationResult) -> str:
-    """What a notebook shows: the verdict and the timeline in a frame of their own, as HTML for `_repr_html_`.
+    """HTML for notebooks (`_repr_html_`): the verdict and the timeline in an iframe.
 
-    The frame holds a whole document, so that neither the notebook's style nor a second result disturbs it, and it
-    works offline; the price is plotly.js (0.6 MB) in every displayed result.
+    The iframe holds a whole document, so that neither the notebook's style nor a second result interferes, and
+    it works offline; the cost is plotly.js (0.6 MB) in every displayed result.
     """
     figure = timeline_figure(build_drawing(build_timeline(result, select_ranks(result))))
     title, height = result.scenario.name, _VERDICT_PIXELS + figure.height

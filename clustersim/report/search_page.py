@@ -1,6 +1,8 @@
-"""How is a search looked at? The layout to take, the best ones, what they trade, how degrees matter, why, and how sure.
+"""Which page shows a layout search?
 
-Times are those of simulations; where a cell or a line was not simulated it says so.
+The best layout, its rivals, Pareto front, effect of each degree, reasons, and robustness.
+
+Times are simulated; a cell or line that was not simulated is marked as a bound.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +20,7 @@ from clustersim.report.figure import Figure, Traces, axis_layout, time_scale
 from clustersim.report.html_document import html_document, render_panel
 from clustersim.report.panels.difference_bars import category_change_figure
 from clustersim.report.row_selection import group_by
-from clustersim.report.terminal import search as said
+from clustersim.report.terminal import search as labels
 from clustersim.report.terminal.search import format_pair, layout_label, shown_keys, simplify_value
 from clustersim.report.theme import SERIES_COLOURS
 from clustersim.results.search_result import BoundedLayout, LayoutResult, SearchResult
@@ -28,25 +30,25 @@ _KEY_ORDER: Final = (
     "layout.tp", "layout.pp", "schedule", "layout.data", "training.microbatch", "layout.ep", "layout.cp",
     "training.recompute",
 )  # fmt: skip
-_MAX_HEATMAP_KEYS: Final = 6  # of which pairs are drawn
-_SHADES: Final = ("#00415F", "#0072B2", "#4A9CCB", "#8FC1DE", "#C3CCD4", "#DDE2E6")  # of lines, fastest first
+_MAX_HEATMAP_KEYS: Final = 6  # maximum number of keys whose pairs are drawn
+_SHADES: Final = ("#00415F", "#0072B2", "#4A9CCB", "#8FC1DE", "#C3CCD4", "#DDE2E6")  # line colours, fastest first
 _MAX_LINES: Final = 400
 
 
 def search_page(result: SearchResult, file: Path) -> str:
-    """The page as HTML text."""
+    """The page as HTML."""
     rivals = {"the next": result.runner_up, "the file's own layout": result.first_guess} if result.simulated else {}
     named_rivals = {name: other for name, other in rivals.items() if other is not None}
     figures = {
         **(_figures(result) if result.simulated else {}),
         "why": breakdown_figure(result, named_rivals) if named_rivals else None,
     }
-    panel = render_panel("search.html", said=said, found=result, file=file, others=named_rivals, **figures)
+    panel = render_panel("search.html", labels=labels, result=result, file=file, others=named_rivals, **figures)
     return html_document(f"Best layouts of {file.name}", [panel])
 
 
 def _figures(result: SearchResult) -> dict[str, Figure | None]:
-    """Those of all that was looked at; None where layouts differ in too little."""
+    """Figures over all candidates; None if layouts differ in too few keys."""
     candidates: list[LayoutResult | BoundedLayout] = [*result.simulated, *result.bounded]
     same_job = [candidate for candidate in candidates if candidate.job == result.recommended.job]
     shown = result.simulated[:_MAX_LINES]
@@ -59,7 +61,7 @@ def _figures(result: SearchResult) -> dict[str, Figure | None]:
 
 
 def _varying_keys(result: SearchResult, layouts: Sequence[LayoutResult | BoundedLayout]) -> dict[str, list[str]]:
-    """Keys in which layouts differ, with their values in order; first those that people ask for first."""
+    """Keys in which layouts differ, with their values in order; the most asked-for keys first."""
     values: dict[str, set[str]] = {}
     for layout in layouts:
         for key, value in shown_keys(layout, result).items():
@@ -69,15 +71,16 @@ def _varying_keys(result: SearchResult, layouts: Sequence[LayoutResult | Bounded
 
 
 def _numeric_sort_key(value: str) -> tuple[int, float, str]:
-    """Numbers first, as numbers."""
+    """Sort key that puts numbers first, in numeric order."""
     return (0, float(value), "") if value.isdecimal() else (1, 0.0, value)
 
 
 def pareto_figure(result: SearchResult) -> Figure:
-    """Step time against memory that is left, a trace for each number of GPUs, and the line of what nothing beats."""
+    """Step time against memory headroom, one trace for each GPU count and cluster, with the Pareto front as a line."""
     scale = time_scale(max(layout_result.step_time for layout_result in result.simulated))
     by_job, pareto_by_job = (
-        group_by(layouts, lambda each: (each.gpus, each.cluster)) for layouts in (result.simulated, result.pareto_front)
+        group_by(layouts, lambda layout: (layout.gpus, layout.cluster))
+        for layouts in (result.simulated, result.pareto_front)
     )
     traces: Traces = []
     for index, ((gpus, cluster), job_layouts) in enumerate(sorted(by_job.items(), key=lambda job: job[0])):
@@ -96,7 +99,7 @@ def pareto_figure(result: SearchResult) -> Figure:
     chosen_trace["marker"] |= {"symbol": "star", "size": 14}
     x, y = (
         axis_layout(f"step time [{scale.unit}]"),
-        axis_layout("memory left on the fullest GPU [GiB]", rangemode="tozero"),
+        axis_layout("memory headroom of the peak-memory GPU [GiB]", rangemode="tozero"),
     )
     return xy_figure("pareto", [*traces, chosen_trace], x, y, height=380, narrow={"legend": {"font": {"size": 9}}})
 
@@ -112,14 +115,14 @@ def _layout_markers(
 
 
 def _time_and_headroom(layouts: Sequence[LayoutResult], unit_size: float) -> tuple[list[float], list[float]]:
-    """Step times and what is left of the memory."""
+    """Step times in the axis's unit, and memory headroom in GiB."""
     return [layout.step_time / unit_size for layout in layouts], [
         layout_result.headroom / 2**30 for layout_result in layouts
     ]
 
 
 def best_by_pair_figure(result: SearchResult, axes: Mapping[str, list[str]]) -> Figure:
-    """The fastest step for each pair of values of two keys; a choice for each pair of keys."""
+    """Heatmap of the best score for each pair of values of two keys, selectable by pair of keys."""
     keys = [*axes][:_MAX_HEATMAP_KEYS]
     choices = tuple(
         (f"{_short_key(one)} and {_short_key(two)}", [_pair_heatmap(result, one, two)])
@@ -136,28 +139,36 @@ def best_by_pair_figure(result: SearchResult, axes: Mapping[str, list[str]]) -> 
 
 
 def _pair_heatmap(result: SearchResult, one: str, two: str) -> PlotlyDict:
-    """Of the job of the layout to take: for each pair of values whether it is only a bound, and the least score."""
+    """For the chosen layout's job: the best score of each pair of values, and whether it is only a bound."""
     best: dict[tuple[str, str], tuple[bool, float]] = {}
     scores: list[tuple[LayoutResult | BoundedLayout, tuple[bool, float]]]
     scores = [(layout_result, (False, layout_result.score)) for layout_result in result.simulated]
-    for item, score in (
+    for layout, score in (
         *scores,
         *((bounded_layout, (True, bounded_layout.bound)) for bounded_layout in result.bounded),
     ):
-        keys = shown_keys(item, result)
-        if item.job == result.recommended.job and one in keys and two in keys:
+        keys = shown_keys(layout, result)
+        if layout.job == result.recommended.job and one in keys and two in keys:
             pair = keys[one], keys[two]
             best[pair] = min(best.get(pair, score), score)
     rows, columns = (sorted({pair[index] for pair in best}, key=_numeric_sort_key) for index in (0, 1))
     cells = [[best.get((row, column)) for column in columns] for row in rows]
     bound_sign = "≤ " if result.shows_inverse_score else "≥ "
     return {
-        "type": "heatmap", "x": [format_pair(two, column) for column in columns],
-        "y": [format_pair(one, row) for row in rows], "z": [[cell and cell[1] for cell in row] for row in cells],
-        "text": [[f"{bound_sign * cell[0]}{result.format_score(cell[1])}" if cell else "" for cell in row] for row in cells],
-        "texttemplate": "%{text}", "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
-        "colorscale": [[0, "#8FC1DE"], [1, "#EEF3F8"]], "showscale": False, "xgap": 2, "ygap": 2,
-    }  # fmt: skip
+        "type": "heatmap",
+        "x": [format_pair(two, column) for column in columns],
+        "y": [format_pair(one, row) for row in rows],
+        "z": [[cell and cell[1] for cell in row] for row in cells],
+        "text": [
+            [f"{bound_sign * cell[0]}{result.format_score(cell[1])}" if cell else "" for cell in row] for row in cells
+        ],
+        "texttemplate": "%{text}",
+        "hovertemplate": "%{y}, %{x}: %{text}<extra></extra>",
+        "colorscale": [[0, "#8FC1DE"], [1, "#EEF3F8"]],
+        "showscale": False,
+        "xgap": 2,
+        "ygap": 2,
+    }
 
 
 def _short_key(key: str) -> str:
@@ -167,10 +178,10 @@ def _short_key(key: str) -> str:
 def parallel_coordinates(
     result: SearchResult, layouts: Sequence[LayoutResult], axes: Mapping[str, list[str]]
 ) -> Figure:
-    """Parallel coordinates: a place for each key, a line for each layout through its values, the darker the faster."""
+    """Parallel coordinates: one axis for each key, one line for each layout, the darker the faster."""
     scores = [layout.score for layout in layouts]
     low, span = min(scores), max(scores) - min(scores) or 1.0
-    groups = group_by(layouts, lambda each: int((each.score - low) / span * (len(_SHADES) - 1)))
+    groups = group_by(layouts, lambda layout: int((layout.score - low) / span * (len(_SHADES) - 1)))
     traces = [_layout_lines(result, groups[shade], shade, axes) for shade in sorted(groups, reverse=True)]
     labels, positions, height = [*map(_short_key, axes)], [*range(len(axes))], 160 + 44 * max(map(len, axes.values()))
     x = axis_layout("", tickvals=positions, ticktext=labels, fixedrange=True, range=[-0.3, len(axes) - 0.5])
@@ -188,7 +199,7 @@ def _value_height(key: str, value: str, axes: Mapping[str, list[str]]) -> float:
 def _layout_lines(
     result: SearchResult, layouts: Sequence[LayoutResult], shade: int, axes: Mapping[str, list[str]]
 ) -> PlotlyDict:
-    """Layouts of one shade, with gaps between them and where one has no value of a key."""
+    """Line of the layouts of one shade, with gaps between layouts and where a layout lacks a key."""
     positions: list[float | None] = []
     heights: list[float | None] = []
     hover_data: list[list[str]] = []
@@ -205,7 +216,7 @@ def _layout_lines(
 
 
 def _value_labels(axes: Mapping[str, list[str]]) -> PlotlyDict:
-    """The values beside their places."""
+    """Labels of the values on each key's axis."""
     entries = [
         (position, _value_height(key, value, axes), value) for position, key in enumerate(axes) for value in axes[key]
     ]
@@ -215,10 +226,10 @@ def _value_labels(axes: Mapping[str, list[str]]) -> PlotlyDict:
 
 
 def breakdown_figure(result: SearchResult, rivals: Mapping[str, LayoutResult]) -> Figure:
-    """For each other layout a bar for every part that differs."""
+    """For each rival a bar of the time categories that differ from the chosen layout."""
     deltas_by_rival = [result.category_differences(other) for other in rivals.values()]
     changes = np.array(
         [[deltas.get(category.value, 0.0) for category in TIME_CATEGORIES] for deltas in deltas_by_rival]
     )
     height, narrow = 110 + 50 * len(rivals), {"legend": {"font": {"size": 9}}}
-    return category_change_figure("why", [*rivals], changes, "longer by", height=height, narrow=narrow)
+    return category_change_figure("why", [*rivals], changes, "difference", height=height, narrow=narrow)

@@ -1,4 +1,7 @@
-"""Where does the time of an answer go? Parts of its mean, its critical path and its shown ranks, without rounding."""
+"""Where does the step time go?
+
+Time categories of the mean rank, the critical path and the shown ranks, without rounding noise.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +15,16 @@ from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
 
 ROUNDING_TOLERANCE: Final = 1e-9
-"""Part of the step time that sums of times are off by."""
+"""Rounding error of summed times, relative to the step time."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBreakdown:
-    """Seconds of parts, which sum to the step time.
+    """Seconds by time category; each row sums to the step time.
 
-    step: [parts] the mean over ranks; path: [parts] of the critical path; stages: [rows, parts]; ideal: seconds that
-    the model's FLOP take at the peak, as in `ideal_seconds_of`.
+    mean_seconds: [categories] mean over ranks; critical_path_seconds: [categories]; row_seconds: [rows,
+    categories] of the shown ranks; ideal_seconds: seconds that the model's FLOP take at peak, as in
+    `ideal_seconds_of`.
     """
 
     mean_seconds: FloatArray
@@ -30,12 +34,12 @@ class StepBreakdown:
 
     @property
     def step_seconds(self) -> Seconds:
-        """Of all parts together."""
+        """Step time: the sum over all categories."""
         return float(self.mean_seconds.sum())
 
     @property
     def nonzero_categories(self) -> list[TimeCategory]:
-        """The parts that are more than rounding, in the mean, on a stage or on the critical path."""
+        """Categories above rounding error in the mean, on a shown rank or on the critical path."""
         max_seconds = np.maximum(
             np.maximum(self.mean_seconds, self.critical_path_seconds), self.row_seconds.max(axis=0, initial=0.0)
         )
@@ -47,7 +51,7 @@ class StepBreakdown:
 
 
 def step_breakdown(result: SimulationResult, ranks: Sequence[int] = ()) -> StepBreakdown:
-    """The mean over all ranks, the critical path, and some ranks."""
+    """Breakdown of the mean over all ranks, of the critical path, and of the given ranks."""
 
     def clip_rounding(by_category: Mapping[str, Seconds]) -> FloatArray:
         seconds = np.array(list(by_category.values()))
@@ -65,7 +69,7 @@ def step_breakdown(result: SimulationResult, ranks: Sequence[int] = ()) -> StepB
 
 
 def ideal_seconds_of(result: SimulationResult) -> Seconds:
-    """Seconds that the model's FLOP take at the peak; 0 where kernels are not longer, as they skip what is counted."""
+    """Seconds of the model's FLOP at peak; 0 if kernels are faster, as they skip masked FLOP that count."""
     ideal_seconds, compute_seconds = (
         result.mfu() * result.step_time,
         result.breakdown.mean_seconds()[TimeCategory.COMPUTE.value],

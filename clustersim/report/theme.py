@@ -1,8 +1,8 @@
-"""Which colour and pattern does a category have, in every view and in the traces that we export?
+"""Which colour and pattern does a category have, on every page and in exported traces?
 
-Colours are the palette of Okabe and Ito, which people with any colour blindness can tell apart, and lighter or darker
-shades of its hues where it runs out; what is not work is grey and hatched, so that nothing rests on colour alone.
-Forward is blue and backward green, as in the pipeline figures of Megatron-LM and of the zero-bubble paper.
+Colours are the colour-blind-safe palette of Okabe and Ito, and lighter or darker shades of its hues where
+it runs out. Idle time is grey and hatched, so that no distinction rests on colour alone. Forward is blue
+and backward green, as in the pipeline figures of Megatron-LM and of the zero-bubble paper.
 
 Source: M. Okabe, K. Ito, "Color Universal Design", https://jfly.uni-koeln.de/color/
 """
@@ -19,7 +19,7 @@ _CHANNEL_MAX = 255
 
 
 class CategoryStyle(Enum):
-    """What a piece of time or memory is for: words, colour (hex) and pattern (plotly's name, empty for plain)."""
+    """Style of a category of time or memory: label, colour (hex) and pattern (plotly's name, empty for solid fill)."""
 
     COMPUTE = ("compute", "#0072B2", "")
     FORWARD = ("forward", "#0072B2", "")
@@ -44,7 +44,7 @@ class CategoryStyle(Enum):
     GRADIENTS = ("gradients", "#D55E00", "")
     OPTIMIZER_STATE = ("optimizer state", "#CC79A7", "")
     ACTIVATIONS = ("activations", "#009E73", "")
-    COPIES = ("parameters in narrow formats", "#0072B2", "x")
+    COPIES = ("low-precision parameter copies", "#0072B2", "x")
     GATHERED = ("gathered parameters", "#56B4E9", "/")
     MESSAGES = ("messages and buckets", "#F0E442", "/")
     WORKSPACE = ("workspaces", "#999933", "")
@@ -58,39 +58,42 @@ class CategoryStyle(Enum):
 
 
 SERIES_COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0")
-"""Colours of what has none of its own, in turn."""
+"""Colours of series without a category, assigned cyclically."""
 CATEGORY_STYLES: tuple[CategoryStyle, ...] = tuple(CategoryStyle)
 AXIS_STYLES: Final[Mapping[Axis, CategoryStyle]] = {axis: CategoryStyle[axis.category.upper()] for axis in COMM_AXES}
-"""The category of each axis's communication."""
+"""Style of each mesh axis's communication."""
 COMM_STYLES: Final[Mapping[str, tuple[str, CategoryStyle]]] = {
-    **{axis.name: (axis.name, look) for axis, look in AXIS_STYLES.items()},
-    **{role.report_name: (role.label, AXIS_STYLES[role.accounted_axis]) for role in COMM_GROUPS.values()},
+    **{axis.name: (axis.name, style) for axis, style in AXIS_STYLES.items()},
+    **{
+        comm_group.report_name: (comm_group.label, AXIS_STYLES[comm_group.accounted_axis])
+        for comm_group in COMM_GROUPS.values()
+    },
 }
-"""Axes and roles as they are listed: in words, and their categories."""
+"""Label and style of each mesh axis and process group, by its name in reports."""
 TIME_CATEGORY_STYLES: Final[Mapping[TimeCategory, CategoryStyle]] = {
     TimeCategory.COMPUTE: CategoryStyle.COMPUTE,
     TimeCategory.RECOMPUTE: CategoryStyle.RECOMPUTE,
     TimeCategory.OPTIMIZER: CategoryStyle.OPTIMIZER,
     TimeCategory.LAUNCH: CategoryStyle.LAUNCH,
     TimeCategory.SLOWED: CategoryStyle.SLOWED,
-    **{part: AXIS_STYLES[axis] for axis, part in EXPOSED_CATEGORIES.items()},
+    **{category: AXIS_STYLES[axis] for axis, category in EXPOSED_CATEGORIES.items()},
     TimeCategory.BUBBLE_WARMUP: CategoryStyle.BUBBLE_WARM_UP,
     TimeCategory.BUBBLE_STEADY: CategoryStyle.BUBBLE_STEADY,
     TimeCategory.BUBBLE_COOLDOWN: CategoryStyle.BUBBLE_COOL_DOWN,
     TimeCategory.WAIT: CategoryStyle.WAIT,
 }
-"""The category of each part of the breakdown."""
+"""Style of each time category of the breakdown."""
 MEMORY_CATEGORY_STYLES: Final[Mapping[Use, CategoryStyle]] = {
     **{use: CategoryStyle[use.name] for use in Use if use.name in CategoryStyle.__members__},
     Use.OPTIMIZER: CategoryStyle.OPTIMIZER_STATE,
     Use.COMMUNICATION: CategoryStyle.BUFFERS,
     Use.CONTEXT: CategoryStyle.CUDA_CONTEXT,
 }
-"""The category of each use of memory."""
+"""Style of each memory category."""
 
 
 def chunk_shade(colour: str, chunk: int, chunk_count: int) -> str:
-    """The shade of a model chunk: the first chunk has the colour itself, later ones are lighter.
+    """Colour of a model chunk: the first chunk has the base colour, later chunks are lighter.
 
     >>> chunk_shade("#0072B2", 0, 2), chunk_shade("#000000", 1, 2)
     ('#0072B2', '#8C8C8C')
@@ -105,9 +108,9 @@ def chunk_shade(colour: str, chunk: int, chunk_count: int) -> str:
 def contrasting_text_colour(fill: str) -> str:
     """White on dark fills, black on light ones, by the relative luminance of WCAG 2.1.
 
-    Equal contrast lies at a luminance of 0.18; saturated fills read better in white up to 0.3.
+    Both have equal contrast at a luminance of 0.18; on saturated fills white reads better up to 0.3.
 
-    >>> text_colour("#0072B2"), text_colour("#F0E442")
+    >>> contrasting_text_colour("#0072B2"), contrasting_text_colour("#F0E442")
     ('#FFFFFF', '#000000')
     """
     linear = [_linear_rgb(int(fill[i : i + 2], 16) / _CHANNEL_MAX) for i in (1, 3, 5)]

@@ -1,10 +1,10 @@
-"""What of a timeline goes into the file, and how?
+"""Which arrays of a timeline go into the file, and how are they packed?
 
-Boxes (`detail`) with what they say, the spans that they join, templates of kernels, ends of steps, and the pieces of
-the critical path. Times are whole numbers of a tick, the makespan over 2^32; what is inside a span is seconds in single
-precision, counted from one operation to the next. So that the page of any scenario can be opened, rows and boxes are
-limited, and where the arrays would be too large they are left out, the innermost first: kernels, spans inside boxes,
-then boxes.
+Boxes (`timeline_boxes`) with their labels, the spans that they merge, kernel templates, ends of steps, and
+the segments of the critical path. Times are integer ticks, the makespan over 2^32; times inside a span are
+single-precision seconds from one operation to the next. So that the page of any scenario can be opened,
+rows and boxes are limited, and if the arrays are still too large, detail is dropped from the innermost
+level outwards: kernels, spans inside boxes, then boxes.
 """
 
 from collections.abc import Iterator
@@ -24,16 +24,19 @@ from clustersim.report.timeline_data import KernelTemplates, PipelineTimeline, T
 
 MAX_BOXES: Final = 200_000
 MAX_PATH_SEGMENTS: Final = 50_000
-MAX_ARRAY_BYTES: Final = 9_500_000  # of packed arrays: with plotly.js (0.6) and the rest of a page well below 15 MB
+MAX_ARRAY_BYTES: Final = (
+    9_500_000  # of packed arrays: a page with plotly.js (0.6 MB) and all else stays well below 15 MB
+)
 _MAX_TICK: Final = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class TimelineDrawing:
-    """A timeline made ready to draw.
+    """A timeline reduced to what the file holds.
 
-    kernels: those in the file; chosen: the rows shown; place: [all rows] where each is drawn (-1: not shown); whole:
-    seconds to the last end; inside: whether spans inside boxes are drawn.
+    kernels: those in the file; boxes: merged spans; shown_rows: indices of the rows shown; row_positions: [all
+    rows] position of each row in the figure (-1: not shown); end_seconds: end of the last span;
+    has_spans_in_boxes: whether the spans inside boxes are in the file.
     """
 
     timeline: PipelineTimeline
@@ -51,7 +54,7 @@ class TimelineDrawing:
 
     @property
     def max_chunks(self) -> int:
-        """How many model chunks a row holds at most."""
+        """Maximum number of model chunks in a row."""
         return int(self.timeline.spans.chunk.max(initial=0)) + 1
 
     @property
@@ -61,14 +64,14 @@ class TimelineDrawing:
 
     @property
     def visible_styles(self) -> list[int]:
-        """The categories that can be seen at any zoom, by number; forward before backward."""
+        """Indices into CATEGORY_STYLES that can be visible at any zoom, ascending: forward before backward."""
         inner_styles = [label.look for label in self.kernels.labels] if self.has_spans_in_boxes else []
         box_styles = self.boxes.category[self.boxes.end > self.boxes.start]
         return sorted({*np.unique(box_styles).tolist(), *inner_styles})
 
     @cached_property
     def arrays(self) -> dict[str, dict[str, str]]:
-        """All arrays by the names that `assets/timeline.js` gives them."""
+        """All packed arrays, by the names that `assets/timeline.js` uses."""
         ends = {"ends": self._to_ticks(np.array(self.timeline.step_ends, dtype=np.float64))}
         arrays: dict[str, NDArray[Any]] = {**self._box_arrays(), **self._inner_arrays(), **self._path_arrays(), **ends}
         return {name: compress_array(array) for name, array in arrays.items()}
@@ -84,7 +87,7 @@ class TimelineDrawing:
         cause = box_of_span[spans.cause[first_span]]
 
         def sum_by_box(values: FloatArray) -> NDArray[np.float32]:
-            """Over the spans of each box."""
+            """Sum of a column over the spans of each box."""
             sums = np.add.reduceat(values[boxes.order], boxes.first[:-1]) if len(boxes) else values[:0]
             return sums.astype(np.float32)
 
@@ -107,7 +110,7 @@ class TimelineDrawing:
         }
 
     def _inner_arrays(self) -> dict[str, NDArray[Any]]:
-        """Spans and their kernels; nothing of spans where boxes are more than passes."""
+        """Spans in boxes and their kernels; no spans if boxes merge different actions."""
         spans, kernels = self.timeline.spans, self.kernels
         order = self.boxes.order if self.has_spans_in_boxes else self.boxes.order[:0]
         return {
@@ -122,7 +125,7 @@ class TimelineDrawing:
         }
 
     def _path_arrays(self) -> dict[str, NDArray[Any]]:
-        """The path's shown pieces, those that touch in one row joined, the shortest left out if they are too many."""
+        """Shown critical-path segments: contiguous ones of a row merged, the shortest dropped if too many."""
         path = self.timeline.path
         keep = np.flatnonzero(self.row_positions[path.row] >= 0)
         row, lane, start, end = self.row_positions[path.row[keep]], path.lane[keep], path.start[keep], path.end[keep]
@@ -144,7 +147,7 @@ class TimelineDrawing:
 
 
 def build_drawing(timeline: PipelineTimeline, max_bytes: Bytes = MAX_ARRAY_BYTES) -> TimelineDrawing:
-    """Choose rows and join spans to boxes, each with its neighbours where there are too many for so many bytes."""
+    """Choose rows and merge spans into boxes, reducing detail until the packed arrays have at most `max_bytes`."""
     rows = sample_rows(len(timeline.rows))
     positions = np.full(len(timeline.rows), -1)
     positions[rows] = np.arange(len(rows))
@@ -166,7 +169,7 @@ def build_drawing(timeline: PipelineTimeline, max_bytes: Bytes = MAX_ARRAY_BYTES
 
 
 def _reduction_levels(kernels: KernelTemplates) -> Iterator[tuple[KernelTemplates, int, bool]]:
-    """What to try, the most that can be seen first: with kernels, without, without spans inside, ever fewer boxes."""
+    """Levels of detail, finest first: with all kernels, then without kernels, then ever fewer boxes."""
     templated_count = int(np.count_nonzero(kernels.template >= 0))
     no_kernels = KernelTemplates.empty(len(kernels.template), templated_count + kernels.omitted_spans)
     yield kernels, MAX_BOXES, True
@@ -176,9 +179,9 @@ def _reduction_levels(kernels: KernelTemplates) -> Iterator[tuple[KernelTemplate
 
 
 def smallest_dtype(values: IntArray) -> NDArray[Any]:
-    """The same integers in the smallest type that JavaScript has an array of, and of those with a sign no byte.
+    """Convert integers to the smallest dtype with a JavaScript typed array; signed values use at least int16.
 
-    >>> narrowest(np.array([0, 200])).dtype, narrowest(np.array([-1, 200])).dtype
+    >>> smallest_dtype(np.array([0, 200])).dtype, smallest_dtype(np.array([-1, 200])).dtype
     (dtype('uint8'), dtype('int16'))
     """
     low, high = int(values.min(initial=0)), int(values.max(initial=0))

@@ -1,9 +1,9 @@
-"""How are millions of spans kept as some boxes?
+"""How are millions of spans reduced to a limited number of boxes (level of detail)?
 
-First the spans of one action (a stage's forward of a microbatch) that follow each other without a gap become the one
-box that pipeline figures show. If there are still too many, spans shorter than a bin of time are drawn together with
-the others that begin in the bin, in the colour of the category that lasts longest there; the bin is doubled until the
-boxes are few enough. Longer spans always keep their own box.
+First the consecutive spans of one action (a stage's forward of a microbatch) become one box, as in pipeline
+figures. If there are still too many, spans shorter than a time bin are merged with the others that begin in
+the same bin, in the colour of the category with the longest time in it; the bin is doubled until the boxes
+are few enough. Longer spans always keep their own box.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,17 @@ from clustersim.common.units import Seconds
 from clustersim.report.theme import CATEGORY_STYLES
 from clustersim.report.timeline_data import TimelineSpans
 
-_MIN_BIN_FRACTION: Final = 2.0**-20  # of the drawn time
-_GAP_TOLERANCE: Final = 1e-9  # of the drawn time: rounding, not a gap
+_MIN_BIN_FRACTION: Final = 2.0**-20  # relative to the drawn time
+_GAP_TOLERANCE: Final = 1e-9  # relative to the drawn time: rounding, not a gap
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineBoxes:
-    """Boxes over spans.
+    """Boxes of merged spans.
 
-    order: span numbers, box after box; first: [boxes + 1] offsets into `order`; category: [boxes]; start, end: [boxes]
-    seconds; bin: seconds, 0 when no spans of different actions share a box.
+    order: span indices, box by box; first: [boxes + 1] offsets into `order`; category: [boxes] index into
+    CATEGORY_STYLES; start, end: [boxes] seconds; bin_seconds: width of the merging bins, 0 if no box merges
+    different actions.
     """
 
     order: IntArray
@@ -39,12 +40,12 @@ class TimelineBoxes:
         return len(self.category)
 
     def first_spans(self) -> IntArray:
-        """The first span of every box."""
+        """[boxes] index of each box's first span."""
         return self.order[self.first[:-1]]
 
 
 def merge_spans(spans: TimelineSpans, rows: IntArray, *, by_action: bool, max_boxes: int) -> TimelineBoxes:
-    """At most `most` boxes that stand for all spans of these rows; by_action: join the pieces of one action."""
+    """At most `max_boxes` boxes that cover all spans of these rows; by_action: merge the spans of one action."""
     end_seconds = float(spans.end.max(initial=0.0))
     order = np.lexsort((spans.end, spans.start, spans.lane, spans.row))
     order = order[np.isin(spans.row[order], rows)]

@@ -1,6 +1,6 @@
-"""What is a timeline before it is drawn or written? Rows of spans, what runs inside them, and the critical path.
+"""What is a timeline before it is drawn? Rows of spans, the kernels inside them, and the critical path.
 
-Everything is in SI units. Text may come from a user's file and is escaped where it is drawn, not here.
+All quantities are in SI units. Text may come from a user's file and is escaped where it is drawn, not here.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from clustersim.common.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """One line of the timeline: a pipeline rank, shown by one rank that stands for `stands_for` ranks.
+    """One row of the timeline: a pipeline rank, shown by one rank that represents `represented_count` ranks.
 
-    told: what tells it from other rows of its pipeline rank, empty if there are none.
+    qualifier: distinguishes it from other rows of its pipeline rank, empty if there are none.
     """
 
     label: str
@@ -27,7 +27,7 @@ class TimelineRow:
 
     @property
     def title(self) -> str:
-        """The label, and the rank where that alone is not enough."""
+        """The label, with the qualifier if there is one."""
         return f"{self.label}, {self.qualifier}" if self.qualifier else self.label
 
 
@@ -35,12 +35,13 @@ class TimelineRow:
 class TimelineSpans:
     """Columns of one length n.
 
-    row: index into the timeline's rows; lane: index into its lanes; category: index into theme.CATEGORIES;
-    microbatch, chunk: -1 where there is none; waiting, start, end: seconds (it waited from `waiting` to `start`);
-    bytes: moved by communication, else 0; name, detail: index into `texts` (-1: none); cause: the span whose end
-    allowed the start, -1 if there is none or it is not among these; waited, slowed: seconds inside in which it waited
-    for others, and by which communication made it longer; per_step: microbatches of each step where there are several
-    steps, through which microbatches are numbered, else 0.
+    row: index into the timeline's rows; lane: index into its lanes; category: index into theme.CATEGORY_STYLES;
+    microbatch, chunk: -1 if there is none; waiting_since, start, end: seconds (it waited from `waiting_since`
+    to `start`); bytes: moved by communication, else 0; name, detail: index into `texts` (-1: none); cause:
+    index of the span whose end allowed the start, -1 if there is none or it is not shown; waited, slowed:
+    seconds inside in which it waited for other ranks, and by which communication slowed it;
+    microbatches_per_step: microbatches of each step if there are several steps, through which microbatches are
+    numbered, else 0.
     """
 
     row: IntArray
@@ -66,10 +67,12 @@ class TimelineSpans:
 
 @dataclass(frozen=True, slots=True)
 class KernelLabel:
-    """What an operation inside a span says: a kernel, an exchange, or both side by side.
+    """Label of an operation inside a span: a kernel, a comm op, or both overlapped.
 
-    look: index into theme.CATEGORIES; lines: its shape, what bounds it and how its duration is known; flop: FLOP;
-    bytes: memory traffic; payload: bytes of the exchange.
+    Field names are keys of the page's JSON.
+
+    look: index into theme.CATEGORY_STYLES; lines: shape, bottleneck and provenance; flop: FLOP; bytes: memory
+    traffic; payload: bytes of the comm op.
     """
 
     name: str
@@ -82,11 +85,12 @@ class KernelLabel:
 
 @dataclass(frozen=True, slots=True)
 class KernelTemplates:
-    """What runs inside spans. Runs of one block are mostly equal, so spans refer to templates.
+    """Operations inside spans, as shared templates, since most runs of a segment are equal.
 
-    template: [spans] number of a template, -1 where nothing is known; first: [templates + 1] where each begins in
-    label: [n] index into labels, gap: [n] seconds since the operation before (at first since the span's start),
-    duration: [n] seconds; left_out: spans whose operations are known and were too many.
+    template: [spans] index of the template, -1 if there is none; first: [templates + 1] offsets into label, gap
+    and duration; label: [n] index into labels; gap: [n] seconds since the previous operation (for the first
+    since the span's start); duration: [n] seconds; omitted_spans: spans with known operations that are left out
+    because of the limit.
     """
 
     template: IntArray
@@ -99,7 +103,7 @@ class KernelTemplates:
 
     @classmethod
     def empty(cls, span_count: int, omitted_spans: int = 0) -> Self:
-        """Nothing inside so many spans."""
+        """Templates of `span_count` spans without operations."""
         no_ids, no_seconds = np.zeros(0, dtype=np.int64), np.zeros(0)
         return cls(
             np.full(span_count, -1), np.zeros(1, dtype=np.int64), no_ids, no_seconds, no_seconds, (), omitted_spans
@@ -108,9 +112,10 @@ class KernelTemplates:
 
 @dataclass(frozen=True, slots=True)
 class TimelinePath:
-    """The critical path: pieces in order of time, each in a row and a lane. Columns of one length.
+    """The critical path: segments in order of time, each with row and lane. Columns of one length.
 
-    follows: whether the piece before is the one that the path came from, and not one on a rank that is not shown.
+    is_connected: whether the preceding segment is its predecessor on the path, and not one on a rank that is
+    not shown.
     """
 
     row: IntArray
@@ -121,16 +126,17 @@ class TimelinePath:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of it is shown."""
+        """Whether the complete path is shown."""
         return bool(self.is_connected.all())
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineTimeline:
-    """Rows of spans; lane 0 is computation, further lanes are kinds of communication.
+    """Rows of spans; lane 0 is compute, the other lanes are kinds of communication.
 
-    row_word: what a row is called; row_note: what must be said of that, if anything; ends: seconds at which steps end
-    that another one follows; of_rows: of how many rows these were chosen, 0 for all.
+    row_type: what a row is (stage, pipeline rank); row_note: explanation of that, if any; step_ends: seconds at
+    which steps end that another step follows; candidate_row_count: number of rows that these were chosen from,
+    0 if all.
     """
 
     rows: tuple[TimelineRow, ...]

@@ -1,6 +1,8 @@
-"""Is it true? A page that shows predictions beside measurements: all cases on log axes, and their errors by factor.
+"""How accurate are predictions?
 
-Rows come as plain values, so that this room needs to know nothing of how cases are read, grouped or predicted.
+A page of predictions against measurements: all cases on log axes, errors by factor.
+
+Input are plain values, so that this package does not depend on how cases are read, grouped or predicted.
 """
 
 import math
@@ -16,9 +18,9 @@ from clustersim.report.html_document import html_document, render_panel
 from clustersim.report.row_selection import group_by
 from clustersim.report.theme import SERIES_COLOURS
 
-ERROR_BAND: Final = 0.1  # of the shaded band around the truth
+ERROR_BAND: Final = 0.1  # relative half-width of the shaded band around the identity line
 _SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x", "pentagon", "star")
-_MAX_FACTOR_VALUES: Final = 14  # of a factor; the rest is one more
+_MAX_FACTOR_VALUES: Final = 14  # maximum number of values of a factor; rarer values are merged into one more
 _VALUE_PIXELS: Final = 36
 _FEW_DECADES: Final = 2.5
 _OTHERS_LABEL: Final = "all others"
@@ -26,9 +28,11 @@ _OTHERS_LABEL: Final = "all others"
 
 @dataclass(frozen=True, slots=True)
 class ValidationPoint:
-    """A case with its prediction, both in seconds or bytes. factors: by what errors are grouped, in words.
+    """A case with its prediction, both in seconds or bytes.
 
-    expected: between what and what it is expected, None: that is not said.
+    factors: value of each factor by which errors are grouped.
+
+    interval: prediction interval, None if not known.
     """
 
     case_id: str
@@ -40,12 +44,12 @@ class ValidationPoint:
 
     @property
     def relative_error(self) -> float:
-        """Predicted over measured, less one."""
+        """Relative error: predicted over measured, minus one."""
         return self.predicted / self.measured - 1.0
 
 
 class TextTable(NamedTuple):
-    """A table. heads: of all columns; rows: names and their cells, in words; sums: the same, below the rows."""
+    """A table of texts. headers: of all columns; rows: name and cells of each row; total_rows: rows below them."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -54,9 +58,9 @@ class TextTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ValidationSection:
-    """All cases of one kind. unit: `s`, `B` or none; skipped: case ids by the reason; notes: sentences below the table.
+    """All cases of one kind. unit: `s`, `B` or none; skipped: case ids by reason; notes: sentences below the table.
 
-    bands: how many lie where they are expected, by regime; None: that is not said.
+    interval_coverage: share of cases inside their prediction interval by stratum, None if not known.
     """
 
     title: str
@@ -69,7 +73,7 @@ class ValidationSection:
 
 
 def validation_page(title: str, sections: Sequence[ValidationSection], layout_ranking: TextTable | None = None) -> str:
-    """The page as HTML text; layouts: how well the fastest layout is chosen, if there is anything to choose."""
+    """The page as HTML; layout_ranking: how well the fastest layout is chosen, if there are sets of layouts."""
     shown = [
         (
             section,
@@ -80,7 +84,7 @@ def validation_page(title: str, sections: Sequence[ValidationSection], layout_ra
     ]
     figures = [figure for _, *section_figures in shown for figure in section_figures if figure is not None]
     return html_document(
-        title, [render_panel("validation.html", *figures, title=title, parts=shown, layouts=layout_ranking)]
+        title, [render_panel("validation.html", *figures, title=title, sections=shown, layouts=layout_ranking)]
     )
 
 
@@ -102,9 +106,9 @@ def scatter_figure(section: ValidationSection, name: str) -> Figure:
 
 
 def _log_ticks(lower: float, upper: float) -> list[float]:
-    """Powers of ten, and between them 2 and 5 where there are few.
+    """Powers of ten, with 2 and 5 in between if there are few.
 
-    >>> _ticks(0.02, 30.0), _ticks(0.7, 3.0)
+    >>> _log_ticks(0.02, 30.0), _log_ticks(0.7, 3.0)
     ([0.1, 1.0, 10.0], [1.0, 2.0])
     """
     low, high = math.floor(math.log10(lower)), math.ceil(math.log10(upper))
@@ -114,7 +118,7 @@ def _log_ticks(lower: float, upper: float) -> list[float]:
 
 
 def _identity_traces(lower: float, upper: float) -> Traces:
-    """The band within 10 %, and the line on which a prediction is exact."""
+    """Band of 10 % error, and the identity line."""
     ends = [lower * (1 - ERROR_BAND), upper * (1 - ERROR_BAND), upper * (1 + ERROR_BAND), lower * (1 + ERROR_BAND)]
     return [
         line_trace([lower, upper, upper, lower], ends, {"width": 0}, fill="toself", fillcolor="@track"),
@@ -123,24 +127,29 @@ def _identity_traces(lower: float, upper: float) -> Traces:
 
 
 def _source_traces(section: ValidationSection, unit_size: float) -> Traces:
-    """One colour and symbol for each source, those with most cases first and so below the others."""
+    """One colour and symbol for each source; sources with most cases first, so that they are drawn below the others."""
     groups = group_by(section.cases, lambda point: point.source)
     return [
         marker_trace(
-            escape(source or "no source"), [point.measured / unit_size for point in cases],
+            escape(source or "no source"),
+            [point.measured / unit_size for point in cases],
             [point.predicted / unit_size for point in cases],
             {
-                "color": SERIES_COLOURS[index % len(SERIES_COLOURS)], "symbol": _SYMBOLS[index % len(_SYMBOLS)], "size": 8,
-                "opacity": 0.8, "line": {"width": 0.5, "color": "@surface"},
+                "color": SERIES_COLOURS[index % len(SERIES_COLOURS)],
+                "symbol": _SYMBOLS[index % len(_SYMBOLS)],
+                "size": 8,
+                "opacity": 0.8,
+                "line": {"width": 0.5, "color": "@surface"},
             },
-            text=[hover_text(point, section.unit) for point in cases], hovertemplate="%{text}<extra></extra>",
+            text=[hover_text(point, section.unit) for point in cases],
+            hovertemplate="%{text}<extra></extra>",
         )
         for index, (source, cases) in enumerate(sorted(groups.items(), key=lambda group: -len(group[1])))
-    ]  # fmt: skip
+    ]
 
 
 def hover_text(point: ValidationPoint, unit: str) -> str:
-    """What a mark says of its case."""
+    """Hover text of a case."""
     measured, predicted = (_format_quantity(value, unit) for value in (point.measured, point.predicted))
     header = [f"<b>{wrap_label(point.case_id, 60)}</b>", f"measured {measured}, predicted {predicted}"]
     factors = [f"{escape(name)}: {escape(value)}" for name, value in point.factors.items()]
@@ -162,7 +171,7 @@ def _format_quantity(value: float, unit: str) -> str:
 
 
 def factor_figure(points: Sequence[ValidationPoint], name: str) -> Figure:
-    """The errors of all cases by the values of a factor, which the reader chooses."""
+    """Box plots of the errors by the values of a factor that the reader selects."""
     factors = dict.fromkeys(factor for point in points for factor in point.factors)
     groups = {factor: _points_by_value(points, factor) for factor in factors}
     row_count = max(len(values) for values in groups.values())
@@ -178,7 +187,7 @@ def factor_figure(points: Sequence[ValidationPoint], name: str) -> Figure:
 
 
 def _points_by_value(points: Sequence[ValidationPoint], factor: str) -> dict[str, list[ValidationPoint]]:
-    """Cases by their value of a factor, values of most cases first, rare ones together."""
+    """Cases by their value of a factor, most frequent values first, rare values merged."""
     groups = group_by((point for point in points if factor in point.factors), lambda point: point.factors[factor])
     ordered = sorted(groups, key=lambda value: (-len(groups[value]), value))
     has_rare_values = len(ordered) > _MAX_FACTOR_VALUES + 1
@@ -191,8 +200,10 @@ def _box_traces(values: Mapping[str, Sequence[ValidationPoint]]) -> Traces:
     return [
         {
             "type": "box", "orientation": "h", "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "name": "",
-            "x": [100 * point.relative_error for point in points], "y": [f"{escape(value)} ({len(points):,})"] * len(points),
-            "text": [f"{escape(point.case_id)}<br>{escape(point.source)}: {point.relative_error:+.1%}" for point in points],
+            "x": [100 * point.relative_error for point in points], "y": [f"{escape(value)} "
+                                                                         f"({len(points):,})"] * len(points),
+            "text": [f"{escape(point.case_id)}<br>{escape(point.source)}: "
+                     f"{point.relative_error:+.1%}" for point in points],
             "hovertemplate": "%{text}<extra></extra>", "hoveron": "points",
             "marker": {"color": "@accent", "size": 4, "opacity": 0.5}, "line": {"color": "@ink", "width": 1},
             "fillcolor": "rgba(0,0,0,0)",

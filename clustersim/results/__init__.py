@@ -1,1 +1,1 @@
-"""WHAT DOES IT MEAN? Answers folded from spans."""
+"""Results: metrics and breakdowns derived from simulated traces."""

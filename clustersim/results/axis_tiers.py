@@ -1,8 +1,8 @@
-"""Which tiers do the groups of a layout cross?
+"""Locality of a layout's axes: which network tiers do its groups cross?
 
-For every axis with more than one rank: how far apart its ranks are, and which links lie between neighbours of a group.
-Rings and pipelines send between neighbours; the last one of a group has the first as its neighbour, but in a pipeline
-whose placement does not join its ends. Other algorithms may reach further.
+For every axis with more than one rank: the distance between its ranks, and the links between neighbours of
+a group. Rings and pipelines send between neighbours; the last member of a group neighbours the first,
+except in a pipeline whose placement does not connect its ends. Other algorithms may reach further.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ _INTRA_NODE_TIERS: Final = {
     LinkKind.PCIE: ("host", "nic", "nvswitch", "gpu"),
     LinkKind.HOST: ("host", "nic", "gpu"),
 }
-"""The tier to which links inside a node lead up: the first of these that there is."""
+"""The tier to which links inside a node lead up: the first of these that is present."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierCrossing:
-    """Links of a kind between neighbours. part: of the pairs of neighbours that have them between them.
+    """Links of a kind between neighbours. fraction: of the neighbour pairs that have them on their path.
 
-    climb: how many switches of the network such a link leads above the node, 0 inside it.
+    switch_level: number of network switch levels above the node that such a link leads up to, 0 inside it.
     """
 
     kind: LinkKind
@@ -39,20 +39,20 @@ class TierCrossing:
     fraction: float
 
     def tier_index(self, tiers: Sequence[FabricTier]) -> int:
-        """The tier to which such links lead up, counted from the GPUs as 0. tiers: of the cluster."""
+        """Index of the tier to which such links lead up, counted from the GPUs as 0. tiers: of the cluster."""
         kinds = [tier.kind for tier in tiers]
         if self.switch_level == 0:
-            return kinds.index(next(item for item in _INTRA_NODE_TIERS[self.kind] if item in kinds))
+            return kinds.index(next(kind for kind in _INTRA_NODE_TIERS[self.kind] if kind in kinds))
         switches = [index for index, kind in enumerate(kinds) if kind in _SWITCH_TIERS] or [len(kinds) - 1]
         return switches[min(self.switch_level, len(switches)) - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class AxisLocality:
-    """The groups of one axis on a machine.
+    """The groups of one axis on a cluster.
 
-    size: GPUs of a group; stride: ranks from one member to the next; nodes: on which the widest group lies; crossings:
-    what is between neighbours, from the lowest on.
+    group_size: GPUs of a group; stride: ranks from one member to the next; max_nodes: nodes spanned by the
+    widest group; crossings: links between neighbours, lowest tier first.
     """
 
     axis: str
@@ -64,7 +64,7 @@ class AxisLocality:
 
 
 def axis_localities(layout: Layout, fabric: Fabric, placement: Placement) -> tuple[AxisLocality, ...]:
-    """The axes that have groups, in the layout's order, then those of experts. placement: of the pipeline's stages."""
+    """Localities of the axes that have groups, in the layout's order, then those of experts."""
     return tuple(_axis_localities(layout, fabric, placement))
 
 
@@ -82,7 +82,7 @@ def _axis_localities(layout: Layout, fabric: Fabric, placement: Placement) -> It
 
 
 def _mesh_axes(layout: Layout) -> Iterator[tuple[Mesh, Axis]]:
-    """Each axis with the mesh that it is of; of experts' those that are not the dense ones'."""
+    """Each axis with its mesh; of the expert mesh only axes that are not also in the dense one."""
     for name in (DENSE_MESH, EXPERT_MESH):
         if mesh := layout.meshes.get(name):
             axes = {axis.name: axis for axis in MESHES[name] if name == DENSE_MESH or axis is not PIPELINE}
@@ -90,7 +90,7 @@ def _mesh_axes(layout: Layout) -> Iterator[tuple[Mesh, Axis]]:
 
 
 def _neighbour_link_kinds(groups: IntArray, fabric: Fabric, *, is_ring: bool) -> IntArray:
-    """Kinds of the links between neighbours in the order of travel, -1 for none: [pairs, hops]."""
+    """Kinds of the links between neighbours along their paths, -1 for none: [pairs, hops]."""
     pairs = slice(None) if is_ring else slice(-1)
     sources, targets = groups[:, pairs].reshape(-1), np.roll(groups, -1, axis=1)[:, pairs].reshape(-1)
     links = fabric.find_paths(sources, targets).links
@@ -106,7 +106,7 @@ def _intra_node_crossings(kinds: IntArray) -> Iterator[TierCrossing]:
 
 
 def _network_crossings(kinds: IntArray) -> Iterator[TierCrossing]:
-    """What lies between nodes: as many links up as down, the first half of them from switch to switch."""
+    """Links between nodes: paths have as many links up as down; the first half leads up from switch to switch."""
     is_network = np.isin(kinds, _NETWORK_KINDS)
     switch_levels = (is_network.sum(axis=1) + 1) // 2
     for level in range(1, int(switch_levels.max(initial=0)) + 1):

@@ -1,7 +1,7 @@
-"""How does another job fare on the machine, beside the one that is asked about?
+"""Co-located jobs: how do other jobs on the same machine fare?
 
-Its steps follow each other; those count that end while the job that is asked about runs. Where none does, its first one
-stands for them, which then had the links for itself at its end.
+Their steps run back to back; those count that end while the main job runs. If none does, the first one is
+reported, which had the links to itself towards its end.
 """
 
 from collections.abc import Callable
@@ -23,14 +23,15 @@ from clustersim.results.trace_table import TraceTable
 from clustersim.trace.trace import OperationSpans, Trace
 
 TIME_TOLERANCE: Final = 1e-9
-"""Part of a time by which two may differ that are equal but for rounding."""
+"""Relative difference up to which two times count as equal."""
 
 
 @dataclass(frozen=True, eq=False)
 class CoLocatedJob(FieldPickling):
-    """Another job. start: when it began; until: when the job that is asked about was done, on the same clock.
+    """Another job on the machine.
 
-    rows, operations, volumes: as of that job; alone: [steps] seconds of its steps with nobody beside it.
+    start: seconds at which it began; main_job_end: when the main job was done, on the same clock; trace_table,
+    operation_spans, volumes: of that job; isolated_step_times: [steps] seconds of its steps without other jobs.
     """
 
     name: str
@@ -43,7 +44,7 @@ class CoLocatedJob(FieldPickling):
 
     @property
     def rank_count(self) -> int:
-        """How many GPUs it has."""
+        """Number of its GPUs."""
         return self.trace_table.program.world_size
 
     @cached_property
@@ -52,40 +53,40 @@ class CoLocatedJob(FieldPickling):
 
     @property
     def ended_steps(self) -> int:
-        """How many of its steps ended in time."""
+        """Number of its steps that ended before the main job."""
         return int(
             np.count_nonzero(self.start + np.cumsum(self._all_step_times) <= self.main_job_end * (1.0 + TIME_TOLERANCE))
         )
 
     @property
     def step_times(self) -> FloatArray:
-        """Seconds of those steps; of the first one, where none did."""
+        """Seconds of those steps; of the first one, if none ended."""
         return self._all_step_times[: max(self.ended_steps, 1)]
 
     @property
     def slowdown(self) -> float:
-        """By which part its steps take longer than alone."""
+        """Relative increase of its step times over the isolated run."""
         return float(self.step_times.sum() / self.isolated_step_times.sum()) - 1.0
 
     @property
     def traffic_source(self) -> TrafficSource:
-        """What it sends."""
+        """Its traffic on the links."""
         return TrafficSource(self.trace_table, self.volumes, self.operation_spans)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """The job as plain data."""
         return {
             "name": self.name,
             "ranks": self.rank_count,
             "start_s": self.start,
             "steps_ended": self.ended_steps,
             "step_times_s": self.step_times.tolist(),
-            "step_times_alone_s": self.isolated_step_times.tolist(),
+            "step_times_isolated_s": self.isolated_step_times.tolist(),
         }
 
 
 def last_full_load_time(trace: Trace, program: Program) -> Seconds:
-    """Until when no rank of a job has wanted for a further step: until the first is done with all that it computes."""
+    """Time at which the first rank of a job runs out of compute tasks."""
     is_compute = [
         np.array([isinstance(task, ComputeTask) for task in rank_program.tasks]) for rank_program in program.programs
     ]

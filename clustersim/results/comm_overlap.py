@@ -1,18 +1,19 @@
-"""How much communication hides behind computation? For every class of ranks and mesh axis.
+"""Communication overlap: how much communication is hidden, for every class of ranks and mesh axis?
 
-An axis *moves data* while one of the rank's collectives or messages of it is under way, from its start (the last member
-has come, the message can move) to its end; two at once count once. Waiting for a late member is not moving. Every
-second in which it moves is one of
+An axis *moves data* while one of the rank's collectives or messages of it is in flight, from its start (the
+last member has arrived, the message can move) to its end; concurrent ones count once. Waiting for a late
+member is not counted. Every second in which it moves data is one of
 
-    hidden    beside a running block of the rank, or, inside one, beside the kernel of the same operation
-    exposed   the compute stream waits for it: the breakdown's exposed part of the axis, to the second
-    beside    the compute stream stands still for another reason (a bubble, another axis, the other direction of a
-              pipeline), so it costs nothing, and nothing hides it
+    hidden        concurrent with a running segment of the rank or, inside one, with the same
+                  operation's kernel
+    exposed       the compute stream waits for it: the breakdown's exposed category of the axis, to the second
+    during_idle   the compute stream is idle for another reason (a bubble, another axis, the other direction of
+                  a pipeline), so it costs nothing, and nothing hides it
 
-Where ranks stand still for nothing else, exposed is simply what does not hide. *Alone* is the time in blocks in which
-nothing of the axis moves; other axes may, and members may be waited for.
-What hides inside blocks is what their costs say (jitter makes kernels differ, not what moves) and what sharing links
-adds.
+Where ranks are idle for nothing else, exposed is simply what is not hidden. *No overlap* is the time in
+segments in which no data of the axis moves; other axes may be active, and members may be waited for. Hidden
+time inside segments is derived from their timings (jitter changes kernels, not transfers) plus the delays
+of link sharing.
 """
 
 from dataclasses import dataclass
@@ -35,15 +36,15 @@ from clustersim.results.trace_table import (
     sum_segment_runs,
 )
 
-_EXPOSED_INDICES: Final = [part.index for part in EXPOSED_CATEGORIES.values()]
+_EXPOSED_INDICES: Final = [category.index for category in EXPOSED_CATEGORIES.values()]
 _FIRST_EXPOSED: Final = _EXPOSED_INDICES[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AxisOverlap:
-    """Seconds of one step (of several: the mean), by row, a class or a stage, and axis of `COMM_AXES`: [rows, axes] each.
+    """Seconds of one step (with several: the mean), by class or stage and by axis of `COMM_AXES`: [rows, axes] each.
 
-    step: seconds of the step.
+    step_time: seconds of the step.
     """
 
     no_overlap: FloatArray
@@ -54,11 +55,11 @@ class AxisOverlap:
 
     @property
     def transfer_time(self) -> FloatArray:
-        """How long each axis moves data."""
+        """Seconds in which each axis moves data."""
         return self.hidden + self.exposed + self.during_idle
 
     def group_mean(self, group: IntArray, weights: IntArray) -> "AxisOverlap":
-        """Means of rows put together. row: [rows] to which each goes; weights: [rows] how many ranks each is."""
+        """Weighted means over groups of rows. group: [rows] group of each; weights: [rows] number of ranks of each."""
         total_weight = np.bincount(group, weights)[:, None]
 
         def weighted_mean(seconds: FloatArray) -> FloatArray:
@@ -67,13 +68,16 @@ class AxisOverlap:
             return mean / total_weight
 
         return AxisOverlap(
-            no_overlap=weighted_mean(self.no_overlap), hidden=weighted_mean(self.hidden), exposed=weighted_mean(self.exposed),
-            during_idle=weighted_mean(self.during_idle), step_time=self.step_time,
-        )  # fmt: skip
+            no_overlap=weighted_mean(self.no_overlap),
+            hidden=weighted_mean(self.hidden),
+            exposed=weighted_mean(self.exposed),
+            during_idle=weighted_mean(self.during_idle),
+            step_time=self.step_time,
+        )
 
 
 def compute_overlap(table: TraceTable, segment_timing: SegmentTimingLookup, breakdown: TimeBreakdown) -> AxisOverlap:
-    """How communication meets computation on every class. parts: the same step's breakdown."""
+    """How communication overlaps computation on every class. breakdown: of the same step."""
     trace, table_shape = table.trace, (len(table.ranks), len(COMM_AXES))
     transfers = _stream_transfers(table).merge_overlapping()
     segment_events = np.flatnonzero(table.segment_index >= 0)
@@ -94,7 +98,7 @@ def compute_overlap(table: TraceTable, segment_timing: SegmentTimingLookup, brea
 
 
 def _stream_transfers(table: TraceTable) -> Intervals:
-    """What moves outside blocks; keys are class and axis."""
+    """Communication outside segments; keys combine class and axis."""
     events = np.flatnonzero(table.comm_op_index >= 0)
     axis = table.tasks.category[table.entry[events]] - _FIRST_EXPOSED
     return Intervals(
@@ -103,7 +107,10 @@ def _stream_transfers(table: TraceTable) -> Intervals:
 
 
 def _concurrent_seconds(transfers: Intervals, busy: Intervals, class_count: int) -> FloatArray:
-    """How long moves are beside running blocks: [classes, axes]. moves: by class and axis; busy: by class."""
+    """Seconds in which transfers overlap running segments: [classes, axes].
+
+    transfers: keyed by class and axis; busy: keyed by class.
+    """
     by_class = Intervals(transfers.key // len(COMM_AXES), transfers.start, transfers.end)
     transfer_index, _, common_time = intersect(by_class, busy.sort_by_key())
     concurrent = Intervals(transfers.key[transfer_index], common_time.start, common_time.end)
@@ -113,7 +120,7 @@ def _concurrent_seconds(transfers: Intervals, busy: Intervals, class_count: int)
 def _segment_seconds(
     table: TraceTable, totals: SegmentRunTotals, segment_timing: SegmentTimingLookup
 ) -> tuple[FloatArray, FloatArray]:
-    """Exposed and hidden seconds of the exchanges inside blocks: [classes, axes] each."""
+    """Exposed and hidden seconds of communication inside segments: [classes, axes] each."""
     exposed, hidden = np.zeros((2, len(table.ranks), len(COMM_AXES)))
     np.add.at(exposed, totals.rank_class, segment_category_seconds(table, totals, segment_timing)[:, _EXPOSED_INDICES])
     distinct, timing_index = distinct_timings(table, totals, segment_timing)
@@ -127,7 +134,7 @@ def _segment_seconds(
 
 
 def _hidden_seconds(timing: SegmentTiming) -> FloatArray:
-    """Seconds in which a block's exchanges move behind the kernels beside them: [axes]."""
+    """Seconds in which a segment's comm ops run behind the kernels that they overlap: [axes]."""
     seconds, kernels = np.zeros(len(COMM_AXES)), timing.kernel_seconds
     for index, overlap in timing.overlaps.items():
         comm_group = overlap.overlap.comm_op.comm_group

@@ -1,10 +1,11 @@
-"""Which chain of tasks makes the step as long as it is?
+"""Critical path: which chain of tasks determines the step time?
 
-Every row names the row whose end allowed its start (`cause`). Walking causes back from the row that ends last gives a
-chain in which each row starts when the one before it ends; where it does not, the time between is an explicit wait.
-Where a rank waited inside a block for another, the chain goes on with that rank's run of the block (`blocking_event`), before
-what the rank itself did last.
-Shortening a task off the chain cannot shorten the step; shortening one on it may, until another chain takes over.
+Every event names the event whose end allowed its start (`critical_predecessor`). Following predecessors
+back from the event that ends last gives a chain in which each event starts when the previous one ends;
+where it does not, the time in between is an explicit wait. Where a rank waited inside a segment for another
+rank, the chain continues with that rank's run of the segment (`blocking_event`) instead of the rank's own
+predecessor. Shortening a task off the chain cannot shorten the step; shortening one on it may, until
+another chain becomes critical.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from clustersim.trace.trace import Trace
 
 
 def find_critical_path(trace: Trace) -> IntArray:
-    """Rows of the chain that ends last, from first to last. Of rows that end equally late, the first one counts."""
+    """Events of the chain that ends last, from first to last. Of events that end equally late, the first one counts."""
     if len(trace) == 0:
         return np.empty(0, dtype=np.int64)
     path_events = [int(trace.end.argmax())]
@@ -37,7 +38,7 @@ def find_critical_path(trace: Trace) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathTimes:
-    """The path's rows with, of each, when the one before it ended, when the row itself began, and when it ended."""
+    """The path's events and, for each, the end of the previous one, its own start and its own end, in seconds."""
 
     events: IntArray
     previous_end: FloatArray
@@ -46,21 +47,22 @@ class PathTimes:
 
     @classmethod
     def from_events(cls, trace: Trace, events: IntArray) -> Self:
-        """From rows of the trace, first to last."""
+        """From events of the trace, first to last."""
         end = trace.end[events]
         is_blocking = (trace.blocking_event[events[1:]] == events[:-1]) & (events[1:] != events[:-1])
         end[:-1][is_blocking] = np.minimum(end[:-1], end[1:])[
             is_blocking
-        ]  # what a leader does after those it led is off the path
+        ]  # what a blocking event does after the waiting one has ended is off the path
         end = np.maximum.accumulate(end)
         previous_end = np.concatenate(([0.0], end))[: len(events)]
         return cls(events, previous_end, np.clip(trace.start[events], previous_end, end), end)
 
 
 def path_category_seconds(table: TraceTable, path_times: PathTimes, segment_timing: SegmentTimingLookup) -> FloatArray:
-    """Seconds of the path by the program of the rank that it was on, summing to the makespan: [kinds, parts].
+    """Seconds of the path by program of its rank, summing to the makespan: [programs, categories].
 
-    Blocks count by their operations, messages and collectives as exposed, time between rows of the path as wait.
+    Segments count by their operations, messages and collectives as exposed, time between events of the path as
+    wait.
     """
     seconds = np.zeros((len(table.program.programs), len(TIME_CATEGORIES)))
     totals = sum_segment_runs(table, path_times.events, path_times.end - path_times.begin)
@@ -80,7 +82,10 @@ def path_category_seconds(table: TraceTable, path_times: PathTimes, segment_timi
 
 
 def path_category_totals(table: TraceTable, segment_timing: SegmentTimingLookup) -> dict[str, Seconds]:
-    """Seconds of the critical path by part, summing to the makespan; of several steps: to the mean step time."""
+    """Seconds of the critical path by time category, summing to the makespan.
+
+    With several steps they sum to the mean step time.
+    """
     seconds = path_category_seconds(
         table, PathTimes.from_events(table.trace, find_critical_path(table.trace)), segment_timing
     ).sum(axis=0)

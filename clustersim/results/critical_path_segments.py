@@ -1,8 +1,9 @@
-"""Of what does the critical path consist? Its uninterrupted pieces on single ranks, and its parts by pipeline rank.
+"""Sections of the critical path on single ranks, and its time categories by pipeline rank.
 
-A piece is a run of neighbouring rows of the path on one rank, with the time between them; pieces follow each other
-without a gap from 0 to the makespan. What joins two pieces is what the later one's rank waited for. Seconds of rows are
-divided into parts as by `breakdown`, each run of a block by itself, so parts sum to the makespan.
+A section is a run of consecutive path events on one rank, with the time between them; sections follow each
+other without a gap from 0 to the makespan. What links two sections is what the later one's rank waited for.
+Seconds of events are distributed over time categories as in the time breakdown, each run of a segment
+separately, so categories sum to the makespan.
 """
 
 from dataclasses import dataclass
@@ -23,21 +24,21 @@ from clustersim.results.trace_table import SegmentRunTotals, SegmentTimingLookup
 
 _NumberT = TypeVar("_NumberT", np.int64, np.float64)
 TimeRuns = tuple[IntArray, FloatArray, FloatArray]
-"""Values in order of time, equal neighbours together, each with its start and its end in seconds."""
+"""Run-length encoded values in order of time: value, start and end of each run in seconds."""
 
 
 class PathLink(Enum):
-    """How the path came to a piece."""
+    """How the path reached a section."""
 
     BEGINNING = "beginning"
-    MESSAGE = "message"  # the rank waited for a message
-    GROUP = "group"  # it waited for the last member of a collective
-    SEGMENT = "block"  # the ranks met inside a block
+    MESSAGE = "message"  # the rank waited for a p2p message
+    GROUP = "group"  # the rank waited for the last member of a collective
+    SEGMENT = "block"  # the ranks synchronized inside a segment
 
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchRange:
-    """Actions of one kind in a piece: the least and the greatest microbatch, counted through all steps."""
+    """Actions of one kind in a section: lowest and highest microbatch, counted through all steps."""
 
     kind: ActionKind
     first_microbatch: int
@@ -46,10 +47,10 @@ class MicrobatchRange:
 
 @dataclass(frozen=True, slots=True)
 class PathSection:
-    """A piece: on which rank, from when to when, how the path came to it, and what the rank did.
+    """A section of the critical path: rank, start and end in seconds, how the path reached it, what the rank did.
 
-    kind: the rank's program; passes: by kind of action; others: names of its other blocks and of collectives; both in
-    order of time, and only of what took time.
+    program_index: the rank's program; passes: by kind of action; other_names: names of its other segments and
+    of collectives; both in order of time, and only with nonzero duration.
     """
 
     rank: int
@@ -62,15 +63,15 @@ class PathSection:
 
     @property
     def seconds(self) -> Seconds:
-        """How long it is."""
+        """Duration."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathIntervals:
-    """The path cut where its rank or what takes most of a row changes; columns of one length, from 0 to the makespan.
+    """The path split where its rank or the dominant category of an event changes, in columns of one length.
 
-    kind: program of the rank; part: place of the part.
+    program_index: program of the rank; category: category index.
     """
 
     rank: IntArray
@@ -80,7 +81,7 @@ class PathIntervals:
     end: FloatArray
 
     def categories_over_time(self, bin_count: int) -> TimeRuns:
-        """The part that takes most of each of so many equal times."""
+        """The dominant category of each of `bin_count` equal time bins."""
         present, durations = np.unique(self.category), self.end - self.start
         edges = np.linspace(0.0, float(self.end.max(initial=0.0)), bin_count + 1)
         knots = np.append(0.0, self.end)
@@ -89,7 +90,7 @@ class PathIntervals:
         return _run_length_encode(dominant, edges)
 
     def programs_over_time(self, max_runs: int) -> TimeRuns:
-        """The program of each leg; of more than `most` legs those in the middle of as many equal times."""
+        """The program of each interval; beyond `max_runs` intervals, sampled at the centres of equal bins."""
         if len(self.program_index) <= max_runs:
             return _run_length_encode(self.program_index, np.append(self.start, self.end[-1:]))
         edges = np.linspace(0.0, float(self.end[-1]), max_runs + 1)
@@ -99,7 +100,10 @@ class PathIntervals:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CriticalPathSections:
-    """The critical path of all steps. parts: [kinds, parts] its seconds by the program of the rank that it was on."""
+    """The critical path of all steps.
+
+    category_seconds: [programs, categories] its seconds by the program of the rank that it was on.
+    """
 
     sections: tuple[PathSection, ...]
     category_seconds: FloatArray
@@ -107,18 +111,18 @@ class CriticalPathSections:
 
     @property
     def seconds(self) -> Seconds:
-        """The whole path, which is the makespan."""
+        """Length of the full path, which is the makespan."""
         return float(self.intervals.end.max(initial=0.0))
 
 
 def split_critical_path(
     table: TraceTable, path_events: IntArray, segment_timing: SegmentTimingLookup
 ) -> CriticalPathSections:
-    """Cut the critical path into pieces. path: rows of the trace, first to last, as by `find_critical_path`."""
+    """Split the critical path into sections. path_events: trace events, first to last, as from `find_critical_path`."""
     path_times = PathTimes.from_events(table.trace, path_events)
     bounds = np.flatnonzero(np.diff(table.trace.rank[path_events], prepend=-1)).tolist()
     sections = tuple(
-        _build_section(table, path_times, item) for item in map(slice, bounds, [*bounds[1:], len(path_events)])
+        _build_section(table, path_times, events) for events in map(slice, bounds, [*bounds[1:], len(path_events)])
     )
     return CriticalPathSections(
         sections,
@@ -128,7 +132,7 @@ def split_critical_path(
 
 
 def _dominant_categories(table: TraceTable, events: IntArray, segment_timing: SegmentTimingLookup) -> IntArray:
-    """The place of the part that takes most of each row."""
+    """Index of the category with the largest share of each event."""
     trace, category = table.trace, table.tasks.category[table.entry[events]].copy()
     segment_positions = np.flatnonzero(category < 0)
     segment_events = events[segment_positions]
@@ -137,15 +141,22 @@ def _dominant_categories(table: TraceTable, events: IntArray, segment_timing: Se
         table, segment_events, np.arange(len(segment_events)), len(segment_events)
     )
     totals = SegmentRunTotals(
-        rank_class=table.rank_class[segment_events], segment=table.segment_index[segment_events], counted_seconds=durations, full_seconds=durations, waited=trace.waited[segment_events],
-        slowed=trace.slowed[segment_events], exposed_delay=exposed_delay, hidden_delay=hidden_delay, run_count=np.ones(len(segment_events), dtype=np.int64),
-    )  # fmt: skip
+        rank_class=table.rank_class[segment_events],
+        segment=table.segment_index[segment_events],
+        counted_seconds=durations,
+        full_seconds=durations,
+        waited=trace.waited[segment_events],
+        slowed=trace.slowed[segment_events],
+        exposed_delay=exposed_delay,
+        hidden_delay=hidden_delay,
+        run_count=np.ones(len(segment_events), dtype=np.int64),
+    )
     category[segment_positions] = segment_category_seconds(table, totals, segment_timing).argmax(axis=1)
     return category
 
 
 def _path_intervals(table: TraceTable, path_times: PathTimes, segment_timing: SegmentTimingLookup) -> PathIntervals:
-    """Rows, and the waits before them, joined while rank and part stay the same."""
+    """Events, and the waits before them, merged while rank and category stay the same."""
     wait_category = np.full(len(path_times.events), TimeCategory.WAIT.index)
     start, end = _alternate(path_times.previous_end, path_times.begin), _alternate(path_times.begin, path_times.end)
     category, rank = (
@@ -166,18 +177,18 @@ def _path_intervals(table: TraceTable, path_times: PathTimes, segment_timing: Se
 
 
 def _run_length_encode(values: IntArray, edges: FloatArray) -> TimeRuns:
-    """Values between edges, equal neighbours together."""
+    """Values between edges, with equal neighbours merged."""
     first_index = np.flatnonzero(np.diff(values, prepend=-1))
     return values[first_index], edges[first_index], np.append(edges[first_index[1:]], edges[-1:])
 
 
 def _alternate(left: NDArray[_NumberT], right: NDArray[_NumberT]) -> NDArray[_NumberT]:
-    """One of some, one of the others, in turn."""
+    """The elements of two arrays in alternation."""
     return np.stack((left, right), axis=1).ravel()
 
 
 def _path_link(table: TraceTable, path_events: IntArray, index: int) -> PathLink:
-    """How the path came from the row before to the one at a place."""
+    """How the path reached the event at an index from the previous one."""
     if index == 0:
         return PathLink.BEGINNING
     task = _event_task(table, path_events[index])

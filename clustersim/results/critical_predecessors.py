@@ -1,10 +1,10 @@
-"""Because of what did a row of a trace start?
+"""Critical predecessors: which earlier event allowed a trace event to start?
 
-A task starts when all that it waits for has ended: the task before it in its stream, the tasks that it names, and for a
-collective the other members. The trace's `cause` is the one that ended last. Where two of them end together, rounding
-decides, and rounding differs with how a step is run (operations one by one, or blocks as one event), so the answer must
-not depend on it: of what ended when the row started, to `TIE_TOLERANCE` of the makespan, the cause is the task before it in
-its stream, else the first that it names.
+A task starts when everything that it waits for has ended: the previous task on its stream, its
+dependencies, and for a collective the other members. The trace's `critical_predecessor` is the one that
+ended last. Ties are broken there by rounding, which depends on the execution strategy (operation by
+operation, or segments as one event). So ties within `TIE_TOLERANCE` of the makespan are broken here by
+order instead: the previous task on the stream first, then the first dependency.
 """
 
 from dataclasses import dataclass
@@ -18,15 +18,16 @@ from clustersim.program.task import Stream
 from clustersim.results.trace_table import TraceTable
 
 TIE_TOLERANCE: Final = 1e-9
-"""Part of the makespan within which ends are one moment: to so much is a step the same however it is run."""
+"""Fraction of the makespan within which end times count as equal; execution strategies agree to this."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PredecessorLookup:
-    """Looks up the causes of rows.
+    """Looks up critical predecessors of trace events.
 
-    row: the trace row of every task of every class, classes one after the other; base: [classes] where each begins;
-    needed: numbers of the tasks that each task waits for, in their order; first: [entries + 1] where each begins.
+    event_of_task: trace event of every task of every class, classes concatenated; class_offset: [classes] start
+    of each class in it; dependencies: ids of the tasks that each task waits for, in order; dependency_offset:
+    [entries + 1] start of each task's dependencies.
     """
 
     table: TraceTable
@@ -37,7 +38,7 @@ class PredecessorLookup:
 
     @classmethod
     def from_trace(cls, table: TraceTable) -> Self:
-        """Of the rows of a trace."""
+        """Lookup for the events of a trace."""
         program, trace = table.program, table.trace
         needs_by_task = [
             program_or_task for rank_program in program.programs for program_or_task in _task_dependencies(rank_program)
@@ -60,7 +61,7 @@ class PredecessorLookup:
         )
 
     def __call__(self, events: IntArray) -> IntArray:
-        """The cause of each of some rows, -1 for the step's beginning."""
+        """The critical predecessor of each of some events, -1 for the start of the step."""
         trace, entry = self.table.trace, self.table.entry[events]
         count = self.dependency_offset[entry + 1] - self.dependency_offset[entry]
         event_position = np.repeat(np.arange(len(events)), count)
@@ -78,7 +79,7 @@ class PredecessorLookup:
 
 
 def _task_dependencies(program: RankProgram) -> list[tuple[int, ...]]:
-    """What every task waits for on its own rank: the one before it in its stream, and those that it names."""
+    """Tasks that each task waits for on its own rank: the previous one on its stream, and its dependencies."""
     last_on_stream: dict[Stream, int] = {}
     needs: list[tuple[int, ...]] = []
     for task_id, (task, stream) in enumerate(zip(program.tasks, program.streams, strict=True)):

@@ -1,11 +1,13 @@
-"""What does every rank do, when? For each rank and bin of time the part of the breakdown that takes most of it.
+"""Dominant time category of every rank in each time bin (the rank-time heatmap).
 
-The same parts as in `breakdown`, by the same rules, kept apart in time: a gap's transfers stand where they moved, the
-rest of the gap around them. Inside a block its parts are spread evenly over its span, but for what this one run waited
-for others; what slowed and shared links cost is spread over all runs of the block on the rank. So the sum over bins of
-a rank's seconds of a part is its breakdown (of several steps: all of them together).
+Same categories as in the time breakdown, by the same rules, but resolved in time: transfers of an idle gap
+stand where they happened, the remainder of the gap around them. Inside a segment the categories are spread
+uniformly over its span, except for the time in which this run waited for others; slowdown and link-sharing
+delays are averaged over all runs of the segment on the rank. So a rank's seconds of a category, summed over
+bins, are its breakdown (summed over all steps).
 
-Ranks of one class share a row. Where there are more classes than can be shown, those of evenly spaced ranks are.
+Ranks of one symmetry class share a heatmap row. If there are more classes than can be shown, those of
+evenly spaced ranks are shown.
 """
 
 from collections.abc import Iterator
@@ -34,15 +36,16 @@ from clustersim.results.trace_table import SegmentTimingLookup, TraceTable, has_
 from clustersim.trace.trace import ContentionDelays, Trace
 
 MAX_CLASSES = 2048
-"""Classes that are worked out at most."""
+"""Maximum number of classes that are evaluated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DominantCategories:
-    """ranks: [classes] the simulated ranks that are shown; representative: [ranks] the simulated rank of each rank.
+    """Dominant time category by class and time bin.
 
-    seconds: [classes, parts] of all steps; category: [classes, bins] the place of the part that takes most of the bin;
-    makespan: seconds of all bins together.
+    ranks: [classes] the simulated ranks that are shown; representative: [ranks] the simulated rank of each
+    rank; seconds: [classes, categories] of all steps; category: [classes, bins] index of the category with the
+    largest share of the bin; makespan: seconds of all bins.
     """
 
     ranks: IntArray
@@ -58,7 +61,7 @@ class DominantCategories:
 
     @property
     def class_of_rank(self) -> IntArray:
-        """[ranks] the class of each, -1 where it is not shown."""
+        """[ranks] class index of each rank, -1 where it is not shown."""
         index = np.minimum(np.searchsorted(self.ranks, self.representative), len(self.ranks) - 1)
         return np.where(self.ranks[index] == self.representative, index, -1)
 
@@ -66,7 +69,7 @@ class DominantCategories:
 def dominant_categories(
     table: TraceTable, segment_timing: SegmentTimingLookup, *, bin_count: int, max_classes: int = MAX_CLASSES
 ) -> DominantCategories:
-    """The part that takes most of each of `bins` equal bins from 0 to the makespan, for at most `most` classes."""
+    """Dominant category of each of `bin_count` equal bins from 0 to the makespan, for at most `max_classes` classes."""
     shown_table = _evenly_spaced_classes(table, max_classes)
     category = np.zeros((len(shown_table.ranks), bin_count), dtype=np.uint8)
     longest = np.zeros((len(shown_table.ranks), bin_count))
@@ -83,7 +86,7 @@ def dominant_categories(
 def category_seconds(
     table: TraceTable, segment_timing: SegmentTimingLookup, *, bin_count: int, makespan: Seconds
 ) -> Iterator[FloatArray]:
-    """For each part in its order, how many seconds of every bin it takes: [classes, bins]."""
+    """Yield, for each category in order, its seconds in every bin: [classes, bins]."""
     compute_events = build_compute_events(table.trace, table)
     intervals = _concatenate_categories(
         [
@@ -108,7 +111,7 @@ def category_seconds(
 
 
 def _evenly_spaced_classes(table: TraceTable, max_classes: int) -> TraceTable:
-    """The rows of the classes of at most `most` evenly spaced ranks."""
+    """The table restricted to the classes of at most `max_classes` evenly spaced ranks."""
     if len(table.ranks) <= max_classes:
         return table
     spaced_ranks = np.linspace(0, len(table.trace.representative) - 1, max_classes).round().astype(np.int64)
@@ -122,7 +125,7 @@ def _evenly_spaced_classes(table: TraceTable, max_classes: int) -> TraceTable:
 
 
 def _select_events(trace: Trace, events: IntArray) -> Trace:
-    """Some rows, whole ranks of them. What a rank that is left out did is no longer a cause."""
+    """The trace restricted to all events of some ranks; events of dropped ranks are no longer predecessors."""
     new_index = np.full(len(trace) + 1, -1)
     new_index[events] = np.arange(len(events))
     blocking_event = np.where(
@@ -136,16 +139,25 @@ def _select_events(trace: Trace, events: IntArray) -> Trace:
         trace.contention.transfer_delay[entry],
     )
     return Trace(
-        rank=trace.rank[events], task=trace.task[events], stream=trace.stream[events], queued=trace.queued[events],
-        ready=trace.ready[events], start=trace.start[events], end=trace.end[events], waited=trace.waited[events],
-        slowed=trace.slowed[events], contention=contention, critical_predecessor=new_index[trace.critical_predecessor[events]], blocking_event=blocking_event,
+        rank=trace.rank[events],
+        task=trace.task[events],
+        stream=trace.stream[events],
+        queued=trace.queued[events],
+        ready=trace.ready[events],
+        start=trace.start[events],
+        end=trace.end[events],
+        waited=trace.waited[events],
+        slowed=trace.slowed[events],
+        contention=contention,
+        critical_predecessor=new_index[trace.critical_predecessor[events]],
+        blocking_event=blocking_event,
         representative=trace.representative,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CategoryIntervals:
-    """Intervals of classes with the part that each counts for; sign: +1, or -1 where it is taken away from a part."""
+    """Intervals of classes with their category; sign: +1, or -1 where time is subtracted from a category."""
 
     intervals: Intervals
     category: IntArray
@@ -153,7 +165,7 @@ class _CategoryIntervals:
 
     @property
     def seconds(self) -> FloatArray:
-        """What each adds to its part."""
+        """Seconds that each interval adds to its category."""
         return self.intervals.seconds * self.sign
 
 
@@ -165,11 +177,13 @@ def _concatenate_categories(interval_sets: list[_CategoryIntervals]) -> _Categor
             for category_intervals in interval_sets
         ]
     )
-    return _CategoryIntervals(intervals, np.concatenate([item.category for item in interval_sets]), sign)
+    return _CategoryIntervals(
+        intervals, np.concatenate([intervals_of_kind.category for intervals_of_kind in interval_sets]), sign
+    )
 
 
 def _concatenate_intervals(*interval_sets: Intervals) -> Intervals:
-    """Intervals, one table after the other."""
+    """Concatenation of interval tables."""
     columns = (
         np.concatenate([getattr(interval_set, name) for interval_set in interval_sets])
         for name in ("key", "start", "end")
@@ -189,7 +203,7 @@ def _comm_intervals(table: TraceTable, compute_events: ComputeEvents) -> Iterato
 
 
 def _gap_intervals(table: TraceTable, compute_events: ComputeEvents) -> Iterator[_CategoryIntervals]:
-    """What compute streams waited for: where it moved its own part, else the gap's."""
+    """Idle gaps of compute streams: transfers by their category, the remainder by the gap's."""
     gaps = find_gaps(table.trace, table, compute_events)
     yield _CategoryIntervals(Intervals(gaps.rank_class, gaps.start, gaps.end), gaps.remainder_category)
     for gap, category, start, end in (
@@ -203,7 +217,7 @@ def _gap_intervals(table: TraceTable, compute_events: ComputeEvents) -> Iterator
 
 
 def _receive_transfers(table: TraceTable, gaps: IdleGaps) -> GapTransfers:
-    """When in each gap the message moved that it awaits: gap, part, start, end."""
+    """Transfer of the awaited message in each gap: gap, category, start, end."""
     trace = table.trace
     gap = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] == Stream.RECEIVE))
     awaited = gaps.awaited[gap]
@@ -213,7 +227,7 @@ def _receive_transfers(table: TraceTable, gaps: IdleGaps) -> GapTransfers:
 
 
 def _stream_transfers(table: TraceTable, gaps: IdleGaps) -> GapTransfers:
-    """When in each gap something moved on the other stream that it awaits: gap, part, start, end."""
+    """Transfers in each gap on the other stream that it awaits: gap, category, start, end."""
     trace, stream_count = table.trace, len(Stream)
     gap = stream_wait_gaps(table, gaps)
     gap_keys = gaps.rank_class[gap] * stream_count + trace.stream[gaps.awaited[gap]]
@@ -246,9 +260,10 @@ def _tail_interval(table: TraceTable, compute_events: ComputeEvents, makespan: S
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SegmentEvents:
-    """Runs of blocks. waited: [runs] seconds in which each waited for others; pair: [runs] its block on its class;
+    """Runs of segments.
 
-    shares: [pairs, parts] how the rest of a pair's seconds is divided.
+    waited: [runs] seconds in which each run waited for others; pair_index: [runs] its (class, segment) pair;
+    shares: [pairs, categories] how the remaining seconds of a pair are distributed.
     """
 
     intervals: Intervals
@@ -258,7 +273,7 @@ class _SegmentEvents:
 
     @classmethod
     def from_table(cls, table: TraceTable, segment_timing: SegmentTimingLookup) -> Self:
-        """All runs."""
+        """All segment runs of a trace."""
         trace, segment_count = table.trace, max(1, len(table.segments))
         events = np.flatnonzero(table.segment_index >= 0)
         totals = sum_segment_runs(table, events, trace.end[events] - trace.start[events])
@@ -269,7 +284,7 @@ class _SegmentEvents:
         seconds, wait_index = segment_category_seconds(table, totals, segment_timing), TimeCategory.WAIT.index
         wait_ratio = np.minimum(
             _ratio(seconds[:, wait_index], totals.waited), 1.0
-        )  # less than all if the pair's parts were cut to fit
+        )  # below 1 if the pair's category seconds were scaled to fit
         seconds[:, wait_index] -= wait_ratio * totals.waited
         shares = _ratio(seconds, np.broadcast_to(seconds.sum(axis=1)[:, None], seconds.shape))
         return cls(
@@ -280,21 +295,22 @@ class _SegmentEvents:
         )
 
     def category_seconds(self, category: int) -> FloatArray:
-        """How long of each run a part takes."""
+        """Seconds of each run in one category."""
         seconds: FloatArray = (self.intervals.seconds - self.waited) * self.shares[self.pair_index, category]
         return seconds + self.waited if category == TimeCategory.WAIT.index else seconds
 
 
 def _ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
-    """Their ratio, 0 where there is nothing to divide by."""
+    """Elementwise ratio, 0 where the denominator is 0."""
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _TimeGrid:
-    """Which cells (class and bin) intervals meet, and what share of each lies in its first, last and other cells.
+    """Cells (class and bin) that intervals overlap, and the share of each interval in its cells.
 
-    shape: classes and bins; first, last: [intervals] numbers of cells; head, tail, each: [intervals] shares.
+    shape: (classes, bins); first_cell, last_cell: [intervals] cell indices; first_share, last_share,
+    inner_share: [intervals] fractions.
     """
 
     shape: tuple[int, int]
@@ -306,7 +322,7 @@ class _TimeGrid:
 
     @classmethod
     def from_intervals(cls, intervals: Intervals, *, class_count: int, bin_count: int, makespan: Seconds) -> Self:
-        """The cells of equal bins from 0 to the makespan."""
+        """Cells of equal bins from 0 to the makespan."""
         bin_width = makespan / bin_count or 1.0
         first_bin = np.clip((intervals.start / bin_width).astype(np.int64), 0, bin_count - 1)
         last_bin = np.clip(np.ceil(intervals.end / bin_width).astype(np.int64) - 1, first_bin, bin_count - 1)
@@ -324,7 +340,7 @@ class _TimeGrid:
         )
 
     def distribute(self, seconds: FloatArray) -> FloatArray:
-        """Seconds, spread evenly over their intervals, by class and bin: [classes, bins]."""
+        """Seconds, distributed uniformly over their intervals, by class and bin: [classes, bins]."""
         nonzero = np.flatnonzero(seconds)
         if len(nonzero) == 0:
             return np.zeros(self.shape)
@@ -342,7 +358,7 @@ class _TimeGrid:
     def _accumulate(
         self, cell: IntArray, seconds: FloatArray, second_cell: IntArray, second_seconds: FloatArray
     ) -> FloatArray:
-        """Two columns of seconds in their cells."""
+        """Sum of two columns of seconds by cell: [classes, bins]."""
         cells, size = np.concatenate((cell, second_cell)), self.shape[0] * self.shape[1]
         sums: FloatArray = np.bincount(cells, np.concatenate((seconds, second_seconds)), minlength=size).astype(
             np.float64, copy=False

@@ -1,12 +1,13 @@
-"""What does a step cost, and what energy does it take?
+"""Cost and energy of a step.
 
-All GPUs of the job are paid for from the beginning of a step to its end: cost = GPUs x hours x price. Energy is the sum
-over what GPUs do of seconds and of what they draw meanwhile (`hardware.power`), and the rest of their nodes all the
-time, times what the facility takes on top (PUE). What a rank does is its breakdown: exposed communication
-communicates; bubbles, waiting for others, for copies and for launches wait; in all else kernels run, of which products
-have the part that they have of all kernels' time on all ranks, hidden or not.
+All GPUs of the job are paid for during the step: cost = GPUs x hours x price. Energy is the sum over GPU
+activities of seconds times power draw (`hardware.power`), plus the remaining node power during the full
+step, times the facility overhead (PUE). The activities of a rank follow from its time breakdown: exposed
+communication counts as communicating; bubbles, waiting for others, for host copies and for launches as
+waiting; in all other time kernels run, of which matmuls have their share of all kernels' time on all ranks,
+hidden or not.
 
-The step alone: failures, restarts, evaluation and checkpoints come on top of a run of many.
+Covers the step only: failures, restarts, evaluation and checkpoints add to a run of many steps.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,14 +30,15 @@ from clustersim.results.utilization import TRILLION_TOKENS
 
 _SECONDS_PER_HOUR: Final = 3600.0
 _WAITING_CATEGORIES: Final = (TimeCategory.LAUNCH, EXPOSED_CATEGORIES[HOST_AXIS], *BUBBLE_CATEGORIES, TimeCategory.WAIT)
-_COMM_CATEGORIES: Final = tuple(part for axis, part in EXPOSED_CATEGORIES.items() if axis != HOST_AXIS)
+_COMM_CATEGORIES: Final = tuple(category for axis, category in EXPOSED_CATEGORIES.items() if axis != HOST_AXIS)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuGroup:
-    """Those of one accelerator. seconds: of each activity in a step, the mean over them; they sum to the step time.
+    """GPUs of one accelerator type.
 
-    quote: None where no price is known; draw: None where no power is.
+    activity_seconds: of each activity in a step, averaged over the GPUs; they sum to the step time. quote: None
+    where no price is known; power_draw: None where no power is known.
     """
 
     name: str
@@ -48,10 +50,10 @@ class GpuGroup:
 
 @dataclass(frozen=True, slots=True)
 class Economics:
-    """Money and energy of a step of all GPUs; None where a price, a power or the run's tokens are not known.
+    """Cost and energy of a step of all GPUs; None where a price, a power or the run's tokens are unknown.
 
-    gpus: by accelerator; step_time: seconds; tokens: of a step; pue: power of the facility over that of its computers;
-    carbon: grams of CO2 for a joule; run_tokens: of the whole run.
+    gpu_groups: by accelerator; step_time: seconds; tokens: per step; pue: power of the facility over that of
+    its computers; carbon: grams of CO2 per joule; run_tokens: of the full training run.
     """
 
     gpu_groups: Sequence[GpuGroup]
@@ -63,28 +65,28 @@ class Economics:
 
     @property
     def gpu_count(self) -> int:
-        """How many GPUs there are."""
+        """Number of GPUs."""
         return sum(gpu_group.gpu_count for gpu_group in self.gpu_groups)
 
     @property
     def price_per_gpu_hour(self) -> Price | None:
-        """The mean over GPUs; of several currencies there is none."""
+        """Mean over GPUs; None with several currencies."""
         quotes = [gpu_group.quote for gpu_group in self.gpu_groups]
         prices = [quote.price for quote in quotes if quote is not None]
         if len(prices) < len(quotes) or len({price.currency for price in prices}) != 1:
             return None
-        amount = sum(item.gpu_count * price.amount for item, price in zip(self.gpu_groups, prices, strict=True))
+        amount = sum(group.gpu_count * price.amount for group, price in zip(self.gpu_groups, prices, strict=True))
         return Price(amount / self.gpu_count, prices[0].currency)
 
     @property
     def price_source(self) -> str:
-        """Where prices are from, in words; empty where one is missing."""
+        """Sources of the prices as text; empty if a price is missing."""
         sources = {gpu_group.quote.source: None for gpu_group in self.gpu_groups if gpu_group.quote is not None}
         return "; ".join(sources) if self.price_per_gpu_hour is not None else ""
 
     @property
     def missing_prices(self) -> tuple[str, ...]:
-        """What prices are missing, in sentences."""
+        """Messages about missing prices."""
         missing = [gpu_group.name for gpu_group in self.gpu_groups if gpu_group.quote is None]
         messages = [f"no list price of {name} is known; economics.price_per_gpu_hour says one" for name in missing]
         has_mixed_currencies = not missing and self.price_per_gpu_hour is None
@@ -95,13 +97,13 @@ class Economics:
 
     @property
     def missing_power(self) -> tuple[str, ...]:
-        """Of which GPUs nobody knows what they draw, in sentences."""
+        """Messages about accelerators whose power draw is unknown."""
         missing = [gpu_group.name for gpu_group in self.gpu_groups if gpu_group.power_draw is None]
         return tuple(f"what {name} draws is not known; economics.power.tdp says it" for name in missing)
 
     @property
     def missing_node_power(self) -> tuple[str, ...]:
-        """Beside which GPUs the rest of their nodes is left out, in sentences."""
+        """Messages about accelerators whose remaining node power is left out."""
         missing = [
             gpu_group.name
             for gpu_group in self.gpu_groups
@@ -127,24 +129,24 @@ class Economics:
 
     @property
     def run_seconds(self) -> Seconds | None:
-        """Seconds of all steps of the run, one after the other: what breaks and what is saved comes on top."""
+        """Seconds of all steps of the run back to back; failures and checkpoints come on top."""
         return self._scale_to_tokens(self.step_time, self.run_tokens)
 
     @property
     def energy_by_activity(self) -> dict[str, Joules] | None:
-        """Joules of a step by what GPUs do, then of the rest of their nodes and of the facility around them."""
+        """Joules of a step by GPU activity, then of the rest of the nodes and of the facility overhead."""
         if any(gpu_group.power_draw is None for gpu_group in self.gpu_groups):
             return None
-        with_power = [(item, item.power_draw) for item in self.gpu_groups if item.power_draw is not None]
+        with_power = [(group, group.power_draw) for group in self.gpu_groups if group.power_draw is not None]
         energy = {
             activity.value: sum(
-                element.gpu_count * element.activity_seconds[activity] * power_draw.by_activity[activity]
-                for element, power_draw in with_power
+                group.gpu_count * group.activity_seconds[activity] * power_draw.by_activity[activity]
+                for group, power_draw in with_power
             )
             for activity in GpuActivity
         }
-        energy["rest of nodes"] = sum(
-            entry.gpu_count * self.step_time * (power_draw.node_rest or 0.0) for entry, power_draw in with_power
+        energy["node_rest"] = sum(
+            group.gpu_count * self.step_time * (power_draw.node_rest or 0.0) for group, power_draw in with_power
         )
         return {**energy, "facility": (self.pue - 1.0) * sum(energy.values())}
 
@@ -166,7 +168,7 @@ class Economics:
 
     @property
     def gpu_power(self) -> Watts | None:
-        """What a GPU alone draws, the mean over the step and all GPUs."""
+        """Mean power of a GPU by itself over the step, in watts."""
         by_activity = self.energy_by_activity
         return (
             None
@@ -176,22 +178,22 @@ class Economics:
 
     @property
     def power_per_gpu(self) -> Watts | None:
-        """What a GPU and its part of the rest of the node draw, without the facility."""
+        """Mean power of a GPU with its share of the rest of the node, without the facility, in watts."""
         energy = self.energy_per_step
         return None if energy is None else energy / self.pue / self.step_time / self.gpu_count
 
     @property
     def power(self) -> Watts | None:
-        """What the job draws, with the facility."""
+        """Mean power of the job, including the facility, in watts."""
         energy = self.energy_per_step
         return None if energy is None else energy / self.step_time
 
     @property
     def idle_power(self) -> Watts | None:
-        """What the job draws while it waits, with the facility."""
+        """Power of the job while it waits, including the facility, in watts."""
         if any(gpu_group.power_draw is None for gpu_group in self.gpu_groups):
             return None
-        with_power = [(item.gpu_count, item.power_draw) for item in self.gpu_groups if item.power_draw is not None]
+        with_power = [(group.gpu_count, group.power_draw) for group in self.gpu_groups if group.power_draw is not None]
         return self.pue * sum(
             count * (power_draw.by_activity[GpuActivity.WAITING] + (power_draw.node_rest or 0.0))
             for count, power_draw in with_power
@@ -199,7 +201,7 @@ class Economics:
 
     @property
     def carbon_per_step(self) -> Grams | None:
-        """Grams of CO2, where somebody said how many a kWh makes."""
+        """Grams of CO2; None without a carbon intensity."""
         energy = self.energy_per_step
         return None if energy is None or self.carbon_intensity is None else energy * self.carbon_intensity
 
@@ -214,11 +216,11 @@ class Economics:
         return self._scale_to_tokens(self.carbon_per_step, self.run_tokens)
 
     def _scale_to_tokens(self, per_step: float | None, tokens: float | None) -> float | None:
-        """What so many tokens take, if steps go on as this one."""
+        """A per-step quantity scaled to a number of tokens."""
         return None if per_step is None or tokens is None else per_step * tokens / self.tokens
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers as plain data: kWh and tonnes where there are many joules and grams."""
+        """The results as plain data; large amounts in kWh and tonnes."""
         price, by_activity = self.price_per_gpu_hour, self.energy_by_activity
         return {
             "currency": None if price is None else price.currency,
@@ -248,7 +250,7 @@ class Economics:
 def mean_activity_seconds(
     breakdown: TimeBreakdown, items: Iterable[BusyTimeItem], ranks: IntArray
 ) -> dict[GpuActivity, Seconds]:
-    """Seconds of each activity on some ranks, the mean over them; they sum to the step time."""
+    """Seconds of each activity, averaged over some ranks; they sum to the step time."""
     rank_seconds = breakdown.seconds[np.searchsorted(breakdown.ranks, breakdown.representative[ranks])]
     return _seconds_by_activity(rank_seconds.mean(axis=0), _matmul_share(items))
 
@@ -274,7 +276,7 @@ def _seconds_by_activity(seconds: FloatArray, matmul_share: float) -> dict[GpuAc
 
 
 def _matmul_share(items: Iterable[BusyTimeItem]) -> float:
-    """The part of all kernels' time that products take; none of it where nothing runs."""
+    """Fraction of all kernel time that is matmuls; 0 where nothing runs."""
     total = matmul_seconds = 0.0
     for item in items:
         kernel = item.body.kernel if isinstance(item.body, CommOverlap) else item.body

@@ -1,8 +1,8 @@
-"""Whose experts get the most rows?
+"""Expert load imbalance: which ranks' experts get the most tokens?
 
-Of each layer the fullest rank sets the pace where results meet; over all layers of a rank one may be full here and
-another there. So both are told: how full the fullest is on average over layers, and which rank is fullest over all of
-its own.
+In each layer the most loaded rank determines when outputs are combined; summed over the layers of a rank,
+loads partly even out. So both are reported: the maximum load per layer, averaged over layers, and the rank
+with the highest mean load over its layers.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,11 @@ from clustersim.program.task import ComputeTask
 
 @dataclass(frozen=True, slots=True)
 class MostLoadedExpertRank:
-    """layer: rows of a layer's fullest rank over the mean, averaged over layers; rank, rows: the fullest of all."""
+    """Expert imbalance, as ratios of tokens to the mean.
+
+    layer_max_ratio: of a layer's most loaded rank, averaged over layers; rank, rank_ratio: the rank with the
+    highest mean load over its layers, and that load.
+    """
 
     layer_max_ratio: float
     rank: int
@@ -24,7 +28,7 @@ class MostLoadedExpertRank:
 
 
 def most_loaded_expert_rank(program: Program) -> MostLoadedExpertRank | None:
-    """The fullest rank of a program; None where ranks have equal loads."""
+    """The most loaded rank of a program; None where loads are balanced."""
     factors = program.expert_loads.factors
     if not len(factors):
         return None
@@ -38,7 +42,7 @@ def most_loaded_expert_rank(program: Program) -> MostLoadedExpertRank | None:
 
 
 def _load_indices(program: RankProgram) -> IntArray:
-    """The loads that a rank meets, each once."""
+    """Distinct load indices of a rank's operations."""
     segments = dict.fromkeys(task.segment for task in program.tasks if isinstance(task, ComputeTask))
     indices = {
         operation.load_index

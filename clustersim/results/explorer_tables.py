@@ -1,10 +1,10 @@
-"""What does a page need to know, so that a reader can lay any model out on a machine, and the page knows no physics?
+"""Data of the explorer page: lookup tables for trying layouts of a model on a cluster without a simulator.
 
-Tables of what the package answers, each over the few settings that the answer depends on (`LookupTable`), and rows of
-numbers that the page multiplies and adds: what a stage holds and sends is so many of each part (`rows`), a part is so
-many bytes of each feature (`sizes`), a feature is a product of settings. What a row or a list says of n layers (or n
-microbatches) is its entry n, and beyond its end as much more with each as the last entry has more than the one before.
-`explorer.explorer_data` asks the package and fills the tables; a test holds what they say together to the package.
+A `LookupTable` holds results of the package over the few settings that they depend on. Coefficient rows are
+multiplied and added by the page: what a stage holds and sends is a count of each memory column (`rows`), a
+column is bytes per feature (`sizes`), a feature is a product of settings. Lists indexed by n layers (or n
+microbatches) are extrapolated linearly beyond their last entry. `explorer.explorer_data` evaluates the package
+and fills the tables; a test checks them against the package.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,14 +23,14 @@ Setting = int | str | bool
 
 @dataclass(frozen=True, slots=True)
 class LookupTable:
-    """Answers by the values of some settings (`keys`), nested in their order; what has no answer is missing."""
+    """Results by the values of some settings (`keys`), nested in their order; missing: no result."""
 
     keys: tuple[str, ...]
     values: Mapping[Setting, Any]
 
     @classmethod
     def tabulate(cls, evaluate: Callable[..., Any], **axes: Iterable[Setting]) -> "LookupTable":
-        """Ask for every combination of some settings' values; None is no answer."""
+        """Evaluate every combination of the settings' values; None means no result."""
         values: dict[Setting, Any] = {}
         for point in product(*axes.values()):
             answer = evaluate(**dict(zip(axes, point, strict=True)))
@@ -42,7 +42,7 @@ class LookupTable:
         return cls(tuple(axes), values)
 
     def lookup(self, settings: Mapping[str, Setting]) -> Any:
-        """The answer to some settings, or None."""
+        """The result for some settings, or None."""
         level: Any = self.values
         for key in self.keys:
             level = level.get(settings[key]) if level else None
@@ -51,23 +51,25 @@ class LookupTable:
 
 @dataclass(frozen=True, slots=True)
 class ExplorerTables:
-    """All that the page computes with. A setting is one of the controls', or one that follows from them.
+    """All tables and coefficients that the page computes with.
 
-    derived: (name, factors, divisors) of settings that follow; chunks: of a pipeline rank in fact; flags: settings
-    that follow and are no products; rules: tables of sentences that say why settings are impossible, in groups, of
-    which the first that says anything is told; stages: of every pipeline rank [first layer, layers, embedding,
-    head, content] of each of its stages; columns: names of parts; features: settings to which parts are
-    proportional; sizes: [columns][features]; rows: by what they count, of a stage [content][columns] or
-    [content][moments][columns]: a content is a number of layers, or the number of a stage's layers among all that
-    there are, where they are of several kinds; groups: of each group of parameters its columns; experts: the group
-    that has ranks of its own, or None; sharing: what ZeRO makes of a parameter (`zero_memory`); sends: bytes of one
-    dispatch (`expert_traffic`); buffers: bytes of each axis's process groups;
-    receives: messages that are awaited at once; context: bytes; workspace: bytes that libraries take on a
-    stage [content]; fragmentation: part that is added to each use of
-    memory;
-    schedules: {bubble: share of the step, held: for each pipeline rank the moments that can be its fullest: which of
-    its stages runs backward, and the microbatches that each of them holds}; orders: of the axes in a rank's
-    number, by mesh; roles: axes of process groups; partners: by role, for each pipeline rank the ranks it talks to.
+    A setting is a control's value, or derived from those.
+
+    derived: (name, factors, divisors) of derived settings that are products; chunks: actual number of model
+    chunks of a pipeline rank; flags: derived settings that are not products; rules: tables of messages why
+    settings are invalid, in groups, of which the first match is shown; stages: for every pipeline rank [first
+    layer, layers, embedding, head, content] of each of its stages; columns: names of memory columns; features:
+    settings to which columns are proportional; sizes: [columns][features] bytes; rows: by what they count, of a
+    stage [content][columns] or [content][moments][columns], where content is a number of layers, or the index
+    of the stage's layers among all distinct ones if there are several kinds; groups: columns of each parameter
+    group; experts: the expert parameter group, or None; sharing: how ZeRO shards a parameter
+    (`zero_memory`); sends: bytes of one dispatch (`expert_traffic`); buffers: bytes of each axis's process
+    groups; receives: number of concurrently posted receives; context: bytes of the CUDA context; workspace:
+    bytes of library workspaces on a stage [content]; fragmentation: fraction added to each memory use;
+    schedules: {bubble: fraction of the step, held: for each pipeline rank the candidate moments of peak memory:
+    which of its stages runs backward, and how many microbatches each of them holds}; orders: axis orders of
+    rank numbering, by mesh; roles: axes of process groups; partners: by process group kind, the pipeline ranks
+    that each pipeline rank talks to.
     """
 
     derived: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]
@@ -96,7 +98,7 @@ class ExplorerTables:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What the page says of a model beside what it computes; dimensions: in words of `workload.transformer.Model`."""
+    """Description of a model for display. dimensions: fields of `model.transformer.TransformerModel`."""
 
     name: str
     parameters: int
@@ -105,10 +107,10 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True)
 class ExplorerCluster:
-    """What the page is laid out on.
+    """The cluster that layouts are tried on.
 
-    capacity: bytes of the smallest GPU; levels: (tier, unit of each GPU), from the narrowest tier up: traffic stays in
-    the first tier in whose unit all its GPUs are; top: the tier beyond.
+    capacity: bytes of the smallest GPU; levels: (tier, unit index of each GPU), lowest tier first: traffic
+    stays within the first tier one unit of which contains all its GPUs; top: the tier above.
     """
 
     cluster: str
@@ -121,7 +123,11 @@ class ExplorerCluster:
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """One simulated step. label: its layout; own: it is the scenario's; missing: why there is none, or empty."""
+    """One simulated step of a scaling study.
+
+    label: its layout; is_baseline: it is the scenario's own step; missing_reason: why there is no result, or
+    empty.
+    """
 
     label: str
     gpus: int
@@ -139,7 +145,7 @@ class ScalingPoint:
 
 @dataclass(frozen=True, slots=True)
 class ScalingStudy:
-    """Steps of which one thing differs. name: a key; title and words: what differs and what stays."""
+    """Steps that differ in one setting. name: a key; title, description: what varies and what stays fixed."""
 
     name: str
     title: str
@@ -149,10 +155,10 @@ class ScalingStudy:
 
 @dataclass(frozen=True, slots=True)
 class ExplorerData:
-    """All that the explorer page shows.
+    """Everything that the explorer page shows.
 
-    models, formats: the scenario's first; choices: values of each control, by setting; start: the scenario's; notes:
-    what differs from the scenario, in sentences.
+    models, formats: the scenario's first; choices: values of each control, by setting; start: the scenario's
+    values; notes: sentences on differences from the scenario.
     """
 
     name: str

@@ -1,10 +1,11 @@
-"""What is left of a job's time over weeks?
+"""Goodput of a training run over weeks, under failures.
 
-Definitions. Ideal: the healthy step time times the steps of the run. Goodput: ideal over wall time, the part of its
-time in which a job does work that counts at the speed that it should have. ETTR (effective training time ratio): the
-time in which steps that count ran, slower ones too, over wall time. Neither counts spares: `goodput_with_spares` is goodput times the
-job's nodes over all nodes that are kept for it. Losses are seconds of the job, which sum with the ideal to the mean
-wall time; but for those of spares, which are beside it.
+Definitions. Ideal: the healthy step time times the steps of the run. Goodput: ideal over wall time, the
+fraction of its time in which a job makes lasting progress at full speed. ETTR (effective training time
+ratio): the time in which steps that count ran, including slowed ones, over wall time. Neither counts
+spares: `goodput_with_spares` is goodput times the job's nodes over all nodes reserved for it. Losses are
+seconds of the job, which sum with the ideal to the mean wall time, except those of spares, which are
+additional.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +22,11 @@ PERCENTILES: Final = (10, 50, 90)
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """What became of one run, in seconds.
+    """Outcome of one simulated run, in seconds.
 
-    number: which one; work: what counts of it, in seconds of the healthy job; losses: they and the work sum to `wall`;
-    states: wall time by state of the cluster; failures: by what broke; interruptions: unplanned ends; up: wall time in
-    which the job was up; nodes: node-seconds in the job, idle and in repair.
+    number: index of the run; work: progress in seconds of the healthy job; losses: sum with the work to `wall`;
+    states: wall time by cluster state; failures: count by failed component; interruptions: unplanned stops; up:
+    wall time in which the job was up; nodes: node-seconds in the job, idle and in repair.
     """
 
     number: int
@@ -42,7 +43,10 @@ class TrainingRun:
 
 @dataclass(frozen=True, slots=True)
 class TimelineInterval:
-    """A piece of one run's time. what: a loss, or the state of the cluster in which the job ran; cause: what broke."""
+    """An interval of one run's timeline.
+
+    label: a loss, or the cluster state in which the job ran; cause: what failed.
+    """
 
     begin: Seconds
     end: Seconds
@@ -52,7 +56,7 @@ class TimelineInterval:
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One point of a curve: a value of what is chosen, and what the runs are with it."""
+    """One point of a sweep: a parameter value, and the mean result of the runs with it."""
 
     value: float
     goodput: float
@@ -61,7 +65,7 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class RunChange:
-    """The runs with one thing changed, beside as many of the same runs as they are."""
+    """Mean days of runs with one thing changed, compared with as many of the unchanged runs."""
 
     description: str
     days: float
@@ -70,7 +74,11 @@ class RunChange:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTimes:
-    """Seconds of checkpoints. size: bytes; block, drain, load: of each; interval: as run; young, daly: by formula."""
+    """Checkpoint costs in seconds.
+
+    size: bytes; blocking, drain, load: of each checkpoint; interval: as simulated; young, daly: optimal
+    intervals by Young's and Daly's formulas.
+    """
 
     size: Bytes
     blocking: Seconds
@@ -83,12 +91,13 @@ class CheckpointTimes:
 
 @dataclass(frozen=True, slots=True)
 class GoodputResult:
-    """A job over the tokens of its run, in many runs that differ by what breaks when.
+    """A job over the tokens of its run, in many simulated runs with random failures.
 
-    step_times: by state, of those that were simulated; mean_time: between unplanned ends, as rates say; price: of an
-    hour of one GPU, None: not known; watts: of the job up and down, with all that is around it, None: not known;
-    missing: what is not known of both, in sentences.
-    intervals, spares: curves; timeline: of the first run; spread: of rates; complete: whether all runs were made.
+    tokens: of the run; ideal_seconds: healthy step time times steps; step_times: by state, of those that were
+    simulated; expected_mttf: mean time between unplanned stops by the failure rates; price: per GPU hour, None:
+    unknown; watts: of the job while up and while down, including nodes and facility, None: unknown; missing:
+    sentences on what is unknown of both. interval_sweep, spares_sweep: curves; timeline: of the first run;
+    rate_spread: uncertainty factor of the failure rates; complete: whether all runs were simulated.
     """
 
     tokens: float
@@ -121,21 +130,21 @@ class GoodputResult:
 
     @property
     def finished_count(self) -> int:
-        """How many runs reached their tokens."""
+        """Number of runs that reached their tokens."""
         return sum(run.finished for run in self.runs)
 
     def mean_over_runs(self, values: Sequence[float]) -> float:
-        """The mean over runs."""
+        """Mean over runs."""
         return float(np.mean(values))
 
     @property
     def days(self) -> dict[str, float]:
-        """Days to the tokens: percentiles and mean over runs."""
+        """Days to reach the tokens: percentiles and mean over runs."""
         return _percentiles_and_mean([run.wall / SECONDS_PER_DAY for run in self.runs])
 
     @property
     def goodput(self) -> float:
-        """Ideal over wall time: work over wall time of all runs."""
+        """Ideal over wall time: total work over total wall time of all runs."""
         return sum(run.work for run in self.runs) / sum(run.wall for run in self.runs)
 
     @property
@@ -146,12 +155,12 @@ class GoodputResult:
 
     @property
     def goodput_with_spares(self) -> float:
-        """Goodput of all nodes that are kept for the job."""
+        """Goodput relative to all nodes reserved for the job, including spares."""
         return self.goodput * self.nodes / (self.nodes + self.spare_nodes)
 
     @property
     def loss_seconds(self) -> dict[str, Seconds]:
-        """Seconds of a run by cause, the mean over runs; with those of spares, as seconds of the whole job."""
+        """Seconds of a run by cause, averaged over runs; spares are included, as seconds of the full job."""
         names = dict.fromkeys(name for run in self.runs for name in run.losses)
         losses = {name: self.mean_over_runs([run.losses[name] for run in self.runs]) for name in names}
         return {
@@ -161,34 +170,34 @@ class GoodputResult:
 
     @property
     def failures(self) -> dict[str, float]:
-        """What broke in a run, by kind, most first; the mean over runs."""
+        """Number of failures in a run by component, most frequent first; mean over runs."""
         names = sorted({name for run in self.runs for name in run.failures})
         counts = {name: self.mean_over_runs([run.failures.get(name, 0) for run in self.runs]) for name in names}
-        return dict(sorted(counts.items(), key=lambda each: (-each[1], each[0])))
+        return dict(sorted(counts.items(), key=lambda cause_count: (-cause_count[1], cause_count[0])))
 
     @property
     def interruption_count(self) -> float:
-        """Unplanned ends of a run, the mean over runs."""
+        """Unplanned stops per run, mean over runs."""
         return self.mean_over_runs([run.interruptions for run in self.runs])
 
     @property
     def mttf(self) -> Seconds | None:
-        """Time that the job was up for each of its unplanned ends; None where there were none."""
+        """Mean up time per unplanned stop in seconds; None without any."""
         interruption_count = sum(run.interruptions for run in self.runs)
         return sum(run.up for run in self.runs) / interruption_count if interruption_count else None
 
     @property
     def state_shares(self) -> dict[str, tuple[Seconds | None, float]]:
-        """By state of the cluster its step time and its share of the wall time; what is left is down time."""
+        """Step time and share of the wall time by cluster state; the remainder is down time."""
         wall = sum(run.wall for run in self.runs)
         names = dict.fromkeys(name for run in self.runs for name in run.states)
         shares = {name: sum(run.states.get(name, 0.0) for run in self.runs) / wall for name in names}
-        ordered = sorted(shares.items(), key=lambda each: (-each[1], each[0]))
+        ordered = sorted(shares.items(), key=lambda state_share: (-state_share[1], state_share[0]))
         return {name: (self.step_times.get(name), share) for name, share in ordered}
 
     @property
     def cost(self) -> dict[str, float] | None:
-        """Of all GPUs that are kept for the job, in its currency; None where no price is known."""
+        """Cost of all GPUs reserved for the job, in its currency; None where no price is known."""
         if self.price is None:
             return None
         gpus = self.gpus * (self.nodes + self.spare_nodes) / self.nodes
@@ -196,7 +205,7 @@ class GoodputResult:
 
     @property
     def energy(self) -> Joules | None:
-        """Of the job, up and down, and of spares as of a job that is down; None where power is not known."""
+        """Joules of the job, up and down, and of spares (as of a job that is down); None where power is unknown."""
         if self.watts is None:
             return None
         running_watts, idle_watts = self.watts
@@ -206,7 +215,7 @@ class GoodputResult:
         return up * running_watts + (wall - up) * idle_watts + wall * spare_watts
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """The result as plain data."""
         energy = self.energy
         return {
             "goodput": self.goodput,
@@ -219,7 +228,7 @@ class GoodputResult:
             "finished": self.finished_count,
             "seed": self.seed,
             "step_time_s": self.step_time,
-            "step_time_band_s": list(self.step_time_interval),
+            "step_time_interval_s": list(self.step_time_interval),
             "failures": {"mean": sum(self.failures.values()), "by_component": self.failures},
             "interruptions": self.interruption_count,
             "mttf_s": self.mttf,
@@ -244,9 +253,9 @@ class GoodputResult:
             "preset": self.preset,
             "spread": self.rate_spread,
             "intervals": [_point_to_dict(sweep_point) for sweep_point in self.interval_sweep],
-            "spares": [_point_to_dict(item) for item in self.spares_sweep],
+            "spares": [_point_to_dict(point) for point in self.spares_sweep],
             "what_if": [
-                {"words": change.description, "days": change.days, "days_before": change.baseline_days}
+                {"change": change.description, "days": change.days, "days_before": change.baseline_days}
                 for change in self.changes
             ],
             "missing": list(self.missing),

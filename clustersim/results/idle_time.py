@@ -1,21 +1,25 @@
-"""Why did a compute stream stand still?
+"""Idle time of compute streams: why did a stream stand still?
 
-A *gap* is the time between two tasks of a rank's compute stream. What ended it is the cause of the later task
-(`causes`), here the *awaited* row. A gap is split into
+A *gap* is the time between two consecutive tasks of a rank's compute stream. What ended it is the critical
+predecessor of the later task (`critical_predecessors`), here the *awaited* event. A gap is split into
 
-1. transfer: the time in which data that was waited for moved, by the axis of what moved.
-   Awaited on the receive stream: the awaited transfer itself, since receives do not queue behind each other.
-   Awaited on another stream: everything that this stream moved in the gap, since the awaited row queued behind it.
-   Where the host had a part in it (a gather of what came from there, weights that it updated): what moved, or the host
-   computed, one after the other, from the awaited row back through the causes of its start.
-2. the rest, in which other ranks were waited for. If the awaited group spans pipeline stages, it is bubble (of the
-   gap's phase), else it is wait. Without an awaited communication of the rank's own, it is wait.
+1. transfer: the time in which awaited data moved, by the axis of the communication. Awaited on the receive
+   stream: the awaited transfer itself, since receive buffers are pre-posted and receives never queue behind
+   each other. Awaited on another stream: everything that this stream transferred in the gap, since the
+   awaited event queued behind it. If the host was involved (a gather from host memory, weights that it
+   updated): what was transferred, or the host computed, one after the other, following critical
+   predecessors back from the awaited event.
+2. the remainder, in which other ranks were waited for. If the awaited group spans pipeline stages, it is
+   bubble (of the gap's phase), otherwise wait. Without awaited communication of the rank itself, it is
+   wait.
 
-A gap's phase is, within its step, warm-up before the rank's first backward has begun, cool-down after its last forward
-has ended, and steady between. (In GPipe the pause between the last forward and the first backward is thus warm-up.)
+A gap's phase within its step is warm-up before the rank's first backward has begun, cool-down after its
+last forward has ended, and steady in between. (In GPipe the pause between the last forward and the first
+backward is thus warm-up.)
 
-After its last block a rank's compute stream waits for its data stream: rows of that stream that end later count as if
-the compute stream ran them. What is then left until the step ends is cool-down in a pipeline, else wait.
+After its last segment a rank's compute stream waits for its DP stream: events of that stream that end later
+count as if the compute stream ran them. What then remains until the step ends is cool-down in a pipeline,
+otherwise wait.
 """
 
 from collections.abc import Iterator
@@ -33,18 +37,18 @@ from clustersim.results.trace_table import FULL_RUN, TimeWindow, TraceTable, has
 from clustersim.trace.trace import Trace
 
 GapSeconds = tuple[IntArray, IntArray, FloatArray]
-"""Numbers of gaps, the part of what moved in each, and for how many seconds of the gap it did."""
+"""Gap indices, the category of what was transferred in each, and for how many seconds of the gap."""
 GapTransfers = tuple[IntArray, IntArray, FloatArray, FloatArray]
-"""Numbers of gaps, the part of what moved in each, and from when to when of the gap it did."""
+"""Gap indices, the category of what was transferred in each, and its start and end within the gap in seconds."""
 _NON_CHAINED_STREAMS: Final = (Stream.COMPUTE, Stream.RECEIVE)
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeEvents:
-    """What compute streams ran, and at the end waited for.
+    """Events that compute streams ran, or waited for at the end.
 
-    row: trace rows by class and time; start: seconds, clipped to the last block's end for rows of data streams;
-    first: [classes + 1] where each class begins.
+    events: trace events by class and time; start: seconds, for DP-stream events not before the last segment's
+    end; class_offset: [classes + 1] start of each class.
     """
 
     events: IntArray
@@ -54,10 +58,11 @@ class ComputeEvents:
 
 @dataclass(frozen=True, slots=True)
 class IdleGaps:
-    """Pauses of compute streams, columns of one length.
+    """Idle gaps of compute streams, in columns of one length.
 
-    owner: class; start, end: seconds; awaited: the row that was waited for, or -1; rest: place of the part that the
-    time is in which nothing awaited moved; causes: of all rows.
+    rank_class: symmetry class; start, end: seconds; awaited: the event that was waited for, or -1;
+    remainder_category: index of the category of the time in which nothing awaited was transferred;
+    predecessors: lookup for all events.
     """
 
     rank_class: IntArray
@@ -69,7 +74,7 @@ class IdleGaps:
 
 
 def build_compute_events(trace: Trace, table: TraceTable) -> ComputeEvents:
-    """Rows of the compute streams, and those of data streams that end after a class's last one."""
+    """Events of the compute streams, and those of DP streams that end after a class's last compute event."""
     last_end = np.zeros(len(table.ranks))
     compute = np.flatnonzero(trace.stream == Stream.COMPUTE)
     np.maximum.at(last_end, table.rank_class[compute], trace.end[compute])
@@ -85,7 +90,7 @@ def build_compute_events(trace: Trace, table: TraceTable) -> ComputeEvents:
 
 
 def _execution_order(table: TraceTable, events: IntArray, compute_count: int) -> IntArray:
-    """Sort rows by class, then compute streams before data streams, then as the stream ran them: by task."""
+    """Order of events by class, then compute before DP streams, then by task id (the order on the stream)."""
     key_stride = len(table.tasks.segment) + 1
     is_trailing = np.arange(len(events)) >= compute_count
     order: IntArray = np.argsort(
@@ -119,7 +124,7 @@ def find_gaps(trace: Trace, table: TraceTable, compute: ComputeEvents) -> IdleGa
 def idle_seconds(
     trace: Trace, program: Program, table: TraceTable, compute: ComputeEvents, window: TimeWindow = FULL_RUN
 ) -> FloatArray:
-    """Seconds within a span in which compute streams stood still: [classes, parts]."""
+    """Seconds within a time window in which compute streams were idle: [classes, categories]."""
     seconds = np.zeros((len(table.ranks), len(TIME_CATEGORIES)))
     gaps = find_gaps(trace, table, compute)
     gaps = replace(gaps, start=np.clip(gaps.start, *window), end=np.clip(gaps.end, *window))
@@ -149,7 +154,7 @@ def _add_tail(seconds: FloatArray, trace: Trace, program: Program, compute: Comp
 
 
 def _awaited_events(table: TraceTable, predecessors: PredecessorLookup, events: IntArray) -> IntArray:
-    """The communication of the rank's own that each row waited for: its cause, else itself, else -1."""
+    """The rank's own communication that each event waited for: its predecessor, else the event itself, else -1."""
     trace, predecessor = table.trace, predecessors(events)
     is_rank_comm = (
         (predecessor >= 0)
@@ -160,7 +165,7 @@ def _awaited_events(table: TraceTable, predecessors: PredecessorLookup, events: 
 
 
 def _bubble_categories(table: TraceTable, compute: ComputeEvents, rank_class: IntArray) -> IntArray:
-    """Which bubble a gap before each row of the queue would be: places of parts."""
+    """Bubble category (index) that a gap before each event would have."""
     position = np.arange(len(compute.events))
     entry = table.entry[compute.events]
     class_step = rank_class * table.step_count + table.tasks.step[entry]
@@ -176,7 +181,7 @@ def _bubble_categories(table: TraceTable, compute: ComputeEvents, rank_class: In
 
 
 def _receive_seconds(trace: Trace, table: TraceTable, gaps: IdleGaps) -> Iterator[GapSeconds]:
-    """Overlap of gaps with the one transfer that each awaits on the receive stream."""
+    """Overlap of gaps with the transfer that each awaits on the receive stream."""
     gap_index = np.flatnonzero((gaps.awaited >= 0) & (trace.stream[gaps.awaited] == Stream.RECEIVE))
     awaited = gaps.awaited[gap_index]
     begin = np.maximum(gaps.start[gap_index], trace.start[awaited])
@@ -185,7 +190,7 @@ def _receive_seconds(trace: Trace, table: TraceTable, gaps: IdleGaps) -> Iterato
 
 
 def _stream_seconds(trace: Trace, table: TraceTable, gaps: IdleGaps) -> Iterator[GapSeconds]:
-    """Overlap of gaps with everything that moved on the stream that each awaits, by part."""
+    """Overlap of gaps with all transfers on the stream that each awaits, by category."""
     gap_index = stream_wait_gaps(table, gaps)
     gap_keys = gaps.rank_class[gap_index] * len(Stream) + trace.stream[gaps.awaited[gap_index]]
     transfers = np.flatnonzero((trace.stream != Stream.COMPUTE) & (trace.stream != Stream.RECEIVE))
@@ -204,7 +209,7 @@ def _stream_seconds(trace: Trace, table: TraceTable, gaps: IdleGaps) -> Iterator
 
 
 def host_chain_transfers(table: TraceTable, gaps: IdleGaps) -> GapTransfers:
-    """What moved in the gaps that the host had a part in, one after the other."""
+    """Transfers and host computation in the gaps that involve the host, one after the other."""
     gap, events = _host_chains(table, gaps)
     start = np.maximum(gaps.start[gap], table.trace.start[events])
     end = np.maximum(np.minimum(gaps.end[gap], table.trace.end[events]), start)
@@ -212,7 +217,7 @@ def host_chain_transfers(table: TraceTable, gaps: IdleGaps) -> GapTransfers:
 
 
 def stream_wait_gaps(table: TraceTable, gaps: IdleGaps) -> IntArray:
-    """The gaps that await a stream of the rank's own, and that the host had no part in."""
+    """Gaps that await another stream of the rank and do not involve the host."""
     stream = table.trace.stream[gaps.awaited]
     awaits = (gaps.awaited >= 0) & (stream != Stream.RECEIVE)
     awaits[_host_chains(table, gaps)[0]] = False
@@ -221,7 +226,7 @@ def stream_wait_gaps(table: TraceTable, gaps: IdleGaps) -> IntArray:
 
 
 def _host_chains(table: TraceTable, gaps: IdleGaps) -> tuple[IntArray, IntArray]:
-    """Gaps that the host had a part in, with each row of the rank's own that had to end, one because of the other."""
+    """Gaps that involve the host, each with the rank's own events on its chain of critical predecessors."""
     trace, empty = table.trace, np.zeros(0, np.int64)
     if not np.isin(trace.stream, HOST_STREAMS).any():
         return empty, empty
@@ -246,9 +251,10 @@ def _host_chains(table: TraceTable, gaps: IdleGaps) -> tuple[IntArray, IntArray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CumulativeBusyTime:
-    """How long streams have been busy by a given time. Rows by stream, in order of time.
+    """Cumulative busy time of streams. Events are sorted by stream and time.
 
-    when: sorts as (stream, start); stream, end; total: [rows + 1] busy seconds of all rows before; whole: span of time.
+    sort_key: orders by (stream, start); stream, end; busy_before: [events + 1] busy seconds of all preceding
+    events; key_stride: distance between streams in the sort key.
     """
 
     sort_key: FloatArray
@@ -268,10 +274,10 @@ class _CumulativeBusyTime:
         )
 
     def busy_until(self, stream: IntArray, time: FloatArray) -> FloatArray:
-        """Busy seconds of a stream in [0, time]: those of all rows that have begun, less what the last still has to do.
+        """Busy seconds of a stream in [0, time]: all events that have begun, minus the last one's remainder.
 
-        Places are found to a rounding of the streams' numbers times the makespan; a row that begins within it of `time`
-        has as much to do as it adds, so it counts for nothing either way.
+        Positions are exact up to the rounding of the sort key; an event that begins within that of `time` has as
+        much left to run as it adds, so it contributes nothing either way.
         """
         first = np.searchsorted(self.stream, stream, side="left")
         begun_count = np.maximum(np.searchsorted(self.sort_key, stream * self.key_stride + time, side="right"), first)

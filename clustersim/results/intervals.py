@@ -1,4 +1,4 @@
-"""When do two things happen at once? Intervals of time of many owners, intersected, joined and summed in columns."""
+"""Sets of time intervals by key, in columns: intersection, union and totals."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,11 @@ from clustersim.common.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:
-    """Columns of one length. key: whose (a class, a stream, or both in a number); start, end: seconds, start <= end."""
+    """Columns of one length.
+
+    key: owner of each interval (a class, a stream, or both combined in one integer); start, end: seconds, start
+    <= end.
+    """
 
     key: IntArray
     start: FloatArray
@@ -20,22 +24,22 @@ class Intervals:
 
     @property
     def seconds(self) -> FloatArray:
-        """How long each is."""
+        """Duration of each interval."""
         return self.end - self.start
 
     def total_seconds(self, key_count: int) -> FloatArray:
-        """Seconds of each of so many keys, what overlaps counted as often as it is there: [keys]."""
+        """Total seconds of each key, overlaps counted multiply: [keys]."""
         return np.bincount(self.key, self.seconds, minlength=key_count).astype(np.float64, copy=False)
 
     def sort_by_key(self) -> "Intervals":
-        """By key and time."""
+        """The intervals sorted by key and time."""
         order = np.argsort(
             self.key * _key_stride(self) + self.start, kind="stable"
-        )  # fast where they are sorted mostly
+        )  # stable sort is fast on mostly sorted input
         return Intervals(self.key[order], self.start[order], self.end[order])
 
     def merge_overlapping(self) -> "Intervals":
-        """Those of a key that overlap or touch as one, by key and time."""
+        """Union of the intervals of each key: overlapping or touching ones are merged; sorted by key and time."""
         if len(self) == 0:
             return self
         ordered = self.sort_by_key()
@@ -50,9 +54,9 @@ class Intervals:
 
 
 def intersect(left: Intervals, right: Intervals) -> tuple[IntArray, IntArray, Intervals]:
-    """Where intervals of equal keys overlap: which of `select`, which of `others`, and the time that they share.
+    """Intersections of intervals with equal keys: indices into `left`, indices into `right`, and the common time.
 
-    others: by key and time, and those of a key apart from each other.
+    right: sorted by key and time, and disjoint within a key.
     """
     key_stride = max(_key_stride(left), _key_stride(right))
     first_match = np.searchsorted(right.key * key_stride + right.end, left.key * key_stride + left.start, side="right")
@@ -68,7 +72,7 @@ def intersect(left: Intervals, right: Intervals) -> tuple[IntArray, IntArray, In
 
 
 def assign_tracks(key: IntArray, start: FloatArray, end: FloatArray) -> IntArray:
-    """For every interval the first track of its key that is free when it starts: [n]."""
+    """First-fit track of every interval: the first track of its key that is free when it starts: [n]."""
     track = np.zeros(len(key), dtype=np.int64)
     track_ends: dict[int, list[float]] = {}
     for interval in np.lexsort((end, start, key)).tolist():
@@ -80,7 +84,7 @@ def assign_tracks(key: IntArray, start: FloatArray, end: FloatArray) -> IntArray
 
 
 def sum_over_time(start: IntArray, end: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
-    """What values of intervals sum to from each time on at which that changes; exactly nothing where none is."""
+    """Sum of the values of active intervals from each time at which it changes; exactly 0 where none is active."""
     times = np.append(start, end)
     order = np.argsort(times, kind="stable")
     active_count, value = (np.append(array, -array)[order].cumsum() for array in (np.ones(len(start)), values))
@@ -88,11 +92,11 @@ def sum_over_time(start: IntArray, end: IntArray, values: FloatArray) -> tuple[I
 
 
 def last_per_time(times: IntArray, values: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Of several values at one time the last. times: ascending."""
+    """The last of several values at the same time. times: ascending."""
     is_last = np.diff(times, append=times[-1:] + 1) != 0
     return times[is_last], values[is_last]
 
 
 def _key_stride(intervals: Intervals) -> float:
-    """By how much times of successive keys are set apart, so that (key, time) sorts as one number."""
+    """Offset between successive keys such that key * offset + time sorts by (key, time)."""
     return 2.0 * float(intervals.end.max(initial=0.0)) or 1.0

@@ -1,8 +1,9 @@
-"""How many bytes does each link carry, and when?
+"""Link loads over time: how many bytes does each link carry, and when?
 
-As in `network`, for single links, with exchanges inside blocks at the times of their own operations: the bytes of a
-collective or message are spread evenly over its span, over all groups, also of ranks that were not simulated. A byte
-counts once for every link that it passes. What a link carries over all bins is what flows put on it, to rounding.
+As in `network_utilization`, for single links, with comm ops inside segments at the times of their own
+operations: the bytes of a collective or message are spread uniformly over its span, over all groups,
+including those of ranks that were not simulated. A byte counts once for every link that it passes. What a
+link carries over all bins equals the bytes of the flows on it, to rounding.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,12 +23,15 @@ from clustersim.results.transfer_events import spread_over_time
 from clustersim.trace.trace import OperationSpans
 
 MAX_ENTRIES: Final = 50_000_000
-"""Numbers of a table: 400 MB."""
+"""Maximum number of table entries: 400 MB."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinkLoads:
-    """Bytes on links over time. links: [links] as people know them; edges: [bins + 1] s; moved: [links, bins] bytes."""
+    """Bytes on links over time.
+
+    links: [links] with names; bin_edges: [bins + 1] seconds; bytes_by_bin: [links, bins] bytes.
+    """
 
     links: tuple[LinkInfo, ...]
     bin_edges: FloatArray
@@ -41,12 +45,12 @@ class LinkLoads:
 
     @property
     def total_bytes(self) -> FloatArray:
-        """Bytes that each link carries in all: [links]."""
+        """Total bytes on each link: [links]."""
         total: FloatArray = self.bytes_by_bin.sum(axis=1)
         return total
 
     def to_columns(self) -> dict[str, Any]:
-        """A table with a row for each link and bin, as a data frame takes it: seconds, names, bytes per second."""
+        """Data-frame columns, one row per link and bin: seconds, names, bytes per second."""
         bins = len(self.bin_edges) - 1
         link_columns = {
             "source": [link.source for link in self.links],
@@ -64,21 +68,24 @@ class LinkLoads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrafficSource:
-    """A run that puts bytes on links. volumes: knows how many and where; operations: those inside blocks of a rank."""
+    """A run that puts bytes on links.
+
+    volumes: link volumes of its comm ops; operation_spans: spans of single operations inside segments of a rank.
+    """
 
     trace_table: TraceTable
     volumes: VolumeModel
     operation_spans: Callable[[int], OperationSpans]
 
     def transfers(self) -> "Iterator[_CommOpRuns]":
-        """All that it moves."""
+        """All its transfers."""
         for rank in self.trace_table.ranks.tolist():
             yield from _rank_transfers(self, rank, self.operation_spans(rank))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CommOpRuns:
-    """Runs of an exchange by a simulated rank: when."""
+    """Runs of a comm op by a simulated rank, with their times."""
 
     source: TrafficSource
     rank: int
@@ -90,9 +97,9 @@ class _CommOpRuns:
 def compute_link_loads(
     sources: Sequence[TrafficSource], fabric: Fabric, *, links: Sequence[tuple[str, str]], bin_count: int
 ) -> LinkLoads:
-    """Bytes on some links, named by their ends (none: all that carry any), in bins of equal length of the first run.
+    """Bytes on some links, named by their ends (none: all that carry any), in equal bins of the first run.
 
-    Raises InputError for links that are not there, and for more than `MAX_ENTRIES` numbers.
+    Raises InputError for links that do not exist, and for more than `MAX_ENTRIES` table entries.
     """
     if bin_count < 1:
         raise InputError(f"bins: {bin_count}; 1 is the fewest")
@@ -120,7 +127,7 @@ def compute_link_loads(
 
 
 def _clip_runs(op_runs: _CommOpRuns, duration: Seconds) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Starts and ends of runs as far as they are within so many seconds, and the part of each that is."""
+    """Starts and ends of runs clipped to [0, duration], and the fraction of each that lies inside."""
     start, end = np.clip(op_runs.start, 0.0, duration), np.clip(op_runs.end, 0.0, duration)
     is_inside = (op_runs.start >= 0.0) & (op_runs.end <= duration)
     has_duration = op_runs.end > op_runs.start
@@ -129,7 +136,7 @@ def _clip_runs(op_runs: _CommOpRuns, duration: Seconds) -> tuple[FloatArray, Flo
 
 
 def _rank_transfers(source: TrafficSource, rank: int, spans: OperationSpans) -> Iterator[_CommOpRuns]:
-    """Exchanges of a simulated rank, on streams of their own and inside blocks."""
+    """Comm ops of a simulated rank, as tasks and inside segments."""
     rows = source.trace_table
     trace, tasks = rows.trace, rows.program.programs[int(rows.program.program_index[rank])].tasks
     events = trace.rank_events(rank)
@@ -154,7 +161,7 @@ def _rank_transfers(source: TrafficSource, rank: int, spans: OperationSpans) -> 
 
 
 def _link_entries(op_runs: _CommOpRuns) -> tuple[IntArray, FloatArray]:
-    """What one run puts on links, in the groups whose first members the rank stands for: links, a few twice, bytes."""
+    """Link ids (possibly repeated) and bytes of one run, in the groups whose first members the rank represents."""
     rows, link_volumes = op_runs.source.trace_table, op_runs.source.volumes.link_volumes(op_runs.comm_op)
     first_members = rows.program.groups[op_runs.comm_op.comm_group].members[:, 0]
     is_represented = rows.trace.representative[first_members][link_volumes.group_index] == op_runs.rank

@@ -1,9 +1,10 @@
-"""How many bytes does a collective put on each link?
+"""Link volumes: how many bytes does a collective put on each link?
 
-The library takes an algorithm for every group of a role, as when the exchange is timed (`cost.collective_cost`); its
-flows are routed and counted, in parts of the payload. Counted is what the algorithm moves: what protocols add on the
-wire (flags beside the data) is not. A byte counts once for every link that it passes, and once for every tier that it
-crosses, on however many links of it (up to a switch and down again).
+The library selects an algorithm for every group of a process-group kind, as for timing
+(`cost.collective_cost`); its flows are routed and counted, as fractions of the payload. Counted is what the
+algorithm moves, without protocol overhead on the wire (flags next to the data). A byte counts once for every
+link that it passes, and once for every tier that it crosses, on however many links of it (up to a switch
+and down again).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,11 +26,11 @@ from clustersim.program.task import CollectiveType, CommOp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinkVolumes:
-    """What one collective carries in every group of its role, in parts of its payload.
+    """Bytes that one collective puts on links in every group, as fractions of its payload.
 
-    group, link, share: [entries] what a group puts on a link, a pair of them may occur more than once; sent: [groups]
-    all that members send; crossing: [groups, LINK_KINDS] what crosses links of each kind. Compared by identity:
-    exchanges that differ in nothing but payload share one.
+    group_index, link_id, fraction: [entries] load of a group on a link (a pair may occur more than once);
+    sent_fraction: [groups] sum over all members' sends; crossing_fraction: [groups, LINK_KINDS] traffic that
+    crosses links of each kind. Compared by identity: comm ops that differ only in payload share one object.
     """
 
     group_index: IntArray
@@ -40,14 +41,14 @@ class LinkVolumes:
 
 
 class VolumeModel(Protocol):
-    """The seam between this analysis and what knows which algorithm a library takes."""
+    """Protocol between this analysis and what selects the library's algorithms."""
 
     def link_volumes(self, comm_op: CommOp) -> LinkVolumes:
-        """What one collective carries in each group of its role."""
+        """Link volumes of one collective in each of its groups."""
 
 
 class MeteredCollectiveCost(CollectiveCost):
-    """A cost of communication that also says how many bytes go where (`VolumeModel`)."""
+    """Collective cost model that also reports link volumes (`VolumeModel`)."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class MeteredCollectiveCost(CollectiveCost):
         self._volume_cache: dict[tuple[CommKey, tuple[str, ...], bytes], LinkVolumes] = {}
 
     def link_volumes(self, comm_op: CommOp) -> LinkVolumes:
-        """What one collective carries in each group of its role, by the algorithms that the groups take."""
+        """Link volumes of one collective in each of its groups, by the algorithms selected for the groups."""
         members = self._members(comm_op.comm_group)
         if members.shape[1] < 2 or not len(members):
             return _no_volumes(len(members))
@@ -78,7 +79,7 @@ def _no_volumes(group_count: int) -> LinkVolumes:
 
 
 def _used_algorithms(selection: Selection) -> tuple[tuple[str, ...], IntArray]:
-    """The algorithms that groups take, and which of them each takes: [groups]; protocols move the same bytes."""
+    """Names of the algorithms in use, and the index of each group's: [groups]; protocols move the same bytes."""
     names = [selection.variants[index].algorithm for index in range(len(selection.variants))]
     used_names = tuple(dict.fromkeys(names[index] for index in np.unique(selection.variant_index).tolist()))
     index = np.array([used_names.index(name) if name in used_names else -1 for name in names], np.int64)
@@ -88,7 +89,7 @@ def _used_algorithms(selection: Selection) -> tuple[tuple[str, ...], IntArray]:
 def _algorithm_flows(
     tuner: Tuner, collective: CollectiveType, members: IntArray, algorithms: Sequence[str], algorithm_index: IntArray
 ) -> Iterator[tuple[IntArray, Flows]]:
-    """Flows of groups that take an algorithm, and which groups these are. taken: [groups] the place of each one's."""
+    """Groups that use an algorithm, and their flows. algorithm_index: [groups] index of each group's algorithm."""
     for topology in tuner.group_topologies(members):
         for index, name in enumerate(algorithms):
             is_selected = algorithm_index[topology.group_indices] == index
@@ -124,5 +125,5 @@ def _count_volumes(flow_sets: Iterable[tuple[IntArray, Flows]], fabric: Fabric, 
             volumes.crossing_fraction[:, column] += flow_set.share * np.bincount(
                 group_index[crosses_kind[:, column]], minlength=group_count
             )
-    group_index, link_id, fraction = (np.concatenate(item) for item in zip(*columns, strict=True))
+    group_index, link_id, fraction = (np.concatenate(column) for column in zip(*columns, strict=True))
     return LinkVolumes(group_index, link_id, fraction, volumes.sent_fraction, volumes.crossing_fraction)

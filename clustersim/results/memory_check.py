@@ -1,6 +1,6 @@
-"""Does a scenario fit in memory, and what would make it fit? Nothing here is simulated.
+"""Does a scenario fit in memory, and what would make it fit? Nothing is simulated here.
 
-Whether it is legal is known before: a scenario that was built is.
+Its legality was checked when the scenario was built.
 """
 
 from dataclasses import dataclass, replace
@@ -33,9 +33,9 @@ from clustersim.scenario.validation_rules.consistency import find_problems
 
 @dataclass(frozen=True, slots=True)
 class MemoryCheckReport:
-    """Whether a scenario fits, without simulating it. suggestions: what would make it fit if it does not.
+    """Whether a scenario fits in memory. suggestions: changes that would make it fit, if it does not.
 
-    host: memory of the fullest node's host; None: nothing is offloaded.
+    host: memory of the most loaded node's host; None: nothing is offloaded.
     """
 
     peak_memory_bytes: Bytes
@@ -46,12 +46,12 @@ class MemoryCheckReport:
 
     @property
     def fits(self) -> bool:
-        """Whether every GPU's peak is within its capacity, and what is offloaded within the hosts'."""
+        """Whether every GPU's peak is within its capacity, and offloaded memory within the hosts'."""
         return self.peak_memory_bytes <= self.memory_capacity_bytes and (self.host is None or self.host.fits)
 
 
 def check(scenario: Scenario) -> MemoryCheckReport:
-    """Say whether a scenario fits in memory, and what would make it fit."""
+    """Check whether a scenario fits in memory, and what would make it fit."""
     require_consistent(scenario)
     if scenario.cost.nccl_overrides.constrained_collectives:
         require_algorithms(scenario, build_program(scenario, build_plan(scenario)))
@@ -61,7 +61,7 @@ def check(scenario: Scenario) -> MemoryCheckReport:
 
 
 def fits_in_memory(scenario: ResolvedScenario) -> bool:
-    """Whether every GPU's peak is within its capacity, and what is offloaded within the hosts'."""
+    """Whether every GPU's peak is within its capacity, and offloaded memory within the hosts'."""
     plan = build_plan(scenario)
     ledgers = ledgers_from_order(build_footprint(scenario, plan), pass_orders(scenario, plan))
     if any(ledger.peak > capacity for ledger, capacity in zip(ledgers, memory_capacities(scenario), strict=True)):
@@ -71,15 +71,15 @@ def fits_in_memory(scenario: ResolvedScenario) -> bool:
 
 
 def model_states_fit(scenario: ResolvedScenario) -> bool:
-    """Whether what stays for the whole step, whatever the microbatches and what is computed again, would fit alone."""
+    """Whether model states alone (weights, gradients, optimizer) fit, whatever the microbatches and recomputation."""
     footprint = build_footprint(scenario, build_plan(scenario))
     resident_bytes = (footprint.resident_bytes(rank) for rank in range(scenario.layout.pp))
-    state_bytes = (sum(item[use] for use in CONSTANT_CATEGORIES) for item in resident_bytes)
+    state_bytes = (sum(rank_bytes[use] for use in CONSTANT_CATEGORIES) for rank_bytes in resident_bytes)
     return all(size <= capacity for size, capacity in zip(state_bytes, memory_capacities(scenario), strict=True))
 
 
 def _report_without_suggestions(scenario: Scenario) -> MemoryCheckReport:
-    """Without suggestions."""
+    """The report, its suggestions still empty."""
     peak, capacity = max_memory_utilization(scenario)
     host = max_host_use(scenario)
     warnings = (*scenario.warnings, *(() if host is None else host.problems))
@@ -87,17 +87,17 @@ def _report_without_suggestions(scenario: Scenario) -> MemoryCheckReport:
 
 
 def max_memory_utilization(scenario: ResolvedScenario) -> tuple[Bytes, Bytes]:
-    """What the GPU that is fullest for its size needs, and what it has."""
+    """(peak, capacity) in bytes of the GPU with the highest ratio of the two."""
     return max_utilization(_peak_bytes(scenario, build_plan(scenario)), memory_capacities(scenario))
 
 
 def peak_memory(scenario: Scenario) -> Bytes:
-    """Bytes that the fullest GPU needs."""
+    """Peak memory in bytes of the most loaded GPU."""
     return max(_peak_bytes(scenario, build_plan(scenario)))
 
 
 def memory_timelines(scenario: Scenario) -> tuple[MemoryLedger, ...]:
-    """Memory of the fullest GPU of every pipeline rank, over the number of its pass."""
+    """Memory of the most loaded GPU of every pipeline rank, over the index of its pass."""
     plan = build_plan(scenario)
     return tuple(ledgers_from_order(build_footprint(scenario, plan), pass_orders(scenario, plan)))
 
@@ -108,13 +108,13 @@ def checkpoint_bytes(scenario: ResolvedScenario) -> Bytes:
 
 
 def build_footprint(scenario: ResolvedScenario, plan: Plan) -> Footprint:
-    """What stays in memory for the whole step; of the ranks to whose experts the most rows come."""
+    """The memory model of a plan, for the ranks whose experts get the most tokens."""
     plan = replace(plan, expert_token_ratio=most_loaded_factor(plan, scenario.steps))
     return Footprint(plan, scenario.framework, scenario.cluster.accelerator.context_bytes)
 
 
 def memory_capacities(scenario: ResolvedScenario) -> tuple[Bytes, ...]:
-    """Memory of the smallest GPU of each pipeline rank."""
+    """Memory in bytes of the smallest GPU of each pipeline rank."""
     accelerators, kind = scenario.cluster.accelerator_kinds()
     memory = np.array([accelerator.memory_bytes for accelerator in accelerators])
     return capacity_by_pipeline_rank(
@@ -123,7 +123,7 @@ def memory_capacities(scenario: ResolvedScenario) -> tuple[Bytes, ...]:
 
 
 def max_host_use(scenario: Scenario) -> HostMemoryUse | None:
-    """Memory of the fullest node's host; None where nothing is offloaded."""
+    """Memory of the most loaded node's host; None where nothing is offloaded."""
     return _max_host_use_of_plan(scenario, build_plan(scenario))
 
 
@@ -138,12 +138,12 @@ def _max_host_use_of_plan(scenario: ResolvedScenario, plan: Plan) -> HostMemoryU
 
 
 def suggest_memory_fixes(scenario: Scenario) -> tuple[str, ...]:
-    """Single changes (and the few sensible pairs of them) after which the scenario fits."""
+    """Single changes (and a few sensible pairs of them) after which the scenario fits."""
     domains = scenario.cluster.fabric.domain_ids(np.arange(scenario.cluster.gpu_count))
     domain = int(np.count_nonzero(domains == domains[0]))
 
     def peak_with_plan(plan: Plan) -> Bytes:
-        """The peak of the scenario with another plan; raise InputError where its parts would not agree."""
+        """Peak memory of the scenario with another plan; raise InputError if the plan is inconsistent."""
         errors = find_problems(replace(scenario, training=plan.training, layout=plan.layout))
         if errors:
             raise InputError(errors[0])
@@ -158,7 +158,7 @@ def suggest_memory_fixes(scenario: Scenario) -> tuple[str, ...]:
 
 
 def _peak_bytes(scenario: ResolvedScenario, plan: Plan) -> list[Bytes]:
-    """What the fullest GPU of each pipeline rank of a plan needs."""
+    """Peak memory in bytes of the most loaded GPU of each pipeline rank."""
     return [
         memory_ledger.peak
         for memory_ledger in ledgers_from_order(build_footprint(scenario, plan), pass_orders(scenario, plan))

@@ -1,4 +1,4 @@
-"""Which published run is most like a scenario? The answer, to be filled in by who knows them (`validation_page`)."""
+"""The published run most similar to a scenario; filled in by `validation_page`."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,11 @@ from clustersim.common.units import Seconds
 
 @dataclass(frozen=True, slots=True)
 class NearestRun:
-    """A published run beside its prediction.
+    """A published run and its prediction.
 
-    source: who published it, locator: where; words: what was run; differs: in what it is unlike the scenario, what
-    matters most first; measured, predicted: seconds of a step; predicted is None where simulating it takes too long.
+    source: who published it, locator: where; description: what was run; differences: from the scenario, most
+    important first; measured_step_time, predicted_step_time: seconds; predicted is None where simulating it
+    takes too long.
     """
 
     source: str
@@ -22,5 +23,5 @@ class NearestRun:
 
     @property
     def relative_error(self) -> float | None:
-        """Predicted over measured, less one; None where it was not predicted."""
+        """Predicted over measured, minus one; None where it was not predicted."""
         return None if self.predicted_step_time is None else self.predicted_step_time / self.measured_step_time - 1.0

@@ -1,15 +1,16 @@
-"""How much is each tier of links used, when, and by whom?
+"""Network utilization: how much is each tier of links used, when, and by which axis?
 
-A tier is all links of one kind (`LinkKind`) but those that end at a GPU outside the job. Its utilisation in a stretch
-of time is the bytes that its links carry in it over what they could carry at their nominal bandwidth; that of one link
-is the time that its bytes take at its full rate over the step. What protocols add on the wire, and the part of the
-nominal bandwidth that a library cannot reach, keep a busy tier below 100 %.
+A tier is all links of one kind (`LinkKind`) except those that end at a GPU outside the job. Its utilization
+in a time bin is the bytes that its links carry in it over what they could carry at their nominal bandwidth;
+that of one link is the time that its bytes take at its full rate over the step. Protocol overhead on the
+wire, and the fraction of the nominal bandwidth that a library cannot reach, keep a busy tier below 100 %.
 
-Bytes are counted for all groups, also of ranks that were not simulated: a group does what its first member (of a
-message, the sender) does, when the rank does that stands for it. The bytes of a collective or message are spread evenly
-over its span, those of exchanges inside a block evenly over the block. Where links are not shared (`cost.network:
-uncontended`) roles that meet on a link do not slow each other, so that more than 100 % says where sharing would; where
-they are, a whole step never has more, a short stretch may, because of the even spread.
+Bytes are counted for all groups, including those of ranks that were not simulated: a group acts like its
+first member (for a message, the sender), when the rank that represents that member does. The bytes of a
+collective or message are spread uniformly over its span, those of comm ops inside a segment uniformly over
+the segment. Where links are not shared (`cost.network: uncontended`) concurrent comm ops on a link do not
+slow each other, so that more than 100 % shows where contention would occur; with contention a full step
+never exceeds 100 %, but a short bin may, because of the uniform spread.
 """
 
 from collections.abc import Iterator
@@ -28,14 +29,20 @@ from clustersim.symmetry.labels import unique_by_columns
 
 DEFAULT_BIN_COUNT: Final = 400
 MAX_BUSY_LINKS: Final = 8
-"""Busiest links that are named: of those that are alike, one is, and of one kind a few."""
+"""Maximum number of busiest links that are listed: one of each set of equivalent links, and few of one kind."""
 _MAX_PER_KIND: Final = 2
-_UTILIZATION_TOLERANCE: Final = 1e-4  # of the step: links that are used by each axis for as long, up to this, are alike
+_UTILIZATION_TOLERANCE: Final = (
+    1e-4  # fraction of the step: links used by each axis equally long within this are equivalent
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TierUtilization:
-    """One kind of links. capacity: bytes/s of all of them; over_time: [bins] utilisation; busiest: that of one link."""
+    """Utilization of one kind of links.
+
+    capacity: total bytes/s; utilization_over_time: [bins]; max_link_utilization: of the busiest link over the
+    step.
+    """
 
     kind: LinkKind
     link_count: int
@@ -45,22 +52,22 @@ class TierUtilization:
 
     @property
     def mean_utilization(self) -> float:
-        """Utilisation over the whole run."""
+        """Utilization over the full run."""
         return float(self.utilization_over_time.mean())
 
     @property
     def peak_utilization(self) -> float:
-        """Utilisation of the fullest bin."""
+        """Utilization of the busiest bin."""
         return float(self.utilization_over_time.max())
 
 
 @dataclass(frozen=True, slots=True)
 class BusyLink:
-    """A link that carries much.
+    """One of the busiest links.
 
-    alike: how many links of its kind and bandwidth carry as much for the same axes, itself among them; parallel: how
-    many cables it stands for; seconds: that the bytes of a step take at its full rate; carried: bytes in a step, by
-    axis.
+    equivalent_count: number of links of its kind and bandwidth with the same load per axis, including itself;
+    cable_count: number of parallel cables it stands for; transfer_seconds: time that the bytes of a step take
+    at its full rate; bytes_by_axis: bytes per step.
     """
 
     link: LinkInfo
@@ -73,9 +80,9 @@ class BusyLink:
 
 @dataclass(frozen=True, slots=True)
 class AxisTraffic:
-    """What the groups of one axis, or of a role such as embedding, move in a step, all of them together.
+    """Bytes that all groups of one axis, or of a group kind such as embedding, move per step.
 
-    sent: bytes that members send; crossing: [tiers] those of them that cross each tier.
+    sent_bytes: bytes that members send; tier_bytes: [tiers] those of them that cross each tier.
     """
 
     axis: str
@@ -85,7 +92,10 @@ class AxisTraffic:
 
 @dataclass(frozen=True, slots=True)
 class NetworkUtilization:
-    """The network's part in a run. seconds: of the whole run, from bin to bin of equal length; gpus: of the job."""
+    """Network utilization of a run.
+
+    makespan: seconds of the full run, covered by equal bins; gpu_count: GPUs of the job.
+    """
 
     makespan: Seconds
     gpu_count: int
@@ -120,7 +130,7 @@ def network_utilization(
 
 
 def _link_bytes_by_axis(comm_volumes: list[CommVolume], link_count: int) -> dict[str, FloatArray]:
-    """Bytes on every link in a step, by axis: [links]."""
+    """Bytes per step on every link, by axis: [links]."""
     totals: dict[str, FloatArray] = {}
     for comm_volume in comm_volumes:
         link_volumes = comm_volume.link_volumes
@@ -134,7 +144,7 @@ def _link_bytes_by_axis(comm_volumes: list[CommVolume], link_count: int) -> dict
 def _tier_utilization(
     bytes_by_kind: FloatArray, bytes_by_axis: dict[str, FloatArray], fabric: Fabric, trace_table: TraceTable
 ) -> Iterator[TierUtilization]:
-    """The use of every kind of links that there is. moved: [LINK_KINDS, bins] bytes."""
+    """Utilization of every kind of links present. bytes_by_kind: [LINK_KINDS, bins]."""
     bin_width, step_time = (
         trace_table.trace.makespan / bytes_by_kind.shape[1],
         trace_table.trace.makespan / trace_table.step_count,
@@ -155,7 +165,7 @@ def _tier_utilization(
 
 
 def _job_links(fabric: Fabric, gpu_count: int) -> BoolArray:
-    """Links that do not end at a GPU beyond the first ones, which are the job's: [links]."""
+    """Mask of links that do not end at a GPU outside the job, whose GPUs are the first ones: [links]."""
     if fabric.gpu_count <= gpu_count:
         return np.ones(len(fabric.links.kind), np.bool_)
     ends = fabric.link_endpoints
@@ -165,13 +175,13 @@ def _job_links(fabric: Fabric, gpu_count: int) -> BoolArray:
 
 
 def _transfer_seconds(link_bytes: FloatArray, bandwidth: FloatArray) -> FloatArray:
-    """What bytes take at the full rate of their links; nothing on links that are cut."""
+    """Seconds that bytes take at the full rate of their links; 0 on dead links."""
     seconds: FloatArray = np.divide(link_bytes, bandwidth, out=np.zeros_like(link_bytes), where=bandwidth > 0.0)
     return seconds
 
 
 def _busiest_links(bytes_by_axis: dict[str, FloatArray], fabric: Fabric, step_time: Seconds) -> Iterator[BusyLink]:
-    """The links that are used most, those that carry the same once."""
+    """The links with the highest utilization; equivalent ones are reported once."""
     link_table, axes = fabric.links, np.stack(list(bytes_by_axis.values()))
     links = np.flatnonzero(axes.any(axis=0))
     loads, bandwidth = axes[:, links], link_table.bandwidth[links]
@@ -194,7 +204,7 @@ def _busiest_links(bytes_by_axis: dict[str, FloatArray], fabric: Fabric, step_ti
 
 
 def _limit_per_kind(order: IntArray, kind: IntArray) -> list[int]:
-    """The first of an order of things, not too many of one kind."""
+    """The first entries of an order, with a limited number of each kind."""
     rank_in_kind = np.zeros(len(order), np.int64)
     for value in np.unique(kind).tolist():
         is_kind = kind[order] == value
@@ -203,7 +213,7 @@ def _limit_per_kind(order: IntArray, kind: IntArray) -> list[int]:
 
 
 def _axis_traffic(comm_volumes: list[CommVolume], tiers: list[int]) -> Iterator[AxisTraffic]:
-    """What each axis moves in a step."""
+    """Bytes that each axis moves per step."""
     for axis in dict.fromkeys(comm_volume.axis for comm_volume in comm_volumes):
         axis_volumes = [comm_volume for comm_volume in comm_volumes if comm_volume.axis == axis]
         sent = sum(

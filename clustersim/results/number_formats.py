@@ -1,7 +1,8 @@
-"""In which number formats is a step computed, and what do casts into them cost?
+"""Number formats of a step: matmul FLOP by format, and the cost of quantization.
 
-FLOP are those that products execute on all ranks (a causal attention kernel skips the masked half, and counts what it
-does). Casts are kernels that bring operands into formats with scales; their time is busy time, wherever it hides.
+FLOP are those that matmuls execute on all ranks (a causal attention kernel skips the masked half, and
+counts what it executes). Quantization kernels convert operands into formats with scales; their time is busy
+time, hidden or not.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,11 +18,11 @@ from clustersim.results.trace_table import TraceTable
 
 @dataclass(frozen=True, slots=True)
 class FormatUsage:
-    """Formats of one step.
+    """Number formats of one step.
 
-    flops: of all ranks' products by format, largest first; casts: seconds of casts on a rank, the mean; peak: the
-    format to whose peak FLOP are compared; peak_flops: FLOP/s of a GPU in it; wide: the format of activations;
-    wide_flops: FLOP/s in that.
+    flops: of all ranks' matmuls by format, largest first; quantization_seconds: mean over ranks; peak_format:
+    the format whose peak the MFU refers to; peak_flops: FLOP/s of a GPU in it; high_precision: the format of
+    activations; high_precision_flops: FLOP/s of a GPU in that.
     """
 
     flops: Mapping[DType, Flop]
@@ -33,32 +34,32 @@ class FormatUsage:
 
     @property
     def flop_shares(self) -> dict[DType, float]:
-        """Part of all FLOP by format; they sum to 1."""
+        """Fraction of all FLOP by format; they sum to 1."""
         total = sum(self.flops.values())
         return {dtype: flop / total for dtype, flop in self.flops.items()}
 
     def high_precision_mfu(self, mfu: float) -> float:
-        """A utilisation of `peak_flops` as one of `high_precision_flops`."""
+        """An MFU relative to `peak_flops`, converted to one relative to `high_precision_flops`."""
         return mfu * self.peak_flops / self.high_precision_flops
 
 
 def executed_flops_by_format(table: TraceTable, step_count: int) -> dict[DType, Flop]:
-    """FLOP of products that all ranks together execute in one of several steps, by format, largest first."""
+    """Matmul FLOP that all ranks execute per step, by format, largest first."""
     totals: dict[DType, Flop] = {}
     for count, segment in zip(table.segment_run_counts, table.segments, strict=True):
         for dtype, flops in _segment_flops(segment).items():
             totals[dtype] = totals.get(dtype, 0.0) + count * flops / step_count
-    return dict(sorted(totals.items(), key=lambda item: -item[1]))
+    return dict(sorted(totals.items(), key=lambda format_flops: -format_flops[1]))
 
 
 def mean_quantization_seconds(items: Iterable[BusyTimeItem], *, rank_count: int, step_count: int) -> Seconds:
-    """Seconds that a rank's casts take in one of several steps, the mean over ranks."""
+    """Seconds per step of a rank's quantization kernels, averaged over ranks."""
     casts = (item.seconds for item in items if isinstance(item.body, Kernel) and item.body.kind is KernelKind.CAST)
     return sum(casts) / (rank_count * step_count)
 
 
 def _segment_flops(segment: Segment) -> dict[DType, Flop]:
-    """FLOP of a block's products by format."""
+    """FLOP of a segment's matmuls by format."""
     totals: dict[DType, Flop] = {}
     for kernel in (operation.kernel for operation in segment.operations):
         if kernel is not None and kernel.kind in TENSOR_CORE_KINDS:

@@ -1,8 +1,8 @@
-"""How far is a predicted step from a measured one, as a profiler sees both: kind by kind, collective by collective?
+"""Difference between a predicted and a measured step, as a profiler sees both: by kernel kind and by collective.
 
-A is what was measured, B the prediction as the profiler would have written it, read and folded alike; means are over
-the ranks that were measured, in both. What takes how long is compared where both say the same of it: kinds of kernels
-by their names, collectives by name, ranks and payload, products by their sizes.
+A is the measurement, B the prediction exported as a profiler trace, parsed and aggregated the same way;
+means are over the measured ranks in both. Durations are compared where both sides identify the same item:
+kernel kinds by their names, collectives by name, group size and payload, matmuls by their shapes.
 """
 
 from collections.abc import Hashable, Mapping
@@ -17,16 +17,16 @@ from clustersim.results.profiled_step import GPU_SPAN_KINDS, STEP_CATEGORIES, Pr
 from clustersim.results.time_categories import compare_seconds
 
 _Key = TypeVar("_Key", bound=Hashable)
-_RESOLUTION: Final = 1e-6  # of a step: traces have whole nanoseconds, and a step has thousands of kernels
+_RESOLUTION: Final = 1e-6  # fraction of a step: traces are rounded to nanoseconds, and a step has thousands of kernels
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileDifference:
     """A measured step and its prediction.
 
-    titles: what each is of; steps: both, with equal ranks; fits: whether the scenario fits in memory; waiting: seconds
-    in which A's collectives wait for other ranks, as far as traces tell, the mean over ranks; notes: what must be
-    known.
+    titles: of both sides; steps: both, with equal ranks; fits_in_memory: of the scenario; wait_seconds: seconds
+    in which A's collectives wait for other ranks, as far as the traces tell, averaged over ranks; notes:
+    caveats.
     """
 
     titles: tuple[str, str]
@@ -37,28 +37,28 @@ class ProfileDifference:
 
     @property
     def step_times(self) -> tuple[Seconds, Seconds]:
-        """Seconds, the mean over ranks."""
+        """Seconds, averaged over ranks."""
         first, second = self.steps
         return first.step_time, second.step_time
 
     @property
     def category_seconds(self) -> FloatArray:
-        """Seconds of SPAN_PARTS, the mean over ranks: [2, 4]."""
+        """Seconds by `STEP_CATEGORIES`, averaged over ranks: [2, 4]."""
         return np.stack([step.category_seconds for step in self.steps])
 
     @property
     def kind_totals(self) -> FloatArray:
-        """How many there are of each of SPAN_KINDS, and their seconds, in A and in B: [kinds, 2, 2]."""
+        """Count and seconds of each of `GPU_SPAN_KINDS`, in A and in B: [kinds, 2, 2]."""
         return np.stack([step.kind_totals.T for step in self.steps], axis=1)
 
     @property
     def collective_totals(self) -> dict[ProfiledCollective, FloatArray]:
-        """How many there are of each, and their seconds, in A and in B: [2, 2]; longest first."""
+        """Count and seconds of each collective, in A and in B: [2, 2]; longest first."""
         return _pair_totals(*(step.collective_totals() for step in self.steps))
 
     @property
     def totals_by_collective(self) -> dict[tuple[str, int], FloatArray]:
-        """The same by name and ranks, whatever their payload, and bytes of all of them: [2, 3]."""
+        """Count, seconds and total bytes by collective name and group size, whatever the payload: [2, 3]."""
         totals: dict[tuple[str, int], FloatArray] = {}
         for collective, pair in self.collective_totals.items():
             sums = np.column_stack((pair, collective.payload * pair[:, 0]))
@@ -68,25 +68,25 @@ class ProfileDifference:
 
     @property
     def matmul_totals(self) -> dict[tuple[int, int, int, int], FloatArray]:
-        """The same of matrix products by size, longest first: [2, 2]."""
+        """Count and seconds of matmuls by shape, longest first: [2, 2]."""
         return _pair_totals(*(step.matmul_totals() for step in self.steps))
 
     @property
     def rank_category_seconds(self) -> dict[int, FloatArray]:
-        """Seconds of SPAN_PARTS of each rank: [2, 4]."""
+        """Seconds by `STEP_CATEGORIES` of each rank: [2, 4]."""
         pairs = zip(*(step.ranks for step in self.steps), strict=True)
-        return {first.rank: np.stack([first.parts, second.parts]) for first, second in pairs}
+        return {first.rank: np.stack([first.category_seconds, second.category_seconds]) for first, second in pairs}
 
     def is_significant(self, seconds: Seconds) -> bool:
-        """Whether it is more than the rounding of traces."""
+        """Whether a difference exceeds the rounding of traces."""
         return abs(seconds) > _RESOLUTION * max(self.step_times)
 
     def format_difference(self, seconds: Seconds) -> str:
-        """A difference of times; none where it is only rounding."""
+        """A difference of times as text; zero if it is only rounding."""
         return format_signed_seconds(seconds) if self.is_significant(seconds) else "0 s"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: seconds, bytes; of each number first, second and second minus first."""
+        """Plain data: seconds, bytes; of each value first, second and second minus first."""
         first, second = self.step_times
         names = [category.value for category in STEP_CATEGORIES]
         communication = [[step.comm_seconds, step.hidden_seconds] for step in self.steps]
@@ -94,7 +94,7 @@ class ProfileDifference:
             "first": self._side_to_dict(0),
             "second": self._side_to_dict(1),
             "delta": {"step_time_s": second - first},
-            "parts_s": compare_seconds(names, self.category_seconds),
+            "categories_s": compare_seconds(names, self.category_seconds),
             "communication_s": compare_seconds(("all", "hidden"), np.array(communication)),
             "waiting_s": {"first": self.wait_seconds},
             "kinds": [
@@ -110,12 +110,12 @@ class ProfileDifference:
                 }
                 for profiled_collective, pair in self.collective_totals.items()
             ],
-            "products": [
+            "matmuls": [
                 {"m": m, "n": n, "k": k, "batch": batch, **_pair_to_dict(pair)}
                 for (m, n, k, batch), pair in self.matmul_totals.items()
             ],
             "ranks": [
-                {"rank": rank, "parts_s": compare_seconds(names, categories)}
+                {"rank": rank, "categories_s": compare_seconds(names, categories)}
                 for rank, categories in self.rank_category_seconds.items()
             ],
             "notes": list(self.notes),
@@ -145,7 +145,7 @@ class ProfileDifference:
 def _pair_totals(first: Mapping[_Key, FloatArray], second: Mapping[_Key, FloatArray]) -> dict[_Key, FloatArray]:
     zeros = np.zeros(2)
     pairs = {key: np.stack([side.get(key, zeros) for side in (first, second)]) for key in {**first, **second}}
-    return dict(sorted(pairs.items(), key=lambda each: (-each[1][:, 1].max(), str(each[0]))))
+    return dict(sorted(pairs.items(), key=lambda pair_total: (-pair_total[1][:, 1].max(), str(pair_total[0]))))
 
 
 def _pair_to_dict(pair: FloatArray) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""Where does the time of a step go that a profiler saw, kernel by kernel?
+"""Time breakdown of a profiled step, kernel by kernel.
 
-A profiler knows what ran on which stream of a GPU and when, and nothing of layers or schedules. Every instant of a step
-gets one part: kernels compute; or else something is communicated; or else something is copied to or from the host; or
-else the GPU is idle. So the parts of a rank sum to its step.
+A profiler records what ran on which stream of a GPU and when, and knows nothing of layers or schedules.
+Every instant of a step has one category: computing kernels; otherwise communication; otherwise copies to or
+from the host; otherwise idle. So the categories of a rank sum to its step.
 
-A step lasts from its first kernel that computes to that of the next one, on each rank; the last one until nothing runs
-any more, so it is left out where there are others. Of several steps the one with the median time is looked at, the mean
-over ranks. What began before a step, or ends after it, counts in part.
+A step lasts from its first computing kernel to that of the next one, on each rank; the last step until
+nothing runs any more, so it is left out if there are others. Of several steps the one with the median time
+(averaged over ranks) is reported. Spans that cross a step boundary are clipped to the step.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -23,9 +23,9 @@ from clustersim.results.intervals import Intervals, intersect
 
 
 class GpuSpanKind(Enum):
-    """What runs on a GPU, as far as names of kernels tell."""
+    """Kind of a GPU span, as far as kernel names reveal it."""
 
-    MATMUL = "matrix products"
+    MATMUL = "matmuls"
     ATTENTION = "attention"
     NORM = "norms"
     POINTWISE = "pointwise"
@@ -40,12 +40,12 @@ class GpuSpanKind(Enum):
 
 GPU_SPAN_KINDS: Final = tuple(GpuSpanKind)
 COMPUTE_KINDS: Final = tuple(kind for kind in GpuSpanKind if kind not in (GpuSpanKind.COMMUNICATION, GpuSpanKind.HOST))
-"""Kinds of kernels that compute; they come first."""
+"""Kinds of computing kernels; they come first in `GPU_SPAN_KINDS`."""
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class StepCategory(Enum):
-    """What an instant of a step counts as; the first of these that applies."""
+    """Category of an instant of a step; the first one that applies."""
 
     COMPUTE = "compute"
     EXPOSED = "exposed communication"
@@ -58,10 +58,13 @@ STEP_CATEGORIES: Final = tuple(StepCategory)
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCollective:
-    """A collective. name: as `program.task.Collective` has it, or the library's own where it is none of these.
+    """A profiled collective.
 
-    ranks: of its group; payload: bytes as `program.task.Collective` counts them; both 0 where a trace does not say;
-    members: of the group, as far as they are known; group: its name in the trace.
+    name: as in `program.task.CollectiveType`, or the library's own name where it is none of these.
+
+    group_size: ranks of its group; payload: bytes as `program.task.CollectiveType` counts them; both 0 where
+    the trace does not say; members: of the group, as far as known; group_name: its name in the trace;
+    reduction: the reduction operation.
     """
 
     name: str
@@ -73,13 +76,13 @@ class ProfiledCollective:
 
     @property
     def without_group(self) -> "ProfiledCollective":
-        """The same, whichever group did it."""
+        """The same collective, regardless of the group."""
         return ProfiledCollective(self.name, self.group_size, self.payload)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSpanLabel:
-    """What a span says. product: m, n, k and batch of a matrix product (m >= n), where that is known."""
+    """Label of a span. matmul_shape: (m, n, k, batch) of a matmul (m >= n), where known."""
 
     name: str
     kind: GpuSpanKind
@@ -89,10 +92,10 @@ class GpuSpanLabel:
 
 @dataclass(frozen=True, eq=False)
 class RankSpans:
-    """What one rank's GPU ran, in columns of one length, by start.
+    """Spans of one rank's GPU, in columns of one length, by start.
 
-    start, end: seconds by a clock that all ranks share; stream: the number; label: index into `labels`; step: index
-    into `numbers`, the profiler's numbers of the steps, -1: launched in none.
+    start, end: seconds on a clock that all ranks share; stream: stream id; label_index: index into `labels`;
+    step_index: index into `step_numbers` (the profiler's step numbers), -1: launched in no step.
     """
 
     rank: int
@@ -106,12 +109,12 @@ class RankSpans:
 
     @cached_property
     def kind(self) -> IntArray:
-        """[n] place in SPAN_KINDS."""
+        """[n] index in `GPU_SPAN_KINDS`."""
         kind_by_label = np.array([GPU_SPAN_KINDS.index(label.kind) for label in self.labels], dtype=np.int64)
         return np.asarray(kind_by_label[self.label_index])
 
     def step_starts(self) -> FloatArray:
-        """When the first kernel of each step that computes began, infinite where none did: [steps]."""
+        """Start of the first computing kernel of each step, infinite where there is none: [steps]."""
         starts = np.full(len(self.step_numbers), np.inf)
         is_compute = (self.step_index >= 0) & (self.kind < len(COMPUTE_KINDS))
         np.minimum.at(starts, self.step_index[is_compute], self.start[is_compute])
@@ -120,9 +123,9 @@ class RankSpans:
 
 @dataclass(frozen=True, eq=False)
 class RankStep:
-    """One step of one rank: its spans, cut to the step, whose times are seconds from its beginning.
+    """One step of one rank: its spans, clipped to the step, with times in seconds from its start.
 
-    begins: [n] whether each span began in it.
+    is_begun: [n] 1.0 for spans that began within the step, else 0.0.
     """
 
     rank: int
@@ -132,37 +135,37 @@ class RankStep:
 
     @cached_property
     def category_seconds(self) -> FloatArray:
-        """Seconds of SPAN_PARTS: [4], summing to the step."""
+        """Seconds by `STEP_CATEGORIES`: [4], summing to the step."""
         kind_sets = (COMPUTE_KINDS, (*COMPUTE_KINDS, GpuSpanKind.COMMUNICATION), GPU_SPAN_KINDS)
-        compute, with_comm, busy = (float(self._merged_intervals(*some).seconds.sum()) for some in kind_sets)
+        compute, with_comm, busy = (float(self._merged_intervals(*kinds).seconds.sum()) for kinds in kind_sets)
         return np.array([compute, with_comm - compute, busy - with_comm, max(0.0, self.step_time - busy)])
 
     @cached_property
     def comm_seconds(self) -> Seconds:
-        """Seconds in which something is communicated, hidden or not."""
+        """Seconds with communication in flight, hidden or not."""
         return float(self._merged_intervals(GpuSpanKind.COMMUNICATION).seconds.sum())
 
     @cached_property
     def hidden_seconds(self) -> Seconds:
-        """Those of them in which kernels compute."""
+        """Seconds with communication in flight while kernels compute."""
         _, _, common_time = intersect(
             self._merged_intervals(GpuSpanKind.COMMUNICATION), self._merged_intervals(*COMPUTE_KINDS)
         )
         return float(common_time.seconds.sum())
 
     def kind_totals(self) -> FloatArray:
-        """How many spans of each of SPAN_KINDS began, and their seconds, of all streams together: [2, kinds]."""
+        """Number of spans of each of `GPU_SPAN_KINDS` that began, and their seconds on all streams: [2, kinds]."""
         return np.stack([self._sum_by_kind(self.is_begun), self._sum_by_kind(self.spans.end - self.spans.start)])
 
     def label_totals(self) -> FloatArray:
-        """The same of each label: [2, labels]."""
+        """Number of spans with each label that began, and their seconds: [2, labels]."""
         durations, label_count = self.spans.end - self.spans.start, len(self.spans.labels)
         return np.stack(
             [np.bincount(self.spans.label_index, array, minlength=label_count) for array in (self.is_begun, durations)]
         )
 
     def stream_seconds(self) -> dict[int, FloatArray]:
-        """Seconds in which each stream computes, communicates, copies to or from the host, and does nothing: [4]."""
+        """Seconds in which each stream computes, communicates, copies to or from the host, and is idle: [4]."""
         seconds_by_stream = {}
         for stream in np.unique(self.spans.stream).tolist():
             kind_sets = (COMPUTE_KINDS, (GpuSpanKind.COMMUNICATION,), (GpuSpanKind.HOST,))
@@ -182,9 +185,9 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfiledStep:
-    """The step that stands for all that a profiler saw.
+    """The step that represents a profile.
 
-    number: the profiler's; step_times: [steps] seconds of those that are whole, the mean over ranks.
+    step_number: the profiler's; step_times: [steps] seconds of complete steps, averaged over ranks.
     """
 
     step_number: int
@@ -193,31 +196,31 @@ class ProfiledStep:
 
     @property
     def step_time(self) -> Seconds:
-        """The mean over ranks."""
+        """Step time in seconds, averaged over ranks."""
         return float(np.mean([rank.step_time for rank in self.ranks]))
 
     @property
     def category_seconds(self) -> FloatArray:
-        """Seconds of SPAN_PARTS, the mean over ranks: [4]."""
+        """Seconds by `STEP_CATEGORIES`, averaged over ranks: [4]."""
         return np.asarray(np.mean([rank.category_seconds for rank in self.ranks], axis=0))
 
     @property
     def kind_totals(self) -> FloatArray:
-        """As `kind_totals`, the mean over ranks: [2, kinds]."""
+        """As `RankStep.kind_totals`, averaged over ranks: [2, kinds]."""
         return np.asarray(np.mean([rank.kind_totals() for rank in self.ranks], axis=0))
 
     @property
     def comm_seconds(self) -> Seconds:
-        """Seconds in which something is communicated, hidden or not, the mean over ranks."""
+        """Seconds with communication in flight, hidden or not, averaged over ranks."""
         return float(np.mean([rank.comm_seconds for rank in self.ranks]))
 
     @property
     def hidden_seconds(self) -> Seconds:
-        """Those of them in which kernels compute."""
+        """Seconds with communication in flight while kernels compute, averaged over ranks."""
         return float(np.mean([rank.hidden_seconds for rank in self.ranks]))
 
     def stream_seconds(self) -> dict[int, FloatArray]:
-        """As `stream_seconds`, the mean over the ranks that have the stream."""
+        """As `RankStep.stream_seconds`, averaged over the ranks that have the stream."""
         seconds_by_stream: dict[int, list[FloatArray]] = {}
         for rank in self.ranks:
             for stream, seconds in rank.stream_seconds().items():
@@ -225,11 +228,11 @@ class ProfiledStep:
         return {stream: np.mean(rank_seconds, axis=0) for stream, rank_seconds in sorted(seconds_by_stream.items())}
 
     def collective_totals(self) -> dict[ProfiledCollective, FloatArray]:
-        """How many of each began, and their seconds, the mean over ranks: [2]."""
+        """Count and seconds of each collective, averaged over ranks: [2]."""
         return self._totals_by(lambda label: None if label.collective is None else label.collective.without_group)
 
     def matmul_totals(self) -> dict[tuple[int, int, int, int], FloatArray]:
-        """The same of matrix products whose sizes are known."""
+        """Count and seconds of each matmul shape, where known, averaged over ranks: [2]."""
         return self._totals_by(lambda label: label.matmul_shape)
 
     def _totals_by(self, key_function: Callable[[GpuSpanLabel], _Key | None]) -> dict[_Key, FloatArray]:
@@ -244,10 +247,10 @@ class ProfiledStep:
 
 
 def median_step(ranks: Sequence[RankSpans], single_step_time: Seconds | None = None) -> ProfiledStep:
-    """The step with the median time of those that are whole, or the only one.
+    """The complete step with the median time, or the only one.
 
-    ranks: with equal `numbers`; seconds: what the only step takes, where that is known; else it lasts from the first
-    span of any rank to the end of the last one.
+    ranks: with equal `step_numbers`; single_step_time: time of the only step, if known; otherwise it lasts from
+    the first span of any rank to the end of the last one.
     """
     starts = np.array([rank.step_starts() for rank in ranks])
     if starts.shape[1] == 1:
@@ -263,10 +266,10 @@ def median_step(ranks: Sequence[RankSpans], single_step_time: Seconds | None = N
 
 
 def _step_bounds(ranks: Sequence[RankSpans]) -> tuple[Seconds, Seconds]:
-    """When the first span that belongs to a step begins, and when the last one ends."""
+    """Start of the first span that belongs to a step, and end of the last one."""
     selections = [(rank, rank.step_index >= 0) for rank in ranks]
     return min(rank_spans.start[in_step].min() for rank_spans, in_step in selections), max(
-        item.end[in_step].max() for item, in_step in selections
+        spans.end[in_step].max() for spans, in_step in selections
     )
 
 
@@ -278,7 +281,7 @@ def _build_step(
 
 
 def _clip_spans(spans: RankSpans, begin: Seconds, end: Seconds) -> RankStep:
-    """What runs between two moments."""
+    """Spans clipped to a time range."""
     selected = np.flatnonzero((spans.end > begin) & (spans.start < end))
     start_times, end_times = spans.start[selected], spans.end[selected]
     clipped = replace(
@@ -295,9 +298,9 @@ def _clip_spans(spans: RankSpans, begin: Seconds, end: Seconds) -> RankStep:
 def collective_durations(
     ranks: Sequence[RankSpans], step_index: int | None = None
 ) -> dict[tuple[ProfiledCollective, int], dict[int, Seconds]]:
-    """What each collective took on each rank of its group, as far as they have traces; of one group in turn.
+    """Duration of each collective on every profiled rank of its group; keys: (collective, occurrence index).
 
-    step: only those of this place in `numbers`; else all that were launched in a step.
+    step_index: restricts to this index in `step_numbers`; otherwise all that were launched in a step.
     """
     durations: dict[tuple[ProfiledCollective, int], dict[int, Seconds]] = {}
     for spans in ranks:
@@ -314,11 +317,15 @@ def collective_durations(
 
 
 def collective_wait_seconds(ranks: Sequence[RankSpans], step_number: int) -> Seconds:
-    """Seconds of a step in which collectives wait for other members, the mean over ranks.
+    """Seconds of a step in which collectives wait for other members, averaged over ranks.
 
-    That is what they last longer than the shortest of their members' kernels; those whose members have not all traces
-    are left out. number: the profiler's, of the step.
+    That is how much longer they last than the shortest of their members' kernels; collectives with members that
+    were not profiled are left out. step_number: the profiler's number of the step.
     """
     durations = collective_durations(ranks, ranks[0].step_numbers.index(step_number)).items()
-    complete = (np.array([*item.values()]) for (collective, _), item in durations if len(item) == collective.group_size)
+    complete = (
+        np.array([*seconds_by_rank.values()])
+        for (collective, _), seconds_by_rank in durations
+        if len(seconds_by_rank) == collective.group_size
+    )
     return float(sum((array - array.min()).sum() for array in complete)) / len(ranks)

@@ -1,14 +1,15 @@
-"""On what do the answer's durations rest, and how far do they carry?
+"""Provenance of busy time: what are the durations of a result based on, and how uncertain are they?
 
-Every second in which a rank computes or moves data, hidden or not, on all ranks, is counted under the kernel or
-exchange that it is spent on, with the provenance and the expected error of its duration; waiting (for other ranks, or
-for the host to launch a kernel) has none. An overlapped kernel and exchange count under the longer of the two, as
-timed.
+Every second in which a rank computes or moves data, hidden or not, on all ranks, is counted under the
+kernel or comm op that it is spent on, with the provenance and the expected error of its duration; waiting
+(for other ranks, or for the host to launch a kernel) has none. An overlapped kernel and comm op count as
+one item, with the provenance of the longer.
 
-A kernel that was timed by itself and takes longer within a step (`cost.sustained_rate`) is no better known than the factor
-between the two, which was not measured: how much time that is, is counted apart.
+A kernel that was measured standalone and takes longer in situ (`cost.in_situ`) is no more certain than the
+ratio of the two, which was not measured: the time of such kernels is reported separately.
 
-Errors of one answer are taken to have one sign: they add up, so the band is wide rather than narrow.
+Errors of one result are assumed to have the same sign: they add up, so the interval is wide rather than
+narrow.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,10 +38,10 @@ TimedWork = Kernel | CommOp | CommOverlap
 
 @dataclass(frozen=True, slots=True)
 class BusyTimeItem:
-    """All runs of one kernel or exchange whose durations have one source.
+    """All runs of one kernel or comm op whose durations have one source.
 
-    error: the part by which they are expected to differ, None where nothing was measured; longer: how many times longer
-    than by themselves they take in a step; seconds: on all ranks.
+    error: expected relative error, None where nothing was measured; in_situ_slowdown: duration in a step over
+    standalone duration; seconds: on all ranks.
     """
 
     body: TimedWork
@@ -52,7 +53,7 @@ class BusyTimeItem:
 
 @dataclass(frozen=True, slots=True)
 class InSituShare:
-    """share: of the busy time that was measured on kernels alone, whose pace in a step was not; longer: than alone."""
+    """Kernels measured standalone and scaled to in-situ durations: share of the busy time, and mean slowdown."""
 
     share: float
     slowdown: float
@@ -64,7 +65,7 @@ def busy_time_items(
     comm_timing: Callable[[CommOp], CommTiming],
     window: TimeWindow = FULL_RUN,
 ) -> tuple[BusyTimeItem, ...]:
-    """What the ranks do, longest first; span: when what counts begins."""
+    """Kernels and comm ops by busy time, longest first; window: selects events by their start."""
     start, (begin, end) = table.trace.start, window
     indexer, events = _ItemIndexer(), np.flatnonzero((start >= begin) & (start < end))
     index_seconds = (
@@ -94,7 +95,7 @@ def provenance_shares(items: Iterable[BusyTimeItem]) -> dict[str, float]:
 
 
 def in_situ_share(items: Sequence[BusyTimeItem]) -> InSituShare:
-    """What was measured alone and takes longer within a step."""
+    """The share of kernels measured standalone whose in-situ duration differs."""
     total = sum(item.seconds for item in items)
     scaled = [item for item in items if item.provenance in LOCALLY_MEASURED and item.in_situ_slowdown != 1.0]
     seconds = sum(item.seconds for item in scaled)
@@ -103,7 +104,7 @@ def in_situ_share(items: Sequence[BusyTimeItem]) -> InSituShare:
 
 
 def expected_error(items: Sequence[BusyTimeItem]) -> ExpectedError:
-    """By how much the answer is expected to differ, as far as its sources know."""
+    """Expected error of the busy time, as far as its sources know."""
     total = sum(item.seconds for item in items)
     if total <= 0:
         return ExpectedError(0.0, 1.0)
@@ -112,19 +113,19 @@ def expected_error(items: Sequence[BusyTimeItem]) -> ExpectedError:
     kernels = [(item.seconds, item.error) for item in items if item.error is not None and isinstance(item.body, Kernel)]
     kernel_seconds, error = (
         sum(seconds for seconds, _ in kernels),
-        sum(seconds * element for seconds, element in kernels),
+        sum(seconds * error for seconds, error in kernels),
     )
     return ExpectedError(error_seconds / total, unknown_seconds / total, kernel_seconds / total, error / total)
 
 
 _ItemKey = tuple[TimedWork, Provenance, float | None, float]
 _IndexedSeconds = tuple[IntArray, FloatArray]
-"""[n] numbers of keys, which may come again, and the seconds that are spent on each."""
+"""[n] item indices, possibly repeated, and the seconds spent on each."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ItemIndexer:
-    """Numbers of what is counted apart; known by identity, too, since it takes longer to hash kernels."""
+    """Indices of items; also cached by identity, since hashing kernels is slower."""
 
     index_by_key: dict[_ItemKey, int] = field(default_factory=dict)
     _index_by_id: dict[tuple[int, int, float | None, float], int] = field(default_factory=dict)
@@ -133,11 +134,11 @@ class _ItemIndexer:
         return len(self.index_by_key)
 
     def index_for(self, key: _ItemKey) -> int:
-        """The number of one."""
+        """Index of an item."""
         return self.index_by_key.setdefault(key, len(self.index_by_key))
 
     def segment_indices(self, segment: Segment, timing: SegmentTiming) -> IntArray:
-        """Those of the operations of a block: [operations]."""
+        """Item indices of the operations of a segment: [operations]."""
         sources = zip(timing.provenance, timing.error, timing.in_situ_slowdown, strict=True)
         indices: list[int] = []
         for operation, (source, error, slowdown) in zip(segment.operations, sources, strict=True):

@@ -1,4 +1,4 @@
-"""What did a search of layouts find?"""
+"""Result of a layout search."""
 
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,21 +18,23 @@ from clustersim.common.units import (
 )
 
 MAX_RIVALS: Final = 4
-"""Layouts that are compared where something is other than supposed."""
+"""Number of layouts that are compared in the sensitivity analysis."""
 _BATCH_KEY: Final = "training.global_batch"
 DERIVED_KEYS: Final = ("layout.sequence_parallel", "layout.layers_per_stage", _BATCH_KEY)
-"""Keys that follow from others, as a rule."""
+"""Keys whose values usually follow from other keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutResult:
-    """One layout that was simulated. overrides: as `--set` takes them; job: of the search, by its place.
+    """One simulated layout.
 
-    score: what it is measured by, less is better; band: between what and what the step is expected; breakdown: seconds
-    of a step by part, the mean over ranks; memory: of the GPU; cost, energy: of a trillion tokens, None where prices or
-    powers are not known; tied: as good as the best, as far as equal steps differ; run: of the whole run where it is
-    looked for: days, goodput, interval (seconds between checkpoints), nodes and spare_nodes; extended: its step was not
-    simulated whole, but follows from shorter ones, near enough to tell that it is not among the best.
+    overrides: as `--set` takes them; job: index of the sub-problem of the search; score: objective value, lower
+    is better; interval: prediction interval of the step time; breakdown: seconds of a step by time category,
+    averaged over ranks; memory: capacity of the GPU in bytes; cost, energy: per trillion tokens, None where
+    prices or powers are unknown; tied: as good as the best within the variation of equal runs; run: metrics of
+    the full training run if the objective needs them: days, goodput, interval (seconds between checkpoints),
+    nodes and spare_nodes; extrapolated: its step time was extrapolated from fewer microbatches, accurately enough
+    to exclude it from the best.
     """
 
     overrides: tuple[str, ...]
@@ -41,7 +43,7 @@ class LayoutResult:
     cluster: str
     score: float
     step_time: Seconds
-    band: tuple[Seconds, Seconds]
+    interval: tuple[Seconds, Seconds]
     tokens_per_gpu: float
     mfu: float
     peak_memory: Bytes
@@ -52,11 +54,11 @@ class LayoutResult:
     energy: Joules | None = None
     tied: bool = False
     run: Mapping[str, float] | None = None
-    extended: bool = False
+    extrapolated: bool = False
 
     @property
     def headroom(self) -> Bytes:
-        """What the fullest GPU has left."""
+        """Free memory of the GPU with the highest memory use, in bytes."""
         return self.memory - self.peak_memory
 
     def to_json(self) -> dict[str, Any]:
@@ -66,7 +68,7 @@ class LayoutResult:
             "cluster": self.cluster,
             "gpus": self.gpus,
             "step_time_s": self.step_time,
-            "step_time_band_s": list(self.band),
+            "step_time_interval_s": list(self.interval),
             "tokens_per_s_per_gpu": self.tokens_per_gpu,
             "mfu": self.mfu,
             "peak_memory_bytes": self.peak_memory,
@@ -77,13 +79,13 @@ class LayoutResult:
             "breakdown_s": dict(self.breakdown),
             **({} if self.run is None else {"run": dict(self.run)}),
             "tied_with_best": self.tied,
-            "extended": self.extended,
+            "extrapolated": self.extrapolated,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class PrunedLayouts:
-    """Layouts that were set aside for one reason. example: a sentence about one of them."""
+    """Layouts that were excluded for one reason. example: a sentence about one of them."""
 
     count: int
     example: str = ""
@@ -91,7 +93,7 @@ class PrunedLayouts:
 
 @dataclass(frozen=True, slots=True)
 class BoundedLayout:
-    """A layout that was not simulated, since its score is above `bound`, and that above the best ones'."""
+    """A layout that was not simulated: its score is at least `bound`, worse than the best ones' scores."""
 
     overrides: tuple[str, ...]
     job: int
@@ -100,26 +102,28 @@ class BoundedLayout:
 
 @dataclass(frozen=True, slots=True)
 class SensitivityCase:
-    """Something that is other than the scenario says. scores: of the rivals with it, None where it cannot be."""
+    """A changed assumption of the scenario. scores: of the rivals with it, None where it is not applicable."""
 
     description: str
     scores: tuple[float | None, ...]
 
     @property
     def best_index(self) -> int | None:
-        """The place of the best of the rivals."""
+        """Index of the rival with the best score."""
         candidates = [(score, index) for index, score in enumerate(self.scores) if score is not None]
         return min(candidates)[1] if candidates else None
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A search. candidates: combinations of values; pruned: of those, by reason; simulated: best first.
+    """Result of a search.
 
-    bounded: legal ones that fit and whose bound is above the scores of the best; top: how many of the best are wanted;
-    preferred: the plainest of those that are tied with the best, by its place; first: the first guess; complete:
-    whether all layouts were looked at; changes: how the rivals compare where something is other than supposed; repeat:
-    the part by which two runs of the same differ; given: overrides of the file that all of its layouts are beside.
+    candidates: number of value combinations; pruned: of those, by reason; simulated: best first; bounded: valid
+    layouts that fit and whose bound is above the scores of the best; top: number of best layouts requested;
+    preferred: index of the simplest of those tied with the best; first: the initial guess; complete: whether
+    all layouts were examined; changes: scores of the rivals under changed assumptions; repeat: relative
+    variation between two runs of the same configuration; given: overrides of the file that are applied to all
+    layouts.
     """
 
     objective: str
@@ -138,11 +142,11 @@ class SearchResult:
 
     @property
     def shows_inverse_score(self) -> bool:
-        """Whether people read scores, of which less is better, the other way round: as tokens."""
+        """Whether scores (lower is better) are displayed inverted, as tokens/s per GPU."""
         return self.objective == "tokens-per-gpu"
 
     def format_score(self, score: float) -> str:
-        """A score as people read it."""
+        """A score as text in the objective's unit."""
         if self.shows_inverse_score:
             return f"{1.0 / score:,.0f} tokens/s/GPU"
         match self.objective:
@@ -156,9 +160,9 @@ class SearchResult:
 
     @cached_property
     def varying_derived_keys(self) -> frozenset[str]:
-        """Keys of `DERIVED_KEYS` that follow from nothing here: some of the best layouts differ in nothing else.
+        """Keys of `DERIVED_KEYS` in which otherwise equal layouts among the best differ.
 
-        The batch, too, wherever layouts of one job have several: it is not what anything follows from.
+        Includes the batch wherever layouts of one sub-problem have several: it does not follow from other keys.
         """
         keys_by_rest_key: dict[Hashable, list[dict[str, str]]] = {}
         batches: dict[int, set[str]] = {}
@@ -179,7 +183,7 @@ class SearchResult:
 
     @property
     def rivals(self) -> tuple[LayoutResult, ...]:
-        """The one to take, and the best of the others of its job."""
+        """The recommended layout, and the best alternatives of the same sub-problem."""
         if not self.simulated:
             return ()
         alternatives = [
@@ -191,7 +195,7 @@ class SearchResult:
 
     @property
     def rank_changes(self) -> tuple[str, ...]:
-        """With which changes another rival is better than the one to take, by more than runs of the same differ."""
+        """Changes under which another rival beats the recommended layout by more than the repeatability."""
         summaries = [
             (change.description, change.scores[0], change.best_index) for change in self.sensitivity if change.scores
         ]
@@ -209,17 +213,17 @@ class SearchResult:
 
     @property
     def best(self) -> tuple[LayoutResult, ...]:
-        """The best of all, in order, and behind them the one to take where so many as good as it come before it."""
+        """The best layouts in order, followed by the recommended one if it is not among the first `top`."""
         return self.simulated[: self.top] + ((self.recommended,) if self.preferred >= self.top else ())
 
     @property
     def recommended(self) -> LayoutResult:
-        """The one to take: the plainest of those that are tied with the best."""
+        """The recommended layout: the simplest of those tied with the best."""
         return self.simulated[self.preferred]
 
     @property
     def best_by_job(self) -> tuple[LayoutResult, ...]:
-        """The best of every job that has one, in the order of jobs."""
+        """The best layout of every sub-problem that has one, in order of sub-problems."""
         best: dict[int, LayoutResult] = {}
         for layout in self.simulated:
             best.setdefault(layout.job, layout)
@@ -227,9 +231,11 @@ class SearchResult:
 
     @property
     def pareto_front(self) -> tuple[LayoutResult, ...]:
-        """Simulated layouts of which no other is as fast, on as few GPUs, with as much memory left; fastest first."""
+        """Simulated layouts not dominated in step time, GPU count and memory headroom; fastest first."""
         front: list[LayoutResult] = []
-        for layout_result in sorted(self.simulated, key=lambda each: (each.step_time, each.gpus, -each.headroom)):
+        for layout_result in sorted(
+            self.simulated, key=lambda layout: (layout.step_time, layout.gpus, -layout.headroom)
+        ):
             if not any(
                 other.gpus <= layout_result.gpus and other.headroom >= layout_result.headroom for other in front
             ):
@@ -237,18 +243,23 @@ class SearchResult:
         return tuple(front)
 
     def category_differences(self, other: LayoutResult) -> dict[str, Seconds]:
-        """Which parts of a step another layout has longer than the one to take (shorter: below zero), most first."""
+        """Seconds by time category that another layout takes longer than the recommended one.
+
+        Largest magnitude first.
+        """
         recommended = self.recommended.breakdown
         differences = {
             name: other.breakdown.get(name, 0.0) - recommended.get(name, 0.0)
             for name in {**recommended, **other.breakdown}
         }
-        return dict(sorted(differences.items(), key=lambda item: (-abs(item[1]), item[0])))
+        return dict(
+            sorted(differences.items(), key=lambda category_delta: (-abs(category_delta[1]), category_delta[0]))
+        )
 
     def to_arrow(self) -> Any:
-        """A pyarrow table: a row for every layout that was simulated, best first; raise InputError without pyarrow.
+        """A pyarrow table with a row for every simulated layout, best first; raises InputError without pyarrow.
 
-        Columns are numbers of `to_json` and, as texts, the keys that layouts differ in; what is nothing is null.
+        Columns are the numbers of `to_json` and, as text, the keys in which layouts differ; missing values are null.
         """
         try:
             pyarrow = import_module("pyarrow")
@@ -260,22 +271,22 @@ class SearchResult:
 
     @property
     def runner_up(self) -> LayoutResult | None:
-        """The best beside the one to take."""
+        """The best layout besides the recommended one."""
         return next(
             (layout_result for index, layout_result in enumerate(self.simulated) if index != self.preferred), None
         )
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """The result as plain data."""
         alternatives = {"runner_up": self.runner_up, "first_guess": self.first_guess}
         rivals = {name: other for name, other in alternatives.items() if other is not None and self.simulated}
         return {
             "objective": self.objective,
-            "given": list(self.base_overrides),
+            "base_overrides": list(self.base_overrides),
             "complete": self.complete,
             "candidates": self.candidates,
             "pruned": {reason: pruned_layouts.count for reason, pruned_layouts in self.pruned.items()},
-            "pruned_examples": {reason: item.example for reason, item in self.pruned.items()},
+            "pruned_examples": {reason: layouts.example for reason, layouts in self.pruned.items()},
             "bounded": len(self.bounded),
             "simulated": len(self.simulated),
             "wall_s": self.wall_seconds,
@@ -283,38 +294,38 @@ class SearchResult:
             "best": [layout_result.to_json() for layout_result in self.best],
             "preferred": min(self.preferred, self.top),
             "first_guess": None if self.first_guess is None else self.first_guess.to_json(),
-            "best_of_jobs": [element.to_json() for element in self.best_by_job],
-            "pareto": [entry.to_json() for entry in self.pareto_front],
+            "best_of_jobs": [layout.to_json() for layout in self.best_by_job],
+            "pareto": [layout.to_json() for layout in self.pareto_front],
             "rivals": [list(rival.overrides) for rival in self.rivals],
             "sensitivity": [
                 {"change": sensitivity_case.description, "scores": list(sensitivity_case.scores)}
                 for sensitivity_case in self.sensitivity
             ],
-            "why": {name: self.category_differences(other) for name, other in rivals.items()},
+            "category_differences_s": {name: self.category_differences(other) for name, other in rivals.items()},
         }
 
 
 def override_values(layout: LayoutResult | BoundedLayout) -> dict[str, str]:
-    """How a layout differs from the file's own: values by key."""
+    """Values by key in which a layout differs from the scenario file."""
     return dict(override.split("=", 1) for override in layout.overrides)
 
 
 def _table_row(layout: LayoutResult) -> dict[str, Any]:
-    """A layout as a row of a table."""
-    numbers = layout.to_json()
-    (low, high), categories = layout.band, numbers.pop("breakdown_s")
-    del numbers["step_time_band_s"]
-    numbers |= {"overrides": " ".join(layout.overrides), "expected_low_s": low, "expected_high_s": high}
-    numbers |= {f"run_{name}": value for name, value in numbers.pop("run", {}).items()}
-    return {**numbers, **override_values(layout), **{f"{name} [s]": seconds for name, seconds in categories.items()}}
+    """A layout as a table row."""
+    values = layout.to_json()
+    (low, high), categories = layout.interval, values.pop("breakdown_s")
+    del values["step_time_interval_s"]
+    values |= {"overrides": " ".join(layout.overrides), "interval_low_s": low, "interval_high_s": high}
+    values |= {f"run_{name}": value for name, value in values.pop("run", {}).items()}
+    return {**values, **override_values(layout), **{f"{name} [s]": seconds for name, seconds in categories.items()}}
 
 
 def layout_to_dict(layout: LayoutResult) -> dict[str, Any]:
-    """A layout as a line of a file; `layout_from_dict` reads it."""
+    """A layout as a JSON-serializable dict; inverse of `layout_from_dict`."""
     return asdict(layout)
 
 
 def layout_from_dict(content: Mapping[str, Any]) -> LayoutResult:
-    """The layout of such a line."""
-    low, high = content["band"]
-    return LayoutResult(**{**content, "overrides": tuple(content["overrides"]), "band": (low, high)})
+    """The layout of such a dict."""
+    low, high = content["interval"]
+    return LayoutResult(**{**content, "overrides": tuple(content["overrides"]), "interval": (low, high)})

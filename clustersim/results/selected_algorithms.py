@@ -1,4 +1,4 @@
-"""By which algorithm does each collective of a step travel?"""
+"""Algorithms selected for the collectives of a step."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,9 +12,9 @@ from clustersim.program.task import CommOp, HostOp
 
 @dataclass(frozen=True, slots=True)
 class SelectedAlgorithm:
-    """A collective of a step, and what it takes alone in its slowest group.
+    """A collective of a step and its uncontended duration in its slowest group.
 
-    group: the role whose groups do it; payload: bytes; algorithm: with its protocol.
+    group: process-group kind; payload: bytes; algorithm: including the protocol.
     """
 
     group: str
@@ -27,14 +27,14 @@ class SelectedAlgorithm:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        json_names = {"payload": "payload_bytes", "seconds": "alone_s"}
+        json_names = {"payload": "payload_bytes", "seconds": "uncontended_s"}
         return {json_names.get(key, key): value for key, value in asdict(self).items()}
 
 
 def selected_algorithms(
     program: Program, time_comm_op: Callable[[CommOp], CommTiming]
 ) -> tuple[SelectedAlgorithm, ...]:
-    """Every distinct collective and message between ranks of a step."""
+    """Every distinct collective and message between ranks in a step."""
     selected: list[SelectedAlgorithm] = []
     for comm_op in (op for op in program.comm_ops if not isinstance(op, HostOp)):
         groups, timing = program.groups[comm_op.comm_group].members, time_comm_op(comm_op)

@@ -1,4 +1,4 @@
-"""What is the answer? Everything that one simulation found out, and the numbers that people and programs ask for."""
+"""What does a simulation return? The result object and the metrics that people and programs ask for."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -70,14 +70,15 @@ from clustersim.uncertainty.prediction_interval import LocalEvidence, RelativeIn
 from clustersim.uncertainty.step_features import extract_step_features
 
 NETWORK_LIMITATIONS: Final[Mapping[Contention, str]] = {
-    Contention.UNCONTENDED: "contention between collectives of different kinds (each kind shares links among its own groups)",
+    Contention.UNCONTENDED: "contention between collectives of different kinds (each kind shares links among its own "
+    "groups)",
     Contention.SHARED: "queues and congestion control of the network: links are shared fairly, as fluids",
 }
-_MIN_REPORTED_SHARE: Final = 5e-4  # of the busy time
+_MIN_REPORTED_SHARE: Final = 5e-4  # fraction of the busy time
 PERCENTILES: Final[Mapping[str, int]] = {"min": 0, "p5": 5, "p50": 50, "p95": 95, "max": 100}
-HEALTHY_CLUSTER_NOTE: Final = "stragglers and jitter: all GPUs and links are healthy (`disturbances` says otherwise)"
+HEALTHY_CLUSTER_NOTE: Final = "stragglers and jitter: all GPUs and links are healthy (`degradations` says otherwise)"
 MODEL_LIMITATIONS: Final = (
-    "slowing of collectives by kernels beside them, and of kernels by messages between stages",
+    "slowdown of collectives by concurrent kernels, and of kernels by messages between stages",
     "clock throttling, failures",
     "data loaders, logging, checkpoints, Python overhead beyond kernel launches",
     "small reductions of gradients of key and value heads held by several ranks",
@@ -88,15 +89,15 @@ HOST_LIMITATIONS: Final = (
     "rounding up of pinned memory, host memory of the system itself, adding up gradients on the host",
 )
 CO_LOCATED_JOBS_LIMITATION: Final = (
-    "hosts that jobs share: each launches kernels, and copies to its host, as if it were alone there"
+    "hosts that jobs share: each launches kernels, and copies to its host, as if it had the host to itself"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StepFlops:
-    """FLOP of the model's whole step on all ranks, by the convention of `results.utilization`.
+    """Model FLOP of a whole step on all ranks, by the convention of `utilization.CONVENTION`.
 
-    causal: with attention as its causal mask leaves it.
+    model: attention counted as a full matrix; causal: attention counted as its causal mask leaves it.
     """
 
     model: Flop
@@ -105,13 +106,14 @@ class StepFlops:
 
 @dataclass(frozen=True, repr=False)
 class SimulationResult(FieldPickling):
-    """Simulated training steps. What is said of a step is the mean over them.
+    """Result of simulated training steps. Per-step metrics are means over the simulated steps.
 
-    Fields are what only a run tells; all else follows from them, and is worked out when it is first asked for: a search
-    of many scenarios asks each of them for little.
+    Fields hold only what the simulation itself produces. Everything else is derived from them lazily (cached
+    properties), since a search over many scenarios reads only a few metrics of each.
 
-    inside: works out single operations; ledgers: memory of each pipeline rank over time; wall: seconds that the
-    simulation took; neighbours: the other jobs on the machine; alone: seconds of a step without them, if there are any.
+    operation_trace: reconstructs the spans of single operations inside compute segments; ledgers: memory timeline
+    of each pipeline rank; wall_seconds: run time of the simulation itself; co_located_jobs: the other jobs on the
+    machine; isolated_step_time: seconds of a step without them, None if there are none.
     """
 
     scenario: Scenario
@@ -125,13 +127,13 @@ class SimulationResult(FieldPickling):
     isolated_step_time: Seconds | None = None
 
     def __repr__(self) -> str:
-        """One line: the answer, not its parts."""
+        """A one-line summary: step time, MFU, whether it fits."""
         kind, fits = type(self).__name__, "fits" if self.fits_in_memory else "does not fit"
         return f"<{kind} {self.scenario.name}: step {format_step_time(self.step_time)}, MFU {self.mfu():.1%}, {fits}>"
 
     @property
     def step_time(self) -> Seconds:
-        """Seconds from the start of a step until every rank is done; of several steps the mean."""
+        """Seconds from the start of a step until every rank is done; the mean if several steps are simulated."""
         return self.trace.makespan / self.scenario.steps
 
     @cached_property
@@ -141,22 +143,22 @@ class SimulationResult(FieldPickling):
 
     @cached_property
     def breakdown(self) -> TimeBreakdown:
-        """Where every second of each rank's step goes."""
+        """Seconds of each rank's step by time category."""
         return compute_breakdown(self.trace_table, self.cost.time_segment)
 
     @cached_property
     def memory_capacities(self) -> tuple[Bytes, ...]:
-        """Bytes of the smallest GPU of each pipeline rank."""
+        """Memory in bytes of the smallest GPU of each pipeline rank."""
         return memory_capacities(self.scenario)
 
     @cached_property
     def host_memory(self) -> HostMemoryUse | None:
-        """Memory of the fullest node's host; None where nothing is offloaded."""
+        """Memory use of the most loaded node's host; None where nothing is offloaded."""
         return max_host_use(self.scenario)
 
     @cached_property
     def oom_suggestions(self) -> tuple[str, ...]:
-        """Changes that would make a scenario fit that does not."""
+        """Changes that would make a scenario fit that does not; empty if it fits."""
         exceeds_memory = any(
             ledger.peak > capacity for ledger, capacity in zip(self.ledgers, self.memory_capacities, strict=True)
         )
@@ -164,53 +166,53 @@ class SimulationResult(FieldPickling):
 
     @cached_property
     def critical_path(self) -> IntArray:
-        """Trace rows of the critical path."""
+        """Event indices of the critical path in the trace."""
         return find_critical_path(self.trace)
 
     @cached_property
     def critical_path_breakdown(self) -> Mapping[str, Seconds]:
-        """Seconds of the critical path by part."""
+        """Seconds of the critical path by time category."""
         return path_category_totals(self.trace_table, self.cost.time_segment)
 
     @cached_property
     def busy_time_items(self) -> tuple[BusyTimeItem, ...]:
-        """What all ranks spend their busy time on, longest first."""
+        """What all ranks spend their busy time on (kernels, collectives, ...), longest first."""
         return busy_time_items(self.trace_table, self.cost.time_segment, self.cost.comm_timing_by_group)
 
     @cached_property
     def selected_algorithms(self) -> tuple[SelectedAlgorithm, ...]:
-        """By which algorithm each collective and message travels, and what it takes alone."""
+        """The algorithm selected for each collective and p2p message, and its uncontended time."""
         return selected_algorithms(self.program, self.cost.comm_timing_by_group)
 
     @cached_property
     def model_flops(self) -> StepFlops:
-        """The model's FLOP of a step, by the convention and with causal attention."""
+        """Model FLOP of a step, by the convention and with causal attention."""
         model, training = self.scenario.model, self.scenario.training
         return StepFlops(model_flops(model, training), model_flops(model, training, AttentionFlopConvention.CAUSAL))
 
     @cached_property
     def recomputed_flops(self) -> Flop:
-        """FLOP of a step that are done again, on all ranks."""
+        """FLOP per step spent on activation recomputation, on all ranks."""
         return recomputed_flops_total(self.trace_table) / self.scenario.steps
 
     @cached_property
     def provenance_shares(self) -> Mapping[str, float]:
-        """Share of busy time by where durations come from."""
+        """Share of busy time by the source of its durations (measured, interpolated, modelled, ...)."""
         return provenance_shares(self.busy_time_items)
 
     @cached_property
     def kernel_time_uncertainty(self) -> ExpectedError:
-        """By how much the sources of durations expect the answer to differ."""
+        """Expected error of the step time that follows from the errors of its durations' sources."""
         return expected_error(self.busy_time_items)
 
     @cached_property
     def in_situ_slowdown(self) -> InSituShare:
-        """What was measured on kernels alone and takes longer within the step, by a factor that was not."""
+        """Share of busy time whose kernels were measured standalone, and the unmeasured factor applied in a step."""
         return in_situ_share(self.busy_time_items)
 
     @cached_property
     def relative_interval(self) -> RelativeInterval:
-        """How far the step time may be from what is predicted, and why: times it."""
+        """Prediction interval of the step time, relative to the predicted one, and what widens it."""
         features, uncertainty, holdout = (
             extract_step_features(self.scenario, self.breakdown.launch_share),
             self.kernel_time_uncertainty,
@@ -224,24 +226,27 @@ class SimulationResult(FieldPickling):
 
     @cached_property
     def holdout_validation(self) -> HoldoutResult | None:
-        """Real steps that the record predicted; None without, or where no kernel rests on what it measured here."""
+        """Real steps used to validate the record's predictions.
+
+        None without them, or where no kernel of the step was measured.
+        """
         return holdout_result(self.scenario.cost.record) if self.kernel_time_uncertainty.kernel_share > 0.0 else None
 
     @property
     def step_time_interval(self) -> tuple[Seconds, Seconds]:
-        """Between what and what the step time is expected."""
+        """Prediction interval of the step time: (low, high) in seconds."""
         return self.step_time * self.relative_interval.low, self.step_time * self.relative_interval.high
 
     @property
     def interval_description(self) -> str:
-        """The band, and on what it rests, in a sentence."""
+        """The prediction interval and the evidence behind it, as a sentence."""
         return describe_interval(
             self._interval_model, self.relative_interval, self.step_time_interval, self._measurement_description
         )
 
     @cached_property
     def _interval_model(self) -> UncertaintyModel:
-        """How far published steps of its kind were from predictions."""
+        """The interval model fitted to published steps of this kind (MoE or dense, low precision or not)."""
         model, matmul_formats = self.scenario.model, self.scenario.training.recipe.matmul_formats
         return load_uncertainty_model(
             uncertainty_model_name(
@@ -251,18 +256,24 @@ class SimulationResult(FieldPickling):
 
     @property
     def _measurement_description(self) -> str:
-        """What was measured on the machine itself, empty where nothing was."""
+        """What was measured on the machine itself, as a clause; empty where nothing was."""
         measured_share = 1.0 - self.kernel_time_uncertainty.unknown_share
         if measured_share < _MIN_REPORTED_SHARE:
             return ""
         evidence = f"{measured_share:.0%} of the busy time rests on {self._record_description}"
         if self.holdout_validation is None:
-            return f"{evidence}, within {self.kernel_time_uncertainty.error / measured_share:.1%}{self._in_situ_description}"
-        return f"{evidence}, which {self.holdout_validation.description}{self._extra_uncertainty_description}{self._in_situ_description}"
+            return (
+                f"{evidence}, within "
+                f"{self.kernel_time_uncertainty.error / measured_share:.1%}{self._in_situ_description}"
+            )
+        return (
+            f"{evidence}, which "
+            f"{self.holdout_validation.description}{self._extra_uncertainty_description}{self._in_situ_description}"
+        )
 
     @property
     def _extra_uncertainty_description(self) -> str:
-        """How much worse kernels are known than those of the steps that were tried; nothing where they are not."""
+        """Clause that says how much less certain this step's kernels are than the validated steps'; empty if not."""
         extra_uncertainty = (
             0.0
             if self.holdout_validation is None
@@ -281,24 +292,26 @@ class SimulationResult(FieldPickling):
 
     @property
     def _in_situ_description(self) -> str:
-        """What a step does to kernels that were measured alone; nothing where it does nothing."""
+        """The in-situ correction of kernels that were measured standalone, as a clause; empty if there is none."""
         slowdown = self.in_situ_slowdown
         if slowdown.share < _MIN_REPORTED_SHARE:
             return ""
-        return f" ({slowdown.share:.0%} as kernels alone, times {slowdown.slowdown:.3f} for {self._in_situ_source})"
+        return (
+            f" ({slowdown.share:.0%} as standalone kernels, times {slowdown.slowdown:.3f} for {self._in_situ_source})"
+        )
 
     @property
     def _in_situ_source(self) -> str:
-        """What is not in the times of kernels, and where it is from."""
+        """What the in-situ correction stands for and its source, as a phrase."""
         record = self.scenario.cost.record
         if record is None or not record.chain:
-            return "the pace of a step and of the slowest GPU: from published steps, not measured here"
+            return "the slowdown within a step and the slowest GPU: from published steps, not measured here"
         source = "as GPUs of its node differ" if len(record.gpus) > 1 else "from published steps, not measured here"
-        return f"the pace of the slowest GPU: {source}"
+        return f"the slowest GPU: {source}"
 
     @property
     def step_time_percentiles(self) -> dict[str, Seconds]:
-        """Least, median, most and some percentiles of the step times."""
+        """Minimum, median, maximum and some percentiles of the step times."""
         return {name: float(np.percentile(self.step_times, percentile)) for name, percentile in PERCENTILES.items()}
 
     @property
@@ -308,23 +321,23 @@ class SimulationResult(FieldPickling):
 
     @property
     def simulated_rank_count(self) -> int:
-        """How many ranks were run; each stands for all ranks that provably do the same at the same time."""
+        """Number of ranks simulated; each represents all ranks provably equivalent to it."""
         return len(self.trace.simulated_ranks)
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of the whole batch per second."""
+        """Tokens of the global batch per second."""
         training = self.scenario.training
         return tokens_per_second(training.global_batch, training.sequence, self.step_time)
 
     @property
     def gpu_hours_per_trillion_tokens(self) -> float:
-        """Hours of all GPUs together for a trillion tokens, as papers give them."""
+        """GPU hours per trillion tokens, as papers report them."""
         return gpu_hours_for_tokens(self.tokens_per_second / self.rank_count)
 
     @cached_property
     def economics(self) -> Economics:
-        """What the step costs and what energy it takes, as far as prices and powers are known."""
+        """Cost and energy of a step, as far as prices and power figures are available."""
         settings, training = self.scenario.economics, self.scenario.training
         tokens = float(training.global_batch * training.sequence)
         gpus = tuple(self.gpu_groups(self.breakdown, self.busy_time_items))
@@ -333,7 +346,10 @@ class SimulationResult(FieldPickling):
         )
 
     def gpu_groups(self, time_breakdown: TimeBreakdown, time_items: Iterable[BusyTimeItem]) -> Iterator[GpuGroup]:
-        """The job's GPUs by accelerator; parts: their seconds; every: items of the same time."""
+        """The job's GPUs grouped by accelerator.
+
+        time_breakdown: seconds by time category; time_items: busy-time items of the same period.
+        """
         settings, cluster = self.scenario.economics, self.scenario.cluster
         accelerators, kind = cluster.accelerator_kinds()
         for kind_index, accelerator in enumerate(accelerators):
@@ -345,17 +361,17 @@ class SimulationResult(FieldPickling):
 
     @cached_property
     def most_loaded_expert_rank(self) -> MostLoadedExpertRank | None:
-        """Whose experts get the most rows; None where all get as many."""
+        """The rank whose experts get the most tokens; None where the load is balanced."""
         return most_loaded_expert_rank(self.program)
 
     @property
     def achieved_flops_per_gpu(self) -> FlopPerSecond:
-        """Model FLOP per second that each GPU achieves."""
+        """Achieved model FLOP/s of each GPU."""
         return achieved_flops_per_gpu(self.model_flops.model, step_time=self.step_time, gpu_count=self.rank_count)
 
     @property
     def peak_flops(self) -> FlopPerSecond:
-        """Dense peak of one GPU in the compute format, the mean over GPUs."""
+        """Dense peak FLOP/s of one GPU in the compute format, averaged over GPUs."""
         return self._mean_peak_flops(self.scenario.training.recipe.compute)
 
     def _mean_peak_flops(self, dtype: DType) -> FlopPerSecond:
@@ -365,7 +381,7 @@ class SimulationResult(FieldPickling):
 
     @cached_property
     def format_usage(self) -> FormatUsage | None:
-        """In which formats FLOP are, and what casts cost; None where nothing is cast."""
+        """FLOP by number format and the cost of quantization casts; None where nothing is cast."""
         recipe = self.scenario.training.recipe
         if recipe.casts is None:
             return None
@@ -376,7 +392,7 @@ class SimulationResult(FieldPickling):
 
     @property
     def peak_memory_pipeline_rank(self) -> int:
-        """The pipeline rank that needs most of its memory."""
+        """The pipeline rank with the highest ratio of peak memory to capacity."""
         return int(
             np.argmax(
                 [ledger.peak / capacity for ledger, capacity in zip(self.ledgers, self.memory_capacities, strict=True)]
@@ -385,27 +401,27 @@ class SimulationResult(FieldPickling):
 
     @property
     def peak_memory(self) -> Bytes:
-        """Bytes that the fullest GPU needs."""
+        """Peak memory in bytes of the most loaded GPU."""
         return self.ledgers[self.peak_memory_pipeline_rank].peak
 
     @property
     def memory_capacity(self) -> Bytes:
-        """Bytes that the fullest GPU has."""
+        """Memory in bytes of the most loaded GPU."""
         return self.memory_capacities[self.peak_memory_pipeline_rank]
 
     @property
     def fits_in_memory(self) -> bool:
-        """Whether every GPU's peak is within its capacity, and what is offloaded within the hosts'."""
+        """Whether every GPU's peak is within its capacity, and offloaded memory within the hosts'."""
         return self.peak_memory <= self.memory_capacity and (self.host_memory is None or self.host_memory.fits)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is legal and still likely a mistake, and what would make a scenario fit that does not."""
+        """Settings that are legal but probably mistakes, and suggestions where the scenario does not fit."""
         host = () if self.host_memory is None else self.host_memory.problems
         return (*self.scenario.warnings, *host, *self._flop_convention_warnings(), *self.oom_suggestions)
 
     def _flop_convention_warnings(self) -> tuple[str, ...]:
-        """A word where the usual way of counting FLOP misleads."""
+        """A warning where the usual FLOP convention is misleading (HFU above 1)."""
         if self.hfu() < 1:
             return ()
         return (
@@ -416,7 +432,7 @@ class SimulationResult(FieldPickling):
 
     @property
     def model_limitations(self) -> tuple[str, ...]:
-        """What the answer leaves out."""
+        """Effects that the simulation leaves out, as sentences."""
         has_degradations = self.scenario.degradations != Degradations() or self.scenario.cluster.accelerator_overrides
         models_stragglers = self.scenario.jitter is not None or has_degradations or self.scenario.has_background_load
         host = () if self.host_memory is None else HOST_LIMITATIONS
@@ -430,7 +446,7 @@ class SimulationResult(FieldPickling):
         return (*shared, *self._custom_algorithm_notes(), *health_notes, *moe_notes, *MODEL_LIMITATIONS, *host)
 
     def _custom_algorithm_notes(self) -> Iterator[str]:
-        """Where the user's own algorithms were taken, whose rounds cost what the library's do."""
+        """Notes on user-defined algorithms in use, whose latency steps are costed with the library's constants."""
         for name in self.scenario.cost.nccl_overrides.custom_algorithms:
             uses = [
                 selected_algorithm
@@ -442,7 +458,7 @@ class SimulationResult(FieldPickling):
 
     @property
     def operation_count(self) -> int:
-        """Operations (kernels and collectives) on the simulated ranks; those inside blocks are kept as offsets."""
+        """Number of operations (kernels and collectives) on the simulated ranks, also inside compute segments."""
         operation_counts = [
             sum(len(task.segment.operations) if isinstance(task, ComputeTask) else 1 for task in program.tasks)
             for program in self.program.programs
@@ -451,39 +467,39 @@ class SimulationResult(FieldPickling):
 
     @cached_property
     def trace_table(self) -> TraceTable:
-        """The trace joined with the program, for further analysis."""
+        """The trace joined with the program, for analysis."""
         return build_trace_table(self.trace, self.program, self.scenario.steps)
 
     @cached_property
     def stragglers(self) -> StragglerReport:
-        """The ranks that compute or communicate longest for what they do."""
+        """The ranks whose kernels or communication take longest for the same work."""
         return find_stragglers(
             self.breakdown, self.program.program_index, transfer_seconds(self.trace, self.scenario.steps)
         )
 
     @cached_property
     def wait_times(self) -> WaitTimes:
-        """How long the ranks of each program wait for others."""
+        """Seconds that the ranks of each program wait for others."""
         return compute_wait_times(self.breakdown, self.program.program_index)
 
     def operation_spans(self, rank: int, task_ids: frozenset[int] | None = None) -> OperationSpans:
-        """When each kernel and collective inside the blocks of a rank (or of some of its tasks) ran.
+        """Spans of the kernels and collectives inside the compute segments of a rank (or of some of its tasks).
 
-        Worked out when asked for.
+        Reconstructed on demand.
         """
         return self.operation_trace.rank_spans(rank, task_ids)
 
     @property
     def network_volumes(self) -> MeteredCollectiveCost:
-        """What knows how many bytes each collective and message puts on which links."""
+        """Calculator of the bytes that each collective and p2p message puts on each link."""
         return MeteredCollectiveCost(self.scenario.cluster.fabric, resolved_library(self.scenario), self.program.groups)
 
     def link_loads(self, *links: tuple[str, str], bins: int = DEFAULT_BIN_COUNT) -> LinkLoads:
-        """Bytes per second on links over time, in bins of equal length of the whole run.
+        """Bytes per second on links over time, in equal bins over the whole run.
 
-        links: by the names of their ends, as in the cluster's graph and in `disturbances` (("nic3.0", "leaf0.0")), one
-        direction each; none: all that carry anything. What other jobs put on them counts. Raises InputError for links
-        that are not there.
+        links: (source, target) names as in the cluster's graph and in `degradations` (("nic3.0", "leaf0.0")), one
+        direction each; without any, all links that carry traffic. Traffic of co-located jobs is included. Raises
+        InputError for links that do not exist.
         """
         senders = (
             TrafficSource(self.trace_table, self.network_volumes, self.operation_spans),
@@ -492,15 +508,15 @@ class SimulationResult(FieldPickling):
         return compute_link_loads(senders, self.scenario.cluster.fabric, links=links, bin_count=bins)
 
     def mfu(self) -> float:
-        """Model FLOP utilization (see `analysis.utilization.CONVENTION`)."""
+        """Model FLOP utilization (see `utilization.CONVENTION`)."""
         return mfu(self.model_flops.model, step_time=self.step_time, gpu_count=self.rank_count, peak=self.peak_flops)
 
     def mfu_causal(self) -> float:
-        """Model FLOP utilization that counts attention as its causal mask leaves it."""
+        """Model FLOP utilization with attention counted as its causal mask leaves it."""
         return mfu(self.model_flops.causal, step_time=self.step_time, gpu_count=self.rank_count, peak=self.peak_flops)
 
     def hfu(self) -> float:
-        """Hardware FLOP utilization: recomputation counts."""
+        """Hardware FLOP utilization: recomputed FLOP count as well."""
         recomputed = self.recomputed_flops
         return hfu(
             self.model_flops.model,
@@ -511,13 +527,13 @@ class SimulationResult(FieldPickling):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain data: seconds, bytes, fractions."""
+        """The result as plain data: seconds, bytes, fractions."""
         return {
             "name": self.scenario.name,
             "scenario": self.scenario.to_mapping(),
             "step_time_s": self.step_time,
             "step_times_s": self.step_times.tolist(),
-            "step_time_alone_s": self.isolated_step_time,
+            "step_time_isolated_s": self.isolated_step_time,
             "jobs": [co_located_job.to_json() for co_located_job in self.co_located_jobs],
             "step_time_distribution_s": self.step_time_percentiles,
             "tokens_per_s": self.tokens_per_second,
@@ -542,12 +558,12 @@ class SimulationResult(FieldPickling):
             "stages": [self._stage_json(rank) for rank in range(len(self.ledgers))],
             "stragglers": self._stragglers_json(),
             "provenance_share": dict(self.provenance_shares),
-            "in_step": {"share": self.in_situ_slowdown.share, "times_longer": self.in_situ_slowdown.slowdown},
-            "step_time_band_s": list(self.step_time_interval),
-            "record_steps": self._holdout_json(),
-            "regimes": list(self.relative_interval.strata),
+            "in_situ": {"share": self.in_situ_slowdown.share, "slowdown": self.in_situ_slowdown.slowdown},
+            "step_time_interval_s": list(self.step_time_interval),
+            "holdout_validation": self._holdout_json(),
+            "strata": list(self.relative_interval.strata),
             "unmeasured": list(self.relative_interval.extrapolations),
-            "experience": self.interval_description,
+            "interval_basis": self.interval_description,
             "network": self.scenario.cost.network.value,
             "collectives": [selected_algorithm.to_json() for selected_algorithm in self.selected_algorithms],
             "ranks": self.rank_count,
@@ -559,11 +575,11 @@ class SimulationResult(FieldPickling):
         }
 
     def _holdout_json(self) -> dict[str, Any] | None:
-        """Real steps that the record predicted; None where it has none."""
+        """Validation of the record on real steps; None where it has none."""
         return None if self.holdout_validation is None else self.holdout_validation.to_json()
 
     def _formats_json(self) -> dict[str, Any] | None:
-        """Formats of products, and what casts into them cost; None where nothing is cast."""
+        """Matmul formats and the cost of casts into them; None where nothing is cast."""
         usage = self.format_usage
         if usage is None:
             return None
@@ -576,7 +592,7 @@ class SimulationResult(FieldPickling):
         }
 
     def _expert_load_json(self) -> dict[str, Any] | None:
-        """How uneven ranks' experts are; None where they are even."""
+        """Expert load imbalance across ranks; None where it is balanced."""
         most_loaded, load = self.most_loaded_expert_rank, self.scenario.training.expert_load
         if most_loaded is None or load is None:
             return None
@@ -588,7 +604,7 @@ class SimulationResult(FieldPickling):
         return {"load": load.description, **load_ratios}
 
     def _host_json(self) -> dict[str, Any] | None:
-        """Memory of the fullest node's host; None where nothing is offloaded."""
+        """Memory of the most loaded node's host; None where nothing is offloaded."""
         if self.host_memory is None:
             return None
         bytes_by_use = {category.value: size for category, size in self.host_memory.bytes_by_category.items()}
@@ -599,31 +615,31 @@ class SimulationResult(FieldPickling):
         }
 
     def _stage_json(self, pipeline_rank: int) -> dict[str, Any]:
-        """Breakdown and memory of one pipeline rank."""
+        """Time breakdown and peak memory of one pipeline rank."""
         rank = int(np.flatnonzero(self.program.program_index == pipeline_rank)[0])
         memory, waits = self.ledgers[pipeline_rank].peak_by_category(), self.wait_times
         return {
             "pipeline_rank": pipeline_rank,
             "breakdown_s": self.breakdown.rank_seconds(rank),
             "waits_s": {
-                "least": float(waits.minimum[pipeline_rank]),
+                "min": float(waits.minimum[pipeline_rank]),
                 "mean": float(waits.mean[pipeline_rank]),
-                "most": float(waits.maximum[pipeline_rank]),
+                "max": float(waits.maximum[pipeline_rank]),
             },
             "peak_memory_bytes": self.ledgers[pipeline_rank].peak,
             "memory_bytes": {category.value: memory.get(category, 0.0) for category in MemoryCategory},
         }
 
     def _stragglers_json(self) -> dict[str, Any]:
-        """How many ranks are slow, and the slowest."""
+        """Number of straggling ranks and details of the slowest."""
         stragglers = self.stragglers
         slowest = [
             {
                 "ranks": list(straggler.ranks),
                 "pipeline_rank": min(straggler.program_index, len(self.ledgers) - 1),
                 "kernels_s": straggler.kernel_seconds,
-                "longer_than_median": straggler.kernel_excess,
-                "communication_longer_s": straggler.comm_delay,
+                "slowdown_vs_median": straggler.kernel_excess,
+                "communication_delay_s": straggler.comm_delay,
                 "waits_s": straggler.wait_seconds,
             }
             for straggler in stragglers.slowest

@@ -1,7 +1,8 @@
-"""How long does each of several successive steps take?
+"""Durations of consecutive steps.
 
-A step ends when the last rank has run the last of its tasks; it takes as long as from the end of the one before. Ranks
-do not wait for each other between steps, so one step may begin on some ranks before another has ended on all.
+A step ends when the last rank has run the last of its tasks; its time is measured from the end of the
+previous one. Ranks do not synchronize between steps, so one step may begin on some ranks before another has
+ended on all.
 """
 
 import numpy as np

@@ -1,16 +1,17 @@
-"""Which ranks do the others wait for?
+"""Stragglers: which ranks do the others wait for?
 
-A straggler's kernels take longer than those of the other ranks that run the same program, at least `MIN_EXCESS` longer than
-their median; or its communication does, by at least `MIN_EXCESS` of the step: a NIC or a link on its way is slow. It waits
-least, and who meets it (its tensor-parallel group in every layer, its pipeline in every microbatch, its replicas at the
-end) waits for it. Where most ranks of a program are slow together, none is a straggler: then the pipeline waits, which
-the breakdown calls bubble.
+A straggler's kernels take longer than those of the other ranks that run the same program, by at least
+`MIN_EXCESS` of their median; or its communication does, by at least `MIN_EXCESS` of the step: a NIC or a
+link on its path is slow. It waits least, and the ranks that synchronize with it (its tensor-parallel group
+in every layer, its pipeline in every microbatch, its replicas at the end) wait for it. Where most ranks of
+a program are slow together, none is a straggler: then the pipeline waits, which the breakdown calls bubble.
 
-Communication counts as longer only as far as it moves longer: where a pipeline is late, more of its messages are
-exposed, and more of the collectives of those who are early, though none is slow. Nor does it count where it is exposed
-because kernels are faster. Jitter makes no stragglers: over the thousands of kernels of a step it evens out, and what
-it costs is that everyone waits for the slowest of the moment.
-Reference: Jiang et al. 2024 (MegaScale, arXiv:2402.15627) find slow hosts by comparing how long ranks compute.
+Communication counts as slower only as far as its transfers take longer: in a late pipeline more of its
+messages are exposed, and more of the collectives of early ranks, though none is slow. Nor does it count
+where it is exposed because kernels are faster. Jitter makes no stragglers: it averages out over the
+thousands of kernels of a step, and its cost is that everyone waits for the momentarily slowest rank.
+Reference: Jiang et al. 2024 (MegaScale, arXiv:2402.15627) find slow hosts by comparing ranks' compute
+times.
 """
 
 from dataclasses import dataclass
@@ -27,21 +28,22 @@ from clustersim.results.time_categories import BUBBLE_CATEGORIES, EXPOSED_CATEGO
 from clustersim.trace.trace import Trace
 
 MIN_EXCESS: Final = 0.01
-"""Part of the median by which a straggler's kernels take longer at least, part of the step by which communication."""
+"""Minimum excess of a straggler's kernels (fraction of the median) or communication (fraction of the step)."""
 MAX_STRAGGLERS: Final = 8
-"""Stragglers that are named: ranks of one class count as one."""
-_IN_LAYER_CATEGORIES: Final = tuple(part for axis, part in EXPOSED_CATEGORIES.items() if axis.within_layer)
+"""Maximum number of stragglers that are listed: ranks of one class count as one."""
+_IN_LAYER_CATEGORIES: Final = tuple(category for axis, category in EXPOSED_CATEGORIES.items() if axis.within_layer)
 _TRANSFER_STREAMS: Final = ((Stream.DP, EXPOSED_CATEGORIES[DATA]), (Stream.RECEIVE, EXPOSED_CATEGORIES[PIPELINE]))
 _WAIT_CATEGORIES: Final = (*BUBBLE_CATEGORIES, TimeCategory.WAIT)
-_ROUNDING: Final = 1e-9  # of the step: what sums of times are off by
+_ROUNDING: Final = 1e-9  # fraction of the step: rounding error of sums of times
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
     """Ranks of one class that are slow.
 
-    kind: their program; kernels, waits: seconds; excess: part of the median by which kernels take longer; delay:
-    seconds by which exposed communication takes longer than the median, 0 where that is less than `MIN_EXCESS` of the step.
+    program_index: their program; kernel_seconds, wait_seconds; kernel_excess: relative excess of the kernel
+    time over the median; comm_delay: seconds by which exposed communication exceeds the median, 0 below
+    `MIN_EXCESS` of the step.
     """
 
     ranks: tuple[int, ...]
@@ -53,26 +55,26 @@ class Straggler:
 
     @property
     def has_slow_kernels(self) -> bool:
-        """Whether its kernels take longer."""
+        """Whether its kernels are slow."""
         return self.kernel_excess >= MIN_EXCESS
 
 
 @dataclass(frozen=True, slots=True)
 class StragglerReport:
-    """slowest: those that are slow, the slowest first, at most `MAX_STRAGGLERS`; ranks: how many ranks are slow in all."""
+    """slowest: slow classes, slowest first, at most `MAX_STRAGGLERS`; rank_count: number of all slow ranks."""
 
     slowest: tuple[Straggler, ...]
     rank_count: int
 
     @property
     def listed_ranks(self) -> set[int]:
-        """The ranks of those that are named."""
+        """Ranks of the listed stragglers."""
         return {rank for straggler in self.slowest for rank in straggler.ranks}
 
 
 @dataclass(frozen=True, slots=True)
 class WaitTimes:
-    """Seconds in which the ranks of each program wait for others, bubbles included: [kinds] each."""
+    """Seconds in which the ranks of each program wait for others, bubbles included: [programs] each."""
 
     minimum: FloatArray
     mean: FloatArray
@@ -80,12 +82,12 @@ class WaitTimes:
 
     @property
     def max_range(self) -> Seconds:
-        """By how much ranks of one program differ at most."""
+        """Largest difference between ranks of one program."""
         return float((self.maximum - self.minimum).max(initial=0.0))
 
 
 def transfer_seconds(trace: Trace, step_count: int = 1) -> FloatArray:
-    """How long a step's collectives beside kernels and received messages move on simulated ranks: [classes, 2]."""
+    """Seconds per step in which DP collectives and received messages are in flight on simulated ranks: [classes, 2]."""
     ranks = trace.simulated_ranks
     seconds = np.zeros((len(ranks), len(_TRANSFER_STREAMS)))
     for column, (stream, _) in enumerate(_TRANSFER_STREAMS):
@@ -97,9 +99,9 @@ def transfer_seconds(trace: Trace, step_count: int = 1) -> FloatArray:
 
 
 def find_stragglers(breakdown: TimeBreakdown, program_index: IntArray, transfers: FloatArray) -> StragglerReport:
-    """The ranks that compute or communicate longest for what they do.
+    """The ranks with the slowest kernels or communication relative to their program.
 
-    kind: [ranks] which program each runs; moving: as by `transfer_seconds`.
+    program_index: [ranks] program of each; transfers: as from `transfer_seconds`.
     """
     class_of_rank = np.searchsorted(breakdown.ranks, breakdown.representative)
     class_program = program_index[breakdown.ranks]
@@ -117,16 +119,20 @@ def find_stragglers(breakdown: TimeBreakdown, program_index: IntArray, transfers
     )
     slowest = tuple(
         Straggler(
-            tuple(np.flatnonzero(class_of_rank == item).tolist()), int(class_program[item]), float(kernel_seconds[item]), float(excess[item]),
-            float(wait_seconds[item]), float(delay[item]),
+            tuple(np.flatnonzero(class_of_rank == slow_class).tolist()),
+            int(class_program[slow_class]),
+            float(kernel_seconds[slow_class]),
+            float(excess[slow_class]),
+            float(wait_seconds[slow_class]),
+            float(delay[slow_class]),
         )
-        for item in slow_classes[order][:MAX_STRAGGLERS].tolist()
-    )  # fmt: skip
+        for slow_class in slow_classes[order][:MAX_STRAGGLERS].tolist()
+    )
     return StragglerReport(slowest, int(breakdown.weights[slow_classes].sum()))
 
 
 def slowest_ranks(breakdown: TimeBreakdown, program_index: IntArray, report: StragglerReport, count: int) -> list[int]:
-    """Stragglers first, then by how much longer a rank's kernels take than the median of its program."""
+    """Stragglers first, then ranks by the excess of their kernel time over the median of their program."""
     class_of_rank, kernel_seconds = (
         np.searchsorted(breakdown.ranks, breakdown.representative),
         _category_seconds(breakdown, KERNEL_CATEGORIES),
@@ -137,21 +143,23 @@ def slowest_ranks(breakdown: TimeBreakdown, program_index: IntArray, report: Str
     excess_seconds = (
         kernel_seconds[class_of_rank] - _program_medians(kernel_seconds, program_index, class_of_rank)[program_index]
     )
-    shares = np.round(excess_seconds / breakdown.seconds.sum(axis=1)[class_of_rank], 9)  # rounding is no difference
+    shares = np.round(
+        excess_seconds / breakdown.seconds.sum(axis=1)[class_of_rank], 9
+    )  # so that rounding does not decide
     order: list[int] = np.lexsort((np.arange(len(program_index)), -shares, position)).tolist()
     return order[:count]
 
 
 def compute_wait_times(breakdown: TimeBreakdown, program_index: IntArray) -> WaitTimes:
-    """How long the ranks of each program wait. kind: [ranks] which program each runs."""
+    """Wait times of the ranks of each program. program_index: [ranks] program of each."""
     waits = _wait_seconds(breakdown)[np.searchsorted(breakdown.ranks, breakdown.representative)]
     by_program = [waits[program_index == index] for index in range(int(program_index.max()) + 1)]
-    minimum, mean, maximum = (np.array([fold(item) for item in by_program]) for fold in (np.min, np.mean, np.max))
+    minimum, mean, maximum = (np.array([fold(waits) for waits in by_program]) for fold in (np.min, np.mean, np.max))
     return WaitTimes(minimum, mean, maximum)
 
 
 def _comm_delays(breakdown: TimeBreakdown, program_index: IntArray, transfers: FloatArray) -> FloatArray:
-    """By how much exposed communication of every class takes longer than is usual, where it is much: [classes]."""
+    """Seconds by which exposed communication of every class exceeds the median, where significant: [classes]."""
     class_of_rank, class_program = (
         np.searchsorted(breakdown.ranks, breakdown.representative),
         program_index[breakdown.ranks],
@@ -175,18 +183,21 @@ def _comm_delays(breakdown: TimeBreakdown, program_index: IntArray, transfers: F
 
 
 def _wait_seconds(breakdown: TimeBreakdown) -> FloatArray:
-    """Seconds in which every class waits, none where that is only rounding: [classes]."""
+    """Seconds in which every class waits, 0 where that is only rounding: [classes]."""
     waits = _category_seconds(breakdown, _WAIT_CATEGORIES)
     return np.where(waits > _ROUNDING * breakdown.seconds.sum(axis=1), waits, 0.0)
 
 
 def _category_seconds(breakdown: TimeBreakdown, categories: tuple[TimeCategory, ...]) -> FloatArray:
-    """Seconds of some parts together: [classes]."""
+    """Total seconds of some categories: [classes]."""
     total: FloatArray = breakdown.seconds[:, [category.index for category in categories]].sum(axis=1)
     return total
 
 
 def _program_medians(seconds: FloatArray, program_index: IntArray, class_of_rank: IntArray) -> FloatArray:
-    """The median over the ranks of each program: [kinds]. seconds: [classes]; owner: [ranks] the class of each."""
+    """Median over the ranks of each program: [programs].
+
+    seconds: [classes]; class_of_rank: [ranks] class of each.
+    """
     rank_seconds = [seconds[class_of_rank[program_index == index]] for index in range(int(program_index.max()) + 1)]
-    return np.array([float(np.median(item)) if len(item) else 0.0 for item in rank_seconds])
+    return np.array([float(np.median(seconds)) if len(seconds) else 0.0 for seconds in rank_seconds])

@@ -1,8 +1,9 @@
-"""How fast does a rank move data on its streams?
+"""Algorithm bandwidth of a rank's communication streams.
 
-What links carry is not kept by a simulation; known is what a rank's own messages and the collectives beside its passes
-ask of them: the payload of each over the time that it takes, as if it moved evenly. A collective's payload is the whole
-buffer, as nccl-tests count it, so this is its algorithm bandwidth; what is exchanged inside passes is not in it.
+Link loads are not recorded by a simulation; what is reported here is the payload of a rank's own messages
+and of the collectives on its communication streams over their duration, as if data moved uniformly. A
+collective's payload is the full buffer, as nccl-tests count it, so this is algorithm bandwidth;
+communication inside segments is not included.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from clustersim.trace.trace import Trace
 def algorithm_bandwidth(
     trace: Trace, program: Program, rank: int, streams: Sequence[Stream]
 ) -> tuple[IntArray, FloatArray]:
-    """The rows of a simulated rank on some streams that take time, and bytes per second of each."""
+    """Events of nonzero duration of a simulated rank on some streams, and bytes per second of each."""
     tasks = program.programs[int(program.program_index[rank])].tasks
     payload_by_task = np.array([0.0 if isinstance(task, ComputeTask) else task.comm_op.payload for task in tasks])
     events = np.flatnonzero((trace.rank == rank) & np.isin(trace.stream, streams) & (trace.end > trace.start))

@@ -1,12 +1,13 @@
-"""Where does every second of a rank's step go?
+"""Time breakdown: where does every second of a rank's step go?
 
-Every instant from 0 to the makespan gets exactly one part on every rank, by what its compute stream does: while it
-runs a block, the operations of the block say it (kernels by why they run, communication that is not hidden by a
-kernel by its axis), what its kernels last longer because of communication beside them is a part of its own, and what
-it waits inside for other ranks is wait; what exchanges inside last longer because they share links counts as they do;
-while a collective runs on the compute stream itself, it is exposed; while the stream stands still, `idle` says what
-for. So the parts of a rank sum to the makespan (of several steps: to the mean step time). Communication on other
-streams beside a running block is hidden and has no part, but for what it slows.
+Every instant from 0 to the makespan is assigned exactly one time category on every rank, by what its
+compute stream does. While it runs a segment, the segment's operations decide: kernels by work type,
+communication that no kernel hides by its axis. The time by which concurrent communication slows kernels is
+a category of its own, and waiting for other ranks inside a segment is wait; delays of exposed communication
+by link sharing count as exposed. While a collective runs on the compute stream itself, it is exposed; while
+the stream is idle, `idle_time` decides. So the categories of a rank sum to the makespan (with several
+steps: to the mean step time). Communication on other streams during a running segment is hidden and has no
+category, except for the slowdown that it causes.
 """
 
 from dataclasses import dataclass
@@ -31,10 +32,10 @@ from clustersim.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class TimeBreakdown:
-    """Seconds of every class of ranks and part.
+    """Seconds per symmetry class of ranks and time category.
 
-    ranks: [classes] the simulated ranks; seconds: [classes, parts]; weights: [classes] how many ranks each stands for;
-    representative: [ranks] which simulated rank stands for each rank.
+    ranks: [classes] the simulated ranks; seconds: [classes, categories]; weights: [classes] number of ranks
+    that each represents; representative: [ranks] the simulated rank that stands for each rank.
     """
 
     ranks: IntArray
@@ -43,20 +44,20 @@ class TimeBreakdown:
     representative: IntArray
 
     def rank_seconds(self, rank: int) -> dict[str, Seconds]:
-        """Seconds of every part on one rank, by the part's name; they sum to the step time."""
+        """Seconds of every category on one rank, by category name; they sum to the step time."""
         return _by_category_name(self.seconds[np.searchsorted(self.ranks, self.representative[rank])])
 
     def mean_seconds(self) -> dict[str, Seconds]:
-        """Seconds of every part, the mean over all ranks; they sum to the step time."""
+        """Seconds of every category, averaged over all ranks; they sum to the step time."""
         return _by_category_name(self._mean_array())
 
     def category_total(self, *categories: TimeCategory) -> Seconds:
-        """Seconds of some parts together, the mean over all ranks."""
+        """Total seconds of some categories, averaged over all ranks."""
         return float(self._mean_array()[[category.index for category in categories]].sum())
 
     @property
     def launch_share(self) -> float:
-        """The part of the step in which GPUs wait for kernel launches."""
+        """Share of the step in which GPUs wait for kernel launches."""
         step_time = sum(self.mean_seconds().values())
         return self.category_total(TimeCategory.LAUNCH) / step_time if step_time > 0 else 0.0
 
@@ -68,9 +69,10 @@ class TimeBreakdown:
 def compute_breakdown(
     table: TraceTable, segment_timing: SegmentTimingLookup, window: TimeWindow = FULL_RUN
 ) -> TimeBreakdown:
-    """Fold a trace into seconds per class and part of one step, the mean over steps.
+    """Aggregate a trace into seconds per class and category of one step, averaged over steps.
 
-    timing_of(rank, block): the block's timing on that rank; span: the part of the trace that counts.
+    segment_timing(rank, segment): timing of the segment on that rank; window: the time range of the trace that
+    counts.
     """
     trace, (begin, end) = table.trace, window
     compute_events = build_compute_events(trace, table)
@@ -85,10 +87,11 @@ def compute_breakdown(
 def segment_category_seconds(
     table: TraceTable, totals: SegmentRunTotals, segment_timing: SegmentTimingLookup
 ) -> FloatArray:
-    """Parts of the runs of every class and block: [pairs, parts], each row summing to its seconds.
+    """Category seconds of every (class, segment) pair: [pairs, categories]; rows sum to the pair's seconds.
 
-    What neither exchanges nor waiting nor slowing explains is the kernels' own time, which jitter makes differ from
-    what their timings say; it is divided among parts as they say. Runs that count in part do so evenly.
+    What neither exposed communication nor waiting nor slowdown explains is kernel time; because of jitter it
+    differs from the timings, so it is distributed over categories in their proportion. Runs that count
+    partially do so uniformly.
     """
     distinct, timing_index = distinct_timings(table, totals, segment_timing)
     categories_by_segment = {segment: SegmentCategories.from_segment(segment) for segment in table.segments}
@@ -107,7 +110,7 @@ def segment_category_seconds(
 
 
 def _distribute(seconds: FloatArray, weights: FloatArray) -> FloatArray:
-    """Divide seconds in the proportion of parts: [pairs, parts]; where there are none, they are wait."""
+    """Distribute seconds [pairs] in proportion to weights [pairs, categories]; without any weight they are wait."""
     total = weights.sum(axis=1)
     ratio = np.divide(weights, total[:, None], out=np.zeros_like(weights), where=total[:, None] > 0)
     ratio[total <= 0, TimeCategory.WAIT.index] = 1.0

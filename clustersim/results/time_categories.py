@@ -1,9 +1,9 @@
-"""What is a second of a rank's time called?
+"""Time categories: the classification of a rank's time.
 
-Kernels are called by why they run (`Work`), what the GPU waits for the host to launch them is a part of its own,
-communication by the mesh axis that it serves; waiting for copies to and from the host, and for what it computes, is
-*exposed host*. Reductions over all ranks
-of a replica, over the world and of tied embeddings complete the gradients, so they count as data parallel.
+Kernels are classified by work type; waiting for the host to launch kernels is a category of its own;
+communication is classified by the mesh axis that it is accounted to; waiting for host copies and for host
+computation is *exposed host*. Reductions over all ranks of a replica, over the world and of tied embeddings
+complete the gradients, so they count as data parallel.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ from clustersim.program.task import Segment, WorkType
 
 
 class TimeCategory(Enum):
-    """Names of a breakdown's parts, in the order in which they are shown."""
+    """Categories of a time breakdown, in display order."""
 
     _ignore_ = "axis"
     COMPUTE = "compute"
@@ -38,19 +38,19 @@ class TimeCategory(Enum):
 
     @property
     def index(self) -> int:
-        """Its column in arrays [.., parts]."""
+        """Its column in arrays [.., categories]."""
         return CATEGORY_INDEX[self]
 
 
 TIME_CATEGORIES: Final = tuple(TimeCategory)
 CATEGORY_INDEX: Final[Mapping[TimeCategory, int]] = MappingProxyType(
-    {part: place for place, part in enumerate(TIME_CATEGORIES)}
+    {category: index for index, category in enumerate(TIME_CATEGORIES)}
 )
 KERNEL_CATEGORIES: Final = (TimeCategory.COMPUTE, TimeCategory.RECOMPUTE, TimeCategory.OPTIMIZER)
 EXPOSED_CATEGORIES: Final[Mapping[Axis, TimeCategory]] = MappingProxyType(
     {axis: TimeCategory(f"exposed {axis.name}") for axis in COMM_AXES}
 )
-"""By axis, in the usual order of axes; the host last."""
+"""Exposed communication by axis, in the usual order of axes; the host last."""
 BUBBLE_CATEGORIES: Final = (TimeCategory.BUBBLE_WARMUP, TimeCategory.BUBBLE_STEADY, TimeCategory.BUBBLE_COOLDOWN)
 
 CATEGORY_BY_WORK_TYPE: Final[Mapping[WorkType, TimeCategory]] = MappingProxyType(
@@ -63,19 +63,24 @@ CATEGORY_BY_WORK_TYPE: Final[Mapping[WorkType, TimeCategory]] = MappingProxyType
 )
 
 CATEGORY_BY_COMM_GROUP: Final[Mapping[str, TimeCategory]] = MappingProxyType(
-    {role.name: EXPOSED_CATEGORIES[role.accounted_axis] for role in COMM_GROUPS.values()}
+    {comm_group.name: EXPOSED_CATEGORIES[comm_group.accounted_axis] for comm_group in COMM_GROUPS.values()}
 )
 
-PIPELINE_GROUPS: Final = frozenset(role.name for role in COMM_GROUPS.values() if role.accounted_axis is PIPELINE)
-STAGE_CROSSING_GROUPS: Final = frozenset(role.name for role in COMM_GROUPS.values() if role.crosses_stages)
-"""Groups with members on several pipeline stages: who waits for them waits for the pipeline."""
+PIPELINE_GROUPS: Final = frozenset(
+    comm_group.name for comm_group in COMM_GROUPS.values() if comm_group.accounted_axis is PIPELINE
+)
+STAGE_CROSSING_GROUPS: Final = frozenset(
+    comm_group.name for comm_group in COMM_GROUPS.values() if comm_group.crosses_stages
+)
+"""Process groups with members on several pipeline stages: waiting for them is waiting for the pipeline."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentCategories:
-    """Parts of the operations of a block, whatever they take.
+    """Time categories of a segment's operations, independent of their durations.
 
-    kernel: [operations] that of each one's kernels; moving: [exchanges] operations with one; exchange: that of each.
+    kernel_category: [operations] category index of each operation's kernel; comm_index: [comm ops] index of the
+    operations with communication; comm_category: [comm ops] category index of the communication.
     """
 
     kernel_category: IntArray
@@ -84,14 +89,18 @@ class SegmentCategories:
 
     @classmethod
     def from_segment(cls, segment: Segment) -> Self:
-        """Those of a block."""
+        """Categories of a segment."""
         kernel_category = [CATEGORY_BY_WORK_TYPE[operation.work_type].index for operation in segment.operations]
-        comm_groups = {index: item.comm_op.comm_group for index, item in enumerate(segment.operations) if item.comm_op}
+        comm_groups = {
+            index: operation.comm_op.comm_group
+            for index, operation in enumerate(segment.operations)
+            if operation.comm_op
+        }
         comm_category = [CATEGORY_BY_COMM_GROUP[comm_group].index for comm_group in comm_groups.values()]
-        return cls(*(np.array(element, dtype=np.int64) for element in (kernel_category, [*comm_groups], comm_category)))
+        return cls(*(np.array(values, dtype=np.int64) for values in (kernel_category, [*comm_groups], comm_category)))
 
     def kernel_seconds(self, timing: SegmentTiming) -> FloatArray:
-        """Seconds of each part in which kernels run, as they take alone: [parts]."""
+        """Seconds of kernels by category, without slowdown by communication: [categories]."""
         seconds: FloatArray = np.zeros(len(TIME_CATEGORIES))
         seconds += np.bincount(
             self.kernel_category, timing.kernel_seconds - timing.launch_stalls, minlength=len(TIME_CATEGORIES)
@@ -100,7 +109,7 @@ class SegmentCategories:
         return seconds
 
     def exposed_seconds(self, timing: SegmentTiming) -> FloatArray:
-        """Seconds of exposed communication, and those by which it slows kernels of its own operation: [parts]."""
+        """Seconds of exposed communication, and of the slowdown of the kernels overlapped with it: [categories]."""
         seconds: FloatArray = np.zeros(len(TIME_CATEGORIES))
         seconds += np.bincount(self.comm_category, timing.exposed_comm[self.comm_index], minlength=len(TIME_CATEGORIES))
         seconds[TimeCategory.SLOWED.index] = timing.overlap_delay.sum()
@@ -108,8 +117,8 @@ class SegmentCategories:
 
 
 def compare_seconds(names: Iterable[str], seconds: FloatArray) -> list[dict[str, Any]]:
-    """Seconds of parts in both, as plain data. parts: [2, names]."""
+    """Seconds by name in two steps, as plain data. seconds: [2, names]."""
     entries = zip(names, *seconds.tolist(), strict=True)
     return [
-        {"part": name, "first": first, "second": second, "delta": second - first} for name, first, second in entries
+        {"category": name, "first": first, "second": second, "delta": second - first} for name, first, second in entries
     ]

@@ -1,10 +1,10 @@
-"""What does a step lose, and what would help?
+"""Time losses: what keeps a step from the ideal, and which changes help?
 
-Ideal is a step in which every GPU runs the model's FLOP at its peak and nothing else. All else is lost: kernels below
-the peak, what is computed again, the optimizer, launches, communication that nothing hides (by axis), bubbles, waiting.
-Losses are means over all ranks, so with the ideal they sum to the step.
+Ideal is a step in which every GPU runs the model's FLOP at its peak and nothing else. All other time is
+lost: kernels below the peak, recomputation, the optimizer, launches, exposed communication (by axis),
+bubbles, waiting. Losses are means over all ranks, so with the ideal they sum to the step.
 
-What helps is not guessed: it was simulated, with one thing changed (`results.what_if`), and the loss got smaller.
+What helps is simulated, not guessed: with one thing changed (`results.what_if`), the loss decreased.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,17 +17,17 @@ from clustersim.results.what_if import WhatIf, WhatIfOutcome, WhatIfReport
 
 BELOW_PEAK: Final = "kernels below the peak"
 BUBBLE: Final = "pipeline bubble"
-MIN_LOSS_SHARE: Final = 0.005  # of the step: a smaller part is no loss worth a word
-MIN_RELATIVE_CHANGE: Final = 0.05  # of a loss: what changes it by less does not help
-_MIN_STEP_CHANGE: Final = 5e-4  # of the step: what is gained or lost by less is nothing
+MIN_LOSS_SHARE: Final = 0.005  # fraction of the step: smaller losses are not reported
+MIN_RELATIVE_CHANGE: Final = 0.05  # fraction of a loss: a smaller change does not count as help
+_MIN_STEP_CHANGE: Final = 5e-4  # fraction of the step: smaller gains or losses are negligible
 
 _LOSS_CATEGORIES: Final[Mapping[str, tuple[TimeCategory, ...]]] = {
     BELOW_PEAK: (TimeCategory.COMPUTE,),
     **{
-        part.value: (part,)
-        for part in (TimeCategory.RECOMPUTE, TimeCategory.OPTIMIZER, TimeCategory.LAUNCH, TimeCategory.SLOWED)
+        category.value: (category,)
+        for category in (TimeCategory.RECOMPUTE, TimeCategory.OPTIMIZER, TimeCategory.LAUNCH, TimeCategory.SLOWED)
     },
-    **{part.value: (part,) for part in EXPOSED_CATEGORIES.values()},
+    **{category.value: (category,) for category in EXPOSED_CATEGORIES.values()},
     BUBBLE: BUBBLE_CATEGORIES,
     TimeCategory.WAIT.value: (TimeCategory.WAIT,),
 }
@@ -35,7 +35,7 @@ _LOSS_CATEGORIES: Final[Mapping[str, tuple[TimeCategory, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class TimeLoss:
-    """What keeps a step from the ideal. seconds: the mean over ranks; share: of the step; parts: of the breakdown."""
+    """A loss of a step. seconds: mean over ranks; share: of the step; categories: of the time breakdown."""
 
     name: str
     seconds: Seconds
@@ -45,9 +45,10 @@ class TimeLoss:
 
 @dataclass(frozen=True, slots=True)
 class LossRemedies:
-    """Changes that were simulated, each alone. better: those that make a loss smaller, the most effective first;
+    """Simulated changes, each applied separately.
 
-    worse: where none does, the one of those that make it larger that changes little else, if any: what it hangs on.
+    helpful: those that reduce a loss, the most effective first; most_sensitive: if there is none, the change
+    that increases the loss with the least effect on everything else, if any.
     """
 
     helpful: tuple[tuple[WhatIf, WhatIfOutcome], ...]
@@ -55,10 +56,10 @@ class LossRemedies:
 
 
 def time_losses(mean_seconds: Mapping[str, Seconds], ideal_seconds: Seconds) -> tuple[TimeLoss, ...]:
-    """All that is worth a word, the largest first.
+    """All significant losses, the largest first.
 
-    mean: seconds of every part by its name, which sum to the step (`TimeBreakdown.mean_seconds`); ideal: seconds that the model's
-    FLOP take at the peak, 0 where kernels are not longer: then nothing is told of them.
+    mean_seconds: by time category name, summing to the step (`TimeBreakdown.mean_seconds`); ideal_seconds: time
+    of the model's FLOP at the peak; 0: no loss of kernels below the peak is reported.
     """
     step_time = sum(mean_seconds.values())
     candidates = (
@@ -82,15 +83,15 @@ def _loss_seconds(mean_seconds: Mapping[str, Seconds], ideal_seconds: Seconds) -
 
 
 def find_remedies(loss: TimeLoss, report: WhatIfReport) -> LossRemedies:
-    """Which of the changes that were simulated make a loss smaller, and the step with it, and fit into memory."""
+    """Simulated changes that reduce a loss and the step time, and fit in memory."""
     changes = [
         (_loss_change(loss, outcome), case, outcome) for case, outcome in report.simulated if outcome.fits_in_memory
     ]
     threshold = MIN_RELATIVE_CHANGE * loss.seconds
     helpful = [change for change in changes if change[0] <= -threshold and change[2].slowdown_ratio < -_MIN_STEP_CHANGE]
-    helpful.sort(key=lambda each: each[0])
-    harmful = [item for item in changes if item[0] >= threshold and item[2].slowdown_ratio > _MIN_STEP_CHANGE]
-    most_sensitive = max(harmful, key=lambda each: each[0] / each[2].slowdown_seconds, default=None)
+    helpful.sort(key=lambda change: change[0])
+    harmful = [change for change in changes if change[0] >= threshold and change[2].slowdown_ratio > _MIN_STEP_CHANGE]
+    most_sensitive = max(harmful, key=lambda change: change[0] / change[2].slowdown_seconds, default=None)
     return LossRemedies(
         tuple((case, outcome) for _, case, outcome in helpful),
         None if helpful or most_sensitive is None else most_sensitive[1:],

@@ -1,4 +1,4 @@
-"""What is so alike that one may stand for all of it? Rows that differ by no more than is seen, and values in a row."""
+"""Grouping of nearly equal data: rows within a tolerance, and runs of nearly equal consecutive values."""
 
 import numpy as np
 
@@ -6,12 +6,13 @@ from clustersim.common.arrays import FloatArray, IntArray
 
 
 def group_within_tolerance(matrix: FloatArray, tolerance: float) -> list[IntArray]:
-    """Numbers of rows in groups: in no column two rows of a group differ by more than `within`.
+    """Row indices in groups: in no column two rows of a group differ by more than `tolerance`.
 
-    rows: [rows, columns]; within: in their unit. Each row is in the first group that takes it, so that their first
-    rows ascend.
+    matrix: [rows, columns]; tolerance: in its unit. Each row joins the first group that accepts it, so the
+    groups' first rows ascend.
 
-    >>> [each.tolist() for each in alike(np.array([[0.0, 5.0], [0.0, 9.0], [0.1, 5.0], [0.2, 5.0]]), 0.15)]
+    >>> matrix = np.array([[0.0, 5.0], [0.0, 9.0], [0.1, 5.0], [0.2, 5.0]])
+    >>> [group.tolist() for group in group_within_tolerance(matrix, 0.15)]
     [[0, 2], [1], [3]]
     """
     low, high = np.empty((0, matrix.shape[1])), np.empty((0, matrix.shape[1]))
@@ -30,11 +31,11 @@ def group_within_tolerance(matrix: FloatArray, tolerance: float) -> list[IntArra
 
 
 def smooth_runs(values: FloatArray, tolerance: float) -> FloatArray:
-    """The same values, those of each run of neighbours that differ by no more than `within` as their mean: [values].
+    """The values, with each run of neighbours that differ by at most `tolerance` replaced by its mean: [values].
 
-    Each run is as long as it can be, the first first.
+    Runs are formed greedily from the left.
 
-    >>> steady(np.array([0.0, 0.02, 0.5, 0.52]), 0.05).tolist()
+    >>> smooth_runs(np.array([0.0, 0.02, 0.5, 0.52]), 0.05).tolist()
     [0.01, 0.01, 0.51, 0.51]
     """
     smoothed: FloatArray = np.array(values, dtype=np.float64)

@@ -1,7 +1,8 @@
-"""What does each row of a trace stand for?
+"""Trace table: a trace joined with the program that produced it.
 
-Rows name a rank and a task; here they are joined with the program, column by column, so that later folds are sums over
-arrays. The ranks of one class share the rows of the rank that was simulated for them.
+Events refer to a rank and a task; here they are joined with the program, column by column, so that later
+aggregations are sums over arrays. The ranks of one symmetry class share the events of the rank that was
+simulated for them.
 """
 
 from collections.abc import Callable
@@ -26,10 +27,10 @@ from clustersim.results.time_categories import (
 from clustersim.trace.trace import Trace
 
 SegmentTimingLookup = Callable[[int, Segment], SegmentTiming]
-"""Timing of a block on a rank."""
+"""(rank, segment) -> timing of the segment on that rank."""
 
 TimeWindow = tuple[Seconds, Seconds]
-"""From when to when."""
+"""(begin, end) in seconds."""
 FULL_RUN: Final[TimeWindow] = (0.0, inf)
 
 _FORWARD_KINDS = frozenset({ActionKind.FORWARD})
@@ -38,11 +39,12 @@ _BACKWARD_KINDS = frozenset({ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskColumns:
-    """What each task of each program is, in columns: one entry a task, programs one after the other.
+    """Attributes of every task of every program, in columns: one entry per task, programs concatenated.
 
-    block, exchange: index into `segments`, `comm_ops`, -1 where it is the other; part: place of the exchange's
-    exposed part, -1 for blocks; crosses: its group spans pipeline stages; forward, backward: computes such an action;
-    step: number of the step that it belongs to.
+    segment, comm_op: index into `TraceTable.segments`, `TraceTable.comm_ops`, -1 where it is the other;
+    category: index of the exposed category of the comm op, -1 for segments; crosses_stages: its group spans
+    pipeline stages; is_forward, is_backward: kind of the computed action; step: index of the step that it
+    belongs to.
     """
 
     segment: IntArray
@@ -58,9 +60,10 @@ class TaskColumns:
 class TraceTable:
     """A trace with the program that it ran.
 
-    steps: how many the program has; ranks: [classes] the simulated ranks; weights: [classes] how many ranks each stands
-    for; owner: [rows] class; entry: [rows] place in `tasks`. Columns over rows that follow from the entry are looked up
-    when asked for, because a trace may have millions of rows.
+    step_count: number of steps of the program; ranks: [classes] the simulated ranks; weights: [classes] number
+    of ranks that each stands for; rank_class: [events] symmetry class; entry: [events] index into `tasks`.
+    Columns over events that follow from the entry are computed on demand, because a trace may have millions of
+    events.
     """
 
     trace: Trace
@@ -76,12 +79,12 @@ class TraceTable:
 
     @property
     def segment_index(self) -> IntArray:
-        """[rows] index into `blocks`, or -1."""
+        """[events] index into `segments`, or -1."""
         return self.tasks.segment[self.entry]
 
     @property
     def segment_run_counts(self) -> list[float]:
-        """[blocks] how often all ranks together run each."""
+        """[segments] number of runs of each segment on all ranks."""
         segment_index = self.segment_index
         is_segment = segment_index >= 0
         weights = self.weights[self.rank_class[is_segment]]
@@ -92,16 +95,17 @@ class TraceTable:
 
     @property
     def comm_op_index(self) -> IntArray:
-        """[rows] index into `exchanges`, or -1."""
+        """[events] index into `comm_ops`, or -1."""
         return self.tasks.comm_op[self.entry]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentRunTotals:
-    """All runs of one block on one class, together: [pairs] each.
+    """Totals over all runs of one segment on one class: [pairs] each.
 
-    seconds: counted; full: from their starts to their ends, of which waited, slowed: as in the trace; exposed, hidden:
-    [pairs, parts] seconds of exchanges more than alone, because they shared links; runs: how many.
+    counted_seconds: seconds that count; full_seconds: from start to end, of which waited, slowed: as in the
+    trace; exposed_delay, hidden_delay: [pairs, categories] seconds that link sharing added to communication;
+    run_count: number of runs.
     """
 
     rank_class: IntArray
@@ -121,26 +125,32 @@ def has_pipeline(program: Program) -> bool:
 
 
 def build_trace_table(trace: Trace, program: Program, step_count: int = 1) -> TraceTable:
-    """Join a trace with the program of some equal steps that it ran."""
+    """Join a trace with the program of `step_count` equal steps that it ran."""
     ranks, weights = np.unique(trace.representative, return_counts=True)
     indexer = _TaskIndexer({}, {}, {}, [])
     task_count = sum(len(rank_program.tasks) for rank_program in program.programs)
     task_kind = np.fromiter(
-        (indexer.task_kind(task) for item in program.programs for task in item.tasks), np.int64, task_count
+        (indexer.task_kind(task) for rank_program in program.programs for task in rank_program.tasks),
+        np.int64,
+        task_count,
     )
     segment, comm_op, is_forward, is_backward = np.array(indexer.columns, dtype=np.int64).reshape(-1, 4)[task_kind].T
     comm_ops = tuple(indexer.comm_ops)
     crossing_groups = STAGE_CROSSING_GROUPS if has_pipeline(program) else frozenset()
     tasks = TaskColumns(
-        segment=np.ascontiguousarray(segment), comm_op=np.ascontiguousarray(comm_op),
-        is_forward=is_forward > 0, is_backward=is_backward > 0,
-        category=_lookup_by_comm_op(comm_op, [CATEGORY_BY_COMM_GROUP[element.comm_group].index for element in comm_ops], -1),
-        crosses_stages=_lookup_by_comm_op(comm_op, [int(entry.comm_group in crossing_groups) for entry in comm_ops], 0) > 0,
-        step=np.concatenate([each.step_indices(step_count) for each in program.programs]),
-    )  # fmt: skip
+        segment=np.ascontiguousarray(segment),
+        comm_op=np.ascontiguousarray(comm_op),
+        is_forward=is_forward > 0,
+        is_backward=is_backward > 0,
+        category=_lookup_by_comm_op(comm_op, [CATEGORY_BY_COMM_GROUP[op.comm_group].index for op in comm_ops], -1),
+        crosses_stages=_lookup_by_comm_op(comm_op, [int(op.comm_group in crossing_groups) for op in comm_ops], 0) > 0,
+        step=np.concatenate([rank_program.step_indices(step_count) for rank_program in program.programs]),
+    )
     class_of_rank = np.full(program.world_size, -1, dtype=np.int64)
     class_of_rank[ranks] = np.arange(len(ranks))
-    program_offset = np.cumsum([0, *(len(each.tasks) for each in program.programs)])[program.program_index]
+    program_offset = np.cumsum([0, *(len(rank_program.tasks) for rank_program in program.programs)])[
+        program.program_index
+    ]
     return TraceTable(
         trace=trace, program=program, step_count=step_count, ranks=ranks, weights=weights, tasks=tasks,
         rank_class=class_of_rank[trace.rank], entry=program_offset[trace.rank] + trace.task,
@@ -149,7 +159,10 @@ def build_trace_table(trace: Trace, program: Program, step_count: int = 1) -> Tr
 
 
 def sum_segment_runs(table: TraceTable, events: IntArray, seconds: FloatArray) -> SegmentRunTotals:
-    """Group those of some trace rows that run blocks by class and block. seconds: how long each of them counts."""
+    """Totals of the given events that run segments, by (class, segment).
+
+    seconds: [events] how long each of them counts.
+    """
     trace = table.trace
     segment = table.tasks.segment[table.entry[events]]
     events, seconds, segment = events[segment >= 0], seconds[segment >= 0], segment[segment >= 0]
@@ -164,19 +177,24 @@ def sum_segment_runs(table: TraceTable, events: IntArray, seconds: FloatArray) -
         return np.bincount(keys, values, minlength=len(run_count))[pairs].astype(np.float64, copy=False)
 
     return SegmentRunTotals(
-        rank_class=pairs // segment_count, segment=pairs % segment_count, run_count=run_count[pairs], counted_seconds=sum_by_pair(seconds),
+        rank_class=pairs // segment_count,
+        segment=pairs % segment_count,
+        run_count=run_count[pairs],
+        counted_seconds=sum_by_pair(seconds),
         full_seconds=sum_by_pair(trace.end[events] - trace.start[events]),
-        waited=sum_by_pair(trace.waited[events]), slowed=sum_by_pair(trace.slowed[events]),
-        exposed_delay=exposed, hidden_delay=hidden,
-    )  # fmt: skip
+        waited=sum_by_pair(trace.waited[events]),
+        slowed=sum_by_pair(trace.slowed[events]),
+        exposed_delay=exposed,
+        hidden_delay=hidden,
+    )
 
 
 def contention_by_category(
     table: TraceTable, events: IntArray, pair_index: IntArray, pair_count: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds more than alone in which shared links let exchanges be exposed, and hidden: [pairs, parts] each.
+    """Seconds that link sharing added to exposed, and to hidden, communication: [pairs, categories] each.
 
-    row: runs of blocks; pair: to which of so many pairs each of them belongs.
+    events: runs of segments; pair_index: (class, segment) pair that each of them belongs to.
     """
     contention = table.trace.contention
     event_position, entry = contention.lookup(events)
@@ -194,7 +212,7 @@ def contention_by_category(
 
 
 def _operation_categories(table: TraceTable, events: IntArray, operation: IntArray) -> IntArray:
-    """The part of what exchanges of operations expose, each inside the block of a row: [n]."""
+    """Category index of the communication of operations, each inside the segment of an event: [n]."""
     operation_count = int(operation.max()) + 1
     keys, key_index = np.unique(
         table.tasks.segment[table.entry[events]] * operation_count + operation, return_inverse=True
@@ -212,7 +230,7 @@ def _operation_categories(table: TraceTable, events: IntArray, operation: IntArr
 def distinct_timings(
     table: TraceTable, totals: SegmentRunTotals, segment_timing: SegmentTimingLookup
 ) -> tuple[list[tuple[Segment, SegmentTiming]], IntArray]:
-    """The different blocks and timings among runs, and which of them each pair has: [pairs]."""
+    """Distinct (segment, timing) combinations among the totals, and the index of each pair's: [pairs]."""
     index_by_key: dict[tuple[int, int], int] = {}
     distinct: list[tuple[Segment, SegmentTiming]] = []
     timing_index = np.empty(len(totals.rank_class), dtype=np.int64)
@@ -222,17 +240,17 @@ def distinct_timings(
         key = segment, id(timing)
         if key not in index_by_key:
             index_by_key[key] = len(distinct)
-            distinct.append((table.segments[segment], timing))  # keeps the timing alive, so ids stay apart
+            distinct.append((table.segments[segment], timing))  # keeps the timing alive, so that ids stay unique
         timing_index[pair_index] = index_by_key[key]
     return distinct, timing_index
 
 
 @dataclass(frozen=True, slots=True)
 class _TaskIndexer:
-    """Numbers given to blocks, exchanges and kinds of tasks as they are met.
+    """Indices assigned to segments, comm ops and kinds of tasks in order of first occurrence.
 
-    kinds: by what tasks share, told apart by identity, as to hash exchanges by value takes longer; columns: of each
-    kind the block's and the exchange's number, and whether it computes forward or backward.
+    kinds: by what tasks share, compared by identity, since hashing comm ops by value is slower; columns: of
+    each kind the index of its segment and of its comm op, and whether it computes forward or backward.
     """
 
     segments: dict[Segment, int]
@@ -241,7 +259,7 @@ class _TaskIndexer:
     columns: list[tuple[int, int, bool, bool]]
 
     def task_kind(self, task: Task) -> int:
-        """The kind of a task."""
+        """Index of the kind of a task."""
         if isinstance(task, ComputeTask):
             key = id(task.segment), None if task.action is None else task.action.kind
         else:
@@ -264,5 +282,5 @@ def _has_kind(action: Action | None, kinds: frozenset[ActionKind]) -> bool:
 
 
 def _lookup_by_comm_op(comm_op: IntArray, values: list[int], default: int) -> IntArray:
-    """Look values up by exchange number; the last one of the table serves -1."""
+    """Look up values by comm-op index; index -1 gives the default."""
     return np.array([*values, default], dtype=np.int64)[comm_op]

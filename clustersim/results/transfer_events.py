@@ -1,7 +1,8 @@
-"""Which spans of a trace move bytes, how many, and when?
+"""Data-moving trace events: which events transfer how many bytes, and when?
 
-Exchanges of one role that load links alike, up to their payloads, are one `CommVolume`. What a class of ranks moves is what
-the groups move whose first members (of messages, the senders) are in it.
+Comm ops of one process-group kind with the same link loads up to their payload form one `CommVolume`. The
+traffic of a symmetry class of ranks is that of the groups whose first members (for messages, the senders)
+are in it.
 """
 
 from collections.abc import Iterator
@@ -20,10 +21,10 @@ from clustersim.results.trace_table import TraceTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommVolume:
-    """All exchanges of one role that load links alike, up to their payloads.
+    """All comm ops of one process-group kind with the same link loads, up to their payloads.
 
-    owner: [groups] class of each group; payload: [items] bytes of one run of each block or exchange; weights: [classes]
-    bytes of payload in a step.
+    class_of_group: [groups] symmetry class of each group; item_payload: [items] payload bytes of one run of
+    each segment or comm op; class_bytes: [classes] payload bytes per step.
     """
 
     axis: str
@@ -33,14 +34,18 @@ class CommVolume:
     class_bytes: FloatArray
 
     def bytes_per_step(self, fractions: FloatArray) -> FloatArray:
-        """Bytes in a step of what each group carries in parts of its payload: [groups, ..] both."""
+        """Bytes per step of what each group carries, given as fractions of its payload: [groups, ..] both."""
         bytes_by_group = self.class_bytes[self.class_of_group]
         return fractions * (bytes_by_group if fractions.ndim == 1 else bytes_by_group[:, None])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TransferEvents:
-    """Rows of a trace that may move bytes. owner: [rows] class; item: [rows] block, or exchange numbered after them."""
+    """Trace events that may move data.
+
+    rank_class: [events] symmetry class; item: [events] segment index, or comm-op index offset by the number of
+    segments.
+    """
 
     rank_class: IntArray
     item: IntArray
@@ -49,7 +54,7 @@ class TransferEvents:
 
 
 def find_transfers(table: TraceTable) -> TransferEvents:
-    """Rows that run blocks with exchanges, collectives and messages; these are the sender's."""
+    """Events of segments with comm ops, of collectives and of messages (counted at the sender)."""
     trace, has_comm = table.trace, [bool(segment.comm_ops) for segment in table.segments]
     is_receive = [isinstance(task, ReceiveTask) for program in table.program.programs for task in program.tasks]
     in_segment = np.array([*has_comm, False])[table.tasks.segment]
@@ -60,7 +65,7 @@ def find_transfers(table: TraceTable) -> TransferEvents:
 
 
 def collect_comm_volumes(table: TraceTable, transfers: TransferEvents, volumes: VolumeModel) -> Iterator[CommVolume]:
-    """What moves bytes, by role and by how it loads links."""
+    """Traffic by process-group kind and by link-load pattern."""
     class_count, item_count = len(table.ranks), len(table.segments) + len(table.comm_ops)
     run_counts = np.bincount(
         transfers.rank_class * item_count + transfers.item, minlength=class_count * item_count
@@ -84,7 +89,7 @@ def collect_comm_volumes(table: TraceTable, transfers: TransferEvents, volumes: 
 
 
 def _item_comm_ops(table: TraceTable, item: int) -> tuple[CommOp, ...]:
-    """Those of one run of a block or exchange."""
+    """The comm ops of one run of a segment, or the single comm op."""
     segment_count = len(table.segments)
     return table.segments[item].comm_ops if item < segment_count else (table.comm_ops[item - segment_count],)
 
@@ -92,7 +97,7 @@ def _item_comm_ops(table: TraceTable, item: int) -> tuple[CommOp, ...]:
 def bytes_by_link_kind(
     table: TraceTable, fabric: Fabric, transfers: TransferEvents, comm_volumes: list[CommVolume], bin_count: int
 ) -> FloatArray:
-    """Bytes on links of each kind: [LINK_KINDS, bins]."""
+    """Bytes on links of each kind over time: [LINK_KINDS, bins]."""
     kind_count, class_count = len(LINK_KINDS), len(table.ranks)
     amount = np.zeros((kind_count, len(transfers.item)))
     for comm_volume in comm_volumes:
@@ -116,12 +121,12 @@ def bytes_by_link_kind(
 def spread_over_time(
     start: FloatArray, end: FloatArray, amount: FloatArray, bin_width: Seconds, bin_count: int
 ) -> FloatArray:
-    """Divide amounts evenly over their spans and add up what falls into each bin: [bins].
+    """Distribute amounts uniformly over their spans and sum what falls into each bin: [bins].
 
     >>> spread_over_time(np.array([0.5]), np.array([2.5]), np.array([8.0]), 1.0, 4)
     array([2., 4., 2., 0.])
     """
-    first_bin, last_bin = (np.clip((at / bin_width).astype(np.int64), 0, bin_count - 1) for at in (start, end))
+    first_bin, last_bin = (np.clip((time / bin_width).astype(np.int64), 0, bin_count - 1) for time in (start, end))
     rate = np.divide(amount, end - start, out=np.zeros_like(amount), where=last_bin > first_bin)
     total = np.bincount(
         first_bin,

@@ -1,8 +1,8 @@
-"""How well is the machine used, and what does a step achieve?
+"""Hardware utilization and throughput of a step.
 
-Model FLOP utilization (MFU) is the rate of useful FLOP over the peak; hardware FLOP utilization (HFU) also counts
-what is computed a second time. Both depend on conventions, so the convention is part of the answer.
-Reference: Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), appendix B; Korthikanti et al. 2022 (arXiv:2205.05198),
+Model FLOP utilization (MFU) is the rate of useful FLOP over the peak; hardware FLOP utilization (HFU) also
+counts recomputation. Both depend on conventions, so the convention is reported with them. Reference:
+Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), appendix B; Korthikanti et al. 2022 (arXiv:2205.05198),
 section 6.3 and appendix A for hardware FLOP.
 """
 
@@ -17,7 +17,7 @@ from clustersim.results.time_categories import BUBBLE_CATEGORIES, EXPOSED_CATEGO
 from clustersim.results.trace_table import TraceTable
 
 CONVENTION: Final = (
-    "FLOP of the matrix products of forward and backward (PaLM, appendix B): the logits count, the embedding lookup "
+    "FLOP of the matmuls of forward and backward (PaLM, appendix B): the logits count, the embedding lookup "
     "does not, attention counts as a full matrix (causal factor 1) of as many keys as a window has, recomputation does "
     "not count for MFU and does for HFU; frozen weights have no gradient to count (four FLOP a token, not six); the "
     "peak is the accelerator's dense peak in the compute format. MFU with causal attention (mfu_causal) counts of "
@@ -25,46 +25,46 @@ CONVENTION: Final = (
 )
 
 TRILLION_TOKENS: Final = 1e12
-"""Tokens, of which papers say how many GPU hours they took."""
-_MIN_MFU_DIFFERENCE: Final = 0.01  # of MFU
+"""Number of tokens for which papers report GPU hours."""
+_MIN_MFU_DIFFERENCE: Final = 0.01  # difference of MFU values
 
 
 def mfu(model_flops: Flop, *, step_time: Seconds, gpu_count: int, peak: FlopPerSecond) -> float:
-    """Model FLOP utilization: model FLOP of the whole step over what all ranks could do at their peak meanwhile."""
+    """Model FLOP utilization: model FLOP of a full step divided by step time, GPU count and peak FLOP/s."""
     return model_flops / (step_time * gpu_count * peak)
 
 
 def shows_causal_mfu(mfu_full: float, mfu_causal: float) -> bool:
-    """Whether MFU by the convention and with causal attention part so far that both are to be shown: by a point."""
+    """Whether MFU by the convention and MFU with causal attention differ enough (0.01) for both to be shown."""
     return mfu_full - mfu_causal >= _MIN_MFU_DIFFERENCE
 
 
 def hfu(model_flops: Flop, recomputed_flops: Flop, *, step_time: Seconds, gpu_count: int, peak: FlopPerSecond) -> float:
-    """Hardware FLOP utilization: like MFU, with what is recomputed on all ranks added."""
+    """Hardware FLOP utilization: like MFU, including the FLOP recomputed on all ranks."""
     return mfu(model_flops + recomputed_flops, step_time=step_time, gpu_count=gpu_count, peak=peak)
 
 
 def achieved_flops_per_gpu(model_flops: Flop, *, step_time: Seconds, gpu_count: int) -> FlopPerSecond:
-    """Model FLOP per second that each rank achieves."""
+    """Achieved model FLOP per second and GPU."""
     return model_flops / (step_time * gpu_count)
 
 
 def tokens_per_second(sequence_count: int, sequence_length: int, step_time: Seconds) -> float:
-    """Tokens per second of a step of `sequences` sequences of `sequence` tokens."""
+    """Tokens per second of a step of `sequence_count` sequences of `sequence_length` tokens."""
     return sequence_count * sequence_length / step_time
 
 
 def gpu_hours_for_tokens(tokens_per_gpu_second: float, *, tokens: float = TRILLION_TOKENS) -> float:
-    """Hours of all GPUs together for so many tokens. rate: tokens per second and GPU.
+    """GPU hours for a number of tokens. tokens_per_gpu_second: tokens per second and GPU.
 
-    >>> round(gpu_hours(1543.0) / 1e3)
+    >>> round(gpu_hours_for_tokens(1543.0) / 1e3)
     180
     """
     return tokens / tokens_per_gpu_second / 3600.0
 
 
 def recomputed_flops_total(table: TraceTable) -> Flop:
-    """FLOP of matrix products that all ranks together computed a second time, by the convention."""
+    """Matmul FLOP recomputed on all ranks, by the convention."""
     return float(
         sum(
             count * _segment_recomputed_flops(segment)
@@ -74,12 +74,12 @@ def recomputed_flops_total(table: TraceTable) -> Flop:
 
 
 def bubble_fraction(breakdown: TimeBreakdown) -> float:
-    """Pipeline bubble as a share of the step time, the mean over all ranks (not of the ideal time)."""
+    """Pipeline bubble as a fraction of the step time (not of the ideal time), averaged over all ranks."""
     return _share_of_step(breakdown.category_total(*BUBBLE_CATEGORIES), breakdown)
 
 
 def exposed_fraction(breakdown: TimeBreakdown) -> float:
-    """Communication that no kernel hides as a share of the step time, the mean over all ranks; waiting not included."""
+    """Exposed communication as a fraction of the step time, averaged over all ranks; waiting is not included."""
     return _share_of_step(breakdown.category_total(*EXPOSED_CATEGORIES.values()), breakdown)
 
 

@@ -1,8 +1,8 @@
-"""What would the step be with one thing changed? The answers, to be filled in by who simulates (`planning`).
+"""What-if results: the step with one thing changed; filled in by the package that simulates (`planning`).
 
-A step with more tokens takes longer and is not worse for it. So beside step times stands the time of equal work:
-`longer`, the seconds by which the tokens of the present step take longer, and `faster`, the part by which a GPU's rate
-rises.
+A step with more tokens takes longer without being worse. So besides step times there is the time of equal
+work: `slowdown_seconds`, the additional seconds for the tokens of the baseline step, and `speedup`, the
+relative increase of tokens/s per GPU.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ from clustersim.common.units import Bytes, Seconds
 
 @dataclass(frozen=True, slots=True)
 class WhatIfOutcome:
-    """What one change comes to.
+    """Result of one change.
 
-    step_time, base: seconds of a step with and without it; tokens: of a step with it, in multiples of those without;
-    tokens_per_s_per_gpu: with it; peak_memory: bytes of the fullest GPU; fits: whether that is within its capacity;
-    changes: by part of the breakdown the seconds by which the tokens of the step as it is take longer, the mean over
-    ranks; they sum to `longer`.
+    step_time, baseline_step_time: seconds of a step with and without it; token_ratio: tokens of a step with it
+    over those without; tokens_per_s_per_gpu: with it; peak_memory: bytes on the GPU with the highest use;
+    fits_in_memory: whether that is within its capacity; category_changes: by time category, additional seconds
+    for the tokens of the baseline step, averaged over ranks; they sum to `slowdown_seconds`.
     """
 
     step_time: Seconds
@@ -36,17 +36,17 @@ class WhatIfOutcome:
 
     @property
     def slowdown_seconds(self) -> Seconds:
-        """Seconds by which the tokens of the step as it is take longer."""
+        """Additional seconds for the tokens of the baseline step."""
         return self.step_time / self.token_ratio - self.baseline_step_time
 
     @property
     def slowdown_ratio(self) -> float:
-        """`longer` as a part of the step."""
+        """`slowdown_seconds` as a fraction of the baseline step."""
         return self.slowdown_seconds / self.baseline_step_time
 
     @property
     def speedup(self) -> float:
-        """Part by which tokens/s per GPU rise."""
+        """Relative increase of tokens/s per GPU."""
         return self.baseline_step_time * self.token_ratio / self.step_time - 1.0
 
 
@@ -54,8 +54,8 @@ class WhatIfOutcome:
 class WhatIf:
     """One change.
 
-    name: of the case; words: what is changed; outcome: None where it was not tried; note: why not, or what must be
-    known of the outcome, if anything.
+    name: key of the case; description: what is changed; outcome: None where it was not simulated; note: the
+    reason, or a caveat on the outcome, if any.
     """
 
     name: str
@@ -66,7 +66,10 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfReport:
-    """Changes, each alone, in a fixed order. step_time: seconds; tokens_per_s_per_gpu, fits: as the scenario stands."""
+    """Changes, each applied separately, in a fixed order.
+
+    step_time (seconds), tokens_per_s_per_gpu, fits_in_memory: of the unchanged scenario.
+    """
 
     step_time: Seconds
     tokens_per_s_per_gpu: float
@@ -75,10 +78,10 @@ class WhatIfReport:
 
     @property
     def simulated(self) -> tuple[tuple[WhatIf, WhatIfOutcome], ...]:
-        """Those that were simulated, with what came of them."""
+        """Cases that were simulated, with their outcomes."""
         return tuple((case, case.outcome) for case in self.cases if case.outcome is not None)
 
     @property
     def skipped(self) -> tuple[WhatIf, ...]:
-        """Those that were not."""
+        """Cases that were not simulated."""
         return tuple(case for case in self.cases if case.outcome is None)

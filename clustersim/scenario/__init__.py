@@ -1,4 +1,4 @@
-"""WHAT IS TO BE SIMULATED? Scenario files, checked and turned into what the inside works with."""
+"""WHAT IS TO BE SIMULATED? Scenario files: parsed, validated and resolved into the simulator's inputs."""
 
 from clustersim.scenario.scenario import Scenario
 from clustersim.scenario.settings import Contention, CostSettings, Symmetry

@@ -1,8 +1,7 @@
-"""Where are other jobs on the machine, and do their files agree with being there?
+"""Co-scheduled jobs: which GPUs do they get, and are their files consistent with sharing the cluster?
 
-All jobs are on one machine: that of the file which names them, with its disturbances, large enough for all. Their own
-files say what they train and how. What such a file says of its cluster must be true of the machine, as far as it says
-anything.
+All jobs run on the cluster of the file that names them, with its degradations, large enough for all. Their
+own files define model and layout. What such a file states about its cluster must match the shared cluster.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,14 +24,15 @@ from clustersim.scenario.loaders import requested_gpu_count
 from clustersim.scenario.settings import Contention
 
 _JOB_OWNED_KEYS: Final = ("jitter",)
-"""What another job's file may say of `disturbances`: all else is the machine's."""
+"""Keys of `degradations` that a co-scheduled job's own file may set: all others belong to the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoScheduledSpec:
-    """A job that a file names. key: where; path: of its file, None: it is written there; file: what that says.
+    """A co-scheduled job as named by a file.
 
-    given, own: which GPUs it has, as the file that names it and its own say.
+    key: its dotted key; path: of its file, None: written inline; config: its parsed file.
+    assigned_allocation, requested_allocation: its GPUs according to the naming file and to its own file.
     """
 
     key: str
@@ -45,16 +45,16 @@ class CoScheduledSpec:
 
     @property
     def allocation(self) -> Allocation | None:
-        """Which GPUs it has; None: any that nobody has."""
+        """Its GPU allocation; None: any free GPUs."""
         return self.assigned_allocation or self.requested_allocation
 
     @property
     def gpu_count(self) -> int | None:
-        """How many, if that is said."""
+        """Its number of GPUs, if stated."""
         return requested_gpu_count(self.config.cluster, self.config.layout)
 
     def gpu_ids(self, cluster: Cluster, gpus_by_owner: Mapping[str, IntArray]) -> IntArray:
-        """The GPU of each rank: [ranks]. used: GPUs by whose they are. Raises InputError."""
+        """The GPU id of each rank: [ranks]. gpus_by_owner: GPUs in use, by owner. Raises InputError for overlaps."""
         if self.allocation is None:
             return self._first_free(cluster.machine.gpu_count, gpus_by_owner)
         try:
@@ -67,17 +67,18 @@ class CoScheduledSpec:
                 free_text = _describe_free(_free_gpus(cluster.machine.gpu_count, gpus_by_owner))
                 verb = "is" if len(shared) == 1 else "are"
                 raise InputError(
-                    f"{self._placement_prefix}placement: {format_id_ranges(shared)} {verb} {owner} already; free {free_text}"
+                    f"{self._placement_prefix}placement: {format_id_ranges(shared)} {verb} {owner} already; free "
+                    f"{free_text}"
                 )
         return gpu_ids
 
     @property
     def _placement_prefix(self) -> str:
-        """What comes before the key of the placement."""
+        """Prefix of the placement's key in error messages."""
         return "" if self.assigned_allocation else "scenario: cluster."
 
     def _first_free(self, cluster_gpus: int, gpus_by_owner: Mapping[str, IntArray]) -> IntArray:
-        """The first GPUs of a machine of `count` that nobody has."""
+        """The first free GPUs of a cluster."""
         free = _free_gpus(cluster_gpus, gpus_by_owner)
         if not len(free) or len(free) < (self.gpu_count or 1):
             demand_text = f"{self.gpu_count:,} GPUs do" if self.gpu_count else "its job does"
@@ -96,7 +97,7 @@ def _describe_free(free: IntArray) -> str:
 
 
 def allocation_among(requested_allocation: Allocation | None, specs: Sequence[CoScheduledSpec]) -> Allocation | None:
-    """Which GPUs a job gets on a machine with others; None: all."""
+    """A job's allocation on a cluster shared with co-scheduled jobs; None: all GPUs."""
     if not specs:
         return requested_allocation
     placed_jobs = tuple((spec.allocation, spec.gpu_count) for spec in specs if spec.allocation is not None)
@@ -108,21 +109,25 @@ def allocation_among(requested_allocation: Allocation | None, specs: Sequence[Co
 
 
 def read_job_mapping(path: Path) -> dict[str, Any]:
-    """What another job's file holds."""
+    """The content of a co-scheduled job's file."""
     return data_files.read_mapping(path)
 
 
 def find_conflicts(
     shared_cluster: tuple[ClusterConfig, Path], job_config: ScenarioConfig, job_dir: Path
 ) -> Iterator[str]:
-    """Why a file cannot be of a job on the machine of a section, whose paths start at a place, as theirs at `base`."""
+    """Why a file cannot run on a shared cluster, one sentence per conflict.
+
+    shared_cluster: the cluster section of the naming file, with the folder of its paths; job_dir: the folder of
+    the job's.
+    """
     yield from _cluster_conflicts(*shared_cluster, job_config.cluster, job_dir)
     if job_config.cost.network is Contention.UNCONTENDED:
         yield "cost.network: uncontended, but jobs on one machine share its links; write shared, or leave it out"
     for key in DegradationsConfig.model_fields:
-        if key not in _JOB_OWNED_KEYS and getattr(job_config.disturbances, key) != getattr(DegradationsConfig(), key):
+        if key not in _JOB_OWNED_KEYS and getattr(job_config.degradations, key) != getattr(DegradationsConfig(), key):
             yield (
-                f"disturbances.{key}: is of the whole machine, so the file that names this job says it; leave it out "
+                f"degradations.{key}: is of the whole machine, so the file that names this job says it; leave it out "
                 f"here ({', '.join(_JOB_OWNED_KEYS)} may stay)"
             )
 
@@ -130,7 +135,7 @@ def find_conflicts(
 def _cluster_conflicts(
     shared_config: ClusterConfig, shared_dir: Path, job_config: ClusterConfig, job_dir: Path
 ) -> Iterator[str]:
-    """What of a cluster is another's."""
+    """Keys of the job's cluster section that conflict with the shared cluster."""
     shared_name, job_name = _cluster_identity(shared_config, shared_dir), _cluster_identity(job_config, job_dir)
     if shared_name != job_name:
         yield f"cluster: is {job_name}, but the job beside which it runs is on {shared_name}; they must be on the same"
@@ -138,9 +143,12 @@ def _cluster_conflicts(
         job_value, shared_value = getattr(job_config, key), getattr(shared_config, key)
         if job_value and job_value != shared_value:
             expected_text = f"is {format_value(shared_value)}" if shared_value else "is the cluster's own"
-            yield f"cluster.{key}: differs from the machine's, which {expected_text}; leave it out, or write the same in both"
+            yield (
+                f"cluster.{key}: differs from the machine's, which {expected_text}; leave it out, or write the "
+                "same in both"
+            )
 
 
 def _cluster_identity(config: ClusterConfig, base_dir: Path) -> str:
-    """The cluster that a section names, the same for all that name it."""
+    """Canonical name or path of the cluster that a section names."""
     return config.name or str(data_files.resolve_relative(base_dir, str(config.path)).resolve())

@@ -1,7 +1,7 @@
-"""How is one part of a scenario file read?
+"""How is a section of a scenario file parsed? Base classes of the pydantic config models, and value parsers.
 
-Strictly: no unknown keys, no quantity without its unit, no number in quotes. A section may have a shorthand
-(`cluster: dgx-h100`), which is written out as a mapping before it is validated.
+Parsing is strict: no unknown keys, no quantity without its unit, no number in quotes. A section may have a
+shorthand (`cluster: dgx-h100`), which is expanded into a mapping before validation.
 """
 
 import math
@@ -20,20 +20,20 @@ from clustersim.common.units import Dimension, parse_quantity
 from clustersim.hardware.cluster import MAX_GPUS
 from clustersim.model.layer_stack import MAX_LAYERS
 
-MAX_TOKENS = 2**31  # of one sequence, and sequences of one step
+MAX_TOKENS = 2**31  # tokens per sequence, and sequences per step
 MAX_WIDTH = 2**24  # hidden, ffn, heads, vocab
 
 
 def config_error(message: str) -> PydanticCustomError:
-    """An error whose text reaches the user as it stands."""
+    """A validation error whose message is shown to the user verbatim."""
     return PydanticCustomError("mistake", "{sentence}", {"sentence": message})
 
 
 @dataclass(frozen=True)
 class ValueParser:
-    """What reads a value that users write, and for the schema what that may be, in words and as far as a type says it.
+    """Parses a value of the file; describes the allowed values for the JSON schema, in words and by type.
 
-    The type is looked at when a schema is made: to do so when sections are imported would slow every command.
+    schema_type is resolved only when a schema is generated: at import it would slow down every command.
     """
 
     parse: Callable[..., object]
@@ -42,22 +42,25 @@ class ValueParser:
     schema_type: Any = Any
 
     def __call__(self, value: object) -> object:
-        """Read a value."""
+        """Parse a value."""
         return self.parse(value)
 
 
 def value_parser(parse: Callable[..., object], allowed: str, *examples: str, schema_type: Any = Any) -> BeforeValidator:
-    """A validator that reads what users write; legal, examples, of: as in `ValueParser`."""
+    """A pydantic validator that parses a value of the file; allowed, examples, schema_type: as in `ValueParser`."""
     return BeforeValidator(ValueParser(parse, allowed, examples, schema_type))
 
 
 def quantity_label(dimension: Dimension) -> str:
-    """What a quantity is called in words."""
+    """Description of a quantity of a dimension, such as `a time with its unit`."""
     return f"a {dimension.name.lower()} with its unit"
 
 
 def enum_parser(enum_type: type[Enum], *choices: Enum, none_word: str | None = None) -> BeforeValidator:
-    """Read the value of an enum's member; `legal` narrows the choice, the word `absent` is read as None."""
+    """A validator that parses the value of an enum's member.
+
+    choices: the members that are allowed, all if empty; none_word: a word that is parsed as None.
+    """
     names: dict[str, Enum | None] = {str(choice.value): choice for choice in choices or tuple(enum_type)}
     if none_word is not None:
         names[none_word] = None
@@ -83,7 +86,7 @@ def _parse_size(value: object) -> float:
 
 
 def parse_timestamp(value: object) -> float:
-    """Read seconds."""
+    """Parse a time with its unit into seconds; it may be negative."""
     try:
         amount = parse_quantity(value, Dimension.TIME)
     except InputError as error:
@@ -94,7 +97,7 @@ def parse_timestamp(value: object) -> float:
 
 
 def parse_duration(value: object) -> float:
-    """Read seconds, none of them below zero."""
+    """Parse a time with its unit into seconds; raises a config error if it is negative."""
     amount = parse_timestamp(value)
     if amount < 0.0:
         raise config_error(f"{format_value(value)} is below zero; write e.g. '10 us'")
@@ -102,12 +105,12 @@ def parse_duration(value: object) -> float:
 
 
 def none_from_word(value: object) -> object:
-    """The word `none` is nothing."""
+    """None for the word `none`; any other value unchanged."""
     return None if value == "none" else value
 
 
 def size_or_word_parser(word: str) -> BeforeValidator:
-    """Read a size, or a word that is read as None."""
+    """A validator that parses a size in bytes, or one given word as None."""
 
     def parse(value: object) -> float | None:
         if value == word:
@@ -125,10 +128,10 @@ _TEXT_NUMBER = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d{1,2})")
 
 
 def fraction_parser(minimum: float, maximum: float, hint: str = "") -> BeforeValidator:
-    """Read a share, a number or a percentage (`0.9` or `90 %`), from `least` to `most`.
+    """A validator that parses a fraction (`0.9`) or a percentage (`90 %`) within [minimum, maximum].
 
-    A number above 1 is refused, since it is nearly always a percentage without its sign. remedy: ends the refusal of
-    what is too small.
+    A number above 1 is refused, since it is nearly always a percentage without its sign. hint: appended to the
+    message for values below the minimum.
     """
 
     def parse(value: object) -> float:
@@ -158,8 +161,8 @@ def fraction_parser(minimum: float, maximum: float, hint: str = "") -> BeforeVal
 
 
 def _missing_percent_message(value: float, minimum: float, maximum: float) -> str:
-    """What is wrong with a number above 1, and the percentages that it may stand for."""
-    candidates = [f"{item:,.12g} %" for item in (value, 100 * value) if minimum <= item / 100 <= maximum]
+    """Error message for a number above 1, with the percentages that it may stand for."""
+    candidates = [f"{candidate:,.12g} %" for candidate in (value, 100 * value) if minimum <= candidate / 100 <= maximum]
     if not candidates:
         return f"{format_value(value)} is more than all of it; the most is {100 * maximum:g} %"
     return (
@@ -168,11 +171,11 @@ def _missing_percent_message(value: float, minimum: float, maximum: float) -> st
 
 
 def yaml_number_message(value: object, *, integer: bool = False) -> str:
-    """What is wrong with a number that YAML 1.1 reads as a text (it wants a point and a sign); empty if it is not that.
+    """Error message for a number that YAML 1.1 parses as a string (it needs a point and a sign); empty if none.
 
-    >>> yaml_number("1e9")
+    >>> yaml_number_message("1e9")
     "'1e9' is a text in YAML; write 1.0e+9 or 1000000000"
-    >>> yaml_number("1e9", whole=True), yaml_number("9")
+    >>> yaml_number_message("1e9", integer=True), yaml_number_message("9")
     ("'1e9' is a text in YAML; write 1000000000", '')
     """
     match = _TEXT_NUMBER.fullmatch(value) if isinstance(value, str) else None
@@ -207,10 +210,11 @@ NonEmptyText = Annotated[str, AfterValidator(_require_non_empty)]
 
 
 class ConfigModel(BaseModel):
-    """A part of the file.
+    """Base of the config models: a section of the file.
 
-    short: the key that a bare word (or number) stands for, if any; example: what a user may write, if one says more
-    than the list of keys. The string below a key says what it means and, behind `; left out:`, what happens without it.
+    shorthand_key: the key that a bare string or number stands for, if any; example: what a user may write, where
+    that says more than the list of keys. The string below a key describes it and, after `; left out:`, its
+    default.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -219,7 +223,7 @@ class ConfigModel(BaseModel):
 
     @classmethod
     def expand_shorthand(cls, value: object) -> object:
-        """The mapping that a shorthand stands for; anything else as it is."""
+        """Expand a shorthand into the mapping that it stands for; any other value is returned unchanged."""
         is_scalar = isinstance(value, (str, int, float)) and not isinstance(value, bool)
         return {cls.shorthand_key: value} if cls.shorthand_key is not None and is_scalar else value
 
@@ -230,16 +234,16 @@ class ConfigModel(BaseModel):
 
     @classmethod
     def key_types(cls) -> dict[str, Any]:
-        """The legal keys, as the file writes them, with the types of their values."""
+        """The allowed keys, as spelled in the file, with the types of their values."""
         return {field.alias or name: field.annotation for name, field in cls.model_fields.items()}
 
     @classmethod
     def config_at(cls, path: Iterable[int | str]) -> "type[ConfigModel] | None":
-        """The section that a path of keys leads to; None where it leads to a plain value or nowhere."""
+        """The config model at a path of keys; None where the path leads to a plain value or does not exist."""
         model: type[ConfigModel] | None = cls
-        is_user_named = False  # whether a name that the user gave comes next
+        is_user_named = False  # whether the next key is a user-defined name
         for key in path:
-            if isinstance(key, int) or is_user_named:  # the place in a list of sections
+            if isinstance(key, int) or is_user_named:  # an index into a list of sections
                 is_user_named = False
                 continue
             annotation = model.key_types().get(key) if model is not None else None
@@ -255,27 +259,27 @@ def _model_in_annotation(annotation: object) -> type[ConfigModel] | None:
 
 
 class PresetOrPathConfig(ConfigModel):
-    """Something that is shipped under a name or read from a file; a bare word that ends like a file is a path."""
+    """A section that selects packaged data by name or a file by path; a bare string with a file extension is a path."""
 
     path: NonEmptyText | None = None
-    """a file in place of a name, beside the scenario; left out: none"""
+    """a file instead of a name, relative to the scenario; left out: none"""
 
     @classmethod
     def expand_shorthand(cls, value: object) -> object:
-        """A file's name is `path`, another word is the name."""
+        """Expand a bare file name to `path`, any other bare string to the shorthand key."""
         if isinstance(value, str) and value.endswith((".json", ".yaml", ".yml")):
             return {"path": value}
         return super().expand_shorthand(value)
 
 
 class OneOfConfig(ConfigModel):
-    """A mapping with exactly one key, the name of what is chosen; its value holds the options, or nothing."""
+    """A mapping with exactly one key, which selects a variant (tagged union); its value holds the options."""
 
-    shorthands: ClassVar[dict[str, Any]] = {}  # bare words and what they stand for
+    shorthands: ClassVar[dict[str, Any]] = {}  # bare words and their expansions
 
     @classmethod
     def expand_shorthand(cls, value: object) -> object:
-        """A bare word is a choice without options."""
+        """Expand a bare word to the variant without options."""
         if isinstance(value, str):
             if value not in cls.shorthands:
                 raise config_error(f"{format_value(value)} is unknown; {suggest_nearest(value, cls.shorthands)}")
@@ -292,6 +296,6 @@ class OneOfConfig(ConfigModel):
 
     @property
     def chosen(self) -> tuple[str, Any]:
-        """The key and its validated options."""
+        """The selected key and its validated options."""
         name = next(iter(self.model_fields_set))
         return type(self).model_fields[name].alias or name, getattr(self, name)

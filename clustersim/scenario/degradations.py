@@ -1,6 +1,6 @@
-"""How do a file's disturbances change the cluster?
+"""How do a scenario file's degradations apply to the cluster?
 
-Numbers of GPUs and nodes are checked against the cluster's, links are looked up on its fabric.
+Ids of GPUs and nodes are checked against the cluster's size, links are looked up in its fabric.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,11 +23,11 @@ from clustersim.scenario.config.degradations import (
 
 
 def apply_mixed_nodes(sections: Iterable[MixedNodesConfig], base_dir: Path, cluster: Cluster) -> Cluster:
-    """The cluster with other accelerators on some nodes; raise InputError for nodes that do not exist or come twice."""
+    """The cluster with other accelerators on some nodes; raises InputError for unknown or repeated nodes."""
     replacements: list[tuple[tuple[int, ...], str]] = []
-    for entry, section in enumerate(sections):
-        nodes = _expand_ids(f"mixed.{entry}", "node", (*section.node, *section.nodes), cluster.node_count)
-        replacements.append((nodes, _find_accelerator(f"mixed.{entry}", section.accelerator, base_dir)))
+    for section_index, section in enumerate(sections):
+        nodes = _expand_ids(f"mixed.{section_index}", "node", (*section.node, *section.nodes), cluster.node_count)
+        replacements.append((nodes, _find_accelerator(f"mixed.{section_index}", section.accelerator, base_dir)))
     _refuse_duplicates("mixed", [nodes for nodes, _ in replacements], lambda node: f"node {node}")
     return with_accelerators(cluster, replacements)
 
@@ -42,10 +42,10 @@ def _find_accelerator(key: str, name: str, base_dir: Path) -> str:
 
 
 def read_degradations(config: DegradationsConfig, cluster: Cluster) -> Degradations:
-    """What is wrong; raise InputError for what does not exist or is named by two entries."""
+    """The cluster's degradations; raises InputError for unknown components, or ones that two entries name."""
     slow = [
-        SlowGpus(_selected_gpus(f"slow.{entry}", slow_gpu_config, cluster), slow_gpu_config.speed)
-        for entry, slow_gpu_config in enumerate(config.slow)
+        SlowGpus(_selected_gpus(f"slow.{config_index}", slow_gpu_config, cluster), slow_gpu_config.speed)
+        for config_index, slow_gpu_config in enumerate(config.slow)
     ]
     nics = [
         DegradedNics(_selected_gpus(f"nics.{entry}", nic, cluster), nic.bandwidth_fraction)
@@ -60,43 +60,45 @@ def read_degradations(config: DegradationsConfig, cluster: Cluster) -> Degradati
 def read_background_traffic(
     sections: Iterable[BackgroundTrafficConfig], cluster: Cluster
 ) -> tuple[TrafficPattern, ...]:
-    """What others send; raise InputError for GPUs that do not exist or come twice in one entry."""
+    """The background traffic; raises InputError for unknown GPUs, or ones repeated within an entry."""
     flows: list[TrafficPattern] = []
-    for entry, section in enumerate(sections):
-        given_ids = [gpu for item in section.gpus for gpu in item]
-        gpus = _expand_ids(f"traffic.{entry}", "GPU", section.gpus, cluster.machine.gpu_count)
+    for section_index, section in enumerate(sections):
+        given_ids = [gpu for gpu_range in section.gpus for gpu in gpu_range]
+        gpus = _expand_ids(f"traffic.{section_index}", "GPU", section.gpus, cluster.machine.gpu_count)
         if len(gpus) < len(given_ids):
-            raise InputError(f"traffic.{entry}: a GPU comes twice in {len(given_ids):,}; keep one")
+            raise InputError(f"traffic.{section_index}: a GPU comes twice in {len(given_ids):,}; keep one")
         flows.append(section.background_flow(gpus))
     return tuple(flows)
 
 
 def _refuse_ambiguous(degradations: Degradations, fabric: Fabric) -> None:
-    """Two entries that say different things of one GPU, NIC or link are likelier a mistake than a product."""
+    """Raise InputError if two entries name the same GPU, NIC or link: likelier a mistake than a product of factors."""
 
     def describe_link(link_id: int) -> str:
         endpoints = fabric.link_info(link_id)
         return f"the link from {endpoints.source} to {endpoints.target}"
 
-    for key, entries in (("slow", degradations.slow_gpus), ("nics", degradations.nics)):
-        _refuse_duplicates(key, [entry.gpu_ids for entry in entries], lambda gpu: f"GPU {gpu:,}")
+    for key, degraded in (("slow", degradations.slow_gpus), ("nics", degradations.nics)):
+        _refuse_duplicates(key, [degradation.gpu_ids for degradation in degraded], lambda gpu: f"GPU {gpu:,}")
     ports = [fabric.nic_links(np.array(nic.gpu_ids, np.int64)).tolist() for nic in degradations.nics]
     _refuse_duplicates("nics", ports, lambda link_id: f"{describe_link(link_id)}, which GPUs share,")
     _refuse_duplicates("links", resolve_link_ids(fabric, degradations.links), describe_link)
 
 
-def _refuse_duplicates(key: str, entries: Sequence[Iterable[int]], describe: Callable[[int], str]) -> None:
-    """Refuse a number that two entries of a list have."""
+def _refuse_duplicates(key: str, ids_by_entry: Sequence[Iterable[int]], describe: Callable[[int], str]) -> None:
+    """Raise InputError for an id that two entries of a list contain."""
     first_entry: dict[int, int] = {}
-    for entry, ids in enumerate(entries):
-        for id_ in ids:
-            if id_ in first_entry:
-                raise InputError(f"{key}.{entry}: {describe(id_)} is in {key}.{first_entry[id_]} already; keep one")
+    for entry, ids in enumerate(ids_by_entry):
+        for element_id in ids:
+            if element_id in first_entry:
+                raise InputError(
+                    f"{key}.{entry}: {describe(element_id)} is in {key}.{first_entry[element_id]} already; keep one"
+                )
         first_entry.update(dict.fromkeys(ids, entry))
 
 
 def _selected_gpus(key: str, section: GpuSelectionConfig, cluster: Cluster) -> tuple[int, ...]:
-    """The GPUs that a section names, each once."""
+    """Ids of the GPUs that a section selects, without duplicates."""
     gpus = _expand_ids(key, "GPU", (*section.gpu, *section.gpus), cluster.gpu_count)
     nodes = _expand_ids(key, "node", (*section.node, *section.nodes), cluster.node_count)
     if nodes:
@@ -106,11 +108,11 @@ def _selected_gpus(key: str, section: GpuSelectionConfig, cluster: Cluster) -> t
 
 
 def _expand_ids(key: str, noun: str, ranges: Iterable[range], count: int) -> tuple[int, ...]:
-    """The numbers of some ranges, each once, all below `count`."""
+    """The ids of some ranges, without duplicates; raises InputError unless all are below `count`."""
     ids: dict[int, None] = {}
-    for item in ranges:
-        if item.stop > count:
+    for id_range in ranges:
+        if id_range.stop > count:
             valid_range = f"{noun}s are 0 to {count - 1:,}" if count > 1 else f"there is only {noun} 0"
-            raise InputError(f"{key}: there is no {noun} {max(item.start, count):,}; {valid_range}")
-        ids.update(dict.fromkeys(item))
+            raise InputError(f"{key}: there is no {noun} {max(id_range.start, count):,}; {valid_range}")
+        ids.update(dict.fromkeys(id_range))
     return tuple(ids)

@@ -1,7 +1,7 @@
-"""What is wrong with a scenario file, in one sentence for each mistake?
+"""Error messages for a scenario file, one sentence per problem.
 
-Mistakes are sentences behind the dotted key that the user wrote. Pydantic's errors are translated: the keys that its
-sections add for shorthands (`cluster: dgx-h100` is `cluster: {name: dgx-h100}`) are cut off again.
+A message is prefixed by the dotted key as the user wrote it. Pydantic's errors are translated: keys that the
+config models insert for shorthands (`cluster: dgx-h100` is `cluster: {name: dgx-h100}`) are removed again.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.scenario.config_reader import ConfigModel, yaml_number_message
+from clustersim.scenario.renamed_keys import renamed_key_message
 
 _MAX_KEYS_SHOWN = 6
 _MESSAGES = {
@@ -27,7 +28,7 @@ _MESSAGES = {
 
 
 def combined_error(source: str, problems: Sequence[str]) -> InputError:
-    """One error for all problems of one file: a sentence, or a count and one line for each."""
+    """One InputError for all problems of one file: a sentence, or a count and one line per problem."""
     if len(problems) == 1:
         return InputError(f"{source}: {problems[0]}")
     lines = "".join(f"\n  - {problem}" for problem in problems)
@@ -35,27 +36,46 @@ def combined_error(source: str, problems: Sequence[str]) -> InputError:
 
 
 def translate_validation_error(
-    error: ValidationError, root_model: type[ConfigModel], raw_mapping: Mapping[str, Any]
+    error: ValidationError, root_model: type[ConfigModel], raw_mapping: Mapping[str, Any], section: Sequence[str] = ()
 ) -> list[str]:
-    """Sentences for pydantic's error about `written`, which should have been a `root`."""
-    return [_message(detail, root_model, raw_mapping) for detail in error.errors(include_url=False)]
+    """Messages for pydantic's error about `raw_mapping`, which failed to validate as a `root_model`.
+
+    section: path of the scenario file's section that `root_model` is; empty for the whole file.
+    """
+    return [_message(detail, root_model, raw_mapping, section) for detail in error.errors(include_url=False)]
 
 
-def _message(detail: ErrorDetails, root_model: type[ConfigModel], raw_mapping: Mapping[str, Any]) -> str:
+def _message(
+    detail: ErrorDetails, root_model: type[ConfigModel], raw_mapping: Mapping[str, Any], section: Sequence[str]
+) -> str:
     kind, location = detail["type"], detail["loc"]
+    if renamed := _renamed_message(detail, section):
+        return f"{_dotted_path(location)}: {renamed}"
     if kind == "extra_forbidden":
         return f"{_dotted_path(location)}: unknown key; {_unknown_key_hint(location, root_model)}"
     key = _dotted_path(_user_location(location, raw_mapping, missing=kind == "missing"))
     return f"{key}: {_describe_problem(detail, root_model)}"
 
 
+def _renamed_message(detail: ErrorDetails, section: Sequence[str]) -> str | None:
+    """New name of an old key, or of a bare word that stands for one; None for any other problem."""
+    kind, location, value = detail["type"], (*section, *detail["loc"]), detail["input"]
+    if kind == "extra_forbidden":
+        return renamed_key_message(location)
+    renamed = renamed_key_message((*location, value)) if kind == "mistake" and isinstance(value, str) else None
+    return renamed and f"{value} {renamed}"
+
+
 def _describe_problem(detail: ErrorDetails, root_model: type[ConfigModel]) -> str:
-    """What is wrong with a value, and what to write."""
+    """What is wrong with a value, and what to write instead."""
     kind, location, value = detail["type"], detail["loc"], detail["input"]
     if kind == "missing":
         return f"is missing{_missing_key_example(location, root_model)}"
     if kind == "model_type":
-        return f"{format_value(value)} is not a mapping of keys to values{_describe_keys(root_model.config_at(location) or root_model)}"
+        return (
+            f"{format_value(value)} is not a mapping of keys to "
+            f"values{_describe_keys(root_model.config_at(location) or root_model)}"
+        )
     if kind == "int_type" and (integer_message := _integer_message(value)):
         return integer_message
     template = _MESSAGES.get(kind)
@@ -63,21 +83,21 @@ def _describe_problem(detail: ErrorDetails, root_model: type[ConfigModel]) -> st
 
 
 def _integer_message(value: object) -> str:
-    """What is wrong with a whole number that is written as another kind of value; empty if it is none."""
+    """What is wrong with an integer written as a float or a string; empty if the value is not one."""
     if isinstance(value, float) and value.is_integer():
         return f"{format_value(value)} has a point; write {int(value)}"
     return yaml_number_message(value, integer=True)
 
 
 def _missing_key_example(location: tuple[int | str, ...], root_model: type[ConfigModel]) -> str:
-    """What may be written for a key that is missing."""
+    """Text with an example of a missing key; empty without one."""
     model, key = root_model.config_at(location[:-1]) or root_model, location[-1]
     examples = model.model_fields[str(key)].examples if key in model.model_fields else None
     return f"; write {key}: {examples[0]}" if examples else ""
 
 
 def _describe_keys(model: type[ConfigModel]) -> str:
-    """What may be written for a section."""
+    """Text with an example or the allowed keys of a section."""
     if model.example:
         return f"; write {model.example}"
     keys = list(model.key_types())
@@ -89,19 +109,19 @@ def _describe_keys(model: type[ConfigModel]) -> str:
 
 
 def _unknown_key_hint(location: tuple[int | str, ...], root_model: type[ConfigModel]) -> str:
-    """What an unknown key may have meant: a key beside it, or one of another section."""
+    """The likely intended key for an unknown one: a key of the same section, or of another section."""
     allowed = (root_model.config_at(location[:-1]) or root_model).key_types()
     if not allowed:
         return f"{location[-2]} has no options"
-    if len(location) > 2:  # too deep for a key that was meant for another section
+    if len(location) > 2:  # too deep to be a misplaced key of another section
         return suggest_nearest(str(location[-1]), allowed)
-    if len(location) > 1 and location[-1] in root_model.key_types():  # noqa: SIM118
+    if len(location) > 1 and location[-1] in root_model.key_types():
         return f"did you mean {location[-1]}, a key of the whole file?"
     sections = {
         key: section.key_types()
         for key in root_model.key_types()
         if (section := root_model.config_at([key])) is not None
-    }  # noqa: SIM118
+    }
     return suggest_nearest(
         str(location[-1]), allowed, unlisted=[f"{key}.{inner}" for key in sections for inner in sections[key]]
     )
@@ -112,7 +132,7 @@ def _dotted_path(location: Iterable[int | str]) -> str:
 
 
 def _user_location(location: tuple[int | str, ...], raw_value: object, *, missing: bool) -> tuple[int | str, ...]:
-    """Cut a location where the user's own nesting ends; an entry that stands without its list is entry 0 of it."""
+    """Truncate a location where the user's own nesting ends; a single entry written without its list is entry 0."""
     user_keys: list[int | str] = []
     for key in location:
         if isinstance(raw_value, Mapping) and isinstance(key, int):

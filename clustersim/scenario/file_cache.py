@@ -1,7 +1,7 @@
-"""What do the names and paths of a scenario stand for? Each is looked up once.
+"""Cache of the files and names that a scenario refers to; each is read once.
 
-A changed scenario asks the readings of the one that it was changed from first, and reads files only for what it names
-otherwise. So variants of a scenario are of the same files, also where these change on disk meanwhile.
+A variant of a scenario consults the cache of the scenario that it was derived from, and reads files only for
+what it names differently. So all variants use the same file contents, even if files change on disk meanwhile.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,19 +14,19 @@ Arguments = TypeVarTuple("Arguments")
 
 @dataclass(frozen=True, slots=True)
 class CachedRead:
-    """What a function made of its arguments, which are or name what it reads."""
+    """A cached call of a reader function: its arguments and its result."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
     value: Any
 
     def matches(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> bool:
-        """Whether this is what the function would give for the arguments."""
+        """Whether this entry is of the same function and arguments."""
         return self.function == function and self.arguments == arguments
 
 
 class ReadCache:
-    """Reads what neither was read earlier nor asked for already; `kept` is all that was asked for."""
+    """Reads what is neither cached from before nor read already; `entries` is all that was requested."""
 
     def __init__(self, previous: Iterable[CachedRead] = ()) -> None:
         self._previous = tuple(previous)
@@ -34,16 +34,16 @@ class ReadCache:
 
     @property
     def entries(self) -> tuple[CachedRead, ...]:
-        """What was asked for, to be remembered."""
+        """The entries that were requested, for reuse by variants."""
         return tuple(self._entries)
 
     def get_or_read(self, function: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-        """What the function gives for the arguments; called only where no equal ones were asked for before."""
+        """The function's result for the arguments; called only if no equal call is cached."""
         matching = (
             cached_read for cached_read in (*self._entries, *self._previous) if cached_read.matches(function, arguments)
         )
         entry = next(matching, None) or CachedRead(function, arguments, function(*arguments))
-        if not any(item is entry for item in self._entries):
+        if not any(cached is entry for cached in self._entries):
             self._entries.append(entry)
         value: T = entry.value
         return value

@@ -1,4 +1,4 @@
-"""How does a scenario file name some GPUs or nodes? By numbers, ranges ("8-15") or lists of both."""
+"""How does a scenario file select GPUs or nodes? By ids, ranges ("8-15") or lists of both."""
 
 import re
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ _RANGE = re.compile(r"\s*(\d{1,18})\s*-\s*(\d{1,18})\s*")
 
 
 def parse_ranges(value: object) -> tuple[range, ...]:
-    """Numbers, ranges or a list of both as ranges; how many GPUs or nodes there are is not known here."""
+    """Parse ids, ranges or a list of both into ranges; not checked against the cluster's size."""
     parsed = tuple(_parse_range(item) for item in (value if isinstance(value, list) else [value]))
     if not parsed:
         raise config_error("is empty; write a number, a range such as 8-15, or a list of them")

@@ -1,7 +1,6 @@
-"""Which keys does a scenario file have, for readers? The page of the manual, made from the schema.
+"""Which keys does a scenario file have? Renders the manual's reference page from the JSON schema.
 
-A table for each section: keys, legal values, what holds where a key is left out, meaning. Nothing is said here that the
-sections do not say.
+One table per section: keys, allowed values, default, description. All text comes from the config models.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,19 +25,19 @@ Schema = Mapping[str, Any]
 
 
 def render_key_reference(schema: Schema) -> str:
-    """The page, in Markdown, of a schema such as `scenario_schema`."""
+    """The Markdown page of a schema such as `scenario_schema`."""
     sections_by_path = _sections_by_path(schema)
     path_by_section_id = {id(section): path for path, section in sections_by_path.items()}
-    blocks = [
+    paragraphs = [
         _HEAD,
         *_units_table(),
         *(_section_table(path, section, schema, path_by_section_id) for path, section in sections_by_path.items()),
     ]
-    return "\n".join(blocks)
+    return "\n".join(paragraphs)
 
 
 def _units_table() -> Iterator[str]:
-    """Units of quantities."""
+    """The table of units of quantities."""
     yield "A quantity is a string with its unit; G is 10⁹, Gi is 2³⁰, b a bit, B a byte:\n"
     yield "| quantity | units | for example |\n|---|---|---|"
     for dimension in Dimension:
@@ -47,7 +46,7 @@ def _units_table() -> Iterator[str]:
 
 
 def _format_units(units: list[str]) -> str:
-    """Few units by name, of many those that others are multiples of."""
+    """Units as text; long lists are shortened to base units and the prefixes they accept."""
     base_units = [
         unit for unit in units if not any(unit == f"{prefix}{other}" for prefix in _PREFIXES for other in units)
     ]
@@ -57,7 +56,7 @@ def _format_units(units: list[str]) -> str:
 
 
 def _sections_by_path(schema: Schema) -> dict[str, Schema]:
-    """Every section that has keys, by the path of keys where it comes first."""
+    """Every section with keys, by the first path of keys that leads to it."""
     sections: dict[str, Schema] = {_TOP: schema}
     queue = [("", schema)]
     while queue:
@@ -65,24 +64,24 @@ def _sections_by_path(schema: Schema) -> dict[str, Schema]:
         for key, value in section["properties"].items():
             for inner, name in _nested_sections(value, schema):
                 inner_path = f"{path}{key}{name}"
-                if not any(inner is item for item in sections.values()):
+                if not any(inner is section for section in sections.values()):
                     sections[inner_path] = inner
                     queue.append((f"{inner_path}.", inner))
     return {path: sections[path] for path in sorted(sections, key=lambda path: _sort_key(path, schema))}
 
 
 def _sort_key(path: str, schema: Schema) -> tuple[int, ...]:
-    """Sections come in the order of the file, each followed by those inside."""
+    """Sort key: sections in the order of the file, each followed by its nested sections."""
     top_keys = [*schema["properties"]]
     return (-1,) if path == _TOP else (top_keys.index(path.split(".")[0]),)
 
 
 def _nested_sections(value: Schema, schema: Schema, name: str = "") -> Iterator[tuple[Schema, str]]:
-    """Sections with keys that a value may be, and what stands in their path behind the key."""
+    """Nested sections that a value may hold, each with the suffix of its path."""
     if "$ref" in value:
         yield from _nested_sections(_resolve_ref(value, schema), schema, name)
-    for item in value.get("anyOf", ()):
-        yield from _nested_sections(item, schema, name)
+    for alternative in value.get("anyOf", ()):
+        yield from _nested_sections(alternative, schema, name)
     if "items" in value:
         yield from _nested_sections(value["items"], schema, name)
     if isinstance(value.get("additionalProperties"), Mapping):
@@ -97,7 +96,7 @@ def _resolve_ref(value: Schema, schema: Schema) -> Schema:
 
 
 def _section_table(path: str, section: Schema, schema: Schema, path_by_section_id: Mapping[int, str]) -> str:
-    """A heading, what the section is, and a row for each of its keys."""
+    """A heading, the section's description, and a table row for each of its keys."""
     lines = [f"## {path}", "", *_section_introduction(path, section, schema), *_COLUMNS]
     for key, value in section["properties"].items():
         cells = (
@@ -110,7 +109,7 @@ def _section_table(path: str, section: Schema, schema: Schema, path_by_section_i
 
 
 def _section_introduction(path: str, section: Schema, schema: Schema) -> Iterator[str]:
-    """What the section's own words say, without its key, and what may be written in place of a mapping."""
+    """The section's description, and the shorthands that may replace its mapping."""
     description = section.get("description", "").split("\n\n")[0]
     if path != _TOP and description:
         yield from (f"{' '.join(description.split())}", "")
@@ -125,16 +124,16 @@ def _section_introduction(path: str, section: Schema, schema: Schema) -> Iterato
 
 
 def _shorthand_schemas(section: Schema, schema: Schema) -> Iterator[Schema]:
-    """What may stand in a section's place."""
-    for item in schema["$defs"].values():
-        alternatives = item.get("anyOf", ())
+    """Schemas of the shorthands that may replace a section's mapping."""
+    for definition in schema["$defs"].values():
+        alternatives = definition.get("anyOf", ())
         if any(alternative is section for alternative in alternatives):
             for other in (alternative for alternative in alternatives if alternative is not section):
                 yield from other.get("anyOf", [other])
 
 
 def _meaning_and_default(key: str, value: Schema, section: Schema, schema: Schema) -> tuple[str, str]:
-    """What a key means, and what holds without it."""
+    """The description of a key and its default, as text."""
     meaning, _, default_text = value["description"].partition(_LEFT_OUT)
     if default_text:
         return meaning, default_text
@@ -157,7 +156,7 @@ def _format_default(value: Schema) -> str:
 
 
 def _describe_allowed(value: Schema, schema: Schema, path_by_section_id: Mapping[int, str]) -> str:
-    """The legal values in words."""
+    """The allowed values as text."""
     if "$ref" in value:
         return _describe_allowed(_resolve_ref(value, schema), schema, path_by_section_id)
     if "enum" in value:
@@ -170,15 +169,15 @@ def _describe_allowed(value: Schema, schema: Schema, path_by_section_id: Mapping
         and value.get("type") != ["string", "number"]
     ):
         links = dict.fromkeys(
-            _section_link(path_by_section_id[id(item)]) for item, _ in _nested_sections(value, schema)
+            _section_link(path_by_section_id[id(section)]) for section, _ in _nested_sections(value, schema)
         )
         examples = (
-            [f"such as {', '.join(f'`{element}`' for element in value['examples'])}"] if "examples" in value else []
+            [f"such as {', '.join(f'`{example}`' for example in value['examples'])}"] if "examples" in value else []
         )
         return ", ".join([comment, *examples, *(f"see {link}" for link in links)])
     if "anyOf" in value:
         texts = dict.fromkeys(
-            filter(None, (_describe_allowed(entry, schema, path_by_section_id) for entry in value["anyOf"]))
+            filter(None, (_describe_allowed(alternative, schema, path_by_section_id) for alternative in value["anyOf"]))
         )
         return ", or ".join(texts)
     return _describe_type(value, schema, path_by_section_id)

@@ -1,6 +1,7 @@
-"""How do a file's sections become model, cluster, layout and schedule?
+"""How do config models become model, cluster, layout and schedule? Loaders of all referenced objects.
 
-Names are looked up on the shelves, paths beside the scenario file first and in the working directory second.
+Names are looked up in the packaged data, paths relative to the scenario file first and to the working
+directory second.
 """
 
 from dataclasses import fields, replace
@@ -51,7 +52,7 @@ from clustersim.schedules.schedule import Schedule
 
 
 def read_allocation(config: PlacementConfig | None, base_dir: Path) -> Allocation | None:
-    """Which GPUs a job gets, if the file says so."""
+    """The job's GPU allocation; None if the file has no placement."""
     return None if config is None else config.allocation(base_dir)
 
 
@@ -60,7 +61,7 @@ def read_cluster(
 ) -> Cluster:
     """The cluster that a section names, with `gpus` GPUs (None: as many as its file has).
 
-    With an allocation it is the whole machine, large enough to give a job so many; see `job_view`.
+    With an allocation it is the full cluster, large enough for the job's allocation; see `job_view`.
     """
     if (config.name is None) == (config.path is None):
         raise InputError("needs a name or a path, and not both")
@@ -74,7 +75,7 @@ def read_cluster(
 
 
 def job_view(cluster: Cluster, allocation: Allocation | None, gpus: int | None) -> Cluster:
-    """The machine as a job of `gpus` sees it (None: of as many as there are for it); itself without an allocation."""
+    """The cluster restricted to a job of `gpus` GPUs (None: all allocatable); unchanged without an allocation."""
     return (
         cluster
         if allocation is None
@@ -83,7 +84,7 @@ def job_view(cluster: Cluster, allocation: Allocation | None, gpus: int | None) 
 
 
 def read_framework(config: FrameworkConfig, base_dir: Path) -> Framework:
-    """A shipped framework by name, or a file as seen from the scenario, with what the section says of it."""
+    """A packaged framework by name or a file, with the section's CUDA graph, compilation and launch-time settings."""
     name = config.name
     framework = load_framework(str(data_files.resolve_relative(base_dir, name)) if data_files.is_path(name) else name)
     framework = (
@@ -91,26 +92,27 @@ def read_framework(config: FrameworkConfig, base_dir: Path) -> Framework:
         if config.cuda_graph_scope is not GraphCapture.NOTHING
         else framework
     )
-    framework = framework.with_compiled() if config.compiled else framework
+    framework = framework.with_compiled() if config.torch_compile else framework
     return framework.with_launch_seconds(config.launch, config.backward_launch)
 
 
 def read_reliability(config: ReliabilityConfig, base_dir: Path) -> ReliabilityModel:
-    """What is said of failures, over a preset; its files are seen from the scenario."""
+    """The failure model over its preset; paths are resolved against base_dir."""
     return config.reliability_model(base_dir)
 
 
 def read_algorithm(
     name: str, collective: CollectiveType, library: Library, base_dir: Path, read_cache: ReadCache
 ) -> CollectiveAlgorithm | None:
-    """The user's algorithm of a name; None for one of the library's. Raises InputError."""
+    """The user's algorithm of a name; None for one of the library's. Raises InputError for unknown names."""
     supported = library.algorithms_for(collective)
     if name in supported:
         return None
     if name in ALGORITHMS or (":" not in name and name not in installed_algorithms()):
         valid_names = (*supported, *installed_algorithms())
         raise InputError(
-            f"library {library.name} does not offer {name!r} for {collective.value}; {suggest_nearest(name, valid_names)}"
+            f"library {library.name} does not offer {name!r} for {collective.value}; "
+            f"{suggest_nearest(name, valid_names)}"
         )
     if not supported or collective.is_token_routing:
         raise InputError(f"library {library.name} has no constants of {collective.value}, which {name} would take")
@@ -118,7 +120,7 @@ def read_algorithm(
 
 
 def find_record_file(name: str, base_dir: Path) -> Path:
-    """The file of a record: a shipped one's by name, or a path as seen from the scenario."""
+    """The path of a calibration record: packaged by name, or a path resolved against base_dir."""
     return (
         data_files.resolve_relative(base_dir, name)
         if data_files.is_path(name)
@@ -129,7 +131,7 @@ def find_record_file(name: str, base_dir: Path) -> Path:
 def read_cost_record(
     config: CostRecordConfig, base_dir: Path, cluster: Cluster, read_cache: ReadCache
 ) -> CalibrationRecord:
-    """The record for the cluster's accelerator; one of another is refused unless it says how to scale it."""
+    """The calibration record for the cluster's accelerator; raises InputError for another one without a scale."""
     record = read_cache.get_or_read(read_record, read_cache.get_or_read(find_record_file, config.file, base_dir))
     accelerators = [accelerator.name for accelerator in cluster.accelerator_kinds()[0]]
     measured_accelerator = record.device.accelerator
@@ -141,7 +143,8 @@ def read_cost_record(
         return read_cache.get_or_read(_scale_record, record, config.scale, accelerators[0])
     if measured_accelerator not in accelerators:
         raise InputError(
-            f"{config.file} was measured on {measured_accelerator}, but the cluster has {' and '.join(accelerators)}; measure "
+            f"{config.file} was measured on {measured_accelerator}, but the cluster has "
+            f"{' and '.join(accelerators)}; measure "
             f"there, or carry it over: {{file: {config.file}, scale: {{compute: 1.0, bandwidth: 1.0}}}}, with the "
             f"ratios of {accelerators[0]} to {measured_accelerator}"
         )
@@ -149,7 +152,7 @@ def read_cost_record(
 
 
 def _scale_record(record: CalibrationRecord, scale: RecordScaleConfig, accelerator: str) -> CalibrationRecord:
-    """A record as another accelerator would have it."""
+    """A record scaled to another accelerator."""
     scaled_record = scale_record(record, compute=scale.compute, bandwidth=scale.bandwidth)
     return replace(scaled_record, device=replace(scaled_record.device, accelerator=accelerator))
 
@@ -157,7 +160,7 @@ def _scale_record(record: CalibrationRecord, scale: RecordScaleConfig, accelerat
 def referenced_files(
     config: ScenarioConfig, cluster: Cluster, base_dir: Path, read_cache: ReadCache
 ) -> tuple[Path, ...]:
-    """The files of model, record, algorithms, framework, schedule and placement that are named, and the cluster's."""
+    """All files that the scenario reads: model, record, algorithms, framework, schedule, placement and cluster."""
     model = (
         () if config.model.path is None else (config_path(data_files.resolve_relative(base_dir, config.model.path)),)
     )
@@ -191,19 +194,22 @@ def _schedule_files(choice: ScheduleConfig, base_dir: Path) -> tuple[Path, ...]:
     match choice.chosen[1]:
         case CsvScheduleConfig(file=name):
             return (data_files.resolve_relative(base_dir, name),)
-        case CustomScheduleConfig(rule=name) if (path := module_file(name, base_dir)).is_file():
+        case CustomScheduleConfig(class_path=name) if (path := module_file(name, base_dir)).is_file():
             return (path,)
     return ()
 
 
 def read_layout(config: LayoutConfig, gpus: int, framework: Framework, schedule: Schedule) -> Layout:
-    """The layout; where dp is left out, it is what the other degrees leave of the GPUs (at least 1).
+    """The layout; a dp that is left out is the GPU count over the product of the other degrees (at least 1).
 
-    What a stage does with outputs that are sent is the framework's habit unless it is said; tokens travel beside
-    computation where the schedule is made for that. Raises InputError for a pipeline that has no middle to run
-    towards.
+    deallocate_pipeline_outputs defaults to the framework's behaviour; MoE communication is overlapped by
+    default where the schedule is designed for it (DualPipe, DualPipeV). Raises InputError for DualPipe on an
+    odd number of ranks.
     """
-    release_outputs, overlap_setting = config.release_outputs, config.overlap_expert_communication
+    deallocate_pipeline_outputs, overlap_setting = (
+        config.deallocate_pipeline_outputs,
+        config.overlap_moe_expert_parallel_comm,
+    )
     is_bidirectional = isinstance(schedule, DualPipe)
     overlaps_by_default = (is_bidirectional or isinstance(schedule, DualPipeV)) and config.ep > 1
     copied_fields = {field.name: getattr(config, field.name) for field in fields(Layout) if field.name != "mirrored"}
@@ -219,16 +225,18 @@ def read_layout(config: LayoutConfig, gpus: int, framework: Framework, schedule:
             "order": tuple(config.order),
             "data": config.data.strategy(),
             "layers_per_stage": config.layers_per_stage.layer_partition(),
-            "overlap_expert_communication": overlaps_by_default if overlap_setting is None else overlap_setting,
-            "release_outputs": framework.release_outputs if release_outputs is None else release_outputs,
+            "overlap_moe_expert_parallel_comm": overlaps_by_default if overlap_setting is None else overlap_setting,
+            "deallocate_pipeline_outputs": framework.deallocate_pipeline_outputs
+            if deallocate_pipeline_outputs is None
+            else deallocate_pipeline_outputs,
         }
     )
 
 
 def bidirectional_degrees(pp: int, dp: int) -> tuple[int, int]:
-    """Degrees pp and dp of pipelines of so many ranks as pairs of half as long ones that run towards each other.
+    """The pp and dp degrees of a bidirectional pipeline, as two half-length pipelines in opposite directions.
 
-    Raises InputError for a pipeline that has no middle to run towards.
+    Raises InputError for an odd number of ranks, or fewer than 4.
     """
     if pp % 2 or pp < 4:
         hint = "4 is the fewest" if pp < 4 else f"{pp - 1} or {pp + 1} fits"
@@ -237,14 +245,14 @@ def bidirectional_degrees(pp: int, dp: int) -> tuple[int, int]:
 
 
 def requested_gpu_count(cluster: ClusterConfig, layout: LayoutConfig) -> int | None:
-    """How many GPUs the file asks for: the cluster's, or else as many as the layout needs if it says so."""
+    """GPUs that the file requests: the cluster's, else the layout's product of degrees, None if dp is left out."""
     if cluster.gpus is not None or layout.dp is None:
         return cluster.gpus
     return layout.ranks_per_replica * layout.dp
 
 
 def read_schedule(choice: ScheduleConfig, base_dir: Path, read_cache: ReadCache) -> Schedule:
-    """The schedule from its shelf, or from a file, a list or a class of the user's."""
+    """The schedule: a built-in one, or from the user's CSV file, inline rows or Python class."""
     name, options = choice.chosen
     match options:
         case CsvScheduleConfig():
@@ -252,16 +260,16 @@ def read_schedule(choice: ScheduleConfig, base_dir: Path, read_cache: ReadCache)
         case InlineScheduleConfig():
             return csv_schedule(options.name, parse_csv("\n".join(options.rows), options.name), options.placement)
         case CustomScheduleConfig():
-            return read_cache.get_or_read(load_custom_schedule, options.rule, options.arguments, base_dir)
+            return read_cache.get_or_read(load_custom_schedule, options.class_path, options.arguments, base_dir)
         case ChunkedScheduleConfig():
             return build_schedule(name, options.chunks)
     return build_schedule(name)
 
 
 def _read_csv_schedule(config: CsvScheduleConfig, base_dir: Path) -> CsvSchedule:
-    """The schedule of a CSV file as seen from the scenario."""
+    """The schedule of a CSV file, resolved against base_dir."""
     path = data_files.resolve_relative(base_dir, config.file)
-    csv_names = sorted(item.stem for item in base_dir.glob("*.csv"))
+    csv_names = sorted(path.stem for path in base_dir.glob("*.csv"))
     try:
         text = data_files.read_text(path)
     except InputError as error:
@@ -274,13 +282,13 @@ def _read_csv_schedule(config: CsvScheduleConfig, base_dir: Path) -> CsvSchedule
 
 
 def gpu_ids_to_ranges(gpu_ids: IntArray) -> list[int | str]:
-    """What a scenario says of a job's GPUs, wherever they were read from: numbers, and ranges of those in a row."""
+    """GPU ids as a scenario file lists them: single ids, and ranges of consecutive ones."""
     id_runs = np.split(gpu_ids, np.flatnonzero(np.diff(gpu_ids) != 1) + 1)
     return [int(id_run[0]) if len(id_run) == 1 else f"{id_run[0]}-{id_run[-1]}" for id_run in id_runs]
 
 
 def inline_schedule(schedule: CsvSchedule) -> dict[str, Any]:
-    """What a scenario says of a listed schedule, wherever it was read from."""
+    """The `schedule` section that reproduces a schedule that was read from a CSV file or inline rows."""
     return {
         "orders": {
             "name": schedule.name,

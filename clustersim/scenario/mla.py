@@ -1,6 +1,6 @@
-"""Which latent attention does a scenario's model have?
+"""Multi-head latent attention (MLA) of a scenario's model.
 
-`model.latent` changes that of a model that has one, or puts one in place of the attention of every layer.
+`model.mla` changes the MLA of a model that has it, or replaces the attention of every layer.
 """
 
 from dataclasses import replace
@@ -11,22 +11,30 @@ from clustersim.model.layer_stack import AttentionSpec, FullAttention, LatentAtt
 from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.scenario.config.model import MlaConfig, ModelConfig
 
-_EXCLUDED_KEYS: Final = ("kv_heads", "head_dim", "qkv_bias", "qk_norm", "window", "rotary", "softcap")
-_REQUIRED_KEYS: Final = ("kv_rank", "nope", "rope", "value_dim")
+_EXCLUDED_KEYS: Final = (
+    "kv_heads",
+    "head_dim",
+    "qkv_bias",
+    "qk_norm",
+    "window",
+    "rotary_percent",
+    "attn_logit_softcapping",
+)
+_REQUIRED_KEYS: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 def with_mla(model: TransformerModel, config: ModelConfig) -> TransformerModel:
-    """The model with the latent attention that the section gives all of its layers."""
-    mla_config = config.latent
+    """The model with the section's MLA in all of its layers."""
+    mla_config = config.mla
     if mla_config is None:
         return model
     if conflicting := [key for key in _EXCLUDED_KEYS if key in config.layer_dimensions]:
         raise InputError(f"{conflicting[0]}: latent attention has heads of its own dimensions; leave it out")
     if model.positions is not PositionEncoding.ROTARY:
-        raise InputError(f"latent needs rotary positions; {model.name} has {model.positions.value} ones")
+        raise InputError(f"mla needs rotary positions; {model.name} has {model.positions.value} ones")
     given_keys = mla_config.model_dump(exclude_none=True)
-    if given_keys.get("query_rank") == 0:
-        given_keys["query_rank"] = None
+    if given_keys.get("q_lora_rank") == 0:
+        given_keys["q_lora_rank"] = None
     layer_groups = (
         replace(group, spec=replace(group.spec, attention=_apply_mla(group.spec.attention, given_keys)))
         for group in model.stack
@@ -42,5 +50,5 @@ def _apply_mla(attention: AttentionSpec | None, given_keys: dict[str, Any]) -> A
             return replace(attention, **given_keys)
         case FullAttention(heads=heads):
             if missing := [key for key in _REQUIRED_KEYS if key not in given_keys]:
-                raise InputError(f"latent: lacks {', '.join(missing)}; write such as {MlaConfig.example}")
-            return LatentAttention(**{"heads": heads, "query_rank": None, **given_keys})
+                raise InputError(f"mla: lacks {', '.join(missing)}; write such as {MlaConfig.example}")
+            return LatentAttention(**{"heads": heads, "q_lora_rank": None, **given_keys})

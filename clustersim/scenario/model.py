@@ -1,8 +1,8 @@
 """Which model does a scenario's `model` section describe?
 
-A preset, a config.json or dimensions; dimensions beside the first two change all their layers. Layers that differ are
-said in one of three ways: by `global_every` and `nope_every`, which repeat; by a preset or file that has them; or by
-`stack`, run by run.
+A preset, a config.json or dimensions; dimensions next to the first two change all their layers. Heterogeneous
+layers are given in one of three ways: `window_attn_skip_freq` and `no_rope_freq`, which are periodic; a preset or file
+that has them; or `stack`, one group of layers at a time.
 """
 
 from dataclasses import replace
@@ -48,7 +48,7 @@ _FAMILY_DEFAULTS: Final[dict[str, dict[str, Any]]] = {
 
 
 def read_model(config: ModelConfig, base_dir: Path, sequence: int, read_cache: ReadCache) -> TransformerModel:
-    """The model that a section names or describes, with the section's own dimensions on top."""
+    """The model that a section names or describes, with the section's own dimensions applied."""
     if config.preset is not None and config.path is not None:
         raise InputError(f"has both preset {config.preset!r} and path {config.path!r}; keep one")
     if config.preset is not None:
@@ -60,10 +60,10 @@ def read_model(config: ModelConfig, base_dir: Path, sequence: int, read_cache: R
 
 
 def _apply_dimensions(model: TransformerModel, config: ModelConfig) -> TransformerModel:
-    """A model with the section's dimensions. A window is that of the layers that have one, or of all if none has."""
+    """A model with the section's dimensions; a window applies to layers that have one, or to all if none has."""
     dimensions = config.dimensions
     window = dimensions.get("window")
-    if config.global_every is not None:
+    if config.window_attn_skip_freq is not None:
         windows = {
             distinct_attention.window
             for distinct_attention in model.distinct_attentions
@@ -72,7 +72,7 @@ def _apply_dimensions(model: TransformerModel, config: ModelConfig) -> Transform
         return resize_model(model, **{**({"window": windows.pop()} if len(windows) == 1 else {}), **dimensions})
     if window is None:
         return resize_model(model, **dimensions)
-    has_windows = any(item.window is not None for item in model.distinct_attentions)
+    has_windows = any(attention.window is not None for attention in model.distinct_attentions)
     resized_model = resize_model(model, **{key: value for key, value in dimensions.items() if key != "window"})
     layer_groups = (
         LayerGroup(
@@ -92,14 +92,14 @@ def _inline_model(config: ModelConfig, sequence: int) -> TransformerModel:
     if config.stack is not None:
         dimensions.setdefault("layers", sum(run.layers for run in config.stack))
     if (experts := config.experts) is not None and experts.ffn is not None and not experts.selects_layers:
-        dimensions.setdefault("ffn", experts.ffn)  # of no layer: all have experts
+        dimensions.setdefault("ffn", experts.ffn)  # used by no layer: all are MoE layers
     missing = [key for key in ("layers", "hidden", "heads", "vocab", "ffn") if key not in dimensions]
     if missing:
         raise InputError(f"lacks {', '.join(missing)}; give them, or a preset or path to start from")
     family = config.family or "llama"
     if family not in _FAMILY_DEFAULTS:
         raise InputError(f"family {family!r} is unknown; {suggest_nearest(family, _FAMILY_DEFAULTS)}")
-    has_head_dim = "head_dim" in dimensions or config.latent is not None
+    has_head_dim = "head_dim" in dimensions or config.mla is not None
     if not has_head_dim and config.hidden % config.heads:  # type: ignore[operator]
         raise InputError(f"hidden {config.hidden} is not a multiple of heads {config.heads}; give head_dim")
     defaults = {
@@ -112,27 +112,29 @@ def _inline_model(config: ModelConfig, sequence: int) -> TransformerModel:
 
 
 def _apply_layer_differences(model: TransformerModel, config: ModelConfig) -> TransformerModel:
-    """The model with the layers that the section lets differ."""
+    """The model with the section's per-layer differences: MLA, experts, stack, window and rotary periods."""
     model = with_experts(with_mla(model, config), config)
     if config.stack is not None:
         model = _apply_stack(model, config)
-    if config.preset is not None or config.path is not None:  # what describes a model may say widths of no layer
+    if (
+        config.preset is not None or config.path is not None
+    ):  # a full model description may state an MLP width that no layer uses
         check_ffn_used(model, config.ffn)
     for key, period, overrides in (
-        ("window", config.global_every, {"window": None}),
-        ("rotary", config.nope_every, {"rotary": 0.0}),
+        ("window", config.window_attn_skip_freq, {"window": None}),
+        ("rotary_percent", config.no_rope_freq, {"rotary_percent": 0.0}),
     ):
         if period is not None:
             model = _change_periodic_layers(model, key, period, overrides)
     if model.positions is not PositionEncoding.ROTARY and any(
-        distinct_attention.rotary != 1 for distinct_attention in model.distinct_attentions
+        distinct_attention.rotary_percent != 1 for distinct_attention in model.distinct_attentions
     ):
-        raise InputError(f"rotary needs rotary positions; {model.name} has {model.positions.value} ones")
+        raise InputError(f"rotary_percent needs rotary positions; {model.name} has {model.positions.value} ones")
     return model
 
 
 def _apply_stack(model: TransformerModel, config: ModelConfig) -> TransformerModel:
-    """The model with the runs of `stack`."""
+    """The model with the layer groups of `stack`."""
     runs, layer_count = config.stack or [], sum(run.layers for run in config.stack or [])
     if len(model.stack) > 1:
         raise InputError(f"stack: the layers of {model.name} differ already, so nothing says what a run changes")
@@ -153,11 +155,13 @@ def _apply_stack(model: TransformerModel, config: ModelConfig) -> TransformerMod
 def _change_periodic_layers(
     model: TransformerModel, key: str, period: int, overrides: dict[str, Any]
 ) -> TransformerModel:
-    """The model with every so-manieth layer changed; raise InputError where that changes nothing."""
+    """The model with every period-th layer changed; raises InputError where that has no effect."""
     if key == "window" and not any(distinct_attention.window for distinct_attention in model.distinct_attentions):
-        raise InputError(f"global_every {period} needs a window, which the other layers have; such as window: 4096")
-    if key == "rotary" and model.positions is not PositionEncoding.ROTARY:
-        raise InputError(f"nope_every {period} needs rotary positions; {model.name} has {model.positions.value} ones")
+        raise InputError(
+            f"window_attn_skip_freq {period} needs a window, which the other layers have; such as window: 4096"
+        )
+    if key == "rotary_percent" and model.positions is not PositionEncoding.ROTARY:
+        raise InputError(f"no_rope_freq {period} needs rotary positions; {model.name} has {model.positions.value} ones")
     layers = enumerate(layer_specs(model.stack), start=1)
     return replace(
         model,

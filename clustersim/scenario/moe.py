@@ -1,8 +1,8 @@
-"""Which layers of a scenario's model have experts, and which?
+"""Which layers of a scenario's model are MoE layers, and with which experts?
 
-`model.experts` changes the mixture of a model that has one, or puts one in place of the MLP: in every layer, in all but
-the first, or in every so-manieth. In an entry of `model.stack` it is about the layers of that run. A count of 0 means a
-dense MLP.
+`model.experts` changes the MoE layers of a model that has some, or replaces its MLPs: in every layer, in all
+but the first, or in every n-th. In an entry of `model.stack` it applies to the layers of that group. A count
+of 0 means a dense MLP.
 """
 
 from dataclasses import replace
@@ -14,15 +14,20 @@ from clustersim.model.transformer import TransformerModel
 from clustersim.scenario.config.model import ExpertsConfig, LayerGroupConfig, ModelConfig, ModelExpertsConfig
 
 _MlpType = TypeVar("_MlpType", DenseMlp, MoeMlp)
-_ROUTER_FIELDS: Final = {"router": "scores", "router_bias": "bias", "groups": "groups", "limit": "limit"}
+_ROUTER_FIELDS: Final = {
+    "router": "scores",
+    "router_bias": "bias",
+    "num_groups": "num_groups",
+    "group_topk": "group_topk",
+}
 _MOE_FIELDS: Final = {"count": "experts"} | {
-    key: key for key in ("top_k", "ffn", "shared", "shared_gate", "bias", "capacity")
+    key: key for key in ("top_k", "ffn", "shared", "shared_gate", "bias", "capacity_factor")
 }
 _PLACEMENT_KEYS: Final = frozenset(ModelExpertsConfig.model_fields) - frozenset(ExpertsConfig.model_fields)
 
 
 def with_experts(model: TransformerModel, config: ModelConfig) -> TransformerModel:
-    """The model with the experts that the section gives all of its layers, or those that it says."""
+    """The model with the section's expert settings, in all of its MoE layers or in the selected layers."""
     experts = config.experts
     if experts is None:
         return model
@@ -36,16 +41,16 @@ def with_experts(model: TransformerModel, config: ModelConfig) -> TransformerMod
 
 
 def check_ffn_used(model: TransformerModel, ffn: int | None) -> None:
-    """Raise InputError where a width is given that no mixture took, and there is no dense MLP."""
+    """Raise InputError for an MLP width that neither a dense MLP nor an MoE layer uses."""
     experts_only = bool(model.distinct_moes) and not model.distinct_dense_mlps
     if ffn is not None and experts_only and all(routed.ffn != ffn for routed in model.distinct_moes):
         raise InputError(f"ffn: {model.name} has no dense MLP; experts.ffn is the width of its experts")
 
 
 def with_group_experts(spec: LayerSpec, group: LayerGroupConfig, ffn: int | None) -> LayerSpec:
-    """A layer of a run with the experts that the run gives it; with a dense MLP where it gives none.
+    """A layer of a `stack` group with the group's experts; a dense MLP where their count is 0.
 
-    ffn: the width of a dense MLP where the run has none.
+    ffn: the width of the dense MLP if the group has none.
     """
     experts, mlp = group.experts, spec.mlp
     if mlp is None or experts is None:
@@ -58,17 +63,20 @@ def with_group_experts(spec: LayerSpec, group: LayerGroupConfig, ffn: int | None
 
 
 def _select_moe_layers(model: TransformerModel, experts: ModelExpertsConfig, ffn: int | None) -> TransformerModel:
-    """The model with experts in the layers that `dense_layers` and `every` leave, and a dense MLP in the others.
+    """The model with MoE layers as selected by `dense_layers` and `interleave_moe_layer_step`.
 
-    Where all its mixtures, or all its dense MLPs, are equal, new ones are as these.
+    The other layers have dense MLPs. Where all its MoE layers, or all its dense MLPs, are equal, they are the
+    template for new ones.
     """
-    first_moe_layer, period = experts.dense_layers or 0, experts.every or 1
+    first_moe_layer, period = experts.dense_layers or 0, experts.interleave_moe_layer_step or 1
     if first_moe_layer >= model.layer_count:
         raise InputError(
             f"experts.dense_layers: {first_moe_layer} leaves none of the {model.layer_count} layers of {model.name}"
         )
     if period > model.layer_count:
-        raise InputError(f"experts.every: {period} is above the {model.layer_count} layers of {model.name}")
+        raise InputError(
+            f"experts.interleave_moe_layer_step: {period} is above the {model.layer_count} layers of {model.name}"
+        )
     moe_template, dense_template = _single_or_none(model.distinct_moes), _single_or_none(model.distinct_dense_mlps)
 
     def layer_mlp(layer_index: int, original_mlp: MlpSpec | None) -> MlpSpec | None:
@@ -92,7 +100,7 @@ def _single_or_none(mlps: tuple[_MlpType, ...]) -> _MlpType | None:
 
 
 def _replace_mlp(mlp: MlpSpec, experts: ExpertsConfig, ffn: int | None) -> MlpSpec:
-    """What an MLP becomes: a mixture as the section describes it beside what it has, or dense where it has none."""
+    """The MLP of a layer after applying the section: an MoE layer, or dense for a count of 0."""
     given_keys = experts.model_dump(exclude_none=True)
     if experts.count == 0:
         if extra_keys := [

@@ -1,4 +1,4 @@
-"""Which value near a wrong one would have been legal?"""
+"""Which allowed value is nearest to a wrong one? Helpers for error messages."""
 
 from collections.abc import Iterable
 
@@ -14,9 +14,9 @@ def divisors(n: int) -> list[int]:
 
 
 def nearest_values(value: int, allowed: Iterable[int]) -> str:
-    """The nearest legal values below and above a wrong one, for a sentence.
+    """The nearest allowed values below and above a wrong one, as text.
 
-    >>> around(6, divisors(32))
+    >>> nearest_values(6, divisors(32))
     '4 or 8'
     """
     ordered = sorted(allowed)
@@ -26,9 +26,9 @@ def nearest_values(value: int, allowed: Iterable[int]) -> str:
 
 
 def nearest_multiples(value: int, step: int) -> str:
-    """The nearest positive multiples of `step` below and above a number that is none.
+    """The nearest positive multiples of `step` below and above a value, as text.
 
-    >>> multiples_around(2050, 128)
+    >>> nearest_multiples(2050, 128)
     '2048 or 2176'
     """
     below = value // step * step

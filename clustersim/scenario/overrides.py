@@ -1,8 +1,8 @@
 """How does `--set layout.tp=4` change a scenario?
 
-An override is a dotted path into the file's mapping and a YAML value. It is applied before the file is validated, so
-a misspelt path is refused as the same misspelt key in the file would be. Where the file has a shorthand
-(`cluster: dgx-h100`), it is first written out (`cluster: {name: dgx-h100}`).
+An override is a dotted path into the file's mapping and a YAML value. It is applied before validation, so a
+misspelt path gives the same error as a misspelt key in the file. Where the file has a shorthand (`cluster:
+dgx-h100`), it is first expanded (`cluster: {name: dgx-h100}`).
 """
 
 import copy
@@ -17,7 +17,7 @@ from clustersim.scenario.config_reader import OneOfConfig
 
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """A copy of the mapping with every `key=value` applied, the last one winning."""
+    """A copy of the mapping with every `key=value` applied in order; the last one wins."""
     result = copy.deepcopy(dict(mapping))
     for override in [overrides] if isinstance(overrides, str) else overrides:
         path, value = _parse_override(override)
@@ -25,7 +25,7 @@ def apply_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
     return result
 
 
-@lru_cache(maxsize=1024)  # a search names the same ones again and again
+@lru_cache(maxsize=1024)  # a search repeats the same overrides
 def _parse_override(override: str) -> tuple[tuple[str, ...], object]:
     key, separator, text = override.partition("=")
     path = tuple(key.strip().split("."))
@@ -45,7 +45,7 @@ def _set_value(mapping: dict[str, Any], path: Sequence[str], value: object) -> N
 
 
 def _child_mapping(path: Sequence[str], depth: int, value: object) -> dict[str, Any]:
-    """The mapping at path[:depth] that the next key goes into; a choice's new key replaces its old one."""
+    """The mapping at path[:depth] that holds the next key; the new key of a one-of section replaces its old one."""
     model = ScenarioConfig.config_at(path[:depth])
     if model is not None and value is not None:
         value = model.expand_shorthand(value)

@@ -1,4 +1,4 @@
-"""What is said of failures of a run over weeks, and of what is done about them?"""
+"""Model of failures of a run over weeks, and of checkpointing, restart and spares."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from clustersim.common.units import Bytes, BytesPerSecond, Seconds
 from clustersim.hardware.failures import ZERO_DURATION, DurationDistribution, FailureMode
 
 DEFAULT_PRESET = "typical"
-"""The preset of clusters of which nothing is said: the mean of those that published their failures."""
+"""The preset of clusters without their own data: the mean of clusters with published failure rates."""
 
 
 class CheckpointWrite(Enum):
-    """Where a checkpoint goes while steps wait.
+    """Where a checkpoint is written while training is blocked.
 
-    SYNC: to storage. ASYNC: to the host's memory, from there to storage beside further steps. PEERS: to the memory of
-    another node, and some of them to storage beside further steps.
+    SYNC: to storage. ASYNC: to host memory, and from there to storage while training continues. PEERS: to another
+    node's memory, and some checkpoints to storage while training continues.
     """
 
     SYNC = "sync"
@@ -24,7 +24,7 @@ class CheckpointWrite(Enum):
 
 
 class CheckpointIntervalRule(Enum):
-    """How the time between checkpoints is chosen. BEST: that with the least expected time of the run."""
+    """How the checkpoint interval is chosen. OPTIMAL: minimizes the expected run time."""
 
     OPTIMAL = "best"
     YOUNG = "young"
@@ -32,10 +32,10 @@ class CheckpointIntervalRule(Enum):
 
 
 class ElasticPolicy(Enum):
-    """What a job does that lacks nodes.
+    """What a job does when it lacks nodes and spares.
 
-    WAIT: for repair. KEEP_BATCH: go on with fewer replicas, which do more microbatches. SHRINK_BATCH: go on with fewer
-    replicas and a smaller batch.
+    WAIT: wait for repair. KEEP_BATCH: continue with fewer replicas and more microbatches each. SHRINK_BATCH:
+    continue with fewer replicas and a smaller batch.
     """
 
     WAIT = "wait"
@@ -45,10 +45,11 @@ class ElasticPolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RestartTimes:
-    """What a restart takes, one behind the other. init: of communicators, and `init_per_rank` more for each rank.
+    """Durations of the sequential phases of a restart.
 
-    load: of the checkpoint, None: its bytes over the storage's bandwidth; only_failed: the other nodes keep their place
-    and processes, so that nothing is scheduled or started where a spare is at hand.
+    init: of communicators, plus `init_per_rank` seconds per rank; load: of the checkpoint, None: its bytes over
+    the storage's read bandwidth; only_failed: healthy nodes keep their allocation and processes, so that with a
+    spare nothing is scheduled or started again.
     """
 
     diagnosis: DurationDistribution = ZERO_DURATION
@@ -64,12 +65,13 @@ class RestartTimes:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPolicy:
-    """How often the state is kept, and how fast.
+    """Checkpoint interval and cost.
 
-    interval: from the end of one to the beginning of the next; size: bytes, None: as the memory model has it;
-    bandwidth, read_bandwidth: of the storage, of all nodes together; per_node: of each node's way to it; overhead: of a
-    blocking write beside its bytes; snapshot: how long steps wait where the rest is written beside them; interference:
-    the part by which steps are slower meanwhile; stored_every: with PEERS, every so manieth goes to storage, too.
+    interval: from the end of one checkpoint to the start of the next; size: bytes, None: from the memory model;
+    bandwidth, read_bandwidth: of the storage, all nodes combined; bandwidth_per_node: of each node to the storage;
+    overhead: seconds per blocking write in addition to the transfer; snapshot: seconds that training is blocked
+    by an asynchronous write; interference: fractional slowdown of steps during the write; stored_every: with
+    PEERS, every n-th checkpoint goes to storage, too.
     """
 
     write: CheckpointWrite = CheckpointWrite.SYNC
@@ -86,7 +88,7 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceWindow:
-    """The whole cluster is down for a while, now and then, behind a checkpoint."""
+    """Planned downtime of the full cluster, after a checkpoint. period, duration: seconds."""
 
     period: Seconds
     duration: Seconds
@@ -94,7 +96,10 @@ class MaintenanceWindow:
 
 @dataclass(frozen=True, slots=True)
 class SparePool:
-    """Nodes that stand by. nodes: for any place, None: as many as is best; per_rack: in each rack, for that alone."""
+    """Spare nodes.
+
+    shared_nodes: usable anywhere, None: the optimal number; nodes_per_rack: in each rack, usable only there.
+    """
 
     shared_nodes: int | None = None
     nodes_per_rack: int = 0
@@ -102,11 +107,13 @@ class SparePool:
 
 @dataclass(frozen=True, slots=True)
 class ReliabilityModel:
-    """All that is said. preset: what is not said otherwise is from there; scale: times all rates.
+    """Failure rates, recovery and spares of a run.
 
-    spread: geometric standard deviation of the rates of all hardware together, since nobody knows those of the next
-    cluster; rack: nodes of one, None: those of an NVLink domain, or four; quarantine: whether a node with a slow part
-    is replaced when that is found; crews: how many nodes are repaired at a time, None: all; sources: by dotted key.
+    preset: source of all values not stated otherwise; rate_factor: multiplies all failure rates;
+    rate_geometric_std: geometric standard deviation of the hardware's overall failure rate across clusters;
+    rack_nodes: nodes per rack, None: those of an NVLink domain, or four; replaces_slow_nodes: replace a node with
+    a slow component on detection; repair_slots: nodes repaired concurrently, None: unlimited; sources: provenance
+    by dotted key.
     """
 
     preset: str = DEFAULT_PRESET

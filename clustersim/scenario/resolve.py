@@ -1,7 +1,7 @@
-"""How does a scenario file become a setup?
+"""How does a scenario file become a resolved scenario?
 
-Three passes, each of which reports all that it finds: keys and values of the file, names and paths that it refers to,
-and numbers that must agree with each other.
+Three passes, each of which reports all problems it finds: keys and values of the file, names and paths that
+it refers to, and consistency of the numbers with each other.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,29 +40,32 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ScenarioSource:
-    """Where a mapping comes from. name: of the scenario if the mapping has none; path: the file, if there is one."""
+    """Where a mapping comes from. name: of the scenario if the mapping has none; path: its file, if any."""
 
     name: str
     path: Path | None = None
 
     @property
     def label(self) -> str:
-        """What errors call it."""
+        """Label of the source in error messages."""
         return str(self.path or self.name)
 
     def for_co_scheduled_job(self, path: Path | None) -> "ScenarioSource":
-        """Of another job, which this one's names: in its own file, or here."""
+        """The source of a co-scheduled job: its own file, or an entry of this one if path is None."""
         return ScenarioSource("job", self.path) if path is None else ScenarioSource(path.stem, path)
 
     @property
     def base_dir(self) -> Path:
-        """Where paths in it start."""
+        """Folder that relative paths are resolved against."""
         return Path() if self.path is None else self.path.parent
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedScenario:
-    """A setup, checked, and what it was read from. changes: what replaces keys of the cluster's file."""
+    """A validated scenario and what it was read from.
+
+    cluster_overrides: keys that replace those of the cluster's file; cached_reads: lookups for reuse by variants.
+    """
 
     resolved: ResolvedScenario
     cluster_overrides: Mapping[str, Any]
@@ -73,9 +76,9 @@ class LoadedScenario:
 def resolve_scenario(
     raw_mapping: Mapping[str, Any], source: ScenarioSource, previous_reads: Iterable[CachedRead] = ()
 ) -> LoadedScenario:
-    """Look up and check what a file would hold; raise InputError that lists what is wrong.
+    """Resolve and validate the content of a scenario file; raises InputError that lists all problems.
 
-    earlier: what was read for a scenario that this one is a change of.
+    previous_reads: lookups of the scenario that this one is a variant of.
     """
     config, read_cache = _parse_config(raw_mapping, source), ReadCache(previous_reads)
     resolved = _resolve_config(config, source, read_cache)
@@ -90,7 +93,7 @@ def resolve_scenario(
 def resolve_unchecked(
     raw_mapping: Mapping[str, Any], source: ScenarioSource, previous_reads: Iterable[CachedRead] = ()
 ) -> ResolvedScenario:
-    """Look up what a file would hold, whose parts need not agree; raise InputError for keys, values and names."""
+    """Resolve a scenario file's content, not checked for consistency; raises InputError for bad keys, values, names."""
     return _resolve_config(_parse_config(raw_mapping, source), source, ReadCache(previous_reads))
 
 
@@ -103,7 +106,7 @@ def _parse_config(raw_mapping: Mapping[str, Any], source: ScenarioSource) -> Sce
 
 @dataclass(frozen=True, slots=True)
 class _ClusterView:
-    """A machine as a job sees it. others: the other jobs that are there, and the GPU of each of their ranks."""
+    """The cluster as seen by a job. co_scheduled: the other jobs, each with the GPU id of each of its ranks."""
 
     cluster: Cluster
     degradations: Degradations
@@ -113,7 +116,10 @@ class _ClusterView:
 def _resolve_config(
     config: ScenarioConfig, source: ScenarioSource, read_cache: ReadCache, given_view: _ClusterView | None = None
 ) -> ResolvedScenario:
-    """Look up what the file refers to by name or path. place: of a job that is on another's machine."""
+    """Resolve all names and paths of a config.
+
+    given_view: the cluster as a co-scheduled job sees it, None: build it from the config.
+    """
     problems: list[str] = []
     base_dir = source.base_dir
     model = _collect_error(
@@ -132,7 +138,7 @@ def _resolve_config(
         raise combined_error(source.label, problems)
     cluster, degradations = view.cluster, view.degradations
     background_traffic = _collect_error(
-        problems, "disturbances.", lambda: read_background_traffic(config.disturbances.traffic, cluster)
+        problems, "degradations.", lambda: read_background_traffic(config.degradations.traffic, cluster)
     )
     co_scheduled_jobs = tuple(_resolve_co_scheduled_jobs(problems, source, read_cache, view))
     link_sharers = (
@@ -143,7 +149,7 @@ def _resolve_config(
     active_sharers = [key for key, value in link_sharers if value and given_view is None]
     if active_sharers and cost.network is Contention.UNCONTENDED:
         problems.append(
-            f"disturbances.{active_sharers[0]}: links are not shared with cost.network uncontended; write shared"
+            f"degradations.{active_sharers[0]}: links are not shared with cost.network uncontended; write shared"
         )
     economics = _economics_settings(problems, config, cluster)
     reliability = _collect_error(
@@ -151,7 +157,7 @@ def _resolve_config(
     )
     if problems or reliability is None or background_traffic is None:
         raise combined_error(source.label, problems)
-    if any(mixture.experts > 1 for mixture in model.distinct_moes):  # one expert is an MLP
+    if any(moe_mlp.experts > 1 for moe_mlp in model.distinct_moes):  # a single expert is a plain MLP
         framework = framework.with_moe_launches(cluster.accelerator.host_launch_ratio)
     layout = _collect_error(
         problems, "layout.", partial(loaders.read_layout, config.layout, cluster.gpu_count, framework, schedule)
@@ -172,7 +178,7 @@ def _resolve_config(
         degradations=degradations,
         background_traffic=background_traffic,
         co_scheduled_jobs=co_scheduled_jobs,
-        jitter=None if config.disturbances.jitter is None else config.disturbances.jitter.jitter_model(),
+        jitter=None if config.degradations.jitter is None else config.degradations.jitter.jitter_model(),
         steps=config.steps,
         economics=economics,
         reliability=reliability,
@@ -186,7 +192,7 @@ def _cluster_view(
     read_cache: ReadCache,
     job_specs: Sequence[CoScheduledSpec],
 ) -> _ClusterView | None:
-    """The cluster with its other accelerators and its disturbances, as the job sees it. jobs: the others."""
+    """The cluster with mixed accelerators and degradations, as seen by the job. job_specs: the co-scheduled jobs."""
     base_dir, gpus, section = (
         source.base_dir,
         loaders.requested_gpu_count(config.cluster, config.layout),
@@ -208,17 +214,17 @@ def _cluster_view(
         problems, "cluster.", lambda: read_cache.get_or_read(apply_mixed_nodes, section.mixed, base_dir, full_cluster)
     )
     degradations = _collect_error(
-        problems, "disturbances.", lambda: read_degradations(config.disturbances, full_cluster)
+        problems, "degradations.", lambda: read_degradations(config.degradations, full_cluster)
     )
     job_cluster = _collect_error(problems, "cluster.", lambda: loaders.job_view(full_cluster, allocation, gpus))
     if mixed is None or degradations is None or job_cluster is None:
         return None
     co_scheduled = tuple(_allocate_co_scheduled_jobs(problems, job_specs, full_cluster, job_cluster.machine_gpu_ids))
     for job_gpus in (array for _, array in co_scheduled if not problems):
-        _collect_error(problems, "disturbances.", partial(degrade_fabric, full_cluster.fabric, degradations, job_gpus))
+        _collect_error(problems, "degradations.", partial(degrade_fabric, full_cluster.fabric, degradations, job_gpus))
     fabric = _collect_error(
         problems,
-        "disturbances.",
+        "degradations.",
         lambda: degrade_fabric(full_cluster.fabric, degradations, job_cluster.machine_gpu_ids),
     )
     return (
@@ -231,7 +237,7 @@ def _cluster_view(
 def _allocate_co_scheduled_jobs(
     problems: list[str], job_specs: Iterable[CoScheduledSpec], cluster: Cluster, main_job_gpus: IntArray
 ) -> Iterator[tuple[CoScheduledSpec, IntArray]]:
-    """Where other jobs are, each on GPUs of its own. mine: those of the first."""
+    """GPU ids of the co-scheduled jobs, all disjoint. main_job_gpus: those of the first job."""
     gpus_by_owner = {"this job's": main_job_gpus}
     for job_spec in job_specs:
         gpu_ids = _collect_error(problems, f"{job_spec.key}.", partial(job_spec.gpu_ids, cluster, gpus_by_owner))
@@ -241,7 +247,7 @@ def _allocate_co_scheduled_jobs(
 
 
 def _restrict_to_job(cluster: Cluster, job_cluster: Cluster) -> Cluster:
-    """A machine as the job sees it that has these places of it."""
+    """The cluster restricted to the GPUs of a job."""
     return (
         cluster.with_rank_mapping(job_cluster.machine_gpu_ids)
         if isinstance(job_cluster.fabric, RankMappedFabric)
@@ -252,12 +258,13 @@ def _restrict_to_job(cluster: Cluster, job_cluster: Cluster) -> Cluster:
 def _co_scheduled_specs(
     problems: list[str], config: ScenarioConfig, source: ScenarioSource, read_cache: ReadCache
 ) -> list[CoScheduledSpec]:
-    """The other jobs that a file names, as far as their own files say."""
+    """Specs of the co-scheduled jobs that a config names; jobs with errors are dropped and reported."""
     loaders = (
-        partial(_co_scheduled_spec, entry, config, source, read_cache) for entry in range(len(config.disturbances.jobs))
+        partial(_co_scheduled_spec, job_index, config, source, read_cache)
+        for job_index in range(len(config.degradations.jobs))
     )
     job_specs = [
-        _collect_error(problems, f"disturbances.jobs.{entry}.", loader) for entry, loader in enumerate(loaders)
+        _collect_error(problems, f"degradations.jobs.{entry}.", loader) for entry, loader in enumerate(loaders)
     ]
     return [job_spec for job_spec in job_specs if job_spec is not None]
 
@@ -265,7 +272,7 @@ def _co_scheduled_specs(
 def _co_scheduled_spec(
     entry_index: int, config: ScenarioConfig, source: ScenarioSource, read_cache: ReadCache
 ) -> CoScheduledSpec:
-    section, base_dir = config.disturbances.jobs[entry_index], source.base_dir
+    section, base_dir = config.degradations.jobs[entry_index], source.base_dir
     assigned_allocation = read_cache.get_or_read(loaders.read_allocation, section.placement, base_dir)
     path_or_mapping = section.scenario
     path = data_files.resolve_relative(base_dir, path_or_mapping) if isinstance(path_or_mapping, str) else None
@@ -283,7 +290,7 @@ def _co_scheduled_spec(
             loaders.read_allocation, job_config.cluster.placement, job_source.base_dir
         )
     return CoScheduledSpec(
-        f"disturbances.jobs.{entry_index}",
+        f"degradations.jobs.{entry_index}",
         path,
         raw_mapping,
         job_config,
@@ -296,7 +303,7 @@ def _co_scheduled_spec(
 def _resolve_co_scheduled_jobs(
     problems: list[str], source: ScenarioSource, read_cache: ReadCache, view: _ClusterView
 ) -> Iterator[ResolvedJob]:
-    """The other jobs on the machine of one."""
+    """The resolved co-scheduled jobs on the cluster of one job."""
     for co_scheduled_spec, gpu_ids in view.co_scheduled:
         job_view = _ClusterView(view.cluster.with_rank_mapping(gpu_ids), view.degradations)
         job = _collect_error(
@@ -316,7 +323,7 @@ def _resolve_co_scheduled_jobs(
 def _resolve_co_scheduled_job(
     spec: CoScheduledSpec, source: ScenarioSource, read_cache: ReadCache, view: _ClusterView
 ) -> ResolvedJob:
-    """Another job, at its place."""
+    """One co-scheduled job, resolved on its view of the cluster. Raises InputError."""
     resolved = _resolve_config(spec.config, source, read_cache, view)
     if problems := consistency.find_problems(resolved):
         raise combined_error(source.label, problems)
@@ -327,7 +334,7 @@ def _resolve_co_scheduled_job(
 
 @contextmanager
 def _prefix_errors(key: str) -> Iterator[None]:
-    """Whose value errors are about."""
+    """Prefix errors raised inside with a key."""
     try:
         yield
     except InputError as error:
@@ -335,7 +342,7 @@ def _prefix_errors(key: str) -> Iterator[None]:
 
 
 def _economics_settings(problems: list[str], config: ScenarioConfig, cluster: Cluster) -> EconomicsSettings:
-    """The settings; a price list that is named must have all accelerators, and what is said of power must fit them."""
+    """Economics settings; checks that the price list and power settings cover all accelerators of the cluster."""
     settings = config.economics.economics_settings()
     if settings == EconomicsSettings():
         return settings
@@ -350,7 +357,7 @@ def _economics_settings(problems: list[str], config: ScenarioConfig, cluster: Cl
 def _cost_settings(
     problems: list[str], section: CostConfig, base_dir: Path, cluster: Cluster, read_cache: ReadCache
 ) -> CostSettings | None:
-    """The settings, whose algorithms the cluster's library must have, with their record."""
+    """Cost settings with record and user algorithms; checks that the cluster's library offers the named algorithms."""
     user_algorithms: dict[str, CollectiveAlgorithm] = {}
     for key, collective, name in section.named_algorithms:
         library = read_cache.get_or_read(load_library, cluster.library)
@@ -373,7 +380,7 @@ def _cost_settings(
 
 
 def _require_nccl(section: CostConfig, library: Library) -> None:
-    """Whether the library follows NCCL's variables, and has channels if any are limited."""
+    """Raise InputError if the library ignores NCCL's variables, or channels are limited and not modelled."""
     if not library.follows_nccl_env:
         raise InputError(f"the cluster's library is {library.name}, which does not read NCCL's variables; leave it out")
     conflicting = [
@@ -389,7 +396,7 @@ def _require_nccl(section: CostConfig, library: Library) -> None:
 
 
 def _collect_error(problems: list[str], prefix: str, read: Callable[[], T]) -> T | None:
-    """What `resolve_scenario` returns; None if it refuses, for which the sentence joins those that were found."""
+    """The result of `resolve_scenario`; None if it raises InputError, whose message is appended to problems."""
     try:
         return read()
     except InputError as error:

@@ -1,4 +1,4 @@
-"""What is to be simulated: which model, on which cluster, in which layout and schedule, with which costs?"""
+"""What is simulated: model, cluster, layout, schedule, training step and cost settings, all resolved."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,13 +28,13 @@ from clustersim.schedules.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class ResolvedScenario:
-    """Training steps of a model on a cluster; every rank of the layout is one of the cluster's GPUs.
+    """Training steps of a model on a cluster; every rank of the layout runs on one GPU of the cluster.
 
-    framework: the software, which launches kernels and holds memory of its own;
-    disturbances: what is wrong with the cluster, whose `fabric` already is the disturbed one; jitter: how kernels vary,
-    None: not at all; traffic: what others send meanwhile; jobs: what trains meanwhile on other GPUs; steps: how many
-    successive ones are simulated; economics: what is said of costs and energy; reliability: what is said of failures
-    over a run of weeks, which move no step.
+    framework: the training software, with its kernel launch times and memory overhead; degradations: faults of
+    the cluster, already applied to the cluster's `fabric`; jitter: random variation of kernel times, None: none;
+    background_traffic: flows of others on the network; co_scheduled_jobs: other training jobs on the cluster;
+    steps: number of consecutive steps to simulate; economics: cost and energy settings; reliability: failure
+    model of a run of weeks, which does not affect step times.
     """
 
     name: str
@@ -60,46 +60,46 @@ class ResolvedScenario:
 
     @property
     def has_background_load(self) -> bool:
-        """Whether others are on the links for a part of the time: their traffic, or other jobs."""
+        """Whether links carry time-varying traffic of others: background traffic or co-scheduled jobs."""
         return bool(self.background_traffic or self.co_scheduled_jobs)
 
     @property
     def cross_domain_tp_group_count(self) -> int:
-        """How many tensor-parallel groups reach beyond one NVLink domain."""
+        """Number of tensor-parallel groups that span several NVLink domains."""
         domains = self.cluster.fabric.domain_ids(self.layout.mesh.groups_along(TENSOR))
         return int(np.count_nonzero(domains.min(axis=1) != domains.max(axis=1)))
 
     @property
     def effective_layout(self) -> Layout:
-        """The layout with what of it the cluster lets run.
+        """The layout, without features that the cluster cannot run.
 
-        The user buffers of `tensor_overlap` are CUDA multicast memory, written by peers over NVLink: there are none
-        between domains (NVIDIA/TransformerEngine issue 1071; pull request 1470 for domains of several nodes). All
-        groups of a step run the same program, so if one reaches beyond its domain none has them.
+        The user buffers of `tp_comm_overlap` are CUDA multicast memory, written by peers over NVLink, which does not
+        work across domains (NVIDIA/TransformerEngine issue 1071; pull request 1470 for multi-node domains). All
+        groups of a step run the same program, so user buffers are off if any group spans several domains.
         """
-        lacks_user_buffers = self.layout.tensor_overlap and self.cross_domain_tp_group_count > 0
-        return replace(self.layout, tensor_overlap=False) if lacks_user_buffers else self.layout
+        lacks_user_buffers = self.layout.tp_comm_overlap and self.cross_domain_tp_group_count > 0
+        return replace(self.layout, tp_comm_overlap=False) if lacks_user_buffers else self.layout
 
     @property
     def effective_schedule(self) -> Schedule:
-        """The schedule, 1F1B's in pairs where tokens travel to experts beside computation; others have them or not."""
+        """The schedule; 1F1B with overlapped forward/backward pairs where MoE communication is overlapped."""
         match self.schedule:
-            case OneFOneB() | Interleaved() as base_schedule if self.layout.overlap_expert_communication:
+            case OneFOneB() | Interleaved() as base_schedule if self.layout.overlap_moe_expert_parallel_comm:
                 return Overlapped1F1B(base_schedule)
         return self.schedule
 
     @property
     def microbatch_count(self) -> int:
-        """How many microbatches each replica runs in a step."""
+        """Number of microbatches per replica and step."""
         return self.training.global_batch // (self.layout.dp * self.training.microbatch)
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedJob:
-    """A job that trains on other GPUs of the machine, step after step.
+    """A job that trains concurrently on other GPUs of the cluster, step after step.
 
-    setup: its own, on those GPUs, with the machine's disturbances; start: when its first step begins, before this job's
-    below zero; path, written, files: as of a scenario.
+    resolved: its scenario on those GPUs, with the cluster's degradations; start_offset: seconds from the start of
+    this job to the start of its first step, may be negative; path, raw_mapping, files: as of `Scenario`.
     """
 
     resolved: ResolvedScenario

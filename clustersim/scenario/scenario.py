@@ -1,4 +1,4 @@
-"""What was asked? A setup, what it was read from, and how it is read and changed."""
+"""What was requested? A resolved scenario together with its source: loading, overrides and serialization."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,11 @@ from clustersim.schedules.csv_schedule import CsvSchedule
 
 @dataclass(frozen=True, slots=True)
 class Scenario(ResolvedScenario):
-    """A setup with its source.
+    """A resolved scenario and where it came from.
 
-    path: the file that it was read from, if any; files: those that the model and the cluster were read from; written:
-    the mapping that it was read from, overrides applied; readings: what its names and paths stand for; changes: what
-    replaces keys of the cluster's file.
+    path: the file it was loaded from, if any; files: the files that model and cluster were loaded from;
+    raw_mapping: the parsed file content with overrides applied; cached_reads: results of the lookups of names and
+    paths, reused by `with_overrides`; cluster_overrides: keys that replace those of the cluster's file.
     """
 
     path: Path | None = None
@@ -37,7 +37,7 @@ class Scenario(ResolvedScenario):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Iterable[str] = ()) -> Self:
-        """Read a YAML or JSON file, with overrides such as `layout.tp=4`; raise InputError that lists what is wrong."""
+        """Load a YAML or JSON file, with overrides such as `layout.tp=4`; raises InputError that lists all problems."""
         file = Path(path)
         return cls.from_mapping(read_mapping(file), overrides, default_name=file.stem, path=file)
 
@@ -50,10 +50,10 @@ class Scenario(ResolvedScenario):
         default_name: str = "scenario",
         path: Path | None = None,
     ) -> Self:
-        """Build from what a file would hold, with overrides as in `load`.
+        """Build from a mapping of a scenario file's form, with overrides as in `load`.
 
-        source: names it where the mapping does not; path: the file that the mapping is taken from, if any. Errors name
-        it, and paths in the mapping start beside it.
+        default_name: name of the scenario if the mapping has none; path: the file that the mapping was read from, if
+        any. Errors name that file, and relative paths in the mapping are resolved against its folder.
         """
         return cls._resolve(apply_overrides(mapping, overrides), ScenarioSource(default_name, path))
 
@@ -76,46 +76,47 @@ class Scenario(ResolvedScenario):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is legal and still likely a mistake."""
+        """Descriptions of settings that are legal but likely a mistake."""
         return (*find_warnings(self), *cluster_warnings(self, self.cluster_overrides))
 
     @property
     def co_scheduled_scenarios(self) -> tuple[Self, ...]:
-        """The other jobs on the machine, each as it would be simulated there by itself."""
+        """The co-scheduled jobs on the cluster, each as the scenario that simulates it in isolation."""
         return tuple(self._co_scheduled_scenario(co_scheduled_job) for co_scheduled_job in self.co_scheduled_jobs)
 
     def _co_scheduled_scenario(self, job: ResolvedJob) -> Self:
-        """Simulated as this one, beside the same traffic."""
+        """The scenario of a co-scheduled job, with this scenario's background traffic and simulation settings."""
         resolved_fields = {
             dataclass_field.name: getattr(job.resolved, dataclass_field.name)
             for dataclass_field in fields(ResolvedScenario)
         }
         cost = replace(job.resolved.cost, symmetry=self.cost.symmetry, coalesce=self.cost.coalesce)
         return type(self)(
-            **{**resolved_fields, "cost": cost, "traffic": self.background_traffic, "steps": 1}, path=job.path
+            **{**resolved_fields, "cost": cost, "background_traffic": self.background_traffic, "steps": 1},
+            path=job.path,
         )
 
     def to_mapping(self) -> dict[str, Any]:
-        """What a file of this scenario holds: `from_mapping` of it gives the same scenario.
+        """The content of a scenario file that is equivalent to this scenario: `from_mapping` round-trips.
 
-        An order (of passes, of GPUs) that was read from a file is written out, and so are other jobs, so that no such
-        file is needed again.
+        Pipeline orders and GPU orders that were read from files are written inline, and so are co-scheduled jobs, so
+        that the result does not depend on those files.
         """
         mapping = _inline_files(self.raw_mapping, self)
         if self.co_scheduled_jobs:
-            entries = enumerate(as_list(mapping["disturbances"]["jobs"]))
-            mapping["disturbances"]["jobs"] = [
-                _inline_job_entry(item, self.co_scheduled_jobs[job_index]) for job_index, item in entries
+            entries = enumerate(as_list(mapping["degradations"]["jobs"]))
+            mapping["degradations"]["jobs"] = [
+                _inline_job_entry(raw_entry, self.co_scheduled_jobs[job_index]) for job_index, raw_entry in entries
             ]
         return mapping
 
     def with_overrides(self, *overrides: str | Iterable[str]) -> Self:
-        """The same scenario with overrides such as `layout.tp=4`, one by one or in lists; itself without any.
+        """A copy with overrides such as `layout.tp=4`, given one by one or in lists; self without any.
 
         Files are read again only for what the overrides change.
         """
         groups = [[override] if isinstance(override, str) else list(override) for override in overrides]
-        all_overrides = [item for group in groups for item in group]
+        all_overrides = [override for group in groups for override in group]
         if not all_overrides:
             return self
         return self._resolve(
@@ -123,14 +124,17 @@ class Scenario(ResolvedScenario):
         )
 
     def resolve_unchecked(self, overrides: Iterable[str]) -> ResolvedScenario:
-        """What it would be with overrides, whose parts need not agree; raise InputError for unknown keys and values."""
+        """The resolved scenario with overrides, not checked for consistency.
+
+        Raises InputError for bad keys or values.
+        """
         return resolve_unchecked(
             apply_overrides(self.raw_mapping, overrides), ScenarioSource(self.name, self.path), self.cached_reads
         )
 
 
 def _inline_files(raw_mapping: Mapping[str, Any], resolved: ResolvedScenario) -> dict[str, Any]:
-    """What was written of a setup, with the orders that it named files of."""
+    """A copy of a scenario's mapping in which orders that were read from files are written inline."""
     mapping = copy.deepcopy(dict(raw_mapping))
     if isinstance(resolved.schedule, CsvSchedule):
         mapping["schedule"] = inline_schedule(resolved.schedule)
@@ -141,7 +145,7 @@ def _inline_files(raw_mapping: Mapping[str, Any], resolved: ResolvedScenario) ->
 
 
 def _inline_job_entry(raw_entry: object, job: ResolvedJob) -> dict[str, Any]:
-    """What was written of another job, with what its file holds."""
+    """An entry of `degradations.jobs` with the content of the job's own file written inline."""
     entry: Any = CoScheduledJobConfig.expand_shorthand(raw_entry)
     placement = CoScheduledJobConfig.model_validate(entry).placement
     if placement is not None and placement.order is not None:

@@ -1,7 +1,7 @@
-"""What may a scenario file say, for editors? JSON Schema (draft 2020-12), made from the sections that read it.
+"""The JSON Schema (draft 2020-12) of scenario files for editors, generated from the config models.
 
-Editors complete keys and check what sections check of shapes and words. What reads a value itself (quantities with
-units, rates, shares) is left to it: the schema lets it through.
+Editors complete keys and check structure and enumerated words. Values with their own parser (quantities with
+units, rates, fractions) are accepted by the schema and checked on loading.
 """
 
 import ast
@@ -24,15 +24,15 @@ _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def scenario_schema() -> dict[str, Any]:
-    """The schema of a scenario file."""
+    """The JSON schema of a scenario file."""
     generated = ScenarioConfig.model_json_schema(schema_generator=_ConfigSchemaGenerator)
     return {"$schema": _DIALECT, "title": "clustersim scenario", **_strip_schema(generated)}
 
 
 def dotted_keys() -> tuple[str, ...]:
-    """Every key of a scenario file that can be given a value by itself, such as `layout.tp`, in the file's order.
+    """Every key of a scenario file that can be set by itself, such as `layout.tp`, in the file's order.
 
-    Keys inside lists, and those that a user names, are not among them.
+    Keys inside lists and user-defined keys are excluded.
     """
     return tuple(_iter_dotted_keys(ScenarioConfig, ""))
 
@@ -40,29 +40,33 @@ def dotted_keys() -> tuple[str, ...]:
 def _iter_dotted_keys(model: type[ConfigModel], prefix: str) -> Iterator[str]:
     for key, annotation in model.key_types().items():
         value_types = [value_type for value_type in _value_types(annotation) if value_type is not NoneType]
-        nested_models = [item for item in value_types if isinstance(item, type) and issubclass(item, ConfigModel)]
+        nested_models = [
+            value_type
+            for value_type in value_types
+            if isinstance(value_type, type) and issubclass(value_type, ConfigModel)
+        ]
         if len(nested_models) < len(value_types) or any(
             _shorthand_schema(nested_model) is not None for nested_model in nested_models
         ):
             yield f"{prefix}{key}"
-        for element in nested_models:
-            yield from _iter_dotted_keys(element, f"{prefix}{key}.")
+        for section_model in nested_models:
+            yield from _iter_dotted_keys(section_model, f"{prefix}{key}.")
 
 
 def _value_types(annotation: object) -> Iterator[object]:
-    """The types that a value may have."""
+    """The types that a value may have: annotations and unions unwrapped."""
     if get_origin(annotation) in {Annotated, Union, UnionType}:
-        for get_arg in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
-            yield from _value_types(get_arg)
+        for inner in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
+            yield from _value_types(inner)
     else:
         yield annotation
 
 
 class _ConfigSchemaGenerator(GenerateJsonSchema):
-    """Sections as users write them: also by their shorthand, and what a validator reads as it likes."""
+    """Generates schemas of config models as users write them: with shorthands, and parsed values left open."""
 
     def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
-        """What stands behind something that reads a value first."""
+        """The schema of a value that a validator parses first."""
         parser = schema["function"]["function"]
         if isinstance(parser, ValueParser):
             examples = {"examples": [*parser.examples]} if parser.examples else {}
@@ -73,7 +77,7 @@ class _ConfigSchemaGenerator(GenerateJsonSchema):
         return self.generate_inner(schema["schema"]) if _is_model_validator(schema) else {}
 
     def model_schema(self, schema: core_schema.ModelSchema) -> JsonSchemaValue:
-        """A section, or its shorthand."""
+        """The schema of a config model, or of its shorthand."""
         mapping_schema = super().model_schema(schema)
         descriptions = _key_descriptions(schema["cls"])
         for key, value in mapping_schema["properties"].items():
@@ -85,16 +89,16 @@ class _ConfigSchemaGenerator(GenerateJsonSchema):
 
 
 def _key_descriptions(model: type[ConfigModel]) -> dict[str, str]:
-    """What each key means: the string below it in the source, in one line.
+    """Description of each key: the docstring below it in the source, on one line.
 
-    Read here, and not when sections are imported, because most commands need no words. Raises TypeError for a key
-    without any.
+    Parsed here and not at import, because most commands do not need it. Raises TypeError for a key without a
+    docstring.
     """
     descriptions = {
         name: description
-        for item in reversed(model.__mro__)
-        if item not in _BASE_MODELS
-        for name, description in _field_docstrings(item)
+        for base in reversed(model.__mro__)
+        if base not in _BASE_MODELS
+        for name, description in _field_docstrings(base)
     }
     descriptions = (
         {**dict(_field_docstrings(PresetOrPathConfig)), **descriptions}
@@ -109,7 +113,7 @@ def _key_descriptions(model: type[ConfigModel]) -> dict[str, str]:
 
 
 def _field_docstrings(model: type) -> Iterator[tuple[str, str]]:
-    """Keys of a class itself, and the strings below them."""
+    """The fields that a class itself defines, with their docstrings."""
     if not issubclass(model, ConfigModel):
         return
     (class_node,) = ast.parse(dedent(inspect.getsource(model))).body
@@ -120,17 +124,19 @@ def _field_docstrings(model: type) -> Iterator[tuple[str, str]]:
 
 
 def _is_model_validator(schema: Any) -> bool:
-    """Whether validators stand before the keys of a section, and not before a value."""
+    """Whether a before-validator applies to the fields of a config model, and not to a value."""
     while "schema" in schema:
         schema = schema["schema"]
     return bool(schema["type"] == "model-fields")
 
 
 def _shorthand_schema(model: type) -> JsonSchemaValue | None:
-    """What a section may be written as beside a mapping."""
+    """Schema of the shorthand of a config model; None if it has none."""
     if not issubclass(model, ConfigModel):
         return None
-    uses_default_expansion = all("written_out" not in vars(item) for item in model.__mro__ if item not in _BASE_MODELS)
+    uses_default_expansion = all(
+        "expand_shorthand" not in vars(base) for base in model.__mro__ if base not in _BASE_MODELS
+    )
     if issubclass(model, OneOfConfig) and model.shorthands:
         return (
             {"enum": [*model.shorthands]}
@@ -151,9 +157,9 @@ def _schema_comment(text: str) -> JsonSchemaValue:
 
 
 def _strip_schema(schema: Any) -> Any:
-    """Without titles, which repeat keys, and without defaults that are written out in other words than a file's."""
+    """Remove titles, which repeat keys, and defaults that are not scalars as a file would have them."""
     if isinstance(schema, list):
-        return [_strip_schema(item) for item in schema]
+        return [_strip_schema(element) for element in schema]
     if not isinstance(schema, Mapping):
         return schema
     keys = {

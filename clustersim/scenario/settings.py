@@ -1,4 +1,4 @@
-"""Where do durations come from, how much of the cluster is simulated rank by rank, and what does a GPU hour cost?"""
+"""Settings of the cost model (sources of durations, symmetry, contention) and of economics (prices, power)."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,16 +11,17 @@ from clustersim.hardware.prices import Price, PriceQuote, quote_from_list, quote
 
 
 class Symmetry(Enum):
-    """AUTO simulates one of the ranks that provably do the same, OFF simulates every rank."""
+    """AUTO simulates one representative of each class of equivalent ranks, OFF simulates every rank."""
 
     AUTO = "auto"
     OFF = "off"
 
 
 class Contention(Enum):
-    """SHARED lets collectives and messages that overlap share the network's links; NONE times each by itself.
+    """SHARED: overlapping collectives and messages share link bandwidth; UNCONTENDED: each is timed in isolation.
 
-    Without it a network port may carry more than its bandwidth, and layouts that send all over it look too fast.
+    Without sharing, a network port may carry more than its bandwidth, and layouts with much cross-node traffic
+    look too fast.
     """
 
     UNCONTENDED = "uncontended"
@@ -29,10 +30,12 @@ class Contention(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CostSettings:
-    """coalesce: tasks that no other rank can observe are one event; switches: what the library was told to take.
+    """Settings of the cost model.
 
-    interference: the part by which kernels take longer beside a collective, None: the record's or the accelerator's
-    own; record: what was measured on the accelerator that it names, None: nothing.
+    coalesce: merge tasks that no other rank can observe into one event; nccl_overrides: restrictions on the
+    library's choice of algorithm and protocol; interference: fraction by which kernels slow down while a
+    collective is in flight, None: from the record or the accelerator; record: calibration measurements of the
+    accelerator it names, None: none.
     """
 
     symmetry: Symmetry = Symmetry.AUTO
@@ -44,16 +47,16 @@ class CostSettings:
 
 
 USER_STATED = "given"
-"""Where a price is from that somebody said."""
+"""Source label of a price that the user stated."""
 
 
 @dataclass(frozen=True, slots=True)
 class EconomicsSettings:
-    """What is said of costs and energy; it moves no time.
+    """Settings of costs and energy; they do not affect durations.
 
-    price: of an hour of one GPU, or the name of a price list, None: as lists have it; pue: power of the whole facility
-    over that of its computers; carbon: grams of CO2 for a joule, None: not asked for; tokens: of the whole run, None:
-    not said.
+    gpu_hour_price: price of one GPU hour, or the name of a price list, None: the default price list; pue:
+    facility power over IT power; carbon_intensity: grams of CO2 per joule, None: not reported; training_tokens:
+    tokens of the whole run, None: not stated.
     """
 
     gpu_hour_price: Price | str | None = None
@@ -63,7 +66,7 @@ class EconomicsSettings:
     powers: PowerOverrides = field(default_factory=PowerOverrides)
 
     def gpu_hour_quote(self, accelerator: Accelerator, cluster: str) -> PriceQuote | None:
-        """The price of an hour of a GPU and where it is from; None where there is none. Raises InputError."""
+        """The price of a GPU hour and its source; None if unknown. Raises InputError."""
         match self.gpu_hour_price:
             case None:
                 return quote_list_price(accelerator.name, cluster)
@@ -72,5 +75,5 @@ class EconomicsSettings:
         return PriceQuote(self.gpu_hour_price, USER_STATED)
 
     def power_draw(self, accelerator: Accelerator) -> PowerDraw | None:
-        """What a GPU and its part of a node draw; None where that is not known. Raises InputError."""
+        """Power draw of a GPU with its share of the node; None if unknown. Raises InputError."""
         return self.powers.resolve_draw(accelerator.power)

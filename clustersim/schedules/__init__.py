@@ -1,1 +1,1 @@
-"""IN WHICH ORDER? A shelf of pipeline schedules."""
+"""IN WHICH ORDER? A registry of pipeline schedules."""

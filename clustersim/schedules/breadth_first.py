@@ -1,13 +1,14 @@
-"""In which order does breadth-first pipeline parallelism work? All microbatches through a chunk, then the next chunk.
+"""Breadth-first pipeline parallelism: all microbatches through a chunk, then the next chunk.
 
-Rank r of p holds the v stages r, r + p, ..., r + (v - 1)p, as in interleaved 1F1B. It runs all m forwards of its first
-stage, then of its second, and so on; then all backwards of its last stage, and back. With equal stages the bubble is
-(p - 1)/(v m) of the ideal time, as interleaved 1F1B's, but activations of all m microbatches are kept on every stage.
-What it buys: each stage's parameters are needed, and its gradients complete, in one go, so that sharded ones are
-gathered and reduced once for each stage and direction.
+Rank r of p holds the v stages r, r + p, ..., r + (v - 1)p, as in interleaved 1F1B. It runs all m forwards of
+its first stage, then of its second, and so on; then all backwards of its last stage, and back. With equal
+stages the bubble is (p - 1)/(v m) of the ideal time, as interleaved 1F1B's, but activations of all m
+microbatches are kept on every stage. Its advantage: each stage's parameters are needed, and its gradients
+complete, in one contiguous interval, so that sharded ones are gathered and reduced once per stage and
+direction.
 
-Any number of microbatches is legal; of fewer than p, a rank also waits between its chunks. Backwards run in descending
-order of microbatches, as torch has them.
+Any number of microbatches is supported; with fewer than p, a rank also waits between its chunks. Backwards
+run in descending order of microbatches, as in torch.
 Reference: Lamy-Poirier 2022, "Breadth-First Pipeline Parallelism" (arXiv:2211.05953);
 torch.distributed.pipelining.ScheduleLoopedBFS.
 """

@@ -1,11 +1,12 @@
 """How is an order of actions written as text?
 
-The notation is torch.distributed.pipelining's: an action is stage, kind, microbatch (`0F0`, `2B1`, `2I1`, `2W1`), an
-order is a CSV with one row per pipeline rank. Empty cells mean an idle step there; they are read and forgotten, since
-time is the engine's answer and not the schedule's. So are the actions that torch's `compute_comms` form adds
-(`0SEND_F0`, `1RECV_B2`, `0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`): what is sent, gathered and reduced when follows from
-the order of passes, the placement and the layout. A pair `(0F3;3B1)OVERLAP_F_B` is a step of its own.
-Reference: torch.distributed.pipelining.schedules, `_Action` and `_PipelineScheduleRuntime._load_csv`.
+The notation is torch.distributed.pipelining's: an action is stage, kind, microbatch (`0F0`, `2B1`, `2I1`,
+`2W1`), an order is a CSV with one row per pipeline rank. Empty cells mean an idle step there; they are read
+and discarded, since times are computed by the engine and not given by the schedule. So are the actions that
+torch's `compute_comms` form adds (`0SEND_F0`, `1RECV_B2`, `0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`): what is
+sent, gathered and reduced when follows from the order of passes, the placement and the layout. A pair
+`(0F3;3B1)OVERLAP_F_B` is one schedule entry. Reference: torch.distributed.pipelining.schedules, `_Action` and
+`_PipelineScheduleRuntime._load_csv`.
 """
 
 import csv
@@ -19,24 +20,27 @@ from clustersim.program.action import Action, ActionKind, OverlappedPair, Pipeli
 
 _ACTION: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
 _COMM_ACTION: Final = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
-_BOM: Final = "\ufeff"  # with which spreadsheets begin a file
+_BOM: Final = "\ufeff"  # byte order mark that spreadsheets write
 _OVERLAPPED_PAIR: Final = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedOrder:
-    """An order that was read. whole: what errors call it; cells: of every action of each rank, from 0."""
+    """A parsed order with source locations.
+
+    label: its name in errors; cells: [ranks][entries] CSV cell of each, from 0.
+    """
 
     label: str
     order: PipelineOrder
     cells: tuple[tuple[int, ...], ...]
 
     def rank_label(self, rank: int) -> str:
-        """Its row, counted from 1."""
+        """Location of a rank's row, counted from 1."""
         return f"{self.label}, row {rank + 1}"
 
     def entry_label(self, rank: int, entry_index: int) -> str:
-        """Its cell, counted from 1."""
+        """Location of an entry's cell, counted from 1."""
         return f"{self.rank_label(rank)}, cell {self.cells[rank][entry_index] + 1}"
 
 
@@ -60,7 +64,7 @@ def parse_order(text: str, source: str = "schedule") -> PipelineOrder:
 
 
 def parse_csv(text: str, source: str) -> ParsedOrder:
-    """Read a CSV, and where in it each action stands. Blank lines at its end are no rows."""
+    """Read a CSV with the location of each entry. Blank lines at its end are ignored."""
     try:
         rows = list(csv.reader(io.StringIO(text.removeprefix(_BOM))))
     except csv.Error as error:
@@ -73,9 +77,9 @@ def parse_csv(text: str, source: str) -> ParsedOrder:
 
 
 def parse_entry(text: str) -> ScheduleEntry:
-    """Read one action or a pair; raise InputError that names the text.
+    """Read one action or an overlapped pair; raise InputError that names the text.
 
-    >>> str(parse_step("(0F3;3B1)OVERLAP_F_B"))
+    >>> str(parse_entry("(0F3;3B1)OVERLAP_F_B"))
     '(0F3;3B1)OVERLAP_F_B'
     """
     match = _OVERLAPPED_PAIR.fullmatch(text.strip())
@@ -90,7 +94,7 @@ def parse_entry(text: str) -> ScheduleEntry:
 
 
 def _parse_row(cells: list[str], label: str) -> list[tuple[int, ScheduleEntry]]:
-    """The steps of a row, with their cells."""
+    """Schedule entries of a row, with their cell indices."""
     entries: list[tuple[int, ScheduleEntry]] = []
     for cell, text in enumerate(cells):
         if not text.strip() or _COMM_ACTION.fullmatch(text.strip()):

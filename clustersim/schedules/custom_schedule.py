@@ -1,11 +1,11 @@
-"""In which order does a pipeline work whose order somebody's own Python gives? It is asked, and its answer is checked.
+"""Schedules given by a user's own Python class: it is called, and what it returns is validated.
 
-A `CustomScheduleRule` is a class with two methods: `placement(ranks)`, which pipeline rank holds each stage, and
-`order(ranks, microbatches)`, the actions of each rank. Both may answer in plain lists and texts (`[0, 1, 1, 0]`,
-`[["0F0", "0B0"]]`), so a rule needs nothing of this package. It is asked again for every number of ranks and
-microbatches, once for each, and what it answers has to keep the rules of `rules.validate_order`.
+A `CustomScheduleRule` is a class with two methods: `placement(ranks)`, the pipeline rank of each stage, and
+`order(ranks, microbatches)`, the actions of each rank. Both may return plain lists and texts (`[0, 1, 1, 0]`,
+`[["0F0", "0B0"]]`), so a rule needs nothing of this package. It is called once for each combination of ranks
+and microbatches, and what it returns must satisfy the rules of `validation.validate_order`.
 
-Where its class is found is said in `plugins`.
+`plugins` describes where its class is looked up.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,27 +29,29 @@ _INTERFACE: Final = PluginInterface(
 
 
 class CustomScheduleRule(Protocol):
-    """What a schedule outside the package has to be; its constructor takes the scenario's `arguments`, if any."""
+    """Interface of a schedule outside the package; its constructor takes the scenario's `arguments`, if any."""
 
     def placement(self, ranks: int) -> Placement | Sequence[int]:
-        """[stages] which of so many pipeline ranks holds each stage, in model order.
+        """[stages] pipeline rank of each stage, in model order.
 
-        Stages that follow each other are on one rank or on neighbours. Any exception refuses so many ranks.
+        Consecutive stages are on one rank or on neighbours. Any exception means that this number of ranks is
+        not supported.
         """
 
     def order(self, ranks: int, microbatches: int) -> Sequence[Sequence[ScheduleEntry | str]]:
-        """[ranks][steps] what each rank runs, as `Action` or in torch's notation (`"2B1"`: stage, kind, microbatch).
+        """[ranks][entries] what each rank runs, as `Action` or in torch's notation.
 
-        Kinds are F, and B or its halves I and W; a `Pair` is `"(0F3;3B1)OVERLAP_F_B"`. Any exception refuses so many
-        microbatches on so many ranks.
+        In torch's notation `"2B1"` is stage, kind, microbatch. Kinds are F, and B or its halves I and W; an
+        `OverlappedPair` is `"(0F3;3B1)OVERLAP_F_B"`. Any exception means that these numbers of
+        ranks and microbatches are not supported.
         """
 
 
 @dataclass(frozen=True)
 class CustomSchedule(FieldPickling):
-    """A schedule in somebody's Python. name: module:Class; folder: where its file is looked for first.
+    """A user's Python schedule. name: module:Class; folder: where its file is looked up first.
 
-    What it answered stays behind when it is pickled: another process imports it, and asks again.
+    Cached results are not pickled: another process imports the class and calls it again.
     """
 
     name: str
@@ -58,7 +60,7 @@ class CustomSchedule(FieldPickling):
 
     @cached_property
     def rule(self) -> CustomScheduleRule:
-        """The rule itself; raise InputError where it cannot be imported or made."""
+        """The instance; raise InputError where it cannot be imported or constructed."""
         rule_class = load_class(self.name, self.folder, _INTERFACE)
         try:
             rule: CustomScheduleRule = rule_class(**self.arguments)
@@ -70,17 +72,17 @@ class CustomSchedule(FieldPickling):
         return rule
 
     def placement(self, ranks: int) -> Placement:
-        """What the rule says; raise InputError where it refuses or says what is no placement."""
+        """What the rule returns; raise InputError where it refuses or returns an invalid placement."""
         if ranks not in self._placement_cache:
             self._placement_cache[ranks] = self._call_placement(ranks)
         return self._placement_cache[ranks]
 
     def require_supported(self, ranks: int, microbatches: int) -> None:
-        """Ask for the order."""
+        """Call for the order; raise InputError as `order` does."""
         self.order(ranks, microbatches)
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
-        """What the rule says; raise InputError where it refuses, or says what is no order of these numbers."""
+        """What the rule returns; raise InputError where it refuses, or returns an invalid order."""
         key = ranks, microbatches
         if key not in self._order_cache:
             self._order_cache[key] = self._call_order(ranks, microbatches)
@@ -119,14 +121,14 @@ class CustomSchedule(FieldPickling):
 
 
 def load_custom_schedule(name: str, arguments: Mapping[str, Any], folder: Path) -> CustomSchedule:
-    """The schedule of a name such as `my_module:MySchedule`; raise InputError where there is none."""
+    """The schedule called `my_module:MySchedule`; raise InputError where there is none."""
     schedule = CustomSchedule(name, folder.resolve(), arguments)
     _ = schedule.rule
     return schedule
 
 
 def _list_items(value: object) -> Iterable[object]:
-    """What is in a list that somebody's code gave, if it is one."""
+    """Items of a list that the user's code returned; raise InputError if it is none."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise InputError(f"{format_value(value)} is not a list")
     return value

@@ -1,9 +1,10 @@
-"""In which order does DualPipe work? Two pipelines over the same ranks that run towards each other.
+"""DualPipe: two pipelines of opposite direction over the same ranks.
 
-Rank r of P holds stage r of the one and stage P - 1 - r of the other, and does with them what rank min(r, P - 1 - r) of
-DualPipeV does on P/2 ranks with its two stages; each pipeline has half of the microbatches. So it is said here: as two
-pipelines of p = P/2 ranks (`Layout.mirrored`), which have each other's second half of the stages. What DualPipeV hands
-on at its turn, within the last rank, crosses over. Every weight is there twice, and its gradients are summed over both.
+Rank r of P holds stage r of the one and stage P - 1 - r of the other, and does with them what rank min(r, P -
+1 - r) of DualPipeV does on P/2 ranks with its two stages; each pipeline has half of the microbatches. So it
+is modelled as two pipelines of p = P/2 ranks (`Layout.mirrored`), which hold each other's second half of the
+stages. What DualPipeV passes on within the last rank, at its turn, crosses over to the counterpart. Every
+weight exists twice, and its gradients are summed over both copies.
 Reference: deepseek-ai/DualPipe, dualpipe/dualpipe.py@bb214e82 (whose eight steps are those of dualpipev.py).
 """
 
@@ -19,7 +20,7 @@ from clustersim.schedules.schedule import require_positive
 
 @dataclass(frozen=True, slots=True)
 class DualPipe:
-    """DualPipe, of which `ranks` are half: those of one of the two pipelines; so are microbatches."""
+    """DualPipe; `ranks` are those of one of the two pipelines, half of all, and so are microbatches."""
 
     name: ClassVar[str] = "dualpipe"
 
@@ -37,6 +38,9 @@ class DualPipe:
             )
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
-        """The steps of every rank of a pipeline, which are DualPipeV's; raise InputError as `require` does."""
+        """The entries of every rank of a pipeline, which are DualPipeV's.
+
+        Raise InputError as `require_supported` does.
+        """
         self.require_supported(ranks, microbatches)
         return DualPipeV().order(ranks, microbatches)

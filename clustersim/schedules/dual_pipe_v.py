@@ -1,14 +1,16 @@
-"""In which order does DualPipeV work? DualPipe cut in half: two chunks in a V, forwards beside backwards.
+"""DualPipeV: DualPipe cut in half, two chunks in a V, forwards overlapped with backwards.
 
-Rank r of p holds the stages r and 2p - 1 - r, as in ZB-V. It warms up, and from then on runs pairs: a forward of one
-chunk beside a backward of the other, so that what the one sends to experts hides behind what the other computes. The
-warm-up and the end run backward in halves, `I` and `W`, where others would wait.
+Rank r of p holds the stages r and 2p - 1 - r, as in ZB-V. It warms up, and from then on runs overlapped
+pairs: a forward of one chunk with a backward of the other, so that the expert communication of the one is
+hidden by the compute of the other. The warm-up and the cool-down split backward in two, `I` and `W`, where
+others would wait.
 
-With equal stages and passes (F = I = W), backward B and F&B a pair, the bubble of the rank that waits longest is
-(p - 1)(F&B + B - 3W): the authors' (PP/2 - 1)(F&B + B - 3W), whose PP counts stages, of which there are 2p. A rank
-keeps the activations of at most 2p + 1 of them. Microbatches are at least as many as stages.
-Reference: deepseek-ai/DualPipe, README (table of bubbles) and dualpipe/dualpipev.py; DeepSeek-V3 Technical Report
-(arXiv:2412.19437), section 3.2.1; torch.distributed.pipelining.ScheduleDualPipeV, whose order this is.
+With equal stages and passes (F = I = W), backward B and F&B a pair, the bubble of the rank that waits longest
+is (p - 1)(F&B + B - 3W): the authors' (PP/2 - 1)(F&B + B - 3W), whose PP counts stages, of which there are
+2p. A rank keeps the activations of at most 2p + 1 of them. There must be at least as many microbatches as
+stages. Reference: deepseek-ai/DualPipe, README (table of bubbles) and dualpipe/dualpipev.py; DeepSeek-V3
+Technical Report (arXiv:2412.19437), section 3.2.1; torch.distributed.pipelining.ScheduleDualPipeV, whose
+order this is.
 """
 
 from collections import deque
@@ -27,7 +29,7 @@ _I, _W = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
 
 @dataclass(frozen=True, slots=True)
 class DualPipeV:
-    """DualPipeV. Microbatches are at least as many as stages."""
+    """DualPipeV. Needs at least as many microbatches as stages."""
 
     name: ClassVar[str] = "dualpipev"
 
@@ -45,13 +47,13 @@ class DualPipeV:
             )
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
-        """The steps of every pipeline rank; raise InputError as `require` does."""
+        """The entries of every pipeline rank; raise InputError as `require_supported` does."""
         self.require_supported(ranks, microbatches)
         return tuple(_DualPipeRank(rank, ranks).build_entries(microbatches) for rank in range(ranks))
 
 
 class _DualPipeChunk:
-    """A stage, and its next microbatch each way."""
+    """A stage, and the index of its next microbatch in each direction."""
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
@@ -62,13 +64,13 @@ class _DualPipeChunk:
         return Action(self.stage, _F, next(self._forwards))
 
     def next_backward(self, kind: ActionKind) -> Action:
-        """The next backward, whole or its half of the inputs."""
+        """The next backward, full or its input-gradient half."""
         return Action(self.stage, kind, next(self._backwards))
 
 
 @dataclass(slots=True)
 class _DualPipeRank:
-    """One rank of so many, and the weight gradients that it has put off."""
+    """Builds one rank's entries; holds its deferred weight gradients."""
 
     rank: int
     ranks: int
@@ -81,8 +83,8 @@ class _DualPipeRank:
         self._down, self._up = _DualPipeChunk(self.rank), _DualPipeChunk(2 * self.ranks - 1 - self.rank)
 
     def build_entries(self, microbatches: int) -> tuple[ScheduleEntry, ...]:
-        """The rank's steps."""
-        downstream_ranks = self.ranks - self.rank - 1  # ranks from the next one on
+        """The rank's entries."""
+        downstream_ranks = self.ranks - self.rank - 1  # ranks after this one
         self._warm_up(downstream_ranks)
         self._steady_state(microbatches - self.ranks - downstream_ranks)
         for _ in range(downstream_ranks):
@@ -103,7 +105,7 @@ class _DualPipeRank:
             self.entries.append(self._up.next_forward())
 
     def _steady_state(self, rounds: int) -> None:
-        """The steady state. The last rank's first forward and backward are of the V's turn, and not side by side."""
+        """The steady state. The last rank's first forward and backward are at the V's turn, hence not overlapped."""
         for round_index in range(rounds):
             pair = OverlappedPair(self._down.next_forward(), self._up.next_backward(_B))
             is_turn = round_index == 0 and self.rank == self.ranks - 1
@@ -111,7 +113,7 @@ class _DualPipeRank:
             self.entries.append(OverlappedPair(self._up.next_forward(), self._down.next_backward(_B)))
 
     def _cool_down(self, downstream_ranks: int) -> None:
-        """What is left of backward, whole at first, then in halves."""
+        """The remaining backwards, full at first, then split."""
         backward_count = 2 * (self.rank + 1)
         full_count = self.rank + 1
         for index in range(backward_count):
@@ -135,6 +137,6 @@ class _DualPipeRank:
         self._deferred_wgrads.append(action._replace(kind=_W))
 
     def _weight_gradient(self) -> None:
-        """The oldest weight gradient that was put off, if there is one."""
+        """The oldest deferred weight gradient, if there is one."""
         if self._deferred_wgrads:
             self.entries.append(self._deferred_wgrads.popleft())

@@ -1,9 +1,10 @@
-"""In which order does GPipe work? All forwards, then all backwards.
+"""GPipe: all forwards, then all backwards.
 
-Every rank keeps the activations of all m microbatches at once. With equal stages, forward f and backward b, the step
-lasts (m + p - 1)(f + b), so the bubble is (p - 1)/m of the ideal time m(f + b).
-Reference: Huang et al. 2019 (arXiv:1811.06965), figure 2. Backwards run in ascending order of microbatches, as in
-torch.distributed.pipelining.ScheduleGPipe; the paper's figure draws them descending, which takes as long.
+Every rank keeps the activations of all m microbatches at once. With equal stages, forward f and backward b,
+the step lasts (m + p - 1)(f + b), so the bubble is (p - 1)/m of the ideal time m(f + b).
+Reference: Huang et al. 2019 (arXiv:1811.06965), figure 2. Backwards run in ascending order of microbatches,
+as in torch.distributed.pipelining.ScheduleGPipe; the paper's figure draws them descending, which takes as
+long.
 """
 
 from dataclasses import dataclass

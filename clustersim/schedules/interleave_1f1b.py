@@ -1,7 +1,8 @@
-"""How do warm-up, one-forward-one-backward and cool-down follow each other on one rank?
+"""How do warm-up, 1F1B steady state and cool-down of one rank follow each other?
 
-1F1B and its interleaved form differ in which forwards and backwards a rank runs and in how long it warms up; the way
-the two lists are merged is the same. Reference: PipeDream-Flush in Narayanan et al. 2021 (arXiv:2104.04473), figure 4.
+1F1B and its interleaved form differ in which forwards and backwards a rank runs and in the length of the
+warm-up; the way the two lists are merged is the same. Reference: PipeDream-Flush in Narayanan et al. 2021
+(arXiv:2104.04473), figure 4.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from clustersim.program.action import Action
 
 
 def interleave_1f1b(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int) -> tuple[Action, ...]:
-    """Run `warmup` forwards, then a forward and a backward in turn, then the backwards that are left."""
+    """Run `warmup` forwards, then alternate one forward and one backward, then the remaining backwards."""
     steady_count = len(forwards) - warmup
     pairs = zip(forwards[warmup:], backwards[:steady_count], strict=True)
     return (*forwards[:warmup], *chain.from_iterable(pairs), *backwards[steady_count:])

@@ -1,14 +1,15 @@
-"""In which order does interleaved 1F1B work? 1F1B over several model chunks per rank.
+"""Interleaved 1F1B: 1F1B over several model chunks per rank.
 
-Rank r of p holds the v stages r, r+p, ..., r+(v-1)p. Microbatches go in rounds: a round's microbatches pass a rank's
-first chunk, then its second, and so on. The warm-up is (v - 1) rounds of one chunk and two more forwards for every
-rank that follows. With equal stages the bubble is (p - 1)/(v m) of the ideal time where a round is p microbatches.
+Rank r of p holds the v stages r, r+p, ..., r+(v-1)p. Microbatches go in rounds: a round's microbatches pass a
+rank's first chunk, then its second, and so on. The warm-up is (v - 1) rounds of one chunk and two more
+forwards for every rank that follows. With equal stages the bubble is (p - 1)/(v m) of the ideal time where a
+round is p microbatches.
 
-Megatron-LM wants microbatches in multiples of p: rounds of exactly p. torch.distributed.pipelining relaxes this:
-there are max(1, m // p) rounds, and m must be a multiple of that number. This is torch's rule; where m is a multiple
-of p, it is Megatron's order too. (Old Megatron ran all forwards first where m = p; its newer versions do not.)
-Reference: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.2, figure 4 bottom; Megatron-LM's
-`forward_backward_pipelining_with_interleaving`; torch's ScheduleInterleaved1F1B.
+Megatron-LM wants microbatches in multiples of p: rounds of exactly p. torch.distributed.pipelining relaxes
+this: there are max(1, m // p) rounds, and m must be a multiple of that number. This is torch's rule; where m
+is a multiple of p, it is Megatron's order too. (Old Megatron ran all forwards first where m = p; its newer
+versions do not.) Reference: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.2, figure 4 bottom;
+Megatron-LM's `forward_backward_pipelining_with_interleaving`; torch's ScheduleInterleaved1F1B.
 """
 
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ class Interleaved:
             raise InputError(_describe_refusal(ranks, microbatches))
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
-        """The actions of every pipeline rank; raise InputError as `require` does."""
+        """The actions of every pipeline rank; raise InputError as `require_supported` does."""
         self.require_supported(ranks, microbatches)
         placement = self.placement(ranks)
         return tuple(self._rank_order(rank, placement, microbatches) for rank in range(ranks))
@@ -61,7 +62,7 @@ class Interleaved:
 
 
 def _round_passes(kind: ActionKind, stages: Sequence[int], microbatches: int, round_size: int) -> list[Action]:
-    """Rounds of `size` microbatches through `stages`, one stage after the other."""
+    """Rounds of `round_size` microbatches through `stages`, one stage after the other."""
     return [
         Action(stage, kind, microbatch)
         for round_start in range(0, microbatches, round_size)

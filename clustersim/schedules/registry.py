@@ -1,6 +1,6 @@
-"""Which schedules are there, by name?
+"""Registry of pipeline schedules by name.
 
-A new schedule is one new file on this shelf and one line here.
+A new schedule is one new file in this package and one line here.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,14 +34,14 @@ _CHUNKED_SCHEDULES: Final[Mapping[str, Callable[[int], Schedule]]] = MappingProx
     {Interleaved.name: Interleaved, BreadthFirst.name: BreadthFirst}
 )
 CHUNKED_SCHEDULES: Final = tuple(_CHUNKED_SCHEDULES)
-"""Those with a choice of model chunks per rank."""
+"""Schedules with a free number of model chunks per rank."""
 SCHEDULE_NAMES: Final = (*_FIXED_SCHEDULES, *_CHUNKED_SCHEDULES)
 
 
 def build_schedule(name: str, chunks: int | None = None) -> Schedule:
-    """The schedule of that name with that many model chunks per rank; None is the fewest that it can have.
+    """The schedule of that name with that number of model chunks per rank; None: the smallest it supports.
 
-    >>> schedule("interleaved", 4)
+    >>> build_schedule("interleaved", 4)
     Interleaved(chunks=4)
     """
     if name in _CHUNKED_SCHEDULES:
@@ -50,6 +50,7 @@ def build_schedule(name: str, chunks: int | None = None) -> Schedule:
         raise InputError(f"there is no schedule {name!r}; {suggest_nearest(name, SCHEDULE_NAMES)}")
     if chunks is not None:
         raise InputError(
-            f"schedule {name} leaves no choice of model chunks per rank; {' and '.join(CHUNKED_SCHEDULES)} take {chunks}"
+            f"schedule {name} leaves no choice of model chunks per rank; {' and '.join(CHUNKED_SCHEDULES)} take "
+            f"{chunks}"
         )
     return _FIXED_SCHEDULES[name]()

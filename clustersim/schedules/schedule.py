@@ -1,4 +1,4 @@
-"""Where is each stage, and in which order does every pipeline rank work? Between lowering and schedules."""
+"""Interface between lowering and schedules: stage placement, and the order of passes on every pipeline rank."""
 
 from typing import Protocol
 
@@ -10,22 +10,22 @@ from clustersim.program.placement import Placement
 class Schedule(Protocol):
     """A rule that places stages on pipeline ranks and orders forward and backward passes of microbatches on them.
 
-    How many stages a rank holds (its chunks) is what the placement says. Schedules from outside the package come in
-    through `listed` and `imported`.
+    The number of stages per rank (chunks) follows from the placement. Schedules from outside the package come in
+    through `csv_schedule` and `custom_schedule`.
     """
 
     @property
     def name(self) -> str:
-        """What scenarios and pages call it."""
+        """Name in scenarios and on pages."""
 
     def placement(self, ranks: int) -> Placement:
-        """Which of so many pipeline ranks holds which stage; raise InputError where it is not for so many."""
+        """Pipeline rank of each stage, with this number of ranks; raise InputError where that is not supported."""
 
     def require_supported(self, ranks: int, microbatches: int) -> None:
-        """Raise InputError where the schedule cannot run these numbers."""
+        """Raise InputError where the schedule does not support these numbers of ranks and microbatches."""
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
-        """The actions of every pipeline rank; raise InputError as `require` does."""
+        """The entries of every pipeline rank; raise InputError as `require_supported` does."""
 
 
 def require_positive(ranks: int, microbatches: int) -> None:

@@ -1,14 +1,15 @@
-"""Is an order of actions a pipeline schedule, and how long does it take with unit costs?
+"""Is an order of actions a valid pipeline schedule, and how long does it take with unit costs?
 
-For a placement of stages on p ranks and m microbatches, `validate_order` holds an order against these rules:
+For a placement of stages on p ranks and m microbatches, `validate_order` checks these rules:
 
-1. There are p rows, one per rank, and each runs actions only of its own stages, and only of microbatches 0 to m-1.
-2. No action occurs twice. Each stage and microbatch has one forward `F`, and either one whole backward `B` or its
-   two halves `I` (input gradient) and `W` (weight gradient).
+1. There are p rows, one per rank, and each runs actions only of its own stages, and only of microbatches 0 to
+   m-1.
+2. No action occurs twice. Each stage and microbatch has one forward `F`, and either one full backward `B` or
+   its two halves `I` (input gradient) and `W` (weight gradient).
 3. On its rank `F` comes before `B` or `I`, and `I` before `W`.
-4. The rows can run side by side: `F` of stage s waits for `F` of s-1, `B` or `I` of stage s for `B` or `I` of s+1, and
-   a dry run with these waits ends. Messages take no time and there is room for all of them. A pair waits for what
-   either of its passes waits for, and what both of them send leaves at its end.
+4. The ranks do not deadlock: `F` of stage s waits for `F` of s-1, `B` or `I` of stage s for `B` or `I` of
+   s+1, and a dry run with these dependencies ends. Messages take no time and buffers are unlimited. An
+   overlapped pair waits for the dependencies of both its passes, and the outputs of both are sent at its end.
 
 Reference: torch.distributed.pipelining.schedules `_validate_schedule` and `_simulate_comms_compute`.
 """
@@ -35,55 +36,55 @@ F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
 _ACTIVATION_DELTA: Final = MappingProxyType({F: 1, B: -1, INPUT: 0, WEIGHT: -1})
 _UNIT_COSTS: Final = MappingProxyType(dict.fromkeys(ActionKind, 1.0))
-_MAX_STUCK_SHOWN: Final = 3  # ranks that a sentence about a deadlock names
+_MAX_STUCK_SHOWN: Final = 3  # maximum number of ranks listed in a deadlock message
 
 _Output = tuple[int, bool, int]
-"""What an action leaves for another stage: (stage, whether activations and not gradients, microbatch)."""
+"""Output of an action for another stage: (stage, whether activation rather than gradient, microbatch)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """When each step of an order ended, in the order's shape and in the unit of its costs."""
+    """End time of each entry of an order, in the order's shape and in the unit of its costs."""
 
     end_times: tuple[tuple[float, ...], ...]
 
     @property
     def makespan(self) -> float:
-        """When the last action ended."""
+        """End time of the last action."""
         return max((rank_ends[-1] for rank_ends in self.end_times if rank_ends), default=0.0)
 
     @property
     def max_rank_span(self) -> float:
-        """From when a rank's first action ended until its last one did, on the rank that takes longest."""
+        """Longest time, over ranks, between the end of a rank's first entry and the end of its last."""
         return max((rank_ends[-1] - rank_ends[0] for rank_ends in self.end_times if rank_ends), default=0.0)
 
 
 class OrderLabels(Protocol):
-    """What errors call an order and its parts."""
+    """Labels of an order and its entries in error messages."""
 
     @property
     def label(self) -> str:
-        """The order."""
+        """Label of the order."""
 
     def rank_label(self, rank: int) -> str:
-        """What a rank runs."""
+        """Label of a rank."""
 
     def entry_label(self, rank: int, entry_index: int) -> str:
-        """An action, by its number among those of its rank, from 0."""
+        """Label of an entry, by its index on the rank, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexLabels:
-    """Ranks and steps as they are numbered inside, from 0."""
+    """Labels by rank and entry index, from 0."""
 
     label: str = "schedule"
 
     def rank_label(self, rank: int) -> str:
-        """By its number."""
+        """Label of a rank."""
         return f"{self.label} rank {rank}"
 
     def entry_label(self, rank: int, entry_index: int) -> str:
-        """By its number."""
+        """Label of an entry."""
         return f"{self.rank_label(rank)}, step {entry_index}"
 
 
@@ -93,7 +94,7 @@ _INDEX_LABELS: Final = IndexLabels()
 def validate_order(
     order: PipelineOrder, *, placement: Placement, microbatches: int, labels: OrderLabels = _INDEX_LABELS
 ) -> None:
-    """Raise InputError that names the rank, the action and the broken rule. places: what errors call them."""
+    """Raise InputError that names the rank, the action and the violated rule. labels: of the order in the message."""
     if len(order) != placement.pipeline_size:
         raise InputError(
             f"{labels.label} orders {len(order)} ranks, but stages are placed on {placement.pipeline_size}"
@@ -110,12 +111,12 @@ def validate_order(
 
 
 def _indexed_actions(entries: Sequence[ScheduleEntry]) -> Iterator[tuple[int, Action]]:
-    """Every action, and the number of its step."""
+    """Every action with the index of its entry."""
     yield from ((index, action) for index, entry in enumerate(entries) for action in flatten_entry(entry))
 
 
 def _check_rank_action(action: Action, stages: Sequence[int], microbatches: int) -> str:
-    """Why an action is none of its rank's; empty if it is."""
+    """Reason why an action does not belong to its rank; empty if it does."""
     if action.stage not in stages:
         return f"is not of this rank's stages {', '.join(map(str, stages))}"
     if not 0 <= action.microbatch < microbatches:
@@ -135,7 +136,7 @@ def _require_local_order(entries: Sequence[ScheduleEntry], rank: int, labels: Or
 
 
 def _missing_passes(actions: Sequence[Action], stages: Sequence[int], microbatches: int) -> Iterator[str]:
-    """What a rank lacks or has twice, pass by pass."""
+    """Violations of rule 2 on a rank, pass by pass."""
     present = set(actions)
     for stage, microbatch in product(stages, range(microbatches)):
         forward, full_backward, input_gradient, weight_gradient = (
@@ -160,7 +161,7 @@ def _local_dependencies(action: Action) -> Iterator[Action]:
 
 
 def peak_in_flight_microbatches(order: PipelineOrder) -> tuple[int, ...]:
-    """For each rank the most (stage, microbatch) pairs whose activations it keeps at once, from `F` to `B` or `W`."""
+    """For each rank the peak number of (stage, microbatch) activations held at once, from `F` to `B` or `W`."""
     return tuple(
         max(accumulate(_ACTIVATION_DELTA[action.kind] for action in flatten_entries(entries)), default=0)
         for entries in order
@@ -175,10 +176,10 @@ def dry_run(
     weight: float | None = None,
     pair: float | None = None,
 ) -> DryRun:
-    """Run an order with these costs per action; raise InputError on a deadlock.
+    """Simulate an order with these costs per action; raise InputError on a deadlock.
 
-    weight: of `W`, None: half a backward; `I` takes what `W` leaves of a backward. pair: of a forward and a backward
-    side by side, None: pairs are run one after the other, and `ends` has each of their passes.
+    weight: of `W`, None: half a backward; `I` takes the remainder of a backward. pair: of an overlapped forward
+    and backward, None: the passes of pairs run in sequence, and `end_times` has an entry for each of them.
     """
     weight = backward / 2 if weight is None else weight
     cost = {F: forward, B: backward, INPUT: backward - weight, WEIGHT: weight}
@@ -189,7 +190,7 @@ def dry_run(
 
 
 def runs_with_paired_sends(order: PipelineOrder) -> bool:
-    """Whether an order still ends where a forward's output leaves only with that of a backward right behind it."""
+    """Whether an order still completes if a forward's output is sent only with that of a backward right behind it."""
     order = tuple(map(flatten_entries, order))
     end_times = _simulate_order(order, _UNIT_COSTS, pairs_sends=True)
     return all(len(rank_ends) == len(entries) for entries, rank_ends in zip(order, end_times, strict=True))
@@ -198,7 +199,7 @@ def runs_with_paired_sends(order: PipelineOrder) -> bool:
 def _simulate_order(
     order: PipelineOrder, cost: Mapping[ActionKind, float], *, pair_cost: float = 1.0, pairs_sends: bool = False
 ) -> tuple[list[float], ...]:
-    """When steps end, of each rank as far as it comes. paired: as `runs_with_paired_sends` has it."""
+    """End times of each rank's entries, up to a deadlock. pairs_sends: as `runs_with_paired_sends` defines it."""
     state = _DryRunState(cost, pair_cost, _last_stage(order), tuple([] for _ in order), pairs_sends)
     ready_ranks = list(range(len(order)))
     while ready_ranks:
@@ -208,16 +209,16 @@ def _simulate_order(
 
 
 def _last_stage(order: PipelineOrder) -> int:
-    """The last stage."""
+    """Index of the last stage."""
     return max((action.stage for entries in order for action in flatten_entries(entries)), default=0)
 
 
 @dataclass(slots=True)
 class _DryRunState:
-    """A dry run under way.
+    """State of a dry run.
 
-    pair: what a pair costs; paired: as `runs_with_paired_sends` has it; done: when an output was there; sleepers: which rank
-    waits for an output.
+    pair_cost: of an overlapped pair; pairs_sends: as in `runs_with_paired_sends`; output_times: when each output
+    became available; waiting_ranks: the rank that waits for an output.
     """
 
     cost: Mapping[ActionKind, float]
@@ -229,7 +230,7 @@ class _DryRunState:
     waiting_ranks: dict[_Output, int] = field(default_factory=dict)
 
     def advance(self, rank: int, entries: Sequence[ScheduleEntry]) -> list[int]:
-        """Run a rank's steps up to the first that must wait; say which ranks this woke."""
+        """Run a rank's entries up to the first that must wait; return the ranks that this woke."""
         ends, woken = self.end_times[rank], []
         for index in range(len(ends), len(entries)):
             entry = entries[index]
@@ -238,20 +239,20 @@ class _DryRunState:
                 for action in flatten_entry(entry)
                 for awaited_output in _awaited_outputs(action, self.last_stage)
             ]
-            missing = next((item for item in inputs if item not in self.output_times), None)
+            missing = next((action for action in inputs if action not in self.output_times), None)
             if missing is not None:
                 self.waiting_ranks[missing] = rank
                 break
-            begin = max([ends[-1] if ends else 0.0, *(self.output_times[element] for element in inputs)])
+            begin = max([ends[-1] if ends else 0.0, *(self.output_times[action] for action in inputs)])
             ends.append(begin + (self.pair_cost if isinstance(entry, OverlappedPair) else self.cost[entry.kind]))
             if not self._delays_send(entries[index : index + 2]):
                 is_delayed = self._delays_send(entries[max(0, index - 1) : index + 1])
-                for each in flatten_entries(entries[index - is_delayed : index + 1]):
-                    woken += self._publish_output(each, ends[-1])
+                for done_action in flatten_entries(entries[index - is_delayed : index + 1]):
+                    woken += self._publish_output(done_action, ends[-1])
         return woken
 
     def _delays_send(self, entry_pair: Sequence[ScheduleEntry]) -> bool:
-        """Whether the output of the first of two steps waits for that of the second."""
+        """Whether the output of the first of two entries is sent with that of the second."""
         kinds = tuple(entry.kind for entry in entry_pair if isinstance(entry, Action))
         return self.pairs_sends and kinds == (F, B)
 
@@ -264,7 +265,7 @@ class _DryRunState:
 
 
 def _awaited_outputs(action: Action, last_stage: int) -> list[_Output]:
-    """Which output of another stage an action waits for, if any."""
+    """Outputs of another stage that an action waits for (none or one)."""
     stage, kind, microbatch = action
     if kind is F:
         return [(stage - 1, True, microbatch)] if stage > 0 else []
@@ -272,14 +273,15 @@ def _awaited_outputs(action: Action, last_stage: int) -> list[_Output]:
 
 
 def _require_no_deadlock(order: PipelineOrder, end_times: Sequence[Sequence[float]], labels: OrderLabels) -> None:
-    """Raise InputError unless every rank came to its end."""
+    """Raise InputError unless every rank completed."""
     done = {
         action
         for rank_ends, entries in zip(end_times, order, strict=True)
         for action in flatten_entries(entries[: len(rank_ends)])
     }
     stuck = [
-        f"{labels.entry_label(rank, len(rank_ends))} ({entries[len(rank_ends)]}) waits for {_awaited_action(entries[len(rank_ends)], order, done)}"
+        f"{labels.entry_label(rank, len(rank_ends))} ({entries[len(rank_ends)]}) waits for "
+        f"{_awaited_action(entries[len(rank_ends)], order, done)}"
         for rank, (entries, rank_ends) in enumerate(zip(order, end_times, strict=True))
         if len(rank_ends) < len(entries)
     ]
@@ -290,7 +292,7 @@ def _require_no_deadlock(order: PipelineOrder, end_times: Sequence[Sequence[floa
 
 
 def _awaited_action(entry: ScheduleEntry, order: PipelineOrder, done: Set[Action]) -> Action:
-    """Which action of another stage a step waits for; a whole backward where the order has neither form of it."""
+    """The action of another stage that an entry waits for; a full backward where the order has neither form of it."""
     candidates = (
         _producing_actions(output)
         for action in flatten_entry(entry)
@@ -302,6 +304,6 @@ def _awaited_action(entry: ScheduleEntry, order: PipelineOrder, done: Set[Action
 
 
 def _producing_actions(output: _Output) -> list[Action]:
-    """The actions that may leave an output."""
+    """The actions that may produce an output."""
     stage, is_forward, microbatch = output
     return [Action(stage, kind, microbatch) for kind in ((F,) if is_forward else (INPUT, B))]

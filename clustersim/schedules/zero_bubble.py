@@ -1,21 +1,22 @@
-"""In which order do the zero-bubble schedules ZB-1p and ZB-2p work? Weight gradients fill what would be bubbles.
+"""Zero-bubble schedules ZB-1p and ZB-2p: weight gradients fill what would be bubbles.
 
-Backward is run in halves: `I` (the gradient of the input), for which the stage before waits, and `W` (the gradient of
-the weights), for which nobody waits. The order is found by list scheduling with the costs of passes, without messages:
-a rank that is free takes an `I` or an `F` that has come, in turn, an `F` only while there is memory for it; else a `W`.
-Memory is that of p (ZB-1p, as in 1F1B) or 2p microbatches (ZB-2p). What waits for weight gradients counts as it is:
-with tensor and sequence parallelism more waits of a microbatch than was kept (the gradients of row-parallel outputs are
-whole, `memory.activations`), so an `I` adds memory, and where there is none a `W` runs first. So never more is held
-than the limit and, at the first `I`, what one microbatch's waiting exceeds its activations by: the authors' scheduler
-takes what passes were measured to add and free, too, and runs `W` while `max_mem` would be exceeded (sail-sg/zero-
-bubble-pipeline-parallelism, scheduler/zb.py).
+Backward is split in two: `I` (the gradient of the input), for which the stage before waits, and `W` (the
+gradient of the weights), on which nothing depends. The order is found by list scheduling with the costs of
+passes, without messages: a free rank runs a ready `I` or `F`, alternating, an `F` only while there is memory
+for it; else a `W`. The memory limit is p (ZB-1p, as in 1F1B) or 2p microbatches (ZB-2p). Data kept for
+pending weight gradients counts with its real size: with tensor and sequence parallelism more is kept between
+`I` and `W` than before `I` (the gradients of row-parallel outputs are unsharded, `memory.activations`), so an
+`I` adds memory, and where there is none a `W` runs first. So memory never exceeds the limit by more than, at
+the first `I`, the excess of one microbatch's pending data over its activations: the authors' scheduler also
+uses the measured memory that passes add and free, and runs `W` while `max_mem` would be exceeded
+(sail-sg/zero-bubble-pipeline-parallelism, scheduler/zb.py).
 
-A greedy choice is not always the best, so a few orders are found and the one is taken whose longest rank takes least:
-gaps that are known to be shorter than a `W` are left open or filled too, and costs are rounded to thirds, fifths and
-tenths of a forward (the coarser, the more passes count as equally long and keep in step).
+A greedy choice is not always the best, so several orders are built and the one with the smallest maximum rank
+time is used: gaps known to be shorter than a `W` are left open or filled, and costs are rounded to thirds,
+fifths and tenths of a forward (the coarser, the more passes count as equally long and stay in step).
 
-With F = I = W a rank of ZB-1p lasts m (F + I + W) + (p - 1)(F + I - W), as ZB-H1's do, and one of ZB-2p has no bubble,
-as ZB-H2's, if m is at least 2p - 1: its ranks begin and end one forward after each other.
+With F = I = W a rank of ZB-1p takes m (F + I + W) + (p - 1)(F + I - W), as ZB-H1's do, and one of ZB-2p has
+no bubble, as ZB-H2's, if m is at least 2p - 1: its ranks begin and end one forward after each other.
 Reference: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241), sections 2 and 3.1.
 """
 
@@ -32,16 +33,16 @@ from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.schedule import require_positive
 from clustersim.schedules.validation import dry_run
 
-_TIME_GRIDS: Final = (3, 5, 10)  # steps of time in a forward
+_TIME_GRIDS: Final = (3, 5, 10)  # time steps per forward
 _F, _I, _W = ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
-_OUTPUT_DIRECTION: Final = MappingProxyType({_F: 1, _I: -1, _W: 0})  # to which stage a pass's output goes
+_OUTPUT_DIRECTION: Final = MappingProxyType({_F: 1, _I: -1, _W: 0})  # offset of the stage that receives a pass's output
 
 
 @dataclass(frozen=True, slots=True)
 class PassCosts:
-    """What a microbatch's passes through a stage take, in one unit of time.
+    """Costs of a microbatch's passes through a stage, in one unit of time.
 
-    waiting: what is kept of it between `I` and `W`, as a part of what is kept between `F` and `I`; it may be above 1.
+    pending_memory_ratio: memory kept between `I` and `W`, relative to that between `F` and `I`; may exceed 1.
     """
 
     forward: float = 1.0
@@ -52,7 +53,7 @@ class PassCosts:
 
 @dataclass(frozen=True, slots=True)
 class ZeroBubble:
-    """memory: how many times p microbatches' activations a rank may keep. Any number of microbatches is legal."""
+    """memory: activations that a rank may hold, in units of p microbatches. Any number of microbatches is supported."""
 
     memory: int
     costs: PassCosts = PassCosts()
@@ -75,11 +76,14 @@ class ZeroBubble:
         self.require_supported(ranks, microbatches)
         options = product(_TIME_GRIDS, (True, False))
         schedulers = [
-            self._build_scheduler(ranks, microbatches, grid=grid, is_patient=is_patient) for grid, is_patient in options
+            self._build_scheduler(ranks, microbatches, grid=grid, requires_full_gap=requires_full_gap)
+            for grid, requires_full_gap in options
         ]
         return min((scheduler.build_order() for scheduler in schedulers), key=self._max_rank_span)
 
-    def _build_scheduler(self, ranks: int, microbatches: int, *, grid: int, is_patient: bool) -> "_ListScheduler":
+    def _build_scheduler(
+        self, ranks: int, microbatches: int, *, grid: int, requires_full_gap: bool
+    ) -> "_ListScheduler":
         durations = _durations(self.costs, grid)
         return _ListScheduler(
             ranks=tuple(_ZeroBubbleRank(stage) for stage in range(ranks)),
@@ -87,7 +91,7 @@ class ZeroBubble:
             durations=durations,
             memory_limit=float(self.memory * ranks),
             pending_memory_ratio=self.costs.pending_memory_ratio,
-            min_gap=durations[_W] if is_patient else 0,
+            min_gap=durations[_W] if requires_full_gap else 0,
         )
 
     def _max_rank_span(self, order: PipelineOrder) -> float:
@@ -97,16 +101,17 @@ class ZeroBubble:
 
 
 def _durations(costs: PassCosts, grid: int) -> dict[ActionKind, int]:
-    """Steps of time that passes take, at least one, where a forward takes `grid` of them."""
+    """Durations of passes in time steps, at least one; a forward takes `grid` of them."""
     costs_by_kind = {_F: costs.forward, _I: costs.input_gradient, _W: costs.weight_gradient}
     return {kind: max(1, round(grid * cost / costs.forward)) for kind, cost in costs_by_kind.items()}
 
 
 @dataclass(slots=True)
 class _ZeroBubbleRank:
-    """A pipeline rank whose order is being found.
+    """A pipeline rank whose order is being built.
 
-    forwards, inputs: when each `F` and `I` begun so far ends; weights: how many `W` have begun; free: when it is.
+    forward_ends, input_ends: end times of all `F` and `I` started so far; weight_count: number of `W` started;
+    free_at: end time of its current pass.
     """
 
     stage: int
@@ -118,7 +123,7 @@ class _ZeroBubbleRank:
     prefers_forward: bool = True
 
     def start_pass(self, kind: ActionKind, end: int) -> None:
-        """Begin the next pass of a kind, which ends then."""
+        """Start the next pass of a kind, which ends at `end`."""
         self.free_at = end
         if kind is _W:
             self.actions.append(Action(self.stage, kind, self.weight_count))
@@ -132,11 +137,11 @@ class _ZeroBubbleRank:
 
 @dataclass(slots=True)
 class _ListScheduler:
-    """Where the order is found, in order of time.
+    """List scheduler that builds an order in time order.
 
-    durations: steps of time by kind; room: microbatches' activations that a rank may keep when it begins a forward;
-    waiting: the part of them kept between `I` and `W`; patience: gaps known to be shorter than this are not filled with
-    a `W`.
+    durations: time steps by kind; memory_limit: activations, in microbatches, up to which a rank may start a
+    forward; pending_memory_ratio: fraction of them kept between `I` and `W`; min_gap: shorter known gaps are not
+    filled with a `W`.
     """
 
     ranks: tuple[_ZeroBubbleRank, ...]
@@ -147,7 +152,7 @@ class _ListScheduler:
     min_gap: int
 
     def build_order(self) -> PipelineOrder:
-        """Run all passes; return their order. Ranks free at one time choose last stage first, as gradients come."""
+        """Schedule all passes; return their order. Of ranks free at the same time the last stage chooses first."""
         events = [(0, 0)]
         while events:
             now, negative_stage = heapq.heappop(events)
@@ -161,7 +166,7 @@ class _ListScheduler:
         return tuple(tuple(rank.actions) for rank in self.ranks)
 
     def _choose_pass(self, rank: _ZeroBubbleRank, now: int) -> ActionKind | None:
-        """What a free rank runs; None: it waits."""
+        """The pass that a free rank runs; None: it waits."""
         forward_time, gradient_time = self._forward_ready_time(rank), self._gradient_ready_time(rank)
         if forward_time <= now and (rank.prefers_forward or gradient_time > now):
             return _F
@@ -171,23 +176,23 @@ class _ListScheduler:
         return _W if rank.weight_count < len(rank.input_ends) and gap >= self.min_gap else None
 
     def _held_activations(self, rank: _ZeroBubbleRank) -> float:
-        """Microbatches' activations that a rank keeps."""
+        """Activations that a rank holds, in microbatches."""
         input_count = len(rank.input_ends)
         return len(rank.forward_ends) - input_count + self.pending_memory_ratio * (input_count - rank.weight_count)
 
     def _fits_pending(self, rank: _ZeroBubbleRank) -> bool:
-        """Whether there is memory for what one more input gradient leaves; else some weight gradient is to be run."""
+        """Whether there is memory for the pending data of one more input gradient; else a weight gradient must run."""
         return rank.weight_count == len(rank.input_ends) or self._held_activations(rank) <= self.memory_limit
 
     def _forward_ready_time(self, rank: _ZeroBubbleRank) -> float:
-        """When the next forward may run; infinite: there is none, no memory for it, or it is not known yet."""
+        """Time at which the next forward is ready; infinite if there is none, no memory for it, or it is unknown."""
         forward_count = len(rank.forward_ends)
         if forward_count == self.microbatches or self._held_activations(rank) + 1 > self.memory_limit:
             return math.inf
         return _pass_end(self.ranks[rank.stage - 1].forward_ends, forward_count) if rank.stage else 0.0
 
     def _gradient_ready_time(self, rank: _ZeroBubbleRank) -> float:
-        """When the next input gradient may run; infinite: there is none, or it is not known yet."""
+        """Time at which the next input gradient is ready; infinite: there is none, or it is not known yet."""
         input_count = len(rank.input_ends)
         if input_count == len(rank.forward_ends):
             return math.inf
@@ -196,5 +201,5 @@ class _ListScheduler:
 
 
 def _pass_end(ends: Sequence[int], pass_index: int) -> float:
-    """When a pass ends; infinite: it has not begun."""
+    """End time of a pass; infinite: it has not started."""
     return ends[pass_index] if pass_index < len(ends) else math.inf

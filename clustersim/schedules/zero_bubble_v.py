@@ -1,15 +1,16 @@
-"""In which order does the zero-bubble schedule ZB-V work? Two chunks in a V, weight gradients where others would wait.
+"""Zero-bubble schedule ZB-V: two chunks in a V, weight gradients fill what would be bubbles.
 
-Rank r of p holds the stages r and 2p - 1 - r: the model goes down the ranks and comes back, so the first rank has the
-embedding and the head, and a microbatch's backward begins where its forward ended. Backward is run in halves: `I` (the
-gradient of the input), for which the stage before waits, and `W` (of the weights), for which nobody does.
+Rank r of p holds the stages r and 2p - 1 - r: the model goes down the ranks and comes back, so the first rank
+has the embedding and the head, and a microbatch's backward begins where its forward ended. Backward is split
+in two: `I` (the gradient of the input), for which the stage before waits, and `W` (of the weights), on which
+nothing depends.
 
-The order is the authors' for passes that take equally long, F = I = W, which is also what torch runs whatever they
-take; rank r warms up with 2(p - r) - 1 forwards down, r pairs of both chunks, and p - r microbatches that turn around.
-With F = I = W and at least 2p - 1 microbatches no rank ever waits between its first pass and its last, and none keeps
-more than 2p half-stages' activations, what 1F1B keeps on its first rank. Ranks begin and end one pass after each
-other, so the last bubble is gone from steps in a row only. With fewer microbatches the order is that of 2p - 1, those
-left out.
+The order is the authors' for passes that take equally long, F = I = W, which is also what torch runs whatever
+they take; rank r warms up with 2(p - r) - 1 forwards down, r pairs of both chunks, and p - r microbatches
+that turn around. With F = I = W and at least 2p - 1 microbatches no rank ever waits between its first pass
+and its last, and none keeps more than 2p half-stages' activations, what 1F1B keeps on its first rank. Ranks
+begin and end one pass after each other, so the remaining bubble vanishes only across consecutive steps. With
+fewer microbatches the order is that of 2p - 1, with the excess ones removed.
 Reference: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (arXiv:2401.10241), section 6;
 torch.distributed.pipelining.ScheduleZBVZeroBubble.
 """
@@ -53,22 +54,22 @@ class ZeroBubbleV:
 
 
 class _ZbvChunk:
-    """A stage, and its next microbatch of each kind."""
+    """A stage, and the index of its next microbatch for each kind of pass."""
 
     def __init__(self, stage: int) -> None:
         self._stage = stage
         self._next = {kind: count() for kind in (_F, _I, _W)}
 
     def next_passes(self, *kinds: ActionKind) -> Iterator[Action]:
-        """The next passes of these kinds."""
+        """The next pass of each of these kinds."""
         for kind in kinds:
             yield Action(self._stage, kind, next(self._next[kind]))
 
 
 def _rank_order(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
-    """The actions of one rank; at least 2 ranks - 1 microbatches."""
+    """The actions of one rank; for at least 2 * ranks - 1 microbatches."""
     down, up = _ZbvChunk(rank), _ZbvChunk(2 * ranks - 1 - rank)
-    remaining_ranks = ranks - rank  # ranks from this one on
+    remaining_ranks = ranks - rank  # ranks from this one to the last
     yield from down.next_passes(*[_F] * (2 * remaining_ranks - 1))
     for _ in range(rank):
         yield from up.next_passes(_F)
@@ -86,7 +87,7 @@ def _rank_order(rank: int, ranks: int, microbatches: int) -> Iterator[Action]:
 
 
 def _steady_state(down: _ZbvChunk, up: _ZbvChunk, rounds: int, *, forwards: int) -> Iterator[Action]:
-    """A microbatch through both chunks each way; there are forwards down in the first rounds only."""
+    """Steady state: one microbatch through both chunks in each direction; forwards down in the first rounds only."""
     for round_index in range(rounds):
         if round_index < forwards:
             yield from down.next_passes(_F)

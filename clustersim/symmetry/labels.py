@@ -1,7 +1,7 @@
-"""How are things told apart by number? Colours are the numbers 0 ... n-1, each of them in use.
+"""Dense integer labels: relabel values, pairs and matrix rows to 0 ... n-1, with every label in use.
 
-Colours are small numbers, so a table of those in use gives new ones to all without sorting: compacting n colours takes
-time proportional to n. Which number stands for what depends on nothing but the input.
+Labels are small, so a table of the used ones relabels an array without sorting: compacting n labels takes
+O(n). The labels depend on the input only, never on hash or memory order.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from clustersim.common.arrays import IntArray
 
-_MAX_SCANNED_VALUES: Final = 16  # more than so many different numbers are sorted
-_MAX_TABLE_RATIO: Final = 16  # numbers up to so many times their count are compacted by a table, others are sorted
+_MAX_SCANNED_VALUES: Final = 16  # distinct values up to which repeated scans replace a sort
+_MAX_TABLE_RATIO: Final = 16  # largest label / number of labels that is compacted by a table; sparser labels are sorted
 
 
 def compact_labels(labels: IntArray) -> IntArray:
-    """Colours in the order of these numbers, not negative: [n]."""
+    """Relabel nonnegative integers to 0 ... n-1, keeping their order: [n]."""
     bound = int(labels.max(initial=-1)) + 1
     if bound > _MAX_TABLE_RATIO * len(labels):
         return np.unique(labels, return_inverse=True)[1].reshape(-1).astype(np.int64)
@@ -27,7 +27,7 @@ def compact_labels(labels: IntArray) -> IntArray:
 
 
 def label_values(values: NDArray[Any]) -> IntArray:
-    """Colours of any numbers, in their order: [n]; a few different ones are found without sorting."""
+    """Labels of arbitrary numbers in ascending order of value: [n]; avoids sorting when few values are distinct."""
     scanned: list[Any] = []
     remaining = values
     while len(remaining) and len(scanned) < _MAX_SCANNED_VALUES:
@@ -38,12 +38,12 @@ def label_values(values: NDArray[Any]) -> IntArray:
 
 
 def pair_labels(left: IntArray, right: IntArray) -> IntArray:
-    """One colour for each pair of numbers that occurs, without collisions: their product stays below 2⁶³."""
+    """One label for every pair (left, right) that occurs, collision free: the product of both ranges is below 2^63."""
     return compact_labels(left * (int(right.max()) + 1) + right)
 
 
 def label_rows(table: IntArray) -> IntArray:
-    """Colours of rows of colours [n, columns]: equal rows, equal colour."""
+    """Labels of the rows of a label matrix [n, columns]: equal rows get equal labels."""
     row_count, column_count = table.shape
     if row_count < column_count:
         label_cache: dict[bytes, int] = {}
@@ -55,7 +55,7 @@ def label_rows(table: IntArray) -> IntArray:
 
 
 def unique_by_columns(columns: Sequence[NDArray[Any]]) -> tuple[IntArray, IntArray]:
-    """Colours of things by what columns say of them, [n] each, and the first thing of each colour."""
+    """Labels of items [n] such that items equal in all columns share one, and the first item of every label."""
     varying = [column for column in columns if (column != column[0]).any()]
     if not varying:
         return np.zeros(len(columns[0]), dtype=np.int64), np.zeros(1, dtype=np.int64)

@@ -1,15 +1,16 @@
-"""Which links does traffic cross, and which of them are alike?
+"""Link load matrices: which links does each group load, and which links are equivalent?
 
-A group that communicates keeps links busy, each for some seconds per byte of its payload. Links start with the colours
-that the fabric gives them (what they can carry) and are refined, beside ranks and groups (`symmetry`), by the multiset
-of (colour of the group, seconds per byte) of what crosses them; groups by the multiset of (colour of the link, seconds
-per byte) of what they cross. In a stable colouring, links of one colour carry equal loads whenever ranks of one colour
-do the same, so max-min fair rates are equal too: one link of each colour stands for all.
+A group that communicates keeps links busy, each for some seconds per byte of its payload. Links start with
+the colours that the fabric gives them (kind and bandwidth) and are refined together with ranks and groups
+(`refinement`): links by the multiset of (group colour, seconds per byte) of the groups that load them, groups
+by the multiset of (link colour, seconds per byte) of the links that they load. In a stable colouring, links
+of one colour carry equal loads whenever ranks of one colour do the same, so max-min fair rates are equal too:
+one link of each colour is simulated for all.
 
-Multisets are compared by a 64-bit hash: the wrapping sum, which does not depend on order, of the mixed hashes of their
-members. Of n multisets two different ones fall together with a probability of about n²/2⁶⁵: 10⁻⁸ for a million.
+Multisets are compared by a 64-bit hash: the wrapping sum, which is independent of order, of the mixed hashes
+of their members. Among n multisets the probability of any collision is about n²/2⁶⁵: 10⁻⁸ for a million.
 
-Reference: as `symmetry`; for the mixer `splitmix`.
+Reference: as `refinement`; for the mixer `splitmix`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +25,10 @@ from clustersim.symmetry.labels import label_values, pair_labels
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinkLoadMatrix:
-    """Which groups of one role keep which links busy: [entries] each; a pair of group and link occurs once.
+    """Sparse matrix (COO) of link load by group, for one kind of group: [entries] each; no duplicate entries.
 
-    group: row in the role's groups; link: number in the fabric; seconds: for each byte of the group's payload.
-    Compared by identity: exchanges that differ in nothing but payload share one.
+    group_index: index among the kind's groups; link_index: in the fabric; seconds_per_byte: link busy time per
+    payload byte. Compared by identity: comm ops that differ in nothing but payload share one matrix.
     """
 
     group_index: IntArray
@@ -37,7 +38,10 @@ class LinkLoadMatrix:
 
 @dataclass(frozen=True, slots=True)
 class LinkTraffic:
-    """All that crosses links. links: [links] first colours, equal for links of equal kind and bandwidth."""
+    """All loads on links. link_colours: [links] initial colours, equal for links of equal kind and bandwidth.
+
+    matrices: load matrices by kind of group.
+    """
 
     link_colours: IntArray
     matrices: Mapping[str, Sequence[LinkLoadMatrix]]
@@ -48,7 +52,7 @@ NO_TRAFFIC = LinkTraffic(np.zeros(0, np.int64), {})
 
 
 class LinkColourRefinement:
-    """Colours of links while they are refined; `groups` counts the groups of each role."""
+    """Link colours during refinement; `group_counts` is the number of groups of each kind."""
 
     def __init__(self, traffic: LinkTraffic, group_counts: Mapping[str, int]) -> None:
         self.colour = traffic.link_colours
@@ -71,11 +75,11 @@ class LinkColourRefinement:
 
     @property
     def count(self) -> int:
-        """How many colours there are."""
+        """Number of link colours."""
         return int(self.colour.max(initial=-1)) + 1
 
     def group_colours(self) -> dict[str, IntArray]:
-        """For each role the colour of every group by the links that it crosses: [groups]."""
+        """For each kind of group, [groups] colour of each group by the links that it loads."""
         mixed = splitmix64_finalize(self._entry_hashes ^ splitmix64(self.colour.astype(np.uint64))[self._link_index])
         hashes = _hash_sums(self._group_index, mixed, sum(self._group_counts.values()))
         colours = label_values(hashes)
@@ -85,7 +89,7 @@ class LinkColourRefinement:
         }
 
     def refine(self, group_colours: Mapping[str, IntArray]) -> None:
-        """Refine links by the colours of the groups that cross them."""
+        """Refine link colours by the colours of the groups that load them."""
         if not len(self._link_index):
             return
         colour = np.concatenate([group_colours[comm_group] for comm_group in self._group_offsets])
@@ -95,7 +99,7 @@ class LinkColourRefinement:
 
 
 def _hash_sums(bucket_index: IntArray, hashes: HashArray, bucket_count: int) -> HashArray:
-    """Wrapping sum of the hashes that fall into each bucket: [buckets], 0 for empty ones."""
+    """Wrapping sum of the hashes in each bucket: [bucket_count], 0 for empty ones."""
     total = np.zeros(bucket_count, dtype=np.uint64)
     np.add.at(total, bucket_index, hashes)
     return total

@@ -1,14 +1,15 @@
-"""Which ranks provably do the same at the same time?
+"""Rank symmetry: which ranks provably do the same at the same time?
 
-Colour refinement on ranks and groups. A rank's first colour is its program, a group's what its collectives cost. Then
-a group takes on the colours of its members (in order where order matters), a rank the colours of its groups, until the
-number of colours stands still. In the stable colouring, ranks of one colour run the same tasks, with groups of the same
-cost, against partners of the same colours; by induction over event times their timelines are equal, since the engine's
-durations depend on nothing else. One rank of each colour is run for all of them. Where traffic shares links, links are
-coloured too (`traffic`), and groups also take on the colours of the links that they cross.
+Colour refinement (1-WL) on ranks and process groups. The initial colour of a rank is its program, that of a
+group the cost of its collectives. Then each group is refined by the colours of its members (in order where
+order matters), each rank by the colours of its groups, until the number of colours is stable. In the stable
+colouring, ranks of one colour run the same tasks, with groups of equal cost, against partners of equal
+colours; by induction over event times their timelines are equal, since the engine's durations depend on
+nothing else. One rank of each colour is simulated for all of them. Where traffic shares links, links are
+coloured as well (`link_load_matrix`), and groups are also refined by the colours of the links that they load.
 
-Reference: Berkholz, Bonsma, Grohe, "Tight lower and upper bounds for the complexity of canonical colour refinement"
-(2017).
+Reference: Berkholz, Bonsma, Grohe, "Tight lower and upper bounds for the complexity of canonical colour
+refinement" (2017).
 """
 
 from collections.abc import Mapping
@@ -25,14 +26,14 @@ from clustersim.symmetry.labels import compact_labels, label_rows, label_values,
 from clustersim.symmetry.link_load_matrix import NO_TRAFFIC, LinkColourRefinement, LinkTraffic
 
 CACHE_BYTES: Final = 16_000_000
-"""Bytes of colourings, and of what they follow from, that are remembered."""
+"""Size limit of the cache of colourings and of the inputs that are their keys, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SymmetryClasses:
-    """colour: [ranks]; representative: [ranks] the lowest rank of each rank's colour; groups: colour of every group.
+    """rank_colours: [ranks]; representative: [ranks] lowest rank of that colour; group_colours: by kind of group.
 
-    links: [links] colour of every link; empty where links are not shared.
+    link_colours: [links]; empty where links are not shared.
     """
 
     rank_colours: IntArray
@@ -42,7 +43,7 @@ class SymmetryClasses:
 
     @property
     def count(self) -> int:
-        """How many classes there are, so how many ranks must be simulated."""
+        """Number of rank classes, which is the number of ranks to simulate."""
         return int(self.rank_colours.max()) + 1
 
 
@@ -50,7 +51,7 @@ _CACHE: Final = LruCache[SymmetryClasses](CACHE_BYTES)
 
 
 def singleton_classes(program: Program, link_count: int = 0) -> SymmetryClasses:
-    """Every rank, every group and every one of `links` links its own class."""
+    """Every rank, every group and every link in a class of its own."""
     ranks = np.arange(program.world_size)
     groups = {comm_group: np.arange(len(groups.members)) for comm_group, groups in program.groups.items()}
     return SymmetryClasses(ranks, ranks, groups, np.arange(link_count))
@@ -65,10 +66,10 @@ def symmetry_classes(
 ) -> SymmetryClasses:
     """Coarsest stable colouring.
 
-    costs: for each role [groups, exchanges] seconds that each exchange takes in each group; roles without an entry
-    have equally fast groups. traffic: what crosses links that are shared. machine: [ranks] number, from 0 on, of the
-    machine that each rank runs on; ranks of different machines are never alike. The last ones are remembered: steps
-    that are compared often differ in nothing that tells ranks apart.
+    comm_seconds: for each kind of group [groups, comm ops] seconds of every comm op in every group; kinds without
+    an entry have equally fast groups. traffic: loads on shared links. device_model: [ranks] index, from 0 on, of
+    the device model of each rank; ranks with different device models are never in one class. Recent results are
+    cached: scenarios that are compared often do not differ in anything that distinguishes ranks.
     """
     rank_colours = (
         compact_labels(program.program_index)
@@ -94,7 +95,7 @@ def symmetry_classes(
 def _refinement_inputs(
     groups: Mapping[str, ProcessGroups], rank_colours: IntArray, initial: Mapping[str, IntArray], traffic: LinkTraffic
 ) -> list[NDArray[Any]]:
-    """All arrays from which the stable colouring follows."""
+    """All arrays that determine the stable colouring (the cache key)."""
     matrices = [matrix for group_matrices in traffic.matrices.values() for matrix in group_matrices]
     columns = [
         column for matrix in matrices for column in (matrix.group_index, matrix.link_index, matrix.seconds_per_byte)
@@ -111,7 +112,7 @@ def _refinement_inputs(
 def _refine_until_stable(
     groups: Mapping[str, ProcessGroups], rank_colours: IntArray, initial: Mapping[str, IntArray], traffic: LinkTraffic
 ) -> SymmetryClasses:
-    """Refine first colours of ranks, groups and links until their number stands still."""
+    """Refine the initial colours of ranks, groups and links until their number is stable."""
     links = LinkColourRefinement(
         traffic, {comm_group: len(process_groups.members) for comm_group, process_groups in groups.items()}
     )
@@ -139,10 +140,10 @@ def _initial_colours(groups: ProcessGroups, comm_seconds: FloatArray | None) -> 
 
 
 def _refine_groups(groups: ProcessGroups, initial: IntArray, rank_colours: IntArray) -> IntArray:
-    """Colours of groups refined by those of their members."""
+    """Group colours refined by the colours of the members."""
     member_colours = rank_colours[groups.members]
     mixed = np.flatnonzero((member_colours != member_colours[:, :1]).any(axis=1))
-    # groups of one colour throughout are told apart by that colour; the others by all their members'
+    # groups whose members share one colour are labelled by it, mixed groups by the colours of all members
     member_labels = member_colours[:, 0] + 1
     member_labels[mixed] = 0
     if len(mixed) > 1:
@@ -155,7 +156,7 @@ def _refine_groups(groups: ProcessGroups, initial: IntArray, rank_colours: IntAr
 
 
 def _refine_ranks(rank_colours: IntArray, groups: ProcessGroups, group_colours: IntArray) -> IntArray:
-    """Colours of ranks refined by the colours of their groups of one role."""
+    """Rank colours refined by the colours of their groups of one kind."""
     member_indices = (0, 1) if groups.ordered else (None,)
     for member_index in member_indices:
         neighbour_colours = np.zeros(len(rank_colours), dtype=np.int64)

@@ -1,1 +1,1 @@
-"""WHAT HAPPENED? Spans in columns."""
+"""The trace: spans of tasks and operations in columns."""

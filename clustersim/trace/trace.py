@@ -1,23 +1,23 @@
-"""What happened? Spans, in columns.
+"""Simulation trace: one event (span) for every task of every simulated rank, in columns.
 
-One row per task that a simulated rank ran. Times are seconds from the start of the step:
+Times are seconds from the start of the step:
 
-    queued   the stream turned to the task (its predecessor on the stream had ended)
-    ready    everything the task waits for on its own rank had ended
-    start    it began: for a collective when the last member had come, for a transfer when the data could move
+    queued   the stream reached the task (its predecessor on the stream had ended)
+    ready    everything that the task depends on, on its own rank, had ended
+    start    it began: a collective when its last member had arrived, a transfer when its data could move
     end      it was done
 
-    waited   seconds inside the span in which the rank waited for others (whom it meets inside a block)
-    slowed   seconds by which communication on the rank's other streams made kernels inside the span longer, and by
-        which exchanges beside them in one operation did, because they share links
-    contended   seconds by which sharing links made exchanges inside the span longer that no kernel hides (`contention`)
+    waited     seconds inside the span in which the rank waited for others (synchronization inside a segment)
+    slowed     seconds inside the span by which communication slowed kernels: that of the rank's other streams,
+        and overlapped communication of the same operation that takes longer because links are shared
+    contended  seconds inside the span by which link sharing delayed communication that no kernel hides
 
-so `ready - queued` is waiting on own work, `start - ready` is waiting for other ranks, and `end - start` is work or
-transfer (but for what was waited inside).
-`blocking_event` is, for a block in which ranks meet, the row of the same task on the one of them that waited least, for whom
-the others waited; else the row itself.
-`cause` is the row whose end allowed the start (-1 if nothing did: the step's beginning). Rows have no order to rely on.
-Ranks of one class have equal timelines: `representative[r]` is the simulated rank that stands for rank r.
+so `ready - queued` is waiting for own tasks, `start - ready` is waiting for other ranks, and `end - start` is
+computation or transfer, except for `waited`. `blocking_event` is, for a segment in which ranks synchronize,
+the event of the same task on the rank that waited least, for which the others waited; otherwise the event
+itself. `critical_predecessor` is the event whose end allowed the start (-1: none, it could start with the
+step). The order of events is unspecified. Ranks of one symmetry class have equal timelines:
+`representative[r]` is the simulated rank that stands for rank r.
 """
 
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ from clustersim.common.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class ContentionDelays:
-    """What sharing links changed: operation `operation` of the block of trace row `row`, in columns, by row.
+    """Delays by link sharing, in columns: of operation `operation` in the segment of trace event `event`, by event.
 
-    exposed, moved: seconds more than alone of its exchange that no kernel beside it in the operation hides (below 0
-    where a kernel that is slowed hides more of it), and that it takes. Operations that took what they take alone are
-    not here.
+    exposed_delay: additional seconds, against uncontended links, of its communication that no overlapped kernel
+    hides (negative where a slowed kernel hides more of it); transfer_delay: additional seconds of the transfer
+    itself. Operations without any delay have no entry.
     """
 
     event: IntArray
@@ -44,11 +44,11 @@ class ContentionDelays:
 
     @classmethod
     def empty(cls) -> Self:
-        """Nobody shared links, or nobody felt it."""
+        """No delays: links are not shared, or sharing delayed nothing."""
         return cls(*np.zeros((2, 0), dtype=np.int64), *np.zeros((2, 0)))
 
     def lookup(self, events: IntArray) -> tuple[IntArray, IntArray]:
-        """What belongs to some rows of the trace: which of these rows, and which entry."""
+        """Entries of some trace events: (position in `events`, index of the entry), one pair for each entry."""
         begin, end = (np.searchsorted(self.event, events, side=side) for side in ("left", "right"))
         count = end - begin
         event_position = np.repeat(np.arange(len(events)), count)
@@ -57,7 +57,7 @@ class ContentionDelays:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Columns of one length n; representative: [ranks]."""
+    """Events in columns of one length n; representative: [ranks]."""
 
     rank: IntArray
     task: IntArray
@@ -78,7 +78,7 @@ class Trace:
 
     @property
     def contended(self) -> FloatArray:
-        """[n] seconds of each span."""
+        """[n] exposed delay of each event by link sharing."""
         seconds = np.bincount(self.contention.event, self.contention.exposed_delay, minlength=len(self))
         return seconds.astype(np.float64, copy=False)
 
@@ -89,16 +89,16 @@ class Trace:
 
     @property
     def simulated_ranks(self) -> IntArray:
-        """The ranks that have rows, ascending."""
+        """The ranks that have events, ascending."""
         return np.unique(self.representative)
 
     @property
     def represented_counts(self) -> IntArray:
-        """How many ranks each was simulated for, 0 for one that was not: [ranks]."""
+        """[ranks] number of ranks that each simulated rank stands for, 0 for ranks that were not simulated."""
         return np.bincount(self.representative, minlength=len(self.representative))
 
     def rank_events(self, rank: int, stream: int | None = None) -> IntArray:
-        """Row numbers of one simulated rank (and stream), by start."""
+        """Event indices of one simulated rank (and stream), by start time."""
         is_selected = self.rank == rank if stream is None else (self.rank == rank) & (self.stream == stream)
         events = np.flatnonzero(is_selected)
         return events[np.lexsort((self.end[events], self.start[events]))]
@@ -106,9 +106,9 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class OperationSpans:
-    """Spans of single operations inside blocks, in columns: operation `operation` of task `task` of rank `rank`.
+    """Spans of single operations inside segments, in columns: operation `operation` of task `task` of rank `rank`.
 
-    exposed, moved: what sharing links added to it (`ContentionDelays`), seconds.
+    exposed_delay, transfer_delay: seconds that link sharing added (`ContentionDelays`).
     """
 
     rank: IntArray

@@ -1,1 +1,1 @@
-"""HOW FAR IS IT TRUSTED? What a step is like (facts, known), and how far unseen steps like it were (band, words)."""
+"""UNCERTAINTY. Step features, validated domain, and prediction intervals from errors of unseen steps."""

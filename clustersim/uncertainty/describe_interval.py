@@ -1,4 +1,4 @@
-"""How is a band said? In a sentence: what is expected, how far unseen steps of such a regime were, what widens it."""
+"""How is a prediction interval described? The interval, the coverage of unseen steps, what widens it."""
 
 from typing import Final
 
@@ -11,21 +11,22 @@ from clustersim.uncertainty.prediction_interval import (
 )
 
 _BASE_LABELS: Final = frozenset(gap.value for gap in BaseComponent)
-_MAX_LISTED: Final = 4  # of what was not measured that is named
+_MAX_LISTED: Final = 4  # unmeasured items that are named
 
 
 def describe_interval(
     model: UncertaintyModel, interval: RelativeInterval, seconds_range: tuple[Seconds, Seconds], local_label: str
 ) -> str:
-    """The sentence; known: what was measured on the machine itself, empty where nothing was."""
+    """The sentence. seconds_range: interval in seconds; local_label: what was measured here, empty if nothing."""
     low, high = map(format_step_time, seconds_range)
     clauses = (
-        f"expect {low} to {high} ({interval.low - 1.0:+.0%} to {interval.high - 1.0:+.0%}): ",
+        f"{INTERVAL_COVERAGE:.0%} prediction interval: {low} to {high} ({interval.low - 1.0:+.0%} to "
+        f"{interval.high - 1.0:+.0%}), from ",
         _describe_coverage(model, interval),
-        f"; nothing like {_join_limited(interval.extrapolations)} was measured: wider"
+        f"; widened: outside the validated domain in {_join_limited(interval.extrapolations)}"
         if interval.extrapolations
         else "",
-        f"; {local_label}: narrower, but for what a framework adds (clustersim calibrate --check)"
+        f"; narrowed: {local_label}; framework overheads are not covered (clustersim calibrate --check)"
         if local_label
         else "",
     )
@@ -33,19 +34,20 @@ def describe_interval(
 
 
 def _describe_coverage(model: UncertaintyModel, interval: RelativeInterval) -> str:
-    """How far unseen steps were, and of how many sources the steps of each of its regimes are."""
+    """Coverage of unseen steps, and the number of sources of each of the step's strata."""
     sources_by_stratum = {
         name: model.coverage_by_stratum[name].source_count
         for name in interval.strata
         if name in model.coverage_by_stratum
     }
-    strata = ", ".join(f"{name} {sources}" for name, sources in sources_by_stratum.items() if name not in _BASE_LABELS)
+    strata = ", ".join(f"{sources} {name}" for name, sources in sources_by_stratum.items() if name not in _BASE_LABELS)
     return (
-        f"{INTERVAL_COVERAGE:.0%} of {model.step_count} published steps were so near, predicted without their source "
-        f"(sources: {model.source_count}{', ' if strata else ''}{strata})"
+        f"{model.step_count} published steps ({model.source_count} sources, leave-one-source-out"
+        f"{'; ' if strata else ''}{strata})"
     )
 
 
 def _join_limited(names: tuple[str, ...]) -> str:
+    """The first names, and how many more there are."""
     remainder = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return " or ".join(names[:_MAX_LISTED]) + remainder
+    return ", ".join(names[:_MAX_LISTED]) + remainder

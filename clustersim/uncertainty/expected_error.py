@@ -1,13 +1,14 @@
-"""How well are the durations of a step known, by what their sources say of themselves?"""
+"""Expected error of a step's durations, as stated by their sources."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedError:
-    """Parts of the busy seconds. error: of those whose source knows its own; unknown: all others.
+    """Expected errors as fractions of the busy seconds.
 
-    kernels: of those kernels whose source knows its error; of_kernels: the part of `error` that is theirs.
+    error: sum over items whose source knows its error; unknown_share: share of all others; kernel_share: share
+    of kernels whose source knows its error; kernel_error: their contribution to `error`.
     """
 
     error: float
@@ -17,5 +18,5 @@ class ExpectedError:
 
     @property
     def error_per_kernel(self) -> float:
-        """The part by which such kernels are expected to differ."""
+        """Expected relative error of such kernels."""
         return self.kernel_error / self.kernel_share if self.kernel_share else 0.0

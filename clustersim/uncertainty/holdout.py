@@ -1,18 +1,20 @@
-"""How far were real steps from what a record had predicted of them?
+"""How accurate were a record's predictions of real steps on this machine (holdout validation)?
 
-Calibration ends with steps that the record was not measured for (`cost.record.StepRow`): another depth, another
-microbatch. In the band the largest of their errors stands for all that rests on the record's kernels, in place of the
-errors of its rows: those are of kernels alone, and whether they add up in a step or cancel they do not say.
+Calibration ends with steps that the record was not measured for (`cost.calibration_record.HoldoutStep`):
+another depth, another microbatch size. In the prediction interval the largest of their errors replaces the
+contribution of the record's kernels, instead of the errors of its samples: those are of isolated kernels,
+and do not tell whether errors add up or cancel in a step.
 
-Why the largest: of n + 1 errors that are alike, the last one is the largest once in n + 1, whatever their distribution.
-So the largest of three holds the next step three times in four. What equal steps differ by, which every band has on top
-(`UncertaintyModel.repeat_deviation`, as many deviations as hold nine in ten), makes of it nine in ten, as long as errors deviate by no
-more than n times that (a test draws them): three steps by 7 %.
+Why the largest: of n + 1 exchangeable errors, the last one is the largest with probability 1 / (n + 1),
+whatever their distribution. So the largest of three covers the next step with probability 3/4. The
+deviation between equal steps, which every interval adds (`UncertaintyModel.repeat_deviation`, times the 90
+% quantile), raises this to 90 %, as long as the errors' deviation is at most n times that (a test draws
+them): three steps by 7 %.
 
-Two things keep it from being carried too far. Where the rows of a scenario's kernels are known worse than those of the
-steps were (the record is of another model, and its kernels are fitted; a larger job keeps the pace of the slowest GPU),
-it errs by the difference on top. And what those steps were like, software and formats and layers, is what counts as
-measured beside what was published: networks, strategies and larger jobs do not.
+Two rules limit the transfer to other scenarios. Where the samples of a scenario's kernels are less certain
+than those of the steps were (the record is of another model, and its kernels are fitted; a larger job runs
+at the speed of its slowest GPU), the difference is added. And only the software, formats and layers of
+those steps extend the validated domain: networks, strategies and larger jobs do not.
 """
 
 import math
@@ -27,14 +29,14 @@ from clustersim.uncertainty.prediction_interval import LocalEvidence, Uncertaint
 
 @dataclass(frozen=True, slots=True)
 class HoldoutResult:
-    """Real steps beside their predictions, one at least. accelerator: on which."""
+    """Real steps with their predictions, at least one. accelerator: on which they ran."""
 
     accelerator: str
     steps: Sequence[HoldoutStep]
 
     @property
     def max_error(self) -> float:
-        """The error of the step that was the furthest off by the logarithm."""
+        """The error of the step with the largest absolute log error."""
         return max((step.error for step in self.steps), key=_abs_log_error)
 
     @property
@@ -44,22 +46,25 @@ class HoldoutResult:
 
     @property
     def description(self) -> str:
-        """What they say, in a clause."""
+        """Summary as a clause of a sentence."""
         count = len(self.steps)
         step_label = "1 real step" if count == 1 else f"{count:,} real steps"
         bias = "" if count == 1 else f"; bias {self.bias:+.1%}"
-        return f"predicted {step_label} that it was not measured for within {abs(self.max_error):.1%} (largest error{bias})"
+        return (
+            f"predicted {step_label} that it was not measured for within {abs(self.max_error):.1%} (largest "
+            f"error{bias})"
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """The steps as plain data: seconds, and errors as parts of what was measured."""
+        """The steps as JSON data: seconds, and errors relative to the measured time."""
         steps = [
-            {"what": step.what, "predicted_s": step.predicted, "measured_s": step.measured, "error": step.error}
+            {"description": step.what, "predicted_s": step.predicted, "measured_s": step.measured, "error": step.error}
             for step in self.steps
         ]
         return {"largest_error": self.max_error, "bias": self.bias, "steps": steps}
 
     def local_evidence(self, expectation: ExpectedError) -> LocalEvidence:
-        """What is known of a step by them; found: what the sources of its durations say of themselves."""
+        """Evidence on a step from these. expectation: expected error by the sources of its durations."""
         kernel_error = expectation.kernel_share * math.expm1(_abs_log_error(self.max_error)) + self.excess_kernel_error(
             expectation
         )
@@ -68,22 +73,22 @@ class HoldoutResult:
         )
 
     def excess_kernel_error(self, expectation: ExpectedError) -> float:
-        """By how much worse kernels are known than those of the steps were, as a part of the busy time."""
+        """Excess of the step's expected kernel error over that of the holdout steps, as a fraction of the busy time."""
         return max(0.0, expectation.kernel_error - expectation.kernel_share * max(step.of_rows for step in self.steps))
 
     def extend(self, model: UncertaintyModel) -> UncertaintyModel:
-        """Experience that has these steps, too."""
+        """The uncertainty model with its domain extended by these steps."""
         categories = frozenset(category for step in self.steps for category in step.kinds)
         return replace(model, domain=model.domain.with_steps(self.accelerator, categories))
 
 
 def holdout_result(record: CalibrationRecord | None) -> HoldoutResult | None:
-    """What a record's own steps say; None where it has none, or was not measured on the machine that it stands for."""
+    """Holdout result of a record; None where it has no steps, or was not measured on the machine that it represents."""
     if record is None or not record.steps or record.origin is not RecordOrigin.MEASURED:
         return None
     return HoldoutResult(record.device.accelerator, record.steps)
 
 
 def _abs_log_error(error: float) -> float:
-    """How far an error is from none, by the logarithm of measured over predicted time."""
+    """Absolute log of measured over predicted time."""
     return abs(math.log1p(error))

@@ -1,4 +1,7 @@
-"""How is experience read and written? topologies/experience/NAME.yaml, which `python -m calibrate fit-band` writes."""
+"""How are uncertainty models read and written?
+
+Files are topologies/experience/NAME.yaml, which `python -m calibrate fit-band` writes.
+"""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -20,24 +23,24 @@ MOE_STEPS: Final = "mixtures"
 LOW_PRECISION_STEPS: Final = "narrow"
 LOW_PRECISION_MOE_STEPS: Final = "narrow_mixtures"
 MODEL_NAMES: Final = (DENSE_STEPS, MOE_STEPS, LOW_PRECISION_STEPS, LOW_PRECISION_MOE_STEPS)
-"""Kinds of steps with an experience of their own, as files name them: of dense models in BF16 first."""
-_MAX_COUNT: Final = 10**9  # of any count
+"""Classes of steps with an uncertainty model of their own, by file name; the first is dense models in BF16."""
+_MAX_COUNT: Final = 10**9  # bound on counts
 
 
 def uncertainty_model_name(*, moe: bool, low_precision: bool) -> str:
-    """The kind of a step. mixture: of a model with experts; narrow: with products in formats with scales."""
+    """Name of a step's uncertainty model. moe: has experts; low_precision: matmuls in block-scaled formats."""
     return MODEL_NAMES[moe + 2 * low_precision]
 
 
 def load_uncertainty_model(name_or_path: str = DENSE_STEPS) -> UncertaintyModel:
-    """Read topologies/experience/NAME.yaml, or a file of the same form; raise InputError for a bad one."""
+    """Read topologies/experience/NAME.yaml, or a file of the same form; raise InputError for an invalid one."""
     path = find_file("experience", name_or_path)
     return _parse_model(path, read_text(path))
 
 
 @lru_cache(maxsize=8)
 def _parse_model(path: Path, text: str) -> UncertaintyModel:
-    """Of the text of a file: every answer asks for it, and reading YAML takes as long as a tenth of a step."""
+    """Parse the text of a file. Cached, since every result needs it: YAML takes a tenth of a step's run time."""
     reader = MappingReader(path, parse_mapping(path, text))
     published, deviations = reader.get_section("published"), reader.get_section("deviations")
     model = UncertaintyModel(
@@ -51,12 +54,12 @@ def _parse_model(path: Path, text: str) -> UncertaintyModel:
     )
     reader.get_text("description")
     reader.get_section("sources").get_text_mapping()
-    reader.reject_unknself_keys()
+    reader.reject_unknown_keys()
     return model
 
 
 def component_key(component: VarianceComponent) -> str:
-    """What files call a term."""
+    """Key of a variance component in files."""
     return component.name.lower()
 
 
@@ -80,7 +83,7 @@ def _parse_coverage(section: MappingReader) -> dict[str, StratumCoverage]:
 
 
 def model_to_dict(model: UncertaintyModel) -> dict[str, Any]:
-    """What a file of it holds, but for its texts."""
+    """Content of the model's file, without its texts."""
     domain = model.domain
     return {
         "published": {"cases": model.step_count, "sources": model.source_count},

@@ -1,18 +1,19 @@
-"""Between what and what is a step expected, and why?
+"""Within which interval is a step's time predicted to lie, and why?
 
-Errors are logarithms of measured over predicted time, of published steps that the fit of all constants has not seen
-(sources are left out one after the other). Their variance is taken as a sum of terms (variance components): one that
-every step has, one for each trait (a share of it, where a trait is a share), and for what was not measured one for each
-accelerator, one for each kind of anything, one for each doubling beyond the largest. So a band is wider wherever
-less was measured, and never narrower. A step is expected within `quantile` standard deviations, within which nine of
-ten errors of unseen sources are, sources counted alike.
+Errors are logarithms of measured over predicted time, of published steps that the fit of all constants has
+not seen (leave-one-source-out cross-validation). Their variance is a sum of variance components: one for
+every step, one for each feature (times its share, where a feature is a share), and for extrapolation one
+for each unmeasured accelerator, one for each unmeasured category, one for each doubling beyond the largest
+validated quantity. So an interval widens wherever less was measured, and never narrows. The half width is
+`quantile` standard deviations, within which 90 % of the errors of unseen sources lie, macro-averaged over
+sources.
 
-Where kernels were measured on the machine itself, their own errors take the place of what rests on kernels: of the
-accelerator's term, and of what the first term has beyond `repeat`, the deviation of equal steps that were published
-twice. Where real steps on it were predicted, their errors take that of the kernels' (`uncertainty.holdout`). What a
-framework, a network and a layout add remains.
+Where kernels were measured on this machine, their own errors replace what depends on kernels: the
+accelerator's component, and what the first component has beyond `repeat_deviation`, the deviation between
+equal steps that were published twice. Where real steps were predicted on it, their errors replace the
+kernels' (`uncertainty.holdout`). The contribution of framework, network and layout remains.
 
-`python -m calibrate fit-band` finds the constants, in topologies/experience.
+`python -m calibrate fit-band` fits the constants, in topologies/experience.
 """
 
 import math
@@ -25,17 +26,17 @@ from clustersim.uncertainty.step_features import MIN_VISIBLE_SHARE, Feature, Ste
 from clustersim.uncertainty.validated_domain import ValidatedDomain
 
 ALL_STEPS: Final = "all steps"
-INTERVAL_COVERAGE: Final = 0.9  # of unseen steps that a band holds
-_ONE_NODE: Final = "one node"
+INTERVAL_COVERAGE: Final = 0.9  # of unseen steps that an interval contains
+_ONE_NODE: Final = "single-node"
 
 
 class BaseComponent(Enum):
-    """What adds to the variance of every step, and of steps of which not all was measured."""
+    """Variance components of every step, and of extrapolation beyond what was measured."""
 
     ANY = "any step"
-    ACCELERATOR = "an accelerator that was not measured"
-    KIND = "a kind that was not measured"
-    DOUBLING = "a doubling beyond what was measured"
+    ACCELERATOR = "unvalidated accelerator"
+    KIND = "unvalidated category"
+    DOUBLING = "extrapolated quantity"
 
 
 VarianceComponent = BaseComponent | Feature
@@ -49,7 +50,7 @@ VARIANCE_COMPONENTS: Final[tuple[VarianceComponent, ...]] = (
 
 
 def component_loads(features: StepFeatures, domain: ValidatedDomain) -> dict[VarianceComponent, float]:
-    """How much of each term a step has."""
+    """Load of a step on each variance component (the factor on its variance)."""
     feature_loads: dict[VarianceComponent, float] = {feature: features.feature_shares[feature] for feature in Feature}
     extrapolation_loads: dict[VarianceComponent, float] = {
         BaseComponent.ACCELERATOR: float(len(domain.unmeasured_accelerators(features))),
@@ -60,7 +61,7 @@ def component_loads(features: StepFeatures, domain: ValidatedDomain) -> dict[Var
 
 
 def strata_of(features: StepFeatures, domain: ValidatedDomain) -> tuple[str, ...]:
-    """The regimes that a step belongs to, in words: whether it has a network, its traits, and its gaps."""
+    """Labels of a step's strata: single or multi-node, visible features, extrapolations."""
     component_load = component_loads(features, domain)
     strata = tuple(
         component.value for component in VARIANCE_COMPONENTS[1:] if component_load[component] >= MIN_VISIBLE_SHARE
@@ -70,7 +71,11 @@ def strata_of(features: StepFeatures, domain: ValidatedDomain) -> tuple[str, ...
 
 @dataclass(frozen=True, slots=True)
 class StratumCoverage:
-    """Of unseen steps of one regime: cases of so many sources, and the share inside, sources counted alike."""
+    """Interval coverage of unseen steps of one stratum.
+
+    step_count, source_count: steps and their sources; covered_share: fraction inside their intervals,
+    macro-averaged over sources.
+    """
 
     step_count: int
     source_count: int
@@ -79,7 +84,11 @@ class StratumCoverage:
 
 @dataclass(frozen=True, slots=True)
 class LocalEvidence:
-    """What was measured of a step itself. error: part by which what is known differs; unknown: part of busy time."""
+    """What local measurements say about a step.
+
+    relative_error: expected error of the busy time that was measured; unmeasured_share: fraction of busy time
+    that was not.
+    """
 
     relative_error: float = 0.0
     unmeasured_share: float = 1.0
@@ -90,7 +99,11 @@ NO_EVIDENCE: Final = LocalEvidence()
 
 @dataclass(frozen=True, slots=True)
 class RelativeInterval:
-    """A band. low, high: times the predicted time; regimes: of the step; unmeasured: what of it was not measured."""
+    """Prediction interval relative to the predicted time.
+
+    low, high: factors on the predicted time; strata: of the step; extrapolations: what of it lies outside the
+    validated domain, for display.
+    """
 
     low: float
     high: float
@@ -100,9 +113,11 @@ class RelativeInterval:
 
 @dataclass(frozen=True, slots=True)
 class UncertaintyModel:
-    """What unseen steps tell: `cases` of so many sources; unseen: how many of each regime were inside their bands.
+    """Variance components of the prediction error, fitted to unseen steps.
 
-    deviations: standard deviation of the logarithm by term; repeat: the same of equal steps.
+    step_count, source_count: published steps and sources; quantile: half width in standard deviations;
+    repeat_deviation: standard deviation of the log error between equal steps; deviations: standard deviation of
+    the log error by component; domain: validated domain; coverage_by_stratum: of unseen steps.
     """
 
     step_count: int
@@ -114,7 +129,7 @@ class UncertaintyModel:
     coverage_by_stratum: Mapping[str, StratumCoverage]
 
     def prediction_interval(self, features: StepFeatures, evidence: LocalEvidence = NO_EVIDENCE) -> RelativeInterval:
-        """The band of a step, symmetric in the logarithm."""
+        """The prediction interval of a step, symmetric in the logarithm."""
         half_width = math.log1p(evidence.relative_error) + self.quantile * math.sqrt(
             self.error_variance(features, evidence.unmeasured_share)
         )
@@ -126,7 +141,7 @@ class UncertaintyModel:
         )
 
     def error_variance(self, features: StepFeatures, unmeasured_share: float = 1.0) -> float:
-        """Of the logarithm of measured over predicted time; unknown: part of the busy time that nobody measured."""
+        """Variance of log(measured / predicted). unmeasured_share: fraction of the busy time that was not measured."""
         variances = {
             component: load * self.deviations[component] ** 2
             for component, load in component_loads(features, self.domain).items()
@@ -141,6 +156,7 @@ class UncertaintyModel:
     def _extrapolations(self, features: StepFeatures) -> tuple[str, ...]:
         max_quantities, doublings = self.domain.max_quantities, self.domain.extrapolation_doublings(features)
         exceeded = (
-            f"{name} {features.quantities[name]:,} (at most {max_quantities.get(name, 1):,})" for name in doublings
+            f"{name} {features.quantities[name]:,} (validated up to {max_quantities.get(name, 1):,})"
+            for name in doublings
         )
         return (*self.domain.unmeasured_categories(features), *exceeded)

@@ -1,8 +1,8 @@
-"""Of which regime is a step?
+"""What are the features of a step?
 
-What published steps may have been like, or not: on which accelerators, by which software and strategies (kinds), how
-far spread and how long (amounts), and what of it makes predictions harder (traits). All of it follows from a scenario
-and what its step waits for launches, so whoever asks about a step is told the same.
+Accelerators; software, strategies and formats (categories); scale and sequence length (quantities); and
+features that make predictions harder. All of it follows from a scenario and the time breakdown of its step,
+so results are reproducible from these alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,24 +17,25 @@ from clustersim.model.offload import Offload
 from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.scenario import Scenario
 
-MIN_VISIBLE_SHARE: Final = 0.05  # of a step: a trait with a smaller share of it is not told
+MIN_VISIBLE_SHARE: Final = 0.05  # features with a smaller share of the step are not reported
 
 
 class Feature(Enum):
-    """What published steps were found to be harder to predict by."""
+    """Features by which published steps were found to be harder to predict."""
 
-    NODES = "several nodes"
-    TENSOR = "tensor parallelism across nodes"
-    PIPELINE = "a pipeline"
+    NODES = "multi-node"
+    TENSOR = "cross-node tensor parallelism"
+    PIPELINE = "pipelined"
     SHARDED = "sharded parameters"
-    LAUNCH = "waiting for kernel launches"
+    LAUNCH = "launch-bound"
 
 
 @dataclass(frozen=True, slots=True)
 class StepFeatures:
-    """accelerators: their names; kinds: software, strategies and formats, in words; amounts: by what they count.
+    """Features of a step.
 
-    traits: how much of each there is, from 0 to 1: whether, or the part of the step's time.
+    accelerators: their names; categories: labels of software, strategies and formats; quantities: by what they
+    count; feature_shares: share of each feature from 0 to 1: an indicator, or a fraction of the step's time.
     """
 
     accelerators: frozenset[str]
@@ -44,14 +45,14 @@ class StepFeatures:
 
     @property
     def all_categories(self) -> frozenset[str]:
-        """Kinds, and the traits that show."""
+        """Categories, and the labels of visible features."""
         return self.categories | {
             feature.value for feature, share in self.feature_shares.items() if share >= MIN_VISIBLE_SHARE
         }
 
 
 def extract_step_features(scenario: Scenario, launch_share: float) -> StepFeatures:
-    """What a step is like, of which the GPU waits for launches for `launch_share`. Nodes are NVLink domains."""
+    """Features of a step. Nodes are NVLink domains, which are connected by a network only."""
     layout, is_multi_domain = scenario.layout, _domain_count(scenario) > 1
     feature_shares = {
         Feature.NODES: float(is_multi_domain),
@@ -72,7 +73,7 @@ def accelerator_names(scenario: Scenario) -> frozenset[str]:
 
 
 def step_categories(scenario: Scenario) -> frozenset[str]:
-    """Software, strategies and formats, in words."""
+    """Labels of software, strategies and formats."""
     return frozenset(
         (
             *_software_categories(scenario),
@@ -83,7 +84,7 @@ def step_categories(scenario: Scenario) -> frozenset[str]:
 
 
 def step_quantities(scenario: Scenario) -> dict[str, int]:
-    """How far spread and how long, by what is counted."""
+    """Degrees of parallelism and sequence length, by what they count."""
     layout = scenario.layout
     sizes = {"GPUs": layout.world_size, "tokens": scenario.training.sequence}
     return sizes | {"tp": layout.tp, "cp": layout.cp, "pp": layout.as_configured.pp}
@@ -131,7 +132,7 @@ def _offload_categories(offload: Offload) -> Iterator[str]:
 
 
 def _layer_categories(specs: tuple[LayerSpec, ...]) -> Iterator[str]:
-    """What layers have that not all have."""
+    """Labels of layer types that not all models have."""
     for spec in specs:
         yield f"{spec.block.value.replace('_', ' ')} layers"
         if isinstance(spec.attention, FullAttention) and spec.attention.window is not None:

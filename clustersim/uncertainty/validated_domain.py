@@ -1,9 +1,9 @@
-"""What of a step was measured before, and what was not?
+"""Which features of a step lie inside the validated domain?
 
-Known is what published steps were like, all of them together. A step that has something of a kind that none of them had
-is *unmeasured* in it; one that is larger in something than all of them is *beyond* it, by so many doublings. An
-accelerator counts as measured where enough steps on it are published to know its pace, and as a sibling where that is
-so of another with the same chip.
+The validated domain is the union of the features of all published steps. A category of a step that none of
+them had is *unmeasured*; a quantity that exceeds all of theirs is *beyond* the domain, by a number of
+doublings. An accelerator counts as measured if enough steps on it are published to fit its rate, and as a
+same-chip accelerator if that is so of another with the same chip.
 """
 
 import math
@@ -16,7 +16,11 @@ from clustersim.uncertainty.step_features import StepFeatures
 
 @dataclass(frozen=True, slots=True)
 class ValidatedDomain:
-    """accelerators, siblings: their names; kinds: those that some step had, and traits; most: each amount's largest."""
+    """The domain covered by validated steps.
+
+    accelerators, same_chip_accelerators: their names; categories: those of any step, visible features included;
+    max_quantities: the largest value of each quantity.
+    """
 
     accelerators: frozenset[str]
     same_chip_accelerators: frozenset[str]
@@ -27,7 +31,10 @@ class ValidatedDomain:
     def from_steps(
         cls, step_features: Iterable[StepFeatures], accelerators: Iterable[str], same_chip_accelerators: Iterable[str]
     ) -> Self:
-        """What some steps had; accelerators, siblings: whose pace is known, and with whose chip it is."""
+        """Union of the features of steps.
+
+        accelerators: those with a fitted rate; same_chip_accelerators: those that have the chip of one.
+        """
         steps = tuple(step_features)
         categories = frozenset(category for step in steps for category in step.all_categories)
         max_quantities: dict[str, int] = {}
@@ -38,22 +45,22 @@ class ValidatedDomain:
         return cls(measured, frozenset(same_chip_accelerators) - measured, categories, max_quantities)
 
     def with_steps(self, accelerator: str, categories: Iterable[str]) -> Self:
-        """What is known with steps of these kinds on an accelerator as well."""
+        """The domain extended by steps of these categories on an accelerator."""
         return replace(
             self, accelerators=self.accelerators | {accelerator}, categories=self.categories | frozenset(categories)
         )
 
     def unmeasured_accelerators(self, features: StepFeatures) -> tuple[str, ...]:
-        """The accelerators of which neither they nor a sibling were measured."""
+        """Accelerators that were not measured, nor any with the same chip."""
         return tuple(sorted(features.accelerators - self.accelerators - self.same_chip_accelerators))
 
     def unmeasured_categories(self, features: StepFeatures) -> tuple[str, ...]:
-        """The kinds that no step had, accelerators among them (a sibling is one of them)."""
+        """Labels of categories that no validated step had, accelerators included (those of the same chip as well)."""
         accelerators = sorted(features.accelerators - self.accelerators)
         return (*(f"accelerator {name}" for name in accelerators), *sorted(features.all_categories - self.categories))
 
     def extrapolation_doublings(self, features: StepFeatures) -> dict[str, float]:
-        """The amounts that are larger than any, with the doublings by which they are."""
+        """Quantities that exceed the validated maximum, with the number of doublings."""
         return dict(self._iter_extrapolation(features))
 
     def _iter_extrapolation(self, features: StepFeatures) -> Iterator[tuple[str, float]]:

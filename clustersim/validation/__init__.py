@@ -1,1 +1,1 @@
-"""IS IT TRUE? Published cases as data, predicted and compared with what was measured."""
+"""IS IT TRUE? Validation: published measurements as tables, predicted by the simulator and compared."""

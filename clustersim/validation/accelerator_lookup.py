@@ -1,6 +1,6 @@
-"""Which shipped accelerator is it that a table calls so?
+"""Which packaged accelerator does a table name?
 
-Tables name GPUs as `b200` or `v100-32gb`; the names of shipped accelerators are known too.
+Tables name GPUs as `b200` or `v100-32gb`; names of packaged accelerators are accepted too.
 """
 
 from clustersim.common import data_files
@@ -12,7 +12,7 @@ from clustersim.validation.cluster_lookup import CLUSTER_BY_GPU
 
 
 def case_accelerator(case: ValidationCase) -> Accelerator:
-    """The accelerator of a row; raise CannotPredictError if it is not stated, or none that is shipped."""
+    """The accelerator of a row; raises CannotPredictError if it is not stated or not packaged."""
     gpu = case.text("gpu")
     if gpu in ("", "unknown"):
         raise CannotPredictError("gpu is not stated", is_expressible=False)

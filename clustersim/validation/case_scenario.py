@@ -1,7 +1,7 @@
-"""Which scenario is a published run?
+"""Which scenario is a published run? Conversion of a row of `steps.csv` into the mapping of a scenario file.
 
-One function turns a row of `steps.csv` into what a scenario file of the run would hold. What the row does not state is
-filled in by the habits of its software (`framework_defaults`), the same for all of its runs.
+What the row does not state is filled in with the defaults of its software (`framework_defaults`), the same
+for all runs of that software.
 """
 
 import re
@@ -25,7 +25,7 @@ from clustersim.validation.moe_settings import (
 from clustersim.validation.recipe_defaults import with_recipe_notes
 from clustersim.validation.training_precision import is_high_precision
 
-_OFFLOAD_BY_NOTE: Final[dict[str, dict[str, Any]]] = {  # as a row's notes say it
+_OFFLOAD_BY_NOTE: Final[dict[str, dict[str, Any]]] = {  # text in the notes
     "activation offloading on": {"activations": "all"},
     "optimizer offloading on": {"optimizer": True},
 }
@@ -38,15 +38,15 @@ RECOMPUTE_MODES: Final = {
 }
 _RECOMPUTE_MODULES: Final = re.compile(r"selective:\[([a-z_ ]+)\]")  # Megatron-LM's --recompute-modules
 _PIPELINE_LAYOUT: Final = re.compile(r"\blayout (E[tmL|()*\d]+)")  # Megatron-LM's pipeline_model_parallel_layout
-_MTP_LAYERS: Final = re.compile(r"\bMTP (\d+)|\bmtp-num-layers (\d+)")  # layers that predict further tokens
-_MODULES_PREFIX: Final = "modules:"  # of which names follow, joined by +
+_MTP_LAYERS: Final = re.compile(r"\bMTP (\d+)|\bmtp-num-layers (\d+)")  # MTP layers
+_MODULES_PREFIX: Final = "modules:"  # followed by module names joined by +
 SIMULATED_PREFIX: Final = "simulated"
-"""How `step_time_origin` begins where nobody measured the time."""
+"""Prefix of `step_time_origin` where another simulator, not a measurement, gave the time."""
 SCHEDULE_NAMES: Final = ("", *registry.SCHEDULE_NAMES)
 
 
 def scenario_mapping(case: ValidationCase) -> dict[str, Any]:
-    """What a scenario file of the run holds; raise CannotPredictError where scenarios cannot say it."""
+    """The mapping of a run's scenario file; raises CannotPredictError if scenarios cannot express the run."""
     _require_expressible(case)
     case = with_recipe_notes(case)
     defaults = framework_defaults(case)
@@ -63,42 +63,39 @@ def scenario_mapping(case: ValidationCase) -> dict[str, Any]:
 
 
 def _step_count(case: ValidationCase) -> int:
-    """Zero-bubble schedules start a step before the last one has ended everywhere: the third is a steady one."""
+    """Steps to simulate: with zero-bubble schedules steps overlap, and the third is in steady state."""
     return 3 if case.text("schedule").startswith("zb") else 1
 
 
 def is_high_precision_dense(case: ValidationCase) -> bool:
-    """Whether a dense model was run in bf16 or fp16, and all that a step depends on is known (quality A or B)."""
+    """Whether a dense model was trained in bf16 or fp16 and the run is fully specified (quality A or B)."""
     return is_fully_specified(case) and is_high_precision(case) and not has_experts(case)
 
 
 def is_high_precision_moe(case: ValidationCase) -> bool:
-    """Whether a mixture of experts was run in bf16 or fp16, and all that a step depends on is known."""
+    """Whether an MoE model was trained in bf16 or fp16 and the run is fully specified."""
     return is_fully_specified(case) and is_high_precision(case) and has_experts(case)
 
 
 def case_uncertainty_model(case: ValidationCase) -> str | None:
-    """The kind of experience that a case adds to.
-
-    None where not all that its step depends on is known, or where nobody measured it.
-    """
+    """Name of the uncertainty model to which a case contributes; None if not fully specified or not measured."""
     if not (is_fully_specified(case) and is_measured(case)):
         return None
     return uncertainty_model_name(moe=has_experts(case), low_precision=not is_high_precision(case))
 
 
 def is_measured(case: ValidationCase) -> bool:
-    """Whether a GPU took the time of the row, and not somebody's simulator, whatever the source says."""
+    """Whether the step time was measured on GPUs rather than given by a simulator."""
     return not case.text("step_time_origin").startswith(SIMULATED_PREFIX)
 
 
 def is_fully_specified(case: ValidationCase) -> bool:
-    """Whether all that a step depends on is known, in whatever format it was run."""
+    """Whether everything that the step time depends on is known (quality A or B)."""
     return case.text("quality") in ("A", "B")
 
 
 def _require_expressible(case: ValidationCase) -> None:
-    """Refuse what is not modelled; a row that leaves out what a step depends on is not owed a prediction either."""
+    """Raise CannotPredictError for a run that is not modelled or whose row is inconsistent."""
     if case.positive_int("ep", 1) > 1 and not has_experts(case):
         raise CannotPredictError("expert parallelism of a model without experts", is_expressible=False)
     if case.text("schedule") not in SCHEDULE_NAMES:
@@ -116,12 +113,12 @@ def _model_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str
         return base_config | size_overrides | {"preset": preset, "max_positions": case.positive_int("seq")}
     dimensions = _model_dimensions(case, defaults)
     if moe_config and not moe_config["experts"].get("dense_layers"):
-        del dimensions["ffn"]  # of a dense MLP, which no layer has
+        del dimensions["ffn"]  # width of the dense MLP, which no layer has
     return base_config | dimensions
 
 
 def _mtp_config(case: ValidationCase) -> dict[str, int]:
-    """How many layers predict further tokens, where notes say that there are some."""
+    """The number of multi-token prediction layers that the notes state."""
     stated = _MTP_LAYERS.search(case.text("notes"))
     return {"mtp_layers": int(stated[1] or stated[2])} if stated else {}
 
@@ -141,7 +138,7 @@ def _model_dimensions(case: ValidationCase, defaults: FrameworkDefaults) -> dict
 
 
 def _uses_sequence_parallel(case: ValidationCase) -> bool:
-    """Whether sequences are split where there is tensor parallelism; without, no software trains experts beside it."""
+    """Whether sequence parallelism is on; frameworks require it for MoE models with tensor parallelism."""
     return case.boolean("sequence_parallel") or (has_experts(case) and not case.text("sequence_parallel"))
 
 
@@ -150,9 +147,9 @@ def _layout_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[st
     config: dict[str, Any] = {
         **degrees,
         "sequence_parallel": _uses_sequence_parallel(case) and degrees["tp"] > 1,
-        "tensor_overlap": defaults.overlaps_tp_comm(case),
-        "backward_overlap": defaults.overlaps_backward_tp(case),
-        "pipeline_overlap": defaults.overlaps_p2p(case),
+        "tp_comm_overlap": defaults.overlaps_tp_comm(case),
+        "async_tensor_model_parallel_allreduce": defaults.overlaps_backward_tp(case),
+        "overlap_p2p_comm": defaults.overlaps_p2p(case),
         **defaults.output_release_options(),
         "data": defaults.data_parallel_config(case),
         **(moe_layout(case, defaults) if has_experts(case) else {}),
@@ -161,11 +158,13 @@ def _layout_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[st
 
 
 def _layer_split(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
-    """How layers are split over the stages, where that is not evenly."""
+    """The split of layers over stages, where it is not even."""
     stages, layers = case.positive_int("pp", 1) * case.positive_int("vpp", 1), case.positive_int("layers")
     stated = case.text("layers_per_stage").split()
     if stated:
-        return {"layers_per_stage": [int(item) if item.isdecimal() else item for item in stated]}
+        return {
+            "layers_per_stage": [int(count_text) if count_text.isdecimal() else count_text for count_text in stated]
+        }
     layout_match = _PIPELINE_LAYOUT.search(case.text("notes"))
     if layout_match:
         return {"layers_per_stage": layout_match[1]}
@@ -174,7 +173,7 @@ def _layer_split(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str,
     )
     if (
         stages > 1 and counts_embedding_and_head and (layers + 2) % stages == 0
-    ):  # embedding and head count as a layer each
+    ):  # embedding and output head count as one layer each
         slots = (layers + 2) // stages
         return {"layers_per_stage": [slots - 1, *[slots] * (stages - 2), slots - 1]}
     return {}
@@ -184,7 +183,7 @@ def _schedule_config(case: ValidationCase) -> Any:
     name = case.text("schedule")
     if case.positive_int("pp", 1) == 1 or not name:
         return "1f1b"
-    # without a stated number of chunks, the finest interleaving: one layer each
+    # if the number of chunks is not stated: maximal interleaving, one layer per chunk
     max_chunks = -(-case.positive_int("layers") // case.positive_int("pp"))
     return {name: {"chunks": case.positive_int("vpp", max_chunks)}} if name in registry.CHUNKED_SCHEDULES else name
 
@@ -206,18 +205,18 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
 
 
 def _precision_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str]:
-    """Of products and of what is kept, where it is not the usual."""
+    """Compute format and the formats of stored tensors that differ from the defaults."""
     return defaults.precision_config(case) | (moe_precision(case, defaults) if has_experts(case) else {})
 
 
 def _offload_config(case: ValidationCase) -> dict[str, Any]:
-    """What the notes say to be on the host."""
-    entries = [entry for note, entry in _OFFLOAD_BY_NOTE.items() if note in case.text("notes")]
-    return {"offload": {key: value for entry in entries for key, value in entry.items()}} if entries else {}
+    """Offloading to the host that the notes state."""
+    configs = [config for note, config in _OFFLOAD_BY_NOTE.items() if note in case.text("notes")]
+    return {"offload": {key: value for entry in configs for key, value in entry.items()}} if configs else {}
 
 
 def _lora_config(case: ValidationCase) -> dict[str, Any]:
-    """Adapters, where a row has their rank."""
+    """LoRA adapters, where the row states their rank."""
     if not case.text("lora_rank"):
         return {}
     targets, base = case.text("lora_targets").split() or ["all"], case.text("lora_base") or "none"

@@ -1,8 +1,8 @@
-"""Which cases are there? Tables of measurements, one CSV row each, as shipped or as a user brings them.
+"""Which cases are there? Reader of validation tables, packaged or a user's: one measurement per CSV row.
 
-The columns are those of the shipped tables (`published/README.md`). An empty cell means that the source does not state
-the value, never zero. A table that lacks a needed column is refused as a whole; a row that cannot be read or predicted
-is skipped with the reason, so that one bad row does not cost the others.
+The columns are those of the packaged tables (`published/README.md`). An empty cell means that the source
+does not state the value, never zero. A table that lacks a required column is rejected; a row that cannot be
+parsed or predicted is skipped with a reason, and the other rows are still used.
 """
 
 import csv
@@ -14,13 +14,18 @@ from typing import Any, Final
 
 from clustersim.common.errors import InputError, format_value
 
-MAX_VALUE: Final = 1e18  # beyond which no count, size or time is; and below its inverse
+MAX_VALUE: Final = 1e18  # largest valid count, size or time; its inverse is the smallest
 _TableRow = dict[str | Any, str | Any]
 PUBLISHED_FOLDER: Final = Path(__file__).with_name("published")
 
 
 class CannotPredictError(Exception):
-    """Why a row has no prediction. owed: whether there should be one, since the row itself is complete and legal."""
+    """Why a case has no prediction.
+
+    is_expressible: whether a scenario can express the case, which counts it against coverage: the row is
+    complete and valid, and only the simulator's models fall short. False where the row is incomplete or
+    invalid, or the case is out of scope.
+    """
 
     def __init__(self, reason: str, *, is_expressible: bool = True) -> None:
         super().__init__(reason)
@@ -29,24 +34,24 @@ class CannotPredictError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ValidationCase:
-    """One row of a table, by column; line: its number in the file."""
+    """One row of a validation table. cells: text by column; line_number: its line in the file."""
 
     cells: dict[str, str]
     line_number: int
 
     def text(self, column: str) -> str:
-        """The cell, empty if the source does not state it or the table has no such column."""
+        """The text of a cell; empty if the source does not state it or the table has no such column."""
         return self.cells.get(column, "")
 
     def boolean(self, column: str, default: bool = False) -> bool:
-        """Whether the cell says yes; the default where it says nothing; raise CannotPredictError for other words."""
+        """A yes/no cell as a boolean; the default if it is empty. Raises CannotPredictError for any other text."""
         text = self.text(column)
         if text not in ("", "yes", "no"):
             raise CannotPredictError(self._describe_invalid(column, text, "yes or no"), is_expressible=False)
         return text == "yes" if text else default
 
     def positive_float(self, column: str, default: float | None = None) -> float:
-        """A number above zero; raise CannotPredictError if it is none, or missing without a default."""
+        """A positive number; raises CannotPredictError if the cell is not one, or is empty and there is no default."""
         text = self.text(column)
         if not text and default is not None:
             return default
@@ -63,7 +68,7 @@ class ValidationCase:
         return value
 
     def positive_int(self, column: str, default: int | None = None) -> int:
-        """A whole number above zero; raise CannotPredictError if it is none, or missing without a default."""
+        """A positive integer; raises CannotPredictError if the cell is not one, or is empty and there is no default."""
         value = self.positive_float(column, default)
         if value != int(value):
             raise CannotPredictError(
@@ -77,7 +82,7 @@ class ValidationCase:
 
 
 def read_cases(path: Path, required_columns: Sequence[str]) -> list[ValidationCase]:
-    """The rows of a table; raise InputError that names the file and what it lacks."""
+    """Read the rows of a table; raises InputError that names the file and its missing columns."""
     columns, rows = _read_csv(path)
     missing = missing_columns(columns, required_columns)
     if missing:
@@ -91,17 +96,17 @@ def read_cases(path: Path, required_columns: Sequence[str]) -> list[ValidationCa
 
 
 def read_columns(path: Path) -> Sequence[str]:
-    """What a table's header names; raise InputError that names the file where it is none."""
+    """The column names in a table's header; raises InputError that names the file if it cannot be read."""
     return _read_csv(path)[0]
 
 
 def missing_columns(columns: Sequence[str], required: Sequence[str]) -> list[str]:
-    """What is needed and not among the columns."""
+    """The required columns that a table does not have."""
     return [column for column in required if column not in columns]
 
 
 def _read_csv(path: Path) -> tuple[Sequence[str], list[tuple[int, _TableRow]]]:
-    """Columns, and rows with their numbers in the file."""
+    """The columns, and the rows with their line numbers."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.DictReader(lines, strict=True)

@@ -1,7 +1,7 @@
-"""On which machine did a published run take place?
+"""On which cluster did a published run take place?
 
-A row names the GPU and its interconnect (see `interconnect_notation`). A shipped cluster of that GPU is taken, with the links
-that the row states; where it states none, the shipped cluster's.
+A row names the GPU and its interconnect (see `interconnect_notation`). The packaged cluster of that GPU is
+used, with the links that the row states; links that are not stated are the packaged cluster's.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from clustersim.validation.interconnect_notation import InterconnectSpec, Networ
 
 @dataclass(frozen=True, slots=True)
 class PackagedCluster:
-    """A shipped cluster. accelerator, nvlink: others than the cluster's own; node: GPUs of one."""
+    """A packaged cluster for a GPU. accelerator, nvlink_bandwidth: overrides of the cluster's own."""
 
     cluster_name: str
     accelerator: str | None = None
@@ -24,7 +24,7 @@ class PackagedCluster:
 
 
 CLUSTER_BY_GPU: Final = {
-    "v100-32gb": PackagedCluster("dgx-2", gpus_per_node=16),  # rows of Megatron-LM on DGX-2, 16 GPUs a node
+    "v100-32gb": PackagedCluster("dgx-2", gpus_per_node=16),  # Megatron-LM runs on DGX-2, 16 GPUs per node
     "a100-sxm-40gb": PackagedCluster("dgx-a100", "a100-sxm-40gb"),
     "a100-sxm-80gb": PackagedCluster("dgx-a100"),
     "h100-sxm-80gb": PackagedCluster("dgx-h100"),
@@ -37,12 +37,12 @@ CLUSTER_BY_GPU: Final = {
     "gb300": PackagedCluster("gb300-nvl72", gpus_per_node=4),
     **{gpu: PackagedCluster(gpu) for gpu in ("mi300x", "mi325x", "mi355x")},
 }
-_GPU_BY_SOURCE: Final = {  # where its authors say elsewhere what they ran on
+_GPU_BY_SOURCE: Final = {  # where the authors state elsewhere what they ran on
     # PyTorch's own H100 of 96 GB and 500 W: pytorch/torchtitan, benchmarks/*_llama3_h100_*.md, of December 2024 and (by
     # authors of torchao) June 2025
     ("torchao", "h100-sxm-80gb"): "h100-sxm-96gb",
 }
-_PORT_BANDWIDTH: Final = {  # of one port, where a row states a node's sum only
+_PORT_BANDWIDTH: Final = {  # bytes/s of one port, where a row states the sum of a node only
     **{"dgx-2": 12.5e9, "dgx-a100": 25e9},
     **dict.fromkeys(("hgx-b300", "gb300-nvl72"), 100e9),
 }
@@ -71,7 +71,7 @@ def cluster_config(case: ValidationCase) -> dict[str, Any]:
 
 
 def case_interconnect(case: ValidationCase) -> InterconnectSpec:
-    """What a row states of its links; raise CannotPredictError for words that are not known."""
+    """The interconnect that a row states; raises CannotPredictError for unknown notation."""
     try:
         return parse_interconnect(case.text("interconnect"))
     except InputError as error:
@@ -79,15 +79,15 @@ def case_interconnect(case: ValidationCase) -> InterconnectSpec:
 
 
 def _nvlink_overrides(interconnect: InterconnectSpec, packaged: PackagedCluster) -> dict[str, Any]:
-    """What differs from the shipped cluster's NVLink."""
+    """NVLink overrides of the packaged cluster."""
     if interconnect.nvlink_bandwidth is not None:
         return {"bandwidth": f"{interconnect.nvlink_bandwidth!r} B/s"}
-    # a part of H100's, as DeepSeek-V3's report says of H800 (arXiv:2412.19437)
+    # a fraction of H100's, as DeepSeek-V3's report states for H800 (arXiv:2412.19437)
     return {"bandwidth": packaged.nvlink_bandwidth} if packaged.nvlink_bandwidth else {}
 
 
 def _nic_overrides(ports: NetworkPorts, packaged: PackagedCluster) -> dict[str, Any]:
-    """What differs from the shipped cluster's network ports."""
+    """NIC overrides of the packaged cluster."""
     network = {"network": ports.technology.value} if ports.technology else {}
     if ports.rate is None:
         return network
@@ -96,7 +96,7 @@ def _nic_overrides(ports: NetworkPorts, packaged: PackagedCluster) -> dict[str, 
 
 
 def _ports_per_node(rate: BytesPerSecond, ports: NetworkPorts, packaged: PackagedCluster) -> tuple[int, BytesPerSecond]:
-    """How many ports a node has, and the rate of one."""
+    """Ports per node, and bytes/s of one port."""
     if ports.per_gpu:
         return packaged.gpus_per_node, rate
     if ports.count is not None:

@@ -1,12 +1,12 @@
 """Do predicted collectives take as long as published benchmarks say?
 
-A benchmark is a table: one collective at many sizes, on nodes with NVSwitch and one network port per GPU under one
-tier of rail switches. What one GPU's ports carry is its own (`LINK_RATES_BY_GPU`), unless the row states another rate or another
-network (see `interconnect_notation`). Where one process drives several GPUs (nccl-tests' -g 8, as in
-Benchmarks/NCCLBandwidth.py of Azure/AI-benchmarking-guide), its thread launches the collective on one after the other,
-so that it takes at least so many launches. Where calls are timed one by one, by events around each (all_reduce_bench.py
-of stas00/ml-engineering, which calls this "with host overhead"), the GPU waits for the host in between: for a launch at
-least, and for whatever else the framework does.
+A benchmark is one collective at many sizes, on nodes with NVSwitch and one network port per GPU under one
+tier of rail switches. Link rates are those of the GPU's family (`LINK_RATES_BY_GPU`), unless the row states
+another rate or network (see `interconnect_notation`). If one process drives several GPUs (nccl-tests' -g 8,
+as in Benchmarks/NCCLBandwidth.py of Azure/AI-benchmarking-guide), its thread launches the collective on
+each in turn, so the time is at least that many launches. If calls are timed individually with events
+(all_reduce_bench.py of stas00/ml-engineering, which calls this "with host overhead"), the GPU waits for the
+host in between: at least for a launch, and for the framework's overhead.
 """
 
 import math
@@ -61,24 +61,24 @@ _BENCHMARK_COLUMNS: Final = (
     *("gpu", "n_gpus", "gpus_per_node", "nodes", "interconnect"),
     *("collective", "algo", "gpus_per_process", "timed"),
 )
-_EQUIVALENT_GPUS: Final = {"v100-16gb": "v100-sxm-32gb", "gh200": "h100-sxm-96gb"}  # with the same links
-_FIRST_GENERATION_NETWORKS: Final = {  # networks that tables call alike, by what they join
+_EQUIVALENT_GPUS: Final = {"v100-16gb": "v100-sxm-32gb", "gh200": "h100-sxm-96gb"}  # GPUs with equal links
+_FIRST_GENERATION_NETWORKS: Final = {  # networks for which tables use one name, by scale-up technology
     (LinkTechnology.EFA, LinkTechnology.NVLINK2): LinkTechnology.EFA1,
     (LinkTechnology.EFA, LinkTechnology.NVLINK3): LinkTechnology.EFA1,
 }
-# What torch.distributed does on the host between an event and the launch: 8 H200 timed call by call take 39 us from 32
+# Host overhead of torch.distributed between an event and the launch: 8 H200 timed per call take 39 us from 32
 # KiB to 512 KiB (ml-engineering), 16 to 21 us when 8 H100 are timed in a loop (dgxc-nccl).
 _TORCH_CALL_OVERHEAD: Final = 23e-6
-_PORT_LATENCY: Final = 0.5e-6  # of any other port and switch; the library's own constants hold what is beyond
+_PORT_LATENCY: Final = 0.5e-6  # latency of any other port and switch; further latency is in the library's constants
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLinkRates:
-    """Ports of one GPU in bytes/s: NVLink, PCIe, network where a row states none.
+    """Link rates of one GPU in bytes/s per direction: NVLink, PCIe, NIC if a row states none.
 
-    node: GPUs of a whole node, to which the ports of a row belong; domain: GPUs that NVLink joins, if not of a node;
-    mesh: whether every pair of a node's GPUs has its own link, so that fewer GPUs use fewer links; host: what a
-    launch takes on hosts of such GPUs, None: as the accelerator's file says.
+    gpus_per_full_node: GPUs of a full node, to which a row's ports belong; nvlink_domain_size: GPUs, None: a
+    node; has_direct_links: each pair of a node's GPUs has its own link, so that fewer GPUs use fewer links;
+    launch_seconds: launch time on hosts of such GPUs, None: as in the accelerator's file.
     """
 
     nvlink: BytesPerSecond
@@ -91,8 +91,8 @@ class GpuLinkRates:
     launch_seconds: Seconds | None = None
 
 
-# Launches of A100's hosts: 8 GPUs of one process take 43 us for whatever is small (azure, ml-engineering).
-# NVLink and Infinity Fabric of datasheets; PCIe Gen3 to Gen6 x16. By what an accelerator's name begins with.
+# Launch time of A100 hosts: 8 GPUs of one process take 43 us for any small size (azure, ml-engineering).
+# NVLink and Infinity Fabric rates of datasheets; PCIe Gen3 to Gen6 x16. Key: prefix of the accelerator's name.
 LINK_RATES_BY_GPU: Final = {
     "v100": GpuLinkRates(150e9, 16e9, 6.25e9),
     "a100": GpuLinkRates(300e9, 32e9, 25e9, launch_seconds=5.4e-6),
@@ -111,11 +111,12 @@ LINK_RATES_BY_GPU: Final = {
 
 @dataclass(frozen=True, slots=True)
 class CollectiveBenchmark:
-    """On what a benchmark ran, and how: all that its times depend on, beside the sizes.
+    """Hardware and settings of one benchmark: everything that its times depend on except the sizes.
 
-    gpu: as tables call it; accelerator: the shipped one that it is; own: its generation of NVLink; per_node: GPUs of a
-    node; per_process: GPUs that one process drives; called: whether each call was timed by itself; launch: what the
-    host needs for one; joined: what the row states of links; algorithm: "" if the library chose.
+    gpu: the table's name; accelerator: the packaged one; nvlink_technology: its own NVLink generation;
+    gpus_per_node; gpus_per_process: driven by one process; is_timed_per_call: each call was timed individually;
+    launch_seconds: host time per launch; interconnect: links that the row states; algorithm: "" if the library
+    selected it.
     """
 
     gpu: str
@@ -132,22 +133,22 @@ class CollectiveBenchmark:
 
     @property
     def gpu_family(self) -> str:
-        """Of GPU: `h100` for any H100."""
+        """GPU family: `h100` for any H100."""
         return self.accelerator.split("-")[0]
 
     @property
     def is_equivalent_gpu(self) -> bool:
-        """Whether the GPU is another one with the same links."""
+        """Whether the link rates are those of another GPU with equal links."""
         return self.gpu in _EQUIVALENT_GPUS
 
     @property
     def link_rates(self) -> GpuLinkRates:
-        """The ports of a GPU."""
+        """Link rates of the GPU family."""
         return LINK_RATES_BY_GPU[self.gpu_family]
 
     @property
     def scale_up_bandwidth(self) -> BytesPerSecond:
-        """Of a GPU towards the others of its node."""
+        """Bytes/s of a GPU to the others of its node."""
         participants, full_rate = (
             min(self.gpu_count, self.gpus_per_node),
             self.interconnect.nvlink_bandwidth or self.link_rates.nvlink,
@@ -158,24 +159,24 @@ class CollectiveBenchmark:
 
     @property
     def network_technology(self) -> LinkTechnology:
-        """Of what make the network is; InfiniBand where the row says nothing."""
+        """Network technology; InfiniBand if the row states none."""
         stated_technology = self.interconnect.ports.technology if self.interconnect.ports else None
         network = stated_technology or LinkTechnology.INFINIBAND
         return _FIRST_GENERATION_NETWORKS.get((network, self.scale_up_technology), network)
 
     @property
     def scale_up_technology(self) -> LinkTechnology:
-        """Of NVLink or xGMI."""
+        """Scale-up technology: NVLink or xGMI generation."""
         return self.interconnect.technology or self.nvlink_technology
 
     @property
     def nvlink_domain_size(self) -> int:
-        """GPUs that NVLink joins in a whole machine."""
+        """GPUs of an NVLink domain."""
         return self.interconnect.nvlink_domain_size or self.link_rates.nvlink_domain_size or self.gpus_per_node
 
     @property
     def node_count(self) -> int:
-        """Nodes that it takes."""
+        """Number of nodes."""
         return -(-self.gpu_count // self.gpus_per_node)
 
     @property
@@ -195,7 +196,7 @@ class CollectiveBenchmark:
 
     @property
     def _nic_bandwidth(self) -> BytesPerSecond:
-        """Of one GPU: its part of the ports that the node has. More ports than GPUs take part are of a whole node."""
+        """NIC bandwidth per GPU in bytes/s; ports beyond the number of participating GPUs are of a full node."""
         ports = self.interconnect.ports or NetworkPorts()
         if ports.rate is None:
             return self.link_rates.nic
@@ -206,7 +207,7 @@ class CollectiveBenchmark:
         return count * ports.rate / (self.gpus_per_node if ports.count and count <= self.gpus_per_node else full_node)
 
     def evaluate_variants(self, library: Library) -> VariantCosts:
-        """Cost all offers; nccl-tests' send/recv sends from each rank to the next."""
+        """Cost of all algorithm variants; nccl-tests' send/recv sends from each rank to the next."""
         members = np.arange(self.gpu_count)[None]
         if self.collective is CollectiveType.SEND_RECV:
             members = np.stack([members[0], np.roll(members[0], -1)], axis=1)
@@ -214,7 +215,7 @@ class CollectiveBenchmark:
 
     @property
     def _nccl_overrides(self) -> NcclOverrides:
-        """What the benchmark told the library."""
+        """The library overrides of the benchmark."""
         match self.algorithm:
             case "":
                 return NcclOverrides()
@@ -225,19 +226,19 @@ class CollectiveBenchmark:
         return NcclOverrides(forced={self.collective: self.algorithm}, description=self.algorithm)
 
     def benchmark_seconds(self, seconds: FloatArray) -> FloatArray:
-        """What the benchmark sees of collectives that take so long."""
+        """The times that the benchmark reports for collectives of these durations."""
         return np.maximum(
             seconds + _TORCH_CALL_OVERHEAD * self.is_timed_per_call, self.launch_seconds * self.gpus_per_process
         )
 
 
 def read_collectives(path: Path = PUBLISHED_TABLE) -> list[ValidationCase]:
-    """The rows of a table of collectives."""
+    """Read the cases of a table of collectives."""
     return read_cases(path, REQUIRED_COLUMNS)
 
 
 def compare_collectives(cases: Sequence[ValidationCase]) -> list[CaseComparison]:
-    """Predict every row, in seconds; the slowest group counts. Rows of one place are predicted together."""
+    """Predict every case, in seconds (slowest group); cases of one benchmark are predicted together."""
     comparisons: dict[int, CaseComparison] = {}
     benchmarks = group_by(enumerate(cases), lambda row: tuple(row[1].text(column) for column in _BENCHMARK_COLUMNS))
     for rows in benchmarks.values():
@@ -246,7 +247,7 @@ def compare_collectives(cases: Sequence[ValidationCase]) -> list[CaseComparison]
 
 
 def parse_benchmark(case: ValidationCase) -> CollectiveBenchmark:
-    """Where and how a row was measured; raise CannotPredictError where that cannot be said."""
+    """Parse the benchmark of a row; raises CannotPredictError if it cannot be modelled."""
     accelerator = _accelerator(case)
     if accelerator.nvlink is None:
         raise CannotPredictError(f"gpu {case.text('gpu')}: it has no NVLink", is_expressible=False)
@@ -267,14 +268,14 @@ def parse_benchmark(case: ValidationCase) -> CollectiveBenchmark:
 
 
 def measured_seconds(case: ValidationCase) -> Seconds:
-    """The measured time, or what the printed rate says that it was."""
+    """The measured time; if only a bandwidth is printed, the time that it implies."""
     if case.text("time_us") or not case.text("algbw_GBps"):
         return case.positive_float("time_us") * 1e-6
     return case.positive_float("bytes") / (case.positive_float("algbw_GBps") * 1e9)
 
 
 def _compare_benchmark(indexed_cases: Sequence[tuple[int, ValidationCase]]) -> dict[int, CaseComparison]:
-    """Rows of one place, by their numbers."""
+    """Comparisons of one benchmark by case index."""
     first_case = indexed_cases[0][1]
     try:
         benchmark = parse_benchmark(first_case)
@@ -290,7 +291,7 @@ def _compare_benchmark(indexed_cases: Sequence[tuple[int, ValidationCase]]) -> d
 
 
 def _line_prefixes(first: ValidationCase, case: ValidationCase) -> tuple[str, str]:
-    """What a reason says of the first row of a place, and what it says of this one."""
+    """The line prefixes of a benchmark's first row, in which its errors are raised, and of this row."""
     return f"line {first.line_number}: ", f"line {case.line_number}: "
 
 
@@ -315,7 +316,7 @@ def _compare_case(case: ValidationCase, benchmark: CollectiveBenchmark, variant_
 
 
 def _compare_dispatch(case: ValidationCase, benchmark: CollectiveBenchmark) -> CaseComparison:
-    """Tokens that a dispatcher's kernels sent."""
+    """Comparison of a dispatcher kernel's row."""
     measured, predicted, skip_reason, is_expressible = math.nan, None, None, True
     try:
         dispatch = parse_dispatch_benchmark(case)
@@ -330,14 +331,14 @@ def _compare_dispatch(case: ValidationCase, benchmark: CollectiveBenchmark) -> C
 
 
 def _skipped_comparison(case: ValidationCase, reason: str, error: CannotPredictError) -> CaseComparison:
-    """A row without a place."""
+    """Comparison of a row whose benchmark cannot be modelled."""
     groupings = _groupings(case, case.text("nodes"))
     identity = (case.text("case_id"), case.text("source"), math.nan)
     return CaseComparison(*identity, skip_reason=reason, is_expressible=error.is_expressible, groupings=groupings)
 
 
 def _groupings(case: ValidationCase, nodes: str) -> dict[str, str]:
-    """By what errors are grouped."""
+    """Labels by which errors are grouped."""
     try:
         size = ">= 1 MiB" if case.positive_float("bytes") >= MEBIBYTE else "below 1 MiB"
     except CannotPredictError:
@@ -347,7 +348,7 @@ def _groupings(case: ValidationCase, nodes: str) -> dict[str, str]:
 
 
 def _accelerator(case: ValidationCase) -> Accelerator:
-    """The accelerator, of which a machine must be known."""
+    """The accelerator, whose link rates must be known."""
     equivalent = _EQUIVALENT_GPUS.get(case.text("gpu"))
     accelerator = load_accelerator(equivalent) if equivalent else case_accelerator(case)
     name = accelerator.name
@@ -360,7 +361,7 @@ def _accelerator(case: ValidationCase) -> Accelerator:
 
 
 def _gpu_count(case: ValidationCase, column: str, default: int | None = None, minimum: int = 1) -> int:
-    """A number of GPUs that a cluster may have."""
+    """A GPU count within the valid range."""
     count = case.positive_int(column, default)
     if not minimum <= count <= MAX_GPUS:
         problem = f"too small; {minimum} is the least" if count < minimum else f"too large; {MAX_GPUS:,} is the most"
@@ -369,23 +370,25 @@ def _gpu_count(case: ValidationCase, column: str, default: int | None = None, mi
 
 
 def _gpus_per_node(case: ValidationCase, link_rates: GpuLinkRates) -> int:
-    """GPUs of a node, which must make as many nodes as the row states, if it does."""
+    """GPUs per node; must be consistent with the number of nodes, if stated."""
     gpus, per_node = case.positive_int("n_gpus"), _gpu_count(case, "gpus_per_node", link_rates.gpus_per_full_node)
     nodes = -(-gpus // per_node)
     if case.positive_int("nodes", nodes) != nodes:
         raise CannotPredictError(
-            f"line {case.line_number}: nodes {case.text('nodes')}: {gpus:,} GPUs, {per_node:,} on a node, are on {nodes:,}",
+            f"line {case.line_number}: nodes {case.text('nodes')}: {gpus:,} GPUs, {per_node:,} on a node, are on "
+            f"{nodes:,}",
             is_expressible=False,
         )
     return per_node
 
 
 def _is_timed_per_call(case: ValidationCase) -> bool:
-    """Whether each call was timed by itself."""
+    """Whether each call was timed individually."""
     timed = case.text("timed")
     if timed not in ("", "call"):
         raise CannotPredictError(
-            f"line {case.line_number}: timed {format_value(timed)}: write call where each call was timed by itself, else nothing",
+            f"line {case.line_number}: timed {format_value(timed)}: write call where each call was timed by itself, "
+            "else nothing",
             is_expressible=False,
         )
     return timed == "call"
@@ -404,7 +407,8 @@ def _collective_type(case: ValidationCase) -> CollectiveType:
         )
     if name not in supported:
         raise CannotPredictError(
-            f"collective {name or 'is not stated'}: not modelled; {suggest_nearest(name, {*supported, *COLLECTIVE_BY_NAME})}",
+            f"collective {name or 'is not stated'}: not modelled; "
+            f"{suggest_nearest(name, {*supported, *COLLECTIVE_BY_NAME})}",
             is_expressible=False,
         )
     return CollectiveType(name)

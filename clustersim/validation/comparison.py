@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class PredictionInterval:
-    """Between what and what a measurement is expected, in the unit of its table; regimes: what the width rests on."""
+    """90 % prediction interval in the table's unit; strata: the groups of published steps that set its width."""
 
     low: float
     high: float
@@ -16,12 +16,12 @@ class PredictionInterval:
 
 @dataclass(frozen=True, slots=True)
 class CaseComparison:
-    """One case. measured, predicted: in the unit of its table (seconds, bytes).
+    """Measurement and prediction of one case. measured, predicted: in the unit of its table (seconds, bytes).
 
-    skipped: why there is no prediction (None: there is one); expressible: whether a prediction was owed, since the case
-    is of a kind that scenarios can say (a dense model in a number format that is modelled, all inputs stated);
-    factors: by what errors are grouped, as in `{"gpu": "a100-sxm-80gb", "recompute": "full"}`; fits: whether the run is
-    predicted to fit in memory, None: not known; band: of a step.
+    skip_reason: why there is no prediction, None if there is one; is_expressible: whether a scenario can
+    express the case, so that it counts in the coverage; groupings: labels by which errors are grouped, such as
+    `{"gpu": "a100-sxm-80gb", "recompute": "full"}`; fits_in_memory: whether the run is predicted to fit, None:
+    unknown; interval: prediction interval, for steps only.
     """
 
     case_id: str
@@ -36,16 +36,16 @@ class CaseComparison:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, less one; None where the case was skipped."""
+        """Relative error, predicted / measured - 1; None if the case was skipped."""
         return None if self.predicted is None else self.predicted / self.measured - 1.0
 
     @property
     def is_inside_interval(self) -> bool | None:
-        """Whether what was measured lies in the band; None where there is none."""
+        """Whether the measurement lies in the prediction interval; None without one."""
         return None if self.interval is None else self.interval.low <= self.measured <= self.interval.high
 
     def to_json(self) -> dict[str, Any]:
-        """The comparison as plain data."""
+        """The comparison as JSON data."""
         return {
             "case_id": self.case_id,
             "source": self.source,
@@ -59,5 +59,5 @@ class CaseComparison:
         }
 
     def _interval_json(self, interval: PredictionInterval) -> dict[str, Any]:
-        bounds = {"expected_low_s": interval.low, "expected_high_s": interval.high}
-        return {**bounds, "inside_band": self.is_inside_interval, "regimes": list(interval.strata)}
+        bounds = {"interval_low_s": interval.low, "interval_high_s": interval.high}
+        return {**bounds, "inside_interval": self.is_inside_interval, "strata": list(interval.strata)}

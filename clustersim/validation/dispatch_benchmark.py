@@ -1,13 +1,12 @@
-"""What did a published dispatch or combine move, and how long does the model say that it takes?
+"""What did a published MoE dispatch or combine move, and how long is it predicted to take?
 
-Tables of dispatchers print a bandwidth for one size, and say in words what was sent (`notes`): so many tokens of so
-many numbers, top-k experts, in how many groups, in which format, by how many multiprocessors, and whether only the
-kernels were timed or the call from torch. The bandwidth is of what tables call the bottleneck: the tokens that a rank
-sends, each counted once for every node that has one of its experts (its own among them) where the network is crossed,
-else once for every rank.
+Dispatcher tables print a bandwidth for one size and describe the benchmark in the notes: tokens x hidden,
+top-k, expert groups, format, SM count, and whether only the kernels were timed or the whole call from
+torch. The bandwidth is of what tables call the bottleneck: the tokens that a rank sends, each counted once
+per node that has one of its experts (its own node included) if the network is crossed, else once per rank.
 
-What is not stated is as in the benchmarks of the libraries: 4,096 tokens of 7,168, top-8 experts of about 256 of at
-most 4 of as many groups as there are nodes; dispatch in FP8 with a scale for each 128 numbers, combine in BF16
+Defaults are those of the libraries' benchmarks: 4,096 tokens x 7,168, top-8 of about 256 experts in at most
+4 groups, of as many groups as nodes; dispatch in FP8 with a scale per 128 elements, combine in BF16
 (DeepEP@84d3d6f, tests/test_internode.py; 94a9f8f, tests/test_hybrid_ep.py: bandwidths of both).
 """
 
@@ -34,17 +33,17 @@ _SMS_PATTERN: Final = re.compile(r"(\d+) SMs")
 _TOP_K_PATTERN: Final = re.compile(r"top-(\d+)(?! groups)")
 _GROUPS_PATTERN: Final = re.compile(r"top-(\d+) groups")
 _LOCAL_EXPERTS_PATTERN: Final = re.compile(r"(\d+) local experts")
-_DEEPEP_V2_PATTERN: Final = re.compile(r"DeepEP V2|DeepEP README HEAD")  # the table of the README since version 2
-_FP8_SCALE_BLOCK: Final = 128  # numbers of FP8 with a common scale of 4 bytes
+_DEEPEP_V2_PATTERN: Final = re.compile(r"DeepEP V2|DeepEP README HEAD")  # the README's table since version 2
+_FP8_SCALE_BLOCK: Final = 128  # FP8 elements that share a 4-byte scale
 _MAX_SIZE: Final = 10**7
 
 
 @dataclass(frozen=True)
 class DispatchBenchmark:
-    """One row.
+    """One benchmark row.
 
-    tokens: that each rank sends; sms: that the dispatcher's kernels take, None: as usual; kernels: whether only these
-    were timed.
+    tokens_per_rank: tokens that each rank sends; sm_count: SMs of the dispatcher's kernels, None: its default;
+    is_kernel_only: whether only the kernels were timed, not the call.
     """
 
     collective: CollectiveType
@@ -55,20 +54,20 @@ class DispatchBenchmark:
 
     @property
     def payload(self) -> Bytes:
-        """Bytes of a row for each token and expert."""
+        """Bytes that a rank would send with one copy per token and expert."""
         return self.tokens_per_rank * self.routing.top_k * self.routing.token_bytes
 
     @cached_property
     def library(self) -> Library:
-        """The dispatcher, as shipped."""
+        """The packaged constants of the dispatcher."""
         return load_dispatcher(self.routing.dispatcher)
 
     def configured_library(self, library: Library, gpu_count: int) -> Library:
-        """Constants of a dispatcher as the row has it: on its SMs and GPUs, with rows of its size."""
+        """A dispatcher's constants for the row's SM count, GPU count and token size."""
         return library.with_sm_count(self.sm_count).with_token_bytes(self.routing.token_bytes, gpu_count)
 
     def predicted_seconds(self, fabric: Fabric, gpu_count: int, library: Library | None = None) -> Seconds:
-        """What it takes on so many GPUs, by shipped constants or others."""
+        """Predicted time on gpu_count GPUs; library: constants, None: the packaged ones."""
         configured = self.configured_library(library or self.library, gpu_count)
         variant_costs = Tuner(fabric, configured, self.routing).evaluate_variants(
             self.collective, np.arange(gpu_count)[None]
@@ -77,13 +76,13 @@ class DispatchBenchmark:
         return call_seconds * (configured.kernel_share if self.is_kernel_only else 1.0)
 
     def counted_bytes(self, fabric: Fabric, gpu_count: int) -> Bytes:
-        """The bytes that bandwidths are of."""
+        """The bytes that published bandwidths refer to."""
         topology = Tuner(fabric, self.library, self.routing).group_topologies(np.arange(gpu_count)[None])[0]
         return self.tokens_per_rank * self.routing.token_bytes * _copies_per_token(topology, self.routing)
 
 
 def _copies_per_token(topology: GroupTopology, routing: TokenRouting) -> float:
-    """How often a token is counted: once for each domain, or for each rank of one."""
+    """How often a token is counted: once per destination domain, or once per destination rank within one domain."""
     destination_count = topology.domain_count if topology.domain_count > 1 else topology.size
     return sum(
         reached_token_fraction(routing, destination / destination_count, (destination + 1) / destination_count)
@@ -92,7 +91,7 @@ def _copies_per_token(topology: GroupTopology, routing: TokenRouting) -> float:
 
 
 def parse_dispatch_benchmark(case: ValidationCase) -> DispatchBenchmark:
-    """What a row says; raise CannotPredictError where it says something else."""
+    """Parse a row; raises CannotPredictError if its sizes are invalid."""
     text = f"{case.text('library')}; {case.text('notes')}; {case.text('locator')}"
     tokens, hidden = (
         map(int, match.groups()) if (match := _SIZE_PATTERN.search(text)) else (_DEFAULT_TOKENS, _DEFAULT_HIDDEN)
@@ -113,7 +112,8 @@ def parse_dispatch_benchmark(case: ValidationCase) -> DispatchBenchmark:
         or local_experts * ranks > _MAX_SIZE
     ):
         raise CannotPredictError(
-            f"line {case.line_number}: notes: {tokens} tokens x {hidden}, top-{top_k} of {local_experts * ranks} experts",
+            f"line {case.line_number}: notes: {tokens} tokens x {hidden}, top-{top_k} of {local_experts * ranks} "
+            "experts",
             is_expressible=False,
         )
     routing = TokenRouting(
@@ -125,7 +125,7 @@ def parse_dispatch_benchmark(case: ValidationCase) -> DispatchBenchmark:
 
 
 def measured_dispatch_seconds(case: ValidationCase, counted_bytes: Bytes) -> Seconds:
-    """The measured time, or what the printed bandwidth says that it was."""
+    """The measured time; if only a bandwidth is printed, the time that it implies."""
     if case.text("time_us"):
         return case.positive_float("time_us") * 1e-6
     column = "algbw_GBps" if case.text("algbw_GBps") else "busbw_GBps"
@@ -133,13 +133,13 @@ def measured_dispatch_seconds(case: ValidationCase, counted_bytes: Bytes) -> Sec
 
 
 def _token_bytes(collective: CollectiveType, text: str, hidden: int) -> Bytes:
-    """Bytes of one token: dispatch is in FP8 unless the row says otherwise."""
+    """Bytes of one token: dispatch is FP8 unless the row says otherwise."""
     is_bf16 = collective is CollectiveType.COMBINE or re.search(r"\bbf16\b", text) is not None
     return 2.0 * hidden if is_bf16 else hidden * (1.0 + 4.0 / _FP8_SCALE_BLOCK)
 
 
 def _dispatcher(case: ValidationCase) -> TokenDispatcher:
-    """Whose kernels: DeepEP's are of version 1 unless the row says otherwise."""
+    """The dispatcher library; DeepEP means version 1 unless the row says otherwise."""
     if "hybrid" in case.text("library").lower():
         return TokenDispatcher.HYBRIDEP
     is_deepep_v2 = _DEEPEP_V2_PATTERN.search(f"{case.text('library')}; {case.text('locator')}")

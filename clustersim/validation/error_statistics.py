@@ -1,7 +1,7 @@
-"""How good are predictions of many cases?
+"""How good are the predictions of a table? Error statistics over cases, and macro-averages over sources.
 
-Errors are predicted over measured, less one. A macro mean counts every source once, so that one with hundreds of cases
-does not drown the rest.
+The relative error is predicted / measured - 1. A macro-average weights every source equally, so that a
+source with hundreds of cases does not dominate.
 """
 
 import sys
@@ -18,10 +18,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatistics:
-    """Of a group of cases. n: predicted; skipped: without a prediction; all else over those predicted, None if none.
+    """Error statistics of a group of cases. n: cases with a prediction; skipped: cases without.
 
-    mape: mean absolute error; median_ape: the median; bias: mean error, negative where predictions are too fast (or
-    too small); worst: the error that is farthest from 0, with its sign; covered: predicted over expressible.
+    Over the predicted cases, None if there are none: mape: mean absolute relative error; median_ape: median
+    absolute relative error; bias: mean relative error, negative if predictions are too fast (or too small);
+    worst: signed relative error of largest magnitude. covered: fraction of the expressible cases that are
+    predicted. Fields are JSON keys (`asdict`).
     """
 
     n: int
@@ -33,13 +35,13 @@ class ErrorStatistics:
     covered: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """The figures as plain data."""
+        """The statistics as JSON data."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class MacroAverage:
-    """Means over sources: of their mean absolute errors and of their biases."""
+    """Macro-average over sources of MAPE and bias. Fields are JSON keys (`asdict`)."""
 
     sources: int
     mape: float
@@ -48,7 +50,10 @@ class MacroAverage:
 
 @dataclass(frozen=True, slots=True)
 class IntervalCoverage:
-    """Of cases with a band, of so many sources: the share inside, sources counted alike."""
+    """Empirical coverage of the prediction intervals of n cases, macro-averaged over their sources.
+
+    share: fraction of measurements inside their interval. Fields are JSON keys (`asdict`).
+    """
 
     n: int
     sources: int
@@ -56,7 +61,7 @@ class IntervalCoverage:
 
 
 def summarize_comparisons(comparisons: Sequence[CaseComparison]) -> ErrorStatistics:
-    """The quality of a group."""
+    """Error statistics of a group of comparisons."""
     errors = [comparison.error for comparison in comparisons if comparison.error is not None]
     expressible_count = sum(case_comparison.is_expressible for case_comparison in comparisons)
     covered = len(errors) / expressible_count if expressible_count else None
@@ -64,7 +69,7 @@ def summarize_comparisons(comparisons: Sequence[CaseComparison]) -> ErrorStatist
 
 
 def summarize_errors(errors: Sequence[float]) -> ErrorStatistics:
-    """The quality of errors of which none is missing."""
+    """Error statistics of relative errors, with no case skipped."""
     if not errors:
         return ErrorStatistics(0, 0, None, None, None, None, None)
     absolute_errors = [abs(error) for error in errors]
@@ -74,7 +79,7 @@ def summarize_errors(errors: Sequence[float]) -> ErrorStatistics:
 
 
 def group_by(items: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list[T]]:
-    """Things (comparisons, cases) by what `of` says of them, groups in order of first appearance."""
+    """Items (comparisons, cases) grouped by key, groups in order of first appearance."""
     groups: dict[Any, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -82,20 +87,20 @@ def group_by(items: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list
 
 
 def statistics_by_source(comparisons: Iterable[CaseComparison]) -> dict[str, ErrorStatistics]:
-    """The quality of every source."""
+    """Error statistics of each source."""
     return {
         source: summarize_comparisons(group)
-        for source, group in group_by(comparisons, lambda each: each.source).items()
+        for source, group in group_by(comparisons, lambda comparison: comparison.source).items()
     }
 
 
 def statistics_by_grouping(comparisons: Sequence[CaseComparison]) -> dict[str, dict[str, ErrorStatistics]]:
-    """The quality by every value of every factor that some comparison has."""
+    """Error statistics by grouping and label."""
     grouping_names = dict.fromkeys(name for comparison in comparisons for name in comparison.groupings)
     statistics: dict[str, dict[str, ErrorStatistics]] = {}
     for name in grouping_names:
         labelled = [case_comparison for case_comparison in comparisons if name in case_comparison.groupings]
-        groups = group_by(labelled, lambda each, name=name: each.groupings[name])  # type: ignore[misc]
+        groups = group_by(labelled, lambda labelled_comparison, name=name: labelled_comparison.groupings[name])  # type: ignore[misc]
         statistics[name] = {
             value: summarize_comparisons(groups[value]) for value in sorted(groups, key=_numeric_sort_key)
         }
@@ -103,12 +108,12 @@ def statistics_by_grouping(comparisons: Sequence[CaseComparison]) -> dict[str, d
 
 
 def _numeric_sort_key(value: str) -> tuple[int, str]:
-    """Numbers by their size, before words."""
+    """Sort key: integers by value, then other labels."""
     return (int(value) if value.isdecimal() else sys.maxsize, value)
 
 
 def macro_average(statistics: Iterable[ErrorStatistics]) -> MacroAverage | None:
-    """The mean over sources that have predictions; None if there are none."""
+    """Macro-average over the sources that have predictions; None if there are none."""
     source_means = [
         (statistic.mape, statistic.bias)
         for statistic in statistics
@@ -122,13 +127,16 @@ def macro_average(statistics: Iterable[ErrorStatistics]) -> MacroAverage | None:
 
 
 def interval_coverage(comparisons: Iterable[CaseComparison]) -> dict[str, IntervalCoverage]:
-    """How many measurements lie in their bands: of all, and of every regime, those of most cases first."""
+    """Empirical coverage of the prediction intervals: overall, and by stratum, largest stratum first."""
     with_interval = [comparison for comparison in comparisons if comparison.interval is not None]
     groups: dict[str, list[CaseComparison]] = {ALL_STEPS: with_interval} if with_interval else {}
     for case_comparison in with_interval:
         for stratum in case_comparison.interval.strata if case_comparison.interval is not None else ():
             groups.setdefault(stratum, []).append(case_comparison)
-    return {stratum: _coverage(group) for stratum, group in sorted(groups.items(), key=lambda item: -len(item[1]))}
+    return {
+        stratum: _coverage(group)
+        for stratum, group in sorted(groups.items(), key=lambda stratum_group: -len(stratum_group[1]))
+    }
 
 
 def _coverage(comparisons: Sequence[CaseComparison]) -> IntervalCoverage:

@@ -1,12 +1,13 @@
 """Is a measured step time reasonable, and which single cause would explain the gap?
 
-A scenario is simulated as it stands, then again with one thing changed at a time: with every cause of the shelf
-(`explain_continuous`) at the strength at which the step takes what was measured, if there is one, and with every habit of a
-framework (`explain_switches`) put the other way. Causes are candidates, not a diagnosis: a step time is one number, and
-several small causes together, or another configuration than the file says, explain it as well.
+A scenario is simulated unchanged, then with one change at a time: every continuous cause
+(`explain_continuous`) at the strength at which the simulated step time equals the measured one, if there is
+one, and every framework switch (`explain_switches`) flipped. Causes are candidates, not a diagnosis: a step
+time is one number, and several small causes combined, or a configuration that differs from the file, would
+explain it as well.
 
-Order: what explains the gap comes first, what needs the smallest change before what needs a larger one; then what
-explains a part of it (or more than all of it), the closest first.
+Order: causes that explain the gap come first, smallest change first; then those that explain a fraction of
+it (or more than all of it), closest to the full gap first.
 """
 
 import math
@@ -24,12 +25,12 @@ from clustersim.validation.explain_lower_bound import step_time_lower_bound
 from clustersim.validation.explain_root_finding import FittedStrength, StepTimeGap, find_strength
 from clustersim.validation.explain_switches import SWITCHES, FrameworkSwitch
 
-NO_GAP: Final = 1e-3  # of the step: below, there is nothing to explain
+NO_GAP: Final = 1e-3  # fraction of the step time: below, there is no gap to explain
 FULL_SHARE_TOLERANCE: Final = (
-    0.1  # part of the gap by which a switch (or a step time that jumps) may miss it and still explain it
+    0.1  # fraction of the gap that a cause with discrete effect may miss and still explain the gap
 )
-VISIBLE_SHARE: Final = 0.02  # part of the gap
-MAX_RATIO: Final = 1000.0  # as long as expected, or as short: another unit, or not a step at all
+VISIBLE_SHARE: Final = 0.02  # fraction of the gap
+MAX_RATIO: Final = 1000.0  # measured over expected, or its inverse: beyond, the unit is wrong or it is not a step
 CAVEAT: Final = (
     "Candidates, not a diagnosis: each is tried alone. Several small ones together, effects that are not modelled, or "
     "a run that is not configured as the file says, explain the gap as well."
@@ -38,11 +39,12 @@ CAVEAT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CandidateCause:
-    """One thing changed.
+    """One change of the scenario that may explain the gap.
 
-    what: it is; strength: of a cause that has one, else None (a switch); step_time: simulated with it; share: part of
-    the gap that it explains (1: all, above: more, below 0: the wrong way); explains: whether that is all, within ALL,
-    in the scenario's memory; effort: how large a change it is, as a logarithm of a ratio.
+    description: what is changed; strength: of a continuous cause, None: a switch; step_time: simulated with the
+    change; gap_share: fraction of the gap that it explains (1: all, above 1: overshoots, below 0: widens it);
+    explains: whether gap_share is 1 within FULL_SHARE_TOLERANCE and the change fits in memory if the scenario
+    does; effort: size of the change, as the absolute logarithm of a ratio.
     """
 
     name: str
@@ -55,7 +57,7 @@ class CandidateCause:
 
     @property
     def is_visible(self) -> bool:
-        """Whether it changes anything worth mentioning, towards what was measured."""
+        """Whether it closes a fraction of the gap worth mentioning."""
         return self.gap_share >= VISIBLE_SHARE
 
     @property
@@ -65,12 +67,12 @@ class CandidateCause:
 
     @property
     def sentence(self) -> str:
-        """What it is, and what it comes to."""
+        """The change and its effect, as a sentence."""
         share_text = f"{self.gap_share:.0%} of the gap" if self.is_visible else "no visible part of the gap"
         return f"{self.description}: a step of {format_step_time(self.step_time)}, {share_text}"
 
     def to_json(self) -> dict[str, Any]:
-        """The cause as plain data."""
+        """The cause as JSON data."""
         return {
             "name": self.name,
             "sentence": self.sentence,
@@ -83,10 +85,11 @@ class CandidateCause:
 
 @dataclass(frozen=True, slots=True)
 class GapExplanation:
-    """A measured step time beside what is expected.
+    """Comparison of a measured step time with the expected one.
 
-    result: the scenario as it stands; floor: seconds below which no step can be, see `explain_lower_bound`; causes: most
-    plausible first, none where there is no gap or the floor is above what was measured.
+    result: simulation of the unchanged scenario; lower_bound: physical lower bound of the step time in seconds
+    (see `explain_lower_bound`); causes: most plausible first, empty if there is no gap or the measurement is
+    below the lower bound.
     """
 
     result: SimulationResult
@@ -101,27 +104,27 @@ class GapExplanation:
 
     @property
     def relative_difference(self) -> float:
-        """Measured over expected, minus 1."""
+        """Relative difference, measured / expected - 1."""
         return self.measured / self.expected - 1.0
 
     @property
     def is_inside_interval(self) -> bool:
-        """Whether what was measured lies where the scenario's step time is expected."""
+        """Whether the measurement lies in the prediction interval of the step time."""
         low, high = self.result.step_time_interval
         return low <= self.measured <= high
 
     @property
     def is_below_lower_bound(self) -> bool:
-        """Whether no accelerator of this kind could be that fast."""
+        """Whether the measurement is faster than the accelerator's peak allows."""
         return self.measured < self.lower_bound
 
     @property
     def verdict(self) -> str:
-        """The answer in a sentence."""
+        """The verdict as a sentence."""
         low, high = map(format_step_time, self.result.step_time_interval)
-        assessment = "inside the band, so reasonable" if self.is_inside_interval else "outside the band"
+        assessment = "inside the prediction interval" if self.is_inside_interval else "outside the prediction interval"
         if self.is_below_lower_bound:
-            assessment = "below what is physically possible"
+            assessment = "below the physical lower bound"
         return (
             f"expected {format_step_time(self.expected)} ({low} to {high}), measured "
             f"{format_step_time(self.measured)}: {_format_difference(self.relative_difference)}, {assessment}"
@@ -129,7 +132,7 @@ class GapExplanation:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be said of the causes."""
+        """Remarks on the causes."""
         if self.is_below_lower_bound:
             return (self._describe_impossible(),)
         if abs(self.relative_difference) <= NO_GAP:
@@ -142,9 +145,10 @@ class GapExplanation:
         required_peak = format_flops(peak * self.lower_bound / self.measured)
         return (
             f"The busiest rank's matmuls and attention take {format_step_time(self.lower_bound)} at the peak of "
-            f"{format_flops(peak)}; {format_step_time(self.measured)} would need {required_peak}. No cause explains that: the "
+            f"{format_flops(peak)}; {format_step_time(self.measured)} would need {required_peak}. No cause explains "
+            "that: the "
             "run is likely another than the file says (fewer layers or tokens in a step, more GPUs, less recomputed, "
-            "another number format), or what was timed is not a whole step."
+            "another number format), or what was timed is not a full step."
         )
 
     def _no_single_cause_text(self) -> str:
@@ -152,27 +156,27 @@ class GapExplanation:
         return f"No single cause within sensible limits makes the step as much {direction} as was measured."
 
     def _skipped_jitter_notes(self) -> Iterator[str]:
-        """Jitter, where too many ranks would differ."""
+        """A note that jitter is not tried, if too many ranks would differ."""
         ranks = self.result.rank_count
         if self.relative_difference > 0 and ranks > MAX_JITTERED_RANKS:
             yield (
                 f"Jitter of every kernel is not tried: {ranks:,} ranks that all differ take long to simulate "
-                "(clustersim run with --set 'disturbances.jitter=2 %')."
+                "(clustersim run with --set 'degradations.jitter=2 %')."
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as plain data: seconds, fractions."""
+        """The explanation as JSON data: seconds, fractions."""
         result = self.result
         return {
             "name": result.scenario.name,
             "expected_s": self.expected,
-            "band_s": list(result.step_time_interval),
-            "experience": result.interval_description,
+            "interval_s": list(result.step_time_interval),
+            "interval_basis": result.interval_description,
             "measured_s": self.measured,
             "difference": self.relative_difference,
-            "inside_band": self.is_inside_interval,
-            "floor_s": self.lower_bound,
-            "below_floor": self.is_below_lower_bound,
+            "inside_interval": self.is_inside_interval,
+            "lower_bound_s": self.lower_bound,
+            "below_lower_bound": self.is_below_lower_bound,
             "mfu_expected": result.mfu(),
             "mfu_measured": result.mfu() * self.expected / self.measured,
             "verdict": self.verdict,
@@ -183,7 +187,7 @@ class GapExplanation:
 
 
 def parse_step_time(text: str) -> Seconds:
-    """Read a step time such as `4.2 s` or `850ms`; raise InputError for what is no time above zero."""
+    """Parse a step time such as `4.2 s` or `850ms`; raises InputError unless it is a time above zero."""
     hint = "write a number above zero and its unit, such as '4.2 s' or '850 ms'"
     try:
         seconds = parse_quantity(text, Dimension.TIME)
@@ -201,10 +205,10 @@ def explain_gap(
     causes: Sequence[ContinuousCause] = CONTINUOUS_CAUSES,
     switches: Sequence[FrameworkSwitch] = SWITCHES,
 ) -> GapExplanation:
-    """Compare a measured step time with the simulated one, and look for causes of the gap among those given.
+    """Compare a measured step time with the simulated one, and search the given causes of the gap.
 
-    Some 50 simulations of the scenario with all of them, at most 16 for each cause. Raise InputError where the two
-    times are so far apart that they cannot be meant.
+    Some 50 simulations with all causes, at most 16 per cause. Raises InputError if the two times differ too
+    much to be comparable.
     """
     result = simulate(scenario)
     _require_comparable(result.step_time, measured)
@@ -227,14 +231,14 @@ def _require_comparable(expected: Seconds, measured: Seconds) -> None:
 
 
 def _plausibility_key(cause: CandidateCause) -> tuple[bool, float]:
-    """Sorts: what explains the gap by its effort, the rest by how far it is from doing so."""
+    """Sort key: causes that explain the gap by effort, then the others by distance from the full gap."""
     return not cause.explains, cause.effort if cause.explains else abs(cause.gap_share - 1.0)
 
 
 def _switch_causes(
     result: SimulationResult, gap: StepTimeGap, switches: Sequence[FrameworkSwitch]
 ) -> Iterator[CandidateCause]:
-    """Every switch that can be put the other way; they need no strength, so no effort."""
+    """Every switch that can be flipped; a switch has no strength and no effort."""
     for switch in switches:
         scenario = switch.flip_towards(result.scenario, slower=gap.is_slower)
         if scenario is not None:
@@ -263,7 +267,7 @@ def _switch_cause(
 def _continuous_causes(
     scenario: Scenario, gap: StepTimeGap, causes: Sequence[ContinuousCause]
 ) -> Iterator[CandidateCause]:
-    """Every cause that has a strength, at the one that explains the gap, or at its limit."""
+    """Every continuous cause, at the strength that explains the gap, or at its limit."""
     for cause in causes:
         strength_range = cause.strength_range(scenario, slower=gap.is_slower)
         if strength_range is not None:
@@ -274,7 +278,7 @@ def _continuous_causes(
 
 @dataclass(frozen=True, slots=True)
 class _StepTimeByStrength:
-    """Step times of a scenario by the strength of a cause."""
+    """Simulated step time of a scenario as a function of the strength of a cause."""
 
     scenario: Scenario
     cause: ContinuousCause

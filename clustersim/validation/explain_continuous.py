@@ -1,8 +1,9 @@
-"""Which single causes make a step longer or shorter, and how strong can each sensibly be?
+"""Which single causes make a step longer or shorter, and how strong can each plausibly be?
 
-A cause has a strength, a number of which one value (`neutral`) changes nothing. Strengths are such that time grows
-about linearly with them: times as long, seconds for one launch, a standard deviation. They end where no healthy or
-plausible machine lies: ten times as slow, 300 us to launch a kernel, the whole peak, twice the bandwidth.
+A cause has a strength, a number whose neutral value (`StrengthRange.neutral`) changes nothing. Strengths
+are chosen so that time grows about linearly with them: slowdown factors, seconds per launch, a standard
+deviation. They are limited to plausible machines: ten times as slow, 300 us to launch a kernel, 100 % of
+peak, twice the bandwidth.
 
 One slow GPU: MegaScale (Jiang et al. 2024, arXiv:2402.15627) found machines 10 % slower for the same work.
 """
@@ -20,51 +21,49 @@ from clustersim.scenario.changes.kernels import effective_efficiency, with_matmu
 from clustersim.scenario.changes.links import network_link_kinds, nvlink_kinds, pcie_link_kinds, with_link_bandwidth
 from clustersim.scenario.changes.training import with_slow_gpu
 
-MAX_SLOWDOWN: Final = 10.0  # as long: what is slower is broken, not slow
-MIN_LINK_SLOWDOWN: Final = 0.5  # as long: the wrong generation of links at most
-MAX_LAUNCH_SECONDS: Final[Seconds] = (
-    300e-6  # for one kernel: eager Python with autograd takes some tens of microseconds
-)
-MIN_LAUNCH_SECONDS: Final[Seconds] = 1e-6  # for one kernel: below, differences between hosts are not felt
-MAX_JITTERED_RANKS: Final = 256  # ranks that all differ and are simulated in a moment
+MAX_SLOWDOWN: Final = 10.0  # slowdown factor: what is slower is broken, not slow
+MIN_LINK_SLOWDOWN: Final = 0.5  # slowdown factor: at best, links of the next generation
+MAX_LAUNCH_SECONDS: Final[Seconds] = 300e-6  # per kernel: eager Python with autograd takes some tens of microseconds
+MIN_LAUNCH_SECONDS: Final[Seconds] = 1e-6  # per kernel: below, differences between hosts have no effect
+MAX_JITTERED_RANKS: Final = 256  # number of distinct ranks that is simulated quickly
 
 
 @dataclass(frozen=True, slots=True)
 class StrengthRange:
-    """none: the strength that changes nothing; limit: the most that is sensible."""
+    """Range of a strength. neutral: the strength that changes nothing; limit: the largest plausible change."""
 
     neutral: float
     limit: float
 
 
 class ContinuousCause(Protocol):
-    """A cause of any strength."""
+    """A cause with a continuous strength."""
 
     @property
     def name(self) -> str:
-        """What it is called in JSON."""
+        """Its name in JSON."""
 
     def strength_range(self, scenario: Scenario, *, slower: bool) -> StrengthRange | None:
-        """Between what it may make the step longer (or shorter); None where it cannot be a cause."""
+        """Range of strengths that make the step longer (or shorter); None if it cannot be a cause."""
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
-        """The scenario with this cause."""
+        """The scenario changed by this cause."""
 
     def describe(self, strength: float) -> str:
-        """The cause at a strength, as the start of a sentence."""
+        """Description of the cause at a strength, as the start of a sentence."""
 
     def effort(self, strength_range: StrengthRange, strength: float) -> float:
-        """How large a change it is: the logarithm of the ratio of after and before."""
+        """Size of the change: the absolute logarithm of the ratio after / before."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulSlowdown:
-    """All matrix products and attention take another time, as with other clocks, libraries or shapes."""
+    """All matmul and attention kernels are slower or faster, as with other clocks, libraries or shapes."""
 
     name: str = "matmuls"
 
     def strength_range(self, scenario: Scenario, *, slower: bool) -> StrengthRange:
-        """Up to the whole peak."""
+        """Up to 100 % of the peak."""
         efficiency = effective_efficiency(scenario)
         kernel_efficiencies = efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward
         return StrengthRange(
@@ -72,7 +71,7 @@ class MatmulSlowdown:
         )
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
-        """strength: times as long."""
+        """strength: slowdown factor of the kernels."""
         return with_matmul_slowdown(scenario, strength)
 
     def describe(self, strength: float) -> str:
@@ -80,22 +79,22 @@ class MatmulSlowdown:
         return f"matmuls and attention {_format_slowdown(strength)} everywhere"
 
     def effort(self, strength_range: StrengthRange, strength: float) -> float:
-        """Logarithm of the times."""
+        """Logarithm of the slowdown factor."""
         return _absolute_log_ratio(strength, strength_range.neutral)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBoundSlowdown:
-    """All kernels that memory bounds take another time: unfused operators, copies, another memory bandwidth."""
+    """All memory-bound kernels are slower or faster: unfused operators, copies, another memory bandwidth."""
 
     name: str = "memory_bound_kernels"
 
     def strength_range(self, scenario: Scenario, *, slower: bool) -> StrengthRange:
-        """Up to the whole memory bandwidth."""
+        """Up to 100 % of the memory bandwidth."""
         return StrengthRange(1.0, MAX_SLOWDOWN if slower else effective_efficiency(scenario).memory)
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
-        """strength: times as long."""
+        """strength: slowdown factor of the kernels."""
         return with_memory_bound_slowdown(scenario, strength)
 
     def describe(self, strength: float) -> str:
@@ -103,16 +102,16 @@ class MemoryBoundSlowdown:
         return f"memory-bound kernels {_format_slowdown(strength)} everywhere"
 
     def effort(self, strength_range: StrengthRange, strength: float) -> float:
-        """Logarithm of the times."""
+        """Logarithm of the slowdown factor."""
         return _absolute_log_ratio(strength, strength_range.neutral)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkBandwidthLoss:
-    """Links of some kinds have a part of their bandwidth, everywhere.
+    """All links of some kinds have a fraction (or multiple) of their bandwidth.
 
-    what: they are, as a sentence has them; kinds: those that a scenario's layout uses. What was measured on healthy
-    links is not used, as in `simulation` where links are disturbed.
+    label: names the links in a sentence; link_kinds: the kinds that a scenario's layout uses. Measurements on
+    healthy links are not used, as in `simulation` with degraded links.
     """
 
     name: str
@@ -120,13 +119,13 @@ class LinkBandwidthLoss:
     link_kinds: Callable[[Scenario], tuple[LinkKind, ...]]
 
     def strength_range(self, scenario: Scenario, *, slower: bool) -> StrengthRange | None:
-        """Nothing where the layout uses none of these links."""
+        """None if the layout uses none of these links."""
         if not self.link_kinds(scenario):
             return None
         return StrengthRange(1.0, MAX_SLOWDOWN if slower else MIN_LINK_SLOWDOWN)
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
-        """strength: times as long, so one over the part of the bandwidth."""
+        """strength: slowdown factor, the inverse of the bandwidth fraction."""
         return with_link_bandwidth(scenario, self.link_kinds(scenario), 1.0 / strength)
 
     def describe(self, strength: float) -> str:
@@ -134,22 +133,22 @@ class LinkBandwidthLoss:
         return f"{self.label} at {100 / strength:.3g} % of the bandwidth"
 
     def effort(self, strength_range: StrengthRange, strength: float) -> float:
-        """Logarithm of the times."""
+        """Logarithm of the slowdown factor."""
         return _absolute_log_ratio(strength, strength_range.neutral)
 
 
 @dataclass(frozen=True, slots=True)
 class SingleSlowGpu:
-    """One GPU's kernels run at a part of their speed, and everyone waits for it."""
+    """One GPU's kernels run at a fraction of their speed, and all ranks wait for it."""
 
     name: str = "one_slow_gpu"
 
     def strength_range(self, scenario: Scenario, *, slower: bool) -> StrengthRange | None:
-        """No GPU makes a step shorter, and one that is alone has nobody to wait for it."""
+        """Only for longer steps, and only with more than one rank."""
         return StrengthRange(1.0, MAX_SLOWDOWN) if slower and scenario.layout.world_size > 1 else None
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
-        """strength: times as long, so one over the speed."""
+        """strength: slowdown factor, the inverse of the speed fraction."""
         return with_slow_gpu(scenario, 1.0 / strength)
 
     def describe(self, strength: float) -> str:
@@ -157,18 +156,18 @@ class SingleSlowGpu:
         return f"one GPU at {1 / strength:.3g} of its speed"
 
     def effort(self, strength_range: StrengthRange, strength: float) -> float:
-        """Logarithm of the times."""
+        """Logarithm of the slowdown factor."""
         return _absolute_log_ratio(strength, strength_range.neutral)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelJitter:
-    """Every kernel of every rank varies, and those that meet wait for the slowest of the moment."""
+    """Every kernel duration of every rank varies, and ranks that synchronize wait for the slowest."""
 
     name: str = "jitter"
 
     def strength_range(self, scenario: Scenario, *, slower: bool) -> StrengthRange | None:
-        """From the scenario's own jitter, of whatever distribution."""
+        """Starts at the scenario's own jitter, of any distribution."""
         world, jitter = scenario.layout.world_size, scenario.jitter
         if not 1 < world <= MAX_JITTERED_RANKS or (jitter is None and not slower):
             return None
@@ -176,7 +175,7 @@ class KernelJitter:
         return StrengthRange(neutral, MAX_NORMAL_STD if slower else 0.0) if neutral < MAX_NORMAL_STD else None
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
-        """strength: standard deviation."""
+        """strength: standard deviation of the duration factor."""
         base_jitter = scenario.jitter or Jitter(strength, Distribution.NORMAL)
         return replace(scenario, jitter=replace(base_jitter, std=strength) if strength else None)
 
@@ -185,24 +184,24 @@ class KernelJitter:
         return f"every kernel varying by {100 * strength:.3g} % (standard deviation)"
 
     def effort(self, strength_range: StrengthRange, strength: float) -> float:
-        """Of three standard deviations: the slow kernels, for which others wait."""
+        """Logarithm of the ratio of 1 + 3 standard deviations: the slow kernels, for which other ranks wait."""
         return _absolute_log_ratio(1.0 + 3.0 * strength, 1.0 + 3.0 * strength_range.neutral)
 
 
 @dataclass(frozen=True, slots=True)
 class SlowHostLaunch:
-    """The host is too slow to launch kernels as fast as the GPU runs them."""
+    """The host launches kernels more slowly than the GPU runs them (CPU launch-bound)."""
 
     name: str = "cpu_bound_launch"
 
     def strength_range(self, scenario: Scenario, *, slower: bool) -> StrengthRange | None:
-        """Down to no time at all, as with CUDA graphs."""
+        """Down to zero, as with CUDA graphs."""
         neutral = scenario.framework.launch_seconds
         candidate_range = StrengthRange(neutral, MAX_LAUNCH_SECONDS if slower else 0.0)
         return candidate_range if (neutral < MAX_LAUNCH_SECONDS if slower else neutral > 0.0) else None
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
-        """strength: seconds that the host needs for one kernel or collective of forward; those of backward go along."""
+        """strength: host seconds per kernel or collective of forward; backward's are scaled by the same factor."""
         framework = scenario.framework
         ratio = framework.backward_launch_seconds / framework.launch_seconds if framework.launch_seconds else 1.0
         changed_framework = replace(framework, launch_seconds=strength, backward_launch_seconds=strength * ratio)
@@ -215,7 +214,7 @@ class SlowHostLaunch:
         return f"the host launching a kernel every {format_seconds(float(f'{strength:.3g}'))}"
 
     def effort(self, strength_range: StrengthRange, strength: float) -> float:
-        """Logarithm of the ratio of intervals."""
+        """Logarithm of the ratio of launch intervals."""
         return _absolute_log_ratio(max(strength, MIN_LAUNCH_SECONDS), max(strength_range.neutral, MIN_LAUNCH_SECONDS))
 
 

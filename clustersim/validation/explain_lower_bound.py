@@ -1,8 +1,8 @@
-"""Below what can no step of this configuration be?
+"""Below what can no step of this configuration be? Physical lower bound of the step time.
 
-Each rank has its matrix products and attention to do, causal attention counted as it is computed (half of it),
-recomputation included; the dense peak is the most at which an accelerator does them. Nothing waits, nothing is
-communicated, nothing else is computed.
+Each rank has to compute its matmuls and attention, causal attention counted as executed (half of it),
+recomputation included, at best at the accelerator's dense peak. Waiting, communication and all other
+kernels are taken as free.
 """
 
 from collections import Counter
@@ -17,14 +17,14 @@ from clustersim.results.simulation_result import SimulationResult
 
 
 def step_time_lower_bound(result: SimulationResult) -> Seconds:
-    """Seconds of a step in which the rank that has most to do does nothing else, at the peak of the fastest GPU."""
+    """Lower bound of the step time in seconds: the busiest rank's matmuls and attention at the fastest GPU's peak."""
     accelerators, _ = result.scenario.cluster.accelerator_kinds()
     rank_seconds = (_rank_peak_seconds(program, accelerators) for program in result.program.programs)
     return max(rank_seconds, default=0.0) / result.scenario.steps
 
 
 def _rank_peak_seconds(program: RankProgram, accelerators: tuple[Accelerator, ...]) -> Seconds:
-    """What a rank's products take at the peak."""
+    """Seconds of a rank's matmuls and attention at peak."""
     segment_counts = Counter(task.segment for task in program.tasks if isinstance(task, ComputeTask))
     return sum(count * _segment_peak_seconds(segment, accelerators) for segment, count in segment_counts.items())
 

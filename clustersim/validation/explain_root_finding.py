@@ -1,12 +1,12 @@
-"""How strong must a cause be, so that a step takes the time that was measured?
+"""How strong must a cause be so that the simulated step time equals the measured one? Root finding.
 
-Step times are simulated, so each costs; they grow with the strength, about in a straight line, with bends where another
-rank, link or host becomes the slowest. So: a guess on the line that the points known so far give, which brackets the
-strength soon; then the bracket is narrowed by inverse quadratic interpolation where that is safe and by bisection
-where it is not.
+Every evaluation is a simulation and expensive. Step time grows about linearly with the strength, with kinks
+where another rank, link or host becomes the bottleneck. So the root is first bracketed by extrapolating the
+line through the samples, then the bracket is refined by inverse quadratic interpolation where that is safe,
+else by bisection.
 
-Reference: Chandrupatla, "A new hybrid quadratic/bisection algorithm for finding the zero of a nonlinear function
-without using derivatives", Advances in Engineering Software 28(3), 1997.
+Reference: Chandrupatla, "A new hybrid quadratic/bisection algorithm for finding the zero of a nonlinear
+function without using derivatives", Advances in Engineering Software 28(3), 1997.
 """
 
 import math
@@ -16,18 +16,16 @@ from typing import Final
 
 from clustersim.common.units import Seconds
 
-TOLERANCE: Final = (
-    0.002  # of the gap: what is left of it when a strength is found; or of the strength, where that is steep
-)
-_MAX_SIMULATIONS: Final = 16  # simulations for one cause
-_OVERSHOOT: Final = 1.05  # of the way to where the line would meet: so that the next point lies behind it
+TOLERANCE: Final = 0.002  # stopping tolerance: relative to the gap, or, where the curve is steep, to the strength
+_MAX_SIMULATIONS: Final = 16  # simulations per cause
+_OVERSHOOT: Final = 1.05  # factor on the extrapolated root, so that the next sample lies beyond it
 
 
 @dataclass(frozen=True, slots=True)
 class StrengthSample:
-    """A strength, and by how much the step is longer (or less short) than what was measured, in parts of the gap.
+    """A strength and its residual: simulated minus measured step time, as a fraction of the gap.
 
-    -1 where nothing is changed, 0 where the step takes what was measured.
+    The residual is -1 at the neutral strength and 0 where the step time equals the measured one.
     """
 
     strength: float
@@ -36,7 +34,7 @@ class StrengthSample:
 
 @dataclass(frozen=True, slots=True)
 class FittedStrength:
-    """The strength that comes closest; reached: it explains the gap, or a stronger cause would explain more."""
+    """The strength that comes closest; explains_gap: it explains the gap, or a stronger cause would explain more."""
 
     strength: float
     step_time: Seconds
@@ -45,29 +43,29 @@ class FittedStrength:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeGap:
-    """expected, measured: seconds, which differ."""
+    """Expected and measured step time in seconds, which differ."""
 
     expected: Seconds
     measured: Seconds
 
     @property
     def is_slower(self) -> bool:
-        """Whether more was measured than expected."""
+        """Whether the measured step is longer than expected."""
         return self.measured > self.expected
 
     def explained_share(self, step_time: Seconds) -> float:
-        """Part of the gap that a step time explains: 0 as expected, 1 as measured."""
+        """Fraction of the gap that a step time explains: 0 as expected, 1 as measured."""
         return (step_time - self.expected) / (self.measured - self.expected)
 
     def step_time_at(self, share: float) -> Seconds:
-        """What `share` comes from."""
+        """The step time at an explained share: inverse of `explained_share`."""
         return self.expected + share * (self.measured - self.expected)
 
 
 def find_strength(
     step_time: Callable[[float], Seconds], gap: StepTimeGap, *, neutral: float, limit: float
 ) -> FittedStrength:
-    """The strength between `none` and `limit` that explains a gap, or the limit where none does.
+    """The strength between `neutral` and `limit` that explains the gap, or the limit if none does.
 
     step_time(strength): simulates.
     """
@@ -85,7 +83,7 @@ def find_strength(
 def _bracket(
     evaluate: Callable[[float], StrengthSample], start: StrengthSample, limit: float
 ) -> tuple[StrengthSample, StrengthSample | None, int]:
-    """The last point that explains too little, the first that explains enough (None: none does), simulations left."""
+    """The last sample with a negative residual, the first with a non-negative one (None: none), simulations left."""
     below, share = start, 0.05
     for simulations_left in range(_MAX_SIMULATIONS, 0, -1):
         is_last = simulations_left == 1 or share >= 1.0
@@ -103,7 +101,7 @@ def _bracket(
 def _refine_bracket(
     evaluate: Callable[[float], StrengthSample], below: StrengthSample, above: StrengthSample, simulations_left: int
 ) -> StrengthSample:
-    """Chandrupatla's algorithm: `new_kernels` is the last point, `other` the one across, `old` the one before."""
+    """Chandrupatla's algorithm: newest sample, the one on the opposite side of the root, and the previous one."""
     newest, opposite, previous = above, below, below
     fraction = _secant_step(opposite, newest)
     for _ in range(simulations_left):
@@ -122,12 +120,12 @@ def _refine_bracket(
 
 
 def _secant_step(opposite: StrengthSample, newest: StrengthSample) -> float:
-    """Where the line between two points is zero, as a part of the way from `new_kernels` to `other`."""
+    """Root of the line through two samples, as a fraction of the distance from `newest` to `widens_gap`."""
     return min(0.995, max(0.005, newest.residual / (newest.residual - opposite.residual)))
 
 
 def _interpolation_step(newest: StrengthSample, opposite: StrengthSample, previous: StrengthSample) -> float:
-    """How far the next point lies on the way from `new_kernels` to `other`."""
+    """Position of the next sample, as a fraction of the distance from `newest` to `widens_gap`."""
     if opposite.strength == previous.strength or previous.residual in (newest.residual, opposite.residual):
         return 0.5
     strength_ratio = (newest.strength - opposite.strength) / (previous.strength - opposite.strength)

@@ -1,7 +1,7 @@
-"""Which habits of a framework, each on or off, make a step longer or shorter?
+"""Which framework options, each on or off, make a step longer or shorter?
 
-A switch is good where it makes a step shorter. Only what the scenario has is tried: if more was measured than expected,
-good switches that are on are put off, and the other way round.
+On is the state that makes a step shorter. Only changes of the scenario's state are tried: if the measured
+step is longer than expected, switches that are on are turned off, and the reverse.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.validation_rules.consistency import find_problems
 
 SwitchSetter = Callable[[Scenario, bool], Scenario | None]
-"""The scenario with a switch on or off; None where that is not possible or changes nothing."""
+"""Returns the scenario with a switch on or off; None if that is not possible or changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrameworkSwitch:
-    """off, on: what it means that the switch is off or on."""
+    """A framework option. off_label, on_label: descriptions of the two states; set_state: sets it."""
 
     name: str
     off_label: str
@@ -28,12 +28,12 @@ class FrameworkSwitch:
     set_state: SwitchSetter
 
     def flip_towards(self, scenario: Scenario, *, slower: bool) -> Scenario | None:
-        """The scenario with the switch off (to be longer) or on; None where it is so already or would be illegal."""
+        """The scenario with the switch off (slower) or on; None if it already is, or if that would be invalid."""
         changed = self.set_state(scenario, not slower)
         return None if changed is None or find_problems(changed) else changed
 
     def description(self, *, slower: bool) -> str:
-        """What would be so."""
+        """Description of the flipped state."""
         return self.off_label if slower else self.on_label
 
 
@@ -46,7 +46,7 @@ def _set_data_parallel_overlap(scenario: Scenario, on: bool) -> Scenario | None:
 
 
 def _layout_flag_setter(field: str, axis: str) -> SwitchSetter:
-    """A flag of the layout that shows where an axis has more than one rank."""
+    """Setter of a layout flag that has an effect where an axis has more than one rank."""
 
     def set_flag(scenario: Scenario, on: bool) -> Scenario | None:
         layout = scenario.layout
@@ -64,7 +64,7 @@ def _set_fused_kernels(scenario: Scenario, on: bool) -> Scenario | None:
 
 
 def _set_flash_attention(scenario: Scenario, on: bool) -> Scenario | None:
-    """Any flash attention may have been none; instead of none it was the fastest."""
+    """Off: standard attention; on, for scenarios with standard attention: the fastest flash attention."""
     standard = scenario.training.attention is AttentionBackend.STANDARD
     return (
         _with_attention(scenario, AttentionBackend.FLASH if on else AttentionBackend.STANDARD)
@@ -74,7 +74,7 @@ def _set_flash_attention(scenario: Scenario, on: bool) -> Scenario | None:
 
 
 def _set_newest_flash(scenario: Scenario, on: bool) -> Scenario | None:
-    """The fastest library's, or FlashAttention-2."""
+    """On: the fastest library's flash attention; off: FlashAttention-2."""
     attention = scenario.training.attention
     if attention not in ((AttentionBackend.FLASH2, AttentionBackend.FLASH1) if on else (AttentionBackend.FLASH,)):
         return None
@@ -86,7 +86,7 @@ def _with_attention(scenario: Scenario, backend: AttentionBackend) -> Scenario:
 
 
 def _set_no_recompute(scenario: Scenario, on: bool) -> Scenario | None:
-    """Everything or nothing; what recomputes attention alone may do without, too."""
+    """On: no recomputation; off: full recomputation."""
     training, recompute = scenario.training, NoRecompute() if on else FullRecompute()
     return (
         None if training.recompute == recompute else replace(scenario, training=replace(training, recompute=recompute))
@@ -94,7 +94,7 @@ def _set_no_recompute(scenario: Scenario, on: bool) -> Scenario | None:
 
 
 def _remove_overheads(scenario: Scenario, on: bool) -> Scenario | None:
-    """Without what its framework does beside the model."""
+    """Without the framework's overheads outside the model."""
     training = scenario.training
     return (
         replace(scenario, training=replace(training, overheads=NO_OVERHEADS))
@@ -104,11 +104,11 @@ def _remove_overheads(scenario: Scenario, on: bool) -> Scenario | None:
 
 
 def _remove_stragglers(scenario: Scenario, on: bool) -> Scenario | None:
-    """Without the scenario's own slow GPUs and jitter."""
-    disturbances = scenario.degradations
-    if not on or not (disturbances.slow_gpus or scenario.jitter):
+    """Without the scenario's slow GPUs and jitter."""
+    degradations = scenario.degradations
+    if not on or not (degradations.slow_gpus or scenario.jitter):
         return None
-    return replace(scenario, degradations=replace(disturbances, slow_gpus=()), jitter=None)
+    return replace(scenario, degradations=replace(degradations, slow_gpus=()), jitter=None)
 
 
 SWITCHES: Final = (
@@ -119,22 +119,22 @@ SWITCHES: Final = (
         _set_data_parallel_overlap,
     ),
     FrameworkSwitch(
-        "tensor_overlap",
+        "tp_comm_overlap",
         "tensor-parallel communication does not overlap with its matmuls",
         "tensor-parallel communication overlaps with its matmuls",
-        _layout_flag_setter("tensor_overlap", "tp"),
+        _layout_flag_setter("tp_comm_overlap", "tp"),
     ),
     FrameworkSwitch(
-        "pipeline_overlap",
+        "overlap_p2p_comm",
         "stages wait for their sends",
         "stages compute while they send",
-        _layout_flag_setter("pipeline_overlap", "pp"),
+        _layout_flag_setter("overlap_p2p_comm", "pp"),
     ),
     FrameworkSwitch(
-        "backward_overlap",
+        "async_tensor_model_parallel_allreduce",
         "backward's tensor-parallel communication does not hide behind the weight gradient",
         "backward's tensor-parallel communication hides behind the weight gradient",
-        _layout_flag_setter("backward_overlap", "tp"),
+        _layout_flag_setter("async_tensor_model_parallel_allreduce", "tp"),
     ),
     FrameworkSwitch(
         "fused_kernels",
@@ -155,6 +155,6 @@ SWITCHES: Final = (
         _set_newest_flash,
     ),
     FrameworkSwitch("recompute", "all layers are recomputed", "nothing is recomputed", _set_no_recompute),
-    FrameworkSwitch("overheads", "", "nothing is done beside the model (training.overheads)", _remove_overheads),
+    FrameworkSwitch("overheads", "", "no overheads outside the model (training.overheads)", _remove_overheads),
     FrameworkSwitch("stragglers", "", "no GPU is slow and no kernel varies", _remove_stragglers),
 )

@@ -1,7 +1,7 @@
-"""What does a run's software do that its publication does not say?
+"""What does a run's software do that its publication does not say? Defaults of training frameworks.
 
-The `framework` column names the software; its habits are defaults of its code at that time, the same for every run. One
-is inferred from measurements, for want of another source: the loss of Composer's benchmarks.
+The `framework` column names the software; its defaults are those of its code at that time, the same for
+every run. One is inferred from measurements for lack of another source: the loss of Composer's benchmarks.
 """
 
 import re
@@ -23,13 +23,13 @@ from clustersim.validation.training_precision import (
     training_precision,
 )
 
-_DENSE_EXPERT_CELLS: Final = ("", "0", "1")  # experts
-_NO_OVERLAP: Final = "TP/PP/DP comm overlap OFF"  # as a row's notes say it
+_DENSE_EXPERT_CELLS: Final = ("", "0", "1")  # cells of column `experts` that mean a dense model
+_NO_OVERLAP: Final = "TP/PP/DP comm overlap OFF"  # text in the notes
 _COMPILE_NOTE: Final = re.compile(r"(?:\+|torch\.)compile\b")  # "fsdp+compile", "torch.compile"
 _CUDA_GRAPH_NOTE: Final = re.compile(
     r"cuda_graph_impl=(?!none)|full-iteration CUDA graph"
-)  # recipes' words, and cards'
-# of mixtures: all but the experts, or so little that it is taken for nothing
+)  # of recipes, of model cards
+# MoE models: everything but the experts is captured, or so little that it counts as nothing
 _ATTENTION_GRAPH_NOTE: Final = re.compile(r"cuda_graph_scope=\[[^]]*'attn'|CUDA graphs attn\+")
 _ROUTER_GRAPH_NOTE: Final = re.compile(r"cuda_graph_scope=\[[^]]*'moe_router'|CUDA graphs router")
 _NO_TP_OVERLAP_FORMAT: Final = "nvfp4"
@@ -38,25 +38,31 @@ _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_siz
 
 @dataclass(frozen=True, slots=True)
 class FrameworkDefaults:
-    """One framework at one time.
+    """Defaults of one framework version.
 
-    wanted: part of the `framework` cell; until: last year of this generation; gpu: how the GPU's name begins, where a
-    source ran another version on each; mixtures: it is how models with experts are run, and no others.
-    pipeline_overlap: sends between stages run beside compute; data_overlap: so do gradient reductions, where a row does
-    not say; tensor_overlap: tensor-parallel collectives are pipelined with their matmuls, but for NVFP4's, where a row
-    does not say; backward_overlap: so do tensor-parallel collectives of backward; by_parameter: ZeRO-3 is DeepSpeed's
-    of early 2021, by which arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); fsdp2: ZeRO-3 is PyTorch's
-    `fully_shard`; wide_gradients: bf16 runs keep and reduce gradients in fp32; attention: where a row states none;
-    flash: the flash attention of its time; biased: GPT models have biases and dropout; bucket: of gradients that are
-    not sharded; framework: in topologies/frameworks; eager: not compiled, unless a row says that it is; one_format:
-    weights, gradients and moments are all in the compute format, without master weights; early_stop: recomputation runs
-    until backward has what it needs, as that of compiled layers does in any case; logs_last_rank: what it logs of
-    memory is its last rank's; release_outputs: of pipeline stages, where it is not as `framework` has it.
+    name_substring: substring of the lower-case `framework` cell; last_year: last year of this version;
+    gpu_prefix: prefix of the GPU's name, where a source ran different versions on different GPUs; moe_only:
+    applies to MoE models only.
 
-    whole_experts: no expert is cut, unless a row says so; fused_routing: experts are chosen and tokens copied by fused
-    kernels, though the framework's defaults are others; balances: routers have a loss of their load, where the model's
-    recipes have one; ends_count: embedding and logits count as a layer each where layers are split; captures: passes
-    are in CUDA graphs, whatever notes say; words: what it means by words for formats with scales.
+    p2p_overlap: pipeline sends overlap with compute; grad_reduce_overlap: so do gradient reductions, unless the
+    row says otherwise; tp_comm_overlap: tensor-parallel collectives are pipelined with their matmuls (not
+    NVFP4's), unless the row says otherwise; backward_tp_overlap: tensor-parallel collectives of backward
+    overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
+    arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); fsdp2: ZeRO-3 is PyTorch's `fully_shard`;
+    fp32_gradients: bf16 runs keep and reduce gradients in fp32; default_attention: where the row states none;
+    flash_version: its flash attention; gpt_biases: GPT models have biases and dropout; bucket_size: bucket of
+    gradients that are not sharded; framework: file in topologies/frameworks; is_eager: not compiled, unless the
+    row says so; uniform_precision: weights, gradients and moments are in the compute format, without master
+    weights; early_stop: recomputation stops once backward has what it needs, as it does for compiled layers in
+    any case; logs_last_rank: memory is logged by the last rank; deallocate_pipeline_outputs: whether pipeline
+    stages free sent outputs, where it differs from the framework's file.
+
+    unsharded_experts: expert tensor parallelism is 1, unless the row says otherwise; fused_routing: fused
+    kernels for routing and permutation, though off by the framework's defaults; has_aux_loss: routers have a
+    load-balancing loss where the model's recipes have one; counts_embedding_and_head: they count as one layer
+    each in the pipeline split; uses_cuda_graphs: passes are in CUDA graphs, whatever the notes say;
+    is_code_verified: its code was read, not just its number formats; precision_configs: meaning of its names of
+    scaled formats.
     """
 
     name_substring: str
@@ -79,7 +85,7 @@ class FrameworkDefaults:
     is_eager: bool = False
     uniform_precision: bool = False
     logs_last_rank: bool = False
-    release_outputs: bool | None = None
+    deallocate_pipeline_outputs: bool | None = None
     early_stop: bool = False
     unsharded_experts: bool = False
     fused_routing: bool = False
@@ -90,26 +96,26 @@ class FrameworkDefaults:
 
     @property
     def is_verified(self) -> bool:
-        """Whether it is known what it does (`read`: its code was, not just what its words mean)."""
+        """Whether its behaviour is known (`is_code_verified`), not just its number formats."""
         return bool(self.name_substring) and self.is_code_verified
 
     precision_configs: PrecisionConfigs = field(default_factory=lambda: BY_RECIPE_NAME)
 
     def uses_fused_kernels(self, case: ValidationCase) -> bool:
-        """Whether norms, activation, rotary, residual and optimizer are fused kernels: compiled, or written so."""
+        """Whether norms, activation, rotary, residual and optimizer are fused kernels, compiled or hand-written."""
         return not self.is_eager or _is_compiled(case)
 
     def stops_early(self, case: ValidationCase) -> bool:
-        """Whether recomputation runs only until backward has what it needs."""
+        """Whether recomputation stops once backward has what it needs."""
         return self.early_stop or _is_compiled(case)
 
     def attention_backend(self, case: ValidationCase) -> str:
-        """The attention core; `flash` in a row is the flash attention that the software had."""
+        """The attention backend; `flash` in a row means the framework's flash attention at that time."""
         stated = case.text("attention") or self.default_attention
         return self.flash_version if stated == "flash" else stated
 
     def model_options(self, case: ValidationCase) -> dict[str, Any]:
-        """What the model's layers are made of."""
+        """Layer options of the model: norm, position encoding, biases and dropout."""
         llama = case.text("family") == "llama" or case.text("mlp") == "swiglu"
         gpt = self.gpt_biases and not llama and "squared-ReLU" not in case.text("notes")
         learned = gpt or "learned position" in case.text("notes")
@@ -122,11 +128,11 @@ class FrameworkDefaults:
         }
 
     def data_parallel_config(self, case: ValidationCase) -> dict[str, Any]:
-        """The strategy of data parallelism."""
+        """The data-parallel strategy, as `layout.data`."""
         stage, shard_options = _zero_stage(case), _shard_options(case)
         overlap = case.boolean("overlap_grad_reduce", self.grad_reduce_overlap)
         if stage == 3 and self.deepspeed_zero3:
-            return {"zero3_by_parameter": {}}
+            return {"deepspeed_zero3": {}}
         if stage == 3:
             return {"hsdp" if shard_options else "fsdp": {"overlap": overlap, "copies": self.fsdp2, **shard_options}}
         if stage:
@@ -139,23 +145,27 @@ class FrameworkDefaults:
         return by_default or "tensor-parallel communication overlap on" in notes or "asyncTP" in notes
 
     def overlaps_backward_tp(self, case: ValidationCase) -> bool:
-        """Whether backward's tensor-parallel collectives run beside the gradients that do not need them."""
+        """Whether backward's tensor-parallel collectives overlap with the weight gradients."""
         return self.backward_tp_overlap and _NO_OVERLAP not in case.text("notes")
 
     def overlaps_p2p(self, case: ValidationCase) -> bool:
-        """Whether sends between stages run beside compute."""
+        """Whether sends between pipeline stages overlap with compute."""
         return self.p2p_overlap and _NO_OVERLAP not in case.text("notes")
 
     def output_release_options(self) -> dict[str, bool]:
-        """Whether stages free what they have sent, where the framework's file does not say it."""
-        return {} if self.release_outputs is None else {"release_outputs": self.release_outputs}
+        """`deallocate_pipeline_outputs` of the layout, where it differs from the framework's file."""
+        return (
+            {}
+            if self.deallocate_pipeline_outputs is None
+            else {"deallocate_pipeline_outputs": self.deallocate_pipeline_outputs}
+        )
 
     def framework_config(self, case: ValidationCase) -> dict[str, Any]:
-        """The framework, and whether a row's notes say that it captures CUDA graphs."""
+        """The `framework` section, with the CUDA graphs that the row's notes state."""
         return {"name": self.framework, "cuda_graphs": self.uses_cuda_graphs or _cuda_graph_scope(case)}
 
     def precision_config(self, case: ValidationCase) -> dict[str, str]:
-        """What is computed in, and in what gradients and optimizer states are kept where they are not the usual."""
+        """`training.precision`: compute format, and non-default formats of gradients and optimizer states."""
         formats, high_precision = dict(training_precision(case, self.precision_configs)), high_precision_format(case)
         if self.uniform_precision:
             return formats | {"gradients": high_precision, "master": "none", "moments": high_precision}
@@ -195,7 +205,7 @@ _ALEPH_ALPHA: Final = FrameworkDefaults(
     "aleph alpha", p2p_overlap=False, grad_reduce_overlap=False, backward_tp_overlap=False, is_eager=True
 )
 
-# Its rows are inferred to use PyTorch's loss: small models, whose logits weigh most, take as much longer.
+# PyTorch's loss is inferred: small models, whose logits weigh most, are slower by its cost.
 _COMPOSER: Final = FrameworkDefaults(
     "composer",
     2023,
@@ -213,7 +223,7 @@ _TORCHTITAN: Final = FrameworkDefaults(
     loss="torch",
     is_eager=True,
     flash_version="flash2",
-    release_outputs=False,  # torch.distributed.pipelining keeps outputs in fwd_cache until their backward
+    deallocate_pipeline_outputs=False,  # torch.distributed.pipelining keeps outputs in fwd_cache until their backward
     precision_configs=TORCHAO,
 )
 
@@ -227,7 +237,7 @@ _MEGATRON: Final = FrameworkDefaults(
 )
 _BRIDGE: Final = replace(_NEMO, name_substring="megatron-bridge", gpt_biases=False, precision_configs=BRIDGE)
 
-# The first that matches; Megatron-LM keeps fp16 gradients of fp16 runs, fp32 of bf16 runs.
+# The first match applies; Megatron-LM keeps fp16 gradients in fp16 runs, fp32 gradients in bf16 runs.
 FRAMEWORKS: Final = (
     # llm-foundry's A100 tables are of July 2023 and earlier, those of H100 ran on PyTorch 2.1 (IMAGE in
     # scripts/train/benchmarking/sweep.sh), which stops early without `activation_checkpointing_reentrant`
@@ -252,7 +262,7 @@ FRAMEWORKS: Final = (
     FrameworkDefaults(
         "litgpt", fsdp2=True, loss="torch", is_eager=True, flash_version="flash2", uniform_precision=True
     ),
-    # Liger-Kernel's cross-entropy: one kernel each way (that it keeps no logits at all cannot be said yet)
+    # Liger-Kernel's cross-entropy: one kernel per direction (that it stores no logits is not modelled yet)
     FrameworkDefaults("liger", loss="fused"),
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
     replace(_MEGATRON_2022, name_substring="nemo", last_year=2022),
@@ -263,7 +273,7 @@ FRAMEWORKS: Final = (
     replace(_NEMO, moe_only=True, gpu_prefix="b200", uses_cuda_graphs=True),
     # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     _NEMO,
-    # its recipes of mixtures set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes), and all that were
+    # its MoE recipes set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes), and all that were
     # timed grad_reduce_in_fp32 to False (scripts/performance/configs, recipes/moonlight)
     replace(_BRIDGE, moe_only=True, unsharded_experts=True, has_aux_loss=True),
     # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4; cross_entropy_fusion_impl is "te",
@@ -301,7 +311,7 @@ FRAMEWORKS: Final = (
         precision_configs=MOE_MODEL_ZOO,
     ),
     _MEGATRON,
-    # XLA's products by Flax or Transformer Engine
+    # XLA matmuls through Flax or Transformer Engine
     FrameworkDefaults("maxtext", precision_configs=DELAYED_SCALING, is_code_verified=False),
     FrameworkDefaults("paxml", precision_configs=DELAYED_SCALING, is_code_verified=False),
     FrameworkDefaults(""),
@@ -309,7 +319,7 @@ FRAMEWORKS: Final = (
 
 
 def framework_defaults(case: ValidationCase) -> FrameworkDefaults:
-    """The software of a run."""
+    """The defaults of a run's software."""
     name = case.text("framework").lower()
     year = min(9999.0, float(case.text("year"))) if case.text("year").isdecimal() else 9999.0
     gpu, is_moe = case.text("gpu"), has_experts(case)
@@ -322,17 +332,17 @@ def framework_defaults(case: ValidationCase) -> FrameworkDefaults:
 
 
 def high_precision_format(case: ValidationCase) -> str:
-    """The format of what has no scales."""
+    """The format of tensors that are not quantized."""
     return "bf16" if is_low_precision(case) else case.text("precision")
 
 
 def has_experts(case: ValidationCase) -> bool:
-    """Whether a run trained a mixture of experts."""
+    """Whether a run trained an MoE model."""
     return case.text("experts") not in _DENSE_EXPERT_CELLS
 
 
 def _cuda_graph_scope(case: ValidationCase) -> bool | str:
-    """What of passes is in CUDA graphs."""
+    """What is captured in CUDA graphs: everything (True), nothing (False), or a scope."""
     notes = case.text("notes")
     if has_experts(case) and _ATTENTION_GRAPH_NOTE.search(notes):
         return GraphCapture.OUTSIDE_EXPERTS.value
@@ -340,12 +350,12 @@ def _cuda_graph_scope(case: ValidationCase) -> bool | str:
 
 
 def _is_compiled(case: ValidationCase) -> bool:
-    """Whether a row says that layers are compiled."""
+    """Whether the row says that layers are compiled."""
     return _COMPILE_NOTE.search(case.text("notes")) is not None
 
 
 def _shard_options(case: ValidationCase) -> dict[str, int]:
-    """Over how many ranks what is sharded is cut, where the rest are replicas of these."""
+    """The shard group size of HSDP, where the row states replicas."""
     replicas, ranks = case.positive_int("hsdp_replicas", 1), case.positive_int("dp", 1) * case.positive_int("cp", 1)
     if replicas == 1:
         return {}

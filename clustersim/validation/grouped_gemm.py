@@ -1,13 +1,14 @@
-"""Which kernels does a published row of products of experts time?
+"""Which kernels does a published row of grouped GEMM time?
 
-A row says how many tokens each expert has (`m`; of `6mnk` rates, all together), and the weights' sizes `n` x `k`
-(outputs, inputs), whatever its direction. PyTorch's are one kernel for all experts; the others are Transformer
-Engine's, a product of cuBLAS for each. A weight gradient is added to what is accumulated, in FP32 unless `dtype` says
-otherwise; one of PyTorch's autograd is written. DeepGEMM's are one kernel, of forward where no direction is stated.
+A row states the tokens per expert (`m`; for `6mnk` rates, of all experts) and the weights' sizes `n` x `k`
+(outputs, inputs), whatever its direction. PyTorch's grouped GEMM is one kernel for all experts; the others
+are Transformer Engine's, one cuBLAS GEMM per expert. A weight gradient is accumulated, in FP32 unless
+`dtype` says otherwise; that of PyTorch's autograd is written. DeepGEMM's is one kernel, of forward where no
+direction is stated.
 
-Rows of torchao that were timed with their quantisation cast both operands of each of the three products by themselves
-(pytorch/ao, torchao/prototype/moe_training/README.md, "MXFP8 Kernel Breakdown by Pass"); what it takes to lay out the
-scales as the kernel wants them, a tenth of that, is left out.
+torchao rows that were timed with quantization cast both operands of each of the three GEMMs separately
+(pytorch/ao, torchao/prototype/moe_training/README.md, "MXFP8 Kernel Breakdown by Pass"); rearranging the
+scales for the kernel, a tenth of that time, is not modelled.
 """
 
 from dataclasses import replace
@@ -31,7 +32,7 @@ _PASSES_BY_DIRECTION: Final = {"fwd": "f", "dgrad": "d", "wgrad": "w", "bwd": "d
 
 
 def grouped_gemm_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
-    """The kernels, one after the other; raise CannotPredictError if it is none that is modelled."""
+    """The kernels in order; raises CannotPredictError if they are not modelled."""
     implementation, dtype = case.text("implementation"), operand_dtype(case)
     if implementation.startswith(_UNSUPPORTED_LIBRARIES):
         raise CannotPredictError(f"{implementation}'s products of experts are not modelled", is_expressible=False)
@@ -46,7 +47,7 @@ def grouped_gemm_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
 
 
 def _cast_kernels(linear: GroupedLinear, dtype: DType, direction: str) -> tuple[Kernel, ...]:
-    """Of both operands of each product of a direction."""
+    """Casts of both operands of each GEMM of a direction."""
     weight = linear.expert_count * linear.outputs, linear.inputs
     tensors = {"input": (linear.tokens, linear.inputs), "output": (linear.tokens, linear.outputs), "weight": weight}
     operands = [name for gemm_pass in _PASSES_BY_DIRECTION[direction] for name in _OPERANDS_BY_PASS[gemm_pass]]
@@ -76,7 +77,7 @@ def _recipe(gradients: DType) -> PrecisionRecipe:
 def _grouped_matmuls(
     linear: GroupedLinear, recipe: PrecisionRecipe, direction: str, *, accumulates: bool
 ) -> tuple[Kernel, ...]:
-    """The products of a direction; a weight gradient that is not added to others is written by itself."""
+    """The GEMMs of a direction; a weight gradient that is not accumulated is written to its own tensor."""
     accumulation = Accumulation.FUSED if accumulates else Accumulation.ADDED
     matmuls = {
         "f": linear.forward(recipe)[0],

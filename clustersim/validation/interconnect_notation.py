@@ -1,17 +1,20 @@
-"""What do the words of an interconnect mean?
+"""What does the interconnect notation of the tables mean?
 
-Tables say how GPUs are joined inside a node, then how nodes are (`nvlink4 + 8x400G-ib-ndr`), in a small language:
+Tables state the scale-up links inside a node, then the network (`nvlink4 + 8x400G-ib-ndr`), in a small
+language:
 
-    interconnect = [inside] [" + " network] [" (" comment ")"]
-    inside       = generation ["-" rate "GB/s"]     nvlink4, nvlink4-400GB/s (both directions, as datasheets print it)
-                 | "nvlink" | "xgmi"                the accelerator's own generation
-                 | "nvl" GPUs                       nvl72: an NVLink domain of so many GPUs
-                 | "PCIe" generation                PCIe5
-    network      = [count "x"] rate "G" ["-" kind] [" per GPU"]     ports of a node, Gbit/s of one (or all)
+    interconnect = [scale-up] [" + " network] [" (" comment ")"]
+    scale-up     = generation ["-" rate "GB/s"]   nvlink4, nvlink4-400GB/s (sum of both directions)
+                 | "nvlink" | "xgmi"              the accelerator's own generation
+                 | "nvl" GPUs                     nvl72: an NVLink domain of that many GPUs
+                 | "PCIe" generation              PCIe5
+    network      = [count "x"] rate "G" ["-" kind] [" per GPU"]   ports of a node, Gbit/s of one (or all)
                  | kind
-    kind         = "ib" ["-" "edr" | "-hdr" | ...], roce, efa, tcpx, tcpxo, slingshot, opa, tcp, unknown, unknown-roce
+    kind         = "ib" ["-" "edr" | "-hdr" | ...], roce, efa, tcpx, tcpxo, slingshot, opa, tcp, unknown,
+                   unknown-roce
 
-The rate of a port is its label; what a collective reaches of it is the library's matter. `unknown` states nothing.
+A port's rate is its nominal bandwidth; what collectives achieve is modelled by `collectives.library`.
+`unknown` states nothing.
 """
 
 import re
@@ -53,14 +56,16 @@ _RATE_PATTERN: Final = re.compile(r"(\w+)-(\d+)GB/s")
 _DOMAIN_PATTERN: Final = re.compile(r"nvl(\d+)")
 _PCIE_PATTERN: Final = re.compile(r"PCIe([3-6])")
 _GIGABIT: Final = 1e9 / 8.0
-_MAX_COUNT: Final = 10**6  # ports of a node, Gbit/s of one, GPUs of a domain: a typing error beyond
+_MAX_COUNT: Final = (
+    10**6
+)  # limit of ports per node, Gbit/s per port and GPUs per domain: larger values are typing errors
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkPorts:
-    """Network ports. count: of a node, None: not stated, and rate is that of all (or of a GPU, where `per_gpu`).
+    """Network ports. count: per node, None: not stated; then rate is the node's sum (a GPU's if per_gpu).
 
-    rate: bytes/s per direction, None: not stated; kind: of the network, None: not stated.
+    rate: bytes/s per direction, None: not stated; technology: of the network, None: not stated.
     """
 
     count: int | None = None
@@ -71,7 +76,10 @@ class NetworkPorts:
 
 @dataclass(frozen=True, slots=True)
 class InterconnectSpec:
-    """What is stated; None: not. rate: of a GPU's NVLink, per direction; domain: GPUs of one; pcie: its generation."""
+    """The stated interconnect; None: not stated.
+
+    technology: scale-up technology; nvlink_bandwidth: bytes/s of a GPU per direction; nvlink_domain_size: GPUs.
+    """
 
     technology: LinkTechnology | None = None
     nvlink_bandwidth: BytesPerSecond | None = None
@@ -81,9 +89,9 @@ class InterconnectSpec:
 
 
 def parse_interconnect(text: str) -> InterconnectSpec:
-    """What an interconnect says; raise InputError that names the word that is unknown, and the nearest legal one.
+    """Parse the interconnect notation; raises InputError that names the unknown word and the nearest valid one.
 
-    >>> read_interconnect("nvlink4-400GB/s + 8x400G-ib-ndr").rate
+    >>> parse_interconnect("nvlink4-400GB/s + 8x400G-ib-ndr").nvlink_bandwidth
     200000000000.0
     """
     scale_up, _, network = _COMMENT_PATTERN.sub("", text.strip()).partition(" + ")

@@ -1,10 +1,10 @@
 """Do predicted kernels take as long as published ones took?
 
-A row is one layer of experts (`moe_layer_benchmark`), one matrix multiplication, those of a layer's linear layers (with the
-casts of a recipe, where they were timed with them: `formats`), one cast, one flash attention kernel or one group of
-products of experts; its time is what is printed, or what the printed rate says that it was, with the FLOP that
-`flop_convention` counts. Predicted is what the roofline of the accelerator says (`cost.roofline`). The best shape
-that a search found is an upper bound, and no row of a comparison.
+A row is one MoE layer (`moe_layer_benchmark`), one matmul, the matmuls of a layer's linear layers (with a
+recipe's casts, if they were timed with them: `matmul_formats`), one cast, one flash attention kernel or one
+grouped GEMM. Its measured time is the printed one, or the one that the printed rate implies with FLOP
+counted as `flop_convention` says. The prediction is the accelerator's roofline model (`cost.roofline`). The
+best shape found by a search is an upper bound and is skipped.
 """
 
 import math
@@ -50,7 +50,7 @@ REQUIRED_COLUMNS: Final = (
     *("tflops", "time_us", "flop_convention", "source"),
 )
 BEST_OF_SEARCH: Final = "best shape of a search"
-# cuBLAS names operands column by column, so that its TN is a linear layer's forward, as which those without count.
+# cuBLAS names operands in column-major order: its TN is a linear layer's forward, the default of rows without.
 _MATMUL_LAYOUTS: Final = {"TN": MatmulLayout.NT, "NN": MatmulLayout.NN, "NT": MatmulLayout.TN, "": MatmulLayout.NT}
 _UNSUPPORTED_OPS: Final = {
     "attention_peak": "a peak that a text states, without its shape",
@@ -60,9 +60,9 @@ _UNSUPPORTED_OPS: Final = {
 _UNSUPPORTED_ATTENTION: Final = ("standard", "Triton", "no intra-warpgroup", "no warp specialisation")
 _ATTENTION_DTYPES: Final = {
     **{"bf16": DType.BF16, "fp16": DType.FP16, "fp16/bf16": DType.BF16},
-    **{item.value: item for item in (DType.FP8, DType.MXFP8)},
+    **{dtype.value: dtype for dtype in (DType.FP8, DType.MXFP8)},
 }
-_FLASH2_GPUS: Final = ("v100", "a100")  # on which FlashAttention-2 is what frameworks run
+_FLASH2_GPUS: Final = ("v100", "a100")  # GPUs on which frameworks run FlashAttention-2
 _LAYER_SIZES_NOTE: Final = re.compile(r"hidden (\d+), ffn (\d+), (\d+) tokens")
 _MNK_BY_DIRECTION: Final[Mapping[str, Callable[[int, int, int], tuple[int, int, int]]]] = {
     "fwd": lambda tokens, outputs, inputs: (tokens, outputs, inputs),
@@ -73,12 +73,12 @@ _BACKWARD_FLAGS: Final = {"fwd": (False,), "bwd": (True,), "fwd+bwd": (False, Tr
 
 
 def read_kernels(path: Path = PUBLISHED_TABLE) -> list[ValidationCase]:
-    """The rows of a table of kernels, each with a `case_id`, made of what it says if the table has none."""
+    """Read the cases of a table of kernels; a missing `case_id` is composed from the other cells."""
     return [_with_case_id(case) for case in read_cases(path, REQUIRED_COLUMNS)]
 
 
 def compare_kernels(cases: Sequence[ValidationCase]) -> list[CaseComparison]:
-    """Predict every row, in seconds."""
+    """Predict every case, in seconds."""
     rooflines = {
         gpu: _roofline(gpu_cases[0]) for gpu, gpu_cases in group_by(cases, lambda case: case.text("gpu")).items()
     }
@@ -86,7 +86,7 @@ def compare_kernels(cases: Sequence[ValidationCase]) -> list[CaseComparison]:
 
 
 def timed_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
-    """The kernels that a row times, one after the other; raise CannotPredictError if it is none that is modelled."""
+    """The kernels that a row times, in order; raises CannotPredictError if they are not modelled."""
     op = case.text("op")
     if op in _UNSUPPORTED_OPS:
         raise CannotPredictError(_UNSUPPORTED_OPS[op], is_expressible=False)
@@ -106,7 +106,7 @@ def timed_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
 
 
 def timed_matmuls(case: ValidationCase) -> tuple[Kernel, ...]:
-    """The products of a row, one behind the other: one, or those of a layer's linear layers in one direction."""
+    """The matmuls of a row, in order: one, or those of a layer's linear layers in one direction."""
     if case.text("op") == "gemm":
         return (timed_matmul(case),)
     return tuple(_matmul(case, *sizes) for sizes in _layer_sizes(case))
@@ -119,9 +119,9 @@ def timed_matmul(case: ValidationCase) -> Kernel:
 
 
 def timed_cast(case: ValidationCase) -> Kernel:
-    """The kernel that brings a tensor of `m` rows of `k` elements into a format with scales; one copy is written."""
+    """The kernel that quantizes an `m` x `k` tensor to a scaled format; one copy is written."""
     format_name = result_format(case)
-    if format_name not in {item.value for item in LOW_PRECISION_DTYPES}:
+    if format_name not in {dtype.value for dtype in LOW_PRECISION_DTYPES}:
         raise CannotPredictError(
             f"dtype {case.text('dtype') or 'is not stated'}: no cast that is modelled", is_expressible=False
         )
@@ -137,7 +137,7 @@ def _matmul_casts(case: ValidationCase, matmul: Kernel) -> tuple[Kernel, ...]:
 
 
 def _layer_sizes(case: ValidationCase) -> list[tuple[int, int, int]]:
-    """Of the linear layers of attention and of an MLP without a gate, as `notes` say their sizes."""
+    """(m, n, k) of the linear layers of attention and an ungated MLP, with the sizes that the notes state."""
     match = _LAYER_SIZES_NOTE.search(case.text("notes"))
     if match is None or case.text("direction") not in _MNK_BY_DIRECTION:
         raise CannotPredictError("sizes of the layer or its direction are not stated", is_expressible=False)
@@ -148,7 +148,7 @@ def _layer_sizes(case: ValidationCase) -> list[tuple[int, int, int]]:
 
 
 def _matmul(case: ValidationCase, m: int, n: int, k: int) -> Kernel:
-    """An FP32 result is the weight gradient, which is accumulated into: read and written."""
+    """A matmul; an FP32 result is a weight gradient, which is accumulated: read and written."""
     accumulation_dtype, dtype = DType.FP32 if result_format(case) == "fp32" else None, operand_dtype(case)
     shape = MatmulShape(m, n, k, operands=_matmul_layout(case), accumulated=accumulation_dtype)
     if case.positive_int("batch", 1) > 1:
@@ -176,7 +176,7 @@ def case_attention(case: ValidationCase, *, backward: bool) -> Kernel:
 
 
 def _value_dim(case: ValidationCase) -> int | None:
-    """The head dimension of values, where it is not that of keys."""
+    """The head dimension of values, if it differs from that of keys."""
     values = case.positive_int("v_head_dim", case.positive_int("head_dim"))
     return None if values == case.positive_int("head_dim") else values
 
@@ -198,7 +198,7 @@ def flash_kernel(shape: AttentionShape, dtype: DType, *, backward: bool) -> Kern
 
 
 def measured_seconds(case: ValidationCase, kernels: Sequence[Kernel]) -> Seconds:
-    """The measured time; of attention, whose rates are what is printed, what the rate says that it was."""
+    """The measured time; attention tables print rates, from which it is computed."""
     preferred = "tflops" if case.text("op") == "attention" else "time_us"
     alternative = "time_us" if preferred == "tflops" else "tflops"
     column = preferred if case.text(preferred) or not case.text(alternative) else alternative
@@ -216,7 +216,7 @@ def _compare_case(case: ValidationCase, roofline: Roofline | CannotPredictError)
         measured, predicted = _measured_and_predicted(case, roofline)
     except CannotPredictError as error:
         skip_reason, is_expressible = str(error), error.is_expressible
-    except InputError as error:  # a format that the accelerator does not have
+    except InputError as error:  # a format that the accelerator does not support
         skip_reason, is_expressible = f"line {case.line_number}: {error}", False
     groupings = {column: case.text(column) or "not stated" for column in ("gpu", "op", "direction", "dtype")}
     groupings["format"] = _format_name(case)
@@ -226,7 +226,7 @@ def _compare_case(case: ValidationCase, roofline: Roofline | CannotPredictError)
 
 
 def _measured_and_predicted(case: ValidationCase, roofline: Roofline | CannotPredictError) -> tuple[Seconds, Seconds]:
-    """What a row took, and what is predicted for it."""
+    """Measured and predicted seconds of a row."""
     if case.text("op") == "moe_layer":
         return case.positive_float("time_us") * 1e-6, sum(moe_layer_breakdown(case).values())
     kernels = timed_kernels(case)
@@ -243,7 +243,7 @@ def _roofline(case: ValidationCase) -> Roofline | CannotPredictError:
 
 
 def _require_flash(case: ValidationCase) -> None:
-    """Refuse attention that is not the flash attention that frameworks run on such a GPU."""
+    """Raise CannotPredictError for attention other than the flash attention that frameworks run on the GPU."""
     implementation, gpu = case.text("implementation"), case.text("gpu")
     is_unsupported = implementation.startswith(_UNSUPPORTED_ATTENTION)
     if is_unsupported or (implementation == "FA2" and not gpu.startswith(_FLASH2_GPUS)):

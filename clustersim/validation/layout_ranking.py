@@ -1,12 +1,13 @@
-"""Which layout is fastest: would the prediction have chosen well?
+"""Which layout is fastest: would the prediction have selected well?
 
-A set are cases of one source that differ in nothing but their layout: the same model, batch, machine, software, number
-format and recomputation. How the data-parallel exchanges overlap follows from the layout in some software, so it may
-differ too. Runs of a set with the same layout count as one, with the mean of their times.
+A layout set consists of cases of one source that differ in nothing but their layout: same model, batch,
+cluster, software, precision and recomputation. How data-parallel communication overlaps depends on the
+layout in some frameworks, so it may differ too. Runs of a set with the same layout are averaged.
 
-regret: what the choice costs, measured time of the layout that is predicted to be fastest over the fastest measured,
-less one; by chance: what it costs on average to choose any, each as likely. Kendall's tau-b: agreement of the two
-orders, 1 the same, -1 reversed (M. G. Kendall, "The treatment of ties in ranking problems", Biometrika 33, 1945).
+Regret: measured time of the layout that is predicted to be fastest over the fastest measured time, minus
+one. Random regret: its expectation for a layout selected uniformly at random. Kendall's tau-b: rank
+correlation of measured and predicted times, 1: same order, -1: reversed (M. G. Kendall, "The treatment of
+ties in ranking problems", Biometrika 33, 1945).
 """
 
 import math
@@ -29,9 +30,11 @@ _IGNORED_COLUMNS: Final = frozenset((*LAYOUT_COLUMNS, *_LAYOUT_DEPENDENT_COLUMNS
 
 @dataclass(frozen=True, slots=True)
 class LayoutSet:
-    """One set. fastest, chosen: cases with the layouts that were measured and predicted to be fastest.
+    """Cases of one source that differ in their layout only.
 
-    by_chance: the mean regret of all choices; tau: None where all are measured, or predicted, to be equally fast.
+    cases: ids; layout_count: distinct layouts; measured_fastest, predicted_fastest: ids of cases with these
+    layouts; regret, random_regret: fractions; kendall_tau: tau-b, None if all layouts are measured, or
+    predicted, to be equally fast.
     """
 
     source: str
@@ -44,14 +47,14 @@ class LayoutSet:
     kendall_tau: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """The set as plain data."""
+        """The set as JSON data."""
         return {
             "source": self.source,
             "layouts": self.layout_count,
             "fastest": self.measured_fastest,
             "chosen": self.predicted_fastest,
             "regret": self.regret,
-            "regret_by_chance": self.random_regret,
+            "random_regret": self.random_regret,
             "kendall_tau": self.kendall_tau,
             "cases": list(self.cases),
         }
@@ -59,60 +62,63 @@ class LayoutSet:
 
 @dataclass(frozen=True, slots=True)
 class LayoutRanking:
-    """All sets."""
+    """All layout sets of a table."""
 
     sets: tuple[LayoutSet, ...]
 
     @property
     def case_count(self) -> int:
-        """Cases that are in some set."""
+        """Number of cases in all sets."""
         return sum(len(layout_set.cases) for layout_set in self.sets)
 
     @property
     def mean_regret(self) -> float | None:
-        """The mean regret over sets; None if there are none."""
+        """Mean regret over the sets; None without sets."""
         return fmean(layout_set.regret for layout_set in self.sets) if self.sets else None
 
     @property
     def mean_random_regret(self) -> float | None:
-        """The mean regret of whoever chooses blindly; None if there are no sets."""
+        """Mean random regret over the sets; None without sets."""
         return fmean(layout_set.random_regret for layout_set in self.sets) if self.sets else None
 
     @property
     def mean_kendall_tau(self) -> float | None:
-        """The mean of tau over the sets that have one."""
+        """Mean Kendall tau-b over the sets that have one; None if none has."""
         taus = [layout_set.kendall_tau for layout_set in self.sets if layout_set.kendall_tau is not None]
         return fmean(taus) if taus else None
 
     @property
     def correct_count(self) -> int:
-        """Sets of which the fastest layout was chosen."""
+        """Number of sets whose fastest layout was selected (zero regret)."""
         return sum(layout_set.regret == 0.0 for layout_set in self.sets)
 
     def by_source(self) -> dict[str, "LayoutRanking"]:
-        """The sets of every source."""
+        """The ranking of each source."""
         names = dict.fromkeys(layout_set.source for layout_set in self.sets)
-        return {name: LayoutRanking(tuple(item for item in self.sets if item.source == name)) for name in names}
+        return {
+            name: LayoutRanking(tuple(layout_set for layout_set in self.sets if layout_set.source == name))
+            for name in names
+        }
 
     def to_json(self) -> dict[str, Any]:
-        """Means, overall and by source, and every set."""
+        """Means, overall and by source, and every set, as JSON data."""
         by_source = {name: layout_ranking.means_json() for name, layout_ranking in self.by_source().items()}
         return {**self.means_json(), "by_source": by_source, "list": [layout_set.to_json() for layout_set in self.sets]}
 
     def means_json(self) -> dict[str, Any]:
-        """What is said of all sets together."""
+        """Counts and means over all sets."""
         return {
             "sets": len(self.sets),
             "cases": self.case_count,
             "fastest_chosen": self.correct_count,
             "mean_regret": self.mean_regret,
-            "mean_regret_by_chance": self.mean_random_regret,
+            "mean_random_regret": self.mean_random_regret,
             "mean_kendall_tau": self.mean_kendall_tau,
         }
 
 
 def rank_layouts(cases: Sequence[ValidationCase], comparisons: Sequence[CaseComparison]) -> LayoutRanking:
-    """The sets of at least two layouts with a prediction; comparisons: of these cases, in their order."""
+    """The sets of at least two layouts with predictions; comparisons: in the order of the cases."""
     sets: dict[tuple[str, ...], list[tuple[ValidationCase, CaseComparison]]] = {}
     for case, comparison in zip(cases, comparisons, strict=True):
         if comparison.predicted is not None:
@@ -123,7 +129,7 @@ def rank_layouts(cases: Sequence[ValidationCase], comparisons: Sequence[CaseComp
 
 
 def kendall_tau_b(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Agreement of two orders of the same things; None where one of them puts all on one place.
+    """Kendall's tau-b of two sequences; None if one of them is constant.
 
     >>> kendall_tau_b([1, 2, 3], [10, 20, 30]), kendall_tau_b([1, 2], [2, 1]), kendall_tau_b([1, 1], [1, 2])
     (1.0, -1.0, None)
@@ -136,7 +142,7 @@ def kendall_tau_b(first: Sequence[float], second: Sequence[float]) -> float | No
 
 @dataclass(frozen=True, slots=True)
 class _LayoutTimes:
-    """One layout of a set, with mean times."""
+    """Mean measured and predicted times of one layout of a set."""
 
     case_id: str
     measured: Seconds
@@ -144,18 +150,18 @@ class _LayoutTimes:
 
 
 def _layout_set(case_comparisons: Sequence[tuple[ValidationCase, CaseComparison]]) -> LayoutSet | None:
-    """The set; None of a single layout."""
+    """The set; None if it has a single layout."""
     layouts = list(_distinct_layouts(case_comparisons))
     if len(layouts) < 2:
         return None
-    measured_fastest = min(layouts, key=lambda each: each.measured)
-    predicted_fastest = min(layouts, key=lambda each: (each.predicted, -each.measured))  # of equal ones the worst
+    measured_fastest = min(layouts, key=lambda layout: layout.measured)
+    predicted_fastest = min(layouts, key=lambda layout: (layout.predicted, -layout.measured))  # ties: the slowest
     kendall_tau = kendall_tau_b(
         [layout.measured for layout in layouts], [layout_times.predicted for layout_times in layouts]
     )
     case_ids = tuple(case_comparison.case_id for _, case_comparison in case_comparisons)
     regret = predicted_fastest.measured / measured_fastest.measured - 1.0
-    random_regret = fmean(item.measured for item in layouts) / measured_fastest.measured - 1.0
+    random_regret = fmean(layout.measured for layout in layouts) / measured_fastest.measured - 1.0
     return LayoutSet(
         case_comparisons[0][1].source,
         case_ids,
@@ -169,7 +175,7 @@ def _layout_set(case_comparisons: Sequence[tuple[ValidationCase, CaseComparison]
 
 
 def _distinct_layouts(case_comparisons: Iterable[tuple[ValidationCase, CaseComparison]]) -> Iterable[_LayoutTimes]:
-    """The distinct layouts."""
+    """The distinct layouts with their mean times."""
     runs_by_layout: dict[tuple[str, ...], list[CaseComparison]] = {}
     for case, comparison in case_comparisons:
         runs_by_layout.setdefault(tuple(case.text(column) for column in LAYOUT_COLUMNS), []).append(comparison)

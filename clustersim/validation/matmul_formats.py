@@ -1,10 +1,10 @@
-"""In which format, and by which recipe, was a published product computed?
+"""In which format, and with which quantization recipe, was a published matmul computed?
 
-Tables name formats as their sources do: by the recipe that casts to them (`fp8 current scaling`), or by what shares a
-scale (`fp8 (1x128/128x128 scaling)`). DeepGEMM's FP8 is in blocks. A row whose `notes` say that it was timed with its
-quantisation (Transformer Engine's `autocast`) takes what the recipe's casts take, too: those of an input of which a
-weight gradient will be made, and of weights whose input needs no gradient, in each call (NVIDIA/TransformerEngine,
-benchmarks/gemm/benchmark_gemm.py). Delayed scaling is never without.
+Tables name formats as their sources do: by recipe (`fp8 current scaling`) or by scaling block (`fp8
+(1x128/128x128 scaling)`). DeepGEMM's FP8 is blockwise. A row whose notes say that it was timed with
+quantization (Transformer Engine's `autocast`) includes the recipe's casts: those of an input that will need
+a weight gradient, and of weights whose input needs no gradient, in each call (NVIDIA/TransformerEngine,
+benchmarks/gemm/benchmark_gemm.py). Delayed scaling always includes them.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from clustersim.validation.accelerator_lookup import case_accelerator
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 
 _DELAYED_SCALING: Final = "fp8 delayed scaling"
-_DTYPE_BY_NAME: Final = {item.value: item for item in COMPUTE_DTYPES} | {
+_DTYPE_BY_NAME: Final = {dtype.value: dtype for dtype in COMPUTE_DTYPES} | {
     "fp8 current scaling": DType.FP8,
     _DELAYED_SCALING: DType.FP8,
     "fp8 rowwise": DType.FP8_ROWWISE,
@@ -38,7 +38,7 @@ _QUANTIZATION_NOTE: Final = "quantisation"
 
 
 def operand_dtype(case: ValidationCase) -> DType:
-    """The format of a row's operands; raise CannotPredictError for one that is not modelled."""
+    """Data type of a row's operands; raises CannotPredictError if it is not modelled."""
     name = _operand_name(case)
     if name not in _DTYPE_BY_NAME:
         raise CannotPredictError(f"dtype {case.text('dtype') or 'is not stated'}: not modelled", is_expressible=False)
@@ -51,7 +51,7 @@ def operand_dtype(case: ValidationCase) -> DType:
 
 
 def result_format(case: ValidationCase) -> str:
-    """What a row says of the format of its result; empty: nothing."""
+    """The stated format of the result; empty if not stated."""
     return case.text("dtype").partition("->")[2].strip()
 
 
@@ -63,7 +63,7 @@ def has_casts(case: ValidationCase) -> bool:
 
 
 def timed_casts(case: ValidationCase, shape: MatmulShape) -> tuple[Kernel, ...]:
-    """The casts that a row timed with its product, as which a linear layer's forward ran."""
+    """The cast kernels that were timed with a matmul run as a linear layer's forward."""
     name, low_precision = _operand_name(case), operand_dtype(case)
     if not has_casts(case):
         return ()

@@ -1,9 +1,9 @@
-"""Which dimensions do a row's notes state, in the words of Megatron-LM's command line?
+"""Which dimensions do a row's notes state as Megatron-LM arguments?
 
-Rows of its functional tests say what their columns leave empty as `num-layers 32; hidden-size 4096`. What they do not
-say is that program's default (megatron/training/arguments.py): an MLP four times as wide as the model, as many heads of
-keys as of queries, tied embeddings; the tests' vocabulary is GPT-2's, and every vocabulary is padded to a multiple of
-128 for each tensor-parallel rank.
+Rows of its functional tests state dimensions in the notes, such as `num-layers 32; hidden-size 4096`, and
+leave the columns empty. Missing arguments have that program's defaults (megatron/training/arguments.py):
+FFN size 4 x hidden, as many KV heads as query heads, tied embeddings. The tests' vocabulary is GPT-2's, and
+every vocabulary is padded to a multiple of 128 x tp.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ _COLUMN_BY_ARGUMENT: Final = {
     "moe-ffn-hidden-size": "moe_ffn_hidden",
     "vocab-size": "vocab",
 }
-_REQUIRED_ARGUMENTS: Final = ("num-layers", "hidden-size", "num-attention-heads")  # without which nothing is said
+_REQUIRED_ARGUMENTS: Final = ("num-layers", "hidden-size", "num-attention-heads")  # required, else nothing is parsed
 _SHARED_EXPERT_ARGUMENT: Final = "moe-shared-expert-intermediate-size"
 _GPT2_VOCAB: Final = "50257"
-_VOCAB_MULTIPLE: Final = 128  # of the vocabulary, of which each tensor-parallel rank has a multiple
+_VOCAB_MULTIPLE: Final = 128  # each tensor-parallel rank's part of the vocabulary is a multiple of this
 
 
 def stated_dimensions(notes: str, tp: str) -> Mapping[str, str]:
-    """Cells by column; none if the notes do not say what the model is. tp: the row's cell, of which no number is 1."""
+    """Cells by column; empty if the notes do not define the model. tp: the row's cell, 1 if it is not a number."""
     tokens = [argument.split() for argument in notes.split(";")]
     arguments = {pair[0]: pair[1] for pair in tokens if len(pair) == 2 and pair[1].isdecimal()}
     if not all(name in arguments for name in _REQUIRED_ARGUMENTS):
@@ -41,7 +41,7 @@ def stated_dimensions(notes: str, tp: str) -> Mapping[str, str]:
 
 
 def _shared_experts(arguments: Mapping[str, str], cells: Mapping[str, str]) -> Mapping[str, str]:
-    """How many experts are as wide as the shared ones together."""
+    """Total width of the shared experts as a multiple of a routed expert's."""
     width = arguments.get(_SHARED_EXPERT_ARGUMENT)
     expert_width = int(cells.get("moe_ffn_hidden", cells.get("ffn_hidden", 4 * int(cells["hidden"]))))
     return {} if width is None else {"shared_experts": f"{int(width) / expert_width:g}"}

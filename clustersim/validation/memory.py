@@ -1,16 +1,17 @@
-"""Do predicted peaks of memory fit what published runs held?
+"""Does predicted peak memory match what published runs used?
 
-A row is one quantity of one run, of one rank or stage. `peak_allocated` is the most that the framework's allocator had
-given out; `peak_reserved` the most that it had taken from the device, with what fragmentation loses; `allocated_at_log`
-what stays between steps; `nvidia_smi_used` the device's own figure, with the driver's context and NCCL's buffers.
+A row is one quantity of one run, of one rank or stage. `peak_allocated`: peak bytes allocated by the
+framework's allocator; `peak_reserved`: peak bytes that it reserved on the device, fragmentation included;
+`allocated_at_log`: bytes allocated between steps; `nvidia_smi_used`: the device's own figure, with CUDA
+context and NCCL buffers.
 
-A row that leaves out what the model or the run is made of takes it from the shipped run of the same `case_id`; else a
-model's dimensions from its notes (`arguments`), its preset, or from shipped steps of a model of that name, if all of
-them agree. Where the batch is not stated, there are enough microbatches to fill the pipeline; where dp is not, it takes
-the GPUs that the other axes leave. Whose memory it is, if the notes say that the source does not: that of the rank that
-the software logs, Megatron-LM's last (megatron/training/global_vars.py, `_set_tensorboard_writer`). What the allocator
-gives out does not depend on the GPU, so where that is not known an H100 stands in for it, and whether the run fits is
-not judged.
+Missing cells of the model or run come from the published run with the same `case_id`; else dimensions come
+from the notes (`megatron_notes`), the preset, or published steps of a model of that name, if all agree. If
+the batch is not stated, there are enough microbatches to fill the pipeline; if dp is not stated, it takes
+the GPUs that the other axes leave. If the notes say that the source does not state the rank, it is the rank
+that the software logs, Megatron-LM's last (megatron/training/global_vars.py, `_set_tensorboard_writer`).
+Allocated bytes do not depend on the GPU, so an unknown GPU is replaced by an H100, and whether the run fits
+is not judged.
 """
 
 import math
@@ -56,23 +57,24 @@ _MODEL_COLUMNS: Final = (
 )
 _PEAK_RANK_NAMES: Final = ("", "max", "max over ranks", "max over stages")
 _FIRST_AND_LAST_STAGE: Final = "max of first and last stage"
-_UNKNOWN_RANK: Final = re.compile(r"inferred:[^;]*which rank")  # as a row's notes say it
+_UNKNOWN_RANK: Final = re.compile(r"inferred:[^;]*which rank")  # text in the notes
 _SUBSTITUTE_GPU: Final = "h100-sxm-80gb"
 _ALLOCATOR_QUANTITIES: Final = ("peak_allocated", "peak_reserved", "allocated_at_log")
 _UNKNOWN: Final = ("", "unknown")
 _SAMPLE_COLUMNS: Final = ("quantity", "rank", "bytes", "fits", "unit_printed")
-_OUTSIDE_ALLOCATOR: Final = (MemoryCategory.COMMUNICATION, MemoryCategory.CONTEXT)  # not the framework's allocator's
+_OUTSIDE_ALLOCATOR: Final = (
+    MemoryCategory.COMMUNICATION,
+    MemoryCategory.CONTEXT,
+)  # not allocated by the framework's allocator
 _PERSISTENT_CATEGORIES: Final = (*SHARDED_CATEGORIES, MemoryCategory.MESSAGES, MemoryCategory.WORKSPACE)
 _FIT_BY_TEXT: Final = {"yes": True, "oom": False, "no": False}
-_MAX_RANK_DIGITS: Final = 9  # that a rank's number has fewer than
-_MICROBATCHES_PER_STAGE: Final = (
-    4  # microbatches per stage where the batch is not stated: as full as any schedule becomes
-)
+_MAX_RANK_DIGITS: Final = 9  # a rank has fewer digits
+_MICROBATCHES_PER_STAGE: Final = 4  # if the batch is not stated: enough for the peak of any schedule
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFitVerdict:
-    """Whether a run fits in memory: as its source states it, and as predicted (None: skipped, with the reason)."""
+    """Whether a run fits in memory: as stated by its source, and as predicted (None: skipped, with the reason)."""
 
     case_id: str
     source: str
@@ -83,13 +85,13 @@ class MemoryFitVerdict:
 
     @property
     def is_correct(self) -> bool:
-        """Whether there is a prediction and it is what is stated."""
+        """Whether there is a prediction and it agrees with the source."""
         return self.predicted is self.stated
 
 
 @dataclass(frozen=True)
 class RunMemory:
-    """What the ranks of a run hold: the ledgers of its pipeline ranks."""
+    """Simulated memory of a run: the memory ledgers of its pipeline ranks."""
 
     scenario: Scenario
     ledgers: tuple[MemoryLedger, ...]
@@ -101,11 +103,11 @@ class RunMemory:
 
     @property
     def fits_in_memory(self) -> bool:
-        """Whether the fullest device has room for all that it holds."""
+        """Whether the peak-memory rank fits in device memory."""
         return max(ledger.peak for ledger in self.ledgers) <= self.scenario.cluster.accelerator.memory_bytes
 
     def _matching_stages(self, case: ValidationCase) -> Iterable[int]:
-        """The pipeline ranks of which a row's is the fullest: a rank of the run, a stage by name, or any."""
+        """The pipeline ranks over which a row's maximum is taken: of a global rank, of a stage by name, or all."""
         rank, stages = case.text("rank").lower(), len(self.ledgers)
         if not rank and _UNKNOWN_RANK.search(case.text("notes")) and framework_defaults(case).logs_last_rank:
             return (stages - 1,)
@@ -130,26 +132,26 @@ class RunMemory:
 
 
 def read_memory(path: Path = PUBLISHED_TABLE) -> list[ValidationCase]:
-    """The rows of a table of memory."""
+    """Read the cases of a table of memory."""
     return read_cases(path, REQUIRED_COLUMNS)
 
 
 def compare_memory(cases: Sequence[ValidationCase]) -> list[CaseComparison]:
-    """Predict every row, in bytes; rows of one run are predicted together."""
+    """Predict every case, in bytes; cases of one run are predicted together."""
     comparisons = dict(pair for run in _group_runs(cases) for pair in _compare_run(run))
     return [comparisons[case_index] for case_index in range(len(cases))]
 
 
 def judge_memory_fit(cases: Sequence[ValidationCase]) -> list[MemoryFitVerdict]:
-    """Whether every run that states that it fits (`yes`) or does not (`oom`) is predicted to."""
+    """For every run that states whether it fits (`yes`, `oom`), whether it is predicted to."""
     return [_judge_run(run) for run in _group_runs(cases) if any(map(_states_fit, (case for _, case in run)))]
 
 
-IndexedCases = list[tuple[int, ValidationCase]]  # a run's rows, with their numbers in the table
+IndexedCases = list[tuple[int, ValidationCase]]  # cases of a run with their indices in the table
 
 
 def _group_runs(cases: Sequence[ValidationCase]) -> list[IndexedCases]:
-    """Rows, with all that is known of their runs, together where they are of one run."""
+    """Cases with missing cells filled in, grouped by run."""
     catalog = _RunCatalog.from_published()
     indexed_cases = [(case_index, catalog.fill_in(case)) for case_index, case in enumerate(cases)]
     return list(group_by(indexed_cases, lambda row: _run_key(row[1])).values())
@@ -160,7 +162,7 @@ def _run_key(case: ValidationCase) -> tuple[tuple[str, str], ...]:
 
 
 def _compare_run(run: IndexedCases) -> list[tuple[int, CaseComparison]]:
-    """Every row of a run, with its number."""
+    """Comparison of every case of a run, with its index."""
     try:
         memory = _simulate_memory(run[0][1])
     except CannotPredictError as error:
@@ -200,7 +202,7 @@ def _measured_bytes(case: ValidationCase) -> Bytes:
 
 
 def _states_fit(case: ValidationCase) -> bool:
-    """Whether a row says whether its run fits, on a GPU that it names."""
+    """Whether a row states that its run fits or not, on a GPU that it names."""
     return case.text("fits").lower() in _FIT_BY_TEXT and case.text("gpu") not in _UNKNOWN
 
 
@@ -214,7 +216,7 @@ def _judge_run(run: IndexedCases) -> MemoryFitVerdict:
 
 
 def _supported_quantity(case: ValidationCase) -> str:
-    """What a row measures; raise CannotPredictError for what is computed by a formula or not modelled."""
+    """The quantity of a row; raises CannotPredictError if it is computed by a formula or not modelled."""
     quantity = case.text("quantity")
     if quantity not in QUANTITIES:
         raise CannotPredictError(
@@ -224,7 +226,7 @@ def _supported_quantity(case: ValidationCase) -> str:
 
 
 def _simulate_memory(case: ValidationCase) -> RunMemory:
-    """The ledgers of a run; raise CannotPredictError where there is no scenario of it."""
+    """Simulate the memory of a run; raises CannotPredictError if there is no scenario for it."""
     if case.text("gpu") in _UNKNOWN:
         if _supported_quantity(case) not in _ALLOCATOR_QUANTITIES:
             raise CannotPredictError("gpu is not stated", is_expressible=False)
@@ -237,7 +239,7 @@ def _simulate_memory(case: ValidationCase) -> RunMemory:
 
 
 def _quantity_bytes(ledger: MemoryLedger, quantity: str) -> Bytes:
-    """What a quantity counts of a pipeline rank's ledger."""
+    """Bytes of a quantity in a pipeline rank's ledger."""
     bytes_by_category = ledger.peak_by_category()
     if quantity == "nvidia_smi_used":
         return sum(bytes_by_category.values())
@@ -249,7 +251,7 @@ def _quantity_bytes(ledger: MemoryLedger, quantity: str) -> Bytes:
 
 @dataclass(frozen=True, slots=True)
 class _RunCatalog:
-    """What shipped steps and memory say of runs by `case_id`, and steps of models by name."""
+    """Cells of published runs by `case_id`, and of models by normalized name."""
 
     runs_by_case_id: Mapping[str, Mapping[str, str]]
     models_by_name: Mapping[str, Mapping[str, str]]
@@ -271,7 +273,7 @@ class _RunCatalog:
         )
 
     def fill_in(self, case: ValidationCase) -> ValidationCase:
-        """The row with what it leaves out; its own cells stay."""
+        """The case with missing cells filled in; its own cells have precedence."""
         stated = {column: text for column, text in case.cells.items() if text}
         run = {column: text for column, text in self.runs_by_case_id.get(case.text("case_id"), {}).items() if text}
         merged = {**run, **stated}
@@ -286,21 +288,21 @@ class _RunCatalog:
 
 
 def _run_cells(case: ValidationCase) -> Mapping[str, str]:
-    """What a row of memory says of its run."""
+    """The cells of a memory row that describe its run."""
     return {column: text for column, text in case.cells.items() if column not in _SAMPLE_COLUMNS}
 
 
 def _normalize_name(name: str) -> str:
-    """A model's name by which others find it, as `Llama3.1-8B` finds `llama3-8b` (3.1 kept the dimensions of 3)."""
+    """A model's name, normalized so that `Llama3.1-8B` matches `llama3-8b` (3.1 kept the dimensions of 3)."""
     return "".join(letter for letter in name.lower().replace("3.1", "3") if letter.isalnum())
 
 
 def _is_expressible(model: TransformerModel) -> bool:
-    """Whether a row's cells say what the model is: layers that are all alike, dense, pre-norm, without windows."""
+    """Whether cells can express the model: uniform dense pre-norm layers with plain attention."""
     is_plain = all(spec.block is BlockForm.PRE_NORM for spec in model.distinct_specs) and not model.embedding_norm
     is_plain = is_plain and not model.distinct_moes
     has_plain_attention = all(
-        attention.window is None and attention.qk_norm is None and not attention.softcap
+        attention.window is None and attention.qk_norm is None and not attention.attn_logit_softcapping
         for attention in model.distinct_attentions
     )
     is_uniform = len(model.stack) == 1 and not model.distinct_moes
@@ -316,13 +318,13 @@ def _preset_cells(model: TransformerModel) -> Mapping[str, str]:
 
 
 def _common_dimensions(cases: Sequence[ValidationCase]) -> Mapping[str, str]:
-    """The dimensions of a model, if all rows have the same."""
+    """The dimensions of a model, if all its cases agree."""
     variants = {tuple(case.text(column) for column in _MODEL_COLUMNS) for case in cases}
     return dict(zip(_MODEL_COLUMNS, variants.pop(), strict=True)) if len(variants) == 1 else {}
 
 
 def _default_degrees(case: ValidationCase) -> dict[str, str]:
-    """What dp and the batch are, where the other axes are known."""
+    """Default dp and batch, where the other axes are known."""
     try:
         gpus, micro = case.positive_int("n_gpus"), case.positive_int("micro_batch")
         ranks_per_replica = math.prod(case.positive_int(axis.name, 1) for axis in BASE_AXES if axis is not DATA)

@@ -1,12 +1,12 @@
-"""How long does a published layer with experts take, part by part?
+"""How long does a published MoE layer take, by kernel and collective?
 
-A row is forward or backward of one layer with a mixture of experts and nothing else (no norm, no residual sum), on the
-GPUs of one node: NVIDIA/Megatron-LM, tests/functional_tests/test_cases/common/moe_perf. `notes` say its sizes, who
-dispatches, and over how many GPUs. Predicted are the layer's own kernels and exchanges, one behind the other, as a step
-of such a model would run them, by themselves (no step's power limit). That benchmark has fused routing and permutation,
-FP32 scores, gradients in BF16 that are not added to others, and no shared experts whatever its sizes say: they are no
-part of the configuration that it builds (`_build_transformer_config`). In FP8 its weights are taken as cast before. A
-product before it hides the host's first launches.
+A row is forward or backward of one MoE layer and nothing else (no norm, no residual sum), on the GPUs of
+one node: NVIDIA/Megatron-LM, tests/functional_tests/test_cases/common/moe_perf. The notes state its sizes,
+the dispatcher and the number of GPUs. The prediction is the sum of the layer's kernels and collectives, run
+back to back as in a training step, but in isolation (without a step's power throttling). The benchmark has
+fused routing and permutation, FP32 scores, BF16 gradients that are not accumulated, and no shared experts
+whatever its sizes say: they are not in the configuration that it builds (`_build_transformer_config`). In
+FP8 its weights are already cast. A matmul before the layer hides the host's first launches.
 """
 
 import re
@@ -39,11 +39,11 @@ _PRECISION_BY_DTYPE: Final[Mapping[str, Mapping[str, str]]] = {
 }
 _MOE_KERNEL_PREFIXES: Final = ("mlp.", "experts.")
 _EXCLUDED_PREFIXES: Final = ("mlp.norm", "mlp.residual")
-_ACCUMULATE_SUFFIX: Final = ".accumulate"  # of gradients: there is nothing to add to
+_ACCUMULATE_SUFFIX: Final = ".accumulate"  # gradients are not accumulated
 
 
 def moe_layer_breakdown(case: ValidationCase) -> Mapping[str, Seconds]:
-    """Seconds of each kernel and exchange of a row, by name; raise CannotPredictError for other layers."""
+    """Seconds of each kernel and collective of a row, by name; raises CannotPredictError for other layers."""
     passes, direction = {"fwd": forward_operations, "bwd": backward_operations}, case.text("direction")
     if direction not in passes or case.text("dtype") not in _PRECISION_BY_DTYPE:
         raise CannotPredictError(
@@ -77,7 +77,7 @@ def _is_timed(name: str) -> bool:
 
 
 def _scenario_mapping(case: ValidationCase) -> dict[str, Any]:
-    """A step of a model of one such layer, of one sequence on each rank."""
+    """Scenario of a model with one such layer, with one sequence per rank."""
     hidden, ffn, experts, top_k = _parse_sizes(case, _SIZES_NOTE)
     gpus, ep = _parse_sizes(case, _RANKS_NOTE)
     dispatcher = _DISPATCHER_NOTE.search(case.text("notes"))
@@ -104,7 +104,7 @@ def _expert_group_config(case: ValidationCase) -> dict[str, Any]:
     match = _EXPERT_GROUPS_NOTE.search(case.text("notes"))
     if match is None:
         return {}
-    return {"limit": int(match[1]), "groups": int(match[2]), "router": "sigmoid", "router_bias": True}
+    return {"group_topk": int(match[1]), "num_groups": int(match[2]), "router": "sigmoid", "router_bias": True}
 
 
 def _parse_sizes(case: ValidationCase, pattern: re.Pattern[str]) -> tuple[int, ...]:

@@ -1,12 +1,11 @@
-"""Which mixture of experts did a published run train, and where were its experts?
+"""Which MoE model did a published run train, and how were its experts distributed?
 
-Columns say how many experts there are, how many of them a token meets, and how wide they are; they do not say windows,
-biases, norms, routers or latent attention. Where all that a row states is what a shipped preset has, the row's layers
-are the preset's, so many of them as the row has. Else the columns are all there is, with the leading dense layers of
-the notes.
+Columns state the number of experts, top-k and their width, but not windows, biases, norms, routers or MLA.
+If all that a row states agrees with a packaged preset, the row's layers are the preset's, as many as the
+row has. Otherwise the columns define the model, with the leading dense layers stated in the notes.
 
-How tokens travel, beside what, and over how many ranks an expert is cut, is what the notes say; else what the software
-does.
+The dispatcher, its overlap and the expert tensor parallelism come from the notes, else from the software's
+defaults.
 """
 
 import re
@@ -23,7 +22,7 @@ from clustersim.validation.framework_defaults import FrameworkDefaults, high_pre
 
 _ETP_NOTE: Final = re.compile(r"\b(?:ETP ?=?|expert-tensor-parallel-size )(\d+)")
 _DENSE_LAYER_NOTES: Final = (re.compile(r"dense_layers=(\d+)"), re.compile(r"first (\d+) layer(?:s|\(s\))? dense"))
-_DISPATCHER_NOTES: Final = (  # as notes name them
+_DISPATCHER_NOTES: Final = (  # patterns of the notes
     (re.compile(r"\bDeepEP\b|backend=deepep", re.IGNORECASE), TokenDispatcher.DEEPEP),
     (re.compile(r"\bHybridEP\b|backend=hybridep", re.IGNORECASE), TokenDispatcher.HYBRIDEP),
     (re.compile(r"all-?gather dispatcher|dispatcher-type allgather", re.IGNORECASE), TokenDispatcher.ALL_GATHER),
@@ -38,20 +37,20 @@ _A2A_OVERLAP_NOTE: Final = re.compile(
 _DELAYED_WGRAD_NOTE: Final = re.compile(r"delayed wgrad|moe_a2a_overlap")
 _CAPACITY_NOTE: Final = re.compile(r"capacity factor (\d+(?:\.\d+)?)(?: and|,) padd")
 DEFAULT_DISPATCHER: Final = TokenDispatcher.ALL_TO_ALL.value
-"""The dispatcher of software whose recipes say nothing else."""
+"""The dispatcher of software whose recipes select no other."""
 _SEQUENTIAL_EXPERTS_NOTE: Final = "experts one after the other"
-# of Hybrid-EP in recipes that were timed: NVIDIA-NeMo/Megatron-Bridge v0.3.0 to v0.5.1, scripts/performance/utils/
+# SMs of Hybrid-EP in performance recipes: NVIDIA-NeMo/Megatron-Bridge v0.3.0 to v0.5.1, scripts/performance/utils/
 # overrides.py (`moe_hybridep_num_sms`)
 _RECIPE_SM_COUNT: Final = 32
 _TIMED_RECIPE_NOTE: Final = re.compile(r"\brecipe |full.iteration")
-FUSED_MLP_NOTE: Final = "cutedsl_fused_grouped_mlp=True"  # as notes have it of Megatron Bridge's recipes
+FUSED_MLP_NOTE: Final = "cutedsl_fused_grouped_mlp=True"  # text in the notes of Megatron Bridge's recipes
 _MLA_NOTE: Final = re.compile(r"latent[ -]attention")
-_UNSUPPORTED_NOTES: Final = {  # as notes say it
+_UNSUPPORTED_NOTES: Final = {  # text in the notes
     "optimizer muon": "optimizer muon is not modelled",
     "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
 }
-RECIPE_NOTE: Final = "recipe defaults"  # as notes say that a recipe ran as it stands
-# moe_flex_dispatcher_backend of Megatron Bridge's performance recipes in bf16, by preset and how the GPU's name begins
+RECIPE_NOTE: Final = "recipe defaults"  # note that a recipe ran unchanged
+# moe_flex_dispatcher_backend of Megatron Bridge's performance recipes in bf16, by preset and prefix of the GPU's name
 # (scripts/performance/configs/{deepseek,gpt_oss}/*_workload_base_configs.py, gpt_oss as of release 0.4)
 _RECIPE_DISPATCHERS: Final = {
     ("deepseek-v3", ""): TokenDispatcher.HYBRIDEP,
@@ -59,24 +58,24 @@ _RECIPE_DISPATCHERS: Final = {
     ("gpt-oss-120b", "b300"): TokenDispatcher.HYBRIDEP,
     ("gpt-oss-120b", "gb200"): TokenDispatcher.HYBRIDEP,
 }
-# whose recipes give the loss of routers' load a coefficient: moe_aux_loss_coeff in Megatron Bridge's
+# models whose recipes set a coefficient for the load-balancing loss: moe_aux_loss_coeff in Megatron Bridge's
 # src/megatron/bridge/models/{deepseek/deepseek_v3,qwen/qwen3_moe}_bridge.py, of which the first reads Moonlight, and in
 # Megatron-MoE-ModelZoo's model_configs/benchmarking
 _AUX_LOSS_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x22b")
-# whose recipes of Megatron Bridge keep moments in bf16 (exp_avg_dtype) and run shared experts beside the all-to-all
+# models whose Megatron Bridge recipes keep bf16 moments (exp_avg_dtype) and overlap shared experts with the A2A
 # (moe_shared_expert_overlap; src/megatron/bridge/recipes/{deepseek/deepseek_v3,moonlight/moonlight_16b}.py)
 _BF16_MOMENT_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b")
-# moe_router_fusion is off in recipes of Megatron Bridge but for those that were timed (set_*_common_configs of
-# scripts/performance/configs); of Moonlight none was, nor of finetuning
+# moe_router_fusion is off in Megatron Bridge's recipes except the performance recipes (set_*_common_configs of
+# scripts/performance/configs); Moonlight and finetuning have none of these
 _UNFUSED_ROUTER_MODELS: Final = ("moonlight-16b-a3b",)
 _FINETUNING_NOTE: Final = re.compile(r"\bSFT\b")
 _UNFUSED_PERMUTE_NOTE: Final = "permute fusion off"
 
 
 def matching_preset(case: ValidationCase) -> str | None:
-    """The preset that has all dimensions that a row states, whatever its name; None: there is none.
+    """The preset that agrees with every dimension the row states, whatever its name; None if there is none.
 
-    Of several, that with the nearest vocabulary.
+    If several agree, the one with the nearest vocabulary size.
     """
     vocab_distance = {
         name: abs(model.vocab - case.positive_int("vocab"))
@@ -87,7 +86,7 @@ def matching_preset(case: ValidationCase) -> str | None:
 
 
 def require_expressible_moe(case: ValidationCase, preset: str | None) -> None:
-    """Refuse what cannot be said of a mixture's run; columns alone do not say latent attention."""
+    """Raise CannotPredictError for MoE runs that scenarios cannot express; columns alone do not describe MLA."""
     reasons = [reason for note, reason in _UNSUPPORTED_NOTES.items() if note in case.text("notes")]
     if preset is None and _MLA_NOTE.search(case.text("notes")):
         reasons.append("latent attention of a model that is not shipped")
@@ -96,13 +95,13 @@ def require_expressible_moe(case: ValidationCase, preset: str | None) -> None:
 
 
 def dense_ffn_size(case: ValidationCase) -> int:
-    """Width of a mixture's dense layers; of its experts where it has none of these."""
+    """FFN width of the dense layers of an MoE model; that of its experts if it has no dense layers."""
     uses_dense_column = _dense_layer_count(case) or not case.text("moe_ffn_hidden")
     return case.positive_int("ffn_hidden" if uses_dense_column else "moe_ffn_hidden")
 
 
 def moe_overheads(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
-    """What `training.overheads` says of a run's experts; Megatron-LM's command line names grouped products."""
+    """The `training.overheads` section of an MoE run; Megatron-LM command lines in the notes state grouped GEMM."""
     notes, preset = case.text("notes"), matching_preset(case)
     candidates = {
         "router_loss": (True, preset in _AUX_LOSS_MODELS and defaults.has_aux_loss),
@@ -119,22 +118,22 @@ def _runs_experts_sequentially(notes: str) -> bool:
 
 
 def moe_precision(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str]:
-    """In which formats recipes of mixtures keep what others keep in FP32."""
+    """`training.precision` entries of MoE recipes that keep optimizer moments below FP32."""
     has_bf16_moments = defaults.moe_only and matching_preset(case) in _BF16_MOMENT_MODELS
     return {"moments": high_precision_format(case)} if has_bf16_moments else {}
 
 
 def _has_unfused_router(case: ValidationCase, defaults: FrameworkDefaults) -> bool:
-    """Whether a recipe of Megatron Bridge chooses experts by one operation after the other."""
+    """Whether a Megatron Bridge recipe runs the router as separate unfused operations."""
     is_tuned = matching_preset(case) not in _UNFUSED_ROUTER_MODELS and not _FINETUNING_NOTE.search(case.text("notes"))
     return defaults.moe_only and not is_tuned
 
 
 def experts_config(case: ValidationCase, preset: str | None) -> dict[str, Any]:
-    """What `model.experts` says of a run, beside what its preset has."""
+    """The `model.experts` section of a run, apart from what its preset contains."""
     dense_layers, capacity = _dense_layer_count(case), _CAPACITY_NOTE.search(case.text("notes"))
     config: dict[str, Any] = {} if dense_layers is None else {"dense_layers": dense_layers}
-    config |= {} if capacity is None else {"capacity": float(capacity[1])}
+    config |= {} if capacity is None else {"capacity_factor": float(capacity[1])}
     if preset is not None:
         return config
     ffn = case.positive_int("moe_ffn_hidden", case.positive_int("ffn_hidden"))
@@ -149,15 +148,15 @@ def experts_config(case: ValidationCase, preset: str | None) -> dict[str, Any]:
 
 
 def moe_layout(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
-    """What `layout` says of a run's experts."""
+    """The `layout` entries of a run's experts."""
     dispatcher, options = _dispatcher(case), token_dispatch_options(case)
     config: dict[str, Any] = {"ep": case.positive_int("ep", 1), "dispatcher": dispatcher.value}
     if dispatcher is TokenDispatcher.HYBRIDEP and _TIMED_RECIPE_NOTE.search(case.text("notes")):
-        config["dispatcher_sms"] = _RECIPE_SM_COUNT
+        config["dispatcher_num_sms"] = _RECIPE_SM_COUNT
     if defaults.moe_only and dispatcher is TokenDispatcher.ALL_TO_ALL and matching_preset(case) in _BF16_MOMENT_MODELS:
-        config |= {"overlap_shared_experts": True}
+        config |= {"moe_shared_expert_overlap": True}
     if options["overlap"]:
-        config |= {"overlap_expert_communication": True, "delay_wgrad": options["delayed wgrad"]}
+        config |= {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": options["delayed wgrad"]}
     etp = _ETP_NOTE.search(case.text("notes"))
     if etp:
         return config | {"etp": int(etp[1])}
@@ -165,7 +164,7 @@ def moe_layout(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, A
 
 
 def token_dispatch_options(case: ValidationCase) -> dict[str, str | float | None]:
-    """How experts of a run got their tokens, by what can differ; `DEFAULT_DISPATCHER`, False and None are what most do."""
+    """Options of the token dispatch; `DEFAULT_DISPATCHER`, False and None are the defaults."""
     notes = case.text("notes")
     capacity = _CAPACITY_NOTE.search(notes)
     return {
@@ -178,14 +177,14 @@ def token_dispatch_options(case: ValidationCase) -> dict[str, str | float | None
 
 @cache
 def _moe_presets() -> dict[str, TransformerModel]:
-    """Shipped models of which every layer behind the first with experts has the same ones."""
+    """Packaged MoE models whose MoE layers are all equal."""
     return {
         name: model_preset.model for name, model_preset in PRESETS.items() if len(model_preset.model.distinct_moes) == 1
     }
 
 
 def _matches(case: ValidationCase, model: TransformerModel) -> bool:
-    """Whether a model has what a row states of it. Vocabularies are padded, and layers cut."""
+    """Whether a model agrees with every dimension that a row states; vocabulary and layer count may differ."""
     (moe,) = model.distinct_moes
     stated = {
         "hidden": model.hidden,
@@ -200,7 +199,7 @@ def _matches(case: ValidationCase, model: TransformerModel) -> bool:
 
 
 def _heads(attention: AttentionSpec) -> dict[str, int]:
-    """Heads of latent attention have keys of two parts, of which tables state one or the sum."""
+    """Heads of attention; MLA's key dimension is left out, as tables state one of its components or the sum."""
     stated = {"heads": attention.heads, "kv_heads": attention.kv_heads}
     match attention:
         case FullAttention(head_dim=width):
@@ -214,13 +213,13 @@ def _is_consistent(case: ValidationCase, stated: Mapping[str, int | str]) -> boo
 
 
 def _dense_layer_count(case: ValidationCase) -> int | None:
-    """How many first layers have a dense MLP, where notes say it: of a cut model before of the whole."""
+    """Number of leading dense layers that the notes state; the first pattern refers to the truncated model."""
     match = next(filter(None, (pattern.search(case.text("notes")) for pattern in _DENSE_LAYER_NOTES)), None)
     return None if match is None else int(match[1])
 
 
 def _dispatcher(case: ValidationCase) -> TokenDispatcher:
-    """How tokens travel: the all-to-all is what recipes of Megatron-LM, NeMo and Megatron Bridge set otherwise."""
+    """The dispatcher: as noted, else the recipe's if the recipe ran unchanged, else all-to-all."""
     notes, gpu = case.text("notes"), case.text("gpu")
     named = next((dispatcher for pattern, dispatcher in _DISPATCHER_NOTES if pattern.search(notes)), None)
     if named is not None or RECIPE_NOTE not in notes:

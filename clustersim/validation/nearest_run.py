@@ -1,11 +1,12 @@
 """Which published run is most like a scenario, and how far was its prediction off?
 
-Near is by the terms of the band (`uncertainty.prediction_interval`): what the logarithm of the error varies by for another accelerator,
-for each kind that only one of both has (software, strategy, format), for each doubling from one amount to the other
-(GPUs, tokens, degrees, parameters). Only runs of the scenario's kind (dense or with experts, with scales or without) of
-which all that a step depends on is known are looked at.
+Distance is the variance that the uncertainty model (`uncertainty.prediction_interval`) assigns to the log
+error for another accelerator, for each category that only one of the two has (software, strategy, format),
+and for each doubling between their quantities (GPUs, tokens, degrees, parameters). Candidates are runs
+whose step is fully specified and that have the scenario's stratum (dense or MoE, high or low precision).
 
-Making scenarios of all rows takes long, so those that are near by their columns are made, and told apart exactly.
+Building scenarios of all cases is slow, so candidates are preselected by their columns, then compared
+exactly.
 """
 
 import math
@@ -24,18 +25,18 @@ from clustersim.validation.case_scenario import case_uncertainty_model
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.steps import build_scenario, compare_step, read_steps
 
-_CANDIDATE_COUNT: Final = 24  # rows of which scenarios are made
+_CANDIDATE_COUNT: Final = 24  # candidates whose scenarios are built
 _PARAMETERS_KEY: Final = "parameters"
 _COLUMN_BY_QUANTITY: Final[Mapping[str, str]] = {"GPUs": "n_gpus", "tokens": "seq", "tp": "tp", "cp": "cp", "pp": "pp"}
 _DOUBLINGS_BY_DIMENSION: Final[Mapping[str, int]] = {
     "layers": 1,
     "hidden": 2,
-}  # by how many doublings of parameters each doubles
+}  # doublings of parameters per doubling of the dimension
 
 
 @dataclass(frozen=True, slots=True)
 class _RunFeatures:
-    """What a scenario is like. amounts: by what they count."""
+    """Features of a scenario for the distance between runs. quantities: by name, such as `GPUs` or `tokens`."""
 
     accelerators: frozenset[str]
     categories: frozenset[str]
@@ -47,7 +48,7 @@ class _RunFeatures:
         return cls(accelerator_names(scenario), step_categories(scenario), quantities)
 
     def distance(self, other: "_RunFeatures", model: UncertaintyModel) -> float:
-        """Variance of the logarithm that is between both; 0 for what is told apart by nothing."""
+        """Variance of the log error between the two runs; 0 if no feature differs."""
         loadings = {
             BaseComponent.ACCELERATOR: float(self.accelerators != other.accelerators),
             BaseComponent.KIND: float(len(self.categories ^ other.categories)),
@@ -58,7 +59,7 @@ class _RunFeatures:
         return sum(loading * model.deviations[term] ** 2 for term, loading in loadings.items())
 
     def differences(self, other: "_RunFeatures") -> Iterator[str]:
-        """What the other has and this one has not, and the reverse, in words."""
+        """What the other run has and this one does not, and the reverse, as phrases; largest differences first."""
         if self.accelerators != other.accelerators:
             yield " and ".join(sorted(other.accelerators))
         by_distance = sorted(
@@ -76,7 +77,7 @@ class _RunFeatures:
 
 
 def nearest_run(scenario: Scenario) -> NearestRun | None:
-    """The published run that is most like a scenario, beside its prediction; None where none is of its kind."""
+    """The most similar published run, with its measured and predicted step time; None if its stratum has no run."""
     is_low_precision = scenario.training.recipe.matmul_formats.low_precision is not None
     model_name = uncertainty_model_name(moe=bool(scenario.model.distinct_moes), low_precision=is_low_precision)
     model, features = load_uncertainty_model(model_name), _RunFeatures.from_scenario(scenario)
@@ -88,7 +89,7 @@ def nearest_run(scenario: Scenario) -> NearestRun | None:
     ]
     if not candidate_features:
         return None
-    case, case_features = min(candidate_features, key=lambda each: features.distance(each[1], model))
+    case, case_features = min(candidate_features, key=lambda candidate: features.distance(candidate[1], model))
     comparison = None if slow_simulation_warnings(build_scenario(case)) else compare_step(case)
     return NearestRun(
         source=case.text("source"),
@@ -101,7 +102,7 @@ def nearest_run(scenario: Scenario) -> NearestRun | None:
 
 
 def _build_scenarios(cases: list[ValidationCase]) -> Iterator[tuple[ValidationCase, Scenario]]:
-    """Those that scenarios can say."""
+    """The cases that scenarios can express, with their scenarios."""
     for case in cases:
         try:
             yield case, build_scenario(case)
@@ -112,7 +113,7 @@ def _build_scenarios(cases: list[ValidationCase]) -> Iterator[tuple[ValidationCa
 def _column_distance(
     case: ValidationCase, scenario: Scenario, features: _RunFeatures, model: UncertaintyModel
 ) -> float:
-    """What `distance` finds of the columns alone; infinite where they do not say it."""
+    """Approximation of `distance` from the columns alone; infinite if they are not stated."""
     try:
         distances = [
             _doublings(case.positive_int(column, 1), features.quantities[name])
@@ -145,7 +146,7 @@ def _describe_quantity(name: str, theirs: float, ours: float) -> str:
 
 
 def _has_alternative(category: str, other_categories: frozenset[str]) -> bool:
-    """Whether the others have something else of the same sort, as `framework nemo` for `framework megatron`."""
+    """Whether the others have another value of its type, such as `framework nemo` for `framework megatron`."""
     category_type = category.split()[0]
     return any(
         other_category.split()[0] == category_type and " " in other_category for other_category in other_categories

@@ -1,13 +1,14 @@
-"""What has a recipe set, of a run that took it as it stands?
+"""What does a recipe set, for a run that used it unchanged?
 
-Notes of a row say `recipe defaults` where its source names the recipe and not what it sets. Here that is added to them
-in the words that notes of other rows have. Since Megatron Bridge 0.5 tokens of mixtures in MXFP8 on Blackwell travel by
-Hybrid-EP beside compute, and the whole iteration is captured: NVIDIA-NeMo/Megatron-Bridge@067f987,
-src/megatron/bridge/perf_recipes/qwen/common.py (`_enable_hybridep_full_iteration_mxfp8`), and of DeepSeek the same
-(`_enable_deepseek_full_iteration_mxfp8`). Those that capture the whole iteration, and they alone, run a fused grouped
-MLP and attention in the format of products, but for DeepSeek-V3's attention on GB200 (v0.5.0 and v0.5.1,
-scripts/performance/configs/{qwen,deepseek,gpt_oss}/*_workload_base_configs.py). What recipes of BF16 set is said by
-`mixtures`.
+The notes of a row say `recipe defaults` where its source names the recipe and not its settings. Here the
+settings are appended to the notes, spelled as in the notes of other rows. Since Megatron Bridge 0.5, MoE
+models in MXFP8 on Blackwell dispatch tokens by Hybrid-EP overlapped with compute, and the full iteration is
+captured in a CUDA graph: NVIDIA-NeMo/Megatron-Bridge@067f987,
+src/megatron/bridge/perf_recipes/qwen/common.py (`_enable_hybridep_full_iteration_mxfp8`), and for DeepSeek
+the same (`_enable_deepseek_full_iteration_mxfp8`). Recipes with full-iteration graphs, and only these, run
+a fused grouped MLP and attention in the matmuls' format, except DeepSeek-V3's attention on GB200 (v0.5.0
+and v0.5.1, scripts/performance/configs/{qwen,deepseek,gpt_oss}/*_workload_base_configs.py). The settings of
+BF16 recipes are in `moe_settings`.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ _DEFAULT_NOTES: Final = ("moe_flex_dispatcher_backend=hybridep", "moe_a2a_overla
 
 
 def with_recipe_notes(case: ValidationCase) -> ValidationCase:
-    """The row, with what its recipe sets in its notes."""
+    """The case with the settings of its recipe appended to its notes."""
     extra_notes = [*_recipe_notes(case)] if case.text("precision") == "mxfp8" and case.text("gpu") in _BLACKWELL else []
     return (
         ValidationCase(case.cells | {"notes": "; ".join((case.text("notes"), *extra_notes))}, case.line_number)

@@ -1,11 +1,12 @@
-"""Are failures, and what they leave of a job's time, what clusters published?
+"""Are predicted failure rates, and the training time that they cost, what clusters published?
 
-The rate of a cluster is what its own row says (`basis`). Another row's prediction uses the geometric mean of all
-*other* clusters' rates (`rates` others), as a planner's of a new cluster does, or its own (`own`), which tells whether
-failures are proportional to nodes and, of effective training time, what restarts and checkpoints make of them; where a
-source's figure follows from its own rate, `notes` say that it is circular. Effective time is that of a job over 30
-days, with restarts and checkpoints as the typical preset has them unless the row says otherwise, and enough spares. Of
-a figure that is only bounded (relation `>`), the error is what the prediction lacks.
+The failure rate of a cluster is that of its own row (`basis`). Other rows are predicted with the geometric
+mean of all *other* clusters' rates (`rates` others), as in planning a new cluster, or with their own
+(`own`), which tests whether failures are proportional to nodes and, for ETTR, the model of restarts and
+checkpoints; where a source's figure follows from its own rate, `notes` call it circular. ETTR (effective
+training time ratio) is that of a job over 30 days, with restarts and checkpoints of the default preset
+unless the row says otherwise, and with enough spares. If a figure is only bounded (relation `>`), the error
+is the shortfall of the prediction.
 """
 
 import math
@@ -43,33 +44,33 @@ QUANTITIES: Final = ("rate", "interruptions", "mttf_h", "ettr")
 _SECONDS_PER_DAY: Final = 86400.0
 _MONTE_CARLO_RUNS: Final = 24
 _JOB_SECONDS: Final = 30.0 * _SECONDS_PER_DAY
-_REFERENCE_NODE_GPUS: Final = 8.0  # that rates are told for: nodes of other sizes count as so many
+_REFERENCE_NODE_GPUS: Final = 8.0  # GPUs of the node that rates refer to; other nodes are converted
 
 
 def read_reliability(path: Path = PUBLISHED_TABLE) -> list[ValidationCase]:
-    """The rows of a table of failures."""
+    """Read the cases of a table of failures."""
     return read_cases(path, REQUIRED_COLUMNS)
 
 
 def compare_reliability(cases: Sequence[ValidationCase]) -> list[CaseComparison]:
-    """Predict every row, in the unit of its quantity."""
+    """Predict every case, in the unit of its quantity."""
     rates = interruption_rates(read_reliability()) | interruption_rates(cases)
     return [_compare_case(case, rates) for case in cases]
 
 
 def interruption_rates(cases: Sequence[ValidationCase]) -> dict[str, float]:
-    """Interruptions per 1,000 days of a node of 8 GPUs, by cluster, of the rows that are the basis of their cluster."""
+    """Interruptions per 1,000 days of a node of 8 GPUs, by cluster, of the rows that define a cluster's rate."""
     return {case.text("cluster"): _interruption_rate(case) for case in cases if case.boolean("basis")}
 
 
 def geometric_mean_rate(rates: Mapping[str, float]) -> tuple[float, float]:
-    """The geometric mean of clusters' rates and their geometric standard deviation."""
+    """Geometric mean and geometric standard deviation of the clusters' rates."""
     logs = [math.log(rate) for rate in rates.values()]
     return math.exp(fmean(logs)), math.exp(stdev(logs))
 
 
 def describe_rates() -> list[str]:
-    """The rates of shipped clusters and what they have in common, in sentences; the typical preset is made of them."""
+    """Sentences about the rates of the published clusters, on which the default preset is based."""
     rates = interruption_rates(read_reliability())
     mean, deviation = geometric_mean_rate(rates)
     rate_list = ", ".join(f"{name} {rate:.2f}" for name, rate in sorted(rates.items()))
@@ -80,7 +81,7 @@ def describe_rates() -> list[str]:
 
 
 def _interruption_rate(case: ValidationCase) -> float:
-    """The rate that a row says, by whatever quantity."""
+    """The rate that a row states, from any of its quantities."""
     nodes = case.positive_float("gpus") / _REFERENCE_NODE_GPUS
     match case.text("quantity"):
         case "interruptions":
@@ -104,12 +105,12 @@ def _compare_case(case: ValidationCase, rates: Mapping[str, float]) -> CaseCompa
         return CaseComparison(
             case.text("case_id"), case.text("source"), measured, None, str(error), groupings=groupings
         )
-    reported = min(predicted, measured) if is_lower_bound else predicted  # above a lower bound is right
+    reported = min(predicted, measured) if is_lower_bound else predicted  # any value above a lower bound is correct
     return CaseComparison(case.text("case_id"), case.text("source"), measured, reported, groupings=groupings)
 
 
 def _prediction_rate(case: ValidationCase, rates: Mapping[str, float]) -> float:
-    """The rate that a row is predicted with."""
+    """The rate with which a row is predicted."""
     name = case.text("cluster")
     if case.text("rates") == "own":
         if name not in rates:
@@ -137,7 +138,7 @@ def _predict(case: ValidationCase, rate: float) -> float:
 
 
 def _simulate_ettr(case: ValidationCase, interruptions_per_second: float) -> float:
-    """Effective training time of a job, simulated."""
+    """Effective training time ratio of a job, by Monte Carlo simulation."""
     typical = load_reliability(DEFAULT_PRESET)
     blocking_seconds = case.positive_float("block_s", typical.checkpoint.snapshot)
     drain_seconds = 0.0 if case.text("block_s") else typical.checkpoint.overhead

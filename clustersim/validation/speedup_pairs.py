@@ -1,11 +1,11 @@
-"""How much faster is a step in a narrow format, or with experts served otherwise: is it predicted as it was measured?
+"""How much faster is a step in low precision, or with other MoE communication: predicted as measured?
 
-A pair are two cases of one source that differ in nothing else. Of formats one is in bf16 or fp16, one in a format with
-scales. Where several wide ones fit, those of the same place in the source are taken, so that releases of a software
-are compared each with itself, and of what is left the mean. Recipes for one format are not always those for another:
-other layouts are no pair, since their ratio says more of the layout than of the format. Of mixtures both are in the
-same place of the source, and differ in one thing of how experts get their tokens (`mixtures.token_dispatch_options`), with
-whatever else the notes say that came with it.
+A pair consists of two cases of one source that differ in nothing else. Precision: one run in bf16 or fp16,
+one in a scaled format (FP8, MXFP8, NVFP4). If several bf16/fp16 runs match, those with the same locator are
+preferred, so that each release of a software is compared with itself, and the remaining ones are averaged.
+Runs with different layouts are not paired: their ratio says more about the layout than about the format.
+MoE communication: both runs have the same locator and differ in one option of the token dispatch
+(`moe_settings.token_dispatch_options`) and in whatever else the notes say that came with it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,10 @@ _LOCATOR_COLUMN: Final = "locator"
 
 @dataclass(frozen=True, slots=True)
 class SpeedupPair:
-    """Two cases. change: what the second has otherwise; measured, predicted: time of the first over the second's."""
+    """Two cases. change: what the second changes; measured, predicted: first step time over the second.
+
+    Fields are JSON keys (`asdict`).
+    """
 
     source: str
     first: str
@@ -40,29 +43,29 @@ class SpeedupPair:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one."""
+        """Relative error of the ratio, predicted / measured - 1."""
         return self.predicted / self.measured - 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """The pair as plain data."""
+        """The pair as JSON data."""
         return asdict(self) | {"error": self.error}
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedupPairs:
-    """All pairs of a kind."""
+    """All pairs of one kind (precision or MoE communication)."""
 
     pairs: tuple[SpeedupPair, ...]
 
     def statistics_by_change(self) -> dict[str, ErrorStatistics]:
-        """How far predicted ratios are from measured ones, by what the second cases have otherwise."""
-        groups = group_by(self.pairs, lambda each: each.change)
+        """Error statistics of the predicted ratios, by change."""
+        groups = group_by(self.pairs, lambda pair: pair.change)
         return {
             name: summarize_errors([speedup_pair.error for speedup_pair in group]) for name, group in groups.items()
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Errors, overall and by change, and every pair."""
+        """Error statistics, overall and by change, and every pair, as JSON data."""
         overall = summarize_errors([pair.error for pair in self.pairs]).to_json()
         by_change = {name: error_statistics.to_json() for name, error_statistics in self.statistics_by_change().items()}
         return {
@@ -73,17 +76,22 @@ class SpeedupPairs:
 
 
 def precision_speedups(cases: Sequence[ValidationCase], comparisons: Sequence[CaseComparison]) -> SpeedupPairs:
-    """Those of formats of which both have a prediction; comparisons: of these cases, in their order."""
+    """The precision pairs with two predictions; comparisons: in the order of the cases."""
     sets = group_by(_predicted_runs(cases, comparisons), lambda run: run.matching_key(_LOCATOR_COLUMN, "precision"))
     return SpeedupPairs(tuple(pair for runs in sets.values() for pair in _precision_pairs(runs)))
 
 
 def moe_comm_speedups(cases: Sequence[ValidationCase], comparisons: Sequence[CaseComparison]) -> SpeedupPairs:
-    """Those of mixtures of which both have a prediction, so likewise; the plainer one is the first."""
+    """The pairs of predicted MoE runs that differ in one communication option; the default comes first."""
     runs = [run for run in _predicted_runs(cases, comparisons) if has_experts(run.case)]
     sets = group_by(runs, lambda run: run.matching_key())
     return SpeedupPairs(
-        tuple(pair for item in sets.values() for two in combinations(item, 2) for pair in _moe_comm_pairs(*two))
+        tuple(
+            pair
+            for layouts in sets.values()
+            for layout_pair in combinations(layouts, 2)
+            for pair in _moe_comm_pairs(*layout_pair)
+        )
     )
 
 
@@ -103,7 +111,7 @@ class _PredictedRun:
     comparison: CaseComparison
 
     def matching_key(self, *ignored_columns: str) -> tuple[tuple[str, str], ...]:
-        """All that is the same in a pair; a column that one table lacks is an empty cell. apart: what may differ."""
+        """The sorted non-empty cells that both runs of a pair must share; ignored_columns: may differ as well."""
         cells = self.case.cells.items()
         return tuple(
             sorted(
@@ -113,7 +121,7 @@ class _PredictedRun:
 
     @property
     def predicted(self) -> Seconds:
-        """The predicted time."""
+        """The predicted step time."""
         return self.comparison.predicted or 0.0
 
 
@@ -125,7 +133,7 @@ def _precision_pairs(runs: Sequence[_PredictedRun]) -> Iterator[SpeedupPair]:
 
 
 def _same_locator_runs(low_precision_run: _PredictedRun, baselines: Sequence[_PredictedRun]) -> Sequence[_PredictedRun]:
-    """Of the wide ones those of the same place, if there are any."""
+    """The baselines with the run's locator if there are any, else all."""
     locator = low_precision_run.case.text(_LOCATOR_COLUMN)
     return [run for run in baselines if run.case.text(_LOCATOR_COLUMN) == locator] or baselines
 

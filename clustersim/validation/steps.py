@@ -27,18 +27,18 @@ REQUIRED_COLUMNS: Final = (
 )
 DENSE_LABEL: Final = "dense"
 MOE_LABEL: Final = "mixtures of experts"
-LOW_PRECISION_LABEL: Final = "narrow formats"
+LOW_PRECISION_LABEL: Final = "low precision"
 _SCALE_BINS: Final = ((8, "one node (8 or fewer)"), (64, "9 to 64"), (512, "65 to 512"), (math.inf, "more than 512"))
-_CHUNK_SIZE: Final = 8  # cases that a process takes at a time
+_CHUNK_SIZE: Final = 8  # cases per task of the process pool
 
 
 def read_steps(path: Path = PUBLISHED_TABLE) -> list[ValidationCase]:
-    """The rows of a table of steps."""
+    """Read the cases of a table of steps."""
     return read_cases(path, REQUIRED_COLUMNS)
 
 
 def build_scenario(case: ValidationCase, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario of a run, with some keys changed (`key=value`); raise CannotPredictError where there is none."""
+    """The scenario of a run, with overrides (`key=value`); raises CannotPredictError if there is none."""
     mapping = scenario_mapping(case)
     try:
         return Scenario.from_mapping(mapping, overrides, default_name=case.text("case_id"))
@@ -48,12 +48,12 @@ def build_scenario(case: ValidationCase, overrides: Sequence[str] = ()) -> Scena
 
 
 def predicted_step_seconds(result: SimulationResult) -> Seconds:
-    """What a run is predicted to report: of several simulated steps the last, which is a steady one."""
+    """Predicted step time: the last simulated step's, which is in steady state."""
     return float(result.step_times[-1])
 
 
 def step_time_interval(result: SimulationResult) -> PredictionInterval:
-    """Between what and what a run is expected."""
+    """90 % prediction interval of a run's step time, in seconds."""
     predicted, relative_interval = predicted_step_seconds(result), result.relative_interval
     return PredictionInterval(
         predicted * relative_interval.low, predicted * relative_interval.high, relative_interval.strata
@@ -61,7 +61,7 @@ def step_time_interval(result: SimulationResult) -> PredictionInterval:
 
 
 def compare_step(case: ValidationCase, overrides: Sequence[str] = ()) -> CaseComparison:
-    """Predict one run, with some keys of its scenario changed."""
+    """Predict one run, with overrides of its scenario, and compare it with the measured step time."""
     identity, measured, groupings = (case.text("case_id"), _source_label(case)), float("nan"), error_groupings(case)
     try:
         measured = case.positive_float("step_time_s")
@@ -83,7 +83,7 @@ def compare_step(case: ValidationCase, overrides: Sequence[str] = ()) -> CaseCom
 
 
 def _source_label(case: ValidationCase) -> str:
-    """Who published a run; mixtures of experts count as a source of their own, and so do runs in narrow formats."""
+    """Source label; a source's MoE runs and low-precision runs count as sources of their own."""
     suffixes = (("mixtures", has_experts(case)), (LOW_PRECISION_LABEL, is_low_precision(case)))
     return ", ".join((case.text("source"), *(suffix for suffix, applies in suffixes if applies)))
 
@@ -95,9 +95,10 @@ def compare_steps(
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[CaseComparison]:
-    """Predict many runs, in parallel, with the same keys of all scenarios changed.
+    """Predict runs in parallel, with the same overrides for all scenarios.
 
-    progress: called with how many are done. Raises InputError where a change leaves none to be predicted.
+    workers: number of processes, None: one per CPU; progress: called with the number of finished runs. Raises
+    InputError if the overrides leave no run that can be predicted.
     """
     comparisons = _compare_parallel(cases, partial(compare_step, overrides=tuple(overrides)), workers, progress)
     if overrides and comparisons and not any(comparison.predicted is not None for comparison in comparisons):
@@ -129,7 +130,7 @@ def _collect(results: Iterable[CaseComparison], progress: Callable[[int], None] 
 
 
 def error_groupings(case: ValidationCase) -> dict[str, str]:
-    """By what a run's error is grouped."""
+    """Labels by which a run's error is grouped."""
     return {
         "layers": (MOE_LABEL if has_experts(case) else DENSE_LABEL)
         + (f", {LOW_PRECISION_LABEL}" if is_low_precision(case) else ""),
@@ -144,6 +145,7 @@ def error_groupings(case: ValidationCase) -> dict[str, str]:
 
 
 def _scale_label(case: ValidationCase) -> str:
+    """Label of the bin of the GPU count."""
     gpus = case.text("n_gpus")
     return (
         next(label for max_gpus, label in _SCALE_BINS if float(gpus) <= max_gpus) if gpus.isdecimal() else "not stated"
@@ -151,7 +153,7 @@ def _scale_label(case: ValidationCase) -> str:
 
 
 def _parallelism_label(case: ValidationCase) -> str:
-    """Parallel axes with a degree above one, and ZeRO: `tp+pp`, `dp (ZeRO-3)`."""
+    """Parallel axes with a degree above one, and the ZeRO stage: `tp+pp`, `dp (ZeRO-3)`."""
     axes = [axis.name for axis in DISPLAY_AXES if case.text(axis.name) not in ("", "1")]
     stage = case.text("zero_stage")
     return ("+".join(axes) or "none") + (f" (ZeRO-{stage})" if stage not in ("", "0") else "")

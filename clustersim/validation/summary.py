@@ -1,10 +1,10 @@
-"""What is said of a table of cases? Its errors, overall and by source and factor, and what is missing from them.
+"""What is reported of a validation table? Errors, overall and by source and grouping, and coverage.
 
-A source that mixes two kinds of runs, of which a mean says little, is also told apart (`SOURCE_SUBSETS`). Times that another
-simulator predicted are no measurements: they are compared, but beside all that is said of the others. Coverage is
-predicted over expressible, where each case says for itself whether it is expressible; and, more strictly, over all
-steps whose inputs are known (quality A and B), whatever they say, of dense models and of mixtures of experts, in bf16
-or fp16 and in formats with scales, each apart.
+A source that mixes two kinds of runs, for which one mean says little, is also split (`SOURCE_SUBSETS`).
+Step times that another simulator predicted are not measurements: they are compared, but enter no other
+statistic. Coverage is predicted over expressible cases, where each case says whether it is expressible. A
+stricter coverage is over all steps whose inputs are known (quality A and B), expressible or not, separately
+for dense and MoE models and for bf16/fp16 and low precision.
 """
 
 import math
@@ -40,36 +40,37 @@ from clustersim.validation.training_precision import is_low_precision
 
 DENSE_COVERAGE: Final = "dense bf16/fp16, quality A and B"
 MOE_COVERAGE: Final = "mixtures of experts bf16/fp16, quality A and B"
-LOW_PRECISION_DENSE_COVERAGE: Final = "dense in narrow formats, quality A and B"
-LOW_PRECISION_MOE_COVERAGE: Final = "mixtures of experts in narrow formats, quality A and B"
-_MODEL_TYPE_GROUPING: Final = "layers"  # the factor that tells dense models from mixtures
+LOW_PRECISION_DENSE_COVERAGE: Final = "dense in low precision, quality A and B"
+LOW_PRECISION_MOE_COVERAGE: Final = "mixtures of experts in low precision, quality A and B"
+_MODEL_TYPE_GROUPING: Final = "layers"  # the grouping that separates dense from MoE models
 _LINE_PREFIX: Final = re.compile(r"^line \d+: ")
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionCoverage:
-    """How many cases of those that should have a prediction have one."""
+    """How many of the expressible cases have a prediction."""
 
     predicted_count: int
     expressible_count: int
 
     @property
     def share(self) -> float | None:
-        """Predicted over expressible; None if there are none."""
+        """Predicted over expressible; None if no case is expressible."""
         return self.predicted_count / self.expressible_count if self.expressible_count else None
 
     def to_json(self) -> dict[str, Any]:
-        """The counts and the share."""
+        """The counts and the fraction as JSON data."""
         return {"predicted": self.predicted_count, "expressible": self.expressible_count, "share": self.share}
 
 
 @dataclass(frozen=True, slots=True)
 class ValidationSummary:
-    """Of one table. kind: of `cli.validation_kinds`; covered: of kinds of cases by name, of steps only.
+    """Summary of one table. table_kind: one of `cli.validation_kinds`.
 
-    simulated: cases whose time another simulator predicted, in none of the other figures; subsets: parts of sources, by
-    name; layouts: which is fastest, and pairs: by what they differ in, of steps only; fits: of memory only; notes:
-    sentences about the table.
+    comparisons: measured cases; simulated_by_others: cases whose time another simulator predicted, in no other
+    statistic; subsets: error statistics of subsets of sources, by name; fit_verdicts: memory tables only;
+    notes: sentences about the table. Tables of steps only: coverage_by_category: by name, layout_ranking: how
+    well the fastest layout is selected, speedup_pairs: by what the runs of a pair differ in.
     """
 
     table_kind: str
@@ -84,24 +85,24 @@ class ValidationSummary:
 
     @property
     def overall(self) -> ErrorStatistics:
-        """The quality of all cases."""
+        """Error statistics of all measured cases."""
         return summarize_comparisons(self.comparisons)
 
     @property
     def statistics_by_source(self) -> dict[str, ErrorStatistics]:
-        """The quality of every source."""
+        """Error statistics of each source."""
         return statistics_by_source(self.comparisons)
 
     @property
     def macro_average(self) -> MacroAverage | None:
-        """Means over sources."""
+        """Macro-average over sources; None without predictions."""
         return macro_average(self.statistics_by_source.values())
 
     @property
     def macro_by_model_type(self) -> dict[str, MacroAverage]:
-        """Means over sources of dense models and of mixtures apart, where a table has both."""
+        """Macro-averages over sources of dense and of MoE models; empty unless the table has both."""
         labelled = [comparison for comparison in self.comparisons if _MODEL_TYPE_GROUPING in comparison.groupings]
-        groups = group_by(labelled, lambda each: each.groupings[_MODEL_TYPE_GROUPING])
+        groups = group_by(labelled, lambda comparison: comparison.groupings[_MODEL_TYPE_GROUPING])
         means = {
             model_type: macro_average(statistics_by_source(group).values()) for model_type, group in groups.items()
         }
@@ -110,17 +111,17 @@ class ValidationSummary:
 
     @property
     def statistics_by_grouping(self) -> dict[str, dict[str, ErrorStatistics]]:
-        """The quality by every value of every factor."""
+        """Error statistics by grouping and label."""
         return statistics_by_grouping(self.comparisons)
 
     @property
     def interval_coverage(self) -> dict[str, IntervalCoverage]:
-        """How many measured steps lie in their bands, overall and by regime; empty where nothing has a band."""
+        """Empirical coverage of the prediction intervals, overall and by stratum; empty if no case has an interval."""
         return interval_coverage(self.comparisons)
 
     @property
     def coverage(self) -> PredictionCoverage:
-        """Of what every case says of itself."""
+        """Coverage of the cases that are expressible."""
         expressible = [comparison for comparison in self.comparisons if comparison.is_expressible]
         return PredictionCoverage(
             sum(case_comparison.predicted is not None for case_comparison in expressible), len(expressible)
@@ -128,27 +129,27 @@ class ValidationSummary:
 
     @property
     def measured_but_unfit(self) -> tuple[str, ...]:
-        """Ids of cases with a measurement, so that they ran, which are predicted not to fit in memory; each once."""
+        """Distinct ids of cases that were measured, so that they ran, but are predicted not to fit in memory."""
         return tuple(
             dict.fromkeys(comparison.case_id for comparison in self.comparisons if comparison.fits_in_memory is False)
         )
 
     @property
     def skip_reasons(self) -> dict[str, tuple[str, ...]]:
-        """Why cases were skipped, with their ids; the reason of most cases first."""
+        """Ids of the skipped cases by reason, most frequent reason first."""
         skipped = [
             comparison
             for comparison in (*self.comparisons, *self.simulated_by_others)
             if comparison.skip_reason is not None
         ]
-        groups = group_by(skipped, lambda each: _LINE_PREFIX.sub("", each.skip_reason or ""))
+        groups = group_by(skipped, lambda comparison: _LINE_PREFIX.sub("", comparison.skip_reason or ""))
         case_ids = {
             reason: tuple(case_comparison.case_id for case_comparison in group) for reason, group in groups.items()
         }
-        return dict(sorted(case_ids.items(), key=lambda item: -len(item[1])))
+        return dict(sorted(case_ids.items(), key=lambda reason_ids: -len(reason_ids[1])))
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain data, without infinities and NaN."""
+        """The summary as JSON data, without infinities and NaN."""
         average = self.macro_average
         document = {
             "kind": self.table_kind,
@@ -167,7 +168,7 @@ class ValidationSummary:
             "simulated_cases": [simulated_by_other.to_json() for simulated_by_other in self.simulated_by_others],
         }
         macro_entry = (
-            {"macro_by_layers": {model_type: asdict(item) for model_type, item in self.macro_by_model_type.items()}}
+            {"macro_by_layers": {model_type: asdict(error) for model_type, error in self.macro_by_model_type.items()}}
             if self.macro_by_model_type
             else {}
         )
@@ -179,7 +180,7 @@ class ValidationSummary:
         )
         fit_entry = {"fits": self._fits_json()} if self.fit_verdicts else {}
         coverage_entry = (
-            {"bands": {stratum: asdict(element) for stratum, element in self.interval_coverage.items()}}
+            {"interval_coverage": {stratum: asdict(coverage) for stratum, coverage in self.interval_coverage.items()}}
             if self.interval_coverage
             else {}
         )
@@ -193,13 +194,13 @@ class ValidationSummary:
             "right": sum(memory_fit_verdict.is_correct for memory_fit_verdict in predicted),
             "cases": [
                 {
-                    "case_id": item.case_id,
-                    "source": item.source,
-                    "stated": item.stated,
-                    "predicted": item.predicted,
-                    "skipped_reason": item.skip_reason,
+                    "case_id": verdict.case_id,
+                    "source": verdict.source,
+                    "stated": verdict.stated,
+                    "predicted": verdict.predicted,
+                    "skipped_reason": verdict.skip_reason,
                 }
-                for item in self.fit_verdicts
+                for verdict in self.fit_verdicts
             ],
         }
 
@@ -211,11 +212,14 @@ class ValidationSummary:
 
 
 def summarize_steps(cases: Sequence[ValidationCase], comparisons: Sequence[CaseComparison]) -> ValidationSummary:
-    """The summary of a table of steps; comparisons: of these cases, in their order."""
+    """The summary of a table of steps; comparisons: in the order of the cases."""
     case_comparisons = list(zip(cases, comparisons, strict=True))
     measured = [(case, case_comparison) for case, case_comparison in case_comparisons if is_measured(case)]
-    simulated = tuple(item for case, item in case_comparisons if not is_measured(case))
-    measured_cases, measured_comparisons = [case for case, _ in measured], tuple(element for _, element in measured)
+    simulated = tuple(comparison for case, comparison in case_comparisons if not is_measured(case))
+    measured_cases, measured_comparisons = (
+        [case for case, _ in measured],
+        tuple(comparison for _, comparison in measured),
+    )
     categories = {
         DENSE_COVERAGE: is_high_precision_dense,
         MOE_COVERAGE: is_high_precision_moe,
@@ -223,7 +227,7 @@ def summarize_steps(cases: Sequence[ValidationCase], comparisons: Sequence[CaseC
         LOW_PRECISION_MOE_COVERAGE: _is_low_precision_moe,
     }
     coverage = {
-        name: _coverage([entry for case, entry in measured if is_in_category(case)])
+        name: _coverage([comparison for case, comparison in measured if is_in_category(case)])
         for name, is_in_category in categories.items()
     }
     ranking = rank_layouts(measured_cases, measured_comparisons)
@@ -249,12 +253,12 @@ def _coverage(comparisons: Sequence[CaseComparison]) -> PredictionCoverage:
 
 
 def replace_non_finite(value: Any) -> Any:
-    """Plain data with null for every number that JSON cannot say."""
+    """JSON data with null for every non-finite number."""
     match value:
         case float():
             return value if math.isfinite(value) else None
         case dict():
-            return {key: replace_non_finite(item) for key, item in value.items()}
+            return {key: replace_non_finite(inner) for key, inner in value.items()}
         case list() | tuple():
             return [replace_non_finite(item) for item in value]
     return value
@@ -274,7 +278,7 @@ SOURCE_SUBSETS: Final[tuple[tuple[str, Callable[[ValidationCase], bool], str, st
 
 
 def _subset_statistics(case_comparisons: Sequence[tuple[ValidationCase, CaseComparison]]) -> dict[str, ErrorStatistics]:
-    """The parts of the sources that have parts; source: whose; those of which `is_other` holds come second."""
+    """Error statistics of the subsets of the sources that are split."""
     statistics: dict[str, ErrorStatistics] = {}
     for source, is_other, first_label, second_label in SOURCE_SUBSETS:
         of_source = [pair for pair in case_comparisons if pair[1].source == source]

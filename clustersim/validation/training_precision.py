@@ -1,19 +1,20 @@
 """In which number formats did a published run train?
 
-A row's `precision` is a word. `mxfp8` says how products scale their operands; `fp8_ratio` does not: it is what the software
-means by it. Software also has habits of its own for what it keeps: whether the matrices that have narrow products are
-stored in their format (Megatron-LM's `fp8_param_gather`) and in which they are gathered. A word of which nothing says
-what it means is no prediction.
+A row's `precision` is a name. `mxfp8` says how matmul operands are scaled; `fp8_ratio` does not: its meaning
+depends on the software. Software also has defaults for stored tensors: whether weights of low-precision
+matmuls are stored in their compute format (Megatron-LM's `fp8_param_gather`), and in which format they are
+all-gathered. A name whose meaning is not documented gives no prediction.
 
-Sources, by software: NVIDIA/NeMo, scripts/performance/helpers.py (`set_precision_configs`: "ds" unless told otherwise,
-first and last layers not in BF16) and llm/recipes/precision/mixed_precision.py; NVIDIA/dgxc-benchmarking, launch.sh of
-v25.10 and later (`-fr cs`; Nemotron-4, Grok-1), and configure.sh of v24.11.1 (`fp8_params`);
-NVIDIA-NeMo/Megatron-Bridge, scripts/performance/utils/precision.py (`get_precision_config`: first_last_layers_bf16 =
-False) and training/mixed_precision.py, v0.2 to v0.5; NVIDIA/Megatron-LM, training/arguments.py (`--fp8-recipe delayed`)
-and core/distributed/param_and_grad_buffer.py (`_post_param_sync`: MXFP8 parameters are gathered in BF16 and then cast);
-yanring/Megatron-MoE-ModelZoo, sbatch_benchmarking.sh; mosaicml/composer, core/precision.py (`DelayedScaling`), and
-mosaicml/llm-foundry, submit_benchmarks.py (`fc_type` te); pytorch/torchtitan, docs/float8.md of 2024; google/maxtext,
-`quantization: fp8` (Flax' Fp8DotGeneralOp, delayed scaling).
+Sources, by software: NVIDIA/NeMo, scripts/performance/helpers.py (`set_precision_configs`: "ds" unless
+set otherwise, first and last layers not in BF16) and llm/recipes/precision/mixed_precision.py;
+NVIDIA/dgxc-benchmarking, launch.sh of v25.10 and later (`-fr cs`; Nemotron-4, Grok-1), and configure.sh of
+v24.11.1 (`fp8_params`); NVIDIA-NeMo/Megatron-Bridge, scripts/performance/utils/precision.py
+(`get_precision_config`: first_last_layers_bf16 = False) and training/mixed_precision.py, v0.2 to v0.5;
+NVIDIA/Megatron-LM, training/arguments.py (`--fp8-recipe delayed`) and
+core/distributed/param_and_grad_buffer.py (`_post_param_sync`: MXFP8 parameters are gathered in BF16 and
+then cast); yanring/Megatron-MoE-ModelZoo, sbatch_benchmarking.sh; mosaicml/composer, core/precision.py
+(`DelayedScaling`), and mosaicml/llm-foundry, submit_benchmarks.py (`fc_type` te); pytorch/torchtitan,
+docs/float8.md of 2024; google/maxtext, `quantization: fp8` (Flax' Fp8DotGeneralOp, delayed scaling).
 """
 
 import re
@@ -26,7 +27,7 @@ from clustersim.validation.cases import CannotPredictError, ValidationCase
 
 HIGH_PRECISION: Final = ("bf16", "fp16")
 PrecisionConfigs = Mapping[str, Mapping[str, str]]
-"""What `training.precision` says, by the word of a row."""
+"""`training.precision` sections by the name in a row."""
 
 _RECIPE_NAMES: Final = ("fp8-current", "fp8-blockwise", "fp8-rowwise", "fp8-tensorwise", "mxfp8", "nvfp4")
 BY_RECIPE_NAME: Final[PrecisionConfigs] = {name: {"compute": name} for name in _RECIPE_NAMES}
@@ -56,16 +57,16 @@ BRIDGE: Final[PrecisionConfigs] = {
 DELAYED_SCALING: Final[PrecisionConfigs] = {**BY_RECIPE_NAME, "fp8": {"compute": "fp8"}}
 TORCHAO: Final[PrecisionConfigs] = {**BY_RECIPE_NAME, "fp8-mixed": {"compute": "fp8-tensorwise", "gathered": "fp8"}}
 
-# as notes have it; Transformer Engine's attention has the linear layers' scales where it can
+# text in the notes; Transformer Engine's attention uses the linear layers' scaling where it can
 FP8_ATTENTION_NOTE: Final = "fp8_dot_product_attention=True"
 _ATTENTION_FORMATS: Final = (DType.FP8.value, DType.MXFP8.value)
-_PARAM_GATHER_NOTE: Final = "fp8-param-gather"  # as notes say it
-_DGXC_RELEASE: Final = re.compile(r"dgxc-benchmarking v(\d+\.\d+)")  # of which a locator names the file
+_PARAM_GATHER_NOTE: Final = "fp8-param-gather"  # text in the notes
+_DGXC_RELEASE: Final = re.compile(r"dgxc-benchmarking v(\d+\.\d+)")  # named by the locator
 _CURRENT_SCALING_SINCE: Final = 25.10
 
 
 def training_precision(case: ValidationCase, configs: PrecisionConfigs) -> Mapping[str, str]:
-    """What `training.precision` says of a row; words: its software's. Raise CannotPredictError if nothing says it."""
+    """The `training.precision` section of a row; configs: its software's. Raises CannotPredictError if unknown."""
     name = case.text("precision")
     if is_high_precision(case):
         return {"compute": name}
@@ -84,7 +85,7 @@ def training_precision(case: ValidationCase, configs: PrecisionConfigs) -> Mappi
 
 
 def _uses_current_scaling(case: ValidationCase, configs: PrecisionConfigs) -> bool:
-    """Whether it is of a release of NVIDIA's recipes that scales by what it finds in a tensor."""
+    """Whether the run used a release of NVIDIA's recipes with current (per-tensor) scaling."""
     release = _DGXC_RELEASE.search(case.text("locator"))
     return configs is NEMO and release is not None and float(release[1]) >= _CURRENT_SCALING_SINCE
 
@@ -94,10 +95,10 @@ def _stores_low_precision(case: ValidationCase) -> bool:
 
 
 def is_high_precision(case: ValidationCase) -> bool:
-    """Whether a row's format has no scales."""
+    """Whether a row's precision is unscaled (bf16 or fp16)."""
     return case.text("precision") in HIGH_PRECISION
 
 
 def is_low_precision(case: ValidationCase) -> bool:
-    """Whether a row names a format of fewer than 16 bits."""
+    """Whether a row states a format of fewer than 16 bits."""
     return not is_high_precision(case) and case.text("precision") != ""

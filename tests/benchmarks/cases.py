@@ -6,19 +6,19 @@ from typing import Any
 import yaml
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama3_405b_16k.yaml"
-GPUS_PER_REPLICA = 128  # GPUs of one replica of the example: tp 8 × pp 16
-MICROBATCHES_PER_REPLICA = 16  # of each replica of the example
+GPUS_PER_REPLICA = 128  # the example: tp 8 × pp 16
+MICROBATCHES_PER_REPLICA = 16  # of the example
 Mapping = dict[str, Any]
 
 
 def example_scenario() -> Mapping:
-    """Llama 3 405B on 16,384 GPUs, as the example has it."""
+    """Llama 3 405B on 16,384 GPUs, unchanged."""
     mapping: Mapping = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     return mapping
 
 
 def folded_16k() -> Mapping:
-    """The example."""
+    """The unchanged example; symmetric ranks are simulated once."""
     return example_scenario()
 
 
@@ -28,30 +28,30 @@ def folded_131k() -> Mapping:
 
 
 def slow_rank_16k() -> Mapping:
-    """The example with one GPU at nine tenths of its speed."""
-    return {**example_scenario(), "disturbances": {"slow": [{"gpu": 12345, "speed": 0.9}]}}
+    """The example with one GPU at 90 % of its speed."""
+    return {**example_scenario(), "degradations": {"slow": [{"gpu": 12345, "speed": 0.9}]}}
 
 
 def jitter_16k() -> Mapping:
-    """The example in which every kernel of every rank varies by 1 %, so no two do the same; no links are shared."""
-    return {**example_scenario(), "disturbances": {"jitter": "1%"}, "cost": {"network": "uncontended"}}
+    """The example with 1 % jitter of every kernel on every rank, so no two ranks are equal; no link contention."""
+    return {**example_scenario(), "degradations": {"jitter": "1%"}, "cost": {"network": "uncontended"}}
 
 
 def slow_rank_175b() -> Mapping:
-    """GPT-3 175B on 1,024 A100, as the example has it, with one GPU at nine tenths of its speed; links are shared."""
+    """The GPT-3 175B example on 1,024 A100 with one GPU at 90 % of its speed; links are shared."""
     path = EXAMPLE.with_name("gpt3_175b_1k.yaml")
     mapping: Mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return {**mapping, "disturbances": {"slow": [{"gpu": 100, "speed": 0.9}]}}
+    return {**mapping, "degradations": {"slow": [{"gpu": 100, "speed": 0.9}]}}
 
 
 def moe_2k() -> Mapping:
-    """DeepSeek-V3 on 2,048 H800, as the example has it: tokens go to their experts over links that others use, too."""
+    """The DeepSeek-V3 example on 2,048 H800: expert dispatch shares links with other traffic."""
     mapping: Mapping = yaml.safe_load(EXAMPLE.with_name("deepseek_v3.yaml").read_text(encoding="utf-8"))
     return mapping
 
 
 def moe_expert_load_1k() -> Mapping:
-    """The same on half as many, loads of experts drawn, so that no two of 1,024 ranks do the same; no links shared."""
+    """DeepSeek-V3 on half as many GPUs with random expert load, so all 1,024 ranks differ; no link contention."""
     mapping = moe_2k()
     mapping["cluster"] = {**mapping["cluster"], "gpus": 1024}
     mapping["layout"] |= {"dp": mapping["layout"]["dp"] // 2}
@@ -60,10 +60,10 @@ def moe_expert_load_1k() -> Mapping:
 
 
 def dualpipe_2k() -> Mapping:
-    """DeepSeek-V3 on 2,048 H800 with DualPipeV, 60 microbatches a replica, loads of experts drawn; no links shared."""
+    """DeepSeek-V3 on 2,048 H800 with DualPipeV, 60 microbatches per replica, random expert load, no contention."""
     mapping = moe_2k()
     layout = mapping["layout"] | {"pp": 8, "dp": 256}
-    del layout["layers_per_stage"]  # DualPipeV has two of its own on each rank
+    del layout["layers_per_stage"]  # DualPipeV places two stages on every rank
     training = mapping["training"] | {"expert_load": 0.3}
     return {
         **mapping,
@@ -75,7 +75,7 @@ def dualpipe_2k() -> Mapping:
 
 
 def fsdp_1k_contended() -> Mapping:
-    """Llama 3 70B, fully sharded over 1,024 GPUs in 8 pods of 128 with 1:7 above them; every rank, links shared."""
+    """Llama 3 70B, FSDP over 1,024 GPUs in 8 pods of 128, oversubscribed 1:7 above; every rank, links shared."""
     return {
         "model": "llama3-70b",
         "cluster": {"name": "llama3-roce", "gpus": 1024, "fabric": {"spine": {"units": 8, "oversubscription": 7}}},
@@ -86,10 +86,10 @@ def fsdp_1k_contended() -> Mapping:
 
 
 def scaled_example(gpus: int) -> Mapping:
-    """The example with as many replicas as so many GPUs hold, and as many pods.
+    """The example with as many replicas as the GPUs hold, and as many pods.
 
-    A replica needs 128 GPUs: on fewer, the model and its pipeline are as much shorter, and all layers are recomputed,
-    since nothing shards the optimizer.
+    A replica needs 128 GPUs; with fewer, the model and its pipeline are shortened in proportion, and all layers
+    are recomputed, since nothing shards the optimizer states.
     """
     mapping, replicas = example_scenario(), max(gpus // GPUS_PER_REPLICA, 1)
     pods = max(8, -(-gpus // 3072))
@@ -107,8 +107,8 @@ def scaled_example(gpus: int) -> Mapping:
 def gpt3_7b(gpus: int) -> Mapping:
     """The step that ASTRA-sim was measured on: 32 layers of width 4,096, tp 8 × pp 4, 8 microbatches, 1F1B.
 
-    A bucket of gradients is a little smaller than a layer's (12 · 4096² weights of 4 bytes on 8 ranks: 100.7 MB), so
-    that each layer has its all-reduce.
+    A gradient bucket is a little smaller than a layer's gradients (12 · 4096² weights of 4 bytes on 8 ranks:
+    100.7 MB), so that every layer has its own all-reduce.
     """
     replicas = gpus // 32
     return {
@@ -121,5 +121,5 @@ def gpt3_7b(gpus: int) -> Mapping:
 
 
 def unfolded(mapping: Mapping) -> Mapping:
-    """The same with every rank simulated, as arrays: no links are shared."""
+    """The same with every rank simulated (vectorized engine): no link contention."""
     return {**mapping, "cost": {**mapping.get("cost", {}), "symmetry": "off", "network": "uncontended"}}

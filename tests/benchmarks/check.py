@@ -1,11 +1,11 @@
-"""How far from real steps are predictions on this machine? Prints the error of every layout, measured in one run.
+"""How accurate are predictions of real steps on this machine? Prints the error of every layout, in one run.
 
-    python -m tests.benchmarks.check            one process, DDP, FSDP, tp 2, pp 2 and a mixture: examples/tiny_cpu.yaml
+    python -m tests.benchmarks.check            DDP, FSDP, tp 2, pp 2, MoE, ...: examples/tiny_cpu.yaml
     python -m tests.benchmarks.check --json -   the same as JSON
 
-Layouts are checked one after the other, each as `python -m calibrate --check` does it: kernels and collectives are
-measured between real steps. On a machine that does other work at the same time, errors are larger: two processes of
-one thread each need two idle cores, and more for the threads that move data.
+Layouts are checked one after the other, each by `python -m calibrate --check`: kernels and collectives are
+measured between real steps. Errors are larger on a machine with other load: two processes of one thread each
+need two idle cores, plus cores for the threads that move data.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CASES: Final = {
 
 
 def run_check(ranks: int, changes: tuple[str, ...], steps: int) -> dict[str, Any]:
-    """One check, in processes of its own."""
+    """Run one check in new processes and return its JSON result."""
     override_arguments = [word for change in (f"cluster.gpus={ranks}", *changes) for word in ("--set", change)]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     check_arguments = [

@@ -1,8 +1,8 @@
 """How fast is the engine at full scale?
 
-`python -m tests.benchmarks.engine [--json FILE|-] [--only NAME ...] [--scale]`: times are of `simulate()`, the best of
-three. Folded runs follow each other in one process; each run of jitter and FSDP has its own, so that its memory is its
-own. `--scale` adds tables of time and memory against the number of GPUs.
+`python -m tests.benchmarks.engine [--json FILE|-] [--only NAME ...] [--scale]`: times of `simulate()`, best
+of three. Folded runs share one process; every run of jitter, DualPipe and FSDP has its own process, so that
+its memory is measured separately. `--scale` adds tables of time and memory against the number of GPUs.
 """
 
 import sys
@@ -40,12 +40,12 @@ CASES: dict[str, tuple[Callable[[], cases.Mapping], Callable[[cases.Mapping], Ru
 
 
 _MEMORY_CASES: Final = ("jitter_16k", "pairs_2k")
-"""Cases whose memory has a target."""
+"""Cases that have a memory target."""
 
 
 @dataclass(frozen=True, slots=True)
 class PerformanceTarget:
-    """A figure or ratio and the most that it may be."""
+    """A figure or ratio, and its upper limit."""
 
     description: str
     value: float
@@ -54,11 +54,14 @@ class PerformanceTarget:
 
     def __str__(self) -> str:
         verdict = "met" if self.value <= self.limit else "NOT MET"
-        return f"{self.description:58s} {self.value:8.3f} {self.unit:2s} at most {self.limit:7.3f} {self.unit:2s} {verdict}"
+        return (
+            f"{self.description:58s} {self.value:8.3f} {self.unit:2s} at most {self.limit:7.3f} {self.unit:2s} "
+            f"{verdict}"
+        )
 
 
 def _run_cases(names: Collection[str]) -> Iterator[tuple[str, RunMeasurement]]:
-    """What was measured of each case; what is out of reach is said and left out."""
+    """Measurements of the selected cases; a case that exceeds a resource limit is reported on stderr and skipped."""
     for name in (item for item in CASES if item in names):
         mapping, run = CASES[name]
         try:
@@ -71,7 +74,7 @@ def figures_by_name(runs: dict[str, RunMeasurement]) -> FigureMapping:
     """Figures by name: seconds, bytes, counts."""
     figures: FigureMapping = {}
     for name, run in runs.items():
-        figures.setdefault("bare_timeouts_per_s", run.timeouts_per_s)  # of the folded run, if it is there
+        figures.setdefault("bare_timeouts_per_s", run.timeouts_per_s)  # of the first (folded) run, if it was selected
         figures[f"{name}_s"] = run.seconds
         if run.events is not None:
             figures[f"{name}_events"] = run.events
@@ -81,7 +84,7 @@ def figures_by_name(runs: dict[str, RunMeasurement]) -> FigureMapping:
 
 
 def performance_targets(figures: FigureMapping) -> Iterator[PerformanceTarget]:
-    """What was measured against what is asked for, as far as it was measured."""
+    """Measured figures against their targets, as far as they were measured."""
     folded_seconds = figures.get("folded_16k_s")
     if folded_seconds is not None:
         yield PerformanceTarget("405B on 16,384 GPUs, folded", folded_seconds, 0.3, "s")
@@ -115,7 +118,7 @@ def performance_targets(figures: FigureMapping) -> Iterator[PerformanceTarget]:
 
 
 def _run_details(runs: dict[str, RunMeasurement]) -> Iterator[str]:
-    """What else is known of each run."""
+    """One line of further measurements per run."""
     for name, run in runs.items():
         ranks = f"{run.simulated_ranks:,} of {run.ranks:,} ranks simulated"
         resources = f"{run.cpu_seconds:7.3f} CPU s  {run.peak_bytes / 1e6:7,.0f} MB"

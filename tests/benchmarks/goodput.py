@@ -1,8 +1,10 @@
-"""How long do many runs of a job over weeks take? `python -m tests.benchmarks.goodput [--runs N] [--json FILE|-]`.
+"""How long does a goodput simulation of many runs take?
 
-Llama 3 405B on 16,384 H100 for as many tokens as it trains in 54 days if nothing breaks, with the failures of its own
-cluster, on two processes of this machine: seconds on the clock for all runs, without curves. The rate of bare simpy
-timeouts of the same run stands beside them.
+`python -m tests.benchmarks.goodput [--runs N] [--json FILE|-]`.
+
+Llama 3 405B on 16,384 H100 for as many tokens as it trains in 54 days without failures, with the failure
+rates of its cluster, on two processes of this machine: wall-clock seconds for all runs, without curves. The
+rate of bare simpy timeouts in the same run is printed for comparison between machines.
 """
 
 from time import perf_counter

@@ -1,8 +1,9 @@
 """How long does one scenario take, and how much memory, in a process of its own?
 
-`measure_in_process` starts the process, which reads a job from stdin and prints what it measured. Memory is the most that the
-process ever held (its resident set, interpreter and imports included), so it must not have done other things before.
-Since Linux counts what the parent held when it started the process, too, the parent stays small: it never simulates.
+`measure_in_process` starts the process, which reads a job from stdin and prints its measurements. Memory is
+the peak resident set of the process (interpreter and imports included), so it must not have run anything
+before. Linux counts the resident set of the parent at the start of the process as well, so the parent stays
+small: it never simulates.
 """
 
 import json
@@ -21,22 +22,22 @@ from unittest import mock
 from tests.benchmarks.timing import TIMEOUTS, run_bare_timeouts, time_call
 
 ROOT = Path(__file__).parents[2]
-MEMORY_LIMIT = 12 * 2**30  # bytes of address space: a process that needs more ends, and not the machine
+MEMORY_LIMIT = 12 * 2**30  # bytes of address space: a process that needs more fails, instead of exhausting the machine
 TIME_LIMIT = 300.0  # seconds
 ItemT = TypeVar("ItemT")
 
 
 class ResourceLimitError(Exception):
-    """A run took too long or too much memory."""
+    """A run exceeded the time limit or the memory limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunMeasurement:
-    """What one process found.
+    """Measurements of one process.
 
-    seconds: of the fastest simulate(); cpu_seconds: of all its threads, the least of any run; timeouts_per_s: bare
-    simpy timeouts, the best of as many runs; events: that simpy environments processed, None if not counted; ranks,
-    simulated: in the scenario, and run one by one.
+    seconds: fastest simulate(); cpu_seconds: minimum over the runs, summed over threads; timeouts_per_s: bare
+    simpy timeouts, maximum over as many runs; events: processed by simpy environments, None if not counted;
+    ranks: of the scenario; simulated_ranks: those simulated one by one.
     """
 
     seconds: float
@@ -51,7 +52,7 @@ class RunMeasurement:
 def measure_in_process(
     mapping: dict[str, Any], *, times: int = 1, events: bool = False, timeout: float = TIME_LIMIT
 ) -> RunMeasurement:
-    """Simulate a scenario so many times in one new process; raise OutOfReachError where it does not get there."""
+    """Simulate a scenario `times` times in one new process; raise ResourceLimitError where a limit is exceeded."""
     job = json.dumps({"mapping": mapping, "times": times, "events": events})
     try:
         process = subprocess.run(
@@ -68,14 +69,14 @@ def measure_in_process(
 
 
 def measure_best(mapping: dict[str, Any], times: int = 3) -> RunMeasurement:
-    """The fastest of some runs, each in its own process; with the most memory of any."""
+    """The fastest of several runs, each in its own process, with the maximum peak memory of all."""
     runs = [measure_in_process(mapping) for _ in range(times)]
     fastest = min(runs, key=lambda run: run.seconds)
     return RunMeasurement(**{**asdict(fastest), "peak_bytes": max(run.peak_bytes for run in runs)})
 
 
 class _CountingDeque(deque[ItemT]):
-    """A queue that knows how often something was taken from its front."""
+    """A deque that counts the items popped from its front."""
 
     pop_count = 0
 
@@ -85,7 +86,7 @@ class _CountingDeque(deque[ItemT]):
 
 
 def count_events(work: Callable[[], object]) -> int:
-    """How many events all clocks let happen meanwhile."""
+    """Number of events that all simulation clocks process during a call."""
     deques: list[_CountingDeque[Any]] = []
 
     def new_deque() -> _CountingDeque[Any]:
@@ -122,8 +123,8 @@ def _measure(mapping: dict[str, Any], times: int, events: bool) -> RunMeasuremen
         peak_bytes=peak,
         timeouts_per_s=TIMEOUTS / min(timeouts),
         events=count_events(work) if events else None,
-        ranks=result.ranks,
-        simulated_ranks=result.simulated_ranks,
+        ranks=result.rank_count,
+        simulated_ranks=result.simulated_rank_count,
     )
 
 

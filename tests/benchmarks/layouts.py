@@ -1,9 +1,9 @@
-"""How many layouts can a search try? `python -m tests.benchmarks.layouts [--json FILE|-]`.
+"""How many layouts can a search evaluate? `python -m tests.benchmarks.layouts [--json FILE|-]`.
 
-Llama 3 70B on 512 H100: tensor and pipeline degrees, FSDP and ZeRO-1, and batches, each changed from one scenario and
-simulated once, as a search does it, with the step time, the utilization and the peak of memory read. Beside it the
-405B example, simulated again and again. Times are CPU seconds of one process, which other work on the machine changes
-less than the clock on the wall; the rate of bare simpy timeouts of the same run stands beside them.
+Llama 3 70B on 512 H100: tensor and pipeline degrees, FSDP and ZeRO-1, and batch sizes, each an override of
+one scenario that is simulated once, as in a search, with step time, utilization and peak memory read; and
+the 405B example, simulated repeatedly. Times are CPU seconds of one process, which are less sensitive to
+other load than wall-clock time; the rate of bare simpy timeouts in the same run is printed for comparison.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ from tests.benchmarks.cases import EXAMPLE, Mapping
 from tests.benchmarks.timing import TIMEOUTS, best_time, build_parser, run_bare_timeouts, write_figures
 
 GPUS = 512
-EXAMPLE_RUNS = 9  # that the example is simulated
+EXAMPLE_RUNS = 9  # repetitions of the example
 
 
 def base_scenario() -> Mapping:
-    """What every layout is a change of."""
+    """The scenario that all layouts override."""
     return {
         "model": "llama3-70b",
         "cluster": {"name": "dgx-h100", "gpus": GPUS},
@@ -31,19 +31,19 @@ def base_scenario() -> Mapping:
 
 
 def layout_overrides() -> Iterator[list[str]]:
-    """Overrides of each."""
+    """Overrides of every layout."""
     for tp, pp, data, batch in product((8, 4), (1, 2, 4, 8), ("zero1", "fsdp"), (512, 1024, 2048)):
         degrees = f"layout.tp={tp}", f"layout.pp={pp}", f"layout.dp={GPUS // tp // pp}"
         yield [*degrees, f"layout.data={data}", f"training.global_batch={batch}"]
 
 
 def compared_metrics(result: RenderedResult) -> tuple[float, ...]:
-    """What a search compares."""
+    """The metrics that a search compares."""
     return result.step_time, result.mfu(), result.peak_memory
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """CPU seconds of some work."""
+    """CPU seconds of a call."""
     start_time = process_time()
     work()
     return process_time() - start_time

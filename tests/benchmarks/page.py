@@ -1,9 +1,9 @@
-"""How large is the page of few and of a million spans, and how long does a browser take to draw it and to zoom?
+"""How large is the HTML page of few and of a million spans, and how fast does a browser draw it and zoom?
 
     python -m tests.benchmarks.page
 
-Needs chromium; rendering is in software, as on a machine without a GPU. Compare ratios within a run, not runs: an empty
-page with nothing but plotly.js is opened beside them.
+Needs chromium; rendering is in software, as on a machine without a GPU. Compare ratios within a run, not
+runs: an empty page with only plotly.js is opened for comparison.
 """
 
 import tempfile
@@ -30,16 +30,16 @@ PAGE_CASES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     )),
     "50k": ("llama3_405b_16k.yaml", ("training.global_batch=1280",)),
     "1M, each of its own time": ("gpt3_175b_1k.yaml", (
-        "cluster.gpus=64", "layout.dp=1", "training.global_batch=800", "disturbances.jitter=2%",
+        "cluster.gpus=64", "layout.dp=1", "training.global_batch=800", "degradations.jitter=2%",
     )),
 }  # fmt: skip
-ZOOM_FRACTIONS: Final = (0.1, 0.01, 0.001, 1.0)  # parts of the step
+ZOOM_FRACTIONS: Final = (0.1, 0.01, 0.001, 1.0)  # fractions of the step
 ROW_FORMAT: Final = "{:26} {:>10} {:>8} {:>9} {:>9} {:>9} {:>11}"
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPage:
-    """A page and what it holds. spans: kernels and collectives in it; wall: seconds that writing it took."""
+    """A page. spans: kernels and collectives in it; write_seconds: time to write it."""
 
     text: str
     spans: int
@@ -47,7 +47,7 @@ class BenchmarkPage:
 
 
 def render_example(file: str, changes: tuple[str, ...]) -> BenchmarkPage:
-    """The page of an example with changes."""
+    """The page of an example with overrides."""
     result = simulate(Scenario.load(EXAMPLES / file, list(changes)))
     start_time = perf_counter()
     text = run_page(result)
@@ -73,7 +73,10 @@ def open_browser_page() -> Iterator[Any]:
 
 
 def measure_page_load(path: Path, figure: str) -> tuple[float, float, float]:
-    """Seconds until words are seen, until a figure is drawn, and of the longest zoom of it; nothing of no figure."""
+    """Seconds until the first text is painted, until a figure is drawn, and of its slowest zoom.
+
+    Without a figure: 0, seconds until the page is loaded, 0.
+    """
     with open_browser_page() as page:
         start_time = perf_counter()
         page.goto(path.as_uri(), wait_until="commit")
@@ -88,7 +91,7 @@ def measure_page_load(path: Path, figure: str) -> tuple[float, float, float]:
 
 
 def measure_zoom(page: Any, figure: str, fraction: float) -> float:
-    """Seconds from asking for a part of the step, in its middle, until it is drawn."""
+    """Seconds from requesting a zoom to a centered fraction of the step until it is drawn."""
     milliseconds: float = page.evaluate(
         """async ([name, part]) => {
             const plot = document.getElementById(name), { size, whole } = clustersim.tools.figure(name).figure.facts;

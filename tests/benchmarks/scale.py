@@ -1,10 +1,12 @@
-"""What does an answer cost against the number of GPUs? Tables of wall time and memory, folded and with every rank.
+"""How does the cost of a simulation scale with the number of GPUs?
 
-A folded run is the best of three in one process; every rank is run once. Memory is the whole process. A run that takes
-longer than `alone.TIME_LIMIT`, or more memory than `alone.MEMORY_LIMIT`, is given up, and so is every larger one of its column.
+Wall time and memory, folded and with every rank.
 
-The last table has the step on which ASTRA-sim 2 (analytical network, commit 518bd513) was measured for comparison: a
-model like GPT-3 6.7B, tensor-parallel 8, pipeline-parallel 4, 8 microbatches, 1F1B, one gradient all-reduce a layer.
+A folded run is the best of three in one process; every rank is run once. Memory is that of the process. A
+run that exceeds `isolated_process.TIME_LIMIT` or `isolated_process.MEMORY_LIMIT` is aborted, and larger ones
+of its column are skipped. The last table has the step on which ASTRA-sim 2 (analytical network, commit
+518bd513) was measured for comparison: a model like GPT-3 6.7B, tensor-parallel 8, pipeline-parallel 4, 8
+microbatches, 1F1B, one gradient all-reduce a layer.
 """
 
 from collections.abc import Callable
@@ -15,14 +17,14 @@ from tests.benchmarks.isolated_process import ResourceLimitError, RunMeasurement
 
 GPU_COUNTS = (64, 512, 4_096, 16_384, 131_072)
 ASTRA_SIM_SECONDS = {32: "0.45", 64: "0.82", 256: "4.7", 1024: "31", 4096: "177", 8192: "554", 16384: "out of memory"}
-"""CPU seconds of ASTRA-sim by ranks, on a machine of the same kind (two cores, 16.6 GB free)."""
+"""CPU seconds of ASTRA-sim by number of ranks, on a machine of the same kind (two cores, 16.6 GB free)."""
 
 Cell = str | int | float | None
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleTable:
-    """Rows by column."""
+    """A table of measurements: one mapping of column to cell per row."""
 
     title: str
     rows: list[dict[str, Cell]]
@@ -38,7 +40,7 @@ class ScaleTable:
 
 
 def scale_tables() -> list[ScaleTable]:
-    """All of them."""
+    """All scaling tables."""
     large = _scale_table("Llama 3 405B, as the example, scaled in dp", GPU_COUNTS, scaled_example)
     small = _scale_table("The step on which ASTRA-sim was measured", tuple(ASTRA_SIM_SECONDS), gpt3_7b)
     for row, seconds in zip(small.rows, ASTRA_SIM_SECONDS.values(), strict=True):
@@ -47,13 +49,13 @@ def scale_tables() -> list[ScaleTable]:
 
 
 class ScaleColumn:
-    """One way to run all sizes; gives up after the first size that is out of reach."""
+    """One simulation mode, run at all sizes; stops after the first size that exceeds a limit."""
 
     def __init__(self, name: str, mapping: Callable[[int], Mapping], times: int) -> None:
         self._name, self._mapping, self._times, self._is_stopped = name, mapping, times, False
 
     def run_at(self, gpus: int) -> dict[str, Cell]:
-        """Ranks simulated, seconds and megabytes."""
+        """Cells of one size: ranks simulated, seconds and megabytes."""
         if self._is_stopped:
             return self._format_cells("not run")
         try:

@@ -1,8 +1,9 @@
 """How long does a search take? `python -m tests.benchmarks.search [--json FILE|-]`.
 
-The default spaces of the 405B example on 16,384 H100 and of Llama 3 70B on 512, on two processes of this machine:
-seconds on the clock, the most memory that a process held, and how many layouts there were. The rate of bare simpy
-timeouts of the same run stands beside them. Mixtures of hundreds of experts take minutes (`--deepseek`).
+The default search spaces of the 405B example on 16,384 H100 and of Llama 3 70B on 512, on two processes of
+this machine: wall-clock seconds, peak memory of a process, and the number of layouts. The rate of bare simpy
+timeouts in the same run is printed for comparison. MoE models with hundreds of experts take minutes
+(`--deepseek`).
 """
 
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage

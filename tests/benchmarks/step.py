@@ -1,7 +1,7 @@
-"""How fast is one answer? `python -m tests.benchmarks.step [--json FILE|-]`.
+"""How fast is one simulation? `python -m tests.benchmarks.step [--json FILE|-]`.
 
-Times are the best of three. Beside them, from the same run, stands the rate of bare simpy timeouts: machines differ,
-the ratio does not.
+Times are the best of three. The rate of bare simpy timeouts in the same run is printed as well: absolute
+times differ between machines, the ratio does not.
 """
 
 import subprocess
@@ -17,7 +17,7 @@ from tests.benchmarks.timing import TIMEOUTS, best_time, build_parser, run_bare_
 
 
 def python_peak_bytes(work: Callable[[], object]) -> int:
-    """The most that Python allocates meanwhile."""
+    """Peak memory that Python allocates during a call (tracemalloc)."""
     tracemalloc.start()
     work()
     peak = tracemalloc.get_traced_memory()[1]
@@ -26,7 +26,7 @@ def python_peak_bytes(work: Callable[[], object]) -> int:
 
 
 def cold_process(*arguments: str) -> Callable[[], object]:
-    """A cold process."""
+    """A call that runs Python in a new process."""
     return lambda: subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
 
 

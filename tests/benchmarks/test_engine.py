@@ -15,7 +15,7 @@ RUNS_BY_CASE = dict.fromkeys(CASES, DEFAULT_RUN) | {"folded_16k": RunMeasurement
 
 @pytest.mark.parametrize("size", [1, 100])
 def test_count_events_counts_every_clock_event(size: int) -> None:
-    """A process that waits n times has n + 2 events: it begins, waits n times, ends."""
+    """A process that waits n times has n + 2 events: its start, n timeouts, its end."""
     clocks: list[SimEnvironment] = []
 
     def run() -> None:

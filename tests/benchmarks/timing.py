@@ -1,6 +1,7 @@
-"""How is a figure taken, and how is it shown?
+"""How are benchmark figures measured and printed?
 
-Times are the best of some runs. Machines differ, so the rate of bare simpy timeouts of the same run stands beside them.
+Times are the best of several runs. The rate of bare simpy timeouts in the same run is printed as well,
+because machines differ.
 """
 
 import argparse
@@ -16,14 +17,14 @@ TIMEOUTS = 100_000
 
 
 def time_call(work: Callable[[], object]) -> float:
-    """Wall time of one run."""
+    """Wall-clock seconds of one call."""
     start_time = perf_counter()
     work()
     return perf_counter() - start_time
 
 
 def best_time(work: Callable[[], object], times: int = 3) -> float:
-    """Seconds of the fastest of some runs."""
+    """Wall-clock seconds of the fastest of several calls."""
     return min(time_call(work) for _ in range(times))
 
 
@@ -40,14 +41,14 @@ def run_bare_timeouts(count: int = TIMEOUTS) -> None:
 
 
 def build_parser(module: str, description: str | None) -> argparse.ArgumentParser:
-    """Command line of a benchmark."""
+    """Argument parser of a benchmark."""
     parser = argparse.ArgumentParser(prog=f"python -m tests.benchmarks.{module}", description=description)
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON to FILE, or to stdout for -")
     return parser
 
 
 def write_figures(figures: Mapping[str, Any], target: str | None) -> bool:
-    """Write figures where `--json` says; print them and say so where they are not the only thing on stdout."""
+    """Write the figures to the `--json` target; print them, and return True, unless JSON goes to stdout."""
     text = json.dumps(figures, indent=2)
     if target == "-":
         print(text)

@@ -1,4 +1,4 @@
-"""A real browser (the system's chromium, headless, driven by playwright) that refuses every request to a network."""
+"""A real browser (the system's chromium, headless, driven by playwright) that rejects all network requests."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,37 +19,37 @@ TIMEOUT_MS = 60_000  # milliseconds
 
 @dataclass
 class BrowserPage:
-    """A page that has been drawn. complaints: what its console said; requests: what it asked a network for."""
+    """A drawn page; console_messages: its console output; requests: its network requests."""
 
     page: Any
     console_messages: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
     def quiet(self) -> bool:
-        """Whether it neither complained nor asked for anything."""
+        """Whether there are neither console messages nor network requests."""
         return not self.console_messages and not self.requests
 
     def js(self, script: str, argument: object = None) -> Any:
-        """What a JavaScript function returns for an argument."""
+        """Return value of a JavaScript function for an argument."""
         return self.page.evaluate(script, argument)
 
     def facts(self, figure: str) -> Any:
-        """What a figure knows beside its arrays."""
+        """The data of a figure besides its arrays."""
         figures = self.js("() => JSON.parse(document.getElementById('figures').textContent)")
         return next(item["facts"] for item in figures if item["name"] == figure)
 
     def drawn(self, figure: str) -> int:
-        """How often a figure has been drawn."""
+        """Number of times a figure has been drawn."""
         return int(self.js("name => document.getElementById(name).dataset.drawn ?? 0", figure))
 
     def relayout(self, figure: str, change: dict[str, object]) -> None:
-        """Zoom as a user does, and wait until it is drawn."""
+        """Change a figure's layout as a user's zoom does, and wait until it is drawn."""
         before = self.drawn(figure)
         self.js("([name, change]) => Plotly.relayout(name, change).then(() => null)", [figure, change])
         self.until(lambda: self.drawn(figure) > before)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is so; a page's policy forbids the driver's own way, which evaluates text."""
+        """Wait for a condition; the content security policy forbids playwright's wait_for_function, which uses eval."""
         for _ in range(TIMEOUT_MS // 20):
             if condition():
                 return
@@ -72,7 +72,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(chromium: Any) -> Iterator[Callable[..., BrowserPage]]:
-    """Open a file: `open_page(path, width=1280, dark=False)`; returns when every figure is drawn."""
+    """Opens a file: `open_page(path, width=1280, dark=False)`; returns when all figures are drawn."""
     with ExitStack() as stack:
 
         def open_file(path: Path, *, width: int = 1280, height: int = 1000, dark: bool = False) -> BrowserPage:
@@ -94,6 +94,6 @@ def open_page(chromium: Any) -> Iterator[Callable[..., BrowserPage]]:
 
 
 def _record_request(browser_page: BrowserPage, url: str, path: Path) -> None:
-    """Keep what is asked for beyond the page itself and what it holds."""
+    """Record requests other than the page itself and its data and blob URLs."""
     if url != path.as_uri() and not url.startswith(("data:", "blob:")):
         browser_page.requests.append(url)

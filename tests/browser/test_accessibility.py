@@ -1,4 +1,4 @@
-"""Can the run page be read and used by everybody? What axe-core says of it, and what the keyboard reaches."""
+"""Accessibility of the run page: axe-core violations and keyboard navigation."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -30,7 +30,7 @@ UNREACHABLE_JS = """() => [...document.querySelectorAll("select, button, input, 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page as `clustersim run --html` writes it."""
+    """The page as written by `clustersim run --html`."""
     result = simulate(Scenario.from_mapping(SMALL_MAPPING))
     target = tmp_path_factory.mktemp("access") / "page.html"
     target.write_text(run_page(result, run_what_ifs(result, 30.0), nearest_run(result.scenario)), encoding="utf-8")
@@ -72,7 +72,7 @@ def test_verdict_is_visible_without_scrolling(open_page: PageOpener, path: Path)
         assert boxes
         assert all(bottom < VIEWPORT_HEIGHT for *_, bottom in boxes)
     verdict = opened.page.inner_text(".verdict")
-    for text in ("per training step", "expected between", "tokens/s per GPU", "MFU", "left", "for 1T tokens"):
+    for text in ("per training step", "90% prediction interval", "tokens/s per GPU", "MFU", "left", "for 1T tokens"):
         assert text in verdict
     assert opened.page.locator(".losses li").count() == 3
     assert "Nearest published run" in verdict

@@ -1,4 +1,4 @@
-"""The explorer in a real browser: its script gives what its tables say, which tests/planning holds to the package."""
+"""The explorer in a real browser: its script computes what its tables contain, as tested in tests/planning."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _BUBBLE_ELEMENT_IDS = ("explorer-bubble-words", "explain-pipeline")
 
 @dataclass(frozen=True)
 class ExplorerFile:
-    """A scenario's page: what it knows, and where it is."""
+    """An explorer page: its explored scenario and its path."""
 
     explored: ExploredScenario
     path: Path
@@ -33,10 +33,10 @@ class ExplorerFile:
 
 @pytest.fixture(scope="module", params=["llama", "gpt", "latent", "mixed"])
 def explorer_file(request: Any, tmp_path_factory: Any) -> ExplorerFile:
-    explored_ = explore_scenario(request.param)
+    exploration = explore_scenario(request.param)
     path = tmp_path_factory.mktemp("explorer") / "explorer.html"
-    path.write_text(explorer_page(explored_.exploration))
-    return ExplorerFile(explored_, path)
+    path.write_text(explorer_page(exploration.exploration))
+    return ExplorerFile(exploration, path)
 
 
 Evaluator = Callable[..., Any]
@@ -44,7 +44,7 @@ Evaluator = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def evaluate(explorer_file: ExplorerFile, chromium: Any) -> Iterator[Evaluator]:
-    """Ask an open page for an expression of its model and some settings."""
+    """Evaluates a JavaScript expression of the page's model for given settings."""
     with chromium.new_context() as context:
         page = context.new_page()
         page.goto(explorer_file.path.as_uri())
@@ -83,7 +83,7 @@ def test_memory_traffic_and_bubble_equal_the_tables(explorer_file: ExplorerFile,
 
 
 def test_groups_and_tiers_equal_the_layout(explorer_file: ExplorerFile, evaluate: Evaluator) -> None:
-    """Who is beside whom, and over which tier their traffic goes."""
+    """Members of the process groups, and the tier of their traffic."""
     for settings, scenario in explorer_file.explored.legal_settings[:30]:
         rank, layout = settings["gpus"] * 5 // 7, scenario.layout
         groups = process_groups(layout, scenario.placement)
@@ -106,7 +106,7 @@ def test_groups_and_tiers_equal_the_layout(explorer_file: ExplorerFile, evaluate
 
 
 def test_memory_bars_equal_the_memory_model(explorer_file: ExplorerFile, open_page: Callable[..., Any]) -> None:
-    """What is drawn for each ZeRO stage after the controls were moved, and that nothing complains."""
+    """Bars of each ZeRO stage after changing the controls, without console messages."""
     opened = open_page(explorer_file.path)
     for settings, _ in explorer_file.explored.legal_settings[:8]:
         drawn = opened.js(
@@ -123,7 +123,7 @@ def test_memory_bars_equal_the_memory_model(explorer_file: ExplorerFile, open_pa
 
 
 def test_bubble_curve_equals_the_schedule_tables(explorer_file: ExplorerFile, open_page: Callable[..., Any]) -> None:
-    """Every point that is drawn is what the tables say of so many microbatches."""
+    """All drawn points equal the tables for their number of microbatches."""
     reference = ExplorerPage(explorer_file.explored.exploration)
     opened = open_page(explorer_file.path)
     settings = reference.complete_settings(explorer_file.explored.exploration.start)
@@ -144,7 +144,7 @@ def test_bubble_curve_equals_the_schedule_tables(explorer_file: ExplorerFile, op
 
 
 def test_simulated_bubble_equals_run_output(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    """Beside the schedule's own, (p - 1)/(m + p - 1); for other settings, which are not simulated, that alone."""
+    """Next to the ideal (p - 1)/(m + p - 1); only the ideal for other settings, which are not simulated."""
     scenario = Scenario.from_mapping(
         {
             "model": {"preset": "llama-tiny", "layers": 8},
@@ -167,11 +167,11 @@ def test_simulated_bubble_equals_run_output(open_page: Callable[..., Any], tmp_p
     assert "simulated" not in opened.js(f"() => document.getElementById('{_BUBBLE_ELEMENT_IDS[0]}').textContent")
 
 
-LLAMA_ONLY = pytest.mark.parametrize("made", ["llama"], indirect=True)
+LLAMA_ONLY = pytest.mark.parametrize("explorer_file", ["llama"], indirect=True)
 
 
 def press_keys(opened: Any, control: str, *keys: str) -> None:
-    """Press keys on a control, as a reader without a mouse does."""
+    """Press keys on a control, as without a mouse."""
     opened.page.focus(f"#control-{control}")
     for name in keys:
         opened.page.keyboard.press(name)
@@ -233,9 +233,9 @@ def test_selected_rank_highlights_its_groups(
     assert opened.quiet()
 
 
-@pytest.mark.parametrize("made", ["latent"], indirect=True)
+@pytest.mark.parametrize("explorer_file", ["latent"], indirect=True)
 def test_selected_rank_shows_experts_and_dispatch(explorer_file: ExplorerFile, open_page: Callable[..., Any]) -> None:
-    """DeepSeek-V3's 256 experts over 8 ranks of one node: 32 each, which a token has one of if its groups are drawn."""
+    """DeepSeek-V3's 256 experts on 8 ranks of a node, 32 each: a token uses a rank if its group is selected."""
     opened = open_page(explorer_file.path)
     opened.page.fill("#explorer-chosen", "11")
     opened.page.press("#explorer-chosen", "Enter")
@@ -244,7 +244,7 @@ def test_selected_rank_shows_experts_and_dispatch(explorer_file: ExplorerFile, o
     assert sorted(highlighted) == [8, 9, 10, 12, 13, 14, 15]
     text = opened.page.inner_text("#explorer-dispatch")
     token_bytes, tokens = 7168 * 2, 1024
-    reach_probability = (4 / 8) * (1 - comb(96, 8) / comb(128, 8))  # 4 of 8 groups are drawn, 8 experts of their 128
+    reach_probability = (4 / 8) * (1 - comb(96, 8) / comb(128, 8))  # 4 of 8 groups are selected, 8 experts of their 128
     (bar,) = opened.js(
         "() => clustersim.explorerExperts(clustersim.explorer, clustersim.tools)"
         ".dispatch(clustersim.explorer.drawn().settings, 11)"
@@ -257,7 +257,7 @@ def test_selected_rank_shows_experts_and_dispatch(explorer_file: ExplorerFile, o
     assert opened.quiet()
 
 
-@pytest.mark.parametrize("made", ["latent"], indirect=True)
+@pytest.mark.parametrize("explorer_file", ["latent"], indirect=True)
 def test_expert_memory_is_listed_separately(explorer_file: ExplorerFile, open_page: Callable[..., Any]) -> None:
     opened, scenario = open_page(explorer_file.path), explorer_file.explored.scenario
     expert_bytes = opened.js("() => clustersim.explorer.drawn().stages[1].ranks.map(({ ofExperts }) => ofExperts)")

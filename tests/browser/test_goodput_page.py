@@ -1,4 +1,4 @@
-"""The pages of a run over weeks and of a search in a browser: all is drawn, nothing is loaded or overflows."""
+"""Goodput and search pages in a browser: all figures are drawn, nothing is loaded or overflows."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a notebook shows of a result, in the frame that it is put into."""
+"""The notebook representation of a result, in its iframe."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The bundle of plotly.js that pages carry draws all that figures have."""
+"""The bundled plotly.js has all trace types that figures use."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The heatmap in a browser: rows are ranks, their parts are the analysis', a click leads to a rank's class."""
+"""The rank heatmap in a browser: rows are ranks, cells dominant time categories; a click selects a class."""
 
 import re
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def result() -> SimulationResult:
                 "layout": {"tp": 2, "pp": 2, "dp": 4},
                 "schedule": "1f1b",
                 "training": {"sequence": 512, "global_batch": 32, "microbatch": 2, "precision": "bf16"},
-                "disturbances": {"slow": [{"gpu": SLOW_RANK, "speed": 0.6}]},
+                "degradations": {"slow": [{"gpu": SLOW_RANK, "speed": 0.6}]},
             }
         )
     )
@@ -55,13 +55,13 @@ def write_page(tmp_path: Path, heatmap: RankHeatmap | None) -> Path:
 
 
 def ranks_by_stage(result: SimulationResult) -> list[int]:
-    """All ranks in the order of the rows."""
+    """All ranks in row order."""
     axes = [result.scenario.layout.rank_coordinates(axis) for axis in result.scenario.layout.axes]
     return np.lexsort(axes).tolist()
 
 
 def dominant_category(result: SimulationResult, rank: int, hover_text: str) -> str:
-    """What the breakdown says of a rank in the time that the words name, as in "1.2 ms to 1.3 ms"."""
+    """The breakdown's category of a rank at the time named by a hover text such as "1.2 ms to 1.3 ms"."""
     heatmap = build_heatmap(result)
     assert heatmap is not None
     categories = heatmap.dominant.category[heatmap.dominant.ranks.tolist().index(result.trace.representative[rank])]
@@ -72,7 +72,7 @@ def dominant_category(result: SimulationResult, rank: int, hover_text: str) -> s
 
 
 def screen_position(page: Any, row: float, time: float) -> tuple[float, float]:
-    """Where on the screen a row and a time (as the axis counts) are."""
+    """Screen coordinates of a row and a time in axis units."""
     position = page.js(
         """([row, time]) => {
             const plot = document.getElementById("heatmap"), box = plot.getBoundingClientRect();
@@ -141,7 +141,7 @@ def test_rank_order_by_replica(open_page: Callable[..., Any], tmp_path: Path, re
 def test_symbols_mark_communication_and_waiting(
     open_page: Callable[..., Any], tmp_path: Path, result: SimulationResult
 ) -> None:
-    """Each stands in the middle of a cell of its kind, and of every kind that lasts for long there are some."""
+    """Each symbol is in the middle of a cell of its kind, and all long intervals of these kinds have symbols."""
     heatmap = build_heatmap(result)
     page = open_page(write_page(tmp_path, heatmap))
     rows = [cells for _, _, cells in page.js(ROWS_JS)]
@@ -178,19 +178,19 @@ def test_rank_links_to_its_timeline_row(
     classes = result.trace.representative.tolist()
     shown = {classes[row.rank]: row.rank for row in timeline.rows}
     missing = next(rank for rank in range(result.rank_count) if classes[rank] not in shown)
-    for rank, words in (
+    for rank, link_text in (
         (SLOW_RANK, f"rank {SLOW_RANK} in the timeline"),
         (missing, f"Rank {missing} is not shown in the timeline."),
     ):
         page.page.fill("#heatmap-rank", str(rank))
         page.page.keyboard.press("Enter")
-        assert words in page.page.inner_text("#heatmap-row")
+        assert link_text in page.page.inner_text("#heatmap-row")
         assert page.page.locator("#heatmap-row button").count() == (rank == SLOW_RANK)
     assert page.quiet()
 
 
 def test_large_heatmap_is_downsampled_until_zoomed(open_page: Callable[..., Any], tmp_path: Path) -> None:
-    """131,072 ranks, one of them unlike all others: it is seen from afar, and zoomed in there are single rows."""
+    """131,072 ranks, one of them in a class of its own: it is visible unzoomed, and zooming in shows single rows."""
     layout, bins, odd_rank = Layout(tp=8, pp=16, dp=1024), 90, 70_000
     representative = np.arange(16)[layout.mesh.rank_coordinates(PIPELINE)] * 8192
     representative[odd_rank] = odd_rank

@@ -1,4 +1,4 @@
-"""The page of two answers in a browser: it is quiet, and a zoom in one timeline is one in the other."""
+"""The comparison page of two results in a browser: no console messages, and synchronized timeline zoom."""
 
 from collections.abc import Callable
 from pathlib import Path

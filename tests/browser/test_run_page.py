@@ -1,4 +1,4 @@
-"""The report in a real browser: it opens quietly, and shows what the simulation says at every zoom."""
+"""The run page in a real browser: no console messages, and correct contents at every zoom level."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -43,13 +43,13 @@ def result() -> SimulationResult:
 
 @pytest.fixture(scope="module")
 def timeline(result: SimulationResult) -> PipelineTimeline:
-    """What its page shows of time."""
+    """The timeline of the result's page."""
     return build_timeline(result, select_ranks(result))
 
 
 @pytest.fixture(scope="module")
 def path(result: SimulationResult, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its page."""
+    """The result's page."""
     target = tmp_path_factory.mktemp("page") / "page.html"
     target.write_text(run_page(result), encoding="utf-8")
     return target
@@ -70,10 +70,10 @@ def test_page_has_no_messages_and_no_requests(open_page: PageOpener, path: Path,
 def test_passes_are_drawn_at_their_times(open_page: PageOpener, path: Path, timeline: PipelineTimeline) -> None:
     opened, spans = open_page(path), timeline.spans
     size, drawn = opened.facts("timeline")["size"], build_drawing(timeline)
-    boxes = {box_["box"]: box_ for box_ in opened.js(BOXES_JS, "timeline") if box_["box"] >= 0}
+    boxes = {box["box"]: box for box in opened.js(BOXES_JS, "timeline") if box["box"] >= 0}
     lead = drawn.boxes.first_spans()
     passes = np.flatnonzero((spans.lane[lead] == 0) & (spans.microbatch[lead] >= 0))
-    assert len(passes) >= 4 * 2 * 8  # stages, ways, microbatches; a pass that stands still for a while is two boxes
+    assert len(passes) >= 4 * 2 * 8  # stages, directions, microbatches; an interrupted pass has two boxes
     for box in passes.tolist():
         start, end = drawn.boxes.start[box], drawn.boxes.end[box]
         assert boxes[box]["from"] * size == pytest.approx(start, abs=2 * drawn.tick_seconds)
@@ -96,20 +96,22 @@ def test_zoom_to_a_kernel_and_back(open_page: PageOpener, path: Path, result: Si
     operations = result.operation_spans(rank, frozenset({task}))
     longest = int((operations.end - operations.start).argmax())
     start, end = float(operations.start[longest]), float(operations.end[longest])
-    facts = opened.facts("timeline")
+    script_data = opened.facts("timeline")
     margin = 0.2 * (end - start)
-    opened.relayout("timeline", {"xaxis.range": [(start - margin) / facts["size"], (end + margin) / facts["size"]]})
+    opened.relayout(
+        "timeline", {"xaxis.range": [(start - margin) / script_data["size"], (end + margin) / script_data["size"]]}
+    )
     kernels = [box for box in opened.js(BOXES_JS, "timeline") if box["box"] == -2 and 0.5 < box["y"] < 1.5]
-    (kernel,) = [box for box in kernels if abs(box["from"] * facts["size"] - start) < 1e-8]
+    (kernel,) = [box for box in kernels if abs(box["from"] * script_data["size"] - start) < 1e-8]
     operation = result.program.programs[1].tasks[task].segment.operations[int(operations.operation[longest])]
     assert operation.kernel is not None
     assert operation.kernel.name in kernel["words"]
     assert format_seconds(end - start) in kernel["words"]
     assert "TFLOP/s" in kernel["words"] and "bound by" in kernel["words"]
     assert "forward of microbatch 3" in kernel["words"]
-    opened.page.get_by_role("button", name="whole step").click()
+    opened.page.get_by_role("button", name="full step").click()
     opened.until(lambda: opened.drawn("timeline") >= 3)
-    full_range = [0, pytest.approx(facts["whole"] / facts["size"])]
+    full_range = [0, pytest.approx(script_data["whole"] / script_data["size"])]
     assert opened.js("document.getElementById('timeline').layout.xaxis.range") == full_range
 
 
@@ -177,7 +179,7 @@ def test_memory_of_the_selected_stage_is_drawn(open_page: PageOpener, path: Path
 
 
 def _contrast_ratio(first: str, second: str) -> float:
-    """The ratio of WCAG 2.1 between two colours `rgb(r, g, b)`."""
+    """Contrast ratio (WCAG 2.1) of two colours `rgb(r, g, b)`."""
     luminances = sorted(_relative_luminance(colour) for colour in (first, second))
     return (luminances[1] + 0.05) / (luminances[0] + 0.05)
 

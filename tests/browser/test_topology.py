@@ -1,4 +1,4 @@
-"""The picture of the cluster and the network's card in a real browser."""
+"""Topology picture and network panel in a real browser."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page of `clustersim validate` in a real browser."""
+"""The `clustersim validate` page in a real browser."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small scenarios for checks of real steps, on a CPU."""
+"""Small scenarios for `calibrate --check` tests, on a CPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ TRAINING = {
 
 
 def small_scenario(model: dict[str, Any] = LLAMA, *overrides: str) -> Scenario:
-    """One process of a small model, with overrides."""
+    """A scenario of a small model in one process, with overrides."""
     cluster = {"name": "laptop", "gpus": 1}
     mapping = {"name": "small", "model": model, "cluster": cluster, "training": TRAINING}
     return Scenario.from_mapping(mapping, overrides)
@@ -30,7 +30,7 @@ def small_scenario(model: dict[str, Any] = LLAMA, *overrides: str) -> Scenario:
 
 @contextmanager
 def single_thread() -> Iterator[None]:
-    """PyTorch computes with one thread: more of them wait for each other where other work runs."""
+    """Let PyTorch compute with one thread: several threads wait for each other on a loaded machine."""
     import torch
 
     thread_count = torch.get_num_threads()

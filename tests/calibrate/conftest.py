@@ -1,4 +1,4 @@
-"""Fits to the published tables, which take some seconds and are made once."""
+"""Fits to the published tables: they take some seconds and are computed once per session."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Two processes that check a scenario, of which the second runs out of memory: started by test_check_agreed.
+"""Two processes that check a scenario, of which the second runs out of memory; started by test_check_failure.
 
-Argument: where it does so: `building` its model, before anything collective, or in its first `step`, while the first
+Argument: where it fails: `building` its model, before any collective, or in its first `step`, while the first
 process waits for it.
 """
 
@@ -23,7 +23,7 @@ def raise_out_of_memory(*_: Any) -> Any:
 
 
 def build_failing_trainer(*arguments: Any) -> Trainer:
-    """The trainer, whose second rank fails."""
+    """The trainer, which fails on the second rank."""
     if is_second_rank() and sys.argv[1] == "building":
         raise_out_of_memory()
     trainer = original_build(*arguments)

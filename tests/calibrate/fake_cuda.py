@@ -1,13 +1,13 @@
-"""A stand-in for `torch.cuda` and NVML on a virtual clock, so that calibrate's GPU paths run where there is no GPU.
+"""A fake of `torch.cuda` and NVML on a virtual clock, so that calibrate's GPU code runs on machines without a GPU.
 
-    cuda = FakeCuda().install(monkeypatch)        torch.cuda, its events, streams and graphs are `cuda`'s; no NVML yet
-    action = cuda.kernel(5e-6)                    takes 5 us at the boost clock, longer when the device is warm
-    fake_nvml.install(cuda, monkeypatch)          NVML tells clocks, power, temperature and what throttles
-    with fake_tensors.on(cuda): ...               tensors on `cuda` are on `meta`, and every operation is a kernel there
-    cuda.fail("synchronize", error, call=3)       the third time that this is asked for, and from then on if `sticky`
+    cuda = FakeCuda().install(monkeypatch)     replaces torch.cuda, its events, streams and graphs; no NVML yet
+    action = cuda.kernel(5e-6)                 takes 5 us at the boost clock, longer when the device is warm
+    fake_nvml.install(cuda, monkeypatch)       NVML reports clocks, power, temperature and throttle reasons
+    with fake_cuda_tensors(cuda): ...          `cuda` tensors are on `meta`, every operation is a fake kernel
+    cuda.fail("synchronize", error, call=3)    raises at the third call, and at every later one if `sticky`
 
-What can fail: launch, synchronize, event, allocate, pinned, graph, and operations by name (`aten.mm`).
-The host's clock is `cuda.clock`: also what `time.perf_counter` and its like are in calibrate's modules.
+Calls that can fail: launch, synchronize, event, allocate, pinned, graph, and operators by name (`aten.mm`).
+The host clock is `cuda.clock`, which also replaces `time.perf_counter` and the like in calibrate's modules.
 """
 
 import importlib
@@ -26,7 +26,7 @@ import torch
 
 from tests.calibrate.fake_gpu import Action, FakeChip, FakeKernel, VirtualClock, VirtualGpu, VirtualStream
 
-_MODULES = (  # whose clocks are patched, so they must be there
+_MODULES = (  # modules whose clocks are patched, so they must be imported
     "calibrate.devices.cuda",
     "calibrate.devices.burn_in",
     "calibrate.devices.gpu_variation",
@@ -42,7 +42,7 @@ _MODULES = (  # whose clocks are patched, so they must be there
 
 
 class FakeEvent:
-    """`torch.cuda.Event`: takes its time on the device when it is recorded, and says when that was."""
+    """`torch.cuda.Event`: occupies the device for its duration when it is recorded, and keeps its time stamp."""
 
     def __init__(self, cuda: "FakeCuda", enable_timing: bool = False, **_: Any) -> None:
         self._cuda, self._is_timed, self.time = cuda, enable_timing, None
@@ -114,7 +114,7 @@ class FakeStream:
 
 
 class FakeGraph:
-    """`torch.cuda.CUDAGraph`: kernels that were captured, launched together."""
+    """`torch.cuda.CUDAGraph`: captured kernels, launched at once."""
 
     def __init__(self, cuda: "FakeCuda", **_: Any) -> None:
         self._cuda = cuda
@@ -134,7 +134,7 @@ class FakeGraph:
 
 
 class FakeCuda:
-    """GPUs that can be reached, one of which is current."""
+    """The visible GPUs, one of which is the current device."""
 
     def __init__(self, *chips: FakeChip, seed: int = 1) -> None:
         self.clock = VirtualClock()
@@ -156,7 +156,7 @@ class FakeCuda:
         return self._streams.get(self._device_index, self.gpus[self._device_index].default)
 
     def gpu(self, device: Any = None) -> VirtualGpu:
-        """By its number, `torch.device`, or name; None: the current one."""
+        """A GPU by index, `torch.device` or name; None: the current one."""
         return self.gpus[self._index(device)]
 
     def _index(self, device: Any) -> int:
@@ -166,11 +166,11 @@ class FakeCuda:
         return self._device_index if index is None else index
 
     def fail(self, point: str, error: BaseException, *, call: int = 1, sticky: bool = False) -> None:
-        """Raise an error the n-th time from now that this is asked for; sticky: and whenever anything is after it."""
+        """Raise an error at the n-th call from now; sticky: and at every later call of any kind."""
         self._failing.append((point, self.calls[point] + call, error, sticky))
 
     def check_call(self, point: str) -> None:
-        """Something is asked for."""
+        """Count a call, and raise the error that is injected for it."""
         self.calls[point] += 1
         for failure in self._failing:
             name, call, error, sticky = failure
@@ -180,12 +180,12 @@ class FakeCuda:
                 raise error
 
     def kernel(self, seconds: float, *, clocked: bool = True, load: float = 1.0) -> Action:
-        """What launches a kernel of so many seconds at the boost clock; clocked: longer at a lower one."""
+        """An action that launches a kernel of `seconds` at the boost clock; clocked: it is slower at a lower clock."""
         cycles = seconds * self.chip.boost if clocked else 0.0
         return lambda: self.launch(FakeKernel(cycles, 0.0 if clocked else seconds, load))
 
     def launch(self, work: FakeKernel) -> None:
-        """A kernel on the current stream, or into the graph that is captured."""
+        """Launch a kernel on the current stream, or add it to the graph that is being captured."""
         self.check_call("launch")
         if self._capturing is not None:
             self._capturing.kernels.append(work)
@@ -194,7 +194,7 @@ class FakeCuda:
         self.current.gpu.run(self.current, work)
 
     def record(self, stream: VirtualStream) -> float:
-        """An event on a stream; when it is over."""
+        """Record an event on a stream; return the time at which it completes."""
         self.clock.advance(0.25 * stream.gpu.chip.launch)
         stream.ready_time = max(stream.ready_time, self.clock.now) + self._random.uniform(*stream.gpu.chip.event)
         return stream.ready_time
@@ -207,11 +207,11 @@ class FakeCuda:
         self.clock.wait_until(self.gpu(device).finish_time)
 
     def sleep(self, cycles: int) -> None:
-        """A kernel that does nothing for so many cycles; it draws little power."""
+        """Launch a kernel that idles for that many cycles at low power."""
         self.launch(FakeKernel(cycles=float(cycles), load=0.2))
 
     def allocate(self, size: float) -> None:
-        """Memory for tensors; raise out of memory as PyTorch does."""
+        """Allocate device memory for tensors; raise OutOfMemoryError as PyTorch does."""
         self.check_call("allocate")
         gpu = self.gpu()
         if gpu.allocated + size > gpu.chip.memory:
@@ -268,7 +268,7 @@ class FakeCuda:
         )
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> "FakeCuda":
-        """Be `torch.cuda`, and the clock of calibrate's modules."""
+        """Replace `torch.cuda` and the clocks of calibrate's modules."""
         for name, value in self._torch_cuda_functions().items():
             monkeypatch.setattr(torch.cuda, name, value, raising=False)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -281,15 +281,19 @@ class FakeCuda:
             "sleep": self.clock.advance,
         }
         cuda, sensors = (importlib.import_module(f"calibrate.devices.{name}") for name in ("cuda", "sensors"))
-        for cached_function in (cuda._filler, cuda._aside, sensors.sensor_of):  # of an earlier stand-in
+        for cached_function in (
+            cuda._load_generator,
+            cuda._background_stream,
+            sensors.gpu_sensor,
+        ):  # of an earlier FakeCuda
             cached_function.cache_clear()
         for name in (
             "calibrate.devices.load_generator",
             "calibrate.devices.telemetry_sampling",
             "calibrate.stages.stage_telemetry",
         ):
-            monkeypatch.setattr(sys.modules[name], "repeated", self._run_periodically)
-        for module in [module_ for name, module_ in sys.modules.items() if name.split(".")[0] == "calibrate"]:
+            monkeypatch.setattr(sys.modules[name], "run_periodically", self._run_periodically)
+        for module in [candidate for name, candidate in sys.modules.items() if name.split(".")[0] == "calibrate"]:
             for name, clock in clocks.items():
                 if getattr(module, name, None) is getattr(time, name):
                     monkeypatch.setattr(module, name, clock)

@@ -1,9 +1,9 @@
-"""CUPTI of a fake GPU: torch's profiler, whose operators have the kernels that `fake_cuda` ran for them.
+"""CUPTI of a fake GPU: torch's profiler, whose operators contain the kernels that `fake_cuda` ran for them.
 
-    FakeCupti(cuda, monkeypatch)        torch.profiler.profile knows the kernels of `fake_tensors` on the GPU
+    FakeCupti(cuda, monkeypatch)        torch.profiler.profile records the kernels of `fake_tensors` on the GPU
 
-Each kernel is an event inside the operator that launched it; after the profile it becomes one of that operator's
-`kernels`, and an event of the device's own timeline, as torch's parser of Kineto's results has them.
+Every kernel is an event inside the operator that launched it; after profiling it becomes one of that
+operator's `kernels`, and an event of the device timeline, as in torch's parser of Kineto results.
 """
 
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ _PROFILE = torch.profiler.profile
 
 
 class FakeCupti:
-    """Notes kernels while a profile is taken."""
+    """Records kernels while a profile is taken."""
 
     def __init__(self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         self._gpu = cuda.gpu()
@@ -33,7 +33,7 @@ class FakeCupti:
         monkeypatch.setattr(torch.profiler, "profile", self.profile_steps)
 
     def run_steps(self, stream: VirtualStream, work: FakeKernel) -> None:
-        """A kernel, which the profile has where the operator is that launches it."""
+        """Run a kernel and record it inside the operator that launched it."""
         if self.spans is None:
             self._run(stream, work)
             return
@@ -90,7 +90,7 @@ def _with_kernels(events: list[Any], spans: list[tuple[float, float, float]]) ->
 
 
 def _device_event(correlation: Any, name: str, device: DeviceType, span: tuple[float, float]) -> Any:
-    """A kernel, or the call that launched it: both have its number, and the operator's."""
+    """A kernel, or the call that launched it: both have its correlation id, and the operator's."""
     return SimpleNamespace(
         name=name,
         id=correlation.number,

@@ -1,9 +1,10 @@
-"""A GPU on a virtual clock, for tests on machines without one: its heat, clocks, power, cache, streams.
+"""A virtual GPU for tests on machines without one: its temperature, clocks, power, cache and streams.
 
-The host's clock moves when the host launches, waits or works; a kernel begins when it was launched and its stream is
-free, and lasts as long as its work takes at the SM clock of that moment. The clock falls from `boost` to `sustained`
-with the heat, which follows the load with one time constant, so that a burst is fast and an hour is not. What another
-thread would do is done at its moments by the host's clock (`run_periodically`), so that every run is the same.
+The host clock advances when the host launches, waits or computes; a kernel starts once it is launched and
+its stream is free, and takes as long as its cycles need at the SM clock at its start. The clock falls from
+`boost` to `sustained` with the heat, a first-order lag of the load, so that a burst is fast and sustained
+load is not. Background threads are simulated by timers of the host clock (`VirtualClock.run_periodically`),
+so runs are deterministic.
 """
 
 import math
@@ -13,12 +14,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 Action = Callable[[], None]
-MIN_TIMER_INTERVAL = 1e-4  # seconds after which a thread that does not sleep is on again
-MAX_PENDING_LAUNCHES = 1024  # launches that a stream takes in before the host must wait
+MIN_TIMER_INTERVAL = 1e-4  # seconds between calls of a thread that does not sleep
+MAX_PENDING_LAUNCHES = 1024  # launches that a stream queues before the host must wait
 
 
 class VirtualClock:
-    """The host's, in seconds."""
+    """The host clock, in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -26,7 +27,7 @@ class VirtualClock:
         self._in_callback = False
 
     def advance(self, seconds: float) -> None:
-        """So many seconds pass; what others do at their moments meanwhile takes the host no time."""
+        """Let that many seconds pass; timer callbacks that are due meanwhile take no host time."""
         end_time = self.now + seconds
         while not self._in_callback and self._timers:
             timer = min(self._timers, key=lambda candidate: candidate.due_time)
@@ -42,11 +43,14 @@ class VirtualClock:
         self.now = max(self.now, end_time)
 
     def wait_until(self, time: float) -> None:
-        """Wait for it, if it has not come yet."""
+        """Wait until a time, unless it has passed."""
         self.advance(max(0.0, time - self.now))
 
     def run_periodically(self, interval: float, action: Action) -> Action:
-        """What a thread does that sleeps so long before each time; what is returned ends it."""
+        """Simulate a thread that sleeps for an interval before every call of the action.
+
+        The returned function stops it.
+        """
         timer = _VirtualTimer(self.now + max(interval, MIN_TIMER_INTERVAL), interval, action)
         self._timers.append(timer)
         return lambda: self._timers.remove(timer) if timer in self._timers else None
@@ -61,9 +65,10 @@ class _VirtualTimer:
 
 @dataclass(frozen=True)
 class FakeChip:
-    """What a GPU is. event: seconds that each takes on the device, from and to; launch: seconds of the host's.
+    """Properties of a GPU.
 
-    resolution: of what events say; heat: seconds in which all but 1/e of a change of load has come through.
+    event: range of device seconds that recording an event takes; launch: host seconds per launch; event
+    resolution in seconds (`resolution`); heat: time constant of the heat (63 % of a change of load) in seconds.
     """
 
     name: str = "NVIDIA H100 80GB HBM3"
@@ -79,7 +84,7 @@ class FakeChip:
     bandwidth: float = 3.0e12
     cache_bandwidth: float = 9.0e12
     link: float = 5.0e10
-    min_kernel_seconds: float = 2e-6  # seconds of any kernel
+    min_kernel_seconds: float = 2e-6  # minimum duration of a kernel
     event: tuple[float, float] = (1e-6, 3e-6)
     resolution: float = 0.0
     launch: float = 4e-6
@@ -91,9 +96,9 @@ class FakeChip:
 
 @dataclass(frozen=True)
 class FakeKernel:
-    """What a kernel does: cycles of the SMs, bytes from memory or seconds of anything else, whichever lasts longest.
+    """Resources of a kernel: SM cycles, memory traffic, or fixed seconds; the longest of the three is its duration.
 
-    load: part of the power that it draws; reads, writes: (what, bytes) that pass through the cache.
+    load: fraction of the maximum power; reads, writes: (tensor key, bytes) that pass through the cache.
     """
 
     cycles: float = 0.0
@@ -105,7 +110,7 @@ class FakeKernel:
 
 @dataclass(frozen=True)
 class FakeGpuState:
-    """A GPU at a moment. load: 0 while it waits."""
+    """State of a GPU at one time. load: 0 while idle."""
 
     clock: float
     heat: float
@@ -115,7 +120,7 @@ class FakeGpuState:
 
 @dataclass(eq=False)
 class VirtualStream:
-    """Kernels one after the other. ready: when the last is done."""
+    """Kernels in order. ready_time: end of the last one."""
 
     gpu: "VirtualGpu"
     ready_time: float = 0.0
@@ -124,19 +129,19 @@ class VirtualStream:
 
 @dataclass
 class VirtualCache:
-    """The last cache: what was used last is in it; what was written is written back when it is driven out."""
+    """The last-level cache: LRU, write-back; data larger than the cache is written through."""
 
     size: float
     entries: OrderedDict[int, tuple[float, bool]] = field(default_factory=OrderedDict)
     used_bytes: float = 0.0
 
     def access(self, key: int, size: float, *, dirty: bool) -> tuple[float, float]:
-        """Bytes between cache and memory, and bytes that were there, when so many bytes of something are used."""
+        """For an access of `size` bytes of a tensor: bytes moved from or to memory, and bytes hit in the cache."""
         cached, was_dirty = self.entries.pop(key, (0.0, False))
         new_size = min(size, self.size)
         hit = min(cached, size) if size <= self.size else 0.0
         memory_bytes = 0.0 if dirty else size - hit
-        memory_bytes += size - new_size if dirty else 0.0  # what does not fit is written through
+        memory_bytes += size - new_size if dirty else 0.0  # data that does not fit is written through
         self.entries[key] = new_size, dirty or was_dirty
         self.used_bytes += new_size - cached
         return memory_bytes + self._evict(), hit
@@ -158,7 +163,7 @@ class VirtualCache:
 
 
 class VirtualGpu:
-    """A GPU that works."""
+    """A GPU that executes kernels."""
 
     def __init__(self, chip: FakeChip, clock: VirtualClock) -> None:
         self.chip, self.clock = chip, clock
@@ -166,22 +171,22 @@ class VirtualGpu:
         self.default = VirtualStream(self)
         self.streams = [self.default]
         self.allocated = self.peak = self.reserved = 0.0
-        self.slowdown = 0.0  # part by which a kernel takes longer while another stream works
+        self.slowdown = 0.0  # relative slowdown of a kernel while another stream is busy
         self._heat, self._heat_time = 0.0, 0.0
         self._starts: list[float] = []
         self._spans: list[tuple[float, float, float]] = []  # end, heat at the start, load
 
     def stream(self) -> VirtualStream:
-        """One more stream."""
+        """Add a stream."""
         self.streams.append(VirtualStream(self))
         return self.streams[-1]
 
     def frequency(self, heat: float) -> float:
-        """Hertz of the SMs at that heat, of 0 to 1."""
+        """SM clock in hertz at a heat of 0 to 1."""
         return self.chip.boost - (self.chip.boost - self.chip.sustained) * heat
 
     def run(self, stream: VirtualStream, work: FakeKernel) -> None:
-        """A kernel, launched now."""
+        """Execute a kernel that is launched now."""
         if len(stream.pending) >= MAX_PENDING_LAUNCHES:
             self.clock.wait_until(stream.pending.popleft())
         start = max(stream.ready_time, self.clock.now)
@@ -210,7 +215,7 @@ class VirtualGpu:
             self._heat_time = time
 
     def state_at(self, time: float) -> FakeGpuState:
-        """How it was at a moment that has been simulated, or is, with nothing to do, later."""
+        """The state at a time that has been simulated, or, idle, a later one."""
         index = bisect_right(self._starts, time) - 1
         if index < 0:
             return self._make_state(0.0, 0.0)
@@ -226,11 +231,11 @@ class VirtualGpu:
 
     @property
     def finish_time(self) -> float:
-        """When all streams are."""
+        """End of the last kernel of all streams."""
         return max(stream.ready_time for stream in self.streams)
 
     def busy_fraction(self, start_time: float, end_time: float) -> float:
-        """The part of that time in which something ran."""
+        """Fraction of an interval in which a kernel ran."""
         spans = zip(self._starts, (end for end, *_ in self._spans), strict=True)
         return _union_seconds((max(start, start_time), min(end, end_time)) for start, end in spans) / (
             end_time - start_time

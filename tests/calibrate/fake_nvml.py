@@ -1,6 +1,7 @@
-"""The driver's management library as a stand-in below `nvidia-ml-py`: C functions, by name, that fill in what they get.
+"""A fake of the driver's management library below `nvidia-ml-py`.
 
-So `pynvml` itself is what runs. `missing`: functions that this driver has not; `failing`: what one returns, not 0.
+C functions by name, which fill in their arguments. So the real `pynvml` runs. `missing`: functions that this
+driver lacks; `failing`: error codes that functions return.
 """
 # ruff: noqa: N802, N815 - the library's own names
 
@@ -17,10 +18,10 @@ IDLE, POWER_CAP = 0x1, 0x4
 
 
 class FakeNvmlLibrary:
-    """What the driver answers. failing: {function: NVML's number of an error}."""
+    """The driver's answers. failing: {function: NVML error code}."""
 
     def __init__(self, cuda: FakeCuda, *, order: list[int] | None = None) -> None:
-        """order: NVML's numbering of the GPUs, which need not be CUDA's."""
+        """order: NVML's numbering of the GPUs, which may differ from CUDA's."""
         self._cuda = cuda
         self._gpus = [cuda.gpus[index] for index in order or range(len(cuda.gpus))]
         self.failing: dict[str, int] = {}
@@ -29,14 +30,14 @@ class FakeNvmlLibrary:
         self.mig_uuids: dict[str, VirtualGpu] = {}
 
     def function(self, name: str) -> Callable[..., int]:
-        """By its name, as the dynamic linker gives it."""
+        """A function by name, as the dynamic linker returns it."""
         self.requested_functions.append(name)
         if name in self.missing:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         if name in self.failing:
             return lambda *_: self.failing[name]
-        function_: Callable[..., int] = getattr(self, f"_{name}")
-        return function_
+        fake_function: Callable[..., int] = getattr(self, f"_{name}")
+        return fake_function
 
     def _nvmlInitWithFlags(self, _flags: int) -> int:
         return 0
@@ -108,7 +109,7 @@ class FakeNvmlLibrary:
 
 
 def install(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, *, order: list[int] | None = None) -> FakeNvmlLibrary:
-    """Be the library that `pynvml` loads."""
+    """Replace the library that `pynvml` loads."""
     library = FakeNvmlLibrary(cuda, order=order)
     monkeypatch.setattr(pynvml, "_LoadNvmlLibrary", lambda: None)
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer", library.function)

@@ -1,4 +1,4 @@
-"""What measures a layer, the host and steps, without a model: made-up rows, and how often they were asked for."""
+"""Fakes of the measurements of in-situ kernels, host launches and steps: constant samples, and call counts."""
 
 import sys
 from collections import Counter
@@ -32,7 +32,11 @@ BURN_IN_SAMPLES = tuple(
 
 
 class FakeStages:
-    """The entry points of the parts. asked: how often each was; records: from which steps were predicted."""
+    """The entry points of the stages.
+
+    call_counts: calls per stage; seconds: time budget per stage; records: from which steps were predicted;
+    errors: to raise, by stage.
+    """
 
     def __init__(self) -> None:
         self.call_counts: Counter[str] = Counter()
@@ -41,11 +45,15 @@ class FakeStages:
         self.errors: dict[str, Exception] = {}
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> "FakeStages":
-        for stage, name in (("chain", "chain_rows"), ("host", "host_rows"), ("residual", "step_rows")):
+        for package, name in (
+            ("in_situ", "measure_in_situ"),
+            ("host", "measure_host_launches"),
+            ("holdout", "measure_holdout_steps"),
+        ):
             module = SimpleNamespace(**{name: getattr(self, name)})
-            monkeypatch.setitem(sys.modules, f"calibrate.{stage}.measure", module)
-            if f"calibrate.{stage}" not in sys.modules:
-                monkeypatch.setitem(sys.modules, f"calibrate.{stage}", SimpleNamespace(measure=module))
+            monkeypatch.setitem(sys.modules, f"calibrate.{package}.measure", module)
+            if f"calibrate.{package}" not in sys.modules:
+                monkeypatch.setitem(sys.modules, f"calibrate.{package}", SimpleNamespace(measure=module))
         monkeypatch.setattr("calibrate.stages.burn_in_stage.burn_in", self.burn_in)
         return self
 

@@ -1,8 +1,8 @@
-"""Tensors of a fake GPU: they are on `meta`, and each operation on them is a kernel of `fake_cuda`.
+"""Tensors of a fake GPU: they are on `meta`, and every operation on them is a kernel of `fake_cuda`.
 
-A kernel takes what its FLOP (as `torch.utils.flop_counter` counts them) take at the SM clock, or what its operands and
-results take to pass through cache and memory, whichever is longer. Values are not computed: a number that is asked for
-is 1. Everything asked of `torch.compile` is run uncompiled.
+A kernel takes the maximum of its FLOP (as `torch.utils.flop_counter` counts them) at the SM clock and of the
+traffic of its operands and results through cache and memory. Values are not computed: every scalar that is
+read is 1. `torch.compile` returns the function uncompiled.
 """
 
 import weakref
@@ -33,7 +33,7 @@ _FREE_OPS = {"aten.detach", "aten.alias", "aten.empty", "aten.empty_strided", "a
 
 @contextmanager
 def fake_cuda_tensors(cuda: FakeCuda) -> Iterator[FakeCuda]:
-    """While this lasts, tensors of `cuda` can be made and computed with."""
+    """Within the context, tensors can be created on the fake `cuda` device and computed with."""
     compiled.cache_clear()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch, "compile", _skip_compile))
@@ -48,13 +48,15 @@ def _skip_compile(function: Any = None, **_: Any) -> Any:
 
 
 class _MetaDeviceMode(TorchFunctionMode):
-    """What is asked to be on `cuda` is on `meta`; copies from and to the host; numbers."""
+    """Redirects the `cuda` device to `meta`; copies from and to the host; scalars."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         super().__init__()
         self._cuda = cuda
         self._host = WeakTensorKeyDictionary()
-        scalar_handlers = dict.fromkeys(_SCALAR_METHODS, self._scalar)  # what is answered here, where it is not None
+        scalar_handlers = dict.fromkeys(
+            _SCALAR_METHODS, self._scalar
+        )  # handlers whose result is used where it is not None
         getters = {_IS_CUDA: self._is_cuda, _DEVICE: self._device}
         self._handlers: dict[Any, Callable[..., Any]] = {
             **scalar_handlers,
@@ -102,10 +104,8 @@ class _MetaDeviceMode(TorchFunctionMode):
         return tensor if tensor in self._host else None
 
     def _pinned(self, func: Any, args: Any, options: dict[str, Any]) -> Tensor:
-        """Memory of the host, of which nothing is kept but its size."""
-        tensor = (
-            args[0].send_counts("meta") if func is Tensor.pin_memory else func(*args, **options | {"device": _META})
-        )
+        """Pinned host memory, of which only the size is kept."""
+        tensor = args[0].to("meta") if func is Tensor.pin_memory else func(*args, **options | {"device": _META})
         self._host[tensor] = None
         return tensor
 
@@ -119,7 +119,7 @@ def _to_meta(value: Any) -> Any:
 
 
 class _FakeKernelMode(TorchDispatchMode):
-    """Every operation on `meta` is a kernel, and its results take memory."""
+    """Every operation on `meta` tensors is a kernel, and its results occupy device memory."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class _FakeKernelMode(TorchDispatchMode):
 
 
 def _meta_tensors(tree: Any) -> list[Tensor]:
-    """Those on the GPU in arguments or results."""
+    """The GPU tensors among arguments or results."""
     if isinstance(tree, Tensor):
         return [tree] if tree.is_meta else []
     if isinstance(tree, dict):
@@ -176,22 +176,22 @@ def _kernel_work(cuda: FakeCuda, func: Any, call: tuple[Any, dict[str, Any], Any
         options = {name: value for name, value in kwargs.items() if name not in ("out", "out_dtype")}
         shapes = [arg for arg in args if not isinstance(arg, torch.dtype)]
         flops = float(count(*shapes, **options, out_val=result))
-    dtype = min(inputs or outputs, key=Tensor.element_size).dtype  # what is added to products may be wider
+    dtype = min(inputs or outputs, key=Tensor.element_size).dtype  # an addend may have a higher precision
     speed = _RELATIVE_SPEED.get(dtype, 1.0)
     if dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         speed = 0.5
-    written = {tensor.untyped_storage()._cdata for tensor in outputs}
+    written_storages = {tensor.untyped_storage()._cdata for tensor in outputs}
     return FakeKernel(
         cycles=flops / (chip.flop_per_cycle * speed),
         seconds=chip.min_kernel_seconds,
         load=1.0 if flops else 0.6,
-        reads=tuple(_access(tensor) for tensor in inputs if tensor.untyped_storage()._cdata not in written),
+        reads=tuple(_access(tensor) for tensor in inputs if tensor.untyped_storage()._cdata not in written_storages),
         writes=tuple(_access(tensor) for tensor in outputs),
     )
 
 
 def _scaled_flops(func: Any, args: Any) -> float:
-    """Of products whose operands have scales, which `torch.utils.flop_counter` does not know."""
+    """FLOP of scaled matmuls, which `torch.utils.flop_counter` does not support."""
     if str(func).rpartition(".")[0] not in _SCALED_MATMULS:
         return 0.0
     a, b = args[:2]

@@ -1,6 +1,8 @@
-"""Four processes, as two nodes of two, that measure collectives with gloo: started by test_collectives with torchrun.
+"""Four processes, as two nodes of two, that measure collectives with gloo.
 
-Argument: a file, into which the first process writes what it saw. Warnings are errors.
+Started by test_collectives with torchrun.
+
+Argument: the file into which the first process writes its results. Warnings are errors.
 """
 
 import json
@@ -76,9 +78,9 @@ def main(output: Path) -> None:
 
 
 def expert_gradient_errors() -> dict[str, float]:
-    """Gradients of experts spread over four ranks, less those of one rank that has all of them and all tokens.
+    """Relative gradient errors of experts on four ranks, against one rank that has all experts and all tokens.
 
-    The largest difference of each weight, over the largest gradient.
+    Per weight: the maximum difference over the maximum gradient; and of the gradient norm.
     """
     ranks = dist.get_world_size()
     layout = f"layout={{ep: {ranks}, data: ddp}}"
@@ -109,7 +111,7 @@ def expert_gradient_errors() -> dict[str, float]:
 
 
 def all_gather(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Every rank's tensor."""
+    """The tensors of all ranks."""
     tensors = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(tensors, tensor.contiguous())
     return tensors
@@ -121,7 +123,7 @@ def supported_collectives(shape: tuple[int, int]) -> list[CollectiveType]:
 
 
 def measure_samples(calls: list[CollectiveCall]) -> list[list[Any]]:
-    """All rows, which every rank must see alike."""
+    """All samples, which must be equal on all ranks."""
     samples = measure_calls(calls, find_device("cpu"), max_seconds_per_call=0.01)
     local_seconds = [sample.time.seconds for sample in samples]
     all_seconds: list[Any] = [None] * dist.get_world_size()
@@ -133,7 +135,7 @@ def measure_samples(calls: list[CollectiveCall]) -> list[list[Any]]:
 
 
 def skip_reasons() -> list[str]:
-    """Why calls were not measured."""
+    """The reasons why calls were skipped."""
     reasons: list[str] = []
 
     def note(result: CollectiveSample | SkippedCall) -> None:
@@ -145,13 +147,13 @@ def skip_reasons() -> list[str]:
     measure_calls(
         [CollectiveCall(CollectiveType.BROADCAST, SIZE, 2, 1)], find_device("cpu"), budget=0.0, on_result=note
     )
-    sweep._USABLE_MEMORY_FRACTION = float("inf")  # the memory looks free, but one rank cannot have it
+    sweep._USABLE_MEMORY_FRACTION = float("inf")  # the memory appears to be free, but the allocation fails
     measure_calls([CollectiveCall(CollectiveType.BROADCAST, 1e15, 2, 1)], find_device("cpu"), on_result=note)
     return reasons
 
 
 def interference_results() -> list[list[Any]]:
-    """Kernels beside calls of groups in and across nodes, which every rank must see alike; and what cannot be run."""
+    """Kernels overlapping calls of groups within and across nodes, equal on all ranks; and reasons of skipped pairs."""
     kernels = [square_matmul(DType.FP32, 64), square_matmul(DType.FP8, 64)]
     gather, send = (
         CollectiveCall(CollectiveType.ALL_GATHER, SIZE, 4, 2),
@@ -174,7 +176,7 @@ def interference_results() -> list[list[Any]]:
 
 
 def out_of_memory_reasons(step: str) -> list[str]:
-    """Why a call is left out when the fourth rank alone has no memory for its check, its result, or its buffers."""
+    """Why a call is skipped when only the fourth rank lacks memory for its check, its result, or its buffers."""
     original = torch_collectives._PREPARERS[CollectiveType.ALL_GATHER]
 
     def raise_out_of_memory() -> torch.Tensor:
@@ -202,7 +204,7 @@ def skipped_calls(calls: list[CollectiveCall]) -> list[SkippedCall]:
 
 
 def wrong_result_error(collective: CollectiveType) -> str:
-    """What is said of a collective that does nothing in one group."""
+    """The error message for a collective whose result is wrong on one rank."""
     original = torch_collectives._PREPARERS[collective]
 
     def broken(member: torch_collectives.GroupMember, payload: float) -> torch_collectives.PreparedCollective:

@@ -1,4 +1,4 @@
-"""A record that has everything: a GPU that is a tenth slower than its shipped file, with what it did meanwhile."""
+"""A record with all sections, of a GPU that is 10 % slower than its packaged file, with telemetry."""
 
 from dataclasses import replace
 from typing import Any
@@ -51,7 +51,7 @@ def time_statistics(seconds: float) -> TimeStatistics:
 
 
 def full_record() -> CalibrationRecord:
-    """Rows that take LONGER times the shipped model's; one kernel does not fit, one is not there."""
+    """Samples that take SLOWDOWN times the packaged model's time; one kernel does not fit in memory."""
     kernels = [
         *sized_matmuls((512, 4096, 8192)),
         *attention_kernels((1024, 4096)),
@@ -118,7 +118,7 @@ def full_record() -> CalibrationRecord:
 
 
 def telemetry_samples() -> tuple[TelemetrySample, ...]:
-    """Two minutes of soak in which the clock falls, eight of kernels, five of a chain."""
+    """Minutes of a session: burn-in with a falling clock 1, kernels 8, kernels in situ 5, host launches 2."""
     samples = []
     for stage, begin, end in (("soak", 0, 60), ("kernels", 60, 540), ("chain", 540, 840), ("host", 840, 960)):
         for second in range(begin, end, 4):

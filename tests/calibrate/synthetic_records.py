@@ -1,4 +1,4 @@
-"""Records whose rows follow the kernel model with known constants, up to noise."""
+"""Records whose samples follow the kernel model with known constants, up to noise."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ CONDITIONS = MeasurementConditions(date="2026-01-01", command="synthetic", metho
 def synthetic_record(
     accelerator: Accelerator, kernels: Iterable[Kernel], *, noise: float = 0.0, seed: int = 0
 ) -> CalibrationRecord:
-    """A record of what these kernels take on an accelerator, each with its own log-normal noise."""
+    """A record of the modelled times of kernels on an accelerator, with log-normal noise per kernel."""
     roofline, random = Roofline(accelerator), np.random.default_rng(seed)
     samples = tuple(
         kernel_sample(kernel, roofline.time_kernel(kernel).seconds * float(np.exp(noise * random.standard_normal())))
@@ -40,7 +40,7 @@ def synthetic_record(
 
 
 def kernel_sample(kernel: Kernel, seconds: float) -> KernelSample:
-    """A kernel that was measured once to take so long."""
+    """A sample of one measurement of a kernel."""
     if kernel.shape is None:
         raise ValueError(kernel.name)
     time = TimeStatistics(seconds, seconds, seconds, 1)
@@ -49,12 +49,12 @@ def kernel_sample(kernel: Kernel, seconds: float) -> KernelSample:
 
 
 def sized_matmul(m: int, n: int, k: int, dtype: DType = DType.BF16) -> Kernel:
-    """A product."""
+    """One matmul."""
     return matmul_kernel("matmul", dtype, MatmulShape(m, n, k), result_bytes=2.0)
 
 
 def sized_matmuls(sizes: Sequence[int], dtype: DType = DType.BF16) -> Iterator[Kernel]:
-    """Every product of these sizes."""
+    """Matmuls of all combinations of these sizes."""
     yield from (sized_matmul(m, n, k, dtype) for m in sizes for n in sizes for k in sizes)
 
 
@@ -72,13 +72,13 @@ def memory_bound_kernels(
 
 
 def operator_kernels(operator: MemoryBoundSpec, shape: MemoryBoundShape, dtype: DType) -> Iterator[Kernel]:
-    """One routine over one shape, both ways."""
+    """Forward and backward of one operator on one shape."""
     yield operator.forward_kernel("stream", dtype, shape)
     yield from operator.backward_kernels("stream", dtype, shape)
 
 
 def attention_kernels(sequences: Sequence[int], heads: int = 16, head_dim: int = 128) -> Iterator[Kernel]:
-    """Flash attention of these lengths, with a causal mask and without, both ways."""
+    """Flash attention of these sequence lengths, causal and not, forward and backward."""
     for length in sequences:
         for causal in (True, False):
             shape = AttentionShape(2, length, length, heads, heads, head_dim, causal)
@@ -87,5 +87,5 @@ def attention_kernels(sequences: Sequence[int], heads: int = 16, head_dim: int =
 
 
 def with_constants(accelerator: Accelerator, **constants: object) -> Accelerator:
-    """Other constants of the kernel model."""
+    """The accelerator with other constants of the kernel model."""
     return replace(accelerator, efficiency=replace(accelerator.efficiency, **constants))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A GPU is measured as it is after hours, not in a burst: one whose clock falls under load and whose events cost."""
+"""GPUs are measured under sustained load: clocks fall with heat, and events take time."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,10 +25,10 @@ from tests.calibrate import fake_tensors  # noqa: E402
 from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_gpu import FakeChip, FakeKernel  # noqa: E402
 
-# A product of the filler takes 8 ms here, so that a soak is some thousand of them.
+# A matmul of the load generator takes 8 ms here, so that burn-in is some thousand of them.
 SLOW_CHIP = FakeChip(flop_per_cycle=4096.0 * 132 / 64, cache=2.0**20, heat=2.0)
-CLOCK_RATIO = SLOW_CHIP.boost / SLOW_CHIP.sustained  # times longer under load: 1.41
-KERNEL_SECONDS = 1.5e-3  # of a kernel at the boost clock
+CLOCK_RATIO = SLOW_CHIP.boost / SLOW_CHIP.sustained  # slowdown under load: 1.41
+KERNEL_SECONDS = 1.5e-3  # at the boost clock
 KERNEL = square_matmul(DType.BF16, 4096)
 
 
@@ -45,7 +45,7 @@ def _set_prepared_action(monkeypatch: pytest.MonkeyPatch, factory: Callable[[], 
 
 
 def test_kernels_are_measured_at_the_sustained_clock(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a soak, by what `calibrate` measures kernels with, over five of them and pauses of the host between."""
+    """After burn-in, with calibrate's kernel measurement, over five kernels with host pauses between them."""
     device = device_module.find_device("cuda")
     _set_prepared_action(monkeypatch, lambda: cuda.kernel(KERNEL_SECONDS))
     samples = burn_in(device, 120.0, lambda _: None)
@@ -61,7 +61,7 @@ def test_kernels_are_measured_at_the_sustained_clock(cuda: FakeCuda, monkeypatch
 
 
 def test_burst_on_a_cold_device_is_at_the_boost_clock(cuda: FakeCuda) -> None:
-    """What the proof above would miss: five samples of a millisecond each behind a kernel that only waits."""
+    """What the previous test would miss: five samples of a millisecond each after an idle wait."""
 
     class IdleLoad:
         def launch_load(self, seconds: float) -> None:
@@ -91,7 +91,7 @@ def test_device_stays_under_load_between_measurements(cuda: FakeCuda, monkeypatc
 
 @pytest.mark.usefixtures("cuda")
 def test_burn_in_ends_at_a_steady_clock() -> None:
-    """With a time constant of 2 s, 10 s drift less than 1 % when what is left of the fall is 3 % of it: after 7 s."""
+    """With a time constant of 2 s, the drift over 10 s is below 1 % once 3 % of the clock drop remain: after 7 s."""
     messages: list[str] = []
     samples = burn_in(device_module.find_device("cuda"), 120.0, messages.append)
     clocks = [sample.state.sm_clock_mhz for sample in samples]
@@ -126,7 +126,7 @@ def test_cpu_has_one_telemetry_sample_and_no_gpu_variation() -> None:
 
 
 def test_gpus_of_a_node_are_compared_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second is as fast as the first in a burst, and 20 % slower when it is warm."""
+    """The second is as fast as the first in a burst, and 20 % slower when warm."""
     hot = FakeChip(
         flop_per_cycle=SLOW_CHIP.flop_per_cycle, sustained=SLOW_CHIP.sustained / 1.2, heat=0.5, uuid="second"
     )
@@ -150,7 +150,7 @@ def test_gpus_of_a_node_are_compared_under_load(monkeypatch: pytest.MonkeyPatch)
 def test_short_kernels_are_correct_whatever_events_cost(
     seconds: float, event: tuple[float, float], resolution: float, flushed: bool
 ) -> None:
-    """Each kernel in a pair of events of its own where the cache is flushed, some hundred in one where it is not."""
+    """With a flushed cache every kernel has its own pair of events; otherwise some hundred kernels share one."""
     with pytest.MonkeyPatch.context() as patch:
         cuda = FakeCuda(FakeChip(event=event, resolution=resolution)).install(patch)
         flush = cuda.kernel(2e-5, clocked=False)
@@ -172,7 +172,7 @@ def test_short_kernels_are_correct_whatever_events_cost(
 
 
 def test_cache_flush_leaves_no_dirty_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a cache takes its bytes over the bandwidth to be read; what was written would be driven out meanwhile."""
+    """Reading half a cache takes its bytes over the bandwidth; dirty lines would be evicted meanwhile."""
     chip = FakeChip(flop_per_cycle=SLOW_CHIP.flop_per_cycle, event=(2e-6, 2e-6))
     cuda, half = FakeCuda(chip).install(monkeypatch), 0.5 * chip.cache
     method = MeasurementMethod(max_seconds=0.05, min_span_seconds=0.0)
@@ -182,8 +182,8 @@ def test_cache_flush_leaves_no_dirty_lines(monkeypatch: pytest.MonkeyPatch) -> N
 
     with fake_tensors.fake_cuda_tensors(cuda):
         device = device_module.find_device("cuda")
-        clean = measure_action(device.stopwatch(flushed=True), read, method)
+        clean = measure_action(device.stopwatch(flush_cache=True), read, method)
         assert clean.seconds == pytest.approx(half / chip.bandwidth, rel=0.001)
         monkeypatch.setattr(cuda_device, "_read_buffer", lambda other, _total: other.zero_())
-        dirty = measure_action(device.stopwatch(flushed=True), read, method)
+        dirty = measure_action(device.stopwatch(flush_cache=True), read, method)
     assert dirty.seconds == pytest.approx(2.0 * clean.seconds, rel=0.001)

@@ -1,4 +1,4 @@
-"""A check says what is wrong with what it was asked, and answers with a prediction near a real step."""
+"""`--check` refuses unsupported input, and its prediction is close to a real step."""
 
 import argparse
 import json
@@ -85,16 +85,16 @@ def test_zero_steps_are_refused(path: str) -> None:
         (("cluster.gpus=2", "layout.pp=2", "model.tied_embeddings=true"), "tied_embeddings"),
         (("cluster.gpus=2", "layout.data=ddp", "training.precision=bf16"), "use fsdp"),
         (("training.precision={compute: bf16, gradients: bf16}",), "gradients and moments in the weights' format"),
-        (("disturbances.jitter=1 %",), "disturbances"),
+        (("degradations.jitter=1 %",), "degradations"),
         (("training.attention=flash1",), "training.attention: torch has no flash1"),
         (("training.lora=8",), "training.lora: adapters beside frozen weights cannot be checked; set it to none"),
         (("training.recompute=selective_op",), "training.recompute: selective_op cannot be checked"),
         (("training.recompute=full", "training.fused=true"), "training.recompute: fused products save too late"),
         (("model.window=64",), "model.window: torch's SDPA has no sliding window; set it to full"),
         (("model.block=parallel",), "model.block: only pre_norm layers"),
-        (("model.rotary=0.5",), "model.rotary: only whole heads"),
+        (("model.rotary_percent=0.5",), "model.rotary_percent: only whole heads"),
         (("model.qk_norm=whole",), "model.qk_norm: only norms of each head"),
-        (("model.softcap=true",), "model.softcap and model.logit_softcap"),
+        (("model.attn_logit_softcapping=true",), "model.attn_logit_softcapping and model.final_logit_softcapping"),
         (("model.positions=alibi",), "a norm of the embedding, ALiBi, spare positions"),
         (
             (
@@ -124,7 +124,7 @@ def test_layer_count_is_reduced_to_fit_memory() -> None:
 
 
 def test_training_leaves_memory_to_measure_every_kernel() -> None:
-    """Half of the memory at most, and with the largest kernel (an update of many weights) no more than all of it."""
+    """Training takes at most half of the memory, and with the largest kernel (an update of many weights) all of it."""
     from calibrate.check.prediction import peak_allocated
     from calibrate.kernels.pytorch_ops import allocated_bytes
 
@@ -157,10 +157,10 @@ def test_record_of_another_accelerator_is_refused(path: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_single_process_step_matches_its_prediction(path: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Real steps beside the prediction from kernels measured between them.
+    """A real step against the prediction from kernels that are measured between steps.
 
-    Wide, a factor of 1.6: the machine is shared, and kernels of a model this small are not much longer than autograd's
-    own work. `python -m tests.benchmarks.check` prints the errors of larger ones.
+    Tolerance: a factor of 1.6, since the machine is shared, and kernels of a model this small are not much
+    longer than autograd's overhead. `python -m tests.benchmarks.check` prints the errors of larger models.
     """
     model_overrides = ["model.hidden=256", "model.ffn=704", "model.heads=4", "model.kv_heads=4", "model.head_dim=64"]
     overrides = [*model_overrides, "model.vocab=1024", "model.max_positions=256", "training.sequence=128"]

@@ -1,4 +1,4 @@
-"""One process that fails does not leave the others waiting."""
+"""A failure of one process does not leave the others waiting."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ HANG_SECONDS = 120.0  # seconds; a collective gives up after 600
 
 @pytest.mark.parametrize("where", [pytest.param("building", marks=pytest.mark.slow), "step"])
 def test_all_ranks_exit_when_one_is_out_of_memory(where: str, tmp_path: Path) -> None:
-    """Both say which rank it was and what to do, though the first waits for it in a collective."""
+    """Both print the failing rank and advice, although the first waits for it in a collective."""
     file = tmp_path / "small.yaml"
     file.write_text(yaml.safe_dump({"model": LLAMA, "cluster": {"name": "laptop", "gpus": 1}, "training": TRAINING}))
     with socket.socket() as free_socket:

@@ -1,4 +1,4 @@
-"""The mixture that is trained is the one that is simulated: same parameters, same products, experts chosen evenly."""
+"""The trained MoE model matches the simulated one: same parameters, same matmuls, experts chosen evenly."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -24,7 +24,9 @@ from clustersim.common.errors import InputError  # noqa: E402
 
 CPU_DEVICE = torch.device("cpu")
 SOFTMAX_MOE = "model.experts={count: 8, top_k: 2, ffn: 48}"
-SIGMOID_MOE = "model.experts={count: 16, top_k: 4, ffn: 48, router: sigmoid, router_bias: true, groups: 8, limit: 4}"
+SIGMOID_MOE = (
+    "model.experts={count: 16, top_k: 4, ffn: 48, router: sigmoid, router_bias: true, num_groups: 8, group_topk: 4}"
+)
 SHARED_EXPERT_MOE = "model.experts={count: 8, top_k: 2, ffn: 48, shared: 32, dense_layers: 1}"
 EP_OVERRIDES = ("cluster.gpus=2", "layout={ep: 2, data: ddp}", "training.microbatch=1")
 MatmulSize = tuple[int, int, int, int]
@@ -38,7 +40,7 @@ def _seeded_single_thread() -> Iterator[None]:
 
 
 def _predicted_matmuls(scenario: Scenario) -> Counter[MatmulSize]:
-    """Grouped products of a step: groups, rows of each, and the other two sizes."""
+    """Grouped matmuls of a step: groups, rows of each, and the other two sizes."""
     plan, counts = build_plan(scenario), Counter[MatmulSize]()
     (program,) = lower_step(plan, scenario.schedule.order(1, plan.microbatches)).programs
     blocks = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
@@ -52,7 +54,7 @@ def _predicted_matmuls(scenario: Scenario) -> Counter[MatmulSize]:
 
 
 def _executed_matmuls(scenario: Scenario) -> Counter[MatmulSize]:
-    """The same of a real step, as PyTorch's dispatcher sees them; the weights' gradient may be made transposed."""
+    """The same of a real step, seen by PyTorch's dispatcher; weight gradients may be computed transposed."""
     counts: Counter[MatmulSize] = Counter()
 
     class GroupedMatmulRecorder(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
@@ -103,7 +105,7 @@ def test_step_executes_the_predicted_grouped_matmuls(experts: str) -> None:
 
 @pytest.mark.parametrize(("tokens", "top_k", "count"), [(32, 2, 8), (30, 4, 6), (5, 3, 8)])
 def test_balancing_logits_choose_experts_evenly(tokens: int, top_k: int, count: int) -> None:
-    """As often as each other, or once more; all of a token's are different."""
+    """Experts are chosen equally often up to one; all experts of a token are different."""
     from clustersim.model.layer_stack import MlpType, MoeMlp
 
     routing_map = _balancing_logits(tokens, MoeMlp(count, top_k, 4, MlpType.SWIGLU)) > 0
@@ -135,7 +137,10 @@ def test_training_a_moe_model_reduces_the_loss() -> None:
         (("cluster.gpus=2", "layout.pp=2"), "experts beside tp, pp or etp"),
         (("cluster.gpus=2", "layout.data=fsdp"), "experts can be checked beside ddp alone"),
         ((*EP_OVERRIDES, "layout.dispatcher=allgather"), "layout.dispatcher: torch has all_to_all alone"),
-        (("model.experts={count: 8, top_k: 2, ffn: 48, capacity: 1.5}",), "capacity, bias and shared_gate"),
+        (
+            ("model.experts={count: 8, top_k: 2, ffn: 48, capacity_factor: 1.5}",),
+            "capacity_factor, bias and shared_gate",
+        ),
         (("training.overheads.router_loss=true",), "a loss of experts' load cannot be checked"),
         (("training.recompute=full",), "experts beside fused kernels or full recomputation"),
         (("training.overheads.grouping=loop",), "set grouping to kernel"),

@@ -1,4 +1,4 @@
-"""Labels of a real step: a profile finds them, and nothing else pays for them."""
+"""Operator labels of a real step: present in profiles, and free of overhead otherwise."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-"""What the simulator says of a step adds up, and a comparison says what it was given."""
+"""Predicted phases of a step add up, and a comparison reports what it was given."""
 
 import json
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def test_kernel_kinds_of_one_process_sum_to_the_step_time() -> None:
 def test_profile_contains_every_simulated_kernel_kind() -> None:
     scenario = small_scenario(LLAMA)
     trainer, batch = build_trainer(scenario, CPU_DEVICE), random_batch(build_plan(scenario), CPU_DEVICE)
-    profile_step(trainer, batch, CPU_DEVICE)  # the optimizer's states are made in the first step
+    profile_step(trainer, batch, CPU_DEVICE)  # optimizer states are allocated in the first step
     profile = profile_step(trainer, batch, CPU_DEVICE)
     assert set(profile.kernel_kinds) == set(predict_step(scenario, None).kernel_kinds)
     assert KernelKind.ATTENTION_BACKWARD in profile.kernel_kinds
@@ -55,9 +55,9 @@ def test_profile_contains_every_simulated_kernel_kind() -> None:
 
 @pytest.mark.parametrize("changes", [(), ("model.heads=2", "model.kv_heads=2", "model.head_dim=64", "model.ffn=16")])
 def test_measured_peak_memory_matches_the_ledger(changes: tuple[str, ...]) -> None:
-    """Within 3 %: statistics of norms, masks and what the optimizer needs for a moment are not counted.
+    """Within 3 %: norm statistics, masks and temporary optimizer buffers are not counted.
 
-    Where layers are mostly attention, queries and keys that values keep in memory are an eighth of all.
+    Where layers are mostly attention, queries and keys that values keep alive are an eighth of the total.
     """
     shapes = "model.layers=4", "model.vocab=256", "model.max_positions=256", "training.sequence=256"
     scenario = small_scenario(LLAMA, *shapes, *changes)
@@ -80,7 +80,10 @@ def test_zeroing_gradients_is_counted_outside_forward_and_backward() -> None:
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_fsdp_reductions_do_not_overlap_compute_on_a_cpu(on_cpu: bool) -> None:
-    """A unit's reduce-scatter begins when its backward has ended; the next unit's begins when it has, or at once."""
+    """A unit's reduce-scatter starts at the end of its backward.
+
+    The next unit's backward waits for it on a CPU only.
+    """
     scenario = adapt_scenario(small_scenario(LLAMA, "cluster.gpus=2", "layout.data=fsdp"), on_cpu=on_cpu)
     trace, tasks = (result := simulate(scenario)).trace, result.program.programs[0].tasks
     compute_spans, reduction_spans = [], []
@@ -90,7 +93,7 @@ def test_fsdp_reductions_do_not_overlap_compute_on_a_cpu(on_cpu: bool) -> None:
             compute_spans.append(span)
         elif isinstance(task, CollectiveTask) and task.comm_op.collective is CollectiveType.REDUCE_SCATTER:
             reduction_spans.append(span)
-    assert len(reduction_spans) == scenario.model.layer_count + 2  # one microbatch; layers, embedding and head
+    assert len(reduction_spans) == scenario.model.layer_count + 2  # one microbatch; layers, embedding and LM head
     overlapping = [
         span for span in compute_spans for start, end in reduction_spans if span[0] < end and start < span[1]
     ]
@@ -120,10 +123,21 @@ def test_pooling_no_measurements_gives_no_samples() -> None:
 
 def _comparison() -> StepComparison:
     return StepComparison(
-        name="small", device="a CPU", layout="one process", layers=2, model_layers=4, steps=3, step=TimeComparison(1.1, 1.0),
-        fastest=0.9, slowest=1.2, phases={StepPhase.FORWARD: TimeComparison(0.4, 0.5), StepPhase.OTHER: TimeComparison(0.0, 0.0)},
-        kernel_kinds={"matmul": TimeComparison(0.3, 0.2)}, predicted_peak=2.0**30, measured_peak=2.0**31, provenance={"measured": 1.0},
-    )  # fmt: skip
+        name="small",
+        device="a CPU",
+        layout="one process",
+        layers=2,
+        model_layers=4,
+        steps=3,
+        step=TimeComparison(1.1, 1.0),
+        fastest=0.9,
+        slowest=1.2,
+        phases={StepPhase.FORWARD: TimeComparison(0.4, 0.5), StepPhase.OTHER: TimeComparison(0.0, 0.0)},
+        kernel_kinds={"matmul": TimeComparison(0.3, 0.2)},
+        predicted_peak=2.0**30,
+        measured_peak=2.0**31,
+        provenance={"measured": 1.0},
+    )
 
 
 def test_comparison_json_fields() -> None:
@@ -144,7 +158,7 @@ def test_comparison_text_shows_the_errors() -> None:
 
 
 def test_unmeasured_kernels_are_listed_with_their_seconds() -> None:
-    """A record of all kernels but the update, which had no memory, and the clipping, of which it has no row."""
+    """A record with all kernels but the update, which ran out of memory, and the clipping, which has no sample."""
     from calibrate.check.check_session import unmeasured_kernels
     from clustersim.build import distinct_kernels
     from clustersim.cost.calibration_record import (

@@ -1,4 +1,4 @@
-"""The model that is trained is the one that is simulated: same parameters, same products, same gradients."""
+"""The trained model matches the simulated one: same parameters, same matmuls, same gradients."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ def _single_thread() -> Iterator[None]:
 
 
 def _step_kernels(scenario: Scenario) -> Iterable[Kernel]:
-    """Every kernel that the only rank runs in a step, as often as it does."""
+    """Every kernel that the only rank runs in a step, with repetitions."""
     plan = build_plan(scenario)
     (program,) = lower_step(plan, scenario.schedule.order(1, plan.microbatches)).programs
     for task in program.tasks:
@@ -41,7 +41,7 @@ def _step_kernels(scenario: Scenario) -> Iterable[Kernel]:
 
 
 def _normalized_size(batch: int, m: int, n: int, k: int) -> MatmulSize:
-    """Autograd makes the gradient of transposed keys as its transpose, so of batched products either one counts."""
+    """Autograd computes the gradient of transposed keys as its transpose, so batched matmuls count either way."""
     return (batch, *sorted((m, n)), k) if batch > 1 else (batch, m, n, k)  # type: ignore[return-value]
 
 
@@ -53,7 +53,7 @@ def _predicted_matmuls(scenario: Scenario) -> Counter[MatmulSize]:
 
 
 def _executed_matmuls(scenario: Scenario) -> Counter[MatmulSize]:
-    """The products of a real step: [batch] m x n over k, as PyTorch's dispatcher sees them."""
+    """Matmuls of a real step: [batch] m x n over k, seen by PyTorch's dispatcher."""
     counts: Counter[MatmulSize] = Counter()
 
     class MatmulRecorder(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
@@ -77,8 +77,8 @@ def test_model_has_the_counted_parameters(model: dict[str, Any], overrides: tupl
     scenario = small_scenario(model, *overrides)
     plan = build_plan(scenario)
     with torch.device("meta"):
-        model_ = build_stage(plan, plan.stages[0])
-    assert sum(weight.numel() for weight in model_.parameters()) == parameter_count(scenario.model)
+        stage_model = build_stage(plan, plan.stages[0])
+    assert sum(weight.numel() for weight in stage_model.parameters()) == parameter_count(scenario.model)
 
 
 @pytest.mark.parametrize("model", [LLAMA, GPT], ids=["llama", "gpt"])
@@ -88,14 +88,14 @@ def test_model_has_the_counted_parameters(model: dict[str, Any], overrides: tupl
 def test_step_executes_the_predicted_matmuls(
     model: dict[str, Any], attention: str, recompute: str, early_stop: str
 ) -> None:
-    """Every product of forward, recomputation and both gradients, shape by shape, as often as it is simulated."""
+    """Every matmul of forward, recomputation and both gradients, by shape and count."""
     recompute_mode = recompute if recompute == "none" else f"{{{recompute}, early_stop: {early_stop}}}"
     scenario = small_scenario(model, f"training.attention={attention}", f"training.recompute={recompute_mode}")
     assert _executed_matmuls(scenario) == _predicted_matmuls(scenario)
 
 
 def test_torch_flop_counter_matches_the_simulated_flops() -> None:
-    """Standard attention, which is all products; flash attention skips a half that the counter does not."""
+    """Standard attention, which consists of matmuls; flash attention skips a half that the counter includes."""
     from torch.utils.flop_counter import FlopCounterMode
 
     scenario = small_scenario(LLAMA, "training.attention=standard")
@@ -118,7 +118,7 @@ def test_gradient_accumulated_in_the_matmul_equals_autograd(bias: bool) -> None:
 
 
 def test_bf16_weights_follow_fp32_masters_with_accumulated_gradients() -> None:
-    """Gradients of two microbatches add up in FP32, and the compute weights are the updated masters, rounded."""
+    """Gradients of two microbatches are accumulated in FP32; the compute weights are the updated masters, rounded."""
     scenario = small_scenario(LLAMA, "training.precision=bf16", "training.gradient_clipping=false")
     torch.manual_seed(0)
     trainer, batch = build_trainer(scenario, CPU_DEVICE), random_batch(build_plan(scenario), CPU_DEVICE)

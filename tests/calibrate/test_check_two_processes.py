@@ -1,4 +1,4 @@
-"""Real steps of two processes, beside their prediction: DDP, FSDP2, DTensor, a pipeline, and experts, over gloo."""
+"""Real steps of two processes against their prediction: DDP, FSDP2, DTensor, a pipeline, and MoE, over gloo."""
 
 import json
 import os
@@ -22,10 +22,10 @@ MOE_OVERRIDES = ("layout={ep: 2, data: ddp}", "model.experts={count: 8, top_k: 2
     ids=["ddp", "fsdp", "tp", "pp", "ep"],
 )
 def test_two_process_step_matches_its_prediction(layout: tuple[str, ...]) -> None:
-    """Wide, a factor of 2.5: two processes and gloo's threads share what cores the machine has with other work.
+    """Tolerance: a factor of 2.5, since two processes and gloo's threads share the cores with other load.
 
-    `python -m tests.benchmarks.check` prints the errors; tensor parallelism's is the largest, since DTensor's own work
-    on a CPU and its exposed reductions of input gradients are not simulated.
+    `python -m tests.benchmarks.check` prints the errors; tensor parallelism has the largest, since DTensor's
+    overhead on a CPU and its exposed reductions of input gradients are not simulated.
     """
     override_arguments = [
         argument for override in ("cluster.gpus=2", *layout, *SMALL_OVERRIDES) for argument in ("--set", override)
@@ -43,9 +43,14 @@ def test_two_process_step_matches_its_prediction(layout: tuple[str, ...]) -> Non
         *override_arguments,
     ]
     process = subprocess.run(
-        [*launcher, *check_arguments], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, timeout=240,
-        text=True, check=False,
-    )  # fmt: skip
+        [*launcher, *check_arguments],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=240,
+        text=True,
+        check=False,
+    )
     assert process.returncode == 0, process.stderr
     result = json.loads(process.stdout[process.stdout.index("{") : process.stdout.rindex("}") + 1])
     assert result["steps"] == 2

@@ -1,4 +1,4 @@
-"""Gradients become weights in every format that optimizers take, clipped where they are too large."""
+"""Weight updates in every precision that the optimizers support, with gradient clipping."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ def _single_thread() -> Iterator[None]:
 
 
 def _make_update(scenario: Scenario, gradient: float) -> WeightUpdate:
-    """Two weights, whose gradients are all of that value."""
+    """Two weights with constant gradients of that value."""
     training = build_plan(scenario).training
     storage_dtype = getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[training.recipe.weight_formats.stored.value])
     update = WeightUpdate([torch.nn.Parameter(torch.ones(4, 8, dtype=storage_dtype)) for _ in range(2)], training)
@@ -36,7 +36,7 @@ def _make_update(scenario: Scenario, gradient: float) -> WeightUpdate:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("fused", ["true", "false"])
 def test_weights_are_updated_in_every_precision(precision: str, fused: str) -> None:
-    """Against their gradients, all alike: Adam's first step is its rate whatever they are."""
+    """All weights move equally against their gradients: Adam's first step is its learning rate whatever they are."""
     update = _make_update(small_scenario(LLAMA, precision, f"training.fused={fused}"), 100.0)
     update._optimizer.param_groups[0]["lr"] = 0.125
     update.update_weights()
@@ -48,7 +48,7 @@ def test_weights_are_updated_in_every_precision(precision: str, fused: str) -> N
 @pytest.mark.parametrize("fused", ["true", "false"])
 @pytest.mark.parametrize("gradient", [1.0, MAX_GRADIENT_NORM])
 def test_gradient_norm_above_the_limit_is_clipped(precision: str, fused: str, gradient: float) -> None:
-    """64 equal gradients have a norm of eight of them; bf16 keeps 8 bits."""
+    """64 equal gradients have a norm of eight times one; bf16 has 8 significant bits."""
     update = _make_update(small_scenario(LLAMA, precision, f"training.fused={fused}"), gradient)
     update.update_weights()
     expected = min(gradient, MAX_GRADIENT_NORM / 8.0)

@@ -1,4 +1,4 @@
-"""Real collectives between real processes: measured right, alike on all ranks, written as they come."""
+"""Real collectives between real processes: correct, equal on all ranks, written as they are measured."""
 
 import argparse
 import json
@@ -59,7 +59,7 @@ training: {sequence: 128, global_batch: 2, microbatch: 1, precision: fp32}
 
 
 def run_torchrun(processes: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Processes on a free port of this machine, ended after two minutes whatever happens."""
+    """Run processes on a free port of this machine; killed after two minutes."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
     command = [*launcher, *(str(argument) for argument in arguments)]
@@ -67,7 +67,7 @@ def run_torchrun(processes: int, *arguments: str | Path) -> subprocess.Completed
 
 
 def run_two_ranks(*arguments: str | Path) -> list[subprocess.CompletedProcess[str]]:
-    """Two processes that run a command of calibrate together, as torchrun would start them, ended after two minutes."""
+    """Run a calibrate command in two processes, started as by torchrun; killed after two minutes."""
     with socket.socket() as free_socket:
         free_socket.bind(("127.0.0.1", 0))
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_socket.getsockname()[1]), "WORLD_SIZE": "2"}
@@ -96,7 +96,7 @@ def run_two_ranks(*arguments: str | Path) -> list[subprocess.CompletedProcess[st
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
-    """What four processes saw, as two nodes of two (see gloo_world)."""
+    """Results of four processes, as two nodes of two (see gloo_world)."""
     output = tmp_path_factory.mktemp("world") / "seen.json"
     process = run_torchrun(4, HERE / "gloo_world.py", output)
     assert process.returncode == 0, process.stderr
@@ -119,18 +119,21 @@ def test_every_collective_is_correct_and_timed_within_and_across_nodes(results: 
 
 
 def test_imbalanced_all_to_alls_are_correct_and_timed(results: Mapping[str, Any]) -> None:
-    """Each result is checked before it is timed, also where all goes to one rank."""
+    """Every result is checked before it is timed, also where one rank receives everything."""
     assert [tuple(row[:3]) for row in results["uneven"]] == [("all_to_all", 4, 2)] * 2
 
 
 def test_expert_parallel_gradients_equal_those_of_one_rank(results: Mapping[str, Any]) -> None:
-    """Every weight's, summed over ranks where all have it, and their norm; in FP32, added in another order."""
+    """Gradients of every weight, summed over ranks where replicated, and their norm.
+
+    FP32, in another summation order.
+    """
     assert len(results["experts"]) == 13
     assert {name: error for name, error in results["experts"].items() if error > 1e-4} == {}
 
 
 def test_ranks_without_a_group_only_synchronize(results: Mapping[str, Any]) -> None:
-    """Groups of three do not fit nodes of two, so only pairs across are left."""
+    """Groups of three do not fit nodes of two, so only pairs across nodes remain."""
     assert [tuple(row[:3]) for row in results["idle"]] == [("all_reduce", 2, 2)]
 
 
@@ -145,7 +148,7 @@ def test_unmeasurable_calls_are_skipped_with_a_reason(results: Mapping[str, Any]
 
 
 def test_overlapped_kernels_and_collectives_are_equal_on_all_ranks(results: Mapping[str, Any]) -> None:
-    """The kernel that no CPU has, and the group that does not fit, are passed over on all of them."""
+    """The kernel that no CPU supports, and the group that does not fit, are skipped on all ranks."""
     samples = [entry for entry in results["beside"] if not isinstance(entry, str)]
     assert [kind for kind, _, _ in samples] == ["all_gather", "send_recv"]
     assert all(
@@ -165,7 +168,7 @@ def test_low_precision_reductions_are_exact(results: Mapping[str, Any]) -> None:
 
 
 def test_one_rank_out_of_memory_skips_the_call_on_all_ranks(results: Mapping[str, Any]) -> None:
-    """Whether it has none for the check, for what it must find, or for the buffers; the next calls are measured."""
+    """Whether it lacks memory for the check, the expected result, or the buffers; later calls are measured."""
     assert results["short"] == [["8 KiB of memory for each process could not be had"]] * 3
     assert len(results["wrong"]) == 2
 
@@ -173,7 +176,7 @@ def test_one_rank_out_of_memory_skips_the_call_on_all_ranks(results: Mapping[str
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("size", [2, 7, 64, 300])
 def test_reduction_patterns_sum_exactly_in_all_formats(dtype: torch.dtype, size: int) -> None:
-    """So that a result is compared bit by bit, in whichever order it was summed."""
+    """So that results are compared bit by bit, in any order of summation."""
     members = [GroupMember(None, tuple(range(size)), rank, torch.device("cpu"), dtype) for rank in range(size)]
     contributions = torch.stack([member.test_pattern(member.index, 600) for member in members])
     assert contributions.dtype is dtype
@@ -202,7 +205,7 @@ def test_scenario_reductions_have_the_scenario_formats(tmp_path: Path) -> None:
 
 
 def test_recorded_command_contains_the_torchrun_arguments() -> None:
-    """As torchrun's environment has it; on one node nothing needs to be said."""
+    """As set in torchrun's environment; a single node needs no further arguments."""
     environment = {"GROUP_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "h100-001", "MASTER_PORT": "29500"}
     assert torchrun_words(World(0, 8, 8), environment) == ("torchrun", "--nproc-per-node", "8")
     expected = "torchrun --nproc-per-node 8 --nnodes 2 --node-rank 0 --master-addr h100-001 --master-port 29500"
@@ -211,7 +214,7 @@ def test_recorded_command_contains_the_torchrun_arguments() -> None:
 
 
 def test_wrong_result_is_an_error_that_names_the_collective(results: Mapping[str, Any]) -> None:
-    """Only the fourth rank's result is wrong; all ranks say so."""
+    """Only the fourth rank's result is wrong; all ranks raise the error."""
     assert results["wrong"] == [
         "all_reduce of 2 ranks on 1 node gave a wrong result",
         "all_to_all of 2 ranks on 1 node gave a wrong result",
@@ -231,13 +234,15 @@ def test_collectives_command_measures_writes_and_resumes(tmp_path: Path) -> None
     }
     largest = CollectiveCall(CollectiveType.ALL_TO_ALL, 2.0**22, 2, 1)
     grid |= {replace(largest, shares=lognormal_shares(2, variation)) for variation in VARIATIONS}
-    skipped = re.search(r"(\d+) not measured: the time was over", first.stdout)  # on a busy machine
+    skipped = re.search(
+        r"(\d+) not measured: the time was over", first.stdout
+    )  # calls that a loaded machine had no time for
     assert {row.call for row in record.collectives} <= grid
     assert len(record.collectives) + int(skipped[1] if skipped else 0) == len(grid)
     assert record.collective_fits == fit_collectives(record.collectives)
     assert (record.device.collectives, record.device.accelerator, record.device.threads) == ("gloo", "cpu-laptop", 1)
     pairs = [(kind.value, kernel) for kind in INTERFERING_COLLECTIVES for kernel in KernelClass]
-    assert f"/{len(grid) + len(pairs)}, " in first.stderr  # how far it is
+    assert f"/{len(grid) + len(pairs)}, " in first.stderr  # the progress bar's total
     assert [
         (interference_sample.beside, kernel_class_of(interference_sample.kernel.kind))
         for interference_sample in record.beside
@@ -321,14 +326,14 @@ def test_invalid_options_are_refused_before_measuring(
     assert main(["collectives", *arguments]) == 2
     assert sentence in capsys.readouterr().err
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(SystemExit) as exit_info:  # the others end without saying it again
+    with pytest.raises(SystemExit) as exit_info:  # the other ranks exit without repeating the message
         main(["collectives", *arguments])
     assert exit_info.value.code == 2
     assert capsys.readouterr().err == ""
 
 
 def test_torchrun_passes_all_options_to_the_script() -> None:
-    """It parses what follows the script too, and refuses what may be the beginning of several of its own options."""
+    """Torchrun also parses the script's arguments, and refuses ambiguous prefixes of its own options."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     arguments = ["calibrate", "collectives", *(name for action in parser._actions for name in action.option_strings)]
@@ -363,7 +368,7 @@ def test_groups_are_adjacent_ranks_with_equal_counts_per_node() -> None:
     assert world.disjoint_groups(2, 2) == ((0, 4), (1, 5), (2, 6), (3, 7))
     assert world.disjoint_groups(4, 2) == ((0, 1, 4, 5), (2, 3, 6, 7))
     assert world.disjoint_groups(8, 2) == (tuple(range(8)),)
-    assert world.disjoint_groups(3, 1) == ((0, 1, 2), (4, 5, 6))  # one rank of each node is left over
+    assert world.disjoint_groups(3, 1) == ((0, 1, 2), (4, 5, 6))  # one rank of each node is unused
     assert (
         world.disjoint_groups(3, 2)
         == world.disjoint_groups(8, 1)
@@ -405,7 +410,7 @@ def test_payload_is_rounded_up_to_full_elements_per_rank() -> None:
 
 
 def test_iteration_is_timed_between_its_start_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The barrier before, and what is prepared, take no part in it."""
+    """The barrier before it, and the preparation, are not timed."""
     ticks = iter((10.0, 10.5, 20.0, 20.25))
     log: list[str] = []
 
@@ -425,7 +430,7 @@ def logging_iteration(log: list[str]) -> CollectiveIteration:
 
 
 class LoggingEvent:
-    """A GPU's event: notes that it was queued, and is 3 ms after the one before it."""
+    """A GPU event that logs its recording, and is 3 ms after the previous one."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -443,7 +448,7 @@ def test_gpu_iterations_are_queued_behind_a_pause_and_timed_by_events(monkeypatc
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: LoggingEvent(log))
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: (log.append("pause"), pauses.append(cycles)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: log.append("wait"))
-    monkeypatch.setattr("calibrate.collectives.timing.dist.all_reduce", lambda _number: log.append("together"))
+    monkeypatch.setattr("calibrate.collectives.timing.dist.all_reduce", lambda _tensor: log.append("together"))
     clock = DeviceIterationTimer(torch.device("cpu"))
     starts, ends = clock.time_iterations(logging_iteration(log), 2)
     assert (ends - starts).tolist() == [3e-3, 3e-3]
@@ -455,7 +460,7 @@ def test_gpu_iterations_are_queued_behind_a_pause_and_timed_by_events(monkeypatc
 
 @dataclass
 class FakeIterationClock:
-    """Laps of these lengths, over and over; this rank starts a little before the last one."""
+    """Iterations of these lengths, repeated; this rank starts START_DELAY before the last one."""
 
     lengths: tuple[float, ...]
     has_shared_clock: bool = True
@@ -473,7 +478,7 @@ START_DELAY = 1.0
 
 @pytest.fixture
 def last_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ranks start all laps `START_DELAY` later and are done first."""
+    """The other ranks start all iterations START_DELAY later and finish first."""
 
     def delayed_maximum(values: torch.Tensor, _device: torch.device) -> torch.Tensor:
         return values + START_DELAY if bool((values == 5.0).all()) else values
@@ -484,9 +489,9 @@ def last_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
 CPU_DEVICE = torch.device("cpu")
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("last_to_start")
 def test_call_time_counts_from_the_last_member_start() -> None:
-    """On one node's clock; between nodes, each rank counts from its own start."""
+    """On the clock of one node; between nodes, every rank counts from its own start."""
     iteration = CollectiveIteration(lambda: None, lambda: None)
     assert time_collective(iteration, FakeIterationClock((0.25,)), CPU_DEVICE, 60.0).seconds == pytest.approx(0.25)
     assert time_collective(
@@ -494,7 +499,7 @@ def test_call_time_counts_from_the_last_member_start() -> None:
     ).seconds == pytest.approx(0.25 + START_DELAY)
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("last_to_start")
 def test_round_trip_counts_as_two_calls() -> None:
     assert (
         time_collective(
@@ -507,7 +512,7 @@ def test_round_trip_counts_as_two_calls() -> None:
     )
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("last_to_start")
 def test_iterations_continue_until_the_median_converges_or_time_is_up() -> None:
     iteration = CollectiveIteration(lambda: None, lambda: None)
     steady = time_collective(iteration, FakeIterationClock((0.25,)), CPU_DEVICE, 60.0)

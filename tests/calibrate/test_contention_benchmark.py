@@ -1,4 +1,4 @@
-"""Kernels and collectives beside each other, on stand-ins that slow both by a known part."""
+"""Benchmark of overlapping kernels and collectives, on fakes with known mutual slowdowns."""
 
 import threading
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ from calibrate.collectives.contention_benchmark import (  # noqa: E402
 from calibrate.collectives.timing import CollectiveIteration  # noqa: E402
 
 CPU_DEVICE: Any = SimpleNamespace(torch=torch.device("cpu"))
-COLD_START_SECONDS = 0.01  # seconds that the first kernel takes, and the first call
+COLD_START_SECONDS = 0.01  # additional seconds of the first kernel and of the first call
 
 
 @dataclass
 class TwoStreamGpu:
-    """Streams that run what is queued in order, side by side: a kernel and a call slow each other by p and by q.
+    """Two streams in order, executed concurrently: kernel and call slow each other down by known fractions.
 
-    in_turn: kernels that are queued go before any call, as on a device that has no room for both.
+    is_serialized: queued kernels run before any call, as on a device without resources for both.
     """
 
     kernel_slowdown: float
@@ -47,17 +47,17 @@ class TwoStreamGpu:
             pass
 
     def _process_events(self) -> bool:
-        """Events that are next, and waits for events that are over; whether there were any."""
+        """Process events and satisfied waits at the head of a queue; whether there were any."""
         for queue in self.queues.values():
-            if queue and (queue[0][0] == "mark" or (queue[0][0] == "wait" and queue[0][1].at is not None)):
+            if queue and (queue[0][0] == "mark" or (queue[0][0] == "wait" and queue[0][1].time is not None)):
                 kind, event = queue.pop(0)
                 if kind == "mark":
-                    event.at = self.now
+                    event.time = self.now
                 return True
         return False
 
     def _advance(self) -> bool:
-        """To the next end of a kernel or call; False where nothing is under way."""
+        """Advance to the next end of a kernel or call; False if nothing is running."""
         running = {queue[0][0]: queue for queue in self.queues.values() if queue and queue[0][0] != "wait"}
         if self.is_serialized and "kernel" in running:
             running.pop("call", None)
@@ -85,7 +85,7 @@ class QueuedEvent:
 
     def elapsed_time(self, end: "QueuedEvent") -> float:
         assert self.time is not None and end.time is not None, "both are over"
-        return 1e3 * (end.at - self.at)
+        return 1e3 * (end.time - self.time)
 
 
 class QueuedStream:
@@ -97,7 +97,7 @@ class QueuedStream:
 
 
 def install_gpu(gpu: TwoStreamGpu, monkeypatch: pytest.MonkeyPatch) -> TwoStreamGpu:
-    """torch.cuda is this GPU, in a world of one."""
+    """Replace torch.cuda by this GPU, in a world of one rank."""
 
     @contextmanager
     def use_stream(stream: QueuedStream) -> Iterator[None]:
@@ -111,7 +111,7 @@ def install_gpu(gpu: TwoStreamGpu, monkeypatch: pytest.MonkeyPatch) -> TwoStream
     monkeypatch.setattr(torch.cuda, "stream", use_stream)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", gpu.drain)
-    monkeypatch.setattr(contention_benchmark.dist, "all_reduce", lambda _number: None)
+    monkeypatch.setattr(contention_benchmark.dist, "all_reduce", lambda _tensor: None)
     monkeypatch.setattr(contention_benchmark, "max_over_ranks", lambda values, _device: values)
     monkeypatch.setattr(contention_benchmark, "min_over_ranks", lambda value, _device: value)
     return gpu
@@ -122,7 +122,7 @@ def install_gpu(gpu: TwoStreamGpu, monkeypatch: pytest.MonkeyPatch) -> TwoStream
 def test_kernel_and_call_slowdowns_are_recovered(
     monkeypatch: pytest.MonkeyPatch, p: float, q: float, kernel: float, call: float
 ) -> None:
-    """Short and long kernels beside short and long calls; the first of each is slow and counts nowhere."""
+    """Short and long kernels overlapping short and long calls; the slow first run of each is excluded."""
     gpu = install_gpu(TwoStreamGpu(p, q), monkeypatch)
     iteration = CollectiveIteration(lambda: None, lambda: gpu.work("call", call))
     result = GpuContentionBenchmark(CPU_DEVICE, 2).measure(KernelAction(lambda: gpu.work("kernel", kernel)), iteration)
@@ -151,9 +151,9 @@ def test_serialized_kernel_and_call_have_no_overlap_sample(monkeypatch: pytest.M
     )
 
 
-@pytest.mark.parametrize(("call", "known"), [(0.01, True), (0.06, False)])
-def test_queued_launches_are_limited(monkeypatch: pytest.MonkeyPatch, call: float, known: bool) -> None:
-    """At most 4096, here 512 kernels of 0.1 ms; where they end before the first call does, they say nothing of it."""
+@pytest.mark.parametrize(("call", "is_known"), [(0.01, True), (0.06, False)])
+def test_queued_launches_are_limited(monkeypatch: pytest.MonkeyPatch, call: float, is_known: bool) -> None:
+    """At most 4096 launches, here 512 kernels of 0.1 ms; if they end before the first call, there is no result."""
     gpu, launched = install_gpu(TwoStreamGpu(0.25, 0.5), monkeypatch), [0]
 
     def run() -> None:
@@ -172,7 +172,7 @@ def test_queued_launches_are_limited(monkeypatch: pytest.MonkeyPatch, call: floa
         KernelAction(run, launches=8), CollectiveIteration(lambda: None, lambda: gpu.work("call", call))
     )
     assert max_queued <= 4096
-    if known:
+    if is_known:
         assert result is not None and result.call_overlapped is not None
         assert (result.kernel_overlapped.seconds, result.call_overlapped.seconds) == pytest.approx(
             (1.25e-4, 1.5 * call)
@@ -182,7 +182,7 @@ def test_queued_launches_are_limited(monkeypatch: pytest.MonkeyPatch, call: floa
 
 
 def test_durations_fully_overlapped_by_others() -> None:
-    """Kernels from 0 to 4, calls from 0.5 to 2.5: only the second kernel has calls beside it all the time."""
+    """Kernels from 0 to 4, calls from 0.5 to 2.5: only the second kernel is overlapped by calls all the time."""
     assert durations_within([0.0, 1.0, 2.0, 3.0, 4.0], [0.5, 1.5, 2.5]) == [1.0]
     assert durations_within([0.5, 1.5, 2.5], [0.0, 1.0, 2.0, 3.0, 4.0]) == [1.0, 1.0]
     assert durations_within([0.0, 1.0], [1.0, 2.0]) == durations_within([0.0, 1.0], [0.0]) == []
@@ -190,7 +190,7 @@ def test_durations_fully_overlapped_by_others() -> None:
 
 @pytest.mark.parametrize(("lost", "p"), [(0.0, 0.0), (0.2, 0.25), (0.5, 1.0), (1.0, 99.0), (1.4, 99.0)])
 def test_time_lost_on_a_cpu_is_converted_to_a_slowdown(monkeypatch: pytest.MonkeyPatch, lost: float, p: float) -> None:
-    """Calls of 10 ms cost kernels p / (1 + p) of that, at most 0.99. By themselves both take their time."""
+    """Calls of 10 ms cost kernels p / (1 + p) of that, at most 0.99. Isolated times are unaffected."""
     now, main, lock = [0.0], threading.get_ident(), threading.Lock()
 
     def advance_clock(seconds: float) -> None:

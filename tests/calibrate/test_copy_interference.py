@@ -1,4 +1,4 @@
-"""Copies, launches, and kernels beside copies."""
+"""Copy bandwidths, launch interval, and kernels overlapping copies."""
 
 import threading
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ FAST_METHOD = MeasurementMethod(max_seconds=0.005, min_samples=2, max_samples=3,
 
 @pytest.fixture(autouse=True)
 def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Little memory, one thread."""
-    monkeypatch.setattr(copy_interference, "_COPIED", 2**20)
-    monkeypatch.setattr(copy_interference, "_LONG", 1e-3)
+    """Small buffers, one thread."""
+    monkeypatch.setattr(copy_interference, "_COPY_BYTES", 2**20)
+    monkeypatch.setattr(copy_interference, "_SAMPLE_SECONDS", 1e-3)
     monkeypatch.setattr(copy_benchmark, "_SIZES", (2**16, 2**18))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def test_copy_interference_measures_isolated_and_overlapped_times() -> None:
     assert sample.kernel.kernel == kernel
     assert sample.kernel.time.seconds > 0.0 and sample.together.seconds > 0.0
     assert sample.together.repetitions + sample.together.dropped == 12
-    assert threading.active_count() == threads  # the copying has ended
+    assert threading.active_count() == threads  # the copy thread has ended
 
 
 def test_background_copy_runs_until_stopped() -> None:
@@ -47,7 +47,7 @@ def test_background_copy_runs_until_stopped() -> None:
         while not np.array_equal(source, target):
             pass
         target[:] = 0
-        while not np.array_equal(source, target):  # and it is copied again
+        while not np.array_equal(source, target):  # copied repeatedly
             pass
     finally:
         stop()

@@ -1,4 +1,4 @@
-"""What a record says of another board with the same compute die, and that it says nothing of other dies."""
+"""Records derived for another board with the same compute die, and refused for other dies."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def sample_seconds(record: CalibrationRecord, kernel: Kernel) -> float:
 
 
 def test_compute_and_launch_times_are_kept_and_memory_times_scale() -> None:
-    """An H200 moves 4.8 TB/s, an H100 3.35: what memory bounds takes 1.43 times as long there."""
+    """An H200 has 4.8 TB/s, an H100 3.35: memory-bound kernels take 1.43 times as long there."""
     source = source_record()
     derived_record = derive_record(source, "h100-sxm-80gb")
     assert sample_seconds(derived_record, COMPUTE) == sample_seconds(source, COMPUTE)
@@ -46,12 +46,12 @@ def test_compute_and_launch_times_are_kept_and_memory_times_scale() -> None:
 def test_derived_record_predicts_the_other_board() -> None:
     """Both boards follow the kernel model with the H200's constants; only the memory bandwidth differs.
 
-    Within a quarter: a product near the ridge is taken to be bound by memory on both boards, or on neither.
+    Within a quarter: a matmul near the ridge is assumed to be memory-bound on both boards, or on neither.
     """
     kernels = [
         *sized_matmuls([256, 2048, 8192]),
         *memory_bound_kernels([128, 8192], [4096]),
-    ]  # attention's constants are each board's own
+    ]  # attention's constants differ between boards
     source = fit_record(synthetic_record(H200, kernels), H200)
     cost = MeasuredKernels(derive_record(source, "h100-sxm-80gb"), H100)
     truth = Roofline(replace(H100, efficiency=replace(H200.efficiency, memory=H100.efficiency.memory)))
@@ -69,7 +69,7 @@ def test_derived_record_states_its_derivation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("to", "said"),
+    ("to", "message"),
     [
         ("a100-sxm-80gb", "has another compute die; records of a100-sxm-40gb carry over to it"),
         ("h200-sxm-141gb", "is of it already"),
@@ -77,8 +77,8 @@ def test_derived_record_states_its_derivation() -> None:
         ("nonsense", "choose one of"),
     ],
 )
-def test_other_compute_dies_are_refused(to: str, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_other_compute_dies_are_refused(to: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         derive_record(source_record(), to)
 
 

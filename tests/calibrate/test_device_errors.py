@@ -1,7 +1,7 @@
-"""Errors of a real machine, raised by a stand-in for `torch.cuda`: which are rows, and which end a session, and how.
+"""Errors of a real device, raised by the fake `torch.cuda`: which become outcomes, and which end a session.
 
-Sentences are those of PyTorch 2.8 to 2.13 on CUDA (c10/cuda/CUDAException.cpp, aten/src/ATen/cuda/CUDABlas.cpp), of
-Triton (runtime/build.py) and of cudaGetErrorString.
+Messages are those of PyTorch 2.8 to 2.13 on CUDA (c10/cuda/CUDAException.cpp,
+aten/src/ATen/cuda/CUDABlas.cpp), of Triton (runtime/build.py) and of cudaGetErrorString.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ CUDA_HELP_TEXT = (
 
 
 def accelerator_error(code: int, sentence: str, name: str = "cudaError") -> Exception:
-    """As torch/csrc/Exceptions.cpp makes it."""
+    """The error that torch/csrc/Exceptions.cpp creates."""
     error = torch.AcceleratorError(f"CUDA error: {sentence}{CUDA_HELP_TEXT.format(name)}")
     error.error_code = code
     return error  # type: ignore[no-any-return]
@@ -69,7 +69,7 @@ OUT_OF_MEMORY = (2, "out of memory")
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An H100 that is not there."""
+    """A fake H100."""
     with fake_tensors.fake_cuda_tensors(fake_cuda_module.FakeCuda().install(monkeypatch)) as fake:
         yield fake
 
@@ -84,16 +84,21 @@ def _matmul(size: int) -> Kernel:
         (RuntimeError(NOT_SUPPORTED), MeasurementOutcome.UNSUPPORTED, NOT_SUPPORTED),
         (accelerator_error(*OUT_OF_MEMORY), MeasurementOutcome.OUT_OF_MEMORY, "memory ran out while it ran"),
         (RuntimeError("CUDA error: out of memory"), MeasurementOutcome.OUT_OF_MEMORY, "memory ran out while it ran"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), MeasurementOutcome.OUT_OF_MEMORY, "memory"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 "
+                                "GiB."), MeasurementOutcome.OUT_OF_MEMORY, "memory"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
          MeasurementOutcome.OUT_OF_MEMORY, "memory ran out"),
         (RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
          MeasurementOutcome.OUT_OF_MEMORY, "memory ran out"),
-        (accelerator_error(9, "invalid configuration argument"), MeasurementOutcome.UNSUPPORTED, "CUDA error: invalid conf"),
-        (accelerator_error(701, "too many resources requested for launch"), MeasurementOutcome.UNSUPPORTED, "CUDA error: too"),
-        (accelerator_error(209, "no kernel image is available for execution on the device"), MeasurementOutcome.UNSUPPORTED,
+        (accelerator_error(9, "invalid configuration "
+                              "argument"), MeasurementOutcome.UNSUPPORTED, "CUDA error: invalid conf"),
+        (accelerator_error(701, "too many resources requested for "
+                                "launch"), MeasurementOutcome.UNSUPPORTED, "CUDA error: too"),
+        (accelerator_error(209, "no kernel image is available for execution on the "
+                                "device"), MeasurementOutcome.UNSUPPORTED,
          "CUDA error: no kernel image"),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"), MeasurementOutcome.UNSUPPORTED, "cuDNN error: CUDNN_STATUS_NOT"),
+        (RuntimeError("cuDNN error: "
+                      "CUDNN_STATUS_NOT_SUPPORTED"), MeasurementOutcome.UNSUPPORTED, "cuDNN error: CUDNN_STATUS_NOT"),
     ],
 )  # fmt: skip
 def test_kernel_error_is_its_outcome_and_others_are_measured(
@@ -110,7 +115,7 @@ def test_kernel_error_is_its_outcome_and_others_are_measured(
 
 @pytest.mark.parametrize(("code", "sentence"), cuda_errors._CONTEXT_LOST_ERRORS.items())
 def test_context_loss_ends_measuring(cuda: Any, code: int, sentence: str) -> None:
-    """By its number, where PyTorch gives it; by cudaGetErrorString's sentence, where Triton or NCCL has it."""
+    """By error code where PyTorch provides it; by cudaGetErrorString's message in errors of Triton or NCCL."""
     cuda.fail("aten.mm", accelerator_error(code, sentence.removeprefix("error: ")))
     with pytest.raises(KernelFailedError, match=r"^matmul[.]64 left NVIDIA H100 80GB HBM3 unusable"):
         measure_kernel(_matmul(64), CudaDevice(0), FAST_METHOD)
@@ -119,7 +124,7 @@ def test_context_loss_ends_measuring(cuda: Any, code: int, sentence: str) -> Non
 
 
 def test_context_loss_is_detected_by_synchronizing(cuda: Any) -> None:
-    """A kernel before it was at fault: cuBLAS only says that it could not."""
+    """An earlier kernel was at fault: cuBLAS only reports that execution failed."""
     error = RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(...)`")
     assert CudaDevice(0).is_usable_after(error)
     cuda.fail("synchronize", accelerator_error(*ILLEGAL_ACCESS), sticky=True)
@@ -163,7 +168,7 @@ def test_out_of_memory_is_retried_and_failed_is_not(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("cuda")
 def test_failed_probe_kernel_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither where the machine's pace is told by it, nor beside a copy."""
+    """Neither for the rough device rates nor for copy interference."""
     typical = typical_kernel(CudaDevice(0))
     assert typical.shape is not None
     sample = KernelSample(
@@ -208,7 +213,7 @@ def _build_error() -> Exception:
 
 
 @pytest.mark.parametrize(
-    ("made", "reason"),
+    ("compile_error", "reason"),
     [
         (_no_triton, "kernels cannot be compiled: Triton is not installed"),
         (
@@ -220,15 +225,15 @@ def _build_error() -> Exception:
         (_no_cpp_compiler, "there is no C++ compiler"),
     ],
 )
-def test_compile_error_names_the_missing_tool(cuda: Any, made: Any, reason: str) -> None:
-    cuda.fail("aten.mm", made())
+def test_compile_error_names_the_missing_tool(cuda: Any, compile_error: Any, reason: str) -> None:
+    cuda.fail("aten.mm", compile_error())
     sample = measure_kernel(_matmul(64), CudaDevice(0), FAST_METHOD)
     assert sample.outcome is MeasurementOutcome.NO_COMPILER
     assert reason in sample.source and "\n" not in sample.source
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "said"),
+    ("error", "kind", "message"),
     [
         (accelerator_error(*OUT_OF_MEMORY), InputError, "too large"),
         (
@@ -249,9 +254,9 @@ def test_compile_error_names_the_missing_tool(cuda: Any, made: Any, reason: str)
     ],
 )
 @pytest.mark.usefixtures("cuda")
-def test_training_errors_are_explained_in_one_sentence(error: Exception, kind: type[Exception], said: str) -> None:
+def test_training_errors_are_explained_in_one_sentence(error: Exception, kind: type[Exception], message: str) -> None:
     explained = explain_training_error(error, CudaDevice(0), "too large")
-    assert isinstance(explained, kind) and str(explained).startswith(said)
+    assert isinstance(explained, kind) and str(explained).startswith(message)
 
 
 @pytest.mark.usefixtures("cuda")
@@ -295,7 +300,7 @@ def test_kernels_without_a_compiler_are_retried_once_there_is_one(
 
 
 def test_copies_without_pinned_memory_are_skipped_with_a_message(cuda: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The third that a copy to the device asks for; copies from it and within it are measured."""
+    """The third allocation for copies to the device fails; copies from and within the device are measured."""
     cuda.fail("pinned", accelerator_error(*OUT_OF_MEMORY), call=3)
     measured = [(sample.route, sample.bytes) for sample in copy_benchmark.measure_copies(CudaDevice(0), FAST_METHOD)]
     sizes = [float(size) for size in copy_benchmark._SIZES]

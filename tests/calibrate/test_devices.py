@@ -1,4 +1,4 @@
-"""Devices: by which name a record knows them, what they say of themselves, how they keep time."""
+"""Devices: accelerator names, descriptions, supported formats, and stopwatches."""
 
 import platform
 import subprocess
@@ -26,7 +26,7 @@ MIB = 2.0**20
 
 @dataclass(frozen=True)
 class NamedGpu:
-    """A GPU of that name."""
+    """A GPU with that driver name."""
 
     name: str
 
@@ -118,18 +118,18 @@ _PEAK_MEMORY_SCRIPT = """
 import torch
 from calibrate.devices.cpu import CpuDevice
 device = CpuDevice()
-device.reset_peak()
-before = device.peak_bytes()
+device.reset_peak_memory()
+before = device.peak_memory_bytes()
 held = torch.ones(16 * 2**20)
 del held
-print(device.peak_bytes() - before)
-device.reset_peak()
-print(device.peak_bytes() - before)
+print(device.peak_memory_bytes() - before)
+device.reset_peak_memory()
+print(device.peak_memory_bytes() - before)
 """
 
 
 def test_cpu_peak_memory_counts_freed_tensors_until_reset() -> None:
-    """64 MiB that are written count, also once they are gone; in a process that holds no freed memory to reuse."""
+    """64 MiB of written memory count, also after they are freed; run in a process without freed memory to reuse."""
     process = subprocess.run(
         [sys.executable, "-c", _PEAK_MEMORY_SCRIPT], capture_output=True, text=True, check=True, timeout=120
     )
@@ -155,7 +155,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> "FakeCuda":
 
 
 class FakeLoadGenerator:
-    """A filler that takes its time and does nothing else."""
+    """A load generator whose load is a kernel that only takes time."""
 
     seconds = 1e-4
 
@@ -179,7 +179,9 @@ def test_gpu_is_timed_under_load(cuda: "FakeCuda") -> None:
 
     assert stopwatch.time(action, 3) == pytest.approx(3e-5)
     assert order == ["fill", "run", "run", "run", "fill"]
-    assert cuda.gpu().finish_time > cuda.clock.now  # it works, while the host decides what comes next
+    assert (
+        cuda.gpu().finish_time > cuda.clock.now
+    )  # the GPU stays under load while the host prepares the next measurement
 
 
 def test_cache_flush_is_outside_the_timed_events(cuda: "FakeCuda") -> None:
@@ -202,9 +204,13 @@ def test_gpu_background_load_spans_lead_and_runs(cuda: "FakeCuda") -> None:
 
     stopwatch = cuda_device.CudaStopwatch(FakeLoadGenerator(cuda, order), background=background_load)
     stopwatch.time(cuda.kernel(1.0, clocked=False), 1)
-    assert order == ["fill", "fill", "end"]  # products before and after, so that its clock is that of a step
+    assert order == [
+        "fill",
+        "fill",
+        "end",
+    ]  # matmul load before and after, so that the clock is that of a training step
     stopwatch.time(lambda: None, 4)
-    assert durations[1] > 2.0 * 4.0  # a run took a second
+    assert durations[1] > 2.0 * 4.0  # the first run took a second
 
 
 def test_gpu_description(cuda: "FakeCuda", monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +267,7 @@ def test_gpu_formats_by_compute_capability(monkeypatch: pytest.MonkeyPatch) -> N
 def test_amd_gpu_formats_by_architecture(
     monkeypatch: pytest.MonkeyPatch, architecture: str, narrow: set[DType], form: torch.dtype
 ) -> None:
-    """MI250X, MI300X, MI355X: the second has eight bits of its own."""
+    """MI250X, MI300X, MI355X: the second has its own 8-bit encoding (fnuz)."""
     device = cuda_device.CudaDevice(0)
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(gcnArchName=architecture))
@@ -274,7 +280,7 @@ _PAGE_FAULT_SCRIPT = """
 import resource
 import torch
 from calibrate.devices import device as devices
-cpu = devices.find("cpu")
+cpu = devices.find_device("cpu")
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(4):
@@ -283,7 +289,7 @@ before = faults()
 for _ in range(8):
     torch.ones(4 * 2**20)
 print(faults() - before)
-cpu.release()
+cpu.release_memory()
 before = faults()
 torch.ones(4 * 2**20)
 print(faults() - before)
@@ -292,7 +298,7 @@ print(faults() - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep what is freed")
 def test_cpu_retains_freed_memory_until_release() -> None:
-    """16 MiB are 4,096 pages (8 where they are huge): none is new once they are there, all are after a release."""
+    """16 MiB are 4,096 pages (8 huge pages): allocating again faults none of them in, but all after a release."""
     process = subprocess.run(
         [sys.executable, "-c", _PAGE_FAULT_SCRIPT], capture_output=True, text=True, check=True, timeout=120
     )

@@ -1,4 +1,4 @@
-"""The stand-in for a GPU does what it says, since proofs rest on it."""
+"""The fake GPU behaves as documented, since other tests rely on it."""
 
 import math
 
@@ -19,7 +19,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> "fake_cuda_module.FakeCuda":
 
 def test_event_pair_contains_the_kernel_and_one_event(cuda: "fake_cuda_module.FakeCuda") -> None:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(1_000_000)  # the host gets ahead
+    torch.cuda._sleep(1_000_000)  # so that the host launches ahead
     start.record()
     cuda.kernel(1e-5, clocked=False)()
     end.record()
@@ -33,31 +33,33 @@ def test_clock_falls_with_the_time_constant_and_recovers(cuda: "fake_cuda_module
     cuda.kernel(EXACT_CHIP.heat, clocked=False)()
     torch.cuda.synchronize()
     gpu = cuda.gpu()
-    assert gpu.state(cuda.clock.now).heat == pytest.approx(1.0 - math.exp(-1.0), rel=1e-3)
+    assert gpu.state_at(cuda.clock.now).heat == pytest.approx(1.0 - math.exp(-1.0), rel=1e-3)
     cuda.clock.advance(20.0 * EXACT_CHIP.heat)
-    assert gpu.state(cuda.clock.now).clock == pytest.approx(EXACT_CHIP.boost, rel=1e-6)
+    assert gpu.state_at(cuda.clock.now).clock == pytest.approx(EXACT_CHIP.boost, rel=1e-6)
 
 
 def test_kernel_takes_its_cycles_at_the_current_clock(cuda: "fake_cuda_module.FakeCuda") -> None:
     cuda.kernel(20.0 * EXACT_CHIP.heat, clocked=False)()
-    start_time = cuda.gpu().done
+    start_time = cuda.gpu().finish_time
     cuda.kernel(1e-4)()
-    assert cuda.gpu().done - start_time == pytest.approx(1e-4 * EXACT_CHIP.boost / EXACT_CHIP.sustained, rel=1e-4)
+    assert cuda.gpu().finish_time - start_time == pytest.approx(
+        1e-4 * EXACT_CHIP.boost / EXACT_CHIP.sustained, rel=1e-4
+    )
 
 
 def test_dirty_cache_entries_are_written_back_when_evicted(cuda: "fake_cuda_module.FakeCuda") -> None:
     cache = cuda.gpu().cache
     half = 0.5 * EXACT_CHIP.cache
-    assert cache.passes(1, half, dirty=True) == (0.0, 0.0)
-    assert cache.passes(2, half, dirty=False) == (half, 0.0)
-    assert cache.passes(2, half, dirty=False) == (0.0, half)
-    assert cache.passes(3, half, dirty=False) == (2 * half, 0.0)  # read, and 1 written back
-    assert cache.passes(4, half, dirty=False) == (half, 0.0)  # 2 was clean
+    assert cache.access(1, half, dirty=True) == (0.0, 0.0)
+    assert cache.access(2, half, dirty=False) == (half, 0.0)
+    assert cache.access(2, half, dirty=False) == (0.0, half)
+    assert cache.access(3, half, dirty=False) == (2 * half, 0.0)  # read, and 1 written back
+    assert cache.access(4, half, dirty=False) == (half, 0.0)  # 2 was clean
 
 
 def test_timers_of_the_host_clock_run_at_their_times(cuda: "fake_cuda_module.FakeCuda") -> None:
     times: list[float] = []
-    stop = cuda.clock.every(0.1, lambda: times.append(cuda.clock.now))
+    stop = cuda.clock.run_periodically(0.1, lambda: times.append(cuda.clock.now))
     cuda.clock.advance(0.35)
     stop()
     cuda.clock.advance(1.0)
@@ -86,7 +88,7 @@ def test_graph_replay_is_one_launch(cuda: "fake_cuda_module.FakeCuda") -> None:
     start_time = cuda.clock.now
     graph.replay()
     assert cuda.clock.now - start_time == pytest.approx(EXACT_CHIP.launch)
-    assert cuda.gpu().done - cuda.clock.now == pytest.approx(1e-5)
+    assert cuda.gpu().finish_time - cuda.clock.now == pytest.approx(1e-5)
 
 
 def test_fake_tensor_operations_are_kernels_and_occupy_memory(cuda: "fake_cuda_module.FakeCuda") -> None:

@@ -1,4 +1,4 @@
-"""Latency and bandwidth come back from times that were made of them."""
+"""Latency and bandwidth are recovered from times that were generated with them."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ TOLERANCE = 0.05
 ALPHAS = st.floats(1e-6, 1e-2)
 HALF_BANDWIDTH_BYTES = st.floats(
     16e3, 64e6
-)  # bytes that take as long as the latency; both ends of SIZES lie well beyond
+)  # payload whose transfer takes as long as the latency; SIZES extend well beyond it on both sides
 
 
 def collective_samples(
@@ -42,7 +42,10 @@ def test_exact_times_recover_alpha_and_beta(alpha: float, half: float) -> None:
 
 @given(alpha=ALPHAS, half=HALF_BANDWIDTH_BYTES, seed=st.integers(0, 2**32 - 1))
 def test_noisy_times_recover_alpha_and_beta_within_tolerance(alpha: float, half: float, seed: int) -> None:
-    """Each constant rests on four rows or more with 2 % of noise (standard deviation): four standard errors are 4 %."""
+    """Every constant is fitted to at least four samples with 2 % noise (standard deviation).
+
+    So four standard errors are 4 %.
+    """
     beta = half / alpha
     factors = 1.0 + NOISE_STD * np.random.default_rng(seed).uniform(-np.sqrt(3), np.sqrt(3), len(SIZES))
     (fit,) = fit_collectives(

@@ -1,4 +1,4 @@
-"""Constants of dispatchers: the closed form of the fit is the model's, and shipped constants are the fitted ones."""
+"""Dispatcher constants: the closed form of the fit equals the model, and packaged constants are the fitted ones."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Formats with scales: rates predict shapes that they have not seen, and constants come back from rows."""
+"""Formats with scales: fitted rates predict held-out shapes, and constants are recovered from samples."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def _low_precision_evaluations(fits: AcceleratorFits) -> list[KernelFitEvaluatio
 
 
 def test_low_precision_matmul_errors_are_below_10_percent(fits: AcceleratorFits) -> None:
-    """The mean over all rows, each from those of other shapes; and of each accelerator and format within a fifth."""
+    """Mean over all samples, held out by shape; below 20 % for every accelerator and format."""
     evaluations = _low_precision_evaluations(fits)
     measured = np.concatenate([[sample.seconds for sample in evaluation.samples] for evaluation in evaluations])
     errors = np.abs(
@@ -77,7 +77,7 @@ def _with_format(dtype: DType, share: float, prologue: float | None = None, star
 
 
 def _modelled_samples(truth: Accelerator, dtype: DType) -> list[MatmulMeasurement]:
-    """What products of all kinds of shapes take by an accelerator's constants."""
+    """Modelled times of matmuls of various shapes on an accelerator."""
     shapes = [MatmulShape(m, n, k) for m in MATMUL_SIZES for n in (1024, 8192) for k in (512, 4096)]
     samples: list[MatmulMeasurement] = []
     for shape in shapes:
@@ -98,7 +98,7 @@ def test_format_constants_are_recovered(prologue: float | None, start: float | N
 
 
 def test_few_shapes_only_fit_a_share() -> None:
-    """Seven of them, where two constants want eight."""
+    """Seven shapes, where two constants need eight."""
     samples = _modelled_samples(_with_format(DType.MXFP8, 0.6, 256.0, 2e-6), DType.MXFP8)[:7]
     efficiency, _ = fit_low_precision_matmul(_with_format(DType.MXFP8, 0.8), samples)
     assert DType.MXFP8 in efficiency.shares
@@ -106,7 +106,7 @@ def test_few_shapes_only_fit_a_share() -> None:
 
 
 def test_samples_of_one_shape_are_left_out_together() -> None:
-    """Rows of 1 s, twice, and of 4 s: without its twin's help a row of 1 s is predicted to take 4 s."""
+    """Samples of 1 s, twice, and of 4 s: without its twin a sample of 1 s is predicted to take 4 s."""
     search = GridSearch(np.array([1.0, 1.0, 4.0]), fold_keys=["one", "one", "other"])
     for value in (1.0, 2.0, 4.0):
         search.evaluate([(value,)], np.full((1, 3), value))
@@ -114,7 +114,7 @@ def test_samples_of_one_shape_are_left_out_together() -> None:
 
 
 def test_matmul_set_time_is_the_sum_of_its_matmuls() -> None:
-    """Of Transformer Engine's sets of four, a fit of the products' own sum gives the constants back."""
+    """Transformer Engine's sets of four matmuls: the predicted sum of the matmuls is the time of the set."""
     dtype = DType.MXFP8
     (matmul_set, *_) = (
         matmul_set_sample for matmul_set_sample in matmul_set_samples() if matmul_set_sample.dtype is dtype
@@ -129,7 +129,7 @@ def test_matmul_set_time_is_the_sum_of_its_matmuls() -> None:
 
 
 def test_formats_without_samples_keep_the_sibling_ratio_to_fp8() -> None:
-    """H100 PCIe has no rows: with FP8 at half the sibling's share all are."""
+    """H100 PCIe has no samples: with FP8 at half the sibling's share, all formats are halved."""
     accelerator = load_accelerator("h100-pcie-80gb")
     assert not any(sample.accelerator == accelerator.name for sample in matmul_samples())
     fitted, evaluations = fit_low_precision_formats(accelerator, SiblingReference(H100.efficiency, 0.5))

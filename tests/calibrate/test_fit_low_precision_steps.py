@@ -1,4 +1,4 @@
-"""Rates of narrow formats within a step: found again where they are known; left out where a source has all cases."""
+"""Low-precision rates within training steps: recovered where known, and held out by source."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,16 +22,16 @@ H100, GB200, GB300 = "h100-sxm-80gb", "gb200", "gb300"
 
 
 def low_precision_step(
-    index: int, source: str, accelerator: str, rate: float, *, mixture: bool = False
+    index: int, source: str, accelerator: str, rate: float, *, moe: bool = False
 ) -> LowPrecisionStep:
-    """Products take 2 s at rate 1, all else 1 s; measured at a rate."""
+    """Matmuls take 2 s at rate 1, the remainder 1 s; measured at `rate`."""
     seconds = np.array([1.0 + 2.0 / item for item in SUSTAINED_NODES])
-    return LowPrecisionStep(f"{source} {index}", source, accelerator, 1.0 + 2.0 / rate, seconds, mixture)
+    return LowPrecisionStep(f"{source} {index}", source, accelerator, 1.0 + 2.0 / rate, seconds, moe)
 
 
 def test_rate_is_fitted_to_dense_steps_only() -> None:
     dense = [low_precision_step(index, "one", GB200, 0.9) for index in range(MIN_CASES)]
-    moe_steps = [low_precision_step(index, "two", GB200, 0.6, mixture=True) for index in range(MIN_CASES)]
+    moe_steps = [low_precision_step(index, "two", GB200, 0.6, moe=True) for index in range(MIN_CASES)]
     assert fit_low_precision_rates([*dense, *moe_steps]) == {GB200: 0.9}
 
 
@@ -46,7 +46,7 @@ def test_too_few_cases_are_not_fitted() -> None:
 
 
 def test_sources_have_equal_weight_whatever_their_case_count() -> None:
-    """Sixteen cases at 0.8 and five at 1.0: the least sum of means lies with neither more than with the other."""
+    """Sixteen cases at 0.8 and five at 1.0: the minimal sum of mean errors does not depend on the counts."""
     table = [low_precision_step(index, "many", GB200, 0.8) for index in range(16)]
     table += [low_precision_step(index, "few", GB200, 1.0) for index in range(5)]
     rate = fit_low_precision_rates(table)[GB200]
@@ -67,7 +67,7 @@ def test_single_source_is_held_out_with_the_packaged_rate() -> None:
 
 
 def test_published_low_precision_steps_are_tabulated() -> None:
-    """A faster rate is a shorter step; what is in BF16 is not asked for."""
+    """A higher rate is a shorter step; BF16 cases are excluded."""
     case_id = "mb-25.11-LLAMA3_8B-DGX-GB300-FP8_MX-8-gbs128-alt"
     cases = [
         case
@@ -77,5 +77,7 @@ def test_published_low_precision_steps_are_tabulated() -> None:
     with ThreadPoolExecutor(1) as pool:
         (tabulated_step,) = tabulate_low_precision(cases, pool)
     assert tabulated_step.accelerator == GB300
-    assert list(tabulated_step.predicted_seconds) == sorted(tabulated_step.predicted_seconds)  # rates descend
+    assert list(tabulated_step.predicted_seconds) == sorted(
+        tabulated_step.predicted_seconds
+    )  # rates are in descending order
     assert tabulated_step.predicted_seconds[0] < tabulated_step.predicted_seconds[-1]

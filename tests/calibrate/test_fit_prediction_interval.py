@@ -1,4 +1,4 @@
-"""The band of steps nobody has seen: known variances come back, and it holds nine of ten of what it has not seen."""
+"""The uncertainty model: known variances are recovered, and intervals cover nine of ten held-out steps."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,7 +44,7 @@ BASE_DEVIATION, PIPELINE_DEVIATION = 0.05, 0.12
 
 
 def synthetic_steps(sources: int = 20, cases: int = 10, seed: int = 1) -> list[OutOfSampleStep]:
-    """Every second case has a pipeline; errors of a source are half its own, half each case's."""
+    """Every second case has a pipeline; half of the error variance is shared by the cases of a source."""
     random = np.random.default_rng(seed)
     steps = []
     for source in range(sources):
@@ -67,14 +67,16 @@ def test_variances_are_recovered() -> None:
 
 def test_unsupported_component_has_the_mean_variance() -> None:
     steps = synthetic_steps()
-    variances_ = dict(zip(VARIANCE_COMPONENTS, fit_variances(variance_data(steps)), strict=True))
+    variance_by_component = dict(zip(VARIANCE_COMPONENTS, fit_variances(variance_data(steps)), strict=True))
     mean = np.mean([step.log_error**2 for step in steps])
-    assert [variances_[gap] for gap in BaseComponent if gap is not BaseComponent.ANY] == pytest.approx([mean] * 3)
-    assert variances_[Feature.TENSOR] == pytest.approx(mean)
+    assert [variance_by_component[gap] for gap in BaseComponent if gap is not BaseComponent.ANY] == pytest.approx(
+        [mean] * 3
+    )
+    assert variance_by_component[Feature.TENSOR] == pytest.approx(mean)
 
 
 def test_features_of_a_single_source_count_as_unmeasured() -> None:
-    """Its own steps say how wrong steps are where nobody else measured."""
+    """Its own steps show the error where no other source measured."""
     single_source = [
         replace(step, features=replace(step.features, categories=frozenset({"fp8"}))) for step in synthetic_steps(1)
     ]
@@ -99,7 +101,7 @@ def test_out_of_sample_deviations_are_within_the_conformal_quantile() -> None:
 
 @pytest.mark.parametrize("freedom", [5, 10, 20])
 def test_student_t_ratio_matches_tables(freedom: int) -> None:
-    """T of 90 %, two-sided: 2.015, 1.812 and 1.725."""
+    """Two-sided 90 % quantiles of Student's t: 2.015, 1.812 and 1.725."""
     expected = {5: 2.015, 10: 1.812, 20: 1.725}[freedom]
     assert student_t_ratio(freedom) * NormalDist().inv_cdf(0.95) == pytest.approx(expected, rel=0.005)
 
@@ -111,7 +113,7 @@ def test_too_few_sources_are_refused() -> None:
 
 @pytest.mark.slow
 def test_out_of_sample_coverage_is_about_90_percent() -> None:
-    """Over several worlds of made-up sources."""
+    """Averaged over several sets of synthetic sources."""
     coverages = [coverage_of(cross_validate(synthetic_steps(10, 6, seed), 0.0)).covered_share for seed in range(6)]
     assert 0.85 <= np.mean(coverages) <= 0.95
 
@@ -128,13 +130,13 @@ def test_out_of_sample_table_round_trip(tmp_path: Path) -> None:
 def test_validated_domain_includes_siblings_of_measured_chips() -> None:
     too_few = validated_domain(synthetic_steps(1, 3))
     assert not too_few.accelerators
-    enough = validated_domain(synthetic_steps(1, 4))
-    assert enough.accelerators == {"h100-sxm-80gb"}
-    assert "h200-sxm-141gb" in enough.same_chip_accelerators
+    domain_of_four = validated_domain(synthetic_steps(1, 4))
+    assert domain_of_four.accelerators == {"h100-sxm-80gb"}
+    assert "h200-sxm-141gb" in domain_of_four.same_chip_accelerators
 
 
 def test_repeatability_of_equal_steps() -> None:
-    """exp(0.1) apart: a variance of 0.1 squared over 2."""
+    """Times that differ by a factor of exp(0.1): a variance of 0.1 squared over 2."""
     times = [{"step_time_s": "1.0", "year": "2023"}, {"step_time_s": str(np.exp(0.1)), "year": "2024"}]
     cases = [step_case(**time) for time in (*times, {"tp": "4", "dp": "1"})]
     assert repeat_deviation(cases) == pytest.approx(0.1 / np.sqrt(2.0))
@@ -185,9 +187,9 @@ LOW_PRECISION_COLUMNS = {"precision": "fp8", "gpu": "h100-sxm-80gb", "year": "20
     ],
 )
 def test_prediction_interval_rests_on_steps_of_its_kind(kind: str, cells: dict[str, str]) -> None:
-    """Each with errors of its own."""
+    """Every kind has its own errors."""
     uncertainty, result = load_uncertainty_model(kind), simulate(build_scenario(step_case(**cells)))
     assert result.relative_interval == uncertainty.prediction_interval(
         extract_step_features(result.scenario, result.breakdown.launch_share)
     )
-    assert f"of {uncertainty.step_count} published steps" in result.interval_description
+    assert f"from {uncertainty.step_count} published steps" in result.interval_description

@@ -1,8 +1,8 @@
-"""Constants of training steps: steps of known constants give these back, and what is left out is not seen.
+"""Constants of training steps: recovered from synthetic steps, without using held-out sources.
 
-Made-up steps take w/r + n l + b k seconds: w seconds of arithmetic at the rate r of their accelerator, n launches of l
-seconds of their framework's forward and b of k seconds of its backward. A table of these is exact, since it is linear
-between its nodes in 1/r, l and k.
+Synthetic steps take w/r + n l + b k seconds: w seconds of arithmetic at the rate r of their accelerator, n
+launches of l seconds in their framework's forward and b of k seconds in its backward. Their table is exact,
+since it is linear between its nodes in 1/r, l and k.
 """
 
 import argparse
@@ -48,7 +48,7 @@ NO_FEATURES = StepFeatures(frozenset(), frozenset(), {}, {})
 
 @dataclass(frozen=True)
 class SyntheticStep:
-    """A step of `work` seconds at full rate and so many launches; longer: measured over what it takes."""
+    """A step of `work` seconds at full rate and that many launches; measured_ratio: measured over true time."""
 
     accelerator: str = H100
     source: str = "paper"
@@ -65,9 +65,15 @@ class SyntheticStep:
             self.work / TRUE_RATES[self.accelerator] + self.launches * LAUNCH_SECONDS + self.backward * BACKWARD_SECONDS
         )
         return TabulatedStep(
-            name, self.source, self.accelerator, self.framework, self.is_software_identified, self.measured_ratio * step_seconds,
-            self.work * slowness + self.launches * launch + self.backward * backward, NO_FEATURES,
-        )  # fmt: skip
+            name,
+            self.source,
+            self.accelerator,
+            self.framework,
+            self.is_software_identified,
+            self.measured_ratio * step_seconds,
+            self.work * slowness + self.launches * launch + self.backward * backward,
+            NO_FEATURES,
+        )
 
 
 def tabulate_steps(steps: Sequence[SyntheticStep]) -> list[TabulatedStep]:
@@ -75,12 +81,12 @@ def tabulate_steps(steps: Sequence[SyntheticStep]) -> list[TabulatedStep]:
 
 
 def scaled_steps(step: SyntheticStep, count: int = MIN_CASES) -> list[SyntheticStep]:
-    """Like one, of different lengths."""
+    """Steps of different lengths."""
     return [replace(step, work=step.work * (1 + index / 4)) for index in range(count)]
 
 
 def launch_bound_steps(count: int = MIN_CASES) -> list[SyntheticStep]:
-    """Steps in which launches show, of forward and of backward."""
+    """Steps with visible launch times, of forward and of backward."""
     steps = [
         SyntheticStep(
             A100, "host", framework=HOST_BOUND_FRAMEWORK, work=0.1, launches=1000.0, backward=500.0 * multiple
@@ -111,7 +117,7 @@ def test_fit_is_independent_of_case_order() -> None:
 
 
 def test_constants_with_too_few_cases_are_not_fitted() -> None:
-    """A rate stays that of single kernels; a launch stays as it is shipped."""
+    """The rate stays that of single kernels; the launch time stays the packaged one."""
     steps = [
         *scaled_steps(SyntheticStep(H100)),
         *scaled_steps(SyntheticStep(A100, "other")),
@@ -142,7 +148,7 @@ def test_accelerators_with_too_few_cases_use_their_fallback() -> None:
 
 
 def test_sources_have_equal_weight_whatever_their_case_count() -> None:
-    """Two sources agree, one of 40 cases differs by 8 %: the rate is the two's."""
+    """Two sources agree, one of 40 cases differs by 8 %: the rate is that of the two."""
     deviating = scaled_steps(SyntheticStep(H100, "odd", measured_ratio=1.08), 40)
     constants = fit_step_constants(
         tabulate_steps(
@@ -153,7 +159,7 @@ def test_sources_have_equal_weight_whatever_their_case_count() -> None:
 
 
 def test_held_out_source_is_not_used_in_the_fit() -> None:
-    """Its accelerator's rate is 0.83, without it 1: predicted 0.83 of what was measured. With it, exactly."""
+    """Its accelerator's rate is 0.83, without it 1: predicted 0.83 of the measurement. In sample, it is exact."""
     without = fit_source_held_out(tabulate_steps(ALL_STEPS))
     qualities = {
         quality.source: quality
@@ -168,7 +174,7 @@ def test_held_out_source_is_not_used_in_the_fit() -> None:
 
 
 def test_held_out_source_is_predicted_by_the_constants_of_the_others() -> None:
-    """Measured 10 % longer than the two others say, it is predicted 1/1.1 of what it took."""
+    """Measured 10 % longer than in the two others, it is predicted 1/1.1 of the measurement."""
     cases = tabulate_steps(
         [
             *scaled_steps(SyntheticStep(H100, "one")),
@@ -185,7 +191,7 @@ def test_held_out_source_is_predicted_by_the_constants_of_the_others() -> None:
 
 
 def test_step_time_is_linear_in_inverse_rate_and_launch_time() -> None:
-    """So it is beyond them: 2 s at rate 0.9, and 1000 launches of 90 us, more than the table has."""
+    """Also in extrapolation: 2 s at rate 0.9, and 1000 launches of 90 us, beyond the table."""
     case = SyntheticStep(work=2.0, launches=1000.0).tabulate("case")
     other_nodes = [np.array([float(nodes[0])]) for nodes in INTERPOLATION_NODES[2:]]
     (error,) = case.log_errors(np.array([0.9]), np.array([90e-6]), *other_nodes)
@@ -208,7 +214,7 @@ def test_only_dense_16_bit_cases_of_good_quality_are_fitted() -> None:
 
 
 def test_large_sources_are_subsampled_evenly() -> None:
-    """2.4 times as many as are wanted: every third."""
+    """2.4 times as many as the limit: every third."""
     count = int(2.4 * MAX_CASES_PER_SOURCE)
     small, large = [published_case("small", 0)], [published_case("large", index) for index in range(count)]
     assert subsample_cases([*large, *small]) == [*large[::3], *small]
@@ -219,8 +225,8 @@ SIMULATED_COLUMNS = {"step_time_origin": "simulated by somebody"}
 
 @given(st.lists(st.sampled_from(["measured", "simulated", "elsewhere"]), max_size=40), st.integers(1, 10))
 @examples(100)
-def test_simulated_cases_do_not_affect_subsampling(kinds: list[str], most: int) -> None:
-    """Whatever their places, the choice is that of a table without them."""
+def test_simulated_cases_do_not_affect_subsampling(kinds: list[str], max_cases: int) -> None:
+    """Wherever they are in the table, the selection is that of a table without them."""
     cases_by_kind = {
         "measured": ("paper", {}),
         "simulated": ("paper", SIMULATED_COLUMNS),
@@ -231,8 +237,8 @@ def test_simulated_cases_do_not_affect_subsampling(kinds: list[str], most: int) 
         for index, kind in enumerate(kinds)
         for source, columns in (cases_by_kind[kind],)
     ]
-    measured = [case_ for case_, kind in zip(all_cases, kinds, strict=True) if kind == "measured"]
-    assert subsample_cases(all_cases, most) == subsample_cases(measured, most)
+    measured = [case for case, kind in zip(all_cases, kinds, strict=True) if kind == "measured"]
+    assert subsample_cases(all_cases, max_cases) == subsample_cases(measured, max_cases)
 
 
 MOE_COLUMNS = {
@@ -244,14 +250,16 @@ SCALED_FORMAT_COLUMNS |= {"gpus_per_node": "4", "interconnect": "nvl72"}
 
 
 def source_cases(count: int, **cells: str) -> list[ValidationCase]:
-    """Rows of one source, of different lengths."""
-    name_, software = "-".join(cells.values()), {"framework": "megatron-lm", "year": "2021"}
+    """Cases of one source, of different lengths."""
+    case_name, software = "-".join(cells.values()), {"framework": "megatron-lm", "year": "2021"}
     lengths = [str(16 * (index + 1)) for index in range(count)]
-    return [row(**{"case_id": f"{name_} {length}", "global_batch": length, **software, **cells}) for length in lengths]
+    return [
+        row(**{"case_id": f"{case_name} {length}", "global_batch": length, **software, **cells}) for length in lengths
+    ]
 
 
 def cases_of_all_kinds(dense_count: int, low_precision_count: int, **cells: str) -> list[ValidationCase]:
-    """Of small models that wait for their host; narrow: enough for a rate of their own, or not."""
+    """Cases of small host-bound models; low_precision_count: enough for a rate of their own, or not."""
     moe_cases = (
         source_cases(1, **MOE_COLUMNS, **cells),
         source_cases(1, **MOE_COLUMNS, **SCALED_FORMAT_COLUMNS, **cells),
@@ -266,7 +274,7 @@ def cases_of_all_kinds(dense_count: int, low_precision_count: int, **cells: str)
 def run_fit_steps(
     cases: list[ValidationCase], folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str
 ) -> dict[str, str]:
-    """What `fit-steps` writes of published cases, by file."""
+    """The files that `fit-steps` writes for published cases, by name."""
     folder.mkdir()
     monkeypatch.setattr("calibrate.fit.step_constants.read_steps", lambda: cases)
     parser = argparse.ArgumentParser()
@@ -277,7 +285,10 @@ def run_fit_steps(
 
 
 def test_simulated_steps_do_not_affect_constants_or_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They say a tenth or four times what was measured, among a source's runs and alone, in every kind of steps."""
+    """Simulated times are a tenth or four times the measured ones, in every kind of steps.
+
+    They are mixed into a source with measured times, or are all that a source has.
+    """
     runs = [*cases_of_all_kinds(4, 1), *source_cases(4, source="another", hidden="2048", step_time_s="0.2")]
     simulated_same_source = cases_of_all_kinds(13, 11, step_time_s="0.01", **SIMULATED_COLUMNS)
     simulated_only = cases_of_all_kinds(5, 11, source="simulator", step_time_s="0.4", **SIMULATED_COLUMNS)

@@ -1,4 +1,4 @@
-"""The formulas of a model's code, against what they mean."""
+"""The formulas of the model kernels against their mathematical definitions."""
 
 import math
 from collections.abc import Iterator
@@ -40,17 +40,17 @@ def test_layer_norm_has_mean_zero_and_variance_one() -> None:
 
 
 def test_gelu_is_x_times_the_normal_cdf() -> None:
-    assert formulas.gelu(torch.differentiable(1.0)).item() == pytest.approx(0.5 * (1 + math.erf(1 / math.sqrt(2))))
+    assert formulas.gelu(torch.tensor(1.0)).item() == pytest.approx(0.5 * (1 + math.erf(1 / math.sqrt(2))))
 
 
 def test_swiglu_gates_the_second_half_by_the_first() -> None:
-    gate, up = torch.differentiable([0.0, 2.0]), torch.differentiable([3.0, 5.0])
+    gate, up = torch.tensor([0.0, 2.0]), torch.tensor([3.0, 5.0])
     result = formulas.swiglu(torch.cat((gate, up))[None], fused=False)
     assert result[0].tolist() == pytest.approx([0.0, 2.0 / (1 + math.exp(-2.0)) * 5.0])
 
 
 def test_rotary_rotates_pairs_of_elements() -> None:
-    """Element i and i + half are a complex number, which is multiplied by exp(i angle)."""
+    """Elements i and i + half are a complex number, which is multiplied by exp(i angle)."""
     angle = _random(16, 4)
     cos, sin = (torch.cat((values, values), -1) for values in (angle.cos(), angle.sin()))
     x = _random(2, 3, 16, 8)
@@ -63,12 +63,12 @@ def test_causal_softmax_attends_to_previous_keys() -> None:
     probabilities = formulas.softmax(_random(3, 4, 6), fused=False)
     assert torch.allclose(probabilities.sum(-1), torch.ones(3, 4).double())
     visible_keys = (probabilities > 0).sum(-1)
-    assert visible_keys.tolist() == [[3, 4, 5, 6]] * 3  # the last of 4 queries sees all 6 keys
+    assert visible_keys.tolist() == [[3, 4, 5, 6]] * 3  # the last of 4 queries attends to all 6 keys
 
 
 @pytest.mark.parametrize(("query", "causal"), [(6, False), (6, True), (3, True)])
 def test_attention_equals_softmax_of_scores_times_values(query: int, causal: bool) -> None:
-    """Grouped: two queries' heads share each head of keys and values."""
+    """Grouped-query: two query heads share one head of keys and values."""
     q, k, v = _random(2, 4, query, 8), _random(2, 2, 6, 8), _random(2, 2, 6, 8)
     repeated_k, repeated_v = (tensor.repeat_interleave(2, dim=1) for tensor in (k, v))
     scores = q @ repeated_k.transpose(2, 3) / math.sqrt(8)
@@ -78,7 +78,7 @@ def test_attention_equals_softmax_of_scores_times_values(query: int, causal: boo
 
 @pytest.mark.parametrize("form", [LossImplementation.TORCH, LossImplementation.VOCAB_PARALLEL])
 def test_cross_entropy_and_its_gradient(form: LossImplementation) -> None:
-    """Mean of log sum exp - target; its gradient is (softmax - one-hot) / tokens; the graph can be kept."""
+    """Mean of log sum exp - target; its gradient is (softmax - one-hot) / tokens; the graph can be retained."""
     logits, targets = torch.randn(8, 32, requires_grad=True), torch.randint(0, 32, (8,))
     loss = formulas.cross_entropy(logits, targets, form)
     assert torch.allclose(loss, (logits.logsumexp(-1) - logits[range(8), targets]).mean())
@@ -139,7 +139,7 @@ def test_compiled_formula_is_equal_and_its_graph_can_be_retained() -> None:
 def test_formulas_are_compiled_once_per_operand_shape(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By a backend that counts: more forms than PyTorch compiles of one function, each once, with numbers for sizes."""
+    """With a counting backend: more shapes than PyTorch compiles of one function, each once, with static sizes."""
     from torch._dynamo import config
 
     from calibrate.kernels.pytorch_ops import compile_settings

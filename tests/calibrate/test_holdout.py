@@ -1,4 +1,4 @@
-"""Real steps that a record was not measured for: which, how long, and how far from what it predicts."""
+"""Holdout steps: real steps that the record was not measured for, their selection, and their prediction error."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,29 +39,29 @@ FULL_SCENARIO = small_scenario(LLAMA, "model.layers=4")
 
 
 def scenario_record(scenario: Scenario = FULL_SCENARIO) -> CalibrationRecord:
-    """Kernels of a scenario's ranks as the model of a CPU has them."""
+    """Kernels of a scenario's ranks, with modelled CPU times."""
     return synthetic_record(load_accelerator(CPU_NAME), distinct_kernels(scenario))
 
 
 @dataclass(frozen=True, slots=True)
 class SizedCpuDevice(CpuDevice):
-    """A CPU with so much memory."""
+    """A CPU with that much free memory."""
 
     free: Bytes = AMPLE_MEMORY
 
     def free_bytes(self) -> Bytes:
-        """What it was given."""
+        """The configured memory."""
         return self.free
 
 
 @dataclass
 class ManualClock:
-    """A clock that only work moves on."""
+    """A clock that only advances by fake work."""
 
     now: Seconds = 0.0
 
     def __call__(self) -> Seconds:
-        """Its time."""
+        """The current time."""
         return self.now
 
 
@@ -75,23 +75,23 @@ class FakeTrainer:
     weight_update: Any = field(default_factory=lambda: NullUpdate())
 
     def run_passes(self, _batch: object, _timeline: object) -> None:
-        """Take it."""
+        """Advance the clock by one step."""
         self.clock.now += self.seconds
 
 
 class NullUpdate:
-    """An update of nothing."""
+    """A weight update that does nothing."""
 
     def zero_gradients(self) -> None:
-        """No gradients."""
+        """Zero no gradients."""
 
     def update_weights(self) -> None:
-        """No weights."""
+        """Update no weights."""
 
 
 @dataclass
 class FakeTraining:
-    """Real steps stood in for: each takes `factor` times what the record says; trained: those that were built."""
+    """Fakes of real steps: each takes `factor` times its prediction; built_scenarios: those of built trainers."""
 
     clock: ManualClock
     record: CalibrationRecord
@@ -102,7 +102,7 @@ class FakeTraining:
     built_scenarios: list[Scenario] = field(default_factory=list)
 
     def build_trainer(self, scenario: Scenario, _device: object) -> FakeTrainer:
-        """A stand-in for the scenario's."""
+        """A fake trainer of a scenario."""
         if scenario.model.layer_count >= self.too_large:
             raise self.error
         self.built_scenarios.append(scenario)
@@ -147,7 +147,7 @@ def test_relative_error_of_slower_and_faster_steps(fake_training: FakeTraining, 
 
 @pytest.mark.parametrize("building", [0.0, 0.5])
 def test_steps_are_interleaved_within_their_time_budget(fake_training: FakeTraining, building: float) -> None:
-    """All that is beyond is one step of each, and what a build takes that began in time."""
+    """It may exceed its budget by one step per variant, and by a build that began in time."""
     step_variants = choose_variants(FULL_SCENARIO, fake_training.record)
     seconds = 100.0 * longest_seconds(step_variants)
     fake_training.build_seconds = building * seconds / len(step_variants) / ROUNDS
@@ -170,7 +170,7 @@ def test_variants_have_unmeasured_depth_or_microbatch() -> None:
     assert [(item.model.layer_count, item.training.microbatch) for item in scenarios] == [(3, 2), (3, 1), (1, 2)]
     assert {element.training.global_batch for element in scenarios} == {FULL_SCENARIO.training.global_batch}
     unmeasured = [kernel_signatures(entry) - kernel_signatures(FULL_SCENARIO) for entry in scenarios]
-    assert all(unmeasured)  # the optimizer's, and those of another microbatch
+    assert all(unmeasured)  # kernels of the optimizer, and of another microbatch
     assert len(unmeasured[1]) > len(unmeasured[0])
 
 
@@ -186,10 +186,10 @@ def test_microbatch_of_one_has_a_variant_of_two() -> None:
 
 @examples(16)
 @given(st.integers(1, 6), st.floats(-2.0, 2.0))
-def test_chosen_variants_fit_their_time_budget(layers: int, part: float) -> None:
-    """As often as it must be run; shorter steps where time is short."""
+def test_chosen_variants_fit_their_time_budget(layers: int, fraction: float) -> None:
+    """With the minimum number of repetitions; smaller steps where time is short."""
     scenario, source_record = small_scenario(LLAMA, f"model.layers={layers}"), scenario_record()
-    seconds = 10.0**part * MIN_STEPS * predict_step(one_device_scenario(scenario, CPU_NAME), source_record).seconds
+    seconds = 10.0**fraction * MIN_STEPS * predict_step(one_device_scenario(scenario, CPU_NAME), source_record).seconds
     try:
         step_variants = choose_variants(scenario, source_record, seconds)
     except measure.InputError as reason:
@@ -205,12 +205,14 @@ def test_depths_leave_half_of_the_memory() -> None:
     step_variants = measure.select_variants(
         scenario, SizedCpuDevice(2.0 * training_bytes), scenario_record(scenario), 1e6
     )
-    assert max(variant.scenario.model.layer_count for variant in step_variants) == 4  # of a chain five
+    assert (
+        max(variant.scenario.model.layer_count for variant in step_variants) == 4
+    )  # in-situ measurement would use five
     assert all(peak_allocated(variant.scenario) <= training_bytes for variant in step_variants)
 
 
 def test_rank_of_a_layout_is_one_process(fake_training: FakeTraining) -> None:
-    """Its heads, columns, vocabulary and layers; its products are among those of the layout, all of them."""
+    """Its heads, columns, vocabulary and layers; its matmuls are exactly those of the layout."""
     scenario = small_scenario(
         LLAMA,
         "model.layers=6",
@@ -253,7 +255,7 @@ def _without_time(sample: KernelSample) -> KernelSample:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "free", "seconds", "kernels", "says"),
+    ("overrides", "free", "seconds", "kernels", "message"),
     [
         ((), AMPLE_MEMORY, 1e-9, True, "3 steps of 1 layer, 1 microbatch of 2 take about .* give more time"),
         ((), 1e3, 1e3, True, "with only 1 layers needs"),
@@ -276,14 +278,14 @@ def test_unrunnable_steps_give_a_message_and_no_samples(
     seconds: Seconds,
     *,
     kernels: bool,
-    says: str,
+    message: str,
 ) -> None:
     source_record = fake_training.record if kernels else without_kernels(fake_training.record)
     assert measure_holdout_steps(small_scenario(LLAMA, *overrides), SizedCpuDevice(free), source_record, seconds) == ()
     output = capsys.readouterr().err
     assert output.startswith("no real steps beside their prediction: ")
     assert output.count("\n") == 1
-    with pytest.raises(measure.InputError, match=says):
+    with pytest.raises(measure.InputError, match=message):
         measure.select_variants(small_scenario(LLAMA, *overrides), SizedCpuDevice(free), source_record, seconds)
     assert not fake_training.built_scenarios
 
@@ -317,7 +319,7 @@ def test_fused_kernels_need_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_real_steps_keep_the_matmul_precision() -> None:
-    """The real trainer on this machine: something is measured, and precision is as it was."""
+    """The real trainer on this machine: steps are measured, and the matmul precision is restored."""
     precision = torch.get_float32_matmul_precision()
     steps = measure_holdout_steps(FULL_SCENARIO, CpuDevice(), scenario_record(), 0.5)
     assert steps

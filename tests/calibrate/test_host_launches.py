@@ -1,4 +1,4 @@
-"""The host's time for a launch: a host that takes a known time for each operation gives it back, on a CPU and a GPU."""
+"""Host time per launch: recovered from a host with a known time per operation, on a CPU and on a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,12 +33,12 @@ from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_gpu import FakeChip  # noqa: E402
 
 EAGER, FSDP, DTENSOR, COMPILED, GRAPH = HostState
-OP_SECONDS = 1e-3  # seconds for each operation
+OP_SECONDS = 1e-3  # host seconds of every operation
 CPU_DEVICE = find_device("cpu")
 
 
 class CountingHost(TorchDispatchMode):  # type: ignore[misc]
-    """A host that takes a known time for every operation that it runs, and none for anything else."""
+    """A host that takes a known time for every operation, and none for anything else."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class CountingHost(TorchDispatchMode):  # type: ignore[misc]
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingHost]:
-    """Everything is timed by what that host takes."""
+    """All clocks read that host's time."""
     counting_host = CountingHost()
     monkeypatch.setattr(calibrate.host.measure, "perf_counter", lambda: counting_host.now)
     monkeypatch.setattr(calibrate.devices.cpu, "perf_counter_ns", lambda: round(1e9 * counting_host.now))
@@ -64,7 +64,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingHost]:
 
 
 def count_operations(scenario: Scenario, host: CountingHost) -> tuple[int, int]:
-    """Operations of forward and of backward of one microbatch, counted one by one."""
+    """Operations of forward and backward of one microbatch."""
     plan = build_plan(scenario)
     trainer, batch = build_single_trainer(plan, CPU_DEVICE.torch), random_batch(plan, CPU_DEVICE.torch)
     tokens, targets = batch.tokens[0], batch.targets[0]
@@ -78,7 +78,7 @@ def count_operations(scenario: Scenario, host: CountingHost) -> tuple[int, int]:
 
 @pytest.mark.parametrize("model", [LLAMA, GPT])
 def test_launch_seconds_times_launches_is_the_host_time(model: dict[str, Any], host: CountingHost) -> None:
-    """The small model's layers are the scenario's own, in number and kind, and so are their operations."""
+    """The small model has the scenario's layers, in number and kind, and so the same operations."""
     scenario = small_scenario({**model, "tied_embeddings": False})
     (sample,) = measure_host_launches(scenario, CPU_DEVICE, 1e-3, [EAGER])
     forward, backward = count_operations(scenario, host)
@@ -95,7 +95,7 @@ def test_launch_counts_are_those_of_the_simulation() -> None:
 
 
 def test_step_is_predicted_from_kernels_and_the_remaining_host_time(host: CountingHost) -> None:
-    """Of a model that is wider and deeper than what was measured, by the same host."""
+    """Of a wider and deeper model than the measured one, on the same host."""
     scenario = small_scenario({**LLAMA, "layers": 6})
     kernels = tuple(kernel_rows.measure_sequence(distinct_kernels(scenario), CPU_DEVICE, QUICK))
     samples = measure_host_launches(scenario, CPU_DEVICE, 1e-3, [EAGER])
@@ -112,7 +112,7 @@ def test_step_is_predicted_from_kernels_and_the_remaining_host_time(host: Counti
 
 @pytest.mark.usefixtures("host")
 def test_fsdp_and_dtensor_take_more_host_time() -> None:
-    """They run the same kernels, and copies, gathers and exchanges beside them; no group is left behind."""
+    """They run the same kernels, plus copies, gathers and communication; no process group is left behind."""
     eager, fsdp, dtensor = measure_host_launches(small_scenario(), CPU_DEVICE, 1e-3, [DTENSOR, FSDP, EAGER])
     assert [eager.state, fsdp.state, dtensor.state] == [EAGER, FSDP, DTENSOR]
     assert fsdp.launches == eager.launches
@@ -127,9 +127,9 @@ def test_fsdp_and_dtensor_take_more_host_time() -> None:
 
 @pytest.mark.usefixtures("host")
 def test_unsupported_layer_options_do_not_change_launch_times() -> None:
-    """Windows, caps, tied matrices and their like change nothing of a launch."""
+    """Windows, caps, tied embeddings and the like do not affect launch times."""
     unusual = small_scenario(
-        {**LLAMA, "window": 8, "softcap": True, "tied_embeddings": True}, "training.recompute=full"
+        {**LLAMA, "window": 8, "attn_logit_softcapping": True, "tied_embeddings": True}, "training.recompute=full"
     )
     (sample,) = measure_host_launches(unusual, CPU_DEVICE, 1e-3, [EAGER])
     (plain,) = measure_host_launches(small_scenario(), CPU_DEVICE, 1e-3, [EAGER])
@@ -173,7 +173,7 @@ def measure_on_gpu(*states: HostState) -> dict[HostState, HostLaunchSample]:
 
 
 def test_gpu_host_time_is_the_launch_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that the stand-in's host does is launch: as often as a real one, for some launches of ours."""
+    """The fake's host time is launches only: about one per launch that the simulation counts."""
     with fake_gpu(monkeypatch, launch=4e-6) as cuda:
         samples = measure_on_gpu(EAGER, COMPILED, GRAPH)
         per_launch = [samples[EAGER].forward, samples[EAGER].backward]
@@ -197,7 +197,7 @@ def test_host_time_is_proportional_to_the_launch_time(monkeypatch: pytest.Monkey
 
 
 def test_device_bound_state_is_skipped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    with fake_gpu(monkeypatch, launch=4e-6, least=50e-6):
+    with fake_gpu(monkeypatch, launch=4e-6, min_kernel_seconds=50e-6):
         assert measure_on_gpu(EAGER) == {}
     assert "host: eager is left out: the device was done" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Uneven loads: shares that keep their sum, rows of a record, and what is asked for."""
+"""Imbalanced loads: shares that keep their sum, samples of a record, and the selected cases."""
 
 import json
 from dataclasses import replace
@@ -53,13 +53,13 @@ def _record(**sections: Any) -> CalibrationRecord:
 
 
 @examples(100)
-@given(parts=st.integers(1, 64), variation=st.floats(0.0, 2.0), total=st.integers(0, 10_000))
-def test_shares_average_to_one_and_integer_shares_keep_the_sum(parts: int, variation: float, total: int) -> None:
-    fractions, counts = lognormal_shares(parts, variation), integer_shares(parts, variation, total)
-    assert sum(fractions) == pytest.approx(parts)
+@given(part_count=st.integers(1, 64), variation=st.floats(0.0, 2.0), total=st.integers(0, 10_000))
+def test_shares_average_to_one_and_integer_shares_keep_the_sum(part_count: int, variation: float, total: int) -> None:
+    fractions, counts = lognormal_shares(part_count, variation), integer_shares(part_count, variation, total)
+    assert sum(fractions) == pytest.approx(part_count)
     assert list(fractions) == sorted(fractions)
     assert sum(counts) == total and min(counts) >= 0
-    assert all(abs(count - total * share / parts) <= 1.0 for count, share in zip(counts, fractions, strict=True))
+    assert all(abs(count - total * share / part_count) <= 1.0 for count, share in zip(counts, fractions, strict=True))
 
 
 def test_shares_have_the_requested_variation() -> None:
@@ -82,14 +82,23 @@ def test_largest_grouped_matmul_per_layout_is_measured() -> None:
     )
     assert len(cases) == len(MatmulLayout) * len(VARIATIONS)
     assert {sum(rows) for _, rows in cases} == {4 * 32}
-    assert imbalanced_gemm.missing_cases([kernel(16, MatmulLayout.NT)], _record()) == []  # the even one comes first
+    assert (
+        imbalanced_gemm.missing_cases([kernel(16, MatmulLayout.NT)], _record()) == []
+    )  # the balanced kernel must be measured first
 
 
 def test_imbalance_slowdown_is_reported() -> None:
     sample = ImbalancedGemmSample(_grouped_sample(), (8, 8, 16, 32), _constant_time(1.5e-3))
     assert (sample.imbalance, sample.slowdown) == (2.0, pytest.approx(0.5))
-    section = imbalance_section(_record(uneven=(sample,), collectives=(CollectiveSample(BALANCED_CALL, _constant_time(1e-3)),
-                                                                 CollectiveSample(IMBALANCED_CALL, _constant_time(2e-3)))))  # fmt: skip
+    section = imbalance_section(
+        _record(
+            uneven=(sample,),
+            collectives=(
+                CollectiveSample(BALANCED_CALL, _constant_time(1e-3)),
+                CollectiveSample(IMBALANCED_CALL, _constant_time(2e-3)),
+            ),
+        )
+    )
     assert [cells[-1] for cells in section.rows] == ["+50.0%", "+100.0%"]
     assert [cells[2] for cells in section.rows] == ["2.00 x", "2.00 x"]
 

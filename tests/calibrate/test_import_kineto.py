@@ -1,4 +1,4 @@
-"""Collectives of a measured step become rows of a record."""
+"""Collectives of a profiled step become samples of a record."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ def import_traces(tmp_path: Path) -> Callable[..., CalibrationRecord]:
 
 @pytest.fixture
 def import_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Why an import is refused; nothing is written then."""
+    """The error message of a refused import, which writes nothing."""
 
     def run(traces: Path, cluster: str = "dgx-h100") -> str:
         output = tmp_path / "none.json"
@@ -47,7 +47,7 @@ def import_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable
 
 
 def two_ranks(folder: Path, first: float, second: float, **changes: object) -> Path:
-    """An all-reduce that lasts so many microseconds on each."""
+    """Traces of an all-reduce with these microseconds on two ranks."""
     folder.mkdir(exist_ok=True)
     for rank, duration in enumerate((first, second)):
         profile = SyntheticProfile(rank, 2).add_step(0, 0.0, 100.0).add_step(1, 100.0, 100.0)
@@ -86,8 +86,8 @@ def test_step_time_is_reproduced_with_the_record_of_its_trace(
     result = simulated(*UNCONTENDED)
     write_kineto_files(result, tmp_path / "traces", range(8))
     import_traces(tmp_path / "traces")
-    overrides_ = (*UNCONTENDED, f"cost.record={tmp_path / 'record.json'}")
-    second = simulate(Scenario.from_mapping(SMALL_MAPPING, default_name="small", overrides=list(overrides_)))
+    record_overrides = (*UNCONTENDED, f"cost.record={tmp_path / 'record.json'}")
+    second = simulate(Scenario.from_mapping(SMALL_MAPPING, default_name="small", overrides=list(record_overrides)))
     assert second.step_time == pytest.approx(result.step_time, rel=1e-4)
     assert second.provenance_shares["measured"] > 0.0
 

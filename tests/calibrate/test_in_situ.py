@@ -1,4 +1,4 @@
-"""A chain of kernels with known factors gives them back, on a CPU's profile and on a GPU's."""
+"""In-situ factors of kernels are recovered from CPU and GPU profiles with known factors."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -70,7 +70,7 @@ def fail_on_message(text: str) -> None:
 
 @dataclass
 class FakeKernelChain:
-    """A chain in which kernels of a label take some times what the model says of them alone; each turn is slower."""
+    """Fake kernels whose in-situ time is a factor per label times the modelled time; every turn is slower."""
 
     kernel_counts: Mapping[Kernel, int]
     factors: Mapping[OperatorLabel, float]
@@ -97,7 +97,7 @@ class FakeKernelChain:
 @examples(20)
 @given(st.data())
 def test_in_situ_factors_are_recovered(data: st.DataObject) -> None:
-    """By family, whatever the machine's pace does from turn to turn, since both are measured in each."""
+    """By family, and independent of the machine's speed per turn, since both times are measured in every turn."""
     kernels = step_kernel_counts(single_rank_scenario(small_scenario(GPT), 1e12))
     labels = {OperatorLabel.from_kernel(kernel) for kernel in kernels}
     chain = FakeKernelChain(kernels, {label: data.draw(st.floats(0.3, 3.0)) for label in labels})
@@ -112,7 +112,7 @@ def test_in_situ_factors_are_recovered(data: st.DataObject) -> None:
 
 
 def test_unmeasured_kernels_and_unprofiled_labels_are_reported_and_skipped() -> None:
-    """Attention has no kernel alone, and the profiler saw nothing of the loss; the rest has its factors."""
+    """Attention has no standalone sample, and the profiler recorded no loss; the other families have factors."""
     kernels = step_kernel_counts(single_rank_scenario(small_scenario(LLAMA), 1e12))
     chain = FakeKernelChain(kernels, dict.fromkeys(map(OperatorLabel.from_kernel, kernels), 1.25))
     loss, messages = OperatorLabel(KernelKind.LOSS, MemoryBoundOp.LOSS_TORCH), list[str]()
@@ -141,7 +141,7 @@ MATMUL_OPS, LOSS_OPS = ("aten::mm", "aten::addmm"), ("aten::_log_softmax", "aten
 
 
 class SlowedGpu:
-    """A fake GPU whose kernels take some times as long while a step runs, by the operator that launches them."""
+    """A fake GPU whose kernels are slowed by a factor per launching operator while a step runs."""
 
     def __init__(self, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
         self.operator, self.factor, self.is_in_step = "", lambda _operator: 1.0, False
@@ -169,7 +169,7 @@ class SlowedGpu:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowedGpu]:
-    """No cache, one clock, events that take no time: kernels alone take what they take in a chain."""
+    """No cache, constant clock, events of zero duration: kernels take the same time standalone and in situ."""
     supported = ["cuda", "meta"]
     monkeypatch.setattr("torch.utils._foreach_utils._get_foreach_kernels_supported_devices", lambda: supported)
     monkeypatch.setattr(measure, "MeasurementMethod", lambda: replace(QUICK, min_sample_seconds=1e-5))
@@ -187,10 +187,10 @@ EXACT_FAMILIES = ("matmul", "attention_forward", "rmsnorm", "rmsnorm backward", 
 
 
 def test_gpu_in_situ_factors_are_recovered(gpu: SlowedGpu) -> None:
-    """Real layers, torch's profiler and the durations of its kernels: products 1.5 times, losses 3 times, others 2.
+    """Real layers, torch's profiler and kernel durations: factors of 1.5 for matmuls, 3 for losses, 2 for others.
 
-    Not held to it: AccumulateGrad, norm and clipping of gradients, which are some small kernels more in a step than in
-    the plan (weights of norms, a root), and lookups' gradients.
+    Excluded: AccumulateGrad, gradient norm and clipping, which launch additional small kernels in a real step
+    (weights of norms, a square root), and gradients of lookups.
     """
     gpu.factor = lambda operator: 1.5 if operator in MATMUL_OPS else 3.0 if operator in LOSS_OPS else 2.0
     samples = samples_by_family(
@@ -224,7 +224,7 @@ def test_real_layers_have_a_factor_for_every_family(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("tp", [1, 2, 8])
 def test_single_rank_model_has_the_matmul_shapes_of_the_scenario(tp: int) -> None:
-    """Layers and logits, forward and both gradients; norms are over the same tokens without sequence parallelism."""
+    """Layers and logits, forward and both gradients; norms cover the same tokens without sequence parallelism."""
     scenario = Scenario.from_mapping(
         {
             "model": "llama3-8b",
@@ -247,7 +247,7 @@ def test_single_rank_model_has_the_matmul_shapes_of_the_scenario(tp: int) -> Non
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_layers_of_every_example_are_supported(path: Path) -> None:
-    """But for those whose layers all have latent attention, of which the real model has no module."""
+    """Except models with only MLA layers, which have no PyTorch module here."""
     scenario = Scenario.load(path)
     if all(isinstance(attention, LatentAttention) for attention in scenario.model.distinct_attentions):
         with pytest.raises(InputError, match="name another model"):
@@ -257,7 +257,10 @@ def test_layers_of_every_example_are_supported(path: Path) -> None:
 
 
 def test_experts_of_a_single_rank_have_the_tokens_of_the_full_layout() -> None:
-    """Of eight experts on four ranks each has two, and as many rows; a token chooses two of those."""
+    """Eight experts on four ranks: every rank has two experts with as many tokens each.
+
+    A token is routed to two of them.
+    """
     full = small_scenario(
         LLAMA, "model.experts={count: 8, top_k: 2, ffn: 48}", "cluster={name: dgx-h100, gpus: 4}",
         "layout={ep: 4, data: ddp}", "training.microbatch=1",
@@ -282,7 +285,7 @@ def _event(name: str, span: tuple[float, float], **fields: Any) -> Any:
 
 
 def test_recomputed_forward_on_the_backward_thread_is_attributed() -> None:
-    """Both threads count from 7: attention in the first, and in the second, where a product is run again."""
+    """Sequence numbers start at 7 on both threads: attention on the first, a recomputed matmul on the second."""
     outer = _event(ATTENTION.profiler_name, (0, 10))
     core = _event("aten::sdpa", (1, 9), sequence_nr=7)
     recomputed = _event(MATMUL.profiler_name, (20, 30), thread=2)
@@ -310,7 +313,7 @@ def test_a_call_of_the_runtime_has_no_kernels_of_an_operator_with_its_number() -
 
 
 def test_profiler_overhead_is_subtracted() -> None:
-    """A label of 30 us with two operators, the first of which has one of its own: 2 us each, and 5 us for itself."""
+    """A label of 30 us with three operators, one of them nested: 2 us of overhead each, and 5 us of the label."""
     label = _event(MATMUL.profiler_name, (0, 30))
     outer, inner, other = (_event("aten::linear", (1, 9)), _event("aten::mm", (2, 8)), _event("aten::add", (10, 15)))
     for parent, child in ((label, outer), (outer, inner), (label, other)):
@@ -325,17 +328,17 @@ def test_profiler_overhead_is_subtracted() -> None:
 
 def _kernel_events(correlation_id: int, launch_time: float, span: tuple[float, float]) -> list[Any]:
     """A kernel and the call that launched it."""
-    sides = (("cudaLaunchKernel", DeviceType.CPU, (launch_time, launch_time)), ("kernel", DeviceType.CUDA, span))
+    spans = (("cudaLaunchKernel", DeviceType.CPU, (launch_time, launch_time)), ("kernel", DeviceType.CUDA, span))
     return [
         SimpleNamespace(
             id=correlation_id, name=name, is_user_annotation=False, device_type=kind, time_range=Interval(*times)
         )
-        for name, kind, times in sides
+        for name, kind, times in spans
     ]
 
 
 def test_kernel_gap_is_measured_between_queued_kernels() -> None:
-    """Gaps of 1, 2 and 1 us behind kernels that still ran when the next was launched; the host was late for one."""
+    """Gaps of 1, 2 and 1 us after kernels that still ran when the next was launched; one launch was late."""
     spans = ((0.0, 10.0), (11.0, 20.0), (22.0, 30.0), (90.0, 95.0), (96.0, 99.0))
     launches = (0.0, 2.0, 4.0, 85.0, 92.0)
     events = [event for index in range(5) for event in _kernel_events(index, launches[index], spans[index])]

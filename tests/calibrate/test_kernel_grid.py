@@ -1,4 +1,4 @@
-"""Which kernels are measured: all of a scenario's, all of a layer's, and a grid that the device can do."""
+"""The measured kernels: those of scenarios, of presets, and a grid that the device can run in time."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def _scenario(**training: Any) -> dict[str, Any]:
     "training", [{"fused": True}, {"fused": False, "loss": "torch"}, {"fused": True, "recompute": "full"}]
 )
 def test_presets_cover_the_kernels_of_a_scenario(training: dict[str, Any]) -> None:
-    """But for the optimizer's, whose sizes depend on the layout."""
+    """Except the optimizer kernels, whose sizes depend on the layout."""
     preset_signatures = {signature_of(kernel) for kernel in kernel_grid.preset_kernels(["llama3-8b"])}
     kernels = distinct_kernels(Scenario.from_mapping(_scenario(**training)))
     missing = [kernel.name for kernel in kernels if signature_of(kernel) not in preset_signatures]
@@ -59,12 +59,12 @@ def test_grid_covers_all_kinds_layouts_and_ops() -> None:
     overhead_ops = {MemoryBoundOp.BIAS_ADD, MemoryBoundOp.CAUSAL_MASK, MemoryBoundOp.UNSCALE, MemoryBoundOp.ZERO}
     excluded = (
         {MemoryBoundOp.POSITIONS, MemoryBoundOp.COPY, MemoryBoundOp.BALANCE} | lora_ops | overhead_ops
-    )  # copies have rows of their own
+    )  # copies have separate samples
     assert ops == set(MemoryBoundOp) - excluded
 
 
 def test_grid_matmuls_have_the_flops_and_bytes_of_the_model() -> None:
-    """2 m n k FLOP; every operand once, the result once, or read and written where it is added to."""
+    """2 m n k FLOP; every operand once, the result once, or read and written where it is accumulated."""
     for kernel in kernel_grid.grid_kernels([DType.BF16], FAST_RATES, 1.0):
         shape = kernel.shape
         if isinstance(shape, MatmulShape):
@@ -75,7 +75,7 @@ def test_grid_matmuls_have_the_flops_and_bytes_of_the_model() -> None:
 
 
 def test_grid_is_limited_by_the_device_rates() -> None:
-    """At 100 GFLOP/s a product of 10^9 elements and more lasts over 10 ms."""
+    """At 100 GFLOP/s a matmul of 10^9 FLOP or more takes over 10 ms."""
     slow_rates = kernel_grid.DeviceRates(flops=1e11, bandwidth=1e10)
     kernels = kernel_grid.grid_kernels([DType.FP32], slow_rates, 10e-3)
     assert 50 < len(kernels) < len(kernel_grid.grid_kernels([DType.FP32], FAST_RATES, 10e-3))

@@ -1,4 +1,4 @@
-"""Rows of kernels: what is measured, what cannot be, and that measuring goes on."""
+"""Kernel samples: measured times, outcomes of failed kernels, and cache control."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -126,7 +126,7 @@ def test_kernel_without_a_shape_has_no_sample() -> None:
 
 
 def test_operands_are_rotated_through_twice_the_cache() -> None:
-    """Two matrices and the result of 128 x 128 FP32 are 192 KiB: 11 of them are 2 MiB."""
+    """Two matrices and the result of 128 x 128 FP32 are 192 KiB: 11 copies exceed 2 MiB."""
     control = kernel_measurement.cache_control(_matmul(128), SmallCpuDevice(free=1024 * MIB), MeasurementMethod())
     assert (control.copies, control.flush) == (11, False)
 
@@ -148,7 +148,7 @@ def test_copies_take_a_limited_fraction_of_memory() -> None:
 
 
 def test_sparse_reads_of_large_operands_are_flushed() -> None:
-    """A few rows of a table of 8 MiB, which is half of what copies may take of a cache of 1 MiB."""
+    """A few rows of a table of 8 MiB, which is half of the copy limit for a cache of 1 MiB."""
     shape = MemoryBoundShape(MemoryBoundOp.LOOKUP, 32, 256, fused=True, table=8192)
     lookup = Kernel("lookup", KernelKind.EMBEDDING, DType.FP32, 0.0, 2 * 32 * 1024.0, shape)
     assert pytorch_ops.allocated_bytes(lookup, torch.device("cpu")) > 8 * MIB
@@ -162,7 +162,7 @@ def test_warm_operands_are_neither_rotated_nor_flushed() -> None:
 
 
 def test_optimizer_touches_less_memory_than_its_passes_move() -> None:
-    """Foreach passes many times over the same memory: weights, gradients and two moments are touched."""
+    """Foreach makes several passes over the same memory: weights, gradients and two moments are touched."""
     from clustersim.model.optimizer_kernels import optimizer_step_kernels
     from clustersim.model.training import Training
 
@@ -183,7 +183,7 @@ def test_rotating_action_runs_its_copies_in_turn() -> None:
 
 
 def test_flushing_between_runs_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that flushing moves by a second, and each run by a millisecond."""
+    """The clock advances by a second per flush, and by a millisecond per run."""
     stopwatch = CpuDevice().stopwatch(flush_cache=True)
     assert stopwatch.pre_run is not None
     clock = [0]

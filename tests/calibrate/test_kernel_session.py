@@ -1,4 +1,4 @@
-"""A session keeps what it measured, whatever ends it, and spends its budget where the time is."""
+"""A measurement session keeps its samples however it ends, and allocates its time budget by predicted time."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -49,9 +49,9 @@ def test_session_resumes_with_the_missing_kernels(tmp_path: Path) -> None:
     first.add(_kernel_sample(64))
     first.save()
     second = session_module.KernelSession(tmp_path / "r.json", DEVICE, replace(CONDITIONS, before={}))
-    assert second.missing([_matmul(64), _matmul(32), _matmul(32)]) == [_matmul(32)]
+    assert second.missing_kernels([_matmul(64), _matmul(32), _matmul(32)]) == [_matmul(32)]
     second.add(_kernel_sample(32))
-    record = second.finish({"clock_mhz": 1900.0}, lambda found: found)
+    record = second.finish({"clock_mhz": 1900.0}, lambda record: record)
     assert {sample.name for sample in record.kernels} == {"matmul.64", "matmul.32"}
     assert (record.conditions.before, record.conditions.after) == ({"clock_mhz": 2000.0}, {"clock_mhz": 1900.0})
     assert read_record(tmp_path / "r.json") == record
@@ -76,7 +76,7 @@ def test_samples_are_saved_periodically(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class _ManualClock:
-    """Advances when told."""
+    """A clock that is advanced manually."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -88,16 +88,16 @@ class _ManualClock:
 def _allocated_seconds(
     budget: Any, kernels: list[Kernel], clock: _ManualClock, used_seconds: Callable[[float], float]
 ) -> dict[str, float]:
-    """Seconds of samples that each kernel is given, when it takes what `uses` makes of them."""
+    """Sampling seconds allocated to each kernel, when it takes `used_seconds` of them."""
     allocated = {}
-    for kernel, method in budget.of(kernels, MeasurementMethod(), clock):
-        allocated[kernel.name] = method.seconds
-        clock.now += used_seconds(method.seconds)
+    for kernel, method in budget.allocate(kernels, MeasurementMethod(), clock):
+        allocated[kernel.name] = method.max_seconds
+        clock.now += used_seconds(method.max_seconds)
     return allocated
 
 
 def _predicted_seconds(kernel: Kernel) -> float:
-    """Milliseconds by the name, so that a budget of seconds has room for all."""
+    """Milliseconds given by the kernel name, so that all fit a budget of seconds."""
     return 1e-3 * float(kernel.name.removeprefix("matmul."))
 
 
@@ -110,16 +110,16 @@ def test_budget_is_shared_half_by_predicted_time_and_half_equally() -> None:
 
 
 def test_unused_time_is_redistributed() -> None:
-    """The first uses a half of its 0.7 s: 0.65 s are left for the second."""
+    """The first uses half of its 0.7 s: 0.65 s remain for the second."""
     budget = session_module.TimeBudget(1.0, _predicted_seconds)
     allocated = _allocated_seconds(budget, [_matmul(10), _matmul(90)], _ManualClock(), lambda seconds: seconds / 2)
     assert allocated["matmul.10"] == pytest.approx(0.65)
 
 
 def test_overheads_are_subtracted_from_later_allocations() -> None:
-    """Ten alike share 2 s; each needs 0.1 s for its operands, which the first does not know: 0.2 s of samples.
+    """Ten equal kernels share 2 s; each has 0.1 s of overhead, unknown to the first, which gets 0.2 s of samples.
 
-    The second has a ninth of 1.7 s, less 0.1 s. From then on all has its place, and the budget is kept.
+    The second gets a ninth of 1.7 s, less 0.1 s. From then on the overhead is included, and the budget is kept.
     """
     clock = _ManualClock()
     budget = session_module.TimeBudget(2.0, lambda _: 1e-3)
@@ -140,7 +140,7 @@ def test_exhausted_budget_skips_the_shortest_kernels() -> None:
 
 
 def test_kernel_that_would_exceed_the_budget_is_skipped() -> None:
-    """Three runs of 400 ms do not fit in a second; those of 90 ms do, and of 10 ms in what these leave."""
+    """Three runs of 400 ms do not fit in a second; those of 90 ms do, and of 10 ms in the remainder."""
     budget = session_module.TimeBudget(1.0, _predicted_seconds)
     allocated = _allocated_seconds(budget, [_matmul(10), _matmul(90), _matmul(400)], _ManualClock(), lambda _: 0.5)
     assert list(allocated) == ["matmul.90", "matmul.10"]
@@ -148,9 +148,9 @@ def test_kernel_that_would_exceed_the_budget_is_skipped() -> None:
 
 def test_without_a_budget_the_method_is_unchanged() -> None:
     budget = session_module.TimeBudget(None, _predicted_seconds)
-    assert [method for _, method in budget.of([_matmul(1)], MeasurementMethod(max_seconds=7.0), _ManualClock())] == [
-        MeasurementMethod(max_seconds=7.0)
-    ]
+    assert [
+        method for _, method in budget.allocate([_matmul(1)], MeasurementMethod(max_seconds=7.0), _ManualClock())
+    ] == [MeasurementMethod(max_seconds=7.0)]
 
 
 def test_record_merges_all_kinds_of_samples(tmp_path: Path) -> None:
@@ -168,6 +168,8 @@ def test_out_of_memory_is_retried_and_fits_are_kept(tmp_path: Path) -> None:
     fits = (CollectiveFit(CollectiveType.ALL_REDUCE, 2, 1, 1e-4, 1e9, FitResidual(3, 0.1, 0.2)),)
     write_record(CalibrationRecord(DEVICE, CONDITIONS, (failed, _kernel_sample(128)), collective_fits=fits), path)
     kernel_session = session_module.KernelSession(path, DEVICE, CONDITIONS)
-    assert [signature_of(item) for item in kernel_session.missing([_matmul(64), _matmul(128)])] == [failed.signature]
+    assert [signature_of(item) for item in kernel_session.missing_kernels([_matmul(64), _matmul(128)])] == [
+        failed.signature
+    ]
     kernel_session.save()
     assert read_record(path).collective_fits == fits

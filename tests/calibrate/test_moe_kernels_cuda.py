@@ -1,4 +1,4 @@
-"""Kernels of a mixture on a stand-in for a GPU: which of them are launched, and in how many streams."""
+"""MoE kernels on a fake GPU: which of them are launched, and in how many streams."""
 
 from collections.abc import Iterator
 
@@ -39,9 +39,9 @@ def _kernel(kind: KernelKind, operands: MatmulLayout = MatmulLayout.NT, accumula
 
 @pytest.mark.usefixtures("cuda")
 def test_moe_kernels_are_measured_on_a_gpu() -> None:
-    """All kernels of experts have a time, those in one kernel and those that are added to FP32 on streams.
+    """All expert kernels have a time, grouped kernels and matmuls accumulated to FP32 on streams.
 
-    But for the map, of whose result values decide the size, and the stand-in computes none.
+    Except the permutation map, whose output size depends on values, which the fake does not compute.
     """
     for grouping, fused in (("kernel", "false"), ("streams", "true")):
         scenario = small_scenario(
@@ -74,7 +74,7 @@ def test_streamed_matmuls_use_several_streams_and_are_joined(
     action()
     assert cuda.calls["launch"] - launches == GROUPS
     assert len(cuda.gpu().streams) >= 1 + grouped_gemm.STREAM_COUNT
-    assert cuda.current.ready == cuda.gpu().done
+    assert cuda.current.ready_time == cuda.gpu().finish_time
 
 
 def test_matmuls_are_launched_sequentially_without_a_grouped_kernel(
@@ -92,7 +92,7 @@ def test_matmuls_are_launched_sequentially_without_a_grouped_kernel(
 
 @pytest.mark.usefixtures("cuda")
 def test_imbalanced_groups_are_measured() -> None:
-    """As many rows together; of what the device has no kernel for there is no row."""
+    """With the same total number of rows; unsupported kernels have no sample."""
     unsupported = Kernel("mx", KernelKind.GROUPED_MATMUL, DType.MXFP8, 1.0, 1.0, MatmulShape(64, 64, 64, GROUPS))
     cases = imbalanced_gemm.imbalanced_cases(
         [*map(_kernel, sorted(GROUPED_MATMUL_KINDS, key=lambda kind: kind.value)), unsupported]

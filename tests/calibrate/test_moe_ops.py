@@ -1,4 +1,4 @@
-"""Routines of experts compute what their shapes say, and a record of them answers for a mixture."""
+"""MoE kernels compute what their shapes state, and a record of them covers a MoE layer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +32,7 @@ GROUPS, GROUP_ROWS, OUT_FEATURES, IN_FEATURES = 3, 8, 24, 16
 MOE_CONFIGS = {
     "softmax": "{count: 8, top_k: 2, ffn: 48}",
     "sigmoid": "{count: 8, top_k: 2, ffn: 48, router: sigmoid, router_bias: true}",
-    "groups": "{count: 16, top_k: 4, ffn: 48, router: sigmoid, router_bias: true, groups: 8, limit: 4}",
+    "groups": "{count: 16, top_k: 4, ffn: 48, router: sigmoid, router_bias: true, num_groups: 8, group_topk: 4}",
 }
 
 
@@ -72,20 +72,20 @@ def test_every_moe_kernel_runs_on_a_cpu(experts: str) -> None:
 def test_grouped_matmuls_equal_the_matmul_of_each_group(
     monkeypatch: pytest.MonkeyPatch, operands: MatmulLayout, rows: tuple[int, ...] | None, kind: KernelKind
 ) -> None:
-    """Against one product after the other, by hand; groups without rows give nothing, and zeros for their weights."""
-    operands_: list[Any] = []
+    """Compared with one matmul per group; empty groups yield no rows, and zero weight gradients."""
+    all_operands: list[Any] = []
     original = grouped_gemm.grouped_operands
 
     def recording_operands(*arguments: Any) -> Any:
-        operands_[:] = original(*arguments)
-        return tuple(operands_)
+        all_operands[:] = original(*arguments)
+        return tuple(all_operands)
 
     monkeypatch.setattr(grouped_gemm, "grouped_operands", recording_operands)
     kernel = _kernel(operands, kind)
     assert isinstance(kernel.shape, MatmulShape)
     action: Any = grouped_gemm.prepare_grouped(kernel, kernel.shape, CPU_DEVICE, rows)
     action()
-    a, b = operands_
+    a, b = all_operands
     sizes = list(rows or (GROUP_ROWS,) * GROUPS)
     if operands is MatmulLayout.TN:
         expected_results = [x @ y for x, y in zip(a.split(sizes, 1), b.split(sizes), strict=True)]
@@ -101,13 +101,13 @@ def test_grouped_matmuls_equal_the_matmul_of_each_group(
 
 
 def test_matmuls_run_sequentially_without_a_grouped_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so they do where they are added to what is there, which the kernel cannot."""
+    """Also where they accumulate, which the grouped kernel does not support."""
     kernel, accumulating_kernel = (
         _kernel(MatmulLayout.NT, KernelKind.GROUPED_MATMUL),
         _kernel(MatmulLayout.TN, KernelKind.GROUPED_MATMUL, DType.FP32),
     )
-    for kernel_ in (kernel, accumulating_kernel):
-        assert isinstance(kernel_.shape, MatmulShape)
+    for grouped_kernel in (kernel, accumulating_kernel):
+        assert isinstance(grouped_kernel.shape, MatmulShape)
     assert grouped_gemm.has_grouped_kernel(DType.FP32, CPU_DEVICE)
     monkeypatch.setattr(grouped_gemm, "has_grouped_kernel", lambda _dtype, _device: False)
     action: Any = pytorch_ops.prepare_kernel(kernel, CPU_DEVICE)
@@ -129,18 +129,18 @@ def test_kernels_only_fused_by_transformer_engine_are_unsupported() -> None:
 
 
 def test_top_k_softmax_selects_the_largest_and_renormalizes() -> None:
-    logits = torch.differentiable([[0.0, 3.0, 1.0, 2.0]])
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0]])
     probabilities, routing_map = moe_formulas.top_k_softmax(logits, 2)
     assert routing_map.tolist() == [[False, True, False, True]]
-    e = torch.differentiable([3.0, 2.0]).exp()
+    e = torch.tensor([3.0, 2.0]).exp()
     torch.testing.assert_close(probabilities[0, [1, 3]], e / e.sum())
 
 
 def test_expert_bias_affects_selection_but_not_weights() -> None:
-    logits, bias = torch.differentiable([[0.0, 3.0, 1.0, 2.0]]), torch.differentiable([9.0, 0.0, 0.0, 0.0])
+    logits, bias = torch.tensor([[0.0, 3.0, 1.0, 2.0]]), torch.tensor([9.0, 0.0, 0.0, 0.0])
     probabilities, routing_map = moe_formulas.top_k_sigmoid(logits, 2, bias)
     assert routing_map.tolist() == [[True, True, False, False]]
-    s = torch.sigmoid(torch.differentiable([0.0, 3.0]))
+    s = torch.sigmoid(torch.tensor([0.0, 3.0]))
     torch.testing.assert_close(probabilities[0, :2], s / s.sum())
 
 
@@ -159,7 +159,7 @@ def test_group_limited_routing_uses_at_most_the_allowed_groups() -> None:
 
 
 def test_permuted_tokens_are_sorted_by_expert_and_restored() -> None:
-    """Unpermuting what was permuted gives each token as often as it was copied."""
+    """Unpermuting permuted tokens multiplies every token by its number of experts."""
     routing = moe_formulas.top_k_softmax(torch.randn(16, 8), 3)
     token_indices, weights = moe_formulas.permutation_map(routing)
     experts = routing[1].t().nonzero()
@@ -197,7 +197,10 @@ def _constant_record(kernels: list[Kernel], seconds: float) -> Any:
 
 
 def test_record_covers_the_same_moe_layer_and_interpolates_batches() -> None:
-    """Same shapes are measured; a batch between two measured ones is interpolated, in each family of experts."""
+    """Equal shapes are measured.
+
+    A batch between two measured ones is interpolated, in every family of expert kernels.
+    """
     small, large, between = (
         _moe_scenario(MOE_CONFIGS["softmax"], f"training.sequence={tokens}") for tokens in (16, 64, 32)
     )
@@ -217,7 +220,7 @@ def test_record_covers_the_same_moe_layer_and_interpolates_batches() -> None:
 
 
 def _depends_on_tokens(kernel: Kernel) -> bool:
-    """Those that more tokens take longer; what is accumulated is of the weights."""
+    """True for kernels whose time depends on the number of tokens; accumulation depends on the weights."""
     is_routed = kernel.name.startswith(("experts.", "mlp.top_k", "mlp.permute", "mlp.unpermute"))
     return is_routed and not kernel.name.endswith("accumulate")
 

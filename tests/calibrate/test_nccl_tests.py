@@ -1,7 +1,7 @@
-"""What nccl-tests prints becomes a record, whichever version printed it; a run with errors does not.
+"""Output of nccl-tests becomes a record, for all versions of its format; runs with errors are refused.
 
-The files in nccl/ have invented numbers in the form of nccl-tests' own format strings (NVIDIA/nccl-tests: src/common.cu
-and src/all_gather.cu of v2.10, src/common.cu of v2.13.9, src/util.cu of v2.19.6).
+The files in nccl/ have invented numbers in the form of nccl-tests' own format strings (NVIDIA/nccl-tests:
+src/common.cu and src/all_gather.cu of v2.10, src/common.cu of v2.13.9, src/util.cu of v2.19.6).
 """
 
 import json
@@ -38,7 +38,7 @@ def import_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable
 
 @pytest.fixture
 def import_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Why an import is refused; nothing is written then."""
+    """The error message of a refused import, which writes nothing."""
 
     def run(*arguments: str | Path) -> str:
         output = tmp_path / "none.json"
@@ -51,14 +51,14 @@ def import_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable
 
 @pytest.fixture
 def edit_file(tmp_path: Path) -> Callable[..., Path]:
-    """A copy of a file with something replaced."""
+    """A copy of a file with text replaced."""
 
-    def write(name: str, *changes: tuple[str, str], name_: str | None = None) -> Path:
+    def write(name: str, *changes: tuple[str, str], output_name: str | None = None) -> Path:
         text = (FILES / name).read_text(encoding="utf-8")
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
-        path = tmp_path / (name_ or name)
+        path = tmp_path / (output_name or name)
         path.write_text(text, encoding="utf-8")
         return path
 
@@ -84,7 +84,7 @@ def test_v2_10_table_without_root_column(import_files: Callable[..., Calibration
 
 
 def test_ranks_and_nodes_are_read_from_the_rank_lines(import_files: Callable[..., CalibrationRecord]) -> None:
-    """Mpirun's prefix and a line of NCCL's own between the rows are no obstacle."""
+    """Despite mpirun's prefix and an NCCL line between the rows."""
     record = import_files(FILES / ALL_REDUCE, "--cluster", "dgx-h100")
     assert seconds_by_call(record) == {
         CollectiveCall(CollectiveType.ALL_REDUCE, 2.0**20, 16, 2): pytest.approx(121.5e-6),
@@ -154,7 +154,7 @@ def test_nccl_warning_is_reported_and_does_not_end_the_table(
     begun: str,
     then: str,
 ) -> None:
-    """Also in the middle of a row, where NCCL connects ranks that had not talked before, and with an empty line."""
+    """Also in the middle of a row, when NCCL connects ranks lazily, and with an empty line."""
     expected = seconds_by_call(import_files(FILES / ALL_REDUCE, "--cluster", "dgx-h100"))
     line = f"{STDOUT_PREFIX}    67108864      16777216     float     sum      -1    508.8"
     remaining_line = "    508.8" if begun else line
@@ -169,7 +169,7 @@ def test_nccl_warning_is_reported_and_does_not_end_the_table(
 def test_v2_19_table_with_statistics_and_timestamps(
     import_files: Callable[..., CalibrationRecord],
 ) -> None:
-    """The line of size 0, whose payload is too small for a part of each rank, is no row."""
+    """The line of size 0, whose payload is too small to be divided among the ranks, is skipped."""
     record = import_files(FILES / REDUCE_SCATTER, "--cluster", "hgx-h200")
     assert {call.collective for call in seconds_by_call(record)} == {CollectiveType.REDUCE_SCATTER}
     assert [call.payload for call in seconds_by_call(record)] == [512.0, 32768.0, 2097152.0, 134217728.0]
@@ -230,7 +230,8 @@ def test_repeated_runs_are_repetitions_of_one_sample(
     import_files: Callable[..., CalibrationRecord], edit_file: Callable[..., Path]
 ) -> None:
     paths = [
-        edit_file(ALL_GATHER, ("401.2", time), to=f"all_gather_{time}.txt") for time in ("401.2", "405.2", "409.2")
+        edit_file(ALL_GATHER, ("401.2", time), output_name=f"all_gather_{time}.txt")
+        for time in ("401.2", "405.2", "409.2")
     ]
     record = import_files(*paths, "--cluster", "dgx-a100")
     candidate = next(sample for sample in record.collectives if sample.call.payload == 67108864.0)
@@ -285,7 +286,7 @@ def test_rank_options_replace_missing_rank_lines(
 def test_collective_option_replaces_an_uninformative_file_name(
     import_files: Callable[..., CalibrationRecord], import_error: Callable[..., str], edit_file: Callable[..., Path]
 ) -> None:
-    nameless = edit_file(ALL_GATHER, to="log.txt")
+    nameless = edit_file(ALL_GATHER, output_name="log.txt")
     assert "add --collective NAME" in import_error(nameless, "--cluster", "dgx-a100")
     record = import_files(nameless, "--cluster", "dgx-a100", "--collective", "all_gather")
     assert {call.collective for call in seconds_by_call(record)} == {CollectiveType.ALL_GATHER}

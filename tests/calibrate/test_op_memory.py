@@ -1,4 +1,4 @@
-"""What a kernel is said to take while it is measured is what PyTorch allocates, at its fullest moment."""
+"""The predicted memory of a kernel benchmark is the peak that PyTorch allocates."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -34,13 +34,19 @@ TABLES = {
 }  # fmt: skip
 OPTIMIZER_OPS = (MemoryBoundOp.ADAM, MemoryBoundOp.SGD)
 COMPILED_OPS = (
-    MemoryBoundOp.SWIGLU, MemoryBoundOp.ROTARY, MemoryBoundOp.RESIDUAL_DROPOUT, MemoryBoundOp.SOFTMAX, MemoryBoundOp.SOFTCAP, MemoryBoundOp.LOSS_FUSED,
-    MemoryBoundOp.LOSS_CHUNKED, MemoryBoundOp.SCALED_SUM,
-)  # fmt: skip
+    MemoryBoundOp.SWIGLU,
+    MemoryBoundOp.ROTARY,
+    MemoryBoundOp.RESIDUAL_DROPOUT,
+    MemoryBoundOp.SOFTMAX,
+    MemoryBoundOp.SOFTCAP,
+    MemoryBoundOp.LOSS_FUSED,
+    MemoryBoundOp.LOSS_CHUNKED,
+    MemoryBoundOp.SCALED_SUM,
+)
 
 
 def _memory_bound_kernels(op: MemoryBoundOp, dtype: DType, *, fused: bool, backward: bool) -> Iterator[Kernel]:
-    """The routine with every further format that it may have."""
+    """Kernels of the op with all format choices that it has."""
     shape = MemoryBoundShape(op, TOKENS, WIDTH, backward=backward, fused=fused, table=TABLES.get(op, 0))
     format_choices: tuple[tuple[DType, ...], ...] = ((),)
     if op in OPTIMIZER_OPS:
@@ -54,7 +60,7 @@ def _memory_bound_kernels(op: MemoryBoundOp, dtype: DType, *, fused: bool, backw
 
 
 def _other_kernels(dtype: DType) -> Iterator[Kernel]:
-    """Products, of experts too, rows in another order, and attention with as many keys as queries, or fewer."""
+    """Matmuls, also grouped, permutation, and attention with as many or fewer key/value heads than query heads."""
     for operands in MatmulLayout:
         yield Kernel("test", KernelKind.GROUPED_MATMUL, dtype, 1.0, 1.0, MatmulShape(128, 256, 192, 3, operands))
     sort = MemoryBoundShape(MemoryBoundOp.PERMUTE, TOKENS, WIDTH, fused=True, table=TOKENS)
@@ -67,12 +73,12 @@ def _other_kernels(dtype: DType) -> Iterator[Kernel]:
 
 
 def _all_kernels() -> dict[str, Kernel]:
-    """What a CPU runs: each routine, both ways, in both formats."""
+    """All ops, forward and backward, in both formats."""
     variants = product(MemoryBoundOp, FORMATS, (False, True), (False, True))
     kernels = [
-        kernel_
-        for routine, dtype, fused, back in variants
-        for kernel_ in _memory_bound_kernels(routine, dtype, fused=fused, backward=back)
+        kernel
+        for routine, dtype, fused, backward in variants
+        for kernel in _memory_bound_kernels(routine, dtype, fused=fused, backward=backward)
     ]
     return {
         _kernel_label(kernel): kernel for kernel in (*kernels, *_other_kernels(DType.FP32), *_other_kernels(DType.BF16))
@@ -88,7 +94,7 @@ def _kernel_label(kernel: Kernel) -> str:
 
 
 def _peak_bytes(kernels: Mapping[str, Kernel]) -> dict[str, float | None]:
-    """Bytes that each takes while it is prepared and run twice; None: there is no such kernel."""
+    """Peak bytes while a kernel is prepared and run twice; None: there is no such kernel."""
     peaks: dict[str, float | None] = {}
     with torch.profiler.profile(profile_memory=True, acc_events=True) as profiler:
         for name, kernel in kernels.items():
@@ -126,9 +132,9 @@ def measured_peaks() -> dict[str, tuple[Kernel, float]]:
 
 
 def test_predicted_memory_is_what_pytorch_allocates(measured_peaks: dict[str, tuple[Kernel, float]]) -> None:
-    """Within a twentieth: statistics of rows are not counted.
+    """Within 5 %: row statistics are not counted.
 
-    Nor is what a CPU packs blocks of BF16 products and of attention into: up to a fifth of operands this small.
+    Nor are packing buffers of BF16 matmuls and of attention on a CPU: up to a fifth of operands this small.
     """
     ratios = {
         name: pytorch_ops.allocated_bytes(kernel, CPU_DEVICE) / peak for name, (kernel, peak) in measured_peaks.items()
@@ -141,7 +147,7 @@ def test_predicted_memory_is_what_pytorch_allocates(measured_peaks: dict[str, tu
 
 
 def test_every_cpu_op_is_measured(measured_peaks: dict[str, tuple[Kernel, float]]) -> None:
-    """But for those that only a compiler fuses, and those that nobody runs here."""
+    """Except those that only a compiler fuses, and those that are not run on a CPU."""
     ops = {kernel.shape.routine for kernel, _ in measured_peaks.values() if isinstance(kernel.shape, MemoryBoundShape)}
     compiled = {MemoryBoundOp.LOSS_FUSED, MemoryBoundOp.LOSS_CHUNKED, MemoryBoundOp.QUANTIZE}
     assert set(MemoryBoundOp) - ops == {*compiled, MemoryBoundOp.DEQUANTIZE, MemoryBoundOp.BALANCE}
@@ -153,7 +159,7 @@ def test_touched_memory_is_part_of_the_allocated(measured_peaks: dict[str, tuple
 
 
 def test_gpu_kernels_keep_byte_masks_and_statistics() -> None:
-    """From the shapes and formats of PyTorch's own declarations: x and result (and mask), and the gradients of both."""
+    """By the shapes and formats of PyTorch's declarations: x and result (and mask), and the gradients of both."""
     gpu, x = torch.device("cuda"), torch.empty(TOKENS, WIDTH, dtype=torch.bfloat16, device="meta")
     dropped = sum(item.nbytes for item in torch.ops.aten.native_dropout(x, 0.1, True))
     normed = sum(element.nbytes for element in torch.ops.aten._fused_rms_norm(x, [WIDTH], x[0], 1e-5))
@@ -166,7 +172,7 @@ def test_gpu_kernels_keep_byte_masks_and_statistics() -> None:
 
 @pytest.mark.slow
 def test_compiled_formulas_have_no_temporaries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled for this CPU: inductor's partitioner decides what is kept, for GPUs as here."""
+    """Compiled for this CPU: inductor's partitioner decides what is saved, on GPUs as here."""
     monkeypatch.setattr(formulas, "_maybe_compiled", lambda formula, _x, **_: formulas.compiled(formula))
     kernels = [
         kernel

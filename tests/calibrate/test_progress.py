@@ -1,4 +1,4 @@
-"""What a user sees while measuring goes on."""
+"""Progress output while measuring."""
 
 import io
 from typing import Final
@@ -16,7 +16,7 @@ class _FakeTerminal(io.StringIO):
 
 
 def test_redirected_progress_prints_occasional_lines_and_a_final_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines every 10 s: after the second of four things at 6 s each, then after the last."""
+    """Lines every 10 s: after the second of four steps of 6 s each, then after the last."""
     times = iter([0.0, 6.0, 12.0, 18.0, 24.0])
     monkeypatch.setattr(progress, "monotonic", lambda: next(times))
     out = io.StringIO()

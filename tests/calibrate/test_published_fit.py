@@ -1,4 +1,4 @@
-"""The shipped constants are what published measurements support, and they predict those as well as is promised."""
+"""Packaged kernel constants are what published measurements support, and predict them as accurately as promised."""
 
 import json
 import subprocess
@@ -27,7 +27,7 @@ from clustersim.model.training import AttentionBackend, Training
 from clustersim.model.transformer import Norm, PositionEncoding, uniform_model
 from tests.uniform_models import uniform_layer
 
-BLACKWELL = ("b200-sxm-180gb", "gb200")  # of whose machines one is a quarter slower than the others in long kernels
+BLACKWELL = ("b200-sxm-180gb", "gb200")  # one of their machines is a quarter slower than the others in long kernels
 
 
 @pytest.mark.parametrize(
@@ -36,14 +36,14 @@ BLACKWELL = ("b200-sxm-180gb", "gb200")  # of whose machines one is a quarter sl
 def test_packaged_constants_are_the_recommended_ones(fits: AcceleratorFits, name: str) -> None:
     def rounded(efficiency: KernelEfficiency) -> KernelEfficiency:
         latency, grouped = round(efficiency.kernel_latency, 9), efficiency.expert_matmul
-        grouped_ = replace(grouped, call=round(grouped.call, 9))
-        return replace(efficiency, kernel_latency=latency, launch_interval=0.0, grouped=grouped_)
+        rounded_grouped = replace(grouped, call=round(grouped.call, 9))
+        return replace(efficiency, kernel_latency=latency, launch_interval=0.0, grouped=rounded_grouped)
 
     assert rounded(load_accelerator(name).efficiency) == rounded(fits.efficiencies[name])
 
 
 def test_matmul_errors_are_below_20_percent_and_large_ones_below_10(fits: AcceleratorFits) -> None:
-    """The errors are means over all of an accelerator's rows; leaving a row out of its fit changes little."""
+    """Errors are means over all samples of an accelerator; leave-one-out changes little."""
     dense = [quality for quality in fits.qualities if quality.kind.startswith("matmul")]
     assert {quality.accelerator for quality in dense} >= {target.name for target in TARGETS}
     for quality in dense:
@@ -60,7 +60,7 @@ def test_flash_attention_errors_are_below_15_percent(fits: AcceleratorFits) -> N
 
 
 def test_roofline_equals_the_fitted_model(fits: AcceleratorFits) -> None:
-    """The fit works on arrays of rows; the cost source times one kernel. Both are the same model."""
+    """The fit works on arrays of samples; the cost source times one kernel. Both are the same model."""
     name = "h100-sxm-80gb"
     roofline = Roofline(load_accelerator(name))
     samples = [
@@ -81,8 +81,8 @@ def test_roofline_equals_the_fitted_model(fits: AcceleratorFits) -> None:
 def test_published_22b_layer_forward_time(sequence_parallel: bool, measured: float) -> None:
     """Korthikanti et al. 2022 (arXiv:2205.05198), table 4: one layer of the 22B model, tp 8, microbatch 4, A100.
 
-    None of it was fitted on. The measured time holds two all-reduces of 4 x 2048 x 6144 FP16 as well: at the 235 GB/s
-    bus bandwidth of eight A100 they take 2 x 2 x 7/8 x 100.7 MB / 235 GB/s = 1.5 ms.
+    It was not fitted. The measured time includes two all-reduces of 4 x 2048 x 6144 FP16: at the 235 GB/s bus
+    bandwidth of eight A100 they take 2 x 2 x 7/8 x 100.7 MB / 235 GB/s = 1.5 ms.
     """
     layer = layer_22b(sequence_parallel)
     roofline = Roofline(load_accelerator("a100-sxm-80gb"))
@@ -92,7 +92,7 @@ def test_published_22b_layer_forward_time(sequence_parallel: bool, measured: flo
 
 
 def test_published_selective_recompute_time() -> None:
-    """Korthikanti table 4: selective recomputation adds 13.1 - 11.8 = 1.3 ms (printed to 0.1 ms), and sends nothing."""
+    """Korthikanti table 4, without communication: selective recomputation adds 13.1 - 11.8 = 1.3 ms (+-0.1 ms)."""
     roofline = Roofline(load_accelerator("a100-sxm-80gb"))
     core_kernels = [
         kernel
@@ -147,10 +147,10 @@ def test_causal_sample_with_full_matrix_flops_is_halved() -> None:
 
 
 def test_leave_one_out_predicts_each_sample_from_the_others() -> None:
-    """Candidates predict a constant; rows are 1 s and 4 s, so the weights are 1/3 and 2/3.
+    """Candidates predict a constant; samples are 1 s and 4 s, so the weights are 1/3 and 2/3.
 
-    Of the candidates 1, 2 and 4 the best overall is 4 (|log| errors 1.39, 0); without the second row it is 1, and
-    without the first it is 4.
+    Of the candidates 1, 2 and 4 the best overall is 4 (|log| errors 1.39, 0); without the second sample it is 1,
+    and without the first it is 4.
     """
     search = GridSearch(np.array([1.0, 4.0]))
     for value in (1.0, 2.0, 4.0):
@@ -161,7 +161,7 @@ def test_leave_one_out_predicts_each_sample_from_the_others() -> None:
 
 
 def test_held_out_source_is_predicted_from_the_others() -> None:
-    """Rows of 1 s and 1 s of one source and 4 s of another: without the other 1 is best, without the one 4 is."""
+    """Samples of 1 s and 1 s of one source and 4 s of another: without the other 1 is best, without the one 4 is."""
     search = GridSearch(np.array([1.0, 1.0, 4.0]), ["one", "one", "other"])
     for value in (1.0, 2.0, 4.0):
         search.evaluate([(value,)], np.full((1, 3), value))
@@ -177,7 +177,10 @@ def test_a_single_source_is_not_held_out() -> None:
 
 
 def test_equal_source_weights_ignore_sample_counts() -> None:
-    """Nine rows of 1 s and two of 2 s in sources of one row each: by rows 1 is best, by sources 2."""
+    """Nine samples of 1 s of one source, and two of 2 s of one source each.
+
+    Weighted by samples 1 is best, weighted by sources 2.
+    """
     optima = []
     for is_equal_weighted in (False, True):
         search = GridSearch(
@@ -190,7 +193,7 @@ def test_equal_source_weights_ignore_sample_counts() -> None:
 
 
 def test_sources_are_evaluated_separately_and_held_out_if_possible(fits: AcceleratorFits) -> None:
-    """The rows of an accelerator's kind are shared out among its sources; one source alone cannot be left out."""
+    """An accelerator's samples of a kind are divided among its sources; a single source cannot be held out."""
     for evaluation in fits.evaluations:
         source_errors = [
             source_error
@@ -207,7 +210,7 @@ def test_sources_are_evaluated_separately_and_held_out_if_possible(fits: Acceler
 
 
 def test_blackwell_matmul_constants_rest_on_three_sources(fits: AcceleratorFits) -> None:
-    """Constants of any two sources predict the third within a quarter, and on both sides."""
+    """Constants of any two sources predict the third within a quarter, with errors of both signs."""
     source_errors = [
         source_error
         for source_error in fits.source_errors
@@ -222,8 +225,9 @@ def test_blackwell_matmul_constants_rest_on_three_sources(fits: AcceleratorFits)
 _ONE_TARGET_SCRIPT = """
 import sys
 from calibrate.__main__ import main
-from calibrate.fit import published
-published.TARGETS, published.DERIVATIONS = [each for each in published.TARGETS if each.name == "h100-sxm-80gb"], ()
+from calibrate.fit import published_fit
+published_fit.TARGETS = [target for target in published_fit.TARGETS if target.name == "h100-sxm-80gb"]
+published_fit.DERIVED_ACCELERATORS = ()
 main(sys.argv[1:])
 sys.exit("torch" in sys.modules)
 """

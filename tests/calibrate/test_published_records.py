@@ -1,4 +1,4 @@
-"""The shipped records of published measurements are what the command writes, and answer what was published."""
+"""Packaged records of published measurements are reproducible, and return the published times."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def test_fitted_accelerators_have_residuals(built_records: dict[str, Calibration
         assert kernel_fit is not None
         assert kernel_fit.residuals
         assert all(residual.left_out <= 0.25 for residual in kernel_fit.residuals.values())
-    assert built_records["v100-sxm-32gb"].kernel_fit is None  # a sibling's
+    assert built_records["v100-sxm-32gb"].kernel_fit is None  # uses a sibling's constants
 
 
 def test_different_sources_are_one_sample_with_median_and_range(built_records: dict[str, CalibrationRecord]) -> None:
@@ -104,7 +104,7 @@ def test_collectives_are_intra_node_and_fitted(built_records: dict[str, Calibrat
 def test_every_published_matmul_is_in_its_record(built_records: dict[str, CalibrationRecord]) -> None:
     signatures = {(name, sample.signature) for name, record in built_records.items() for sample in record.kernels}
     for sample in matmul_samples():
-        assert any(name == sample.accelerator and signature_.shape == sample.shape for name, signature_ in signatures)
+        assert any(name == sample.accelerator and signature.shape == sample.shape for name, signature in signatures)
     assert all(
         signature_of(sample.kernel) == sample.signature
         for record in built_records.values()

@@ -1,4 +1,4 @@
-"""Each kernel's routine computes what its shape says, and moves the bytes that the workload counts."""
+"""Benchmark ops compute what their kernel shapes state, and move the bytes that the model counts."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -37,13 +37,13 @@ pytorch_ops = pytest.importorskip("calibrate.kernels.pytorch_ops")
 from calibrate.kernels.pytorch_ops import matmul, optimizer  # noqa: E402 - after torch is known to be there
 
 CPU_DEVICE = torch.device("cpu")
-# Operators that move nothing, or one element of each row.
+# Operators that move nothing, or one element per row.
 _FREE_OPS = ("detach", "empty", "profiler", "_local_scalar", "index", "nll_loss_forward")
 ALL_OVERHEADS_TRAINING = Training(
     1024,
     1,
     recipe=mixed_precision(DType.FP16),
-    overheads=Overheads(unscaling=True, widening=True, batches=BatchTransfer.PACKED),
+    overheads=Overheads(unscale_gradients=True, upcast_gradients=True, batch_transfer=BatchTransfer.PACKED),
 )
 FP32_TRAINING = Training(8, 1, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None), fused=False)
 
@@ -66,7 +66,7 @@ def _distinct_bytes(tensor: Any) -> int:
 
 
 def _measured_traffic(action: Callable[[], Any]) -> int:
-    """Bytes that the operators of an action read and write, as tests/workload/test_against_torch.py counts them."""
+    """Bytes that the operators of an action read and write, counted as in tests/model/test_against_torch.py."""
     leaves, moved = torch.utils._pytree.tree_leaves, 0
 
     class TrafficCounter(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
@@ -74,9 +74,7 @@ def _measured_traffic(action: Callable[[], Any]) -> int:
             nonlocal moved
             result = operator(*args, **(kwargs or {}))
             declared = operator._schema
-            is_view = any(
-                argument.alias_info and not argument.alias_info.is_write for argument in declared.ends_experts
-            )
+            is_view = any(argument.alias_info and not argument.alias_info.is_write for argument in declared.returns)
             if is_view or operator.__name__.startswith(_FREE_OPS):
                 return result
             writes = [
@@ -110,12 +108,12 @@ def _forward_and_backward(
 
 
 def _counted_kernels() -> dict[str, Kernel]:
-    """Kernels whose traffic the workload counts as PyTorch's own operators have it."""
+    """Kernels whose traffic is counted as in PyTorch's own operators."""
     kernels = [
         *_forward_and_backward(memory_bound.norm_spec(Norm.RMSNORM, fused=False), 64, 4096),
         *_forward_and_backward(memory_bound.activation_spec(MlpType.GELU, fused=False), 64, 1024),
         _forward_kernel(memory_bound.activation_spec(MlpType.SWIGLU, fused=False), 64, 1024),
-        # for queries and keys each; a 128th of the elements is small against angles only with many heads
+        # for queries and keys each; with many heads the rotary tables are small
         *_forward_and_backward(memory_bound.rotary_spec(fused=False), 64 * 16, 128, table=16),
         *_forward_and_backward(memory_bound.softmax_spec(fused=False), 128 * 64, 128),
         *_forward_and_backward(memory_bound.softcap_spec(fused=False), 128 * 64, 128),
@@ -144,7 +142,7 @@ def _counted_kernels() -> dict[str, Kernel]:
 
 
 def _weighting_kernels(tokens: int, width: int) -> tuple[Kernel, ...]:
-    """Of an expert's activation, where it is not fused, both ways."""
+    """Unfused scaling of an expert's activation by its probability, forward and backward."""
     moe = MoeMlp(4, 1, width, MlpType.SWIGLU)
     model = load_preset("mixtral-8x7b")
     training = replace(FP32_TRAINING, sequence=tokens)
@@ -153,7 +151,9 @@ def _weighting_kernels(tokens: int, width: int) -> tuple[Kernel, ...]:
         for operator in moe_operators(RankContext(model, training, LayerShard(1, tokens, tokens)), moe)
         for kernel in (*operator.forward, *operator.input_gradient)
     ]
-    return tuple(kernel_ for kernel_ in kernels if kernel_.name.startswith("experts.weighting"))
+    return tuple(
+        weighting_kernel for weighting_kernel in kernels if weighting_kernel.name.startswith("experts.weighting")
+    )
 
 
 def _kernel_label(kernel: Kernel) -> str:
@@ -167,10 +167,10 @@ _COUNTED_KERNELS = _counted_kernels()
 
 @pytest.mark.parametrize("name", _COUNTED_KERNELS)
 def test_op_moves_the_counted_bytes(name: str) -> None:
-    """Statistics of rows, masks and angles are the few per cent that the workload leaves out."""
+    """Within 4 %: row statistics, masks and rotary tables are not counted."""
     kernel = _COUNTED_KERNELS[name]
     action = pytorch_ops.prepare_kernel(kernel, CPU_DEVICE)
-    action()  # creates the optimizer's states
+    action()  # creates the optimizer states
     assert _measured_traffic(action) == pytest.approx(kernel.bytes, rel=0.04)
 
 
@@ -188,7 +188,7 @@ def _scenario(model: str, *, fused: bool, attention: str, precision: str) -> Sce
 @pytest.mark.parametrize("attention", ["flash", "standard"])
 @pytest.mark.parametrize("model", ["llama-tiny", "gpt-tiny"])
 def test_every_kernel_of_a_scenario_runs_on_a_cpu(model: str, attention: str) -> None:
-    """In FP32 and as PyTorch runs the formulas, a CPU has all of them, tensor-parallel shards too."""
+    """In FP32 with unfused formulas a CPU supports all of them, tensor-parallel shards too."""
     for kernel in distinct_kernels(_scenario(model, fused=False, attention=attention, precision="fp32")):
         action = pytorch_ops.prepare_kernel(kernel, CPU_DEVICE)
         action()
@@ -203,7 +203,7 @@ def test_kernels_unsupported_on_a_cpu_are_named() -> None:
             pytorch_ops.prepare_kernel(kernel, CPU_DEVICE)()
         except pytorch_ops.UnsupportedKernel as reason:
             reasons[kernel.name.removesuffix(".input_gradient")] = str(reason)
-    assert "PyTorch has none on a CPU" in reasons["mlp.up.weight_gradient"]  # BF16 products added to FP32
+    assert "PyTorch has none on a CPU" in reasons["mlp.up.weight_gradient"]  # BF16 matmuls accumulated to FP32
     assert "no fused kernel" in reasons["mlp.activation"]
     assert {name for name in reasons if not name.endswith("weight_gradient")} == {"mlp.activation", "attention.rotary"}
 
@@ -250,7 +250,7 @@ def test_accumulating_matmul_adds_at_every_run() -> None:
 
 
 def test_fp8_matmul_is_near_the_exact_one() -> None:
-    """E4M3 keeps 3 bits: each factor is off by at most 1/16, a sum of 64 of them by far less."""
+    """E4M3 has 3 mantissa bits: the relative error of a factor is at most 1/16, of a sum of 64 far less."""
     torch.manual_seed(0)
     action = matmul.prepare_matmul(MatmulShape(32, 16, 64), DType.FP8, CPU_DEVICE)
     torch.manual_seed(0)
@@ -308,7 +308,7 @@ def test_update_tensors_have_the_given_number_of_elements() -> None:
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("form", Optimizer)
 def test_mixed_precision_update_converts_gradients_and_copies_weights(form: Optimizer, fused: bool) -> None:
-    """FP32 master weights, BF16 gradients: these are converted first, and a BF16 copy of the weights is written."""
+    """FP32 master weights, BF16 gradients: gradients are converted first, and a BF16 weight copy is written."""
     precision = mixed_precision(DType.BF16, gradients=DType.BF16, master=DType.FP32)
     training = replace(FP32_TRAINING, recipe=precision, optimizer=form, fused=fused)
     (kernel,) = optimizer_step_kernels(training, 1000)
@@ -366,7 +366,7 @@ def test_kernel_without_a_shape_is_unsupported() -> None:
 
 
 def test_large_random_operands_are_normal_and_keep_their_layout() -> None:
-    """On a CPU a block of random numbers comes again and again."""
+    """On a CPU a block of random numbers is repeated."""
     from calibrate.kernels.pytorch_ops.random_tensors import fill_normal, normal_tensor
 
     large = normal_tensor(CPU_DEVICE, DType.FP32, 3, 2**20)

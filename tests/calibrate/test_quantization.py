@@ -1,4 +1,4 @@
-"""Casts into formats with scales: what they write is what they were given, in as many bytes as the workload counts."""
+"""Casts into formats with scales: the values equal the operand, in as many bytes as the model counts."""
 
 from dataclasses import replace
 
@@ -38,7 +38,7 @@ def _select_formula(kernel: Kernel) -> tuple[quantization.Formula, tuple[torch.T
 
 
 def _run_formula(kernel: Kernel) -> tuple[torch.Tensor, quantization_formulas.QuantizedTensors]:
-    """The operand, and what is made of it."""
+    """The operand, and its quantized copies."""
     formula, operands = _select_formula(kernel)
     return operands[0], formula(*operands)
 
@@ -46,17 +46,20 @@ def _run_formula(kernel: Kernel) -> tuple[torch.Tensor, quantization_formulas.Qu
 @pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize("narrow", SUPPORTED_FORMATS)
 def test_written_bytes_are_the_counted_ones(narrow: DType, copies: int) -> None:
-    """Numbers and scales of blocks; scales of rows (1 in 256) and of the tensor are counted as nothing."""
+    """Values and block scales; scales of rows (1 in 256) and of the tensor are counted as nothing."""
     kernel = _cast(narrow, copies=copies)
-    written = sum(item.nbytes for item in _run_formula(kernel)[1])
-    assert written == pytest.approx(copies * SIZES[0] * SIZES[1] * narrow.bytes, rel=4 / 256)
+    written_bytes = sum(item.nbytes for item in _run_formula(kernel)[1])
+    assert written_bytes == pytest.approx(copies * SIZES[0] * SIZES[1] * narrow.bytes, rel=4 / 256)
     assert kernel.bytes == SIZES[0] * SIZES[1] * (2 + copies * narrow.bytes)
     assert pytorch_ops.allocated_bytes(kernel, torch.device("cuda")) == kernel.bytes
 
 
 @pytest.mark.parametrize("narrow", [element for element in SUPPORTED_FORMATS if element is not DType.FP8])
 def test_rowwise_and_columnwise_copies_equal_the_operand(narrow: DType) -> None:
-    """Numbers times their scales are off by 1/16 at most, those far below their block's largest by less of that."""
+    """Scaled values have a relative error of at most 1/16.
+
+    Values far below their block's maximum a small absolute one.
+    """
     x, (row_values, row_scales, column_values, column_scales) = _run_formula(
         _cast(narrow, reads=3 if narrow is DType.FP8_ROWWISE else 1)
     )
@@ -92,7 +95,10 @@ def test_zeros_are_quantized_to_zeros() -> None:
         (_cast(DType.FP8, reads=1, copies=1), quantization_formulas.delayed_scaling),
         (_cast(DType.FP8, reads=1), quantization_formulas.delayed_scaling_transposed),
         (_cast(DType.FP8, reads=2, copies=1), quantization_formulas.current_scaling),
-        (_cast(DType.FP8, reads=0, copies=1), quantization_formulas.transpose_copy),  # a norm has made the first copy
+        (
+            _cast(DType.FP8, reads=0, copies=1),
+            quantization_formulas.transpose_copy,
+        ),  # a norm has written the first copy
         (_cast(DType.FP8_ROWWISE, reads=1, copies=1), quantization_formulas.rowwise),
         (_cast(DType.FP8_ROWWISE, reads=2, copies=1), quantization_formulas.columnwise),
         (_cast(DType.FP8_ROWWISE, reads=3), quantization_formulas.rowwise_and_columnwise),
@@ -122,13 +128,13 @@ def test_loaded_rank_keeps_the_number_of_reads() -> None:
 
 
 def test_weights_of_a_step_are_cast_as_matrices() -> None:
-    """Counted as one column of all their elements."""
+    """They are counted as one column of all elements."""
     x, _ = _run_formula(_cast(DType.MXFP8, sizes=(96 * 4096, 1)))
     assert x.shape == (96, 4096)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "said"),
+    ("kernel", "message"),
     [
         (_cast(DType.NVFP4, reads=2), "no cast to nvfp4"),
         (transpose_kernel("test", SIZES, DType.NVFP4), "no cast to nvfp4"),
@@ -136,8 +142,8 @@ def test_weights_of_a_step_are_cast_as_matrices() -> None:
         (_cast(DType.FP8_BLOCKWISE, sizes=(64, 256)), "fp8-blockwise shares scales in blocks of 128"),
     ],
 )
-def test_casts_that_pytorch_lacks_are_unsupported(kernel: Kernel, said: str) -> None:
-    with pytest.raises(UnsupportedKernel, match=said):
+def test_casts_that_pytorch_lacks_are_unsupported(kernel: Kernel, message: str) -> None:
+    with pytest.raises(UnsupportedKernel, match=message):
         _select_formula(kernel)
 
 
@@ -161,7 +167,7 @@ def test_fused_casts_are_unsupported_on_a_cpu() -> None:
     ],
 )
 def test_casts_compile_without_graph_breaks(formula: quantization.Formula) -> None:
-    """As on a GPU, but for the kernels: PyTorch traces the formula without a break, and its results lie as they do."""
+    """As on a GPU, except for the kernels: PyTorch traces the formula without a break, with the same strides."""
     x, like = torch.randn(SIZES).bfloat16(), torch.empty(0, dtype=torch.float8_e4m3fn)
     run = torch.compile(_copy_function(formula), dynamic=False, fullgraph=True, backend="aot_eager")
     for compiled, expected in zip(run(x, like), formula(x, like), strict=True):

@@ -56,20 +56,20 @@ def plan(tmp_path: Path) -> Path:
     return path
 
 
-def _error(found: "torch.Tensor", expected: "torch.Tensor") -> float:
-    return float((found.double() - expected).norm() / expected.norm())
+def _error(result: "torch.Tensor", expected: "torch.Tensor") -> float:
+    return float((result.double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("dtype", SCALED)
 def test_products_of_formats_with_scales_are_right(gpu: CudaDevice, dtype: DType) -> None:
     if not gpu.supports(dtype):
         pytest.skip(f"{gpu.name} has no {dtype.value}")
-    eight = [torch.randn(SIZE, SIZE, device=gpu.torch).send_counts(torch.float8_e4m3fn) for _ in range(2)]
+    eight = [torch.randn(SIZE, SIZE, device=gpu.torch).to(torch.float8_e4m3fn) for _ in range(2)]
     a, b = eight[0], eight[1].t()
     for operands in MatmulLayout:
-        found = scaled_matmul.scaled_matmul(MatmulShape(SIZE, SIZE, SIZE, operands=operands), dtype, a, b)()
-        assert found.dtype is torch.bfloat16
-        assert _error(found, a.double() @ b.double()) < ROUNDING
+        result = scaled_matmul.scaled_matmul(MatmulShape(SIZE, SIZE, SIZE, operands=operands), dtype, a, b)()
+        assert result.dtype is torch.bfloat16
+        assert _error(result, a.double() @ b.double()) < ROUNDING
 
 
 @pytest.mark.parametrize("operands", MatmulLayout)
@@ -86,11 +86,11 @@ def test_events_tell_what_a_clock_on_the_wall_tells(gpu: CudaDevice) -> None:
     shape = MatmulShape(4096, 4096, 4096)
     action = matmul.prepare_matmul(shape, DType.BF16, gpu.torch)
     time = measure_action(gpu.stopwatch(), gpu.prepare_under_load(lambda: action), QUICK)
-    many = 200
-    gpu.host_seconds(action, many)
+    count = 200
+    gpu.host_seconds(action, count)
     began = perf_counter()
-    wall = gpu.host_seconds(action, many) / many
-    assert perf_counter() - began >= many * wall
+    wall = gpu.host_seconds(action, count) / count
+    assert perf_counter() - began >= count * wall
     assert time.seconds == pytest.approx(wall, rel=0.15)
 
 
@@ -139,11 +139,11 @@ def test_what_a_gpu_lacks_is_said(gpu: CudaDevice) -> None:
 @pytest.mark.parametrize("changes", [(), UNFUSED])
 def test_a_real_step_is_predicted_from_its_kernels(plan: Path, tmp_path: Path, changes: tuple[str, ...]) -> None:
     """So small that the host sets the pace: not more than that it is credible."""
-    words = [word for change in changes for word in ("--set", change)]
+    overrides = [word for change in changes for word in ("--set", change)]
     answer = tmp_path / "answer.json"
-    assert main(["--check", str(plan), "--steps", "4", "--json", str(answer), *words]) == 0
-    found = json.loads(answer.read_text())
-    assert found["measured_s"] > 0.0
-    assert abs(found["error"]) < 0.5
-    assert abs(found["measured_peak_bytes"] - found["predicted_peak_bytes"]) < 5 * WORKSPACE
-    assert found["sm_clock_mhz"]["in_steps"] > 0.0
+    assert main(["--check", str(plan), "--steps", "4", "--json", str(answer), *overrides]) == 0
+    comparison = json.loads(answer.read_text())
+    assert comparison["measured_s"] > 0.0
+    assert abs(comparison["error"]) < 0.5
+    assert abs(comparison["measured_peak_bytes"] - comparison["predicted_peak_bytes"]) < 5 * WORKSPACE
+    assert comparison["sm_clock_mhz"]["in_steps"] > 0.0

@@ -1,4 +1,4 @@
-"""Constants that made a record's rows come back from it, and what the rows do not tell stays as it was."""
+"""The fit recovers constants that a record was generated with, and keeps those that it does not determine."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -38,7 +38,7 @@ CPU = load_accelerator("cpu-laptop")
 
 
 def true_accelerator() -> Accelerator:
-    """An H100 whose constants are not the file's."""
+    """An H100 whose constants differ from the packaged file."""
     efficiency = H100.efficiency
     return with_constants(
         replace(H100, peak={**H100.peak, DType.FP32: 45e12}),
@@ -86,7 +86,7 @@ def fitted_accelerator(fit: KernelFit, base: Accelerator) -> Accelerator:
 
 
 def relative_errors(fit: KernelFit, base: Accelerator, truth: Accelerator, kernels: Iterable[Kernel]) -> list[float]:
-    """Of the fitted model on kernels, against what they truly take."""
+    """Relative errors of the fitted model on kernels, against their true times."""
     predicted, true_model = Roofline(fitted_accelerator(fit, base)), Roofline(truth)
     return [
         abs(predicted.time_kernel(kernel).seconds / true_model.time_kernel(kernel).seconds - 1.0) for kernel in kernels
@@ -96,7 +96,7 @@ def relative_errors(fit: KernelFit, base: Accelerator, truth: Accelerator, kerne
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_unmeasured_kernels_are_predicted_within_the_stated_error(noise: float, seed: int) -> None:
-    """The band is the left-out error of the family; it holds the noise itself, which the truth is free of."""
+    """The stated error is the family's leave-one-out error; it includes the noise, which the true times lack."""
     truth = true_accelerator()
     fit = fit_kernel_model(synthetic_record(truth, measured_kernels(), noise=noise, seed=seed), H100)
     stated = max(residual.left_out for residual in fit.residuals.values())
@@ -119,7 +119,7 @@ def test_constants_are_recovered_without_noise() -> None:
 
 @pytest.mark.parametrize("rate", [20e9, 900e9])
 def test_cpu_rates_are_fitted_from_a_few_small_kernels(rate: float) -> None:
-    """The file's 200 GFLOP/s and 30 GB/s are placeholders; the machine is a tenth as fast, or far faster."""
+    """The packaged 200 GFLOP/s and 30 GB/s are placeholders; the machine is a tenth as fast, or far faster."""
     truth = replace(CPU, peak={DType.FP32: rate}, memory_bandwidth=11e9)
     sizes = [(256, 64, 64), (256, 256, 64), (256, 64, 256), (64, 256, 256), (256, 1000, 64), (1000, 64, 256)]
     kernels = [sized_matmul(*size, DType.FP32) for size in sizes] + list(
@@ -140,7 +140,7 @@ def test_cpu_rates_are_fitted_from_a_few_small_kernels(rate: float) -> None:
 
 
 def test_launch_bound_samples_keep_the_packaged_rates() -> None:
-    """A product of 16 x 16 x 16 takes its launch; whether the share is 0.3 or 0.7 does not show."""
+    """A matmul of 16 x 16 x 16 takes its launch time, which does not depend on the share."""
     kernels = [sized_matmul(16, 16, 16 * multiple) for multiple in range(1, 6)]
     fit = fit_kernel_model(synthetic_record(H100, kernels, noise=0.01), H100)
     assert fit.efficiency.matmul == H100.efficiency.matmul
@@ -158,7 +158,7 @@ def test_a_single_sample_changes_the_share_only_if_far_off() -> None:
     )
     assert near.efficiency.matmul == H100.efficiency.matmul
     assert far.efficiency.matmul.share == pytest.approx(H100.efficiency.matmul.share / 2.0, rel=0.02)
-    assert far.residuals["matmul bf16"].left_out == pytest.approx(0.5)  # without the row, the file's constants
+    assert far.residuals["matmul bf16"].left_out == pytest.approx(0.5)  # without the sample, the packaged constants
 
 
 def with_samples(record: CalibrationRecord, *samples: object) -> CalibrationRecord:
@@ -175,7 +175,7 @@ def test_peak_is_raised_above_an_exceeded_datasheet() -> None:
 
 
 def test_formats_of_equal_width_keep_their_rates_when_one_exceeds_the_peak() -> None:
-    """One peak stands for all of them: that of the fastest, to which the others' shares are relative then."""
+    """One peak covers all of them: that of the fastest, to which the shares of the others are relative."""
     formats = {DType.FP8: 0.3, DType.FP8_ROWWISE: 0.9}
     matmul_efficiency = replace(H100.efficiency.matmul, shares=formats)
     truth = with_constants(replace(H100, peak={**H100.peak, DType.FP8: 4e15}), matmul=matmul_efficiency)
@@ -187,7 +187,7 @@ def test_formats_of_equal_width_keep_their_rates_when_one_exceeds_the_peak() -> 
 
 
 def test_casts_have_their_own_share_of_the_bandwidth() -> None:
-    """And what other streaming kernels reach is theirs, as without casts."""
+    """Other memory-bound kernels are fitted as without casts."""
     truth, sizes = with_constants(H100, casts=0.6), ((2048, 4096), (8192, 8192), (16384, 8192))
     casts = [
         kernel
@@ -218,7 +218,10 @@ def test_copies_give_the_memory_bandwidth_without_memory_bound_kernels() -> None
 
 
 def test_slow_family_has_a_factor() -> None:
-    """Unfused norms take 3 times as long as the bandwidth of the others allows; then 3 is what is predicted of more."""
+    """Unfused norms take 3 times the memory-bound time of the other kernels.
+
+    Larger ones are predicted with that factor.
+    """
     kernels = list(memory_bound_kernels((512, 1024, 4096), (2048, 8192)))
     record = synthetic_record(H100, kernels, noise=0.01)
     slow = "rmsnorm bf16"

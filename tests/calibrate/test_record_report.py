@@ -1,4 +1,4 @@
-"""A report says what a record holds: efficiencies and ratios by their definition, and what is missing."""
+"""The report of a record: efficiencies and ratios by their definition, and missing sections."""
 
 import json
 import subprocess
@@ -42,7 +42,7 @@ def _empty() -> CalibrationRecord:
 
 
 def test_efficiency_is_peak_time_over_measured_time() -> None:
-    """8192 cubed is 1.1 PFLOP: 1.11 ms at the peak. A product with k = 8 has more bytes than FLOP to wait for."""
+    """8192 cubed is 1.1 PFLOP: 1.11 ms at the peak. A matmul with k = 8 is memory-bound."""
     large, memory_bound = sized_matmul(8192, 8192, 8192), sized_matmul(8192, 8192, 8)
     record = replace(_empty(), kernels=(kernel_sample(large, 2e-3), kernel_sample(memory_bound, 1e-4)))
     limits = roofline_limits(record, PACKAGED_ACCELERATOR)
@@ -56,9 +56,11 @@ def test_efficiency_is_peak_time_over_measured_time() -> None:
 
 
 def test_efficiency_lists_best_median_and_worst_shape_per_family() -> None:
-    sizes = (1024, 2048, 4096, 8192, 16384)  # all of more FLOP for a byte than an H100 has
-    samples = tuple(kernel_sample(sized_matmul(size, size, size), 2 * size**3 / (PEAK_FLOPS * share)) for size, share in zip(
-        sizes, (0.5, 0.6, 0.7, 0.8, 0.1), strict=True))  # fmt: skip
+    sizes = (1024, 2048, 4096, 8192, 16384)  # all compute-bound on an H100
+    samples = tuple(
+        kernel_sample(sized_matmul(size, size, size), 2 * size**3 / (PEAK_FLOPS * share))
+        for size, share in zip(sizes, (0.5, 0.6, 0.7, 0.8, 0.1), strict=True)
+    )
     record = replace(_empty(), kernels=samples)
     limits = roofline_limits(record, PACKAGED_ACCELERATOR)
     assert limits is not None
@@ -78,14 +80,16 @@ def test_cpu_is_compared_with_its_fitted_peak(fitted_record: CalibrationRecord) 
 
 
 def test_constants_of_a_slower_device(fitted_record: CalibrationRecord) -> None:
-    """Rows are LONGER times the shipped model's: what the fit finds of rates and latencies is as much worse."""
+    """Samples take SLOWDOWN times the packaged model's time: fitted rates and latencies are worse by that factor."""
     constants_by_key = {constant.key: constant for constant in compare_constants(fitted_record, PACKAGED_ACCELERATOR)}
     for key in ("matmul_bf16", "memory"):
         assert constants_by_key[key].ratio == pytest.approx(1 / SLOWDOWN, rel=0.02)
     assert constants_by_key["kernel_latency"].ratio == pytest.approx(SLOWDOWN, rel=0.1)
     assert constants_by_key["launch_interval"].measured == fitted_record.launch_interval
-    assert constants_by_key["sustained"].measured == pytest.approx(20 / 23)  # of the products' chain rows
-    assert constants_by_key["interference"].measured == pytest.approx(0.25)  # beside the collective, not the copy
+    assert constants_by_key["sustained"].measured == pytest.approx(20 / 23)  # from the in-situ samples of matmuls
+    assert constants_by_key["interference"].measured == pytest.approx(
+        0.25
+    )  # from the overlapped collective, not the copy
     assert constants_by_key["spread"].measured == pytest.approx(
         0.0229 / 1.035, rel=1e-2
     )  # of 1.00 to 1.07: 0.01 x sqrt(63 / 12)
@@ -171,8 +175,8 @@ def _run_report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[in
 def test_published_records_state_what_they_lack(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = _run_report(capsys, name)
     assert status == 0
-    assert "published by others" in out and "It says nothing of" in out and "clocks and power under load" in out
-    assert "clustersim calibrate --for" not in out  # of others' machines nothing can be measured
+    assert "published by others" in out and "Missing measurements" in out and "clocks and power under load" in out
+    assert "clustersim calibrate --for" not in out  # machines of other publishers cannot be measured here
 
 
 def test_version_1_record_is_reported(
@@ -196,7 +200,7 @@ def test_unknown_accelerator_has_no_constants_section(fitted_record: Calibration
     write_record(replace(fitted_record, device=replace(fitted_record.device, accelerator="mine")), path)
     report = load_report(str(path))
     assert "constants" not in {section.key for section in report.sections}
-    assert "efficiency" in {section.key for section in report.sections}  # of the best that its rows support
+    assert "efficiency" in {section.key for section in report.sections}  # relative to the best measured rates
     assert any("clustersim ships no mine" in missing for missing in report.missing_contents)
     assert "constants" in {section.key for section in load_report(str(path), "h100-sxm-80gb").sections}
 
@@ -221,7 +225,7 @@ def test_empty_record_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("nowhere.json",), "nowhere.json: cannot be read"),
         (("published/h100",), "did you mean published/h100"),
@@ -230,9 +234,9 @@ def test_empty_record_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_invalid_report_arguments_are_one_sentence(
-    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, _, err = _run_report(capsys, *words)
+    status, _, err = _run_report(capsys, *arguments)
     assert (status, err.count("\n")) == (EXIT_BAD_INPUT, 1)
     assert message in err
 
@@ -278,7 +282,7 @@ def test_formats_with_scales_use_the_peak_of_their_bits() -> None:
 
 
 def test_formats_without_a_peak_are_omitted() -> None:
-    """An accelerator that has no FP8, and no fit that gives it a peak."""
+    """An accelerator without FP8, and no fit that gives it a peak."""
     record = replace(_empty(), kernels=(kernel_sample(sized_matmul(512, 512, 512, DType.FP8), 1e-5),))
     limits = roofline_limits(record, replace(PACKAGED_ACCELERATOR, peak={DType.BF16: PEAK_FLOPS}))
     assert limits is not None and achieved_efficiencies(record, limits) == []

@@ -1,4 +1,4 @@
-"""Formats with scales on a stand-in for a GPU: products, experts and casts, their rows, and shares fitted to them."""
+"""Formats with scales on a fake GPU: matmuls, experts and casts, their samples, and fitted shares."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -43,12 +43,12 @@ AMPERE, HOPPER, BLACKWELL = (8, 0), (9, 0), (10, 0)
 GROUPS = 3
 BLACKWELL_FORMATS = (DType.FP8, DType.FP8_ROWWISE, DType.MXFP8, DType.NVFP4)
 
-GpuFactory = Callable[[tuple[int, int]], "fakes.FakeCuda"]
+GpuFactory = Callable[[tuple[int, int]], "fake_cuda_module.FakeCuda"]
 
 
 @pytest.fixture
 def make_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[GpuFactory]:
-    """A GPU of a compute capability."""
+    """Creates a fake GPU of a compute capability."""
     with ExitStack() as stack:
 
         def create_gpu(capability: tuple[int, int]) -> "fake_cuda_module.FakeCuda":
@@ -82,7 +82,7 @@ def _grouped_kernel(dtype: DType, operands: MatmulLayout, kind: KernelKind = Ker
 def test_scaled_experts_are_one_kernel_where_pytorch_has_one(
     make_gpu: GpuFactory, capability: tuple[int, int], dtype: DType, operands: MatmulLayout, launches: int
 ) -> None:
-    """PyTorch's own checks of sizes, formats and strides are passed on the way."""
+    """PyTorch's checks of sizes, formats and strides are passed as well."""
     cuda = make_gpu(capability)
     action = prepare_kernel(_grouped_kernel(dtype, operands), torch.device("cuda", 0))
     launch_count = cuda.calls["launch"]
@@ -155,7 +155,7 @@ def test_grid_has_matmuls_experts_and_casts_of_supported_formats(make_gpu: GpuFa
 
 
 def test_grid_can_be_limited_to_formats(make_gpu: GpuFactory) -> None:
-    """Products and casts into them; and a row that says that one is not there."""
+    """Matmuls and casts of those formats, and one sample that records an unsupported format."""
     make_gpu(BLACKWELL)
     request = selection.KernelRequest(
         [], [], include_grid=True, budget=3600.0, formats=(DType.MXFP8, DType.FP8_BLOCKWISE)
@@ -169,7 +169,7 @@ def test_grid_can_be_limited_to_formats(make_gpu: GpuFactory) -> None:
 
 
 def _measure_record(kernels: list[Kernel], path: Path) -> CalibrationRecord:
-    """A session's record, fitted, written and read again."""
+    """The record of a session, fitted, written and read again."""
     device = CudaDevice(0)
     samples = selection.measure_kernels(kernels, device, method=replace(FAST_METHOD, min_samples=3, max_samples=3))
     empty = CalibrationRecord(
@@ -183,7 +183,7 @@ def _measure_record(kernels: list[Kernel], path: Path) -> CalibrationRecord:
 
 
 def test_format_shares_are_fitted(make_gpu: GpuFactory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The stand-in multiplies eight bits twice and four bits four times as fast as BF16, whatever their scales."""
+    """The fake's rate is twice that of BF16 for eight bits and four times for four bits, whatever the scales."""
     cuda = make_gpu(BLACKWELL)
     pytest.importorskip("tests.calibrate.fake_nvml").install(cuda, monkeypatch)
     cubes = [
@@ -232,7 +232,7 @@ def test_accumulating_matmuls_are_also_measured_without_accumulation() -> None:
 
 
 def test_format_measured_by_experts_only_has_the_default_share() -> None:
-    """No product tells its share, and the accelerator's file has none: it is that of other formats."""
+    """No dense matmul determines its share, and the accelerator's file has none: it is that of the other formats."""
     assert DType.MXFP8 not in load_accelerator("h100-sxm-80gb").formats
     kernel = _grouped_kernel(DType.MXFP8, MatmulLayout.NT)
     assert kernel.shape is not None

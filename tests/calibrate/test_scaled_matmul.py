@@ -1,4 +1,4 @@
-"""Products of operands in formats with scales: PyTorch's own checks take them, and what it lacks is said."""
+"""Matmuls of operands with scales: PyTorch's checks accept them, and unsupported ones are reported."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,28 +22,28 @@ E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 @pytest.mark.parametrize("operands", MatmulLayout)
 @pytest.mark.parametrize("dtype", LOW_PRECISION_DTYPES)
 def test_pytorch_accepts_operands_and_scales_of_every_format(dtype: DType, operands: MatmulLayout) -> None:
-    """On `meta` it checks sizes, formats, strides and order as on a GPU. Blocks of 128 also of what is no multiple."""
+    """On `meta` it checks sizes, formats, strides and layout as on a GPU; blocks of 128 also for other sizes."""
     result = scaled_matmul.random_scaled_matmul(replace(SHAPE, operands=operands), dtype, META_DEVICE)()
     assert (result.shape, result.dtype) == ((200, 384), torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [item for item in LOW_PRECISION_DTYPES if item is not DType.FP8])
 def test_pytorch_rejects_too_few_scales(dtype: DType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the checks are there."""
+    """Which shows that the checks are active."""
     original = scaled_matmul._operand_scales
 
     def truncated_scales(dtype: DType, rows: Any, k: int, **options: bool) -> Any:
         scales = original(dtype, rows, k, **options)
-        return replace(scales, numbers=scales.numbers[:-1])
+        return replace(scales, values=scales.values[:-1])
 
-    monkeypatch.setattr(scaled_matmul, "_scales", truncated_scales)
+    monkeypatch.setattr(scaled_matmul, "_operand_scales", truncated_scales)
     with pytest.raises((RuntimeError, ValueError), match="scal"):
         scaled_matmul.random_scaled_matmul(SHAPE, dtype, META_DEVICE)()
 
 
 @pytest.mark.parametrize("dtype", [DType.FP8, DType.FP8_ROWWISE])
 def test_scaled_matmul_is_near_the_exact_one(dtype: DType) -> None:
-    """E4M3 keeps 3 bits: each factor is off by at most 1/16, a sum of 64 of them by far less."""
+    """E4M3 has 3 mantissa bits: the relative error of a factor is at most 1/16, of a sum of 64 far less."""
     torch.manual_seed(0)
     action = scaled_matmul.random_scaled_matmul(MatmulShape(32, 16, 64), dtype, CPU_DEVICE)
     torch.manual_seed(0)
@@ -53,7 +53,7 @@ def test_scaled_matmul_is_near_the_exact_one(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "said"),
+    ("shape", "dtype", "message"),
     [
         (MatmulShape(32, 16, 30), DType.FP8, "multiples of 16 along k and of 16 along n; k is 30"),
         (MatmulShape(32, 24, 32), DType.FP8_ROWWISE, "of 16 along n; k is 32, n is 24"),
@@ -65,13 +65,13 @@ def test_scaled_matmul_is_near_the_exact_one(dtype: DType) -> None:
         (MatmulShape(32, 32, 32, batch=2), DType.NVFP4, "no product of a batch in nvfp4"),
     ],
 )
-def test_scaled_matmuls_that_pytorch_lacks_are_unsupported(shape: MatmulShape, dtype: DType, said: str) -> None:
-    with pytest.raises(UnsupportedKernel, match=said):
+def test_scaled_matmuls_that_pytorch_lacks_are_unsupported(shape: MatmulShape, dtype: DType, message: str) -> None:
+    with pytest.raises(UnsupportedKernel, match=message):
         scaled_matmul.random_scaled_matmul(shape, dtype, META_DEVICE)
 
 
 def _record_arguments(monkeypatch: pytest.MonkeyPatch, shape: MatmulShape, dtype: DType) -> SimpleNamespace:
-    """What scales of operands are of, in which order they lie, and whether sums are fast."""
+    """Scaling types of the operands, layout of the scales, and whether accumulation is fast."""
     calls: list[SimpleNamespace] = []
 
     def fake_scaled_mm(
@@ -122,14 +122,14 @@ def test_block_scales_are_tiled_except_on_amd_gpus(dtype: DType, shared: int, mo
 
 
 def test_fp4_tensors_are_rounded_normal_numbers() -> None:
-    """Two in a byte, of sixteen the largest about six; the share of each value is that of a normal number."""
+    """Two in a byte, scaled to a maximum of about six; the share of each value is that of a normal number."""
     bits = normal_tensor(CPU_DEVICE, DType.NVFP4, 1024, 1024).view(torch.uint8).flatten().int()
     assert bits.numel() == 1024 * 512
-    values = torch.differentiable((*E2M1_VALUES, *(-item for item in E2M1_VALUES)))
+    values = torch.tensor((*E2M1_VALUES, *(-item for item in E2M1_VALUES)))
     samples = values[torch.cat((bits % 16, bits // 16))]
     assert samples.mean().item() == pytest.approx(0.0, abs=0.02)
     assert samples.std().item() == pytest.approx(3.0, rel=0.1)
-    upper_share = (samples.abs() >= 2.0).float().mean().item()  # of what was beyond 1.75 / 3
+    upper_share = (samples.abs() >= 2.0).float().mean().item()  # share of numbers above 1.75 / 3
     assert upper_share == pytest.approx(
-        2.0 * (1.0 - torch.distributions.Normal(0.0, 1.0).cdf(torch.differentiable(1.75 / 3)).item()), rel=0.02
+        2.0 * (1.0 - torch.distributions.Normal(0.0, 1.0).cdf(torch.tensor(1.75 / 3)).item()), rel=0.02
     )

@@ -1,4 +1,4 @@
-"""What a GPU says of itself: right where it is known, empty where it is not, and never at the cost of measuring."""
+"""GPU telemetry: correct where supported, empty where not, and never delaying measurements."""
 
 import subprocess
 import sys
@@ -43,7 +43,7 @@ def library(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _install_smi(monkeypatch: pytest.MonkeyPatch, values: dict[str, str], uuid: str = "GPU-first") -> list[list[str]]:
-    """An nvidia-smi that has these answers about one GPU; what it was asked."""
+    """Install an nvidia-smi that returns these values of one GPU; return the list of its calls."""
     commands: list[list[str]] = []
 
     def run(command: list[str], **options: Any) -> Any:
@@ -69,12 +69,12 @@ def test_telemetry_under_load_has_throttle_reasons(cuda: FakeCuda, library: Any)
     assert state.power_w == 700.0
     assert state.throttled == ("sw_power_cap",)
     cuda.clock.advance(60.0)
-    assert sensors.gpu_sensor(0).read_telemetry().throttled == ()  # it waits, which holds nothing down
-    assert "nvmlDeviceGetCurrentClocksEventReasons" in library.asked
+    assert sensors.gpu_sensor(0).read_telemetry().throttled == ()  # idle is not a throttle reason
+    assert "nvmlDeviceGetCurrentClocksEventReasons" in library.requested_functions
 
 
 def test_gpu_is_identified_by_uuid_whatever_its_nvml_index(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA counts by speed or as CUDA_VISIBLE_DEVICES says, NVML by the bus."""
+    """CUDA orders by speed or by CUDA_VISIBLE_DEVICES, NVML by PCI bus."""
     fake_nvml.install(cuda, monkeypatch, order=[1, 0])
     assert sensors.gpu_sensor(0).read_settings().power_limit_w == 700.0
     assert sensors.gpu_sensor(1).read_settings().power_limit_w == 400.0
@@ -137,7 +137,7 @@ def test_nvidia_smi_queries_are_rate_limited(cuda: FakeCuda, monkeypatch: pytest
 
 @pytest.mark.usefixtures("cuda")
 def test_unsupported_nvidia_smi_values_are_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older one, of a GPU that tells no power, without a word for reasons."""
+    """An older version without throttle reasons, of a GPU that reports no power."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     values = {name: answer for name, answer in SMI_FIELDS.items() if "reasons" not in name} | {"power.draw": "[N/A]"}
     _install_smi(monkeypatch, values | {"mig.mode.current": "[N/A]"})
@@ -165,7 +165,7 @@ def test_failing_nvidia_smi_gives_empty_telemetry(run: Callable[..., Any], monke
 
 @pytest.mark.usefixtures("cuda")
 def test_nvidia_smi_of_other_gpus_gives_empty_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's, which does not see this one."""
+    """In a container that does not see this GPU."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     _install_smi(monkeypatch, SMI_FIELDS, uuid="GPU-of-another")
     assert sensors.gpu_sensor(0).read_telemetry() == DeviceTelemetry()

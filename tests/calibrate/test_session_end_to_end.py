@@ -1,4 +1,4 @@
-"""From the command to the record, and from the record to a step: all parts of a session on a GPU, as a stand-in."""
+"""End to end on a fake GPU: from the command to a record, and from the record to a simulated step."""
 
 import gc
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ cluster: {name: dgx-h100, gpus: 8}
 layout: {tp: 2, dp: 4, data: zero1}
 training: {sequence: 2048, global_batch: 8}
 """
-# A product of the filler takes 8 ms here, so that a soak is some thousand of them.
+# A matmul of the load generator takes 8 ms here, so that burn-in is some thousand of them.
 SLOW_CHIP = FakeChip(flop_per_cycle=4096.0 * 132 / 64, cache=2.0**20, heat=2.0)
 STAGE_SECONDS = {"soak": 20.0, "kernels": 25.0, "chain": 3.0, "host": 0.5, "residual": 2.0}
 SUSTAINED_MHZ = pytest.approx(1e-6 * SLOW_CHIP.sustained, rel=0.03)
@@ -50,7 +50,7 @@ SUSTAINED_MHZ = pytest.approx(1e-6 * SLOW_CHIP.sustained, rel=0.03)
 
 @dataclass(frozen=True)
 class SessionResult:
-    """What a session left behind. said: on stderr."""
+    """What a session wrote."""
 
     record: CalibrationRecord
     path: Path
@@ -62,7 +62,7 @@ class SessionResult:
 
 @pytest.fixture(scope="module")
 def finished_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionResult]:
-    """One session for all tests, of fewer runs than a real one has, each of them whole."""
+    """One session for all tests, with fewer runs than a real one."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch, chdir(folder):
         cuda = _install_fakes(patch)
@@ -76,12 +76,12 @@ def _install_fakes(patch: pytest.MonkeyPatch) -> FakeCuda:
     for module, name, value in (
         (copy_benchmark, "_SIZES", (2**20, 2**24)),
         (copy_benchmark, "_LAUNCHES", 200),
-        (measure, "_QUEUED", 8),
-        (measure, "_COPIES", 4),
-        (session, "_LONGEST", 0.01),
-        (chain, "TURNS", 1),
-        (host, "_FEWEST", 1),
-        (host, "_MOST", 1),
+        (measure, "_MAX_QUEUED_LAUNCHES", 8),
+        (measure, "_MAX_COPIES", 4),
+        (session, "_MAX_SAMPLE_SECONDS", 0.01),
+        (chain, "MAX_ROUNDS", 1),
+        (host, "_MIN_ROUNDS", 1),
+        (host, "_MAX_ROUNDS", 1),
     ):
         patch.setattr(module, name, value)
     for stage in STAGES:
@@ -113,7 +113,7 @@ def test_every_stage_is_measured(finished_session: SessionResult) -> None:
     )
     assert "31 kernels" not in finished_session.stdout and "kernels: 31 measured" in finished_session.stdout
     gc.collect()
-    assert finished_session.gpu.allocated == 0.0  # and all memory is given back
+    assert finished_session.gpu.allocated == 0.0  # all device memory is released
 
 
 def test_burn_in_ends_at_the_sustained_clock_and_power_limit(finished_session: SessionResult) -> None:
@@ -155,7 +155,7 @@ def test_device_measurements_are_complete(finished_session: SessionResult) -> No
 
 
 def test_in_situ_factors_of_large_kernels_are_one(finished_session: SessionResult) -> None:
-    """A stand-in's kernels know nothing of each other but through the clock, which has fallen before, and its cache."""
+    """Fake kernels affect each other only through the clock, which has fallen before, and the cache."""
     factors = {sample.family: sample.factor for sample in finished_session.record.chain}
     assert {
         family_of(sample.signature) for sample in finished_session.record.kernels if sample.kind.value == "matmul"
@@ -175,14 +175,17 @@ def test_host_is_measured_in_every_supported_state(finished_session: SessionResu
 
 
 def test_holdout_steps_match_their_prediction(finished_session: SessionResult) -> None:
-    """Of kernels with rows; not held to it: another microbatch, whose kernels are fitted to a chip like no other."""
+    """For kernels with samples.
+
+    The other microbatch is excluded, since its kernels are fitted to an unrealistic chip.
+    """
     steps = {sample.what: sample for sample in finished_session.record.steps}
     assert len(steps) == 2
     assert steps["1 layer, 2 microbatches of 1"].error == pytest.approx(0.0, abs=0.02)
 
 
 def test_simulated_step_uses_measured_in_situ_times(finished_session: SessionResult) -> None:
-    """The slowest of eight GPUs is at most some percent slower than the one that was measured."""
+    """The slowest of eight GPUs is at most a few percent slower than the measured one."""
     scenario = Scenario.load(finished_session.path.parent / "plan.yaml", [f"cost.record={finished_session.path}"])
     assert simulate(scenario).provenance_shares["measured"] > 0.0
     (machine,) = _rank_devices(scenario).models

@@ -1,4 +1,4 @@
-"""The command, from a scenario to a record, and what goes wrong on the way."""
+"""The calibrate command: from a scenario to a record, resuming, and errors."""
 
 import argparse
 from collections.abc import Iterator
@@ -47,14 +47,14 @@ training: {sequence: 32, global_batch: 2, microbatch: 2, precision: fp32, fused:
 
 @pytest.fixture(autouse=True)
 def fake_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeStages]:
-    """One thread, a small cache, small copies, short samples, a fit that takes no time, and no real layers."""
+    """One thread, small cache and copies, short samples, an instant fit, and fakes instead of real layers."""
     monkeypatch.setattr(cpu_device, "_CACHE_FOLDER", tmp_path)
     monkeypatch.setattr(cpu_device, "_DEFAULT_CACHE_BYTES", 2.0**18)
     monkeypatch.setattr(copy_benchmark, "_SIZES", (2**16,))
     monkeypatch.setattr(copy_interference, "_COPY_BYTES", 2**20)
     monkeypatch.setitem(copy_interference.MATMUL_SIZES, "cpu", 64)
     for module in (parts_run, residual_part):
-        monkeypatch.setattr(module, "fitted", lambda record, _accelerator: record)
+        monkeypatch.setattr(module, "fit_record", lambda record, _accelerator: record)
     monkeypatch.setattr(session, "_MAX_SAMPLE_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(TINY_SCENARIO)
@@ -66,18 +66,18 @@ def fake_stages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Fak
 
 @pytest.fixture
 def instant_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels and copies take no time to measure."""
+    """Kernels and copies are measured in no time."""
 
     def fake_measure(kernels: Any, *_: Any) -> Iterator[KernelSample]:
-        for kernel_ in kernels:
+        for measured_kernel in kernels:
             fields = (
-                kernel_.name,
-                kernel_.kind,
-                kernel_.dtype,
-                kernel_.shape,
-                kernel_.flops,
-                kernel_.bytes,
-                kernel_.launches,
+                measured_kernel.name,
+                measured_kernel.kind,
+                measured_kernel.dtype,
+                measured_kernel.shape,
+                measured_kernel.flops,
+                measured_kernel.bytes,
+                measured_kernel.launches,
             )
             yield KernelSample(*fields, CONSTANT_TIME)
 
@@ -118,11 +118,11 @@ def test_record_has_every_kernel_of_the_scenario(capsys: pytest.CaptureFixture[s
     assert "use: clustersim run SCENARIO.yaml --set cost.record=r.json" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("instant_measurements")
 def test_all_stages_are_measured_within_their_budget_shares(
     fake_stages: FakeStages, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of 20 minutes chain has 5, host 2, the residual 3, and kernels what a GPU would have for its soak, too."""
+    """Of 20 minutes in situ has 5, host 2, the residual 3; kernels also get the share of a GPU's burn-in."""
     _run_command("--for", "tiny.yaml", "-o", "r.json", "--budget", "100s")
     record, output = read_record(Path("r.json")), capsys.readouterr()
     assert (record.chain, record.host, record.steps) == (IN_SITU_SAMPLES, HOST_SAMPLES, HOLDOUT_STEPS)
@@ -133,7 +133,7 @@ def test_all_stages_are_measured_within_their_budget_shares(
     assert "unseen step, 2 layers: predicted 980 ms, measured 1 s (-2.0%)" in output.out
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("instant_measurements")
 def test_steps_are_predicted_from_all_earlier_samples(fake_stages: FakeStages) -> None:
     _run_command("--for", "tiny.yaml", "-o", "r.json")
     (record,) = fake_stages.records
@@ -141,7 +141,7 @@ def test_steps_are_predicted_from_all_earlier_samples(fake_stages: FakeStages) -
     assert record.kernels == read_record(Path("r.json")).kernels
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("instant_measurements")
 def test_existing_measurements_are_not_repeated(fake_stages: FakeStages, capsys: pytest.CaptureFixture[str]) -> None:
     _run_command("--for", "tiny.yaml", "-o", "r.json")
     first = read_record(Path("r.json"))
@@ -152,14 +152,14 @@ def test_existing_measurements_are_not_repeated(fake_stages: FakeStages, capsys:
     assert (second.kernels, second.steps, second.chain) == (first.kernels, first.steps, first.chain)
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("instant_measurements")
 def test_new_kernels_invalidate_in_situ_host_and_step_samples(fake_stages: FakeStages) -> None:
     _run_command("--for", "tiny.yaml", "-o", "r.json")
     _run_command("--for", "tiny.yaml", "--set", "training.microbatch=1", "-o", "r.json")
     assert fake_stages.call_counts == {"chain": 2, "host": 2, "residual": 2}
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("instant_measurements")
 def test_kernels_without_a_model_skip_its_stages_and_clear_predictions(
     fake_stages: FakeStages, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,7 +171,7 @@ def test_kernels_without_a_model_skip_its_stages_and_clear_predictions(
     assert (record.chain, record.steps) == (IN_SITU_SAMPLES, ())
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("instant_measurements")
 def test_interrupted_session_resumes_with_the_interrupted_stage(fake_stages: FakeStages) -> None:
     fake_stages.errors["host"] = KeyboardInterrupt()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
@@ -182,7 +182,7 @@ def test_interrupted_session_resumes_with_the_interrupted_stage(fake_stages: Fak
     assert fake_stages.call_counts == {"chain": 1, "host": 2, "residual": 1}
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("instant_measurements")
 @pytest.mark.parametrize("reason", [InputError("no such layer"), RuntimeError("CUDNN_STATUS_NOT_SUPPORTED\nat 0x1")])
 def test_failed_stage_is_reported_and_others_are_measured(
     reason: Exception, fake_stages: FakeStages, capsys: pytest.CaptureFixture[str]
@@ -194,11 +194,11 @@ def test_failed_stage_is_reported_and_others_are_measured(
     assert f"chain: not measured: {str(reason).splitlines()[0]}" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("instant_measurements")
 def test_lost_device_ends_the_session_with_the_measured_record(
     fake_stages: FakeStages, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A sentence, no traceback, and exit status 2."""
+    """One sentence, no traceback, and exit status 2."""
     monkeypatch.setattr(cpu_device.CpuDevice, "is_usable_after", lambda *_: False)
     fake_stages.errors["host"] = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
     assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 2
@@ -209,7 +209,7 @@ def test_lost_device_ends_the_session_with_the_measured_record(
     assert "unusable for this process: CUDA error: an illegal memory access was encountered; the record has" in last
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("instant_measurements")
 def test_internal_error_is_raised_and_loses_no_sample(fake_stages: FakeStages) -> None:
     fake_stages.errors["host"] = TypeError("forward() takes 2 positional arguments but 3 were given")
     with pytest.raises(TypeError, match="3 were given"):
@@ -225,7 +225,7 @@ def test_internal_error_is_raised_and_loses_no_sample(fake_stages: FakeStages) -
 def test_kernel_that_loses_the_device_is_skipped_on_resume(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Started again, the same command measures all but it."""
+    """Started again, the same command measures all kernels but the failed one."""
     pending_errors = [RuntimeError("CUDA error: device-side assert triggered")]
     original = pytorch_ops.prepare_kernel
 
@@ -268,7 +268,7 @@ def test_other_accelerator_is_measured_with_a_warning(capsys: pytest.CaptureFixt
     assert "warning: --for: the scenario runs on h100-sxm-80gb, and this is" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("at_once")
+@pytest.mark.usefixtures("instant_measurements")
 def test_record_of_another_gpu_is_refused() -> None:
     _run_command("--for", "tiny.yaml", "-o", "r.json")
     content = Path("r.json").read_text()
@@ -316,7 +316,7 @@ def test_grid_is_the_default_request(monkeypatch: pytest.MonkeyPatch) -> None:
         kernels_part, "measure_within_budget", lambda missing, *_: requested.extend(missing) or iter(())
     )
     _run_command("--budget", "1min")
-    assert len(requested) > 50  # small ones: the pace was seen by a product of 64 rows
+    assert len(requested) > 50  # small kernels: the rough rates were measured with a matmul of 64 rows
     assert read_record(Path("cpu-laptop.record.json")).kernels == ()
 
 
@@ -334,7 +334,7 @@ def test_scenario_and_presets_are_measured_together(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("--budget", "5"), "'5' is not a time"),
         (("--budget", "0s"), "no time to measure in"),
@@ -345,9 +345,9 @@ def test_scenario_and_presets_are_measured_together(monkeypatch: pytest.MonkeyPa
         (("--accelerator", "h200"), "did you mean h200-sxm-141gb"),
     ],
 )
-def test_invalid_input_is_one_sentence(words: tuple[str, ...], message: str) -> None:
+def test_invalid_input_is_one_sentence(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        _run_command(*words, "-o", "r.json")
+        _run_command(*arguments, "-o", "r.json")
 
 
 def test_unwritable_record_is_refused_before_measuring(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a session plans: shares of a budget, what is left to do, and what a GPU needs first."""
+"""The plan of a session: budget shares, missing stages, and burn-in of a GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +45,7 @@ MINUTE = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FakeGpuDevice(CpuDevice):
-    """A device that says it is a GPU, and is never asked to compute."""
+    """A device that claims to be a GPU, and never computes."""
 
     @property
     def torch(self) -> Any:
@@ -133,7 +133,7 @@ def test_budget_of_skipped_stages_goes_to_kernels(tmp_path: Path) -> None:
 def test_only_missing_stages_are_planned(
     lost: dict[str, Any], left: tuple[str, ...], tmp_path: Path, scenario: Scenario
 ) -> None:
-    """New kernels make everything due, since a layer may have families without a factor, and steps are predictions."""
+    """New kernels make all stages due: layers may have families without a factor, and steps are predictions."""
     write_record(replace(COMPLETE_RECORD, **lost), tmp_path / "r.json")
     plan = plan_session(_make_context(tmp_path / "r.json", scenario), 20 * MINUTE)
     assert tuple(planned_stage.stage.name for planned_stage in plan if planned_stage.seconds) == left
@@ -157,7 +157,7 @@ def test_plan_lists_device_kernels_stages_and_file(tmp_path: Path, scenario: Sce
 
 
 def test_plan_reports_retried_kernels(tmp_path: Path, scenario: Scenario) -> None:
-    """Somebody else may have had the memory; it is soaked for, since a row of a cold GPU would be wrong."""
+    """Another process may have used the memory; burn-in is repeated, since a sample of a cold GPU would be wrong."""
     first, *remaining = COMPLETE_RECORD.kernels
     failed = replace(first, time=None, outcome=MeasurementOutcome.OUT_OF_MEMORY, source="its operands take 90 GB")
     write_record(replace(COMPLETE_RECORD, kernels=(failed, *remaining)), tmp_path / "r.json")
@@ -169,7 +169,7 @@ def test_plan_reports_retried_kernels(tmp_path: Path, scenario: Scenario) -> Non
 
 @pytest.mark.parametrize("budget", [1.0, 199.0])
 def test_too_small_budget_names_the_minimum(budget: float, tmp_path: Path, scenario: Scenario) -> None:
-    """The soak needs 20 s and has a tenth."""
+    """Burn-in needs 20 s and has a tenth of the budget."""
     context = _make_context(tmp_path / "r.json", scenario)
     with pytest.raises(InputError, match=r"soak takes 10% of it, and at least 20 s; give 200s or more"):
         plan_session(context, budget)
@@ -182,11 +182,11 @@ def test_stages_run_in_order_from_burn_in_to_residual(
     fake_stages, order = FakeStages().install(monkeypatch), []
     monkeypatch.setattr(fake_stages, "_count_call", lambda stage, _seconds: order.append(stage))
     for module in (parts_run, residual_part):
-        monkeypatch.setattr(module, "fitted", lambda record, _accelerator: record)
+        monkeypatch.setattr(module, "fit_record", lambda record, _accelerator: record)
     monkeypatch.setattr(kernels_part.KernelStage, "measure", lambda *_: order.append("kernels") or "none")
     context = _make_context(tmp_path / "r.json", scenario)
     parts_run.run_session(context, plan_session(context, 20 * MINUTE))
     assert order == ["soak", "kernels", "chain", "host", "residual"]
     record = read_record(tmp_path / "r.json")
     assert record.moments[: len(BURN_IN_SAMPLES)] == BURN_IN_SAMPLES
-    assert record.steps == HOLDOUT_STEPS  # moments say nothing that predictions rest on
+    assert record.steps == HOLDOUT_STEPS  # predictions do not depend on telemetry

@@ -1,4 +1,4 @@
-"""The method, held against clocks whose times are known."""
+"""The measurement method against clocks with known times."""
 
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +11,7 @@ from calibrate.kernels.timing import MeasurementMethod, measure_action, time_sta
 
 @dataclass
 class FakeStopwatch:
-    """A clock that says what it is told: seconds of each run in turn, the last one for ever."""
+    """A stopwatch with given seconds per run; the last value repeats."""
 
     runs: list[float]
     clock: float = 0.0
@@ -43,7 +43,7 @@ def test_constant_times_need_the_minimum_number_of_samples() -> None:
 
 
 def test_sample_has_enough_runs_for_its_minimum_duration() -> None:
-    """0.3 ms a run: 4 of them last at least 1 ms."""
+    """0.3 ms a run: 4 of them take at least 1 ms."""
     stopwatch = FakeStopwatch([0.3e-3])
     measure_action(stopwatch, _no_action, MeasurementMethod(min_sample_seconds=1e-3, min_span_seconds=0.0))
     assert stopwatch.repeat_counts[2:] == [4] * 5
@@ -56,7 +56,7 @@ def test_sample_has_at_most_the_maximum_number_of_runs() -> None:
 
 
 def test_warm_up_continues_until_times_stop_decreasing() -> None:
-    """Compiling, page faults, clocks: 8, 4, 2 and then 1 s; the median knows nothing of the first four."""
+    """Compilation, page faults, clocks: 8, 4, 2 and then 1 s; the median excludes the warm-up runs."""
     statistics = measure_action(
         FakeStopwatch([8.0, 4.0, 2.0, 1.0, 1.0]), _no_action, MeasurementMethod(max_seconds=100.0)
     )
@@ -92,14 +92,14 @@ def test_percentiles_of_uniform_values() -> None:
 
 @pytest.mark.parametrize(("seconds", "spanned"), [(0.5, 0.2), (0.05, 0.05)])
 def test_samples_span_the_minimum_duration_if_time_allows(seconds: float, spanned: float) -> None:
-    """2 ms that never vary, in samples of 6 ms: 34 of them are 0.2 s."""
+    """2 ms without variation, in samples of 6 ms: 34 of them are 0.2 s."""
     stopwatch = FakeStopwatch([2e-3])
     statistics = measure_action(stopwatch, _no_action, MeasurementMethod(max_seconds=seconds, min_span_seconds=0.2))
     assert statistics.repetitions * 6e-3 == pytest.approx(spanned, abs=6e-3)
 
 
 def test_sampling_ends_at_the_time_limit() -> None:
-    """Samples of 1 s that vary by half: the 10 s that are given are 10 samples, not 200."""
+    """Samples of 1 s that vary by half: a limit of 10 s allows 10 samples, not 200."""
     rng = np.random.default_rng(1)
     stopwatch = FakeStopwatch(list(rng.uniform(0.5, 1.5, 300)))
     statistics = measure_action(

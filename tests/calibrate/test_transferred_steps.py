@@ -1,4 +1,4 @@
-"""Mixtures and narrow formats are judged by constants that were fitted to others' steps, left out source by source."""
+"""MoE and low-precision steps are evaluated with constants fitted to other steps, held out by source."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,7 +26,7 @@ ACCELERATOR = build_scenario(MOE_CASE).cluster.accelerator.name
 
 
 def test_moe_step_is_held_out_by_source() -> None:
-    """Arithmetic at half of its rate takes longer, but not twice as long, since not all of a step is arithmetic."""
+    """At half the arithmetic rate a step takes longer, but less than twice as long, since it is not all arithmetic."""
     packaged_rate = build_scenario(MOE_CASE).cluster.accelerator.derating.sustained_ratio
     rates_by_held_out_source = {
         "one": SustainedRates({ACCELERATOR: packaged_rate / 2}),
@@ -56,7 +56,7 @@ def test_constants_of_other_accelerators_and_sources_have_no_effect() -> None:
 
 
 def test_low_precision_matmuls_have_their_own_rate() -> None:
-    """Which dense steps in BF16 say nothing of: only the products that have it are slower."""
+    """Dense BF16 steps do not determine it: only the low-precision matmuls are slower."""
     low_precision_case = step_case(
         case_id="narrow", source="one", precision="fp8", gpu="h100-sxm-80gb", quality="A", year="2024"
     )

@@ -1,8 +1,8 @@
-"""The command line as a user types it: its exit status and what it printed, each stream by itself.
+"""The command line as a user types it: exit status, standard output and standard error.
 
-`clustersim` calls the real door (`clustersim.cli.main`) in this process, which takes milliseconds; a traceback or a
-warning fails the test. `process` starts one, for what only a process shows: how it ends, what its interpreter prints,
-what is not installed, where its streams lead.
+`clustersim` calls the entry point `clustersim.cli.main` in this process, which takes milliseconds; a
+traceback or a warning fails the test. `process` starts a subprocess, for exit signals, the interpreter's
+output, missing packages and redirected streams.
 """
 
 import io
@@ -25,7 +25,7 @@ from clustersim.cli import main
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command that has ended leaves behind."""
+    """Exit status and output of a finished command."""
 
     returncode: int
     stdout: str
@@ -42,7 +42,7 @@ BASE_MAPPING = {
 }
 
 NIC_LINK = {"kind": "nic", "bandwidth": "50 GB/s", "latency": "1 us"}
-TWO_TIERS: dict[str, Any] = {  # 8 GPUs of 50 GB/s under two switches, which have 100 GB/s each to a third
+TWO_TIERS: dict[str, Any] = {  # 8 GPUs with 50 GB/s under two switches, each with 100 GB/s to a third
     "graph": {"accelerator": "h100-sxm-80gb"},
     "nodes": [
         *({"id": f"g{gpu}", "kind": "gpu", "node": gpu} for gpu in range(8)),
@@ -57,7 +57,7 @@ TWO_TIERS: dict[str, Any] = {  # 8 GPUs of 50 GB/s under two switches, which hav
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
-    """A small scenario that is legal and fits."""
+    """A small valid scenario that fits in memory."""
     return write_plan(tmp_path, BASE_MAPPING)
 
 
@@ -69,7 +69,7 @@ def write_plan(folder: Path, content: dict[str, Any]) -> Path:
 
 @pytest.fixture
 def unsimulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test ends with an error where anything is simulated."""
+    """Fails the test if anything is simulated."""
 
     def simulate(*_: object) -> None:
         raise AssertionError("it was simulated")
@@ -79,7 +79,7 @@ def unsimulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def clustersim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandRunner:
-    """Run `clustersim` with some arguments in an empty directory, in this process; variables: of its environment."""
+    """Runs `clustersim` in-process in an empty directory; keyword arguments are environment variables."""
 
     def run(*arguments: str | Path, **variables: str) -> CommandResult:
         printed, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
@@ -104,7 +104,7 @@ def _stream_text(stream: io.TextIOWrapper) -> str:
 
 @contextmanager
 def _restored_sigpipe() -> Iterator[None]:
-    """A command that ends with its process may answer a closed pipe otherwise than the tests do."""
+    """Restores the SIGPIPE handler, which a command that ends its process may change."""
     before = signal.getsignal(signal.SIGPIPE) if hasattr(signal, "SIGPIPE") else None
     try:
         yield
@@ -115,7 +115,7 @@ def _restored_sigpipe() -> Iterator[None]:
 
 @pytest.fixture
 def process(tmp_path: Path) -> CommandRunner:
-    """The same in a process of its own, whose streams are a user's."""
+    """Runs `clustersim` in a subprocess."""
 
     def run(*arguments: str | Path, **variables: str) -> CommandResult:
         command = [sys.executable, "-m", "clustersim.cli", *map(str, arguments)]

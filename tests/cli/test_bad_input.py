@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong is one sentence on stderr and exit status 2: no traceback, no answer, no partial file."""
+"""User errors give one sentence on stderr and exit status 2: no traceback, no output, no partial file."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ MappingChange = Callable[[dict[str, Any]], object]
 
 
 def error_message(clustersim: CommandRunner, *arguments: str | Path) -> str:
-    """The sentence with which a command is refused; nothing else may have been printed."""
+    """The error message of a rejected command; nothing else may have been printed."""
     done = clustersim(*arguments)
     assert (done.returncode, done.stdout) == (2, ""), done
     assert done.stderr.startswith("error: ")
@@ -24,7 +24,7 @@ def error_message(clustersim: CommandRunner, *arguments: str | Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("override", "expected_words"),
     [
         ("layout.tpp=4", ["plan.yaml", "layout.tpp", "did you mean tp?"]),
         ("layout.dp=3", ["tp 2 x cp 1 x pp 2 x dp 3 = 12 ranks", "8 GPUs", "dp 2 fits"]),
@@ -53,11 +53,11 @@ def error_message(clustersim: CommandRunner, *arguments: str | Path) -> str:
     ],
 )
 def test_wrong_values_have_a_one_line_error(
-    clustersim: CommandRunner, plan: Path, override: str, words: list[str]
+    clustersim: CommandRunner, plan: Path, override: str, expected_words: list[str]
 ) -> None:
     sentence = error_message(clustersim, "check", plan, "--set", override)
     assert sentence.count("\n") == 1
-    assert all(word in sentence for word in words), sentence
+    assert all(word in sentence for word in expected_words), sentence
 
 
 @pytest.mark.parametrize("override", ["layout.tpp=4", "model=lama-tiny", "training.global_batch=262144"])
@@ -67,41 +67,41 @@ def test_run_and_check_have_the_same_errors(clustersim: CommandRunner, plan: Pat
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("override", "expected_words"),
     [
-        ("slow={gpu: 8, speed: 0.9}", ["disturbances.slow.0", "there is no GPU 8", "GPUs are 0 to 7"]),
-        ("slow=[{node: 1, speed: 0.9}]", ["disturbances.slow.0", "there is no node 1", "there is only node 0"]),
-        ("slow={gpu: 0, speed: 0}", ["disturbances.slow.0.speed", "0 is not between 0.001 and 1"]),
-        ("slow={gpu: 0, speed: 90 C}", ["disturbances.slow.0.speed", "'90 C' is not a share", "10 %"]),
-        ("jitter=11%", ["disturbances.jitter", "would make a duration negative", "at most 10%", "lognormal"]),
-        ("nics={gpu: 0, bandwidth: -1}", ["disturbances.nics.0.bandwidth", "-1 is not between"]),
+        ("slow={gpu: 8, speed: 0.9}", ["degradations.slow.0", "there is no GPU 8", "GPUs are 0 to 7"]),
+        ("slow=[{node: 1, speed: 0.9}]", ["degradations.slow.0", "there is no node 1", "there is only node 0"]),
+        ("slow={gpu: 0, speed: 0}", ["degradations.slow.0.speed", "0 is not between 0.001 and 1"]),
+        ("slow={gpu: 0, speed: 90 C}", ["degradations.slow.0.speed", "'90 C' is not a share", "10 %"]),
+        ("jitter=11%", ["degradations.jitter", "would make a duration negative", "at most 10%", "lognormal"]),
+        ("nics={gpu: 0, bandwidth: -1}", ["degradations.nics.0.bandwidth", "-1 is not between"]),
         ("links={between: [leaf0, spine0.0], dead: true}", ["there is no leaf0", "leaf0.0 to leaf0.7"]),
         ("links={between: [gpu0, gpu1], dead: true}", ["no link leads from gpu0 to gpu1", "nvswitch0"]),
         ("links={between: [gpu0, nvswitch0], bandwidth: 0}", ["links.0.bandwidth", "write dead: true"]),
         (
             "links=[{from: gpu3, to: nvswitch0, dead: true}, {from: gpu3, to: nic0.3, dead: true}]",
-            ["disturbances.links.1", "from gpu3 to nic0.3", "GPU 3 cannot reach GPUs 0-2, 4-7"],
+            ["degradations.links.1", "from gpu3 to nic0.3", "GPU 3 cannot reach GPUs 0-2, 4-7"],
         ),
-        ("background={leaf: 100 %}", ["disturbances.background.leaf", "'100 %' is not between 0 % and 99 %"]),
-        ("background={spine: 0.1}", ["disturbances.background.spine", "no such links; it has nic, leaf"]),
-        ("nics={gpu: 0, bandwidth: 50}", ["disturbances.nics.0.bandwidth", "50 is more than all of it; write 50 %"]),
+        ("background={leaf: 100 %}", ["degradations.background.leaf", "'100 %' is not between 0 % and 99 %"]),
+        ("background={spine: 0.1}", ["degradations.background.spine", "no such links; it has nic, leaf"]),
+        ("nics={gpu: 0, bandwidth: 50}", ["degradations.nics.0.bandwidth", "50 is more than all of it; write 50 %"]),
         ("nics=[{gpu: 0, dead: true}, {gpu: 0, bandwidth: 0.5}]", ["nics.1", "GPU 0 is in nics.0 already"]),
-        ("slow={gpus: 5-3, speed: 0.9}", ["disturbances.slow.0.gpus", "'5-3' is backwards; write 3-5"]),
-        ("jiter=1%", ["disturbances.jiter", "did you mean jitter?"]),
+        ("slow={gpus: 5-3, speed: 0.9}", ["degradations.slow.0.gpus", "'5-3' is backwards; write 3-5"]),
+        ("jiter=1%", ["degradations.jiter", "did you mean jitter?"]),
     ],
 )
 def test_invalid_degradations_have_a_one_line_error(
-    clustersim: CommandRunner, plan: Path, override: str, words: list[str]
+    clustersim: CommandRunner, plan: Path, override: str, expected_words: list[str]
 ) -> None:
-    sentence = error_message(clustersim, "check", plan, "--set", f"disturbances.{override}")
+    sentence = error_message(clustersim, "check", plan, "--set", f"degradations.{override}")
     assert sentence.count("\n") == 1
-    assert all(word in sentence for word in words), sentence
+    assert all(word in sentence for word in expected_words), sentence
 
 
 def test_partitioning_link_failure_names_both_partitions(clustersim: CommandRunner, tmp_path: Path) -> None:
     (tmp_path / "graph.json").write_text(json.dumps(TWO_TIERS))
     plan = write_plan(tmp_path, {**BASE_MAPPING, "cluster": "graph.json"})
-    dead = "disturbances.links={between: [s0, top], dead: true}"
+    dead = "degradations.links={between: [s0, top], dead: true}"
     sentence = error_message(clustersim, "check", plan, "--set", dead)
     assert "without the link between s0 and top, GPUs 0-3 cannot reach GPUs 4-7" in sentence
     assert "there is no s2" in error_message(clustersim, "check", plan, "--set", dead.replace("s0", "s2"))
@@ -164,7 +164,7 @@ def test_outputs_never_overwrite_inputs(clustersim: CommandRunner, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--html", "-"], "such as page.html"),
         (["--html", ""], "such as page.html"),
@@ -175,9 +175,9 @@ def test_outputs_never_overwrite_inputs(clustersim: CommandRunner, tmp_path: Pat
     ],
 )
 def test_invalid_output_names_are_rejected(
-    clustersim: CommandRunner, plan: Path, tmp_path: Path, arguments: list[str], words: str
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    assert words in error_message(clustersim, "run", plan, *arguments)
+    assert message in error_message(clustersim, "run", plan, *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
 

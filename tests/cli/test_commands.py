@@ -1,4 +1,4 @@
-"""What the commands answer, where, and with which exit status."""
+"""Output, streams and exit status of the commands."""
 
 import json
 from pathlib import Path
@@ -55,32 +55,35 @@ def test_output_files_are_listed_and_quiet_prints_nothing(
 
 def test_trace_of_large_runs_has_selected_ranks(clustersim: CommandRunner, plan: Path) -> None:
     overrides = ["--set", "cluster.gpus=72", "--set", "layout.dp=18", "--set", "training.global_batch=36"]
-    done = clustersim("run", plan, *overrides, "--set", "disturbances.jitter=1%", "--trace", "a.pftrace")
+    done = clustersim("run", plan, *overrides, "--set", "degradations.jitter=1%", "--trace", "a.pftrace")
     assert "wrote a.pftrace (2 of 72 simulated ranks)" in done.stdout
 
 
-@pytest.mark.parametrize(("least", "table", "said"), [(1, True, True), (10**6, True, False), (1, False, False)])
+@pytest.mark.parametrize(
+    ("min_size", "table", "is_announced"), [(1, True, True), (10**6, True, False), (1, False, False)]
+)
 def test_large_trace_is_announced_with_span_count(
     plan: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     *,
-    least: int,
+    min_size: int,
     table: bool,
-    said: bool,
+    is_announced: bool,
 ) -> None:
-    monkeypatch.setattr(write_traces, "LARGE_SPAN_COUNT", least)
+    monkeypatch.setattr(write_traces, "LARGE_SPAN_COUNT", min_size)
     file = plan.parent / "a.pftrace"
     assert run_scenario(plan, [], Outputs(trace=str(file), table=table))
     spans = len(slices(file))
-    assert capsys.readouterr().err == (f"writing about {spans:,} spans to {file}\n" if said else "")
+    assert capsys.readouterr().err == (f"writing about {spans:,} spans to {file}\n" if is_announced else "")
 
 
 def test_steps_and_degradations_are_printed(clustersim: CommandRunner, plan: Path) -> None:
-    done = clustersim("run", plan, "--set", "steps=3", "--set", "disturbances.slow={gpu: 1, speed: 0.5}")
-    assert "disturbed: GPU 1 at 50 % speed" in done.stdout
+    done = clustersim("run", plan, "--set", "steps=3", "--set", "degradations.slow={gpu: 1, speed: 0.5}")
+    assert "degraded: GPU 1 at 50 % speed" in done.stdout
     assert "mean of 3 steps: min " in done.stdout
-    assert "straggler: rank 1 (stage 0): kernels take 100.0% longer than is usual there" in done.stdout
+    straggler_line = "straggler: rank 1 (stage 0): kernels take 100.0% longer than the median of its stage"
+    assert straggler_line in " ".join(done.stdout.split())
 
 
 def test_oom_scenario_is_simulated_and_exits_3(clustersim: CommandRunner, plan: Path) -> None:
@@ -95,7 +98,7 @@ def test_oom_scenario_is_simulated_and_exits_3(clustersim: CommandRunner, plan: 
 def test_check_of_valid_fitting_scenario(clustersim: CommandRunner, plan: Path) -> None:
     done = clustersim("check", plan)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "legal and fits" in done.stdout
+    assert "valid and fits" in done.stdout
 
 
 def test_presets_lists_all_registries(clustersim: CommandRunner) -> None:
@@ -156,9 +159,9 @@ def test_descriptions_are_printed_verbatim(clustersim: CommandRunner, tmp_path: 
 def test_slow_simulation_is_announced_first(
     plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A degraded NIC puts a tensor-parallel group out of step, on a shared network; any number of tasks is too many."""
+    """A degraded NIC desynchronizes a TP group on a shared network; the task limit is set to zero."""
     monkeypatch.setattr(warnings, "WARN_DESYNC_TP_TASKS", 0.0)
-    changes = ["cost.network=shared", "disturbances.nics={gpu: 0, bandwidth: 0.5}"]
+    changes = ["cost.network=shared", "degradations.nics={gpu: 0, bandwidth: 0.5}"]
     run_scenario(plan, changes, Outputs())
     captured = capsys.readouterr()
     assert "out of step" in captured.err and "out of step" in captured.out

@@ -1,4 +1,4 @@
-"""What shells are offered, asked as they ask: by variables of a process that is `clustersim`."""
+"""Shell completion, requested as shells do: by environment variables of a `clustersim` process."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ FISH_VARIABLES = {"_CLUSTERSIM_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH
 
 
 def bash_completions(process: CommandRunner, *arguments: str) -> list[str]:
-    """What bash is offered for the last of some words."""
+    """Bash's completions of the last argument."""
     variables = {"COMP_WORDS": "\n".join(["clustersim", *arguments]), "COMP_CWORD": str(len(arguments))}
     done = process(_CLUSTERSIM_COMPLETE="complete_bash", **variables)
     assert (done.returncode, done.stderr) == (0, "")
@@ -29,13 +29,14 @@ def test_bash_completes_commands_files_and_keys(process: CommandRunner, plan: Pa
     assert plan.name == "plan.yaml"
     assert bash_completions(process, "sea") == ["search"]
     assert bash_completions(process, "run", "p") == ["plan.yaml"]
-    typed = ["run", "plan.yaml", "--set", "layout.tp", "=", "4", "--set"]  # bash takes words with = apart
-    assert bash_completions(process, *typed, "layout.p") == ["layout.pp=", "layout.pipeline_overlap="]
+    typed = ["run", "plan.yaml", "--set", "layout.tp", "=", "4", "--set"]  # bash splits words at =
+    overlap_keys = ["layout.overlap_p2p_comm=", "layout.overlap_moe_expert_parallel_comm="]
+    assert bash_completions(process, *typed, "layout.o") == ["layout.order=", *overlap_keys]
 
 
-@pytest.mark.parametrize("words", ["search plan.yaml --clusters gb200-nvl72,gb300", "topology gb300"])
-def test_zsh_and_fish_complete_clusters(process: CommandRunner, words: str) -> None:
-    line = f"clustersim {words}"
+@pytest.mark.parametrize("command_line", ["search plan.yaml --clusters gb200-nvl72,gb300", "topology gb300"])
+def test_zsh_and_fish_complete_clusters(process: CommandRunner, command_line: str) -> None:
+    line = f"clustersim {command_line}"
     name = line.split()[-1].replace("gb300", "gb300-nvl72")
     zsh = process(_CLUSTERSIM_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line)
     assert zsh.stdout == f"_arguments '*: :((\"{name}\"))'\n"
@@ -49,7 +50,7 @@ def test_unknown_values_use_the_shells_file_completion(process: CommandRunner) -
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_installed_bash_completion(tmp_path: Path, plan: Path) -> None:
-    """From a home without anything, and a `clustersim` on the path."""
+    """With an empty home directory and a `clustersim` on the PATH."""
     command = tmp_path / "clustersim"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m clustersim.cli "$@"\n')
     command.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Which kernels of a scenario rest on no measurement? A record of its matmuls leaves all the others."""
+"""`clustersim coverage`: which kernels of a scenario have no measurement, with a record of its matmuls only."""
 
 import json
 import math
@@ -25,7 +25,7 @@ MATMUL_SECONDS = 1e-3
 
 
 def write_matmul_record(plan: Path, path: Path, accelerator: str = "h100-sxm-80gb") -> None:
-    """Every matmul of a plan took a millisecond, give or take 2 %."""
+    """A record in which each matmul of a plan took a millisecond, give or take 2 %."""
     samples = [
         KernelSample(
             kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches,
@@ -44,15 +44,15 @@ def test_uncovered_kernels_are_listed_with_their_share(clustersim: CommandRunner
     write_matmul_record(plan, tmp_path / "gpu.json")
     done = clustersim("coverage", plan, "--set", "cost.record=gpu.json", "--json", "-")
     coverage = json.loads(done.stdout)
-    assert sum(line["share"] for line in coverage["lines"]) == pytest.approx(1.0)
-    kinds = {line["kind"]: line["covered"] for line in coverage["lines"]}
+    assert sum(line["share"] for line in coverage["entries"]) == pytest.approx(1.0)
+    kinds = {line["kind"]: line["covered"] for line in coverage["entries"]}
     assert kinds["matmul"]
     assert not any(covered for kind, covered in kinds.items() if kind != "matmul")
-    covered = [line for line in coverage["lines"] if line["covered"]]
+    covered = [line for line in coverage["entries"] if line["covered"]]
     measured = sum(line["share"] for line in covered)
     assert coverage["provenance_share"]["measured"] == pytest.approx(measured)
-    for line in covered:  # what it took alone, and what a step makes of it
-        assert line["error"] == pytest.approx(0.02 + line["times_longer_in_step"] - 1.0)
+    for line in covered:  # measurement spread plus in-situ slowdown
+        assert line["error"] == pytest.approx(0.02 + line["in_situ_slowdown"] - 1.0)
     table = clustersim("coverage", plan, "--set", "cost.record=gpu.json").stdout
     assert "a test's GPU" in table
     assert "matmul" not in table
@@ -60,7 +60,7 @@ def test_uncovered_kernels_are_listed_with_their_share(clustersim: CommandRunner
 
 
 def test_measured_kernels_narrow_the_prediction_interval(plan: Path, tmp_path: Path) -> None:
-    """Measured parts differ by 2 %, and by what a step makes of them alone; the others as published runs did."""
+    """Measured kernels err by 2 % and their in-situ slowdown; the others by the deviations of published runs."""
     write_matmul_record(plan, tmp_path / "gpu.json")
     result = simulate(Scenario.load(plan, [f"cost.record={tmp_path / 'gpu.json'}"]))
     measured, total_seconds = result.provenance_shares["measured"], sum(item.seconds for item in result.busy_time_items)
@@ -70,15 +70,18 @@ def test_measured_kernels_narrow_the_prediction_interval(plan: Path, tmp_path: P
     )
     error = 0.02 * measured + in_situ_error
     plain = simulate(Scenario.load(plan))
-    experience, facts = load_uncertainty_model(), extract_step_features(result.scenario, result.breakdown.launch_share)
-    deviation = math.sqrt(experience.error_variance(facts, 1.0 - measured))
+    experience, features = (
+        load_uncertainty_model(),
+        extract_step_features(result.scenario, result.breakdown.launch_share),
+    )
+    deviation = math.sqrt(experience.error_variance(features, 1.0 - measured))
     low, high = result.step_time_interval
     assert high == pytest.approx(result.step_time * (1 + error) * math.exp(experience.quantile * deviation))
     assert low * high == pytest.approx(result.step_time**2)
-    assert deviation < math.sqrt(experience.error_variance(facts))
+    assert deviation < math.sqrt(experience.error_variance(features))
     assert in_situ_error > 0.01
-    assert "narrower" in result.interval_description
-    assert "narrower" not in plain.interval_description
+    assert "narrowed" in result.interval_description
+    assert "narrowed" not in plain.interval_description
 
 
 def test_record_of_another_accelerator_must_be_scaled(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_record_of_another_accelerator_must_be_scaled(clustersim: CommandRunner,
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("", "is empty"),
         ('{"version": 1, "device"', "is not valid JSON"),
@@ -101,13 +104,13 @@ def test_record_of_another_accelerator_must_be_scaled(clustersim: CommandRunner,
     ],
 )
 def test_broken_record_has_a_one_line_error(
-    clustersim: CommandRunner, plan: Path, tmp_path: Path, content: str, says: str
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, content: str, message: str
 ) -> None:
     (tmp_path / "broken.json").write_text(content)
     done = clustersim("check", plan, "--set", "cost.record=broken.json")
     assert done.returncode == 2
     assert "broken.json" in done.stderr
-    assert says in done.stderr
+    assert message in done.stderr
 
 
 def test_unknown_record_name_is_rejected(clustersim: CommandRunner, plan: Path) -> None:

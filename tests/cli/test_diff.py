@@ -1,4 +1,4 @@
-"""Two scenarios or results, as a user types it: what was changed, what it comes to, and what cannot be compared."""
+"""`clustersim diff` of two scenarios or results: changed inputs, differences and error messages."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def step_time(clustersim: CommandRunner, *arguments: str | Path) -> float:
 
 
 def write_result(clustersim: CommandRunner, plan: Path, **changes: Any) -> Path:
-    """What `run --json` wrote, with changes."""
+    """The file written by `run --json`, with changed keys."""
     file = plan.parent / "result.json"
     clustersim("run", plan, "--json", file, "--quiet")
     content = json.loads(file.read_text())
@@ -45,7 +45,7 @@ def test_override_makes_the_second_scenario(clustersim: CommandRunner, plan: Pat
     )
     assert (difference["first"]["step_time_s"], difference["second"]["step_time_s"]) == (first, second)
     assert difference["delta"]["step_time_s"] == second - first
-    assert sum(category["delta"] for category in difference["parts_s"]) == pytest.approx(second - first, rel=1e-6)
+    assert sum(category["delta"] for category in difference["categories_s"]) == pytest.approx(second - first, rel=1e-6)
     assert difference["second"]["title"] == f"{plan} with layout.tp=4, layout.dp=1"
 
 
@@ -62,7 +62,7 @@ def test_diff_prints_plain_text_and_writes_the_page(clustersim: CommandRunner, p
     done = clustersim("diff", plan, "--set", "schedule.interleaved.chunks=2", "--html", "page.html", COLUMNS="100")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("B's step takes ")
-    for text in ("schedule", "1f1b", "interleaved", "tokens/s per GPU", "peak memory", "✓ fits", "longer by"):
+    for text in ("schedule", "1f1b", "interleaved", "tokens/s per GPU", "peak memory", "✓ fits", "B - A"):
         assert text in done.stdout
     assert "\x1b" not in done.stdout
     assert "page.html" in done.stdout.splitlines()[-1]
@@ -86,7 +86,9 @@ def test_outdated_result_notes_the_changed_step_time(clustersim: CommandRunner, 
     assert "(+25.00%)" in note
     rounded = write_result(clustersim, plan, step_time_s=current * (1 + 1e-9))
     assert diff_json(clustersim, rounded, plan)["notes"] == []
-    changed = diff_json(clustersim, plan, file, "--set", "schedule=gpipe")  # the result has no time of the changed one
+    changed = diff_json(
+        clustersim, plan, file, "--set", "schedule=gpipe"
+    )  # the result has no step time of the changed scenario
     assert changed["notes"] == []
 
 

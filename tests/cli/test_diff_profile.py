@@ -1,4 +1,4 @@
-"""A measured trace beside its prediction, as a user types it."""
+"""`clustersim diff` of a measured trace and its predicted step."""
 
 import json
 from pathlib import Path
@@ -28,11 +28,11 @@ def test_exported_trace_equals_its_prediction(clustersim: CommandRunner, plan: P
     difference = diff_json(clustersim, "traces", plan)
     step = difference["second"]["step_time_s"]
     assert difference["delta"]["step_time_s"] == pytest.approx(0.0, abs=1e-8)
-    assert total_absolute_delta(difference["parts_s"]) < 1e-6 * step
+    assert total_absolute_delta(difference["categories_s"]) < 1e-6 * step
     assert total_absolute_delta(difference["communication_s"]) < 1e-6 * step
     assert difference["waiting_s"]["first"] == pytest.approx(0.0, abs=1e-6 * step)
-    assert all(total_absolute_delta(row["parts_s"]) < 1e-6 * step for row in difference["ranks"])
-    for row in (*difference["kinds"], *difference["collectives"], *difference["products"]):
+    assert all(total_absolute_delta(row["categories_s"]) < 1e-6 * step for row in difference["ranks"])
+    for row in (*difference["kinds"], *difference["collectives"], *difference["matmuls"]):
         assert row["count"]["first"] == row["count"]["second"]
         assert row["seconds"]["delta"] == pytest.approx(0.0, abs=1e-6 * step)
     assert [row["rank"] for row in difference["ranks"]] == list(range(8))
@@ -42,7 +42,7 @@ def test_exported_trace_equals_its_prediction(clustersim: CommandRunner, plan: P
 
 
 def test_recompute_appears_in_kernel_counts(clustersim: CommandRunner, plan: Path) -> None:
-    """Recomputed layers: twice their kernels of the forward, and nothing else of them."""
+    """Full recompute doubles the forward kernels and changes nothing else."""
     clustersim("run", plan, "--kineto", "traces", "--ranks", "0,4", "--quiet")
     difference = diff_json(clustersim, "traces", plan, "--set", "training.recompute=full")
     kinds = {row["kind"]: row for row in difference["kinds"]}
@@ -66,8 +66,8 @@ def test_profile_table_has_measured_and_predicted_times(clustersim: CommandRunne
     assert third == f"B: {plan}"
     for text in (
         "exposed communication",
-        "matrix products",
-        "matrix products that take longest",
+        "matmuls",
+        "longest matmuls",
         "all_reduce",
         "streams",
         "idle",
@@ -91,12 +91,12 @@ def test_result_file_predicts_as_its_scenario(clustersim: CommandRunner, plan: P
     assert {**second, "second": first["second"]} == first
 
 
-@pytest.mark.parametrize(("cluster", "said"), [("dgx-h100", False), ("dgx-a100", True)])
-def test_different_gpu_model_is_noted(clustersim: CommandRunner, tmp_path: Path, cluster: str, said: bool) -> None:
+@pytest.mark.parametrize(("cluster", "is_noted"), [("dgx-h100", False), ("dgx-a100", True)])
+def test_different_gpu_model_is_noted(clustersim: CommandRunner, tmp_path: Path, cluster: str, is_noted: bool) -> None:
     plan = write_plan(tmp_path, {**SINGLE_GPU_MAPPING, "cluster": {"name": cluster, "gpus": 1}})
     three_steps().write(tmp_path / "measured.json")
     notes = diff_json(clustersim, "measured.json", plan)["notes"]
-    assert any(note == "A ran on NVIDIA H100 80GB HBM3, and B is of a100-sxm-80gb" for note in notes) is said
+    assert any(note == "A ran on NVIDIA H100 80GB HBM3, and B is of a100-sxm-80gb" for note in notes) is is_noted
 
 
 INVALID_CASES: dict[str, tuple[list[str], str]] = {

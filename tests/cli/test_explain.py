@@ -1,4 +1,4 @@
-"""Is a measured step reasonable? The command as a user types it."""
+"""`clustersim explain`: comparison of a measured step time with the prediction."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,14 @@ def test_explain_prints_verdict_breakdown_and_causes(clustersim: CommandRunner, 
     done = clustersim("explain", plan, "--measured", f"{1e3 * seconds:.6f}ms", COLUMNS="120")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("expected ")
-    for text in ("10.0% longer", "inside the band", "critical path", "bubble", "slower", "not a diagnosis"):
+    for text in (
+        "10.0% longer",
+        "inside the prediction interval",
+        "critical path",
+        "bubble",
+        "slower",
+        "not a diagnosis",
+    ):
         assert text in done.stdout
 
 
@@ -28,8 +35,8 @@ def test_explain_json(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> 
     explanation = json.loads(done.stdout)
     assert explanation["expected_s"] == pytest.approx(plain)
     assert explanation["difference"] == pytest.approx(0.2)
-    low, high = explanation["band_s"]
-    assert explanation["inside_band"] is (low <= explanation["measured_s"] <= high)
+    low, high = explanation["interval_s"]
+    assert explanation["inside_interval"] is (low <= explanation["measured_s"] <= high)
     assert sum(explanation["breakdown_s"].values()) == pytest.approx(plain)
     slower = next(cause for cause in explanation["causes"] if cause["name"] == "matmuls")
     assert slower["explains"]
@@ -63,7 +70,7 @@ def test_measured_option_is_required(clustersim: CommandRunner, plan: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (("nowhere.yaml", "--measured", "4 s"), "nowhere.yaml"),
         (("plan.yaml", "--measured", "4 s", "--set", "layout.tp=3"), "tp"),
@@ -72,9 +79,9 @@ def test_measured_option_is_required(clustersim: CommandRunner, plan: Path) -> N
     ],
 )
 def test_bad_input_has_a_one_line_error(
-    clustersim: CommandRunner, plan: Path, arguments: tuple[str, ...], says: str
+    clustersim: CommandRunner, plan: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     assert plan.name == "plan.yaml"
     done = clustersim("explain", *arguments)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert message in done.stderr

@@ -1,4 +1,4 @@
-"""`clustersim explore`: what a user gets, and what is refused before anything is simulated."""
+"""`clustersim explore`: the written page, and errors that are raised before simulation."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_explore_applies_overrides(clustersim: ExploreRunner, plan: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["nowhere.yaml", "--html", "page.html"], "nowhere.yaml: cannot be read"),
         (["plan.yaml", "--html", "nowhere/page.html"], "there is no directory nowhere"),
@@ -44,11 +44,11 @@ def test_explore_applies_overrides(clustersim: ExploreRunner, plan: Path, tmp_pa
     ],
 )
 def test_invalid_explore_has_a_one_line_error(
-    clustersim: ExploreRunner, plan: Path, tmp_path: Path, arguments: list[str], words: str
+    clustersim: ExploreRunner, plan: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     assert plan.name == "plan.yaml"
     done = clustersim("explore", *arguments)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "page.html").exists()

@@ -1,4 +1,4 @@
-"""`clustersim export` writes arguments that `import` takes, or says in a sentence why it cannot."""
+"""`clustersim export` writes arguments that `import` reads, or explains why it cannot."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ LLAMA3_MAPPING = {
 
 @pytest.mark.parametrize("program", ["megatron", "torchtitan"])
 def test_import_export_import_round_trip(program: str, tmp_path: Path, clustersim: CommandRunner) -> None:
-    """By files, of the repository's own example."""
+    """Through files, with the example of the framework's repository."""
     text, gpus, *_ = MEGATRON["mixtral-8x7b"] if program == "megatron" else TORCHTITAN["llama3_405b"]
     (tmp_path / "job.txt").write_text(text)
     first, out, second = (str(tmp_path / name) for name in ("first.yaml", "out.txt", "first2.yaml"))

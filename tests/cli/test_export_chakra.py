@@ -1,4 +1,4 @@
-"""`clustersim export chakra` writes what ASTRA-sim looks for, or says in a sentence why it cannot."""
+"""`clustersim export chakra` writes the execution traces that ASTRA-sim reads, or explains why it cannot."""
 
 import json
 from pathlib import Path

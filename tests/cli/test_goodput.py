@@ -1,4 +1,4 @@
-"""`clustersim goodput` as a user types it: what it prints and writes, and what it says of mistakes."""
+"""`clustersim goodput`: printed and written output, and error messages."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def test_goodput_prints_duration_and_time_breakdown(clustersim: CommandRunner, p
     done = clustersim("goodput", plan, *FEW_RUNS, *FREQUENT_FAILURES)
     assert done.returncode == 0
     assert "1T tokens take " in done.stdout
-    for text in ("goodput", "ETTR", "checkpoint every", "Young", "Daly", "spare nodes", "work that counts", "gpu-hbm"):
+    for text in ("goodput", "ETTR", "checkpoint every", "Young", "Daly", "spare nodes", "productive work", "gpu-hbm"):
         assert text in done.stdout
     for text in ("half the failures", "twice the storage bandwidth", "every restart in 2 minutes"):
         assert text in done.stdout
@@ -57,13 +57,13 @@ def test_the_page_shows_one_run_and_curves(clustersim: CommandRunner, plan: Path
     for title in (
         "Where the time goes",
         "One run",
-        "How often checkpoints?",
-        "How many spares?",
-        "What breaks",
+        "Checkpoint interval",
+        "Spare nodes",
+        "Failures",
         "Table 5",
     ):
         assert title in text or title == "Table 5"
-    assert "table 5" in text  # where rates are from
+    assert "table 5" in text  # the source of the failure rates
 
 
 def test_goodput_without_failures_is_one(clustersim: CommandRunner, plan: Path) -> None:
@@ -75,7 +75,7 @@ def test_goodput_without_failures_is_one(clustersim: CommandRunner, plan: Path) 
 
 
 def test_unreachable_token_target_is_reported(clustersim: CommandRunner, plan: Path) -> None:
-    rate = "reliability={failures: {it: {rate: 1 per job-hour, takes: nothing}}, restart: {drain: 5 h}}"
+    rate = "reliability={failures: {it: {rate: 1 per job-hour, failure_domain: nothing}}, restart: {drain: 5 h}}"
     done = clustersim("goodput", plan, *FEW_RUNS, "--set", rate)
     assert "1T tokens are not reached" in done.stdout
     assert "did not reach their tokens" in " ".join(done.stdout.split())
@@ -88,7 +88,7 @@ def test_resume_continues_a_journal(clustersim: CommandRunner, plan: Path, tmp_p
     journal = store / "runs.jsonl"
     lines = journal.read_text(encoding="utf-8").splitlines()
     assert len(lines) == 3
-    journal.write_text("\n".join([*lines, lines[-1][:40]]), encoding="utf-8")  # a line that was cut off
+    journal.write_text("\n".join([*lines, lines[-1][:40]]), encoding="utf-8")  # a truncated line
     resumed = json.loads(clustersim("goodput", plan, *FEW_RUNS, "--resume", store, "--json", "-").stdout)
     assert resumed | {"wall_s": 0.0} == reference | {"wall_s": 0.0}
     completed = json.loads(clustersim("goodput", plan, *FEW_RUNS, "--resume", store, "--json", "-").stdout)
@@ -105,7 +105,7 @@ def test_checkpoint_interval_above_mttf_warns(clustersim: CommandRunner, plan: P
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "expected_words"),
     [
         ("failures.gpu.rate=6.5", ["reliability.failures.gpu.rate: 6.5 has no unit", "per 1000 node-days"]),
         ("failures.gpu.rate=6.5 per day", ["'6.5 per day' is not a rate"]),
@@ -116,7 +116,7 @@ def test_checkpoint_interval_above_mttf_warns(clustersim: CommandRunner, plan: P
         ("failures.gpus=null", ["failures.gpus: there is none to leave out; did you mean gpu?"]),
         ("failures.mine.detection=1 s", ["failures.mine: needs a rate or a trace, and not both"]),
         ("failures.gpu.effect=slow", ["failures.gpu: gpu or nic says what is left"]),
-        ("failures.gpu.effect=corrupt", ["failures.gpu: found is missing"]),
+        ("failures.gpu.effect=corrupt", ["failures.gpu: latent_detection is missing"]),
         ("failures.gpu.effect=explode", ["'explode' is unknown; choose one of corrupt, hang, planned, slow, stop"]),
         ("preset=llama", ["reliability.preset: there is no reliability preset 'llama'", "llama3-2024"]),
         ("spares=400", ["reliability.spares.nodes: 400 are more than the 1 nodes of the job"]),
@@ -130,27 +130,27 @@ def test_checkpoint_interval_above_mttf_warns(clustersim: CommandRunner, plan: P
     ],
 )
 def test_invalid_reliability_has_a_one_line_error(
-    clustersim: CommandRunner, plan: Path, change: str, words: list[str]
+    clustersim: CommandRunner, plan: Path, change: str, expected_words: list[str]
 ) -> None:
     done = clustersim("goodput", plan, *FEW_RUNS, "--set", f"reliability.{change}")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
-    for word in words:
+    for word in expected_words:
         assert word in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("tokens", "words"),
+    ("tokens", "message"),
     [
         ("15", "economics.tokens: 15 are less than one step's 8,192; write such as 15T or 300B"),
         ("15Q", "'15Q' is not a number of tokens above zero"),
     ],
 )
-def test_tokens_need_a_unit(clustersim: CommandRunner, plan: Path, tokens: str, words: str) -> None:
+def test_tokens_need_a_unit(clustersim: CommandRunner, plan: Path, tokens: str, message: str) -> None:
     done = clustersim("goodput", plan, "--tokens", tokens)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
 
 
 def test_tokens_option_is_required(clustersim: CommandRunner, plan: Path) -> None:
@@ -158,7 +158,7 @@ def test_tokens_option_is_required(clustersim: CommandRunner, plan: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("rows", "message"),
     [
         ("time_h\n1\n5\n3\n", "line 4: 3 comes after a later time; sort the rows by time"),
         ("hour\n1\n", "one column of times that says its unit: time_s, time_h, time_d"),
@@ -167,18 +167,18 @@ def test_tokens_option_is_required(clustersim: CommandRunner, plan: Path) -> Non
     ],
 )
 def test_invalid_failure_trace_is_rejected(
-    clustersim: CommandRunner, plan: Path, tmp_path: Path, rows: str, words: str
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, rows: str, message: str
 ) -> None:
     (tmp_path / "trace.csv").write_text(rows, encoding="utf-8")
     done = clustersim("goodput", plan, *FEW_RUNS, "--set", f"reliability.failures.gpu.trace={tmp_path / 'trace.csv'}")
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
 
 
 def test_failure_trace_replaces_the_rate(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
-    """Two failures in every 100 hours, and nothing else."""
+    """Two failures per 100 hours, and no others."""
     (tmp_path / "trace.csv").write_text("time_h,what\n10,fan\n50,fan\n100,end\n", encoding="utf-8")
-    override = f"reliability={{failures: {{fan: {{trace: {tmp_path / 'trace.csv'}, takes: nothing}}}}}}"
+    override = f"reliability={{failures: {{fan: {{trace: {tmp_path / 'trace.csv'}, failure_domain: nothing}}}}}}"
     done = clustersim("goodput", plan, *FEW_RUNS, "--set", override, "--json", "-")
     goodput = json.loads(done.stdout)
     wall_hours = goodput["days"]["mean"] * 24.0

@@ -1,4 +1,4 @@
-"""Runs over weeks in processes of their own: killed and gone on with, with other hashes, with other workers."""
+"""Goodput in subprocesses: resume after a kill, hash seeds and worker counts."""
 
 import json
 import signal
@@ -32,7 +32,7 @@ def test_goodput_does_not_depend_on_hash_seed_and_workers(process: CommandRunner
 
 
 def test_killed_calculation_keeps_its_finished_runs(process: CommandRunner, plan: Path, tmp_path: Path) -> None:
-    """It is killed as soon as it has kept three runs, wherever it is then."""
+    """The process is killed as soon as its journal has three runs."""
     arguments = ["goodput", str(plan), *OPTIONS, "--workers", "1"]
     reference = goodput_json(process(*arguments, "--json", "-").stdout)
     journal = tmp_path / "found" / "runs.jsonl"

@@ -1,4 +1,4 @@
-"""`clustersim import` writes a scenario that `run` takes, or says in a sentence why it cannot."""
+"""`clustersim import` writes a scenario that `run` accepts, or explains why it cannot."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The page of the manual that lists all keys is what the command prints, and no cell of it is empty."""
+"""The manual's reference of all scenario keys equals the output of `clustersim schema --markdown`."""
 
 import re
 from pathlib import Path
@@ -15,12 +15,12 @@ TABLE_ROW = re.compile(r"^\| `(\S+)` \| (.+?) \| (.+?) \| (.+) \|$")
 
 
 def test_page_equals_the_command_output(clustersim: CommandRunner) -> None:
-    """Where this fails: `clustersim schema --markdown > docs/scenario-keys.md`."""
+    """If this fails: `clustersim schema --markdown > docs/scenario-keys.md`."""
     assert clustersim("schema", "--markdown").stdout == KEYS_PAGE.read_text(encoding="utf-8")
 
 
 def key_tables() -> dict[str, dict[str, tuple[str, str, str]]]:
-    """By section and key: values, what holds where it is left out, meaning."""
+    """By section and key: valid values, default, meaning."""
     tables_by_section = {}
     for section_text in KEYS_PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
         rows = [line for line in section_text.splitlines() if line.startswith("| `")]
@@ -51,13 +51,13 @@ def test_reference_defaults_and_valid_values() -> None:
         "a size with its unit, or megatron, such as `25 MiB`",
         "`25 MiB`",
     )
-    assert tables_by_section["disturbances.slow"]["speed"][0].startswith("a share: 0.001 to 1, or 0.1 % to 1,000 %")
+    assert tables_by_section["degradations.slow"]["speed"][0].startswith("a share: 0.001 to 1, or 0.1 % to 1,000 %")
     assert tables_by_section["training"]["sequence"][1] == "needed"
     assert tables_by_section["cost"]["network"][:2] == ("`uncontended`, `shared`", "`shared`")
 
 
 def test_documented_defaults_equal_omitted_keys() -> None:
-    """Where a key's words tell a default of their own, a file that says it is read like one that does not."""
+    """Writing the defaults that key descriptions state gives the same scenario as leaving the keys out."""
     from clustersim.scenario import Scenario
 
     mapping = {
@@ -73,9 +73,13 @@ def test_documented_defaults_equal_omitted_keys() -> None:
         "reliability": ["preset=typical", "rates=1"],
     }
     changes = [f"{section}.{change}" for section, section_defaults in defaults.items() for change in section_defaults]
-    written = Scenario.from_mapping(mapping, overrides=["schedule=1f1b", *changes])
-    assert (written.layout, written.training, written.schedule) == (plain.layout, plain.training, plain.schedule)
-    assert written.reliability == plain.reliability
+    with_defaults = Scenario.from_mapping(mapping, overrides=["schedule=1f1b", *changes])
+    assert (with_defaults.layout, with_defaults.training, with_defaults.schedule) == (
+        plain.layout,
+        plain.training,
+        plain.schedule,
+    )
+    assert with_defaults.reliability == plain.reliability
 
 
 def test_key_without_description_is_rejected() -> None:

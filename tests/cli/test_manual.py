@@ -1,7 +1,7 @@
-"""What README and the manual show is run: commands in consoles, with what they print, YAML, JSON and Python.
+"""The code blocks of README and the manual: console commands with their output, YAML, JSON and Python.
 
-A line that is printed is compared word by word, numbers included; `...` stands for anything, on a line of its own for
-any number of lines. Commands find `plan.yaml` and the other files that the manual names beside them.
+Printed lines are compared word by word, numbers included; `...` matches anything, on a line of its own any
+number of lines. Commands run in a directory with `plan.yaml` and the other files that the manual names.
 """
 
 import json
@@ -39,17 +39,17 @@ MANUAL_PLAN: dict[str, Any] = {
     "training": {"sequence": 4096, "global_batch": 2048},
 }
 BENCHMARK_COMMANDS = ("calibrate --for plan.yaml -o", "calibrate --check", "torchrun")
-"""Commands that measure this machine for minutes; `test_readme` parses their options, `tests/calibrate` runs them."""
+"""Benchmarks that take minutes; `test_readme` parses their options, `tests/calibrate` runs them."""
 TESTED_ELSEWHERE = {
-    "clustersim validate steps": "tests/published/test_steps.py",  # its table, source by source
+    "clustersim validate steps": "tests/published/test_steps.py",  # its table, per source
     "python3 -m venv": "tests/cli/test_readme.py",  # installing needs a network
 }
 EXTRA_ARGUMENTS = {
-    "clustersim validate steps --set": ["--only", "korth-T5-22B"],  # all steps take minutes
+    "clustersim validate steps --set": ["--only", "korth-T5-22B"],  # all steps would take minutes
     "clustersim search plan.yaml": ["--fix", "schedule=1f1b", "--fix", "training.recompute=none", "--workers", "1"],
     "clustersim goodput plan.yaml": ["--runs", "20"],
 }
-"""What is added to commands that would take minutes."""
+"""Arguments added to commands that would take minutes."""
 SLOW_COMMANDS = (
     "search examples/llama3_405b",
     "goodput examples/llama3_405b",
@@ -67,7 +67,7 @@ def code_blocks(*languages: str) -> Iterator[tuple[str, str]]:
 
 
 def manual_commands() -> Iterator[tuple[str, str, list[str] | None]]:
-    """Page, command, and what it prints as far as that is shown; None: nothing is."""
+    """Page, command, and its shown output lines, or None."""
     for page, text in code_blocks("sh", "console"):
         if not text.startswith("$ "):
             yield from ((page, line, None) for line in text.splitlines())
@@ -100,7 +100,7 @@ COMMAND_CASES = [
 
 @pytest.fixture
 def manual_dir(tmp_path: Path) -> Path:
-    """A folder with all files that commands of the manual name."""
+    """A directory with all files that the manual's commands name."""
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(MANUAL_PLAN))
     (tmp_path / "train.sh").write_text(SCRIPT)
     (tmp_path / "measured").mkdir()
@@ -137,7 +137,7 @@ def test_manual_commands(
     for start, extra in EXTRA_ARGUMENTS.items():
         arguments += extra if command.startswith(start) and "schedule=" not in command else []
     if {"import-nccl-tests", "import-kineto"} & {*arguments}:
-        (manual_dir / "my-gpu.json").unlink()  # it is of another device than the table and the trace
+        (manual_dir / "my-gpu.json").unlink()  # its device is not that of the table and the trace
     done = clustersim(*arguments)
     assert done.returncode == 0, done.stderr
     if printed is not None:
@@ -148,7 +148,7 @@ def test_manual_commands(
 
 
 def normalize_whitespace(text: str) -> str:
-    """Lines with one space between words, none that are empty."""
+    """Non-empty lines with single spaces."""
     return "".join(f"{' '.join(line.split())}\n" for line in text.splitlines() if line.strip())
 
 
@@ -181,7 +181,7 @@ def test_commands_tested_elsewhere_exist() -> None:
     ("page", "text"), [code_block for code_block in code_blocks("python") if not code_block[1].startswith("class ")]
 )
 def test_python_blocks_run_from_the_repository_root(page: str, text: str) -> None:
-    """Classes of schedules are run in `test_readme`."""
+    """Schedule classes are tested in `test_readme`."""
     with chdir(ROOT):
         exec(compile(text, page, "exec"), {})
 
@@ -199,13 +199,13 @@ def test_steps_of_a_real_gpu_are_predicted_as_the_manual_says(tmp_path: Path) ->
     (tmp_path / "plan.yaml").write_text(text)
     page = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
     eager = re.findall(r"--set (training\S+=\w+)", page)
-    said = [float(item) for item in re.findall(r"\| `run`: .*? \| ([\d.]+) ms", page)]
-    found = [simulate(Scenario.load(tmp_path / "plan.yaml", changes)).step_time for changes in ((), eager)]
-    assert [1e3 * element for element in found] == pytest.approx(said, rel=0.01)
+    printed = [float(item) for item in re.findall(r"\| `run`: .*? \| ([\d.]+) ms", page)]
+    simulated = [simulate(Scenario.load(tmp_path / "plan.yaml", changes)).step_time for changes in ((), eager)]
+    assert [1e3 * element for element in simulated] == pytest.approx(printed, rel=0.01)
 
 
 def test_all_yaml_blocks_are_tested() -> None:
-    """Here that of clusters and of a real GPU, in `test_readme` the others."""
+    """Clusters here, the others in `test_readme`."""
     pages = {"README.md", "calibration.md", "clusters.md", "scenario.md"}
     assert {page for page, _ in code_blocks("yaml", "json")} == pages
 

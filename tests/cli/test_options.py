@@ -1,4 +1,4 @@
-"""Options are a promise: scripts rely on them, so this list changes only on purpose, with a line in CHANGELOG.md."""
+"""The public command line options: scripts rely on them, so changes need a line in CHANGELOG.md."""
 
 import typer.main
 
@@ -71,7 +71,7 @@ OPTIONS = {
         "-q",
         "--help",
     ],
-    "calibrate": [],  # all options are calibrate's own (`calibrate.command`)
+    "calibrate": [],  # all options are parsed by `calibrate.command`
     "schema": ["--markdown", "--help"],
     "presets": ["--help"],
     "topology": ["NAME", "--set", "--gpus", "--html", "--help"],
@@ -97,6 +97,6 @@ def _option_names(parameter: object) -> list[str]:
 def test_public_names_of_the_package() -> None:
     import clustersim
 
-    assert dir(clustersim) == ["Result", "Scenario", "check", "simulate"]
+    assert dir(clustersim) == ["RenderedResult", "Scenario", "check", "simulate"]
     assert clustersim.Scenario.__name__ == "Scenario"
     assert not hasattr(clustersim, "sinulate")

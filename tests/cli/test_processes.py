@@ -1,6 +1,6 @@
-"""What only a process of its own shows: how it ends, where its streams lead, what its interpreter loads and says.
+"""Properties that need a subprocess: exit signals, redirected streams, loaded modules and interpreter warnings.
 
-What the commands answer is tested without starting one, see conftest.
+The output of the commands is tested in-process, see conftest.
 """
 
 import json
@@ -28,7 +28,7 @@ from tests.validation.sample_cases import step_row, write_rows
 def test_exit_status_and_separate_streams(
     process: CommandRunner, plan: Path, arguments: list[str], status: int, printed: str, complained: str
 ) -> None:
-    """A warning would be an error."""
+    """Warnings are errors."""
     assert plan.name == "plan.yaml"
     done = process(*arguments, PYTHONWARNINGS="error")
     assert done.returncode == status, done
@@ -68,13 +68,13 @@ def test_full_disk_is_an_error_and_closed_pipe_is_silent(plan: Path, arguments: 
         assert started.stderr is not None
         started.stdout.close()
         assert started.stderr.read() == b""
-    assert started.returncode == -signal.SIGPIPE  # as other tools end
+    assert started.returncode == -signal.SIGPIPE  # as other Unix tools
 
 
 def test_validation_does_not_depend_on_worker_count(
     process: CommandRunner, clustersim: CommandRunner, tmp_path: Path
 ) -> None:
-    """Sixteen cases are enough for two of them."""
+    """Sixteen cases are enough to use two workers."""
     table_rows = [step_row(case_id=f"case {n}", seq=str(128 * (n + 1)), layers="2") for n in range(16)]
     table = write_rows(tmp_path / "many.csv", *table_rows)
     one_worker = clustersim("validate", "steps", table, "--json", "-", "--workers", "1")
@@ -91,7 +91,7 @@ def test_import_loads_no_heavy_packages(code: str) -> None:
 
 
 def test_terminal_run_imports_no_page_modules(plan: Path) -> None:
-    """Neither drawn nor imported: what makes pages and exports of results, and what is shown on them alone."""
+    """Modules of pages and result exports are not imported."""
     pages = (
         "{'page', 'answer_timeline', 'answer_kernels', 'timeline', 'heatmap', 'network', 'topology', 'spans', 'write'}"
     )

@@ -1,4 +1,4 @@
-"""How the command line tells that something takes a while."""
+"""Progress messages of the command line."""
 
 import io
 import re
@@ -11,7 +11,7 @@ from clustersim.cli import progress
 
 
 class WatchedStream(io.StringIO):
-    """A stream that tells when some words have been written."""
+    """A stream that signals when an expected text has been written."""
 
     def __init__(self, expected: str) -> None:
         super().__init__()

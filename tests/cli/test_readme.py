@@ -1,4 +1,4 @@
-"""What README and the manual tell a stranger to type must exist."""
+"""Commands, files and scenarios that README and the manual name exist and are valid."""
 
 import re
 import shlex
@@ -44,7 +44,7 @@ def test_files_and_extras_of_readme_commands_exist() -> None:
 
 
 def console_commands() -> list[list[str]]:
-    """Words of every command in a console: each line, or where one begins with $ and answers follow, those with $."""
+    """Arguments of the commands in console blocks: every line, or only the lines with a $ prompt if there is one."""
     command_lines: list[str] = []
     for block in re.findall(r"```console\n(.*?)```", MANUAL, re.DOTALL):
         lines = block.splitlines()
@@ -58,7 +58,7 @@ def command_names() -> set[str]:
 
 
 def test_manual_calibrate_commands_parse() -> None:
-    """Parsed, not run: what argparse does not know ends the test."""
+    """Parsed, not run: argparse fails on unknown options."""
     lines = console_commands()
     calibrations = [line[line.index("calibrate") + 1 :] for line in lines if "calibrate" in line]
     assert {"collectives", "import-nccl-tests", "derive"} <= {line[0] for line in calibrations}
@@ -81,7 +81,7 @@ def test_readme_is_short() -> None:
 
 
 def test_links_resolve() -> None:
-    """To files that are there, and to headings of the manual."""
+    """To existing files and to headings of the manual."""
     for name, text in (("README.md", README), *((f"docs/{name}", page) for name, page in MANUAL_PAGES.items())):
         plain = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
         for target in re.findall(r"\]\((?!https?:)(.+?)\)", plain):
@@ -120,7 +120,7 @@ def test_manual_scenario_and_snippets_are_valid() -> None:
     from clustersim.scenario.config.scenario import ScenarioConfig
 
     full_scenario, *snippets = manual_scenarios()
-    job_snippets = [snippet for snippet in snippets if "jobs" in snippet.get("disturbances", {})]
+    job_snippets = [snippet for snippet in snippets if "jobs" in snippet.get("degradations", {})]
     assert (len(snippets), len(job_snippets)) == (6, 1)
     assert full_scenario.keys() == ScenarioConfig.key_types().keys()
     for snippet in ({}, *(snippet for snippet in snippets if snippet not in job_snippets)):
@@ -130,13 +130,13 @@ def test_manual_scenario_and_snippets_are_valid() -> None:
 
 
 def test_manual_co_scheduled_jobs(tmp_path: Path) -> None:
-    """Each on 32 nodes; one of them on nodes 64 to 95, as it says, the other on the first that are free."""
+    """Two jobs of 32 nodes: one with a placement on nodes 64 to 95, the other on the first free nodes."""
     from clustersim.scenario import Scenario
 
     (snippet,) = (
         snippet
         for snippet in manual_scenarios()
-        if "jobs" in snippet.get("disturbances", {}) and "model" not in snippet
+        if "jobs" in snippet.get("degradations", {}) and "model" not in snippet
     )
     job = {
         "model": "llama3-8b",
@@ -152,7 +152,7 @@ def test_manual_co_scheduled_jobs(tmp_path: Path) -> None:
 
 
 def test_manual_custom_schedules_load(tmp_path: Path) -> None:
-    """Its lines and its class, in a scenario of two pipeline ranks and one microbatch."""
+    """The manual's `schedule:` lines and class, in a scenario of two pipeline ranks and one microbatch."""
     from clustersim.scenario import Scenario
     from clustersim.scenario.config.schedule import ScheduleConfig
 
@@ -165,13 +165,13 @@ def test_manual_custom_schedules_load(tmp_path: Path) -> None:
     }  # fmt: skip
     orders = []
     for line in reversed(lines):
-        written = yaml.safe_load(line)["schedule"]
-        scenario = Scenario.from_mapping({**mapping, "schedule": written}, path=tmp_path / "plan.yaml")
+        schedule = yaml.safe_load(line)["schedule"]
+        scenario = Scenario.from_mapping({**mapping, "schedule": schedule}, path=tmp_path / "plan.yaml")
         orders.append(scenario.schedule.order(2, 1))
         (tmp_path / "my.csv").write_text(format_order(orders[-1]))
     assert len(orders) == 3
     assert len(set(orders)) == 1
-    assert {name for name in ScheduleConfig.key_types() if name not in MANUAL} == set()  # noqa: SIM118
+    assert {name for name in ScheduleConfig.key_types() if name not in MANUAL} == set()
 
 
 def test_ci_runs_the_readme_test_command() -> None:
@@ -182,7 +182,7 @@ def test_ci_runs_the_readme_test_command() -> None:
 
 
 def test_ci_runs_the_deselected_tests() -> None:
-    """All but tests on a GPU, which its machine has not; and every property with all of its examples."""
+    """All except GPU tests, as its machine has none; and property tests with all of their examples."""
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
     left_out = set(re.findall(r"not (\w+)", options))
     script = (ROOT / ".ci" / "run").read_text()

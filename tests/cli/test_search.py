@@ -1,4 +1,4 @@
-"""`clustersim search` as a user types it: what it prints and writes, and what it says of mistakes."""
+"""`clustersim search`: printed and written output, and error messages."""
 
 import json
 import re
@@ -9,9 +9,22 @@ import pytest
 
 from tests.cli.conftest import CommandRunner
 
-SMALL_SPACE = ("--vary", "layout.tp=1,2,4", "--vary", "layout.data=ddp,zero1", "--fix", "layout.pp=1", "--fix", "schedule=1f1b",
-       "--fix", "training.microbatch=1", "--fix", "training.recompute=none",
-       "--fix", "layout.sequence_parallel=false")  # fmt: skip
+SMALL_SPACE = (
+    "--vary",
+    "layout.tp=1,2,4",
+    "--vary",
+    "layout.data=ddp,zero1",
+    "--fix",
+    "layout.pp=1",
+    "--fix",
+    "schedule=1f1b",
+    "--fix",
+    "training.microbatch=1",
+    "--fix",
+    "training.recompute=none",
+    "--fix",
+    "layout.sequence_parallel=false",
+)
 
 
 def test_search_prints_best_layout_and_run_command(clustersim: CommandRunner, plan: Path, tmp_path: Path) -> None:
@@ -20,7 +33,7 @@ def test_search_prints_best_layout_and_run_command(clustersim: CommandRunner, pl
     assert "best layout: " in done.stdout
     assert "against the file's own layout" in done.stdout
     assert re.search(
-        r"6 combinations: 0 set aside, \d cannot be among the best .*, \d simulated", " ".join(done.stdout.split())
+        r"6 combinations: 0 pruned, \d excluded by their bounds, \d simulated", " ".join(done.stdout.split())
     )
     (command,) = re.findall(r"^to run it: clustersim (.*)$", done.stdout, re.MULTILINE)
     rerun = clustersim(*shlex.split(command))
@@ -29,14 +42,14 @@ def test_search_prints_best_layout_and_run_command(clustersim: CommandRunner, pl
     assert best_time in rerun.stdout
     commands = re.findall(r"<code>clustersim (.*?)</code>", (tmp_path / "page.html").read_text())
     assert command in commands
-    assert all("--set training.sequence=2048" in command_ for command_ in commands)
+    assert all("--set training.sequence=2048" in printed_command for printed_command in commands)
 
 
 def test_search_json(clustersim: CommandRunner, plan: Path) -> None:
     done = clustersim("search", plan, *SMALL_SPACE, "--json", "-", "--top", "3")
     search = json.loads(done.stdout)
     assert search["complete"]
-    assert search["given"] == []
+    assert search["base_overrides"] == []
     assert search["candidates"] == 6
     assert search["simulated"] + search["bounded"] + sum(search["pruned"].values()) == 6
     assert len(search["best"]) == 3
@@ -48,10 +61,10 @@ def test_search_json(clustersim: CommandRunner, plan: Path) -> None:
         assert run["step_time_s"] == layout["step_time_s"]
         assert run["mfu"] == layout["mfu"]
         assert run["economics"]["cost_per_trillion_tokens"] == layout["cost_per_trillion_tokens"]
-        low, high = layout["step_time_band_s"]
+        low, high = layout["step_time_interval_s"]
         assert low < layout["step_time_s"] < high
-    assert set(search["why"]) == {"runner_up", "first_guess"}
-    slowdown_seconds = sum(search["why"]["runner_up"].values())
+    assert set(search["category_differences_s"]) == {"runner_up", "first_guess"}
+    slowdown_seconds = sum(search["category_differences_s"]["runner_up"].values())
     second = next(layout for index, layout in enumerate(search["best"]) if index != search["preferred"])
     assert slowdown_seconds == pytest.approx(
         second["step_time_s"] - search["best"][search["preferred"]]["step_time_s"], abs=1e-9
@@ -63,8 +76,8 @@ def test_search_writes_page_and_journal(clustersim: CommandRunner, plan: Path, t
     done = clustersim("search", plan, *SMALL_SPACE, "--html", "page.html", "--resume", "found")
     assert done.returncode == 0
     page = (tmp_path / "page.html").read_text()
-    for title in ("The best layouts", "Time against memory", "Which values are fast", "Why this and not that",
-                  "Does it stay the best?", "What became of all layouts"):  # fmt: skip
+    for title in ("The best layouts", "Time against memory", "Which values are fast", "Comparison with alternatives",
+                  "Sensitivity of the ranking", "Pruned, bounded and simulated layouts"):  # fmt: skip
         assert title in page
     assert (tmp_path / "found" / "layouts.jsonl").is_file()
     other_search = clustersim("search", plan, *SMALL_SPACE, "--set", "training.sequence=512", "--resume", "found")
@@ -73,8 +86,20 @@ def test_search_writes_page_and_journal(clustersim: CommandRunner, plan: Path, t
 
 
 def test_search_over_sizes_and_clusters(clustersim: CommandRunner, plan: Path) -> None:
-    done = clustersim("search", plan, *SMALL_SPACE, "--gpus", "8,16", "--batch-per-gpu", "--clusters", "dgx-h100,dgx-a100",
-                      "--objective", "cost", "--json", "-")  # fmt: skip
+    done = clustersim(
+        "search",
+        plan,
+        *SMALL_SPACE,
+        "--gpus",
+        "8,16",
+        "--batch-per-gpu",
+        "--clusters",
+        "dgx-h100,dgx-a100",
+        "--objective",
+        "cost",
+        "--json",
+        "-",
+    )
     search = json.loads(done.stdout)
     assert [(best["cluster"], best["gpus"]) for best in search["best_of_jobs"]] == [
         ("dgx-h100", 8), ("dgx-h100", 16), ("dgx-a100", 8), ("dgx-a100", 16),
@@ -105,7 +130,7 @@ def test_search_over_sizes_and_clusters(clustersim: CommandRunner, plan: Path) -
         (["--executor", "slurm://here"], "executor: 'slurm://here' is unknown; local or dask://HOST:PORT fits"),
         (
             ["--fix", "layout.tp=16"],
-            "none of 1 layouts is left; most, 1, are set aside for this: degrees do not divide",
+            "none of 1 layouts is left; most, 1, are pruned by this: degrees do not divide",
         ),
         (["--set", "economics.price_per_gpu_hour=2.49"], "2.49 has no currency"),
         (["--html", "-"], "--html needs the name of a file"),
@@ -124,7 +149,7 @@ def test_invalid_search_has_a_one_line_error(
 
 
 def test_run_objectives_include_failures(clustersim: CommandRunner, plan: Path) -> None:
-    """Days are more than steps take, the fastest layout is the best of one size, and the answer says how it is run."""
+    """With failures the run takes more days than its steps; the output contains the settings of the run."""
     run = ("--objective", "days", "--set", "economics.tokens=1T", "--set", "reliability.rates=50", "--json", "-")
     search = json.loads(clustersim("search", plan, *SMALL_SPACE, *run).stdout)
     for layout in search["best"]:
@@ -136,7 +161,7 @@ def test_run_objectives_include_failures(clustersim: CommandRunner, plan: Path) 
     )
     done = clustersim("search", plan, *SMALL_SPACE, "--objective", "run-cost", *run[2:6])
     assert "USD for the run" in done.stdout
-    assert "days with what breaks, goodput" in done.stdout
+    assert "days with failures, goodput" in done.stdout
 
 
 def test_run_objectives_need_tokens(clustersim: CommandRunner, plan: Path) -> None:

@@ -1,4 +1,4 @@
-"""A search in processes of its own: killed and gone on with, with other hashes, with other numbers of workers."""
+"""Search in subprocesses: resume after a kill, hash seeds and worker counts."""
 
 import json
 import signal
@@ -30,7 +30,7 @@ def test_search_does_not_depend_on_hash_seed_and_workers(process: CommandRunner,
 
 
 def test_killed_search_resumes_with_the_same_result(process: CommandRunner, plan: Path, tmp_path: Path) -> None:
-    """It is killed as soon as it has kept a simulated layout, wherever it is then."""
+    """The process is killed as soon as its journal has a simulated layout."""
     arguments = ["search", str(plan), *SPACE_OPTIONS, "--workers", "1"]
     reference = search_json(process(*arguments, "--json", "-").stdout)
     journal = tmp_path / "found" / "layouts.jsonl"

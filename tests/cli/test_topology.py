@@ -1,4 +1,4 @@
-"""`clustersim topology` of clusters and scenarios, and what it refuses."""
+"""`clustersim topology` of clusters and scenarios, and its error messages."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_cluster_has_no_axes(clustersim: CommandRunner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "expected_words"),
     [
         (["neither.yaml"], ["neither.yaml", "scenario", "model and training", "cluster", "node", "it has a, b"]),
         (["empty.yaml"], ["empty.yaml", "is empty"]),
@@ -63,7 +63,7 @@ def test_a_cluster_has_no_axes(clustersim: CommandRunner) -> None:
     ],
 )
 def test_invalid_topology_has_a_one_line_error(
-    clustersim: CommandRunner, plan: Path, tmp_path: Path, arguments: list[str], words: list[str]
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, arguments: list[str], expected_words: list[str]
 ) -> None:
     write_yaml(tmp_path / "neither.yaml", {"a": 1, "b": 2})
     (tmp_path / "empty.yaml").write_text("")
@@ -71,5 +71,5 @@ def test_invalid_topology_has_a_one_line_error(
     assert plan.exists()
     done = clustersim("topology", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    for word in words:
+    for word in expected_words:
         assert word in done.stderr

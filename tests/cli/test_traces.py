@@ -1,4 +1,4 @@
-"""`clustersim run --trace --kineto --spans --ranks --force`: what is written, said and refused."""
+"""`clustersim run --trace --kineto --spans --ranks --force`: written files, output and error messages."""
 
 import csv
 import sys
@@ -24,9 +24,9 @@ def test_traces_of_selected_ranks_are_written(clustersim: CommandRunner, plan: P
         "wrote traces (5 of 8 ranks)",
     ]
     ranks = [1, 4, 5, 6, 7]
-    assert sorted(file_.name for file_ in (tmp_path / "traces").iterdir()) == [f"rank-{rank}.json" for rank in ranks]
+    assert sorted(file.name for file in (tmp_path / "traces").iterdir()) == [f"rank-{rank}.json" for rank in ranks]
     drawn = slices(tmp_path / "a.pftrace")
-    assert sorted({slice_.rank for slice_ in drawn}) == ranks
+    assert sorted({drawn_slice.rank for drawn_slice in drawn}) == ranks
     with (tmp_path / "a.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert sorted({int(row["rank"]) for row in rows}) == ranks
@@ -35,7 +35,7 @@ def test_traces_of_selected_ranks_are_written(clustersim: CommandRunner, plan: P
 
 @pytest.mark.usefixtures("unsimulated")
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("arguments", "message"),
     [
         (["--ranks", "0"], "--ranks and --force say how traces are written"),
         (["--force", "--html", "a.html"], "--ranks and --force say how traces are written"),
@@ -53,11 +53,11 @@ def test_traces_of_selected_ranks_are_written(clustersim: CommandRunner, plan: P
     ],
 )
 def test_invalid_trace_options_are_rejected_before_simulation(
-    clustersim: CommandRunner, plan: Path, tmp_path: Path, asked: list[str], said: str
+    clustersim: CommandRunner, plan: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    done = clustersim("run", plan, *asked)
+    done = clustersim("run", plan, *arguments)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["plan.yaml"]
 
@@ -103,4 +103,4 @@ def test_file_names_are_terminal_hyperlinks(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     announce_file(path, " (2 of 3)")
     shown = capsys.readouterr().out
-    assert f";{path.as_uri()}\x1b\\{path}\x1b]8;;\x1b\\ (2 of 3)\n" in shown  # OSC 8, the terminals' hyperlinks
+    assert f";{path.as_uri()}\x1b\\{path}\x1b]8;;\x1b\\ (2 of 3)\n" in shown  # OSC 8 hyperlinks

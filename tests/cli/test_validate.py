@@ -1,4 +1,4 @@
-"""What a user types to validate, and what comes back; on tables of few cases, and of a few shipped ones."""
+"""`clustersim validate` on small tables and on some packaged cases."""
 
 import json
 from pathlib import Path
@@ -13,13 +13,13 @@ from tests.cli.conftest import CommandRunner
 from tests.validation.sample_cases import step_row, write_rows
 
 KORTH_CASE = "korth-T5-22B-present"
-SKIPPED_CASE = "card-gpt-oss-20b-peft-H100-1"  # of a batch that is not stated
+SKIPPED_CASE = "card-gpt-oss-20b-peft-H100-1"  # its batch size is not stated
 STATISTICS = {"n", "skipped", "mape", "median_ape", "bias", "worst", "covered"}
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    """Two cases that can be predicted, of two sources, an impossible layout, and a cell that is no number."""
+    """Two predictable cases of two sources, an invalid layout, and a non-numeric cell."""
     table_rows = [
         step_row(case_id="one"),
         step_row(case_id="two", tp="1", dp="4", source="somebody"),
@@ -30,7 +30,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def parse_strict_json(stdout: str) -> Any:
-    """What was printed as JSON, in which there is no NaN."""
+    """Printed JSON, without NaN."""
 
     def reject_constant(constant: str) -> None:
         raise ValueError(constant)
@@ -87,7 +87,7 @@ def test_only_selects_cases_by_id(clustersim: CommandRunner) -> None:
 
 
 def test_simulated_reference_is_not_labelled_measured(clustersim: CommandRunner) -> None:
-    """The table of one node of vTrain is its own prediction."""
+    """The single-node table of vTrain contains its own predictions."""
     shown = clustersim("validate", "show", "vtrain-single-1000").stdout
     assert "  simulated  212.6 ms" in shown
     assert "  step_time_origin simulated by vTrain" in shown
@@ -133,7 +133,7 @@ def test_show_skipped_case_with_the_reason(clustersim: CommandRunner) -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "collectives", "kernels"])
 def test_packaged_tables_work_as_user_tables(clustersim: CommandRunner, tmp_path: Path, kind: str) -> None:
-    """The header and the first rows of each, as a file of a user's."""
+    """The header and first lines of each packaged table, as a user's file."""
     lines = (PUBLISHED_FOLDER / f"{kind}.csv").read_text().splitlines(keepends=True)[:4]
     (tmp_path / "theirs.csv").write_text("".join(lines))
     done = clustersim("validate", kind, "theirs.csv", "--json", "-")
@@ -149,11 +149,11 @@ def test_packaged_tables_work_as_user_tables(clustersim: CommandRunner, tmp_path
     for kind_arguments in ((), (kind,)):
         user_output = clustersim("validate", "show", *kind_arguments, "theirs.csv", name)
         assert user_output.stdout
-        assert user_output.stdout in shown.stdout  # where a case has more rows than the first three, all of them
+        assert user_output.stdout in shown.stdout  # the packaged case may have more table rows than the first three
 
 
 def test_show_case_of_a_user_file(clustersim: CommandRunner, table: Path) -> None:
-    """With the prediction that the table of the file has for it."""
+    """With the prediction that `validate` gives for the file."""
     listed = {
         case["case_id"]: case
         for case in parse_strict_json(clustersim("validate", "steps", table, "--json", "-").stdout)["cases"]
@@ -174,7 +174,7 @@ def test_ambiguous_table_needs_a_kind(clustersim: CommandRunner, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "message"),
     [
         (("stps", "mine.csv"), "did you mean steps?"),
         (("mine.csv",), "clustersim validate steps mine.csv"),
@@ -203,18 +203,18 @@ def test_ambiguous_table_needs_a_kind(clustersim: CommandRunner, tmp_path: Path)
     ],
 )
 def test_invalid_validate_has_a_one_line_error(
-    clustersim: CommandRunner, table: Path, words: tuple[str, ...], says: str
+    clustersim: CommandRunner, table: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     before = table.read_bytes()
-    done = clustersim("validate", *words)
+    done = clustersim("validate", *arguments)
     assert done.returncode == 2
-    assert says in done.stderr
+    assert message in done.stderr
     assert done.stdout == ""
     assert table.read_bytes() == before
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"", "lacks columns case_id"),
         (b"case_id,source\nx,y\n", "lacks columns gpu"),
@@ -224,17 +224,17 @@ def test_invalid_validate_has_a_one_line_error(
 )
 @pytest.mark.parametrize("kind", ["steps", "memory", "collectives", "kernels"])
 def test_broken_table_has_a_one_line_error(
-    clustersim: CommandRunner, tmp_path: Path, kind: str, content: bytes, says: str
+    clustersim: CommandRunner, tmp_path: Path, kind: str, content: bytes, message: str
 ) -> None:
     (tmp_path / "broken.csv").write_bytes(content)
     done = clustersim("validate", kind, "broken.csv")
     assert done.returncode == 2
     assert "broken.csv" in done.stderr
-    assert (says if kind == "steps" else says.split(" col")[0]) in done.stderr
+    assert (message if kind == "steps" else message.split(" col")[0]) in done.stderr
 
 
 def test_fp8_over_bf16_speedup_pairs(clustersim: CommandRunner, tmp_path: Path) -> None:
-    """The ratio of the printed times, and of the predicted ones."""
+    """The ratios of the measured and of the predicted step times."""
     hopper = {"gpu": "h100-sxm-80gb", "year": "2024"}
     bf16_row, fp8_row = step_row(**hopper), step_row(**hopper, case_id="in-fp8", precision="fp8", step_time_s="0.08")
     table = write_rows(tmp_path / "both.csv", bf16_row, fp8_row)
@@ -246,7 +246,7 @@ def test_fp8_over_bf16_speedup_pairs(clustersim: CommandRunner, tmp_path: Path) 
     assert (pair["first"], pair["second"]) == ("made-up", "in-fp8")
     assert pair["measured"] == pytest.approx(0.1 / 0.08)
     assert pair["predicted"] == pytest.approx(first["predicted"] / second["predicted"])
-    assert report["coverage"]["dense in narrow formats, quality A and B"] == {
+    assert report["coverage"]["dense in low precision, quality A and B"] == {
         "predicted": 1,
         "expressible": 1,
         "share": 1.0,

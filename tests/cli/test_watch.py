@@ -1,4 +1,4 @@
-"""What `run --watch` answers, and when: looks at files are played, each doing one thing to them, so nothing waits."""
+"""`run --watch`: polls of the files are simulated, each with one file change, so that no test waits."""
 
 import json
 import os
@@ -25,12 +25,12 @@ HF_CONFIG = {
 
 
 def no_change() -> None:
-    """A look at files that nobody touches."""
+    """A poll without a change."""
 
 
 @pytest.fixture
 def poll_actions(monkeypatch: pytest.MonkeyPatch) -> list[PollAction]:
-    """What happens before each look; when there is no more, the user presses Ctrl-C."""
+    """Actions before each poll; when none is left, KeyboardInterrupt is raised."""
     actions: list[PollAction] = []
 
     def fake_sleep(_seconds: float) -> None:
@@ -43,7 +43,7 @@ def poll_actions(monkeypatch: pytest.MonkeyPatch) -> list[PollAction]:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Save as many editors do, and as quickly as no clock tells."""
+    """Atomic replacement as by many editors, with an unchanged modification time."""
     before = path.stat()
     other = path.with_name("other")
     other.write_text(text)
@@ -52,7 +52,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def actions_left(poll_actions: list[PollAction], saves: FileWatcher, *actions: PollAction) -> int:
-    """How many looks are left when a save is over."""
+    """Number of actions left when a save has been detected."""
     poll_actions[:] = actions
     saves.wait_for_save()
     return len(poll_actions)
@@ -74,8 +74,8 @@ def test_save_ends_after_two_equal_polls(poll_actions: list[PollAction], tmp_pat
     assert first == 0
     assert (
         actions_left(poll_actions, saves, lambda: replace_file(file, "abd"), no_change, no_change) == 1
-    )  # as long, of the same moment
-    assert actions_left(poll_actions, saves, lambda: os.utime(file, ns=(0, 0)), no_change) == 0  # saved as it is
+    )  # of equal size and modification time
+    assert actions_left(poll_actions, saves, lambda: os.utime(file, ns=(0, 0)), no_change) == 0  # saved without changes
 
 
 def test_briefly_missing_file_is_one_save(poll_actions: list[PollAction], tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_save_during_simulation_is_detected(poll_actions: list[PollAction], tmp_
 
 
 def written_global_batch(path: Path) -> int:
-    """Sequences of the step that was answered last."""
+    """Global batch of the last written result."""
     global_batch: int = json.loads(path.read_text())["scenario"]["training"]["global_batch"]
     return global_batch
 
@@ -114,7 +114,7 @@ def written_global_batch(path: Path) -> int:
 def test_saves_are_simulated_and_errors_are_one_line(
     clustersim: CommandRunner, poll_actions: list[PollAction], plan: Path, tmp_path: Path
 ) -> None:
-    """The answer of the last file that was right stays where it was written."""
+    """The output of the last valid file stays."""
     batches: list[int] = []
 
     def record_batch() -> None:
@@ -170,22 +170,22 @@ def test_watch_writes_consecutive_json_documents(
     assert [document["scenario"]["training"]["global_batch"] for document in (first, second)] == [8, 16]
 
 
-@pytest.mark.usefixtures("looks")
+@pytest.mark.usefixtures("poll_actions")
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [(["missing.yaml"], "missing.yaml: cannot be read"), (["plan.yaml", "--html", "plan.yaml"], "files that are read")],
 )
 def test_unrecoverable_errors_end_watch(
-    clustersim: CommandRunner, plan: Path, arguments: list[str], words: str
+    clustersim: CommandRunner, plan: Path, arguments: list[str], message: str
 ) -> None:
     assert plan.name == "plan.yaml"
     done = clustersim("run", *arguments, "--watch")
     assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
+    assert message in done.stderr
 
 
 def test_ctrl_c_in_a_subprocess_exits_0(plan: Path) -> None:
-    """Saved when an answer has been read, stopped when a sentence has; a watchdog ends what says nothing."""
+    """Saves after the first result is read, interrupts after an error; a timer kills a silent process."""
     command = [sys.executable, "-m", "clustersim.cli", "run", str(plan), "--watch"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         watchdog = threading.Timer(120, started.kill)

@@ -1,4 +1,4 @@
-"""Training steps of a tiny model at durations set by hand, on GPUs of which some are slow, with interference."""
+"""Training steps of a tiny model with fixed durations, on GPUs of which some are slow, with interference."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from tests.strategies import fold_ranks
 
 @dataclass(frozen=True)
 class StepRun:
-    """What was run, and its answers."""
+    """A simulated step with its trace, program and cost."""
 
     trace: Trace
     program: Program
@@ -59,7 +59,7 @@ class StepRun:
         return set(self.trace.rank[find_critical_path(self.trace)].tolist())
 
     def nonzero_categories(self, rank: int) -> dict[str, float]:
-        """The breakdown's parts of a rank that are not zero."""
+        """The nonzero categories of the time breakdown of a rank."""
         return drop_zeros(self.breakdown.rank_seconds(rank))
 
     def task_end(self, rank: int, task: int) -> float:
@@ -72,7 +72,10 @@ def drop_zeros(categories: dict[str, float]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class DegradedStep:
-    """speeds: of slow ranks, 1 for all others; steps: how many in a row."""
+    """A training step under fault injection.
+
+    speeds: relative speed of the slow ranks (1 for all others); steps: number of consecutive steps.
+    """
 
     step: Step
     durations: FixedDurations
@@ -105,7 +108,7 @@ class DegradedStep:
 
     @property
     def checked_run(self) -> StepRun:
-        """One rank of each class, having checked that the step takes as long if every rank is run."""
+        """The folded run, after checking that the unfolded run takes as long."""
         folded, unfolded_run = self.run(), self.run(folded=False)
         assert abs(folded.seconds - unfolded_run.seconds) <= 1e-12 * unfolded_run.seconds
         return folded

@@ -1,10 +1,10 @@
-"""Training steps of a tiny model at durations that are set by hand.
+"""Training steps of a tiny model with durations set by hand.
 
 Of a layer, only the attention core takes time: `forward` and `backward` seconds (again `forward` where it is
-recomputed), in proportion to the keys where it is cut into pieces, and where a test wants it the gradient of one
-weight, `weight` seconds. Embedding, head and everything else are free, but
-for the loss and the optimizer where a test wants them, so a stage lasts its number of layers. An exchange takes what
-`exchanges` says of its name, by default nothing.
+recomputed), in proportion to the number of keys where it is split, and optionally the gradient of one weight,
+`weight` seconds. Embedding, head and everything else are free, except optionally the loss and the optimizer,
+so the seconds of a stage equal its number of layers. A communication operation takes the seconds that
+`comm_seconds` maps its name to, by default 0.
 """
 
 from collections.abc import Callable, Mapping
@@ -53,12 +53,12 @@ MODEL = uniform_model(
     qkv_bias=False,
 )
 CommSeconds = float | Callable[[CommOp], float | list[float]]
-"""For every exchange of a name, or by exchange; a list has one number for each group of the role."""
+"""Seconds of all operations of a name, or a function of the operation; a list has one entry per group."""
 
 
 @dataclass(frozen=True)
 class FixedDurations:
-    """Seconds of pieces. exchanges: by name."""
+    """Seconds of kernels; comm_seconds: of communication operations, by name."""
 
     forward: float = 1.0
     backward: float = 2.0
@@ -79,7 +79,7 @@ class FixedDurations:
         }.get(kernel.kind, 0.0)
 
     def fixed_cost(self, program: Program) -> "FixedCost":
-        """Costs of a program's kernels and exchanges."""
+        """Costs of a program's kernels and communication operations."""
         return FixedCost(self, program)
 
     def comm_op_seconds(self, comm_op: CommOp) -> float | list[float]:
@@ -103,7 +103,7 @@ class FixedCost:
 
 @dataclass(frozen=True)
 class Step:
-    """One training step: what is run, and how."""
+    """One training step: model, layout, schedule and training options."""
 
     layers: int = 8
     layout: Layout = Layout()  # noqa: RUF009 - frozen
@@ -130,7 +130,7 @@ class Step:
         return simulate_program(program, fold_ranks(program, cost) if folded else singleton_classes(program), cost)[0]
 
     def step_seconds(self, durations: FixedDurations) -> float:
-        """The step time, which is the same whether every rank is run or one of each class."""
+        """The step time, checked to be equal with and without rank folding."""
         folded, unfolded = self.run(durations).makespan, self.run(durations, folded=False).makespan
         assert folded == unfolded
         return folded
@@ -141,6 +141,6 @@ class Step:
         return UnitBuilder(plan).stage_units(plan.stages[0])
 
     def issued_comm_ops(self, name: str, pipeline_rank: int = 0) -> list[CommOp]:
-        """Collectives of one name on the data stream of a pipeline rank, in order."""
+        """Collectives of one name on the DP stream of a pipeline rank, in program order."""
         tasks = self.program.programs[pipeline_rank].tasks
         return [t.comm_op for t in tasks if isinstance(t, CollectiveTask) and t.comm_op.name == name]

@@ -1,14 +1,13 @@
-"""Collectives on a clean fabric take exactly their textbook time.
+"""Collectives on an idle fabric take exactly their textbook time.
 
-The library here is ideal: no start-up, no chunk synchronisation, links at their nominal rate, and a round takes the
-route's latency alone. Then with n ranks, payload S, per-port bandwidth B and route latency a:
-    ring all-reduce         2 (n-1) a + 2 (n-1)/n S / B         (Thakur, Rabenseifner and Gropp 2005, sec. 4)
-    ring all-gather           (n-1) a +   (n-1)/n S / B
-    send/recv                       a +           S / B
-    shift                   (n-1) a +   (n-1)/n S / B         of the slowest hop
-    all-to-all                      a +   (n-1)/n S / B         all at once through one port
-    double binary tree      2 ceil(log2 n) a + 2 S / B          for more than two ranks
-    two levels, d domains of k: 2 (k-1) a + 2 (k-1)/k S / B inside, 2 (d-1) a' + 2 (d-1)/d S/k / B' between
+The library here is ideal: no launch overhead, no chunk synchronization, links at their nominal rate, and a
+step costs the route's latency alone. Then with n ranks, payload S, per-port bandwidth B and route latency a:
+ring all-reduce         2 (n-1) a + 2 (n-1)/n S / B         (Thakur, Rabenseifner and Gropp 2005, sec. 4)
+ring all-gather           (n-1) a +   (n-1)/n S / B     send/recv                       a +           S / B
+shift                   (n-1) a +   (n-1)/n S / B         of the slowest hop     all-to-all
+a +   (n-1)/n S / B         all at once through one port     double binary tree      2 ceil(log2 n) a + 2 S /
+B          for more than two ranks     two levels, d domains of k: 2 (k-1) a + 2 (k-1)/k S / B inside, 2 (d-1)
+a' + 2 (d-1)/d S/k / B' between
 """
 
 import math
@@ -123,7 +122,7 @@ def test_ring_between_single_ranks(n):
 
 @pytest.mark.parametrize("domains", [2, 4])
 def test_rings_over_several_domains_use_every_nic(domains):
-    """N = 4 d ranks, four rings: each NIC carries a quarter of 2 (n-1)/n S; of 2 (n-1) rounds 2 (d-1) cross."""
+    """N = 4 d ranks, four rings: each NIC carries a quarter of 2 (n-1)/n S; of 2 (n-1) steps 2 (d-1) cross."""
     fabric = cluster(4 * domains, 4)
     n = 4 * domains
     rounds = 2 * (domains - 1) * route_latency(fabric, 0, 4) + (2 * (n - 1) - 2 * (domains - 1)) * route_latency(
@@ -156,10 +155,10 @@ def test_two_ranks_exchange_halves_in_a_double_tree():
 @pytest.mark.parametrize(("d", "k"), [(2, 2), (4, 4), (3, 8)])
 def test_hierarchical_all_reduce(d, k):
     fabric = cluster(d * k, k)
-    inside = 2 * (k - 1) * route_latency(fabric, 0, 1) + 2 * (k - 1) / k * PAYLOAD / NVLINK
+    intra_node = 2 * (k - 1) * route_latency(fabric, 0, 1) + 2 * (k - 1) / k * PAYLOAD / NVLINK
     between = 2 * (d - 1) * route_latency(fabric, 0, k) + 2 * (d - 1) / d * PAYLOAD / k / NIC
     measured = collective_seconds(CollectiveType.ALL_REDUCE, np.arange(d * k)[None], fabric, "hierarchical")
-    assert measured == pytest.approx(inside + between, rel=1e-12)
+    assert measured == pytest.approx(intra_node + between, rel=1e-12)
 
 
 def test_send_and_receive():
@@ -179,7 +178,7 @@ def test_two_flows_through_one_nic_take_twice_as_long():
 
 
 def test_a_shift_is_bound_by_its_slowest_hop():
-    """8 ranks on 2 nodes of 4: 7 rounds of an 8th each, through one NIC of each node however many it has."""
+    """8 ranks on 2 nodes of 4: 7 steps of an eighth each, through one NIC of each node however many it has."""
     fabric = cluster(8, 4)
     expected = 7 * (route_latency(fabric, 3, 4) + PAYLOAD / 8 / NIC)
     assert collective_seconds(CollectiveType.SHIFT, np.arange(8)[None], fabric, "pairwise") == pytest.approx(

@@ -1,8 +1,8 @@
-"""Replicated and partly sharded data parallelism (DDP, ZeRO-1, ZeRO-2, torch.nn.DataParallel), against closed forms.
+"""Replicated and partly sharded data parallelism (DDP, ZeRO-1, ZeRO-2, torch.nn.DataParallel): closed forms.
 
-Two layers of forward f and backward b on each of two ranks, and an optimizer of o. Gradients are FP32: four bytes a
-parameter. A bucket is as large as the head and a layer together, so backward makes two: the head and the second layer,
-complete b after backward began; the first layer and the embedding, complete at its end.
+Two layers of forward f and backward b on each of two ranks, and an optimizer of o. Gradients are FP32: four
+bytes per parameter. A bucket is as large as the head and a layer together, so backward makes two: the head
+and the second layer, complete b after backward began; the first layer and the embedding, complete at its end.
 """
 
 import pytest
@@ -34,7 +34,7 @@ def durations(**comm_seconds: CommSeconds) -> FixedDurations:
 
 
 def bucket_seconds(head_bucket: float, embedding_bucket: float) -> CommSeconds:
-    """The bucket of the head takes `first` seconds, that of the embedding `second`."""
+    """The bucket of the head takes `head_bucket` seconds, that of the embedding `embedding_bucket`."""
     return lambda comm_op: head_bucket if comm_op.payload == BUCKET else embedding_bucket
 
 
@@ -50,9 +50,9 @@ def test_buckets_hold_every_gradient_once() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [(0.5, 0.25), (2.0, 1.0), (7.0, 1.0), (0.0, 9.0)])
 def test_ddp_with_overlap(first: float, second: float) -> None:
-    """Forward ends at 2f. The first bucket is full at 2f + b, and its reduction lasts c1 beside the first layer's b.
+    """Forward ends at 2f. The first bucket is full at 2f + b; its reduction of c1 overlaps the first layer's b.
 
-    The second is full at 2f + 2b and goes when the stream is free: max(2f + b + c1, 2f + 2b) + c2, then o.
+    The second is full at 2f + 2b and starts when the stream is free: max(2f + b + c1, 2f + 2b) + c2, then o.
     """
     expected = max(2 * FORWARD + BACKWARD + first, 2 * FORWARD + 2 * BACKWARD) + second + OPTIMIZER
     assert (
@@ -62,7 +62,7 @@ def test_ddp_with_overlap(first: float, second: float) -> None:
 
 
 def test_ddp_without_overlap() -> None:
-    """Everything is reduced in one piece after backward: 2 (f + b) + c + o."""
+    """All gradients are reduced in one collective after backward: 2 (f + b) + c + o."""
     no_overlap_step = step(DdpStrategy(bucket=BUCKET, overlap=False))
     assert [comm_op.payload for comm_op in no_overlap_step.issued_comm_ops("reduce gradients")] == [
         4.0 * ALL_PARAMETERS
@@ -72,7 +72,7 @@ def test_ddp_without_overlap() -> None:
 
 @pytest.mark.parametrize("microbatches", [1, 2, 5])
 def test_ddp_and_zero_1_accumulate_without_communication(microbatches: int) -> None:
-    """Only the last microbatch's backward is cut into buckets; the others take 2 (f + b) each."""
+    """Only the last microbatch's backward is split into buckets; the others take 2 (f + b) each."""
     accumulation_seconds = (microbatches - 1) * 2 * (FORWARD + BACKWARD)
     last_microbatch_seconds = max(2 * FORWARD + BACKWARD + 3.0, 2 * FORWARD + 2 * BACKWARD) + 1.0 + OPTIMIZER
     for data in (DdpStrategy(bucket=BUCKET), Zero1(bucket=BUCKET)):
@@ -86,10 +86,10 @@ def test_ddp_and_zero_1_accumulate_without_communication(microbatches: int) -> N
 
 @pytest.mark.parametrize("microbatches", [1, 2, 5])
 def test_zero_2_reduces_after_every_microbatch(microbatches: int) -> None:
-    """Sharded gradients cannot be accumulated whole, so both buckets of each backward are reduced.
+    """Unsharded gradients are not kept for accumulation, so both buckets of each backward are reduced.
 
-    With c1 = 3 and c2 = 1 the last bucket of a microbatch is done at 2f + b + 4 = 2f + 2b + 2: 2 s into the next, which
-    needs the stream only f + f + b = 4 s after its start. So microbatches do not delay each other.
+    With c1 = 3 and c2 = 1 the last bucket of a microbatch is done at 2f + b + 4 = 2f + 2b + 2: 2 s into the next,
+    which needs the stream only f + f + b = 4 s after its start. So microbatches do not delay each other.
     """
     zero2_step = step(Zero2(bucket=BUCKET), microbatches)
     assert len(zero2_step.issued_comm_ops("reduce gradients")) == 2 * microbatches
@@ -105,7 +105,7 @@ def test_zero_2_reduces_after_every_microbatch(microbatches: int) -> None:
 
 
 def test_zero_2_bound_by_reductions() -> None:
-    """With c1 = 8 the stream never rests once the first bucket is full at 2f + b: m (c1 + c2) later it is done."""
+    """With c1 = 8 the stream is busy from 2f + b, when the first bucket is full, for m (c1 + c2)."""
     zero2_step = step(Zero2(bucket=BUCKET), 3)
     assert zero2_step.step_seconds(durations(reduce_gradients=bucket_seconds(8.0, 1.0))) == 4.0 + 3 * 9.0 + OPTIMIZER
 
@@ -124,7 +124,7 @@ def test_zero_without_overlap(stage: int) -> None:
 
 @pytest.mark.parametrize("gather", [0.25, 1.0, 3.0])
 def test_zero_1_forward_waits_for_parameters_layer_by_layer(gather: float) -> None:
-    """A bucket of one byte gathers each unit alone; embedding and head are free, a layer's gather takes g.
+    """A bucket of one byte gathers each unit separately; embedding and head are free, a layer's gather takes g.
 
     The first layer starts at g and the second at max(2g, g + f); the head follows. Then 2b, and o.
     """
@@ -140,7 +140,7 @@ def test_zero_1_forward_waits_for_parameters_layer_by_layer(gather: float) -> No
 
 
 def test_only_the_first_forward_waits_for_parameters() -> None:
-    """In one bucket: g + m (2f + 2b) + c + o, whatever m is."""
+    """With one bucket: g + m (2f + 2b) + c + o for any m."""
     one_bucket_step = step(Zero1(bucket=1e9), microbatches=3)
     expected = 5.0 + 3 * 2 * (FORWARD + BACKWARD) + 4.0 + OPTIMIZER
     assert one_bucket_step.step_seconds(durations(gather_parameters=5.0, reduce_gradients=4.0)) == expected

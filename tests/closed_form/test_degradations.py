@@ -23,7 +23,7 @@ LAYERS = 4
 WORK = LAYERS * (F + B)
 DURATIONS = FixedDurations(F, B, optimizer=OPTIMIZER, comm_seconds={"reduce gradients": REDUCTION})
 NO_OVERLAP_DDP = DdpStrategy(overlap=False)
-"""Gradients are reduced in one piece behind the backward."""
+"""Gradients are reduced in one collective after backward."""
 
 
 def wait_seconds(run: StepRun, rank: int) -> float:
@@ -35,10 +35,11 @@ def wait_seconds(run: StepRun, rank: int) -> float:
 @pytest.mark.parametrize("speed", [0.25, 0.5, 0.8])
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_a_slow_dp_rank_sets_the_step_and_the_others_wait(speed: float, ranks: int) -> None:
-    """It works L (f + b)/s, all reduce for r, and its optimizer takes o/s.
+    """The slow rank computes L (f + b)/s, all reduce for r, and its optimizer takes o/s.
 
-    Another works L (f + b) and waits for the slow one before the reduction and, since the step ends with the slow
-    one's optimizer, behind its own: the difference of their work in all. The critical path is the slow rank's.
+    Another computes L (f + b) and waits for the slow one before the reduction and, since the step ends with the
+    slow one's optimizer, after its own: in total the difference of their work. The critical path is the slow
+    rank's.
     """
     run = DegradedStep(Step(LAYERS, Layout(dp=ranks, data=NO_OVERLAP_DDP)), DURATIONS, {1: speed}).checked_run
     assert run.seconds == pytest.approx((WORK + OPTIMIZER) / speed + REDUCTION)
@@ -62,7 +63,7 @@ def test_two_slow_ranks_cost_no_more_than_the_slower() -> None:
 
 
 def test_the_tp_peer_of_a_slow_rank_waits_inside_segments() -> None:
-    """Two ranks that meet in every layer: both end at the slow one's pace, but for optimizers, behind all meetings."""
+    """Two ranks that synchronize in every layer run at the slow one's speed, except the optimizers at the end."""
     run = DegradedStep(Step(LAYERS, Layout(tp=2)), DURATIONS, {0: 0.5}).checked_run
     assert run.seconds == 2 * (WORK + OPTIMIZER)
     assert run.trace.waited[run.trace.rank == 1].sum() == pytest.approx(WORK)
@@ -74,16 +75,16 @@ def test_the_tp_peer_of_a_slow_rank_waits_inside_segments() -> None:
 
 @pytest.mark.parametrize("order", [("tp", "cp", "dp", "pp"), ("dp", "tp", "cp", "pp")])
 def test_a_slow_rank_slows_its_tensor_parallel_group(order: tuple[str, ...]) -> None:
-    """Its partner meets it in every layer, so both go at its pace: each half as long, the partner waits inside.
+    """Its TP peer synchronizes with it in every layer, so both run at half speed; the peer waits inside segments.
 
-    The other group waits for them at the reduction, which joins it with both of them.
+    The other TP group waits for them at the gradient reduction.
     """
     layout = Layout(tp=2, dp=2, order=order, data=NO_OVERLAP_DDP)
     run = DegradedStep(Step(LAYERS, layout), DURATIONS, {0: 0.5}).checked_run
     tp_peer = int(run.program.groups["tp"].members[0][1])
     assert run.seconds == pytest.approx(2 * (WORK + OPTIMIZER) + REDUCTION)
     wait_in_segments = run.trace.waited[run.trace.rank == tp_peer].sum()
-    # behind the last meeting of the last layer's backward nothing takes time, so all of it is inside blocks
+    # nothing takes time after the last TP sync of the last layer's backward, so all of it is inside segments
     assert wait_in_segments == pytest.approx(WORK)
     assert not run.trace.waited[run.trace.rank != tp_peer].any()
     for rank in set(range(4)) - {0}:
@@ -94,10 +95,10 @@ def test_a_slow_rank_slows_its_tensor_parallel_group(order: tuple[str, ...]) -> 
 @pytest.mark.parametrize("microbatches", [1, 2, 6])
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_slow_rank_slows_its_pipeline_replica(microbatches: int, stage: int) -> None:
-    """Of two replicas of two stages, two GPUs each, one GPU in one stage is at half speed.
+    """Two replicas of two stages with two GPUs each; one GPU in one stage is at half speed.
 
-    That stage takes 2 (F + B) a microbatch, F and B through its two layers, the other F + B. So the replica runs as a
-    pipeline with a slow stage does; the other replica waits for it at the reductions.
+    That stage takes 2 (F + B) a microbatch, F and B through its two layers, the other F + B. So the replica runs
+    like a pipeline with a slow stage; the other replica waits for it at the reductions.
     """
     layout = Layout(tp=2, dp=2, pp=2, data=NO_OVERLAP_DDP)
     step = Step(LAYERS, layout, OneFOneB(), microbatches)
@@ -139,7 +140,7 @@ def test_a_slow_stage_bounds_the_pipeline(schedule: Schedule, ranks: int, slow: 
 
 @dataclass(frozen=True)
 class RankClassCase:
-    """A layout, the slow rank, and in which classes the ranks then are."""
+    """A layout, the slow rank, and the expected classes of equivalent ranks."""
 
     layout: Layout
     slow_rank: int
@@ -158,11 +159,11 @@ RANK_CLASS_CASES = {
 
 @pytest.mark.parametrize("case", RANK_CLASS_CASES)
 def test_a_slow_rank_splits_only_the_rank_classes_it_affects(case: str) -> None:
-    """The slow rank; those that meet it in their replica; and, one for each place in a replica, all others.
+    """The slow rank; its peers in the replica; and all others, one class per position in a replica.
 
-    Data-parallel groups join equal places of all replicas, so the others of one place all meet the slow rank (or its
-    neighbour) in the same way. Context-parallel ranks reduce gradients together, so they are all in one group, and
-    those of the other replicas are alike.
+    DP groups connect equal positions of all replicas, so the others of one position all synchronize with the slow
+    rank (or its neighbour) in the same way. CP ranks reduce gradients together, so they are all in one group, and
+    those of the other replicas are equivalent.
     """
     expected = RANK_CLASS_CASES[case]
     speeds = {} if expected.slow_rank < 0 else {expected.slow_rank: 0.5}
@@ -172,7 +173,7 @@ def test_a_slow_rank_splits_only_the_rank_classes_it_affects(case: str) -> None:
 
 
 def test_ranks_not_connected_to_a_slow_rank_stay_folded() -> None:
-    """Without any exchange between replicas, only its own are told apart from the others."""
+    """Without communication between replicas, only the slow rank's replica is distinguished from the others."""
     step = Step(LAYERS, Layout(pp=2), microbatches=2)
     assert DegradedStep(step, DURATIONS, {0: 0.5}).run().classes.count == 2
 
@@ -185,8 +186,8 @@ EXPECTED_MAXIMUM = {2: 0.5642, 8: 1.4236, 32: 2.0697}
 def test_jitter_costs_the_expected_maximum_over_ranks(ranks: int) -> None:
     """Jitter of σ on every kernel makes a rank's work of a step normal, with mean W and deviation σ √(Σ d²).
 
-    All ranks meet once a step, so a step takes W + r plus the largest of n deviations, on average; its mean over N
-    steps errs by about their deviation (at most 1) over √N. The optimizer takes no time here.
+    All ranks synchronize once a step, so a step takes W + r plus the largest of n deviations, on average; its
+    mean over N steps errs by about their deviation (at most 1) over √N. The optimizer takes no time here.
     """
     std, steps = 0.05, 150
     durations = FixedDurations(F, B, comm_seconds={"reduce gradients": REDUCTION})
@@ -200,7 +201,7 @@ def test_jitter_costs_the_expected_maximum_over_ranks(ranks: int) -> None:
 
 
 def test_a_rank_without_peers_takes_the_sum_of_its_kernels() -> None:
-    """Each multiplied by the factor of its place in the program of all steps."""
+    """Each kernel is multiplied by the jitter factor at its index in the program of all steps."""
     jitter = Jitter(0.1, seed=2)
     run = DegradedStep(Step(LAYERS), FixedDurations(F, B), steps=20, jitter=jitter).run()
     (rank_program,) = run.program.programs

@@ -21,8 +21,8 @@ LAYERS = 4
 def test_tensor_parallelism_has_two_all_reduces_per_layer_and_pass(dp: int) -> None:
     """Forward: after attention, after the MLP, and after the embedding, so (2 L + 1) c.
 
-    Backward: for attention, the MLP and the head, so (2 L + 1) c; they run beside weight gradients, which are free here
-    and hide nothing.
+    Backward: for attention, the MLP and the head, so (2 L + 1) c; they overlap weight gradients, which are free
+    here and hide nothing.
     """
     cost = FixedDurations(FORWARD, BACKWARD, comm_seconds={"reduce output": 0.25, "reduce input gradient": 0.5})
     expected = LAYERS * WORK + (2 * LAYERS + 1) * (0.25 + 0.5)
@@ -43,7 +43,7 @@ def test_sequence_parallelism_gathers_and_scatters_at_every_boundary() -> None:
 
 @pytest.mark.parametrize("ring", [0.5, 1.0, 4.0])
 def test_context_parallelism_overlaps_its_ring_with_attention(ring: float) -> None:
-    """In cp = 2 blocks: the first is there already, and the other comes while attention works on it: max(f, c + f / 2).
+    """With cp = 2, one half of the keys is local, the other arrives during attention on it: max(f, c + f / 2).
 
     So for each layer, with b in place of f in backward.
     """
@@ -55,9 +55,9 @@ def test_context_parallelism_overlaps_its_ring_with_attention(ring: float) -> No
 @pytest.mark.parametrize("data", [DdpStrategy(bucket=1.0), Zero1(bucket=1.0), Zero2(), FullyShard()])
 @pytest.mark.parametrize("dp", [1, 2])
 def test_activation_shards_are_gathered_once_by_the_next_stage(dp: int, data: DataParallelStrategy) -> None:
-    """Without sequence parallelism each of tp ranks sends a part, and the next stage gathers them: once each way.
+    """Without sequence parallelism each of tp ranks sends a shard; the next stage gathers them once per direction.
 
-    Into however many pieces data parallelism cuts the pass, only the first of them gathers.
+    Into however many segments data parallelism splits the pass, only the first of them gathers.
     """
     cost = FixedDurations(FORWARD, BACKWARD, comm_seconds={"gather stage input": 0.5})
     step = Step(LAYERS, Layout(tp=2, pp=2, dp=dp, data=data), OneFOneB())
@@ -77,7 +77,7 @@ def test_stages_reduce_at_different_speeds_and_times(first: float, last: float) 
 
 
 def test_a_slow_tp_group_delays_the_replicas_it_reduces_with() -> None:
-    """Of two replicas the second one's all-reduces take 2 and not 1: both wait for it before they reduce."""
+    """Of two replicas the second one's all-reduces take 2 s instead of 1: both wait for it before they reduce."""
     layout = Layout(tp=2, dp=2, data=DdpStrategy(overlap=False))
     step = Step(LAYERS, layout)
     durations = FixedDurations(

@@ -97,7 +97,7 @@ def test_prefetch_hides_what_fits_behind_compute() -> None:
 @pytest.mark.parametrize("case", DURATION_CASES)
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_without_prefetch_everything_is_exposed(case: Case, microbatches: int) -> None:
-    """Each gather waits for the unit before it, and for that unit's reduction, which is before it in the stream."""
+    """Each gather waits for the previous unit and for that unit's reduction, which precedes it in the stream."""
     microbatch_seconds = 3 * (case.gather + case.forward) + 3 * (case.gather + case.backward + case.reduction)
     expected = microbatches * microbatch_seconds + OPTIMIZER
     assert step(microbatches, prefetch=0).step_seconds(case.durations) == expected
@@ -106,7 +106,7 @@ def test_without_prefetch_everything_is_exposed(case: Case, microbatches: int) -
 
 @pytest.mark.parametrize("case", DURATION_CASES)
 def test_without_reshard_parameters_are_gathered_once(case: Case) -> None:
-    """Backward is compute with reductions queueing behind it, as in DDP with a bucket for each layer."""
+    """Backward is compute with reductions queueing after it, as in DDP with one bucket per layer."""
     no_reshard_step = step(reshard=False)
     layer_ends = [forward_end(case) + layer * case.backward for layer in (1, 2, 3)]
     reduction_end = 0.0

@@ -1,8 +1,8 @@
-"""Collectives that slow the kernels beside them, in lowered training steps.
+"""Interference of overlapping collectives with kernels, in lowered training steps.
 
-A kernel goes at 1/(1 + φ) of its pace while a collective of its GPU's data stream is under way, so a collective of c
-seconds that is beside kernels all the time makes them c φ/(1 + φ) s longer, and a kernel of k seconds with one beside
-it all the time takes k (1 + φ).
+A kernel runs at 1/(1 + φ) of its rate while a collective of its GPU's DP stream is in flight, so a collective
+of c seconds that overlaps kernels throughout adds c φ/(1 + φ) s to them, and a kernel of k seconds overlapped
+throughout takes k (1 + φ).
 """
 
 import pytest
@@ -22,7 +22,7 @@ INTERFERENCE_LEVELS = [0.0, 0.25, 1.0]
 
 
 def interference_seconds(seconds: float, interference: float) -> float:
-    """By what kernels beside a collective of so many seconds are longer."""
+    """Seconds that a collective of given duration adds to the kernels it overlaps."""
     return seconds * interference / (1 + interference)
 
 
@@ -33,7 +33,7 @@ def run_ddp(reduction: float, interference: float, data: DataParallelStrategy | 
 
 
 def qkv_reduction_durations(reduction: float) -> FixedDurations:
-    """Every gradient is a bucket; those of queries, keys and values take so long, all others no time."""
+    """Every gradient is a bucket; those of queries, keys and values take `reduction_op` seconds, all others 0."""
 
     def bucket_seconds(comm_op: CommOp) -> float:
         return reduction if comm_op.payload == PROJECTION else 0.0
@@ -44,9 +44,9 @@ def qkv_reduction_durations(reduction: float) -> FixedDurations:
 @pytest.mark.parametrize("interference", INTERFERENCE_LEVELS)
 @pytest.mark.parametrize("reduction", [0.0, 0.5, 1.0, 2.0])
 def test_ddp_with_reductions_shorter_than_a_backward(reduction: float, interference: float) -> None:
-    """Each of the L - 1 first reductions is beside the backward of the layer below, which ends after it.
+    """Each of the L - 1 first reductions overlaps the backward of the layer below, which ends after it.
 
-    L (f + b) + (L - 1) r φ/(1 + φ), then the last reduction and the optimizer, beside which nothing is.
+    L (f + b) + (L - 1) r φ/(1 + φ), then the last reduction and the optimizer, which overlap nothing.
     """
     slowdown_seconds = (LAYERS - 1) * interference_seconds(reduction, interference)
     run = run_ddp(reduction, interference)
@@ -64,9 +64,9 @@ def test_ddp_with_reductions_shorter_than_a_backward(reduction: float, interfere
 @pytest.mark.parametrize("interference", INTERFERENCE_LEVELS)
 @pytest.mark.parametrize("reduction", [4.0, 7.0])
 def test_ddp_bound_by_its_reductions(reduction: float, interference: float) -> None:
-    """With r >= b (1 + φ) the stream never rests once the last layer's backward has ended, at L f + b.
+    """With r >= b (1 + φ) the stream is always busy once the last layer's backward has ended, at L f + b.
 
-    All other backwards are slowed all the way; nothing waits for that, as L r s follow in any case.
+    All other backwards are slowed throughout; this is hidden, as L r s follow in any case.
     """
     run = run_ddp(reduction, interference)
     assert run.seconds == pytest.approx(LAYERS * F + B + LAYERS * reduction + OPTIMIZER)
@@ -83,7 +83,7 @@ def test_reductions_after_all_kernels_slow_none() -> None:
 
 
 def test_the_ddp_critical_path_includes_interference() -> None:
-    """Compute, what reductions of 1 s cost it at φ = 1, the last reduction, and the optimizer."""
+    """Compute, the slowdown by reductions of 1 s at φ = 1, the last reduction, and the optimizer."""
     categories = {"compute": 12.0, "optimizer": OPTIMIZER, "exposed dp": 1.0, "slowed by communication": 1.5}
     assert run_ddp(1.0, 1.0).path == pytest.approx(categories)
 

@@ -1,4 +1,4 @@
-"""How long copies and the host's optimizer take, by hand."""
+"""Durations of host copies and of the offloaded optimizer, against closed forms."""
 
 from dataclasses import replace
 
@@ -29,11 +29,11 @@ HOST_MEMORY = HostMemory(
 )
 LAYERS = 6
 UNITS = LAYERS + 2
-"""Embedding, layers and head: the pieces in which an optimizer on the host works."""
+"""Embedding, layers and head: the units in which an offloaded optimizer works."""
 
 
 def scenario(*overrides: str, host: HostMemory = HOST_MEMORY) -> Scenario:
-    """A small Llama on two GPUs of a node, whose kernels nothing slows and whose host launches at once."""
+    """A small Llama on two GPUs of a node, without interference and with zero launch time."""
     config = {
         "model": {"preset": "llama3-8b", "layers": LAYERS},
         "cluster": {"name": "dgx-h100", "gpus": 2},
@@ -64,13 +64,13 @@ def segment_of_task(task: Task) -> Segment:
 
 
 class _NoCommCost:
-    """No exchanges between ranks."""
+    """No communication between ranks."""
 
     time_comm_op = link_demand = None
 
 
 @pytest.mark.parametrize(
-    ("sharers", "what", "seconds"),
+    ("sharers", "kind", "seconds"),
     [
         (1, HostOpKind.D2H, 0.5 + 100e9 / 20e9),  # the link
         (8, HostOpKind.D2H, 0.5 + 100e9 / 12.5e9),  # an eighth of the memory's bandwidth
@@ -79,9 +79,9 @@ class _NoCommCost:
         (8, HostOpKind.ON_HOST, 100e9 / (12.5e9 * 0.4)),
     ],
 )
-def test_gpus_share_host_memory_bandwidth(sharers: int, what: HostOpKind, seconds: float) -> None:
+def test_gpus_share_host_memory_bandwidth(sharers: int, kind: HostOpKind, seconds: float) -> None:
     cost = HostTransferCost(_NoCommCost(), HOST_MEMORY, np.full(3, sharers))  # type: ignore[arg-type]
-    host_op = HostOp("copy", CollectiveType.SEND_RECV, HOST_GROUP.name, 100e9, what)
+    host_op = HostOp("copy", CollectiveType.SEND_RECV, HOST_GROUP.name, 100e9, kind)
     assert cost.time_comm_op(host_op).seconds == pytest.approx(np.full(3, seconds))
     demand = cost.link_demand(host_op)
     assert demand.latency == pytest.approx(np.full(3, seconds))  # it loads no link of the network
@@ -89,10 +89,10 @@ def test_gpus_share_host_memory_bandwidth(sharers: int, what: HostOpKind, second
 
 
 def test_the_offloaded_optimizer_pipelines_copies_and_updates() -> None:
-    """Of equal pieces: one of each, and for every further piece the slowest of the three.
+    """Of equal units: one of each of the three stages, and for every additional unit the slowest of the three.
 
-    A rank updates half of the parameters: 4 bytes of a gradient go, 2 of a weight come back, and the CPU moves 30:
-    master weights and two moments in and out (24), the gradient in (4), the new weight out (2).
+    A rank updates half of the parameters: 4 bytes of a gradient go out, 2 of a weight come back, and the CPU
+    moves 30: master weights and two moments in and out (24), the gradient in (4), the new weight out (2).
     """
     offloaded, on_gpu = (simulate(scenario(f"training.offload.optimizer={flag}")) for flag in ("true", "false"))
     count = parameter_count(offloaded.scenario.model) / 2 / UNITS
@@ -108,7 +108,7 @@ def test_the_offloaded_optimizer_pipelines_copies_and_updates() -> None:
 
 
 def test_a_partly_offloaded_optimizer_updates_on_both_sides() -> None:
-    """Half of the optimizer stays, and the host has half as much to do."""
+    """Half of the optimizer stays on the GPU, and the host has half as much to do."""
     half_offloaded = simulate(scenario("training.offload.optimizer=50 %"))
     count = parameter_count(half_offloaded.scenario.model) / 4 / UNITS
     update = 30 * count / (50e9 * 0.4)
@@ -125,9 +125,9 @@ def test_a_partly_offloaded_optimizer_updates_on_both_sides() -> None:
 
 
 def test_copies_that_are_the_bottleneck_run_back_to_back() -> None:
-    """All layers go out one after the other, then come back one after the other; kernels hide behind them.
+    """All layers are copied out one after the other, then back in; kernels hide behind the copies.
 
-    The first copy back needs what the last copy out has brought there.
+    The first copy back needs the data of the last copy out.
     """
     result = simulate(scenario("training.offload.activations=all"))
     d2h, h2d = stream_spans(result, Stream.D2H), stream_spans(result, Stream.H2D)
@@ -141,9 +141,9 @@ def test_copies_that_are_the_bottleneck_run_back_to_back() -> None:
 
 
 def test_fetches_run_prefetch_layers_ahead() -> None:
-    """With fast copies, the copy back of a layer begins when the backward `prefetch` layers before it does.
+    """With fast copies, the fetch of a layer starts with the backward that is `prefetch` layers before it.
 
-    Buckets of gradients cut each layer's backward into several tasks, all of which read its activations.
+    Gradient buckets split each layer's backward into several tasks, all of which read its activations.
     """
     fast_host = replace(HOST_MEMORY, bandwidth=1e15, to_host=1e15, from_host=1e15, latency=0.0)
     for prefetch in (1, 2):
@@ -205,7 +205,7 @@ def test_the_heatmap_sums_to_the_time_breakdown() -> None:
 
 
 def test_the_next_step_waits_for_the_updated_weights() -> None:
-    """Steps in a row are the first one's time apart: nothing of an update hides behind the next step."""
+    """All steps take as long as the first one: nothing of an update overlaps the next step."""
     one_step = simulate(scenario("training.offload.optimizer=true"))
     three_steps = simulate(scenario("training.offload.optimizer=true", "steps=3"))
     assert three_steps.step_times.tolist() == pytest.approx([one_step.step_time] * 3)

@@ -1,7 +1,7 @@
-"""Pipelines through the real lowering and engine, against closed forms.
+"""Pipelines through lowering and engine, against closed forms.
 
-p ranks, m microbatches, v chunks; F and B are the seconds of one microbatch through all layers of a rank, forward and
-backward.
+p ranks, m microbatches, v chunks; F and B are the seconds of one microbatch through all layers of a rank,
+forward and backward.
 """
 
 from dataclasses import replace
@@ -51,9 +51,9 @@ def test_the_interleaved_bubble_is_a_vth_of_the_1f1b_bubble(chunks: int, ranks: 
 
 @pytest.mark.parametrize("microbatches", [1, 5])
 def test_the_slowest_stage_bounds_the_pipeline(microbatches: int) -> None:
-    """GPipe with unequal stages F_i: after the first microbatch each further one is one slowest stage later.
+    """GPipe with unequal stages F_i: each microbatch after the first takes one slowest stage more.
 
-    Forward the last rank ends at sum F_i + (m - 1) max F_i. Backward is the same pipe the other way round.
+    The last rank's forwards end at sum F_i + (m - 1) max F_i. Backward is the same pipeline in reverse.
     """
     layers_per_stage = (1, 4, 2)
     step = Step(7, Layout(pp=3, layers_per_stage=layers_per_stage), GPipe(), microbatches)
@@ -64,10 +64,10 @@ def test_the_slowest_stage_bounds_the_pipeline(microbatches: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize(("sending", "microbatches"), [(0.25, 4), (1.0, 4), (3.0, 4), (3.0, 1)])
 def test_sends_overlapping_compute(ranks: int, sending: float, microbatches: int) -> None:
-    """GPipe whose messages take s and travel while the sender goes on.
+    """GPipe whose messages take s and overlap the sender's compute.
 
-    The first microbatch takes p F + (p - 1) s to the end of the pipe. After it they come one every max(F, s), the pace
-    of the slower of compute and link. Backward alike with B.
+    The first microbatch takes p F + (p - 1) s to the end of the pipeline. After it they arrive one every max(F,
+    s), the rate of the slower of compute and link. Backward likewise with B.
     """
     step = Step(ranks, Layout(pp=ranks), GPipe(), microbatches)
     durations = FixedDurations(FORWARD, BACKWARD, comm_seconds={"activations": sending, "gradients": sending})
@@ -81,13 +81,13 @@ def test_sends_overlapping_compute(ranks: int, sending: float, microbatches: int
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize(("sending", "microbatches"), [(0.25, 4), (3.0, 4), (3.0, 1)])
 def test_blocking_sends(ranks: int, sending: float, microbatches: int) -> None:
-    """GPipe whose sender waits until its message is gone (pipeline_overlap off).
+    """GPipe whose sender waits until its message is gone (overlap_p2p_comm off).
 
     A rank that sends is busy F + s for each microbatch, so the last microbatch reaches the last rank, which sends
     nothing forward, after (p - 1 + m - 1)(F + s), and F later all forwards are done. Backward alike:
     (m + p - 1)(F + B) + 2 (m + p - 2) s.
     """
-    step = Step(ranks, Layout(pp=ranks, pipeline_overlap=False), GPipe(), microbatches)
+    step = Step(ranks, Layout(pp=ranks, overlap_p2p_comm=False), GPipe(), microbatches)
     durations = FixedDurations(FORWARD, BACKWARD, comm_seconds={"activations": sending, "gradients": sending})
     waves = microbatches + ranks - 1
     assert step.step_seconds(durations) == waves * (FORWARD + BACKWARD) + 2 * (waves - 1) * sending
@@ -98,14 +98,14 @@ INTERLEAVED = [(ranks, chunks, times * ranks) for ranks in range(2, 7) for chunk
 
 @pytest.mark.parametrize(("ranks", "chunks", "microbatches"), INTERLEAVED)
 def test_batched_sends_neither_deadlock_nor_add_time_by_themselves(ranks: int, chunks: int, microbatches: int) -> None:
-    """Interleaved without pipeline_overlap: a forward's output leaves with the next backward's gradient.
+    """Interleaved without overlap_p2p_comm: a forward's output leaves with the next backward's gradient.
 
     In the steady phase a forward's reader has a backward of its own to do first, so where messages take no time the
     bubble stays (p - 1)(F + B)/v. Messages that take time make the step longer than with overlap, by at most what all
     of them take one after the other on every rank.
     """
     with_overlap, without_overlap = (
-        Step(ranks * chunks, Layout(pp=ranks, pipeline_overlap=overlap), Interleaved(chunks), microbatches)
+        Step(ranks * chunks, Layout(pp=ranks, overlap_p2p_comm=overlap), Interleaved(chunks), microbatches)
         for overlap in (True, False)
     )
     ideal = (microbatches * chunks + ranks - 1) * (FORWARD + BACKWARD)

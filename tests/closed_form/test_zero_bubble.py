@@ -1,7 +1,7 @@
-"""Zero-bubble schedules through the real lowering and engine, against closed forms.
+"""Zero-bubble schedules through lowering and engine, against closed forms.
 
-p ranks with one layer each, m microbatches; a forward, the gradient of the input and that of the weights take a second
-each. A step in a row of many takes what the next one ends later.
+p ranks with one layer each, m microbatches; a forward, the input gradient and the weight gradient take a
+second each. The steady-state seconds of a step are the difference between the ends of consecutive steps.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ SHAPES = [(2, 3), (2, 6), (3, 5), (4, 7), (4, 12)]
 
 
 def steady_state_seconds(step: Step) -> float:
-    """Seconds by which a row of steps ends later for its last one."""
+    """Step time in steady state: by how much a fourth step extends three."""
     return step.run(EQUAL, steps=4).makespan - step.run(EQUAL, steps=3).makespan
 
 
@@ -69,8 +69,9 @@ def test_1f1b_waits_for_full_backwards(ranks: int, microbatches: int) -> None:
 def test_reductions_overlap_the_remaining_weight_gradients() -> None:
     """Two microbatches of two layers; a reduction of an MLP matrix's gradient takes half a second.
 
-    In the last half the second layer's second matrix is reduced beside the first one's gradient (from 0 to 0.5 s of
-    2 s), its first one (1 to 1.5) and the first layer's second (1.5 to 2) beside the first layer's; the last is left.
+    In the last half the second layer's second matrix is reduced during the first one's gradient (from 0 to 0.5 s
+    of 2 s), its first one (1 to 1.5) and the first layer's second (1.5 to 2) during the first layer's; the last
+    is exposed.
     """
     matrix_bytes = 4.0 * MODEL.hidden * model_dimensions(MODEL).ffn
     durations = replace(

@@ -1,4 +1,4 @@
-"""Chunks by size, and the pace of trees."""
+"""Chunk sizes, and correction factors of trees."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def test_tree_correction_factors_are_interpolated_between_powers_of_two():
 
 
 def test_a_small_ring_uses_few_channels():
-    """One channel for every 4 KiB of each of 8 ranks: 64 KiB go over 2 of 24."""
+    """One channel per 4 KiB of each of 8 ranks: 64 KiB use 2 of 24 channels."""
     ramp = ChannelRamp(24, 4.0 * KIB)
     assert ramp.slowdown(64.0 * KIB, np.array([8])) == 12.0
     assert ramp.slowdown(MIB, np.array([8])) == 1.0
@@ -45,5 +45,5 @@ def test_trees_of_the_packaged_library_have_ncc_ls_full_table():
         for variant in load_library("nccl").variants_for(CollectiveType.ALL_REDUCE)
         if variant.algorithm == "tree"
     ]
-    assert [len(factors) for factors in factor_tables] == [20, 22, 24]  # what follows is 1, or the last of 24
+    assert [len(factors) for factors in factor_tables] == [20, 22, 24]  # later factors are 1, or the last of 24
     assert all(min(factors) >= 0.4 and max(factors) <= 1.0 for factors in factor_tables)

@@ -1,4 +1,4 @@
-"""Algorithms of somebody's own Python: found beside a scenario or installed, asked, checked, used."""
+"""Custom collective algorithms in Python: found beside a scenario file or installed, called, validated, used."""
 
 import pickle
 from importlib.metadata import EntryPoint, EntryPoints
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import RenderedResult, Scenario, simulate
-from clustersim.collectives import custom_algorithm as room
+from clustersim.collectives import custom_algorithm
 from clustersim.collectives.custom_algorithm import CustomAlgorithm, load_custom_algorithm
 from clustersim.collectives.library import ALGORITHMS
 from clustersim.collectives.phase import group_topology
@@ -22,59 +22,61 @@ from tests.laws.timelines import assert_same_trace
 
 MODULE_SOURCE = """
 import numpy as np
-from clustersim.collectives.phase import Flows, Rounds, phase
-from clustersim.collectives.ring import Ring
-from clustersim.collectives.pairwise import Pairwise
+from clustersim.collectives.phase import Flows, LatencySteps, build_phase
+from clustersim.collectives.ring import RingAlgorithm
+from clustersim.collectives.pairwise import PairwiseAlgorithm
 
-class Copied(Ring): pass
-class Sent(Pairwise): pass
+class Copied(RingAlgorithm): pass
+class Sent(PairwiseAlgorithm): pass
 class Raises:
-    def phases(self, kind, arrangement): raise ValueError("no such thing")
+    def phases(self, collective, topology): raise ValueError("no such thing")
 class Needs:
     def __init__(self, size): pass
-    def phases(self, kind, arrangement): return ()
+    def phases(self, collective, topology): return ()
 class Lacking: pass
 class Unable:
-    def phases(self, kind, arrangement): return ()
+    def phases(self, collective, topology): return ()
 class Text:
-    def phases(self, kind, arrangement): return "round and round"
+    def phases(self, collective, topology): return "round and round"
 class Once:
-    def phases(self, kind, arrangement): return (self.around(arrangement, 0.25, 1),)
-    def around(self, arrangement, share, by):
-        members = arrangement.members
-        return phase(Flows(members, np.roll(members, -by, axis=1), share), rounds=Rounds(local=1))
+    def phases(self, collective, topology): return (self.around(topology, 0.25, 1),)
+    def around(self, topology, share, by):
+        members = topology.members
+        return build_phase(Flows(members, np.roll(members, -by, axis=1), share), latency_steps=LatencySteps(local=1))
 class Itself(Once):
-    def phases(self, kind, arrangement): return (self.around(arrangement, 9.0, 0),)
+    def phases(self, collective, topology): return (self.around(topology, 9.0, 0),)
 class Nothing(Once):
-    def phases(self, kind, arrangement): return (self.around(arrangement, 0.0, 1),)
+    def phases(self, collective, topology): return (self.around(topology, 0.0, 1),)
 class Away(Once):
-    def phases(self, kind, arrangement):
-        members = arrangement.members
-        return (phase(Flows(members, members + 1, 2.0), rounds=Rounds(local=1)),)
+    def phases(self, collective, topology):
+        members = topology.members
+        return (build_phase(Flows(members, members + 1, 2.0), latency_steps=LatencySteps(local=1)),)
 class Crooked(Once):
-    def phases(self, kind, arrangement):
-        members = arrangement.members
-        return (phase(Flows(members, members[:, 1:], 2.0), rounds=Rounds(local=1)),)
+    def phases(self, collective, topology):
+        members = topology.members
+        return (build_phase(Flows(members, members[:, 1:], 2.0), latency_steps=LatencySteps(local=1)),)
 class Back(Once):
-    def phases(self, kind, arrangement):
-        members = arrangement.members
-        return (phase(Flows(members, np.roll(members, 1, axis=1), 2.0), rounds=Rounds(network=-5)),)
+    def phases(self, collective, topology):
+        members = topology.members
+        return (build_phase(Flows(members, np.roll(members, 1, axis=1), 2.0), latency_steps=LatencySteps(network=-5)),)
 class Half(Once):
-    def phases(self, kind, arrangement):
-        members = arrangement.members
-        return (phase(Flows(members, np.roll(members, 1, axis=1), 2.0), rounds=Rounds(local=float("nan"))),)
+    def phases(self, collective, topology):
+        members = topology.members
+        steps = LatencySteps(local=float("nan"))
+        return (build_phase(Flows(members, np.roll(members, 1, axis=1), 2.0), latency_steps=steps),)
 class Filling(Once):
-    def phases(self, kind, arrangement):
-        members = arrangement.members
-        return (phase(Flows(members, np.roll(members, 1, axis=1), 2.0), rounds=Rounds(local=1), stages=-1.0),)
+    def phases(self, collective, topology):
+        members = topology.members
+        flows = Flows(members, np.roll(members, 1, axis=1), 2.0)
+        return (build_phase(flows, latency_steps=LatencySteps(local=1), fill_stages=-1.0),)
 class Changing(Once):
-    def phases(self, kind, arrangement): arrangement.members[:] = 0
+    def phases(self, collective, topology): topology.members[:] = 0
 class Leaving(Once):
-    def phases(self, kind, arrangement): raise SystemExit(3)
+    def phases(self, collective, topology): raise SystemExit(3)
 class Halves(Once):
-    def phases(self, kind, arrangement):
-        members = arrangement.members
-        return (phase(Flows(members, members / 2.0, 2.0), rounds=Rounds(local=1)),)
+    def phases(self, collective, topology):
+        members = topology.members
+        return (build_phase(Flows(members, members / 2.0, 2.0), latency_steps=LatencySteps(local=1)),)
 """
 MAPPING: dict[str, Any] = {
     "model": "llama-tiny",
@@ -107,7 +109,7 @@ def test_library_algorithms_pass_the_minimum_volume_check(counts: list[int], nam
     members = [6 * domain + index for domain, count in enumerate(counts) for index in range(count)]
     (topology,) = group_topology(np.array([members]), FakeFabric(6 * len(counts), 6))
     custom = CustomAlgorithm(name, Path(), "")
-    vars(custom)["algorithm"] = ALGORITHMS[name]
+    vars(custom)["instance"] = ALGORITHMS[name]
     assert len(custom.phases(kind, topology)) == len(ALGORITHMS[name].phases(kind, topology))
 
 
@@ -135,10 +137,10 @@ def test_a_custom_algorithm_has_roofline_provenance(folder: Path) -> None:
     for all_gather in all_gathers:
         assert all_gather["algorithm"].startswith("mine:Copied ")
         assert all_gather.keys() == {
-            "group", "collective", "ranks", "payload_bytes", "algorithm", "alone_s", "provenance"
+            "group", "collective", "ranks", "payload_bytes", "algorithm", "uncontended_s", "provenance"
         }  # fmt: skip
         assert all_gather["payload_bytes"] > 0.0
-        assert all_gather["alone_s"] > 0.0
+        assert all_gather["uncontended_s"] > 0.0
 
 
 def test_a_custom_all_to_all_uses_the_constants_of_the_library(folder: Path) -> None:
@@ -212,7 +214,7 @@ def test_nccl_proto_restricts_custom_algorithms_too(folder: Path) -> None:
         ({"candidates": {"all_gathre": "ring"}}, "'all_gathre' is no collective; did you mean all_gather"),
         ({"candidates": {"all_gather": "mien:Copied"}}, "there is no module mien, .* did you mean mine"),
         ({"candidates": {"all_gather": "mine:Copeid"}}, "module mine has no class Copeid; did you mean Copied"),
-        ({"candidates": {"all_gather": "mine:Lacking"}}, r"a collective algorithm has phases\(kind, arrangement\)"),
+        ({"candidates": {"all_gather": "mine:Lacking"}}, r"a collective algorithm has phases\(collective, topology\)"),
         ({"candidates": {"all_gather": "mine:Needs"}}, r"candidates.all_gather: mine:Needs\(\): TypeError: .*'size'"),
         ({"candidates": {"dispatch": "mine:Copied"}}, "no constants of dispatch"),
         (
@@ -239,9 +241,9 @@ def test_bad_algorithm_names_are_refused_when_the_scenario_is_read(
         ("Away", "a flow has an end at GPU 1, which is not in its group"),
         ("Crooked", r"flows from \(2, 8\) to \(2, 7\) GPUs; both ends have one shape, \[2 groups, ...\]"),
         ("Halves", "ends of flows are GPU numbers, in arrays of whole numbers"),
-        ("Back", "rounds: network: -5 is no whole number from 0 on, nor one for each of 2 groups"),
-        ("Half", "rounds: local: nan is no whole number from 0 on"),
-        ("Filling", "stages: -1.0 is no number from 0 on"),
+        ("Back", "latency_steps: network: -5 is no whole number from 0 on, nor one for each of 2 groups"),
+        ("Half", "latency_steps: local: nan is no whole number from 0 on"),
+        ("Filling", "fill_stages: -1.0 is no number from 0 on"),
         ("Changing", "ValueError: assignment destination is read-only"),
         ("Leaving", r"mine:Leaving.phases\(all_gather, groups of 8 in 2 domains\): SystemExit: 3"),
         ("Unable", "cannot do all_gather by mine:Unable in groups of 8 over 2 NVLink domains"),
@@ -262,12 +264,12 @@ def test_installed_algorithms_are_named_by_entry_points(folder: Path, monkeypatc
     (folder / "package_of_mine.py").write_text(MODULE_SOURCE)
     monkeypatch.syspath_prepend(str(folder))
     entries = {
-        "around": EntryPoint("around", "package_of_mine:Copied", room.ENTRY_POINT_GROUP),
-        "gone": EntryPoint("gone", "package_of_mine:Gone", room.ENTRY_POINT_GROUP),
-        "less": EntryPoint("less", "package_of_mine:Lacking", room.ENTRY_POINT_GROUP),
+        "around": EntryPoint("around", "package_of_mine:Copied", custom_algorithm.ENTRY_POINT_GROUP),
+        "gone": EntryPoint("gone", "package_of_mine:Gone", custom_algorithm.ENTRY_POINT_GROUP),
+        "less": EntryPoint("less", "package_of_mine:Lacking", custom_algorithm.ENTRY_POINT_GROUP),
     }
     monkeypatch.setattr(
-        room,
+        custom_algorithm,
         "entry_points",
         lambda **selection: EntryPoints(entries.values()).select(**selection),
     )
@@ -276,7 +278,7 @@ def test_installed_algorithms_are_named_by_entry_points(folder: Path, monkeypatc
     for name, sentence in (
         ("aroudn", "did you mean around"),
         ("gone", "entry point gone of clustersim.collectives .package_of_mine:Gone.: AttributeError"),
-        ("less", r"is no class with phases\(kind, arrangement\)"),
+        ("less", r"is no class with phases\(collective, topology\)"),
     ):
         with pytest.raises(InputError, match=sentence):
             scenario(folder, {"collectives": {"all_gather": name}})

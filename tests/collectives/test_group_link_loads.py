@@ -1,4 +1,4 @@
-"""What one group asks of links by itself."""
+"""Link loads of one group without contention."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from tests.collectives.fake_fabric import FakeFabric
 NCCL = load_library("nccl")
 FABRIC = FakeFabric(48, 8, nvlink=450e9, nic=50e9, spine=100e9, rack=16)
 PERMUTATIONS = st.permutations(range(48)).map(np.array)
-RING_SIMPLE = next(offer for offer in NCCL.variants if (offer.algorithm, offer.protocol) == ("ring", "Simple"))
+RING_SIMPLE = next(variant for variant in NCCL.variants if (variant.algorithm, variant.protocol) == ("ring", "Simple"))
 
 
 def group_link_loads(
@@ -41,7 +41,7 @@ def test_a_ring_across_nodes_keeps_each_nic_busy_for_the_textbook_volume() -> No
 
 
 def test_group_link_loads_exclude_other_groups() -> None:
-    """Eight rails cross the racks' two links of 100 GB/s: together 8/2 times as long as one alone on its NIC."""
+    """Eight rails cross the racks' two links of 100 GB/s: 8/2 times as long as a single one on its NIC."""
     members = np.arange(48).reshape(6, 8).T
     loads, single = group_link_loads(members), group_link_loads(members[:1])
     assert loads.seconds_per_byte.tolist() == pytest.approx([single.seconds_per_byte[0]] * 8)
@@ -61,7 +61,7 @@ def test_traffic_within_a_domain_crosses_both_nvlink_ports_of_a_member() -> None
 
 @given(PERMUTATIONS, st.sampled_from([2, 3, 4, 6, 8, 12, 24, 48]), st.sampled_from(CollectiveType), st.data())
 def test_group_link_loads_add_up_to_the_link_loads(ranks, size, kind, data) -> None:
-    """What all groups ask of a link is what `transfer` says that it carries; each alone has time for its own."""
+    """Loads of all groups on a link sum to those of `route_phase`; a group's seconds per byte bound its link loads."""
     members = ranks.reshape(-1, size)
     algorithm = data.draw(st.sampled_from(sorted(ALGORITHMS)))
     for variant in NCCL.variants:

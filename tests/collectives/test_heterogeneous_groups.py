@@ -1,4 +1,4 @@
-"""Groups of a role that differ in shape choose apart and share the links that they both cross."""
+"""Groups of a comm group that differ in shape select variants separately and share the links that they cross."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def with_dead_port(gpu: int) -> Fabric:
 
 
 def group_demand(demand: LinkDemand, group: int) -> tuple[object, ...]:
-    """All that one group asks of links, link by link."""
+    """The link demand of one group, link by link."""
     link_loads = demand.link_loads
     in_group = link_loads.group_index == group
     order = np.argsort(link_loads.link_index[in_group])
@@ -81,7 +81,7 @@ def test_only_the_node_with_a_dead_nvlink_port_cannot_use_nvls():
 def test_groups_of_different_shape_or_position_have_separate_topologies():
     fabric = FakeFabric(24, 8)
     within_node, two_and_four, four_and_two = sorted(
-        group_topology(GROUPS_OF_SIX, fabric), key=lambda each: each.group_indices[0]
+        group_topology(GROUPS_OF_SIX, fabric), key=lambda topology: topology.group_indices[0]
     )
     assert (within_node.domain_sizes, within_node.group_indices.tolist()) == ((6,), [0, 3])
     assert (two_and_four.domain_sizes, two_and_four.group_indices.tolist()) == ((2, 4), [1])
@@ -90,17 +90,17 @@ def test_groups_of_different_shape_or_position_have_separate_topologies():
 
 @given(st.sampled_from([2, 3, 4, 6, 8, 12, 16, 24]), COLLECTIVES, PAYLOADS)
 def test_groups_without_common_links_take_their_uncontended_time(size, kind, payload):
-    """Neighbours share no port, be they of one node or straddle two: bit for bit as if nobody else were there."""
+    """Groups share no port, within a node or across two: bit for bit as without the others."""
     fabric = FakeFabric(48, 8, nvlink=450e9, nic=50e9)
     members = np.arange(48).reshape(-1, size)
-    joint = select(fabric, kind, members, payload)
+    concurrent = select(fabric, kind, members, payload)
     separate = [select(fabric, kind, group[None], payload) for group in members]
-    assert joint.seconds.tolist() == [float(selection.seconds[0]) for selection in separate]
-    assert variant_names(joint) == [variant_names(item)[0] for item in separate]
+    assert concurrent.seconds.tolist() == [float(selection.seconds[0]) for selection in separate]
+    assert variant_names(concurrent) == [variant_names(item)[0] for item in separate]
 
 
 def test_only_groups_that_straddle_nodes_are_slow():
-    """Two NICs of a straddling group must let 5/6 of the payload through, those inside a node have their switch."""
+    """Two NICs of a straddling group transfer 5/6 of the payload; groups within a node use their switch."""
     fabric = FakeFabric(24, 8, nvlink=450e9, nic=50e9)
     reduced = select(fabric, CollectiveType.ALL_REDUCE, GROUPS_OF_SIX, 1e9).seconds
     assert (reduced[[1, 2]] > 2 * reduced[[0, 3]]).all()
@@ -118,15 +118,15 @@ def across_racks(spine: float) -> tuple[Fabric, np.ndarray]:
 
 @pytest.mark.parametrize("kind", [CollectiveType.ALL_GATHER, CollectiveType.ALL_TO_ALL])
 def test_groups_that_share_a_link_slow_each_other(kind):
-    """A narrow link between racks carries what both send: both take the sum of what each takes alone."""
+    """A slow link between racks carries the traffic of both: each takes the sum of the separate times."""
     fabric, members = across_racks(1e9)
-    joint = select(fabric, kind, members, 1e10).seconds
+    concurrent = select(fabric, kind, members, 1e10).seconds
     separate = [select(fabric, kind, group[None], 1e10).seconds[0] for group in members]
-    assert joint == pytest.approx(np.full(2, sum(separate)), rel=1e-3)
+    assert concurrent == pytest.approx(np.full(2, sum(separate)), rel=1e-3)
 
 
 def routed_topologies(kind: CollectiveType) -> tuple[HeterogeneousGroups, list[dict[str, tuple[FlowRoutes, ...]]]]:
-    """The even and the uneven set beside each other, and each by itself."""
+    """Phases of the even and the uneven group routed jointly, and separately."""
     fabric, members = across_racks(1e9)
     supported = [
         {name: phases for name in ALGORITHMS if (phases := ALGORITHMS[name].phases(kind, item))}
@@ -140,17 +140,17 @@ def routed_topologies(kind: CollectiveType) -> tuple[HeterogeneousGroups, list[d
 
 
 def test_an_algorithm_loads_the_links_of_all_groups_that_support_it():
-    joint, separate = routed_topologies(CollectiveType.ALL_REDUCE)
+    concurrent, separate = routed_topologies(CollectiveType.ALL_REDUCE)
     for index in (0, 1):
-        (tree,) = joint.routes_of(index, "tree")
+        (tree,) = concurrent.routes_of(index, "tree")
         assert tree.link_load == pytest.approx(separate[0]["tree"][0].link_load + separate[1]["tree"][0].link_load)
 
 
 def test_groups_without_the_algorithm_load_links_evenly_over_its_phases():
-    """The uneven group has no hierarchy: its ring's load is spread over the three phases of the even group's."""
-    joint, separate = routed_topologies(CollectiveType.ALL_REDUCE)
+    """The uneven group does not support hierarchical: its ring's load is spread over the even group's three phases."""
+    concurrent, separate = routed_topologies(CollectiveType.ALL_REDUCE)
     (even_index,) = [index for index, routes in enumerate(separate) if "hierarchical" in routes]
-    phases = joint.routes_of(even_index, "hierarchical")
+    phases = concurrent.routes_of(even_index, "hierarchical")
     assert len(phases) == 3
     for joint_route, separate_route in zip(phases, separate[even_index]["hierarchical"], strict=True):
         assert joint_route.link_load == pytest.approx(
@@ -163,6 +163,6 @@ def test_groups_without_the_algorithm_load_links_evenly_over_its_phases():
 def test_other_groups_make_no_group_faster(ranks, size, kind, payload):
     fabric = FakeFabric(24, 4, nvlink=450e9, nic=50e9, spine=20e9, rack=8)
     members = ranks.reshape(-1, size)
-    joint = select(fabric, kind, members, payload).seconds
+    concurrent = select(fabric, kind, members, payload).seconds
     separate = np.array([select(fabric, kind, group[None], payload).seconds[0] for group in members])
-    assert (joint >= separate * (1 - 1e-12)).all()
+    assert (concurrent >= separate * (1 - 1e-12)).all()

@@ -1,4 +1,4 @@
-"""Tokens that are routed evenly: closed forms against every choice of experts, one by one."""
+"""Hierarchical dispatch of evenly routed tokens: closed forms against the enumeration of all expert choices."""
 
 from collections import Counter
 from itertools import combinations
@@ -22,7 +22,7 @@ DOMAIN_SIZE = 4
 
 @st.composite
 def token_routings(draw: st.DrawFn) -> TokenRouting:
-    """Few experts, in groups or not."""
+    """Few experts, with or without groups."""
     groups, experts_per_group = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     limit = draw(st.none() | st.integers(1, groups))
     top_k = draw(st.integers(1, min(4, experts_per_group * (limit or groups))))
@@ -30,7 +30,7 @@ def token_routings(draw: st.DrawFn) -> TokenRouting:
 
 
 def expert_choices(routing: TokenRouting) -> Counter[tuple[int, ...]]:
-    """Every choice of experts, as often as it comes up."""
+    """Every choice of experts, with its count."""
     experts_per_group = routing.expert_count // routing.expert_group_count
     counts: Counter[tuple[int, ...]] = Counter()
     for chosen_groups in combinations(
@@ -57,14 +57,14 @@ def test_the_reached_token_fraction_matches_enumeration(routing: TokenRouting, d
 
 
 def single_group_topology(per_domain: list[int], routing: TokenRouting) -> GroupTopology:
-    """One group with so many members in each of the domains."""
+    """Topology of one group with these member counts in the domains."""
     members = [DOMAIN_SIZE * domain + index for domain, count in enumerate(per_domain) for index in range(count)]
     (topology,) = group_topology(np.array([members]), FakeFabric(DOMAIN_SIZE * len(per_domain), DOMAIN_SIZE))
     return GroupTopology(topology.members, topology.domain_sizes, topology.is_switched, topology.group_indices, routing)
 
 
 def enumerated_flows(topology: GroupTopology, routing: TokenRouting) -> Counter[tuple[int, int]]:
-    """Tokens that go from GPU to GPU, in parts of one token's rows: every rank sends one of every choice."""
+    """Token flows between GPUs, as shares of the payload: every rank sends one token per choice of experts."""
     all_choices, gpus = expert_choices(routing), topology.members[0].tolist()
     experts_per_rank = routing.expert_count // (len(gpus) // routing.expert_shard_size)
     flow_counts: Counter[tuple[int, int]] = Counter()
@@ -81,7 +81,7 @@ def enumerated_flows(topology: GroupTopology, routing: TokenRouting) -> Counter[
                     sum(gpu // DOMAIN_SIZE == source // DOMAIN_SIZE and gpu < source for gpu in gpus) % len(domain_gpus)
                 ]
                 hops = [(source, forwarder), *((forwarder, gpu) for gpu in targets if gpu // DOMAIN_SIZE == domain)]
-                flow_counts.update({hop: count for hop in hops if hop[0] != hop[1]})  # each way occurs once
+                flow_counts.update({hop: count for hop in hops if hop[0] != hop[1]})  # each flow occurs once
     return Counter({hop: count / all_choices.total() / routing.top_k for hop, count in flow_counts.items()})
 
 
@@ -119,8 +119,9 @@ def test_flows_match_the_enumeration_of_tokens(per_domain: list[int], routing: T
 def test_two_nodes_of_two_by_hand() -> None:
     """Four experts on four ranks, top-2: of six pairs five have an expert in the other domain, three one rank's.
 
-    So a rank sends 5/6 of a token to the other node, and 1/2 to each rank of which it is the head there, and its own.
-    A token's rows are two, so the ports carry 5/12 of the payload, and 2 x 1/4.
+    So a rank sends 5/6 of a token to the other node, and 1/2 to each rank for which it is the forwarder there,
+    and within its node. A token counts twice in the payload, so the ports carry 5/12 of the payload, and 2 x
+    1/4.
     """
     (phase,) = HierarchicalDispatch().phases(
         CollectiveType.DISPATCH, single_group_topology([2, 2], TokenRouting(TokenDispatcher.DEEPEP, 4, 2))
@@ -137,7 +138,7 @@ def test_tokens_without_a_routing_are_not_sent() -> None:
 
 @pytest.mark.parametrize("dispatcher", [TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.HYBRIDEP])
 def test_a_smaller_node_limit_sends_less(dispatcher: TokenDispatcher) -> None:
-    """Where the network is what limits; more multiprocessors are never slower."""
+    """Where the network is the bottleneck."""
     fabric, members = FakeFabric(64, 8), np.arange(64)[None]
 
     def seconds(limit: int | None) -> float:
@@ -152,7 +153,7 @@ def test_a_smaller_node_limit_sends_less(dispatcher: TokenDispatcher) -> None:
 
 
 def test_smaller_token_chunks_lower_the_sm_copy_rate() -> None:
-    """By hand: 1 us for a row, 1 us for its bytes and 4 us for a chunk are 3 us with four rows in it, 6 us with one."""
+    """By hand: 1 us per token, 1 us for its bytes, 4 us per chunk: 3 us with four tokens per chunk, 6 us with one."""
     sm_copy_cost = SmCopyCost(token_seconds=1e-6, rate=1e9, chunk_seconds=4e-6, chunk_tokens=((16, 4), (32, 1)))
     assert sm_copy_cost.sm_rate(1000.0, 16) == pytest.approx(1000 / 3e-6)
     assert sm_copy_cost.sm_rate(1000.0, 17) == sm_copy_cost.sm_rate(1000.0, 64) == pytest.approx(1000 / 6e-6)

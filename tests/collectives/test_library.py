@@ -1,4 +1,4 @@
-"""Libraries are data: shipped ones load, wrong ones are refused with a sentence."""
+"""Collective libraries are data files: packaged ones load, invalid ones are refused with a message."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Collectives over links of pairs: rings over all of them, messages over their own, no byte more or less."""
+"""Collectives over direct links between GPU pairs: rings over all links, messages over the pair's links."""
 
 from dataclasses import replace
 
@@ -31,18 +31,18 @@ def selected_seconds(fabric, library, kind, members, algorithm=None, payload=LAR
 
 
 def switched_fabric(fabric, bandwidth_fraction=1.0):
-    """The same machine with a switch, whose ports have a part of the bandwidth."""
+    """The same machine with a switch, whose ports have a fraction of the bandwidth."""
     nvlink = fabric.node.nvlink
     port = replace(nvlink.port, bandwidth=nvlink.port.bandwidth * bandwidth_fraction)
     return ClosFabric(
-        replace(fabric.node, nvlink=replace(nvlink, port=port, pairs=None)), fabric.network, fabric.gpu_count
+        replace(fabric.node, nvlink=replace(nvlink, port=port, direct_links=None)), fabric.network, fabric.gpu_count
     )
 
 
 @pytest.mark.parametrize("kind", [CollectiveType.ALL_REDUCE, CollectiveType.ALL_GATHER, CollectiveType.REDUCE_SCATTER])
 @pytest.mark.parametrize("size", range(2, 9))
 def test_gpus_of_a_full_mesh_equal_a_switch_with_a_fraction_of_the_port(kind, size):
-    """Of a GPU's 7 links k GPUs have k - 1; rings use all of them, each a (k-1)-th of what the GPU sends."""
+    """Of a GPU's 7 links k GPUs have k - 1; rings use all of them, each for a (k-1)-th of what the GPU sends."""
     equivalent = switched_fabric(MESH, (size - 1) / 7)
     mesh_seconds, expected = (
         selected_seconds(fabric, RCCL, kind, [range(size)], "ring") for fabric in (MESH, equivalent)
@@ -59,7 +59,7 @@ def test_all_to_all_on_a_full_mesh_uses_all_links():
 
 
 def test_a_message_uses_only_the_links_of_its_pair():
-    """A seventh of an MI300X's port; one or two of a V100's six links, and where there are none, two hops of one."""
+    """A seventh of an MI300X's port; one or two of a V100's six links, and without a direct link two hops over one."""
     for fabric, library, target, bandwidth_fraction in (
         (MESH, RCCL, 5, 1 / 7),
         (CUBE, NCCL, 1, 1 / 6),
@@ -75,7 +75,7 @@ def test_a_message_uses_only_the_links_of_its_pair():
 
 
 def test_a_full_dgx1_is_as_fast_as_a_switch_and_a_part_of_it_is_not():
-    """Six rings of 25 GB/s; among GPUs 0 to 3 there are four, two of six links of each lead elsewhere."""
+    """Six rings of 25 GB/s; among GPUs 0 to 3 there are four, as two of six links of each lead to other GPUs."""
     for members, bandwidth_fraction in ((range(8), 1.0), (range(4), 4 / 6), ([0, 1], 1 / 6), ([0, 3], 2 / 6)):
         direct_seconds, expected = (
             selected_seconds(item, NCCL, CollectiveType.ALL_REDUCE, [members], "ring")
@@ -98,7 +98,7 @@ def test_dgx1_all_reduce_matches_nvidias_figure():
 
 
 def test_pairs_in_different_halves_are_as_fast_as_their_links():
-    """Data parallel beside tp 4 on a DGX-1: GPUs 0 and 4 have two links, 2 and 6 one; groups are told apart."""
+    """Data parallel with tp 4 on a DGX-1: GPUs 0 and 4 have two links, 2 and 6 one; groups are distinguished."""
     durations = selected_seconds(CUBE, NCCL, CollectiveType.ALL_REDUCE, [[0, 4], [1, 5], [2, 6], [3, 7]], "ring")
     assert durations[0] == durations[1]
     assert durations[2] == durations[3]
@@ -111,7 +111,7 @@ GROUPS = st.sets(st.integers(0, 31), min_size=2, max_size=16).map(sorted)
 @examples(60)
 @given(members=GROUPS, name=st.sampled_from(["ring", "tree"]), fabric=st.sampled_from([MESH, CUBE]))
 def test_spreading_over_rings_keeps_the_volume(members, name, fabric):
-    """Every member sends as much inside and outside its domain as the algorithm says; what leaves it stays as it is."""
+    """Every member sends the algorithm's volume within and outside its domain; inter-domain flows are unchanged."""
     for item in group_topology(np.array([members]), fabric):
         for phase in ALGORITHMS[name].phases(CollectiveType.ALL_REDUCE, item):
             for flows in phase.flows:
@@ -135,8 +135,8 @@ def sent_shares(flow_sets, fabric, within_domain):
 
 def test_with_a_switch_flows_are_unchanged():
     fabric = load_cluster("dgx-h100", 16).fabric
-    (each,) = group_topology(np.arange(16)[None], fabric)
-    (phase,) = ALGORITHMS["ring"].phases(CollectiveType.ALL_REDUCE, each)
+    (topology,) = group_topology(np.arange(16)[None], fabric)
+    (phase,) = ALGORITHMS["ring"].phases(CollectiveType.ALL_REDUCE, topology)
     assert all(spread_over_rings(flows, fabric) == (flows,) for flows in phase.flows)
 
 

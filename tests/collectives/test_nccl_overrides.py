@@ -1,4 +1,4 @@
-"""What a library has left once its user has told it what to take."""
+"""The variants that a library may select under NCCL overrides."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_remaining_variants_are_allowed_by_both_lists(
 @pytest.mark.parametrize("kind", TUNED_COLLECTIVES)
 @pytest.mark.parametrize("payload", PAYLOADS)
 def test_the_selection_is_the_fastest_variant(kind: CollectiveType, payload: float) -> None:
-    """A library that may take one offer takes what that takes; one that may take all takes the least of these."""
+    """With all variants allowed, the time is the minimum over the variants allowed one at a time."""
     single_variant_seconds = []
     for variant in NCCL.variants_for(kind):
         single_variant = NcclOverrides({kind: frozenset({variant.algorithm})}, {kind: frozenset({variant.protocol})})
@@ -94,7 +94,7 @@ def test_errors_name_the_users_setting() -> None:
     ],
 )
 def test_p2p_channels_follow_their_limits(limits: ChannelLimits, channels: int) -> None:
-    """NCCL's p2pnChannels: min(nChannels, most of messages), at least their least, up to a power of two."""
+    """NCCL's p2pnChannels: min(nChannels, p2p maximum), at least the p2p minimum, rounded up to a power of two."""
     assert limits.clamp_channels(P2pChannelConstants(32, 65536.0, 2.0**24)).max_channels == channels
 
 

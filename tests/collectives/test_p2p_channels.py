@@ -1,4 +1,4 @@
-"""Messages are as fast as the channels that NCCL gives them."""
+"""Point-to-point messages are limited by the channels that NCCL assigns to them."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ KIB, MIB = 2**10, 2**20
     [(8, 1), (64 * KIB, 1), (128 * KIB, 2), (MIB, 4), (64 * MIB, 4), (65 * MIB, 8), (256 * MIB, 16), (2**40, 32)],
 )
 def test_a_p2p_message_among_eight_ranks_has_four_channels_and_more_if_large(message, expected):
-    """NCCL's scheduleP2pTasksToPlan halves 32 until 8 ranks have 4 each; addP2pToPlan doubles parts above 16 MiB."""
+    """NCCL's scheduleP2pTasksToPlan halves 32 until 8 ranks have 4 each; addP2pToPlan doubles above 16 MiB."""
     assert CHANNELS.channel_count(message, ranks=8) == expected
 
 
@@ -45,14 +45,14 @@ def test_p2p_channels_limit_only_messages_within_a_domain():
 
 
 def test_message_time_is_bytes_over_channel_bandwidth():
-    """64 MiB among eight go over 4 channels of 21 GB/s; twice as much over twice as many takes as long."""
+    """64 MiB among eight use 4 channels of 21 GB/s; twice as much over twice as many takes as long."""
     fabric, library = load_cluster("hgx-b200", 8).fabric, load_library("nccl")
     ring = np.stack([np.arange(8), np.roll(np.arange(8), -1)], axis=1)
     variant_costs = Tuner(fabric, library).evaluate_variants(CollectiveType.SEND_RECV, ring)
     small, large, double = (select_variants(variant_costs, size) for size in (8.0, 64.0 * MIB, 128.0 * MIB))
     latency = select_variants(
         variant_costs, 32.0 * KIB
-    ).latency.max()  # of the Simple protocol, which large messages take
+    ).latency.max()  # of the Simple protocol, which is selected for large messages
     assert large.seconds.max() == pytest.approx(latency + 64 * MIB / (4 * 21e9), rel=0.01)
     assert double.seconds.max() == pytest.approx(large.seconds.max(), rel=0.01)
     unlimited = replace(library, p2p_channels=None)
@@ -63,7 +63,7 @@ def test_message_time_is_bytes_over_channel_bandwidth():
 
 
 def test_an_uncontended_message_on_a_shared_network_takes_its_channel_time():
-    """Latency, transfer over links and what channels take beyond it are all of its time."""
+    """Latency, transfer over links and the additional channel time sum to its duration."""
     fabric, library = load_cluster("hgx-b200", 8).fabric, load_library("nccl")
     groups = {"pp": ProcessGroups("pp", np.stack([np.arange(7), np.arange(1, 8)], axis=1))}
     cost = CollectiveCost(fabric, library, groups)

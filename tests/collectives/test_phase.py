@@ -1,4 +1,4 @@
-"""Groups are arranged by domain, so that algorithms can use every member's way out."""
+"""Members of groups are sorted by domain, so that algorithms can use the NIC of every member."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_a_ring_through_uneven_domains_crosses_each_border_once_per_pass():
     assert (phase.latency_steps.network, phase.latency_steps.local) == (
         2,
         2,
-    )  # one crossing and back per pass of two rounds
+    )  # one crossing and back per pass of two latency steps
     crosses_domains = phase.sources // 4 != phase.targets // 4
     assert sorted(
         zip(phase.sources[crosses_domains].tolist(), phase.targets[crosses_domains].tolist(), strict=True)
@@ -47,17 +47,19 @@ def test_a_ring_through_uneven_domains_crosses_each_border_once_per_pass():
 
 def test_groups_of_different_shapes_have_separate_topologies():
     groups = np.array([[0, 1, 2, 4], [8, 12, 13, 14], [16, 17, 18, 20]])
-    first, second = sorted(group_topology(groups, FakeFabric(24, 4)), key=lambda each: each.domain_sizes, reverse=True)
+    first, second = sorted(
+        group_topology(groups, FakeFabric(24, 4)), key=lambda topology: topology.domain_sizes, reverse=True
+    )
     assert (first.domain_sizes, first.group_indices.tolist()) == ((3, 1), [0, 2])
     assert (second.domain_sizes, second.group_indices.tolist()) == ((1, 3), [1])
 
 
 def test_nodes_replace_domains_where_they_contain_several():
     class PcieFabric(FakeFabric):
-        def domains(self, gpus):
+        def domain_ids(self, gpus):
             return gpus
 
-        def nodes(self, gpus):
+        def node_ids(self, gpus):
             return gpus // 4
 
     (topology,) = group_topology(np.arange(8)[None], PcieFabric(8, 4))

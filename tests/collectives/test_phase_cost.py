@@ -1,4 +1,4 @@
-"""Flows of a phase share links; none carries more than its rate."""
+"""Flows of a phase share links; no link exceeds its bandwidth."""
 
 import numpy as np
 import pytest
@@ -32,12 +32,12 @@ def link_class_rates(bandwidth):
 
 @given(PERMUTATIONS, st.sampled_from([2, 3, 4, 6, 8, 12, 24, 48]), st.sampled_from(CollectiveType), st.data())
 def test_no_link_exceeds_its_bandwidth(ranks, size, kind, data):
-    """In the time that the phase's slowest group needs, the bytes of all on its links fit their nominal bandwidth."""
+    """In the time of the phase's slowest group, all bytes on its links fit their nominal bandwidth."""
     topologies = group_topology(ranks.reshape(-1, size), FABRIC)
     groups, supported = joint_groups(topologies, kind)
     algorithm = data.draw(st.sampled_from(sorted(ALGORITHMS)))
     for index, topology in enumerate(topologies):
-        for routes in groups.routed(index, algorithm) if algorithm in supported[index] else ():
+        for routes in groups.routes_of(index, algorithm) if algorithm in supported[index] else ():
             is_loaded = route_phase(routes.phase, FABRIC).link_load[:-1] > 0
             for variant in NCCL.variants:
                 bandwidth = effective_bandwidth(CLASSES.table, NCCL, variant, topology.domain_count)
@@ -45,12 +45,12 @@ def test_no_link_exceeds_its_bandwidth(ranks, size, kind, data):
                 _, per_byte, _, _ = phase_coefficients(
                     load, link_class_rates(bandwidth), np.zeros(len(load.uses_pcie)), 1.0
                 )
-                rate = routes.load[:-1][is_loaded] / per_byte.max()
+                rate = routes.link_load[:-1][is_loaded] / per_byte.max()
                 assert (rate <= FABRIC.links.bandwidth[is_loaded] * (1 + 1e-12)).all()
 
 
 def joint_groups(topologies, kind):
-    """Sets of groups of one shape, and the algorithms that each can take."""
+    """Groups of all topologies, and the phases of the algorithms that each topology supports."""
     supported = [
         {name: phases for name in ALGORITHMS if (phases := ALGORITHMS[name].phases(kind, topology))}
         for topology in topologies
@@ -66,14 +66,14 @@ def seconds_per_byte(routes):
 
 @given(PERMUTATIONS, st.sampled_from(["ring", "pairwise"]), st.sampled_from(SYMMETRIC))
 def test_a_single_group_is_never_slower_than_with_others(ranks, algorithm, kind):
-    """Pairs of any ranks: their arrangement is the same alone and together, so only the links' loads differ."""
+    """Pairs of random ranks: the topology of a pair is the same with and without others, so only link loads differ."""
     members = ranks.reshape(-1, 2)
     topologies = group_topology(members, FABRIC)
     groups, supported = joint_groups(topologies, kind)
     for index, topology in enumerate(topologies):
         if algorithm not in supported[index]:
             continue
-        joint_seconds = seconds_per_byte(groups.routed(index, algorithm)[0])
+        joint_seconds = seconds_per_byte(groups.routes_of(index, algorithm)[0])
         for group, joint in zip(members[topology.group_indices], joint_seconds, strict=True):
             (phase,) = ALGORITHMS[algorithm].phases(kind, group_topology(group[None], FABRIC)[0])
             assert seconds_per_byte(route_phase(phase, FABRIC))[0] <= joint * (1 + 1e-12)

@@ -1,4 +1,4 @@
-"""Predictions against published nccl-tests tables, and that the shipped constants are the fitted ones."""
+"""Predictions against published nccl-tests tables, and the packaged constants against the fit."""
 
 from functools import cache
 
@@ -23,7 +23,7 @@ def evaluations() -> list[BenchmarkEvaluation]:
 
 
 def test_held_out_sources_are_predicted_within_18_percent_from_1_mib_on():
-    """Means over sources; below 1 MiB hosts, networks and what they are called alike differ more."""
+    """Macro-averaged over sources; below 1 MiB, hosts and networks differ more."""
     assert macro_mape(evaluations(), large=True, out_of_sample=True) <= 18.0
     assert macro_mape(evaluations(), large=False, out_of_sample=True) <= 30.0
     assert len({evaluation.table.source for evaluation in evaluations()}) > 20
@@ -40,7 +40,7 @@ def test_p2p_messages_on_few_channels_are_predicted():
 
 
 def test_large_payloads_approach_the_measured_bandwidth():
-    """From 1 GiB on only bandwidths count: nine of ten tables are met within a quarter."""
+    """From 1 GiB on only bandwidths count: nine of ten tables are predicted within a quarter."""
     mean_errors = []
     for evaluation in evaluations():
         sizes = zip(evaluation.table.sizes, evaluation.in_sample.ratios, strict=True)

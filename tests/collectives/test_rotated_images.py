@@ -1,4 +1,4 @@
-"""Where GPUs of a node can change places, a part of the flows tells what all of them do."""
+"""Where the GPUs of a node are interchangeable by rotation, representative flows give the cost of all."""
 
 from dataclasses import replace
 
@@ -31,13 +31,13 @@ LAYOUTS = [
 
 
 class WithoutRotation:
-    """The same fabric, but without a word of how GPUs can change places."""
+    """The same fabric without its rotation."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
 
     def __getattr__(self, name: str) -> object:
-        if name == "turn":
+        if name == "rotation":
             raise AttributeError(name)
         return getattr(self._fabric, name)
 
@@ -69,7 +69,7 @@ def test_costs_from_representative_flows_equal_the_full_costs(name: str, layout:
 
 
 def test_a_rotation_maps_routes_to_routes_of_the_rotated_endpoints() -> None:
-    """Link by link: orbits of a route are those of its image, and images of a link are as many as copies say."""
+    """Link by link: a route and its image have the same orbits, and a link has as many images as `copies` counts."""
     for name in ("dgx-h100", "llama3-roce"):
         fabric = clos_fabric(name)
         rotation, sources = fabric.rotation, np.random.default_rng(1).integers(0, 512, 400)

@@ -1,4 +1,4 @@
-"""Each algorithm moves its textbook volume, on any shape of group."""
+"""Each algorithm moves its textbook volume, on groups of any shape."""
 
 import numpy as np
 import pytest
@@ -38,14 +38,14 @@ PASSES = [(CollectiveType.ALL_REDUCE, 2), (CollectiveType.ALL_GATHER, 1), (Colle
 
 
 def even_topology(groups: int, domains: int, per_domain: int) -> GroupTopology:
-    """Groups that take whole domains in a fabric of exactly that size."""
+    """Topology of groups that fill the domains of a fabric of exactly that size."""
     gpus = groups * domains * per_domain
     (topology,) = group_topology(np.arange(gpus).reshape(groups, -1), FakeFabric(gpus, per_domain))
     return topology
 
 
 def uneven_topology(per_domain: list[int]) -> GroupTopology:
-    """One group with so many members in each of the domains."""
+    """Topology of one group with these member counts in the domains."""
     members = [DOMAIN_SIZE * domain + index for domain, count in enumerate(per_domain) for index in range(count)]
     (topology,) = group_topology(np.array([members]), FakeFabric(DOMAIN_SIZE * len(per_domain), DOMAIN_SIZE))
     return topology
@@ -76,7 +76,7 @@ def test_sent_bytes_are_received_within_the_group(shape, algorithm, kind):
 
 @given(SHAPES, st.sampled_from(PASSES))
 def test_every_rank_of_a_ring_sends_and_receives_n_minus_1_nths_per_pass(shape, collective):
-    """A rank passes on all n parts of the payload but one, once for all-gather, twice for all-reduce."""
+    """A rank forwards all n shards of the payload but one, once for all-gather, twice for all-reduce."""
     kind, passes = collective
     topology = even_topology(*shape)
     n = topology.size
@@ -104,7 +104,7 @@ def test_rings_and_trees_move_their_textbook_volume_through_uneven_domains(per_d
 
 @given(st.lists(st.integers(2, 6), min_size=2, max_size=6))
 def test_nvls_loads_heads_by_their_share_and_all_ranks_by_the_payload(per_domain):
-    """Each member's payload is read and the sum stored to it; each of k heads loads and stores a k-th beside that."""
+    """Each member's payload is read and the sum stored to it; each of k heads also loads and stores a k-th."""
     topology = uneven_topology(per_domain)
     (phase,) = NvlsAlgorithm().phases(CollectiveType.ALL_REDUCE, topology)
     within_domain = phase.sources // DOMAIN_SIZE == phase.targets // DOMAIN_SIZE
@@ -119,7 +119,7 @@ def test_nvls_loads_heads_by_their_share_and_all_ranks_by_the_payload(per_domain
     st.sampled_from([CollNetChainAlgorithm(), CollNetDirectAlgorithm(), CollNetNvlsAlgorithm()]),
 )
 def test_collnet_sends_and_receives_the_payload_once_per_domain(per_domain, algorithm):
-    """A ring or tree moves it out and in twice; heads share it evenly."""
+    """Rings and trees move it out and in twice; heads share it evenly."""
     topology = uneven_topology(per_domain)
     phases = algorithm.phases(CollectiveType.ALL_REDUCE, topology)
     min_members = {
@@ -141,7 +141,7 @@ def test_collnet_sends_and_receives_the_payload_once_per_domain(per_domain, algo
 
 @given(SHAPES, st.sampled_from([CollectiveType.BROADCAST, CollectiveType.REDUCE]))
 def test_rooted_collectives_move_the_payload_n_minus_1_times(shape, kind):
-    """Each rank but the root must receive (or contribute) the whole payload exactly once."""
+    """Each rank but the root must receive (or contribute) the full payload exactly once."""
     topology = even_topology(*shape)
     for algorithm in (RingAlgorithm(), LinearAlgorithm(), TreeAlgorithm()):
         sent, received = gpu_volumes(algorithm, kind, topology)
@@ -155,7 +155,7 @@ def test_rooted_collectives_move_the_payload_n_minus_1_times(shape, kind):
 
 @given(UNEVEN, st.sampled_from([CollectiveType.BROADCAST, CollectiveType.REDUCE]))
 def test_rings_of_rooted_collectives_cross_each_border_on_all_rails(per_domain, kind):
-    """Every domain but the root's takes in (or gives away) the payload once, a k-th of it through each of k heads."""
+    """Every domain but the root's receives (or sends) the payload once, a k-th of it through each of k heads."""
     topology = uneven_topology(per_domain)
     (phase,) = RingAlgorithm().phases(kind, topology)
     to_gpus, from_gpus = (
@@ -200,7 +200,7 @@ def test_pat_supports_only_one_member_per_domain():
 
 @given(st.integers(2, 8), st.integers(2, 8))
 def test_hierarchical_divides_the_network_volume_by_the_domain_size(domains, local):
-    """Between domains a rank carries only its rail's 1/k of the payload, twice round d domains: 2 (d-1)/d / k."""
+    """Between domains a rank carries only its rail's 1/k of the payload, twice around d domains: 2 (d-1)/d / k."""
     topology = even_topology(1, domains, local)
     reduce_scatter, all_reduce, all_gather = HierarchicalAlgorithm().phases(CollectiveType.ALL_REDUCE, topology)
     assert all_reduce.share == pytest.approx(2 * (domains - 1) / domains / local)
@@ -242,7 +242,7 @@ def test_sampled_all_to_all_distances_keep_volume_and_local_share():
 
 @given(st.integers(2, 8))
 def test_nvls_carries_n_plus_1_nths_per_port(n):
-    """Out: the whole payload to be added and the own n-th of the sum; in: the n-th and the whole sum."""
+    """Out: the full payload to be added and the rank's n-th of the sum; in: the n-th and the full sum."""
     sent, received = gpu_volumes(NvlsAlgorithm(), CollectiveType.ALL_REDUCE, even_topology(1, 1, n))
     assert sent == pytest.approx(np.full(n, (n + 1) / n))
     assert received == pytest.approx(sent)
@@ -264,7 +264,7 @@ def test_the_binary_tree_spans_all_nodes_with_at_most_two_children_each(nodes):
 
 @given(st.integers(3, 40), st.integers(1, 8))
 def test_a_domain_sends_at_most_two_payloads_in_double_binary_trees(domains, local):
-    """Inside one tree: half up, halves to two children; leaf of the other: half up. 2 S in all, S / k more nowhere."""
+    """Inner node of one tree: half up, halves to two children; leaf of the other: half up. 2 S in total at most."""
     topology = even_topology(1, domains, local)
     (phase,) = TreeAlgorithm().phases(CollectiveType.ALL_REDUCE, topology)
     crosses_domains = phase.sources // local != phase.targets // local

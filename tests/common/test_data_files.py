@@ -1,4 +1,4 @@
-"""Data files: read strictly by one reader, and named in a way that a user can act on."""
+"""Data files: read strictly by one reader, with actionable error messages."""
 
 import json
 from pathlib import Path

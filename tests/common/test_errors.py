@@ -1,4 +1,4 @@
-"""Sentences for users: no words of Python, and the name that was most likely meant."""
+"""Error messages: no Python terms, and suggestions of the nearest name."""
 
 import pytest
 
@@ -10,12 +10,12 @@ from clustersim.common.errors import format_value, suggest_nearest
     [
         ("BF16", ["bf16", "fp16"], "did you mean bf16?"),
         ("fspd", ["ddp", "fsdp"], "did you mean fsdp?"),
-        ("oversub", ["oversubscription", "uber"], "did you mean oversubscription?"),  # a beginning before a likeness
+        ("oversub", ["oversubscription", "uber"], "did you mean oversubscription?"),  # a prefix before a similar name
         ("h100", ["h100-pcie", "h100-sxm", "h200"], "did you mean h100-pcie or h100-sxm?"),
-        ("a.tp", ["a.tp_size", "b.tp"], "did you mean a.tp_size?"),  # siblings before others
+        ("a.tp", ["a.tp_size", "b.tp"], "did you mean a.tp_size?"),  # keys of the same section before others
         ("c.tp", ["a.tp", "b.pp"], "did you mean a.tp?"),
-        ("gpt3-2.7", ["gpt3-1.3b", "gpt3-2.7b"], "did you mean gpt3-2.7b?"),  # a name with a dot is no path
-        ("x", ["b", "xanthan"], "choose one of b, xanthan"),  # one letter is no beginning
+        ("gpt3-2.7", ["gpt3-1.3b", "gpt3-2.7b"], "did you mean gpt3-2.7b?"),  # a name with a dot is no key path
+        ("x", ["b", "xanthan"], "choose one of b, xanthan"),  # one letter is no prefix
     ],
 )
 def test_the_nearest_name_is_suggested(word: str, choices: list[str], meant: str) -> None:

@@ -1,4 +1,4 @@
-"""Nobody looks for cycles while something runs, and behind it they are found as ever."""
+"""The cyclic garbage collector does not run during a simulation, and finds cycles afterwards."""
 
 import gc
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from clustersim.common.gc_control import gc_disabled, raise_gc_threshold
 from clustersim.common.processes import worker_pool
 
 LIVE_IDS: set[int] = set()
-"""Circles that are still there."""
+"""Ids of the objects that are not collected yet."""
 
 
 class SelfReference:
-    """Refers to itself."""
+    """An object that refers to itself."""
 
     def __init__(self) -> None:
         self.reference = self
@@ -25,7 +25,7 @@ class SelfReference:
 
 @pytest.fixture(autouse=True)
 def restore_collector() -> Iterator[None]:
-    """The collector is left as it was found."""
+    """Restore the state of the collector after a test."""
     threshold = gc.get_threshold()
     LIVE_IDS.clear()
     yield
@@ -43,7 +43,7 @@ def test_the_collector_does_not_run_while_disabled() -> None:
 
 
 def test_cycles_do_not_accumulate_over_many_runs() -> None:
-    """Though nobody asks the collector to look, and most is made while it must not."""
+    """Though nothing triggers a collection, and most allocations are made while the collector is disabled."""
     gc.set_threshold(700)
     max_alive = 0
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""Tables of results that are bounded in size."""
+"""The size-bounded LRU cache."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from clustersim.common.lru import LruCache
 
 
 def computed_keys(cache: LruCache[FloatArray], *keys: str) -> list[str]:
-    """Ask for 80 bytes under each key in turn; return the keys under which they had to be made."""
+    """Request 80 bytes under each key in turn; return the keys whose values had to be computed."""
     missed: list[str] = []
 
     def make(key: str) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Scenarios and results travel: to other processes, into files and caches, as copies."""
+"""Scenarios and results can be pickled and copied: for other processes, files and caches."""
 
 import copy
 import json
@@ -25,20 +25,20 @@ _EDGE = {"kind": "nic", "bandwidth": "10 GB/s", "latency": "1 us"}
 GRAPH = {
     "graph": {"accelerator": "h100-sxm-80gb"},
     "nodes": [
-        *({"id": f"g{number}", "kind": "gpu", "node": number} for number in range(2)),
+        *({"id": f"g{index}", "kind": "gpu", "node": index} for index in range(2)),
         {"id": "s", "kind": "switch"},
     ],
-    "edges": [{"source": f"g{number}", "target": "s", **_EDGE} for number in range(2)],
+    "edges": [{"source": f"g{index}", "target": "s", **_EDGE} for index in range(2)],
 }
 VARIANTS: dict[str, tuple[str, ...]] = {
     "plain": (),
     "recorded": ("cost.record=published/h100-sxm-80gb",),
     "shared network": ("cost.network=shared",),
     "forced algorithm": ("cost.collectives.all_reduce=ring",),
-    "slow link": ("disturbances.links={between: [leaf0.0, spine0.0], bandwidth: 0.5}",),
-    "dead NIC": ("disturbances.nics={gpu: 3, dead: true}",),
+    "slow link": ("degradations.links={between: [leaf0.0, spine0.0], bandwidth: 0.5}",),
+    "dead NIC": ("degradations.nics={gpu: 3, dead: true}",),
     "mixed": ("cluster.mixed={node: 1, accelerator: h200-sxm-141gb}",),
-    "jitter, steps": ("disturbances.jitter=3%", "steps=2", "schedule=zb-1p"),
+    "jitter, steps": ("degradations.jitter=3%", "steps=2", "schedule=zb-1p"),
     "order from a file": ("schedule=order.csv",),
     "order from a class": ("schedule=rule:Rule",),
     "fsdp": ("layout={dp: 16, data: fsdp}",),
@@ -46,7 +46,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "graph": ("cluster=graph.json", "layout={dp: 2}", "training.global_batch=4"),
 }
 MAX_PICKLE_BYTES = 200_000
-"""Bytes of a pickled scenario; most take 10 kB, a record more."""
+"""Upper bound of a pickled scenario's size; most take 10 kB, a calibration record more."""
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)
@@ -63,14 +63,14 @@ def same_report(left: RenderedResult, right: RenderedResult) -> bool:
 
 
 def test_a_scenario_survives_pickling_and_copying(scenario: Scenario) -> None:
-    simulate(scenario)  # what its fabric works out meanwhile stays behind
+    simulate(scenario)  # values cached by its fabric meanwhile are not pickled
     pickled = pickle.dumps(scenario)
     unpickled = pickle.loads(pickled)
     assert unpickled == scenario
     assert copy.deepcopy(scenario) == scenario
     assert len(pickled) < MAX_PICKLE_BYTES
     assert unpickled.to_mapping() == scenario.to_mapping()
-    assert unpickled.changed("steps=3") == scenario.with_overrides("steps=3")
+    assert unpickled.with_overrides("steps=3") == scenario.with_overrides("steps=3")
     assert unpickled != scenario.with_overrides("steps=3")
 
 
@@ -89,7 +89,7 @@ def test_a_pickled_result_renders_the_same_page() -> None:
 
 
 def test_a_scenario_can_be_simulated_in_a_spawned_process() -> None:
-    """Spawned, the process has nothing in common with this one, not even how words are hashed."""
+    """A spawned process shares nothing with this one, not even the hash seed of strings."""
     scenarios = [Scenario.from_mapping(MAPPING, VARIANTS[name]) for name in ("plain", "dead NIC", "shared network")]
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         results = list(pool.map(simulate, scenarios))

@@ -1,4 +1,4 @@
-"""Processes that do parts of a calculation end with it, however it ends."""
+"""Worker processes of a calculation end with it, in any case."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_workers_exit_when_their_parent_is_killed() -> None:
-    """It cannot tell them any more; whoever has the pipe that it wrote to is gone when that ends."""
+    """The parent cannot notify them any more; its stdout pipe is closed when the last process that holds it exits."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT_SOURCE], stdout=subprocess.PIPE, text=True)
     with parent:
         assert parent.stdout is not None
@@ -48,7 +48,7 @@ def test_a_killed_worker_is_reported() -> None:
 
 
 def test_pending_tasks_are_cancelled_when_the_iterator_is_closed() -> None:
-    """And the executor, which is somebody's own, goes on."""
+    """The executor, which belongs to the caller, stays usable."""
     started: list[int] = []
     release = Event()
 

@@ -1,4 +1,4 @@
-"""The hash of 64-bit words."""
+"""The splitmix64 hash of 64-bit integers."""
 
 import numpy as np
 

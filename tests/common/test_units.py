@@ -6,7 +6,7 @@ from clustersim.common.units import Dimension, format_bytes, format_number, form
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "text"),
     [
         (120.0, "120 s"),
         (120.4, "2 min 0 s"),
@@ -19,13 +19,13 @@ from clustersim.common.units import Dimension, format_bytes, format_number, form
         (-754.0, "-12 min 34 s"),
     ],
 )
-def test_long_times_have_two_units_and_round_correctly(seconds: float, words: str) -> None:
-    assert format_seconds(seconds) == words
+def test_long_times_have_two_units_and_round_correctly(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(math.inf, "inf s"), (math.nan, "nan ns"), (0.0, "0 s")])
-def test_infinite_and_nan_times_are_formatted(seconds: float, words: str) -> None:
-    assert format_seconds(seconds) == words
+@pytest.mark.parametrize(("seconds", "text"), [(math.inf, "inf s"), (math.nan, "nan ns"), (0.0, "0 s")])
+def test_infinite_and_nan_times_are_formatted(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
 
 
 def test_large_numbers_have_no_exponent() -> None:

@@ -1,4 +1,4 @@
-"""Small records of an accelerator on which everything follows from a law that the test states."""
+"""Small calibration records whose times follow a formula that the test states."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -67,14 +67,14 @@ def kernel_sample(kernel: Kernel, seconds: float, dispersion: float = 0.0) -> Ke
 def record_of(
     kernels: Sequence[Kernel], kernel_seconds: Callable[[Kernel], float], dispersion: float = 0.0
 ) -> CalibrationRecord:
-    """The record of kernels that take what a law says."""
+    """The record of kernels that take the time that a function gives."""
     return CalibrationRecord(
         DEVICE, CONDITIONS, tuple(kernel_sample(kernel, kernel_seconds(kernel), dispersion) for kernel in kernels)
     )
 
 
 def kernel_fit_of(accelerator: Accelerator = H100, **errors: float) -> KernelFit:
-    """The accelerator's own constants as a fit, with residuals by family (`_` for spaces)."""
+    """The accelerator's own constants as a fit, with held-out errors by family (`_` for spaces)."""
     return KernelFit(
         peak=dict(accelerator.peak),
         memory_bandwidth=accelerator.memory_bandwidth,
@@ -88,7 +88,7 @@ def kernel_fit_of(accelerator: Accelerator = H100, **errors: float) -> KernelFit
 def collective_samples(
     seconds: dict[float, float], ranks: int = 8, nodes: int = 1, collective: CollectiveType = CollectiveType.ALL_REDUCE
 ) -> tuple[CollectiveSample, ...]:
-    """Rows of one collective by payload."""
+    """Samples of one collective by payload."""
     return tuple(
         CollectiveSample(CollectiveCall(collective, size, ranks, nodes), spread(time)) for size, time in seconds.items()
     )

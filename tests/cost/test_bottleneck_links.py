@@ -1,4 +1,4 @@
-"""A leaf with two NICs below and one uplink to a spine."""
+"""Bottleneck links of a leaf with two NICs below and one uplink to a spine."""
 
 from collections.abc import Sequence
 
@@ -18,13 +18,13 @@ ENDS = LinkEndpoints(
 
 
 def table(uplink_bandwidth: float, second_bandwidth: float = 1.0) -> LinkTable:
-    """NICs of bandwidth 1 (the second may have another), one uplink."""
+    """NICs of bandwidth 1 (the second may differ), one uplink."""
     bandwidth = np.array([1.0, second_bandwidth, 1.0, uplink_bandwidth])
     return LinkTable(np.array([NIC, NIC, NIC, LEAF]), bandwidth, np.zeros(4), np.zeros(4, dtype=np.int64))
 
 
 def link_loads(links: LinkTable, *flows: tuple[int, float]) -> LinkLoadMatrix:
-    """Groups that send bytes from a NIC up to the spine, one each."""
+    """Link loads of groups that each send bytes from a NIC up to the spine."""
     entries = [(group, link, size) for group, (nic, size) in enumerate(flows) for link in (nic, 3)]
     group, link, size = (np.array(column) for column in zip(*entries, strict=True))
     return LinkLoadMatrix(group, link, size / links.bandwidth[link])
@@ -53,7 +53,7 @@ def test_unused_nics_do_not_load_the_uplink() -> None:
 
 
 def test_nics_count_by_their_bandwidth() -> None:
-    """At full speed 1 and 3 s per second come to 4: as much as the uplink carries."""
+    """At full rate 1 and 3 bytes per second add up to 4: as much as the uplink carries."""
     links = table(uplink_bandwidth=4.0, second_bandwidth=3.0)
     assert kept_links(links, link_loads(links, (0, 1.0), (1, 1.0)))[3] is False
     assert (
@@ -65,7 +65,7 @@ def test_nics_count_by_their_bandwidth() -> None:
 
 
 def test_traffic_that_bypasses_the_nics_makes_an_uplink_a_bottleneck() -> None:
-    """A group that keeps the uplink busy and no NIC below it: nothing bounds what it sends."""
+    """A group that uses the uplink and no NIC below it: nothing bounds what it sends."""
     links = table(uplink_bandwidth=2.0)
     bypassing = LinkLoadMatrix(np.array([0]), np.array([3]), np.array([0.1]))
     assert kept_links(links, link_loads(links, (0, 1.0), (1, 1.0)), bypassing)[3] is True

@@ -1,4 +1,4 @@
-"""What a record says of its rows, and which records are one."""
+"""What a calibration record derives from its samples, and which records can be merged."""
 
 from dataclasses import replace
 
@@ -122,7 +122,7 @@ def test_merging_different_devices_is_rejected(other: CalibrationRecord, named: 
 
 
 def test_interference_uses_samples_overlapping_collectives_only() -> None:
-    """Kernels of 1 s that take 1.2 s beside an all-reduce, 1.5 s beside a copy (which is no collective)."""
+    """Kernels of 1 s that take 1.2 s during an all-reduce, 1.5 s during a copy (which is no collective)."""
     standalone = kernel_sample(matmul_kernel(MatmulShape(64, 64, 64)), 1.0)
     copied, reduced = (
         InterferenceSample(standalone, "copy", spread(1.5)),
@@ -140,10 +140,10 @@ def test_interference_uses_samples_overlapping_collectives_only() -> None:
 
 
 def test_interference_by_collective_and_kernel_class() -> None:
-    """A product of 1 s and one of 3 s take 1.1 and 3.9 s beside all-reduces: 0.25 of the 4 s. A norm of 2 s takes 3 s.
+    """Matmuls of 1 s and 3 s take 1.1 and 3.9 s during all-reduces: 0.25 of the 4 s. A norm of 2 s takes 3 s.
 
-    Attention is the mean of them, 0.375. The all-reduce of 1 s takes 1.5 and 2.5 s beside products, 4 s for 2 s; what
-    it takes beside the norm was not measured.
+    Attention is the mean of them, 0.375. The all-reduce of 1 s takes 1.5 and 2.5 s during matmuls, 4 s for 2 s;
+    its time during the norm was not measured.
     """
     call = CollectiveCall(CollectiveType.ALL_REDUCE, 1e6, 8, 1)
     short_sample, long_sample = kernel_sample(FIRST, 1.0), kernel_sample(SECOND, 3.0)
@@ -164,7 +164,7 @@ def test_interference_by_collective_and_kernel_class() -> None:
 
 
 def test_a_measured_sample_survives_a_subsequent_failure() -> None:
-    """Out of memory the second time: the row of the first is kept, and so is how the record came about."""
+    """Out of memory the second time: the sample of the first is kept, and so is the derivation of the record."""
     failed = replace(kernel_sample(FIRST, 1.0), time=None, outcome=MeasurementOutcome.OUT_OF_MEMORY)
     before = CalibrationRecord(DEVICE, CONDITIONS, (kernel_sample(FIRST, 1.0),), derivation="made up")
     merged_record = merge_records(before, CalibrationRecord(DEVICE, CONDITIONS, (failed, kernel_sample(SECOND, 2.0))))
@@ -180,7 +180,7 @@ def test_merging_fills_in_a_missing_ecc_state(first: bool | None, second: bool |
 
 
 def test_environments_are_merged_variable_by_variable() -> None:
-    """One was started by torchrun, which sets what the other does not say; what both say must agree."""
+    """One was started by torchrun, which sets variables that the other lacks; variables of both must agree."""
     device = DeviceInfo("h100-sxm-80gb", "NVIDIA H100 80GB HBM3", environment={"NCCL_ALGO": "Ring"})
     first = CalibrationRecord(device, CONDITIONS)
     started = CalibrationRecord(replace(device, environment={"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1"}), CONDITIONS)

@@ -1,4 +1,4 @@
-"""Times of exchanges: all groups of a role at once, never above the links' capacity, remembered."""
+"""Collective times: all groups of a kind at once, never above the links' capacity, cached."""
 
 import numpy as np
 import pytest
@@ -81,10 +81,10 @@ COLLECTIVES = [
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES)
-@pytest.mark.parametrize(("role", "port"), [("tp", 450e9), ("dp", 50e9)])
-def test_no_port_runs_above_its_rate(kind, role, port):
+@pytest.mark.parametrize(("comm_group", "port"), [("tp", 450e9), ("dp", 50e9)])
+def test_no_port_runs_above_its_rate(kind, comm_group, port):
     """In groups of 8, each rank must send or take in at least 7/8 of the payload through its port."""
-    slowest = collective_cost().time_comm_op(comm_op(kind, role, 1e10)).seconds.min()
+    slowest = collective_cost().time_comm_op(comm_op(kind, comm_group, 1e10)).seconds.min()
     assert 7 / 8 * 1e10 / slowest <= port
 
 
@@ -167,17 +167,19 @@ def link_demand(kind: CollectiveType, comm_group: str, payload: float, **options
 
 @pytest.mark.parametrize("kind", [CollectiveType.ALL_GATHER, CollectiveType.ALL_REDUCE, CollectiveType.BROADCAST])
 def test_demand_of_groups_without_shared_links_is_their_total_time(kind):
-    """Rails have NICs of their own, and the spine is not oversubscribed: latency and transfer are the whole time."""
+    """Rails have NICs of their own, and the spine is not oversubscribed: latency plus transfer is the whole time."""
     for payload in (1e5, 1e7, 1e9):
         demanded = link_demand(kind, "dp", payload, gpus=32)
         seconds = collective_cost(32).time_comm_op(comm_op(kind, "dp", payload)).seconds
         assert demanded.latency + demanded.transfer == pytest.approx(seconds, rel=1e-12)
         assert (demanded.transfer > 0).all()
-        assert (payload * demanded.crossings.seconds <= demanded.transfer[demanded.crossings.group]).all()
+        assert (
+            payload * demanded.link_loads.seconds_per_byte <= demanded.transfer[demanded.link_loads.group_index]
+        ).all()
 
 
 def test_demand_of_messages_sharing_an_uplink_is_uncontended():
-    """Ranks 0 to 31 send to another unit, four on each uplink: together they take 4 times as long."""
+    """Ranks 0 to 31 send to another unit, four on each uplink: contended they take 4 times as long."""
     ranks = np.arange(32)
     pairs = ProcessGroups("pp_next", np.stack([ranks, ranks + 32], axis=1), ordered=True)
     model = CollectiveCost(pod_fabric(64, 8.0), load_library("nccl"), {"pp_next": pairs})
@@ -190,14 +192,14 @@ def test_a_group_of_one_has_no_link_demand():
     demanded = link_demand(CollectiveType.ALL_REDUCE, "one", 1e9)
     assert not demanded.latency.any()
     assert not demanded.transfer.any()
-    assert len(demanded.crossings.group) == 0
+    assert len(demanded.link_loads.group_index) == 0
 
 
 def test_demand_within_nvlink_equals_the_contended_time():
     demanded = link_demand(CollectiveType.ALL_REDUCE, "tp", 1e9)
     seconds = collective_cost().time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "tp", 1e9)).seconds
     assert demanded.latency + demanded.transfer == pytest.approx(seconds, rel=1e-12)
-    assert len(demanded.crossings.group) > 0
+    assert len(demanded.link_loads.group_index) > 0
 
 
 def test_a_few_bytes_load_no_link():
@@ -206,7 +208,7 @@ def test_a_few_bytes_load_no_link():
         demanded.latency.tolist()
         == collective_cost().time_comm_op(comm_op(CollectiveType.ALL_REDUCE, "world", 4.0)).seconds.tolist()
     )
-    assert len(demanded.crossings.group) == 0
+    assert len(demanded.link_loads.group_index) == 0
 
 
 def test_collectives_of_different_payloads_share_one_link_load_matrix():

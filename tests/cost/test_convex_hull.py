@@ -1,4 +1,4 @@
-"""A point is inside if it is a weighted mean of the others, whatever their number and however flat they lie."""
+"""A point is inside if it is a convex combination of the others, for any number of points and flat sets."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Machines: what a GPU's state does to its kernels, and to nothing else."""
+"""Device models: a GPU's state slows its kernels, and nothing else."""
 
 from math import pi, sqrt
 
@@ -20,7 +20,7 @@ WORK = make_segment(2.0, make_comm_op("tp", 3.0), 1.0)
 def segment_cost(
     speeds: list[float], group_slowdowns: list[float] | None = None, interference: float = 0.0
 ) -> SegmentCost:
-    """Pairs of neighbouring ranks communicate. speeds: of each rank; slowness: of each pair."""
+    """Neighbouring ranks communicate in pairs. speeds: of each rank; group_slowdowns: of each pair."""
     rank_program = make_program([[] for _ in speeds], {"tp": np.arange(len(speeds)).reshape(-1, 2).tolist()})
     unit = UnitCost(rank_program, {} if group_slowdowns is None else {"tp": group_slowdowns})
     distinct_speeds = tuple(sorted(set(speeds), reverse=True))
@@ -52,7 +52,7 @@ def test_a_slow_gpu_slows_kernels_and_no_collective() -> None:
 
 
 def ranks_sharing_timings(costs: SegmentCost, ranks: int, segment: Segment = WORK) -> list[list[int]]:
-    """Ranks that share a timing, by identity; checked against those that have equal numbers."""
+    """Ranks that share a timing, by identity; checked against equal timing ids."""
     timing_ids = costs.timing_classes(segment)
     sets = [
         [other for other in range(ranks) if costs.time_segment(rank, segment) is costs.time_segment(other, segment)]
@@ -75,7 +75,7 @@ def test_groups_of_different_speeds_do_not_share_a_timing() -> None:
 
 
 def test_timings_are_distinguished_by_device_and_group() -> None:
-    """Machines 0/1 by groups 0/1/2: each pair of numbers that occurs is a timing of its own, and right."""
+    """Devices 0/1 by groups 0/1/2: each combination that occurs has a correct timing of its own."""
     speeds, group_slowdowns = [1.0, 0.5, 0.5, 1.0, 1.0, 0.5], [1.0, 2.0, 1.0]
     costs = segment_cost(speeds, group_slowdowns)
     assert ranks_sharing_timings(costs, 6) == [[0, 4], [1, 5], [2], [3]]
@@ -88,7 +88,7 @@ def test_groups_that_a_segment_does_not_use_distinguish_no_timing() -> None:
 
 
 def test_timings_are_distinguished_by_all_groups_of_a_segment() -> None:
-    """Four ranks in rows and columns of which one each is slow: all four differ."""
+    """Four ranks in a 2 x 2 grid with one slow row and one slow column: all four differ."""
     rank_program = make_program([[] for _ in range(4)], {"tp": [[0, 1], [2, 3]], "cp": [[0, 2], [1, 3]]})
     unit = UnitCost(rank_program, {"tp": [1.0, 2.0], "cp": [1.0, 3.0]})
     costs = SegmentCost(rank_program, DeviceModels.uniform(DeviceModel(unit), 4), unit)

@@ -1,4 +1,4 @@
-"""Products of experts: closed forms of a machine of which every number is known, and laws of any."""
+"""Grouped GEMMs: closed forms for an accelerator of known constants, and monotonicity on a real one."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ TILE, UNITS, SHARE, CALL = 128, 65, 0.5, 9e-6
 
 
 def accelerator_with(**grouped: float) -> Accelerator:
-    """One tile, no prologue, perimeter or start: a product is its waves."""
+    """One tile, no prologue, edge or call cost: a matmul takes exactly its waves."""
     h100 = load_accelerator("h100-sxm-80gb")
     defaults = {"share": SHARE, "kernel_share": SHARE, "prologue": 0.0, "edge": 0.0, "call": 0.0}
     grouped_efficiency = GroupedGemmEfficiency(**{**defaults, **grouped})
@@ -32,14 +32,14 @@ def accelerator_with(**grouped: float) -> Accelerator:
 
 
 def grouped_kernel(experts: int, tokens: int, grouping: Grouping = Grouping.STREAMS, width: int = 8192) -> Kernel:
-    """Forward of experts with so many rows each, whose k and outputs are a width."""
+    """Forward of experts with equal token counts, whose k and output width are equal."""
     matmul_formats = MatmulFormats.uniform(DType.BF16)
     linear = GroupedLinear("up", experts, experts * tokens, width, width, matmul_formats, grouping=grouping)
     return linear.forward(mixed_precision())[0]
 
 
 def test_tiles_of_all_experts_share_waves() -> None:
-    """66 experts of 64 tiles are 65 waves of 65 units, where one by one each takes a wave of its own."""
+    """66 experts of 64 tiles are 65 waves of 65 units, where separately each takes a wave of its own."""
     kernel = grouped_kernel(66, TILE, width=TILE * 64)
     rate = accelerator_with().peak_flops(DType.BF16) * SHARE / UNITS
     waves = 65 * 2.0 * TILE * TILE * TILE * 64 / rate
@@ -63,7 +63,7 @@ def test_a_loop_is_one_matmul_per_expert() -> None:
 
 
 def test_a_power_limit_slows_only_matmuls_above_the_sustained_rate() -> None:
-    """Products sustain 0.8 of 0.5: experts' at 0.3 stay as they are, those at 0.5 take 1.25 times as long."""
+    """Matmuls sustain 0.8 of 0.5: grouped ones at 0.3 are unchanged, those at 0.5 take 1.25 times as long."""
     kernel = grouped_kernel(8, 8192)
     slow, fast = accelerator_with(share=0.3), accelerator_with()
     assert Roofline(slow, in_step_rate=0.8).time_kernel(kernel) == Roofline(slow).time_kernel(kernel)

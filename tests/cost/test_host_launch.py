@@ -1,4 +1,4 @@
-"""Launches: what a GPU waits for its host, found again by walking from launch to launch."""
+"""Host launches: a GPU's waiting for its host, checked by stepping from launch to launch."""
 
 from dataclasses import replace
 
@@ -30,13 +30,13 @@ def comm_operation(work: WorkType = WorkType.FORWARD) -> Operation:
 
 
 def synced_comm_operation(work: WorkType = WorkType.FORWARD) -> Operation:
-    """An exchange that the host launches when all before it is done."""
+    """A collective that the host launches after a host sync."""
     (comm_op,) = make_segment(make_comm_op("tp", 1.0)).comm_ops
     return Operation(replace(comm_op, host_sync=True), work)
 
 
 def overlapped_operation(chunks: float, work: WorkType = WorkType.FORWARD) -> Operation:
-    """A kernel beside an exchange, both in so many chunks."""
+    """A kernel overlapping a collective, both in chunks."""
     (comm_op,) = make_segment(make_comm_op("tp", 1.0)).comm_ops
     full_kernel = Kernel("kernel", KernelKind.COPY, DType.BF16, flops=1.0, bytes=0.0)
     return Operation(CommOverlap(comm_op, full_kernel, chunks), work)
@@ -57,9 +57,9 @@ def launch_count(operation: Operation) -> int:
 
 
 def stepwise_end(pairs: list[tuple[Operation, float]]) -> float:
-    """When a block is over, from launch to launch: the host first launches, then looks at the next.
+    """End of a segment from launch to launch: the host launches, then continues with the next.
 
-    Before what it awaits it has launched all else, and waits for the GPU.
+    Before a host sync it has launched everything else, and waits for the GPU.
     """
     host = gpu = issued = 0.0
     first = True
@@ -87,7 +87,7 @@ OPERATIONS = st.one_of(
 @examples(100)
 @given(st.lists(st.tuples(OPERATIONS, SECONDS), max_size=6))
 def test_a_segment_ends_when_its_last_launch_has_run(pairs: list[tuple[Operation, float]]) -> None:
-    """Where at least one kernel runs by itself, at which the waits can be; elsewhere none is said."""
+    """Where at least one kernel runs without overlap, to which waits can be attributed; elsewhere none is reported."""
     wait_seconds = waits(AsyncHost(FORWARD, BACKWARD), *pairs)
     is_kernel = [isinstance(operation.body, Kernel) for operation, _ in pairs]
     busy = sum(seconds for _, seconds in pairs)
@@ -96,7 +96,7 @@ def test_a_segment_ends_when_its_last_launch_has_run(pairs: list[tuple[Operation
 
 
 def test_a_host_sync_exposes_the_launches_after_it() -> None:
-    """Kernels hide launches, but for the exchange's and those behind it that it does not hide: 1 s, then none."""
+    """Kernels hide launches, except the collective's and those after it that it does not hide: 1 s, then none."""
     host = AsyncHost(1.0, 1.0)
     assert sum(waits(host, (kernel_operation(), 8.0), (synced_comm_operation(), 8.0), (kernel_operation(), 8.0))) == 1.0
     assert sum(waits(host, (kernel_operation(), 8.0), (synced_comm_operation(), 0.0), (kernel_operation(), 8.0))) == 2.0
@@ -126,33 +126,33 @@ def test_a_gpu_that_is_always_behind_never_waits() -> None:
 
 
 def test_short_kernels_before_long_ones_wait_for_launches() -> None:
-    """Ten of 0 s at 1 s each, then one of 20 s: it begins after 10 s; the other way round nothing is seen of it."""
+    """Ten of 0 s at 1 s each, then one of 20 s: it starts after 10 s; in the opposite order the launches are hidden."""
     short_kernels, long_kernels = [(kernel_operation(), 0.0)] * 10, [(kernel_operation(), 20.0)]
     assert sum(waits(AsyncHost(1.0, 1.0), *short_kernels, *long_kernels)) == 10.0
     assert sum(waits(AsyncHost(1.0, 1.0), *long_kernels, *short_kernels)) == 0.0
 
 
 def test_recompute_has_forward_launches_and_backward_its_own() -> None:
-    """Four launches: the first is there when the block begins, the fourth after three more."""
+    """Four launches: the first is there when the segment starts, the fourth after three more."""
     for work, launch_seconds in ((WorkType.FORWARD, 1.0), (WorkType.RECOMPUTE, 1.0), (WorkType.BACKWARD, 2.0)):
         assert sum(waits(AsyncHost(1.0, 2.0), *[(kernel_operation(work=work), 0.0)] * 4)) == 4 * launch_seconds
 
 
 def test_waiting_before_a_collective_is_counted_at_the_next_kernel() -> None:
-    """The exchange of 1 s begins at 2 s, 1 s late, and the last kernel at 4 s, another second late."""
+    """The collective of 1 s starts at 2 s, 1 s late, and the last kernel at 4 s, another second late."""
     assert waits(
         AsyncHost(2.0, 2.0), (kernel_operation(), 1.0), (comm_operation(), 1.0), (kernel_operation(), 3.0)
     ) == [0.0, 0.0, 2.0]
 
 
 def test_a_collective_costs_its_host_launch() -> None:
-    """1 + 5 s of launches for a kernel of 1 s and an exchange of 1 s: 4 s later than the GPU alone."""
+    """1 + 5 s of launches for a kernel of 1 s and a collective of 1 s: 4 s later than the GPU alone."""
     host = AsyncHost(forward_seconds=1.0, backward_seconds=1.0, collective_seconds=5.0)
     assert waits(host, (kernel_operation(), 1.0), (comm_operation(), 1.0)) == [4.0, 0.0]
 
 
 def test_chunked_overlap_costs_launches_of_kernel_and_collective() -> None:
-    """1 + 2 x (1 + 3) s of launches, for 1 s and 2 s of work: 6 s late, all of it at the kernel by itself."""
+    """1 + 2 x (1 + 3) s of launches, for 1 s and 2 s of work: 6 s late, attributed to the kernel without overlap."""
     host = AsyncHost(forward_seconds=1.0, backward_seconds=1.0, collective_seconds=3.0)
     assert waits(host, (kernel_operation(), 1.0), (overlapped_operation(2.0), 2.0)) == [6.0, 0.0]
 
@@ -165,7 +165,7 @@ def test_a_host_loop_costs_its_calls_and_no_launch() -> None:
 
 @pytest.mark.parametrize(("graph", "late"), [(2.0, 0.0), (6.0, 1.5)])
 def test_a_captured_segment_is_launched_at_once(graph: float, late: float) -> None:
-    """Kernels of 1, 0.5 and 2 s and an exchange of 1 s: a graph of 2 s is hidden, one of 6 s is not."""
+    """Kernels of 1, 0.5 and 2 s and a collective of 1 s: a graph launch of 2 s is hidden, one of 6 s is not."""
     host = AsyncHost(forward_seconds=9.0, backward_seconds=9.0, collective_seconds=9.0, graph_seconds=graph)
     wait_seconds = waits(
         host, (kernel_operation(), 1.0), (kernel_operation(3), 0.5), (comm_operation(), 1.0), (kernel_operation(), 2.0)
@@ -174,7 +174,7 @@ def test_a_captured_segment_is_launched_at_once(graph: float, late: float) -> No
 
 
 def dispatch_operation() -> Operation:
-    """An exchange that brings rows to experts, and is launched when all before it is done."""
+    """An operation that dispatches tokens to experts, launched after a host sync."""
     comm_op = synced_comm_operation().body
     assert isinstance(comm_op, CommOp)
     return Operation(replace(comm_op, routing=TokenRouting(TokenDispatcher.ALL_TO_ALL, 8, 2)), WorkType.FORWARD)
@@ -187,8 +187,8 @@ def expert_kernel() -> Operation:
 def test_graphs_outside_experts_with_eager_expert_kernels() -> None:
     """A graph (2 s), then a dispatch (1 s) and a kernel (1 s) of 3 s to launch each, then a graph again.
 
-    The graph's kernels hide its launch. What is sent begins 3 s behind them, as the host had to know how much; it is
-    over 1 s before the experts' kernel is launched, which is over 1 s before the second graph is.
+    The graph's kernels hide its launch. The dispatch starts 3 s after them, as the host had to know its size; it
+    ends 1 s before the experts' kernel is launched, which ends 1 s before the second graph is.
     """
     host = AsyncHost(forward_seconds=3.0, backward_seconds=9.0, graph_seconds=2.0, excludes_experts=True)
     timed_operations = (
@@ -215,7 +215,7 @@ def test_without_experts_outside_experts_changes_nothing(
 @given(st.lists(st.tuples(WORKS, st.integers(1, 4), SECONDS), min_size=1, max_size=8))
 @examples(60)
 def test_interleaved_passes_wait_for_the_total_launch_excess(cases: list[tuple[WorkType, int, float]]) -> None:
-    """So never longer than a pass alone, whose short kernels wait before long ones."""
+    """So never longer than a separate pass, whose short kernels wait before long ones."""
     pairs = [(kernel_operation(launches, work), seconds) for work, launches, seconds in cases]
     operations, seconds = zip(*pairs, strict=True)
     interleaved = Segment("block", operations, interleaved=True)

@@ -1,4 +1,4 @@
-"""Exchanges and kernels of ranks with unlike many rows take what even ones take that are as full."""
+"""Collectives and kernels of imbalanced ranks take the time of balanced ones with the same load."""
 
 from dataclasses import replace
 
@@ -22,12 +22,12 @@ from clustersim.scenario import Scenario
 from tests.conftest import examples
 from tests.laws.test_expert_loads import scenario_with_load
 
-TWO_NODES = {"ep": 16}  # one group of 16 ranks on two nodes, an expert each
+TWO_NODES = {"ep": 16}  # one group of 16 ranks on two nodes, one expert each
 ROOFLINE = Roofline(load_accelerator("h100-sxm-80gb"))
 
 
 def collective_costs(scenario: Scenario) -> tuple[ImbalancedComm, CollectiveCost, list[CommOp]]:
-    """What times exchanges with loads and without them, and those of the step that have one."""
+    """Costs of collectives with and without loads, and the collectives of the step that have a load."""
     program = build_simulation(scenario).program
     balanced = CollectiveCost(scenario.cluster.fabric, resolved_library(scenario), program.groups)
     loaded_ops = [comm_op for comm_op in program.comm_ops if comm_op.load_index is not None]
@@ -35,7 +35,7 @@ def collective_costs(scenario: Scenario) -> tuple[ImbalancedComm, CollectiveCost
 
 
 def test_library_collectives_wait_for_the_most_loaded_rank() -> None:
-    """Its port brings in twice the mean."""
+    """Its port receives twice the mean."""
     imbalanced, balanced, comm_ops = collective_costs(scenario_with_load([2, 0.5, 0.5, *[1] * 13], TWO_NODES))
     assert {comm_op.name for comm_op in comm_ops} >= {"dispatch tokens", "combine tokens", "dispatch probabilities"}
     for comm_op in comm_ops:
@@ -46,20 +46,22 @@ def test_library_collectives_wait_for_the_most_loaded_rank() -> None:
         assert demand.link_loads is balanced_demand.link_loads
 
 
-@pytest.mark.parametrize("way", [TokenDispatcher.DEEPEP, TokenDispatcher.HYBRIDEP])
-def test_a_nodes_ports_share_the_forwarded_tokens(way: TokenDispatcher) -> None:
-    """Where the network is slow: with as many rows on both nodes it carries what it does if all ranks are alike."""
+@pytest.mark.parametrize("dispatcher", [TokenDispatcher.DEEPEP, TokenDispatcher.HYBRIDEP])
+def test_a_nodes_ports_share_the_forwarded_tokens(dispatcher: TokenDispatcher) -> None:
+    """On a slow network: with equal node totals it takes the balanced time."""
     equal_nodes, one_node = [1.5, 0.5, *[1] * 14], [*[1.5] * 8, *[0.5] * 8]
     slow = "cluster={name: dgx-h100, gpus: 16, node: {nic: {bandwidth: 25 Gbit/s}}}"
     for load, factor in ((equal_nodes, 1.0), (one_node, 1.5)):
-        imbalanced, balanced, comm_ops = collective_costs(scenario_with_load(load, TWO_NODES, way).with_overrides(slow))
+        imbalanced, balanced, comm_ops = collective_costs(
+            scenario_with_load(load, TWO_NODES, dispatcher).with_overrides(slow)
+        )
         (dispatch,) = [comm_op for comm_op in comm_ops if comm_op.collective.is_token_routing and comm_op.host_sync]
         expected = balanced.time_comm_op(replace(dispatch, payload=factor * dispatch.payload, load_index=None)).seconds
         np.testing.assert_array_equal(imbalanced.time_comm_op(dispatch).seconds, expected)
 
 
 def test_the_most_loaded_rank_decides_within_nvlink() -> None:
-    """On one node everything is passed on over it."""
+    """On one node everything is forwarded over NVLink."""
     imbalanced, balanced, comm_ops = collective_costs(
         scenario_with_load([1.5] * 2 + [0.5] * 2 + [1] * 12, {"ep": 8, "pp": 2}, TokenDispatcher.DEEPEP)
     )
@@ -71,7 +73,7 @@ def test_the_most_loaded_rank_decides_within_nvlink() -> None:
 
 
 def test_all_gather_dispatch_does_not_depend_on_the_load() -> None:
-    """So they do not depend on who has them."""
+    """All ranks receive all tokens."""
     program = build_simulation(
         scenario_with_load([2, 0.5, 0.5, *[1] * 13], TWO_NODES, TokenDispatcher.ALL_GATHER)
     ).program
@@ -80,7 +82,7 @@ def test_all_gather_dispatch_does_not_depend_on_the_load() -> None:
 
 
 def expert_kernels(plan: Plan, load: float) -> list[Kernel]:
-    """The kernels on the experts' ranks of a rank with so many times the mean rows."""
+    """The expert kernels of a rank whose load is `load` times the mean."""
     spec = plan.model.distinct_specs[-1]
     sharded_layer = transformer_layer(plan.model, spec, plan.training, replace(plan.layer_shard, load_factor=load))
     operators = [operator for operator in sharded_layer.operators if operator.region is ParallelRegion.EXPERT]
@@ -92,7 +94,7 @@ def expert_kernels(plan: Plan, load: float) -> list[Kernel]:
 def test_a_loaded_kernel_equals_that_of_a_rank_with_as_many_tokens(
     load_64ths: int, dispatcher: TokenDispatcher, name: str
 ) -> None:
-    """Up to where every token would come, which is the most (about 2.2 times the mean of these)."""
+    """Up to the load at which every token comes, the maximum (about 2.2 times the mean here)."""
     scenario = scenario_with_load("balanced", {"ep": 4}, dispatcher).with_overrides(f"framework={name}")
     plan = build_plan(scenario)
     mean, loaded_kernels = expert_kernels(plan, 1.0), expert_kernels(plan, load_64ths / 64)

@@ -1,4 +1,4 @@
-"""What real layers do to kernels comes on top of what they take alone, once, and leaves the rest as it is."""
+"""In-situ factors of kernels in real layers multiply standalone times once, and change nothing else."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -48,7 +48,7 @@ def family_name(kernel: Kernel) -> str:
 def with_in_situ_factors(
     record: CalibrationRecord, *family_factors: tuple[Kernel, float], standalone_seconds: float = 1.0
 ) -> CalibrationRecord:
-    """With a chain in which families of kernels take some times what they take alone."""
+    """The record with in-situ samples: each kernel's family takes the given factor of its standalone time."""
     return replace(
         record,
         chain=tuple(
@@ -68,7 +68,7 @@ def measured_timing(record: CalibrationRecord, kernel: Kernel) -> KernelTiming:
 
 @given(st.lists(st.floats(0.3, 3.0), min_size=len(KERNELS), max_size=len(KERNELS)))
 def test_a_kernel_takes_the_in_situ_factor_of_its_family(factors: Sequence[float]) -> None:
-    """Each its own: forward and backward, and two routines of one kind."""
+    """Each family has its own factor: forward and backward, and two routines of one kind. The error stays the same."""
     record = record_of(KERNELS, standalone_seconds_of, 0.1)
     in_situ_record = with_in_situ_factors(record, *zip(KERNELS, factors, strict=True))
     for kernel, factor in zip(KERNELS, factors, strict=True):
@@ -78,7 +78,7 @@ def test_a_kernel_takes_the_in_situ_factor_of_its_family(factors: Sequence[float
 
 
 def test_interpolated_and_fitted_kernels_take_the_family_factor_too() -> None:
-    """A fit is of kernels alone, so what it says takes longer in a step."""
+    """A fit is of standalone kernels, so its times are scaled in a step as well."""
     sizes = (1024, 8192)
     grid_record = record_of(
         [matmul_kernel(MatmulShape(m, n, k)) for m in sizes for n in sizes for k in sizes], standalone_seconds_of
@@ -95,7 +95,7 @@ def test_interpolated_and_fitted_kernels_take_the_family_factor_too() -> None:
 
 
 def test_a_family_without_in_situ_samples_takes_the_mean_of_its_kind() -> None:
-    """Norms: 1 s alone and 2 s in the chain, 3 s and 3 s: together 5 / 4. And it is that much less sure."""
+    """Norms: 1 s standalone and 2 s in situ, 3 s and 3 s: 5 / 4 in total. The error grows by as much."""
     sampled = [norm_kernel(8192, 8192, routine) for routine in (MemoryBoundOp.RMSNORM, MemoryBoundOp.LAYERNORM)]
     unsampled = replace(sampled[0], shape=replace(sampled[0].shape, backward=True))
     record = record_of([*sampled, unsampled, LARGE], standalone_seconds_of, 0.1)
@@ -108,7 +108,7 @@ def test_a_family_without_in_situ_samples_takes_the_mean_of_its_kind() -> None:
 
 
 def test_a_kind_without_in_situ_samples_takes_the_mean_of_all() -> None:
-    """1 s of products takes 1.2 s, 3 s of norms 2.8 s: together as long as alone."""
+    """1 s of matmuls and 3 s of norms both take 1.2 times as long in situ."""
     record = record_of(KERNELS, standalone_seconds_of, 0.1)
     samples = (InSituSample(family_name(LARGE), 1, 1.0, 1.2), InSituSample(family_name(NORM), 1, 3.0, 3.0 * 1.2))
     assert mean_factor(samples) == pytest.approx(1.2)
@@ -124,7 +124,7 @@ def test_a_kind_without_in_situ_samples_takes_the_mean_of_all() -> None:
 
 @given(st.sampled_from(KERNELS))
 def test_without_in_situ_samples_nothing_changes(kernel: Kernel) -> None:
-    """To the last digit: kernels, and the pace of published steps."""
+    """Exactly: kernels, and the derating from published steps."""
     record = record_of(KERNELS, standalone_seconds_of, 0.1)
     timing = measured_timing(record, kernel)
     assert InSituFactors.from_record(record).apply(timing, kernel.kind, signature_of(kernel)) == timing
@@ -133,7 +133,7 @@ def test_without_in_situ_samples_nothing_changes(kernel: Kernel) -> None:
 
 
 def test_launch_bound_kernels_take_no_in_situ_factor() -> None:
-    """4 launches of 3 us: more than 5 us of a kernel, whatever the chain makes of it, until that is longer."""
+    """4 launches of 3 us exceed 5 us of a kernel, whatever the in-situ factor, until the kernel takes longer."""
     kernel = replace(NORM, launches=4)
     record = replace(record_of([kernel], lambda _: 5e-6), launch_interval=3e-6)
     for factor, seconds in ((0.5, 12e-6), (2.0, 12e-6), (3.0, 15e-6)):
@@ -141,7 +141,7 @@ def test_launch_bound_kernels_take_no_in_situ_factor() -> None:
 
 
 def test_in_situ_samples_replace_the_published_step_derating() -> None:
-    """Of one GPU nothing is left to add: no longer, no larger error."""
+    """On one GPU nothing is left to add: neither time nor error."""
     derating = TrainingDerating(sustained_ratio=0.8, gpu_spread=0.05, flash2_slowdown=1.5)
     record = with_in_situ_factors(record_of([LARGE], standalone_seconds_of, 0.1), (LARGE, 1.1))
     measured_kernels = MeasuredKernels(record, H100)
@@ -156,7 +156,7 @@ def test_in_situ_samples_replace_the_published_step_derating() -> None:
 
 
 def test_the_straggler_spread_is_the_measured_gpu_spread() -> None:
-    """Times of 0.97, 1.00 and 1.03 s: a standard deviation of 3 %; of one GPU alone nothing is known."""
+    """Times of 0.97, 1.00 and 1.03 s: a standard deviation of 3 %; a single GPU says nothing about the spread."""
     derating, record = (
         TrainingDerating(sustained_ratio=0.8, gpu_spread=0.05),
         with_in_situ_factors(record_of([LARGE], standalone_seconds_of), (LARGE, 1.1)),
@@ -188,11 +188,11 @@ def kernels_of_step(scenario: Scenario) -> Iterator[Kernel]:
 @examples(10)
 @given(st.floats(0.5, 2.0))
 def test_step_time_is_proportional_to_the_in_situ_factor(k: float) -> None:
-    """Kernels alone take what the model says, the host launches them in no time, and there is one GPU."""
+    """Standalone kernels take the model's time, launches take none, and there is one GPU."""
     loaded = Scenario.from_mapping(STEP)
     scenario = replace(loaded, framework=replace(loaded.framework, launch_seconds=0.0, backward_launch_seconds=0.0))
     kernels = tuple(kernels_of_step(scenario))
-    record = replace(record_of(kernels, lambda each: MODEL.time_kernel(each).seconds), launch_interval=0.0)
+    record = replace(record_of(kernels, lambda kernel: MODEL.time_kernel(kernel).seconds), launch_interval=0.0)
     in_situ_record = with_in_situ_factors(
         record, *((kernel, k) for kernel in {family_name(item): item for item in kernels}.values())
     )
@@ -209,7 +209,7 @@ def test_step_time_is_proportional_to_the_in_situ_factor(k: float) -> None:
 
 
 def test_a_result_states_which_rates_were_not_measured() -> None:
-    """Eight GPUs wait for the slowest of them, and what is said of it depends on who knows how they differ."""
+    """Eight GPUs wait for the slowest; the text says whether their spread was measured."""
     eight = {"gpus": 8, "name": "dgx-h100"}
     scenario = Scenario.from_mapping({**STEP, "cluster": eight, "training": {"sequence": 2048, "global_batch": 8}})
     record = record_of(tuple(distinct_kernels(scenario)), standalone_seconds_of)
@@ -220,7 +220,8 @@ def test_a_result_states_which_rates_were_not_measured() -> None:
         for calibration_record in (record, in_situ_record, replace(in_situ_record, gpus=gpus))
     ]
     assert (
-        "for the pace of a step and of the slowest GPU: from published steps, not measured here" in uncertainty_texts[0]
+        "for the slowdown within a step and the slowest GPU: from published steps, not measured here"
+        in uncertainty_texts[0]
     )
-    assert "for the pace of the slowest GPU: from published steps, not measured here" in uncertainty_texts[1]
-    assert "for the pace of the slowest GPU: as GPUs of its node differ" in uncertainty_texts[2]
+    assert "for the slowest GPU: from published steps, not measured here" in uncertainty_texts[1]
+    assert "for the slowest GPU: as GPUs of its node differ" in uncertainty_texts[2]

@@ -1,4 +1,4 @@
-"""Tables of who slows whom: what is filled in for what was not measured, and which collectives make a difference."""
+"""Interference tables: how unmeasured pairs are filled in, and which collectives make a difference."""
 
 from itertools import product
 
@@ -17,7 +17,7 @@ SLOWDOWNS = st.dictionaries(st.sampled_from(PAIRS), st.sampled_from([0.0, 0.1, 0
 
 
 def test_every_kind_of_kernel_has_a_class() -> None:
-    """Products keep matrix units busy, attention these and others, everything else the memory."""
+    """Matmuls use the matrix units, attention both these and the vector units, all other kernels the memory."""
     kinds_by_class = {
         kernel_class: [kind for kind in KernelKind if kernel_class_of(kind) is kernel_class]
         for kernel_class in KernelClass

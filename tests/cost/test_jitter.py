@@ -1,4 +1,4 @@
-"""Factors by which kernels vary: their distributions, and that nobody's factors depend on anybody else."""
+"""Jitter factors of kernels: their distributions, and independence between ranks and seeds."""
 
 from math import sqrt
 

@@ -1,4 +1,4 @@
-"""What is expected between points is a mean of their values, and the error is that of points left out."""
+"""Kriging predicts weighted means of the samples; its error is the leave-one-out error."""
 
 import numpy as np
 import pytest
@@ -20,14 +20,14 @@ def test_values_that_are_zero_are_zero_everywhere():
 
 
 def test_a_single_point_is_shrunk_by_its_noise():
-    """Weight of the only value: covariance with itself over that and the noise."""
+    """Weight of the only value: its covariance with itself over that plus the noise."""
     kriging = Kriging(np.array([[1.0, 2.0]]), np.array([0.5]))
     assert kriging.predict(np.array([1.0, 2.0])) == pytest.approx(0.5 * (LEVEL + 1.0) / (LEVEL + 1.0 + NOISE))
     assert kriging.leave_one_out().tolist() == [0.0]
 
 
 def test_a_constant_is_reproduced():
-    """The level has so large a variance that hardly anything is taken off a mean of many values."""
+    """The level has so large a variance that a mean of many values is hardly shrunk."""
     kriging = Kriging(GRID, np.full(len(GRID), 0.7))
     assert kriging.predict(np.array([3.3, 1.7])) == pytest.approx(0.7, rel=0.01)
     assert kriging.leave_one_out() == pytest.approx(0.7, rel=0.01)
@@ -58,7 +58,7 @@ def test_smooth_values_are_predicted_far_better_than_by_the_mean():
 
 @pytest.mark.parametrize("accelerator", ["b200-sxm-180gb", "a100-pcie-80gb", "a100-sxm-80gb", "h100-sxm-80gb"])
 def test_kriging_predicts_published_matmuls_better_than_the_roofline(accelerator: str):
-    """Each left out. The module says by how much; what it says of all four is a mean of 0.81."""
+    """Leave-one-out errors. The module states by how much; for all four the mean ratio is 0.81."""
     samples = [
         sample for sample in matmul_samples() if sample.accelerator == accelerator and sample.dtype is not DType.FP8
     ]

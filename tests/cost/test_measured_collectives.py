@@ -1,4 +1,4 @@
-"""Exchanges take what groups of their size were measured to take, and what the model says where none were."""
+"""Collectives take the times measured for groups of their size and node span, and the model's elsewhere."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ MEMBERS = {
     "mixed": np.array([[0, 1, 2, 3], [4, 5, 8, 9], [6, 10, 11, 12], [7, 13, 16, 24]]),
     "pp_next": np.stack([RANKS, np.roll(RANKS, -8)], axis=1),
 }
-GROUPS = {role: ProcessGroups(role, members, ordered=role == "pp_next") for role, members in MEMBERS.items()}
+GROUPS = {name: ProcessGroups(name, members, ordered=name == "pp_next") for name, members in MEMBERS.items()}
 ALPHA, BETA = 3e-5, 1e11
 SIZES = [1e4, 1e5, 1e6, 1e7, 1e8]
 TP = collective_samples({size: ALPHA + size / BETA for size in SIZES})
@@ -76,7 +76,7 @@ def test_extrapolation_uses_the_fit_or_else_the_model():
 
 
 def test_reductions_use_samples_of_their_format_or_else_another():
-    """Twice as long in BF16; a gradient in FP16, that was not measured, and one of which nobody knows it: FP32's."""
+    """Twice as long in BF16; FP16, which was not measured, and an unknown format take FP32's time."""
     bf16_samples = [
         replace(sample, call=replace(sample.call, format=DType.BF16)) for sample in collective_samples({1e7: 2e-3})
     ]
@@ -114,13 +114,13 @@ def test_uncovered_collectives_take_the_models_time(other: CommOp):
 
 
 def test_only_groups_with_the_sampled_node_span_take_measured_times():
-    """Four ranks on two nodes were measured: of the four groups the second is such; the third has one and three."""
-    exchange = reduction_op("mixed", 1e7)
-    modelled = modelled_collectives().time_comm_op(exchange)
-    fast = measured_collectives(*collective_samples({1e7: 1e-9}, ranks=4, nodes=2)).time_comm_op(exchange)
+    """Four ranks on two nodes were measured: only the second of four groups matches; the third has one and three."""
+    comm_op = reduction_op("mixed", 1e7)
+    modelled = modelled_collectives().time_comm_op(comm_op)
+    fast = measured_collectives(*collective_samples({1e7: 1e-9}, ranks=4, nodes=2)).time_comm_op(comm_op)
     assert fast.seconds.tolist() == [modelled.seconds[0], 1e-9, *modelled.seconds[2:]]
     assert (fast.provenance, fast.error) == (modelled.provenance, None)
-    slow = measured_collectives(*collective_samples({1e7: 1.0}, ranks=4, nodes=2)).time_comm_op(exchange)
+    slow = measured_collectives(*collective_samples({1e7: 1.0}, ranks=4, nodes=2)).time_comm_op(comm_op)
     assert slow.seconds.tolist() == [modelled.seconds[0], 1.0, *modelled.seconds[2:]]
     assert (slow.provenance, slow.error) == (Provenance.MEASURED, 0.0)
 
@@ -153,33 +153,33 @@ def test_unmeasured_records_never_have_measured_provenance(origin: RecordOrigin,
 
 def test_demand_of_groups_without_shared_links_is_the_measured_time():
     """Latency and transfer in the model's proportion, on the model's links."""
-    for exchange in (reduction_op("tp", 1e7), reduction_op("tp", 3e7)):
+    for comm_op in (reduction_op("tp", 1e7), reduction_op("tp", 3e7)):
         measured = measured_collectives(*TP)
-        demand, modelled = measured.link_demand(exchange), modelled_collectives().link_demand(exchange)
-        assert demand.latency + demand.transfer == pytest.approx(measured.time_comm_op(exchange).seconds, rel=1e-9)
+        demand, modelled = measured.link_demand(comm_op), modelled_collectives().link_demand(comm_op)
+        assert demand.latency + demand.transfer == pytest.approx(measured.time_comm_op(comm_op).seconds, rel=1e-9)
         assert demand.latency / demand.transfer == pytest.approx(modelled.latency / modelled.transfer)
         assert demand.link_loads.link_index.tolist() == modelled.link_loads.link_index.tolist()
         assert demand.flow.tolist() == modelled.flow.tolist()
 
 
 def test_demand_of_groups_with_shared_links_scales_the_uncontended_model():
-    """What they took was measured side by side: record over model is the factor of what each takes alone."""
-    exchange = reduction_op("dp", 1e7)
+    """Samples include the contention of concurrent groups: record over model scales the uncontended demand."""
+    comm_op = reduction_op("dp", 1e7)
     measured, modelled = measured_collectives(*collective_samples({1e7: 1.0}, ranks=4, nodes=4)), modelled_collectives()
-    uncontended = modelled.link_demand(exchange)
-    slowdown = 1.0 / modelled.time_comm_op(exchange).seconds
-    assert measured.link_demand(exchange).transfer == pytest.approx(uncontended.transfer * slowdown)
-    assert measured.link_demand(exchange).latency == pytest.approx(uncontended.latency * slowdown)
+    uncontended = modelled.link_demand(comm_op)
+    slowdown = 1.0 / modelled.time_comm_op(comm_op).seconds
+    assert measured.link_demand(comm_op).transfer == pytest.approx(uncontended.transfer * slowdown)
+    assert measured.link_demand(comm_op).latency == pytest.approx(uncontended.latency * slowdown)
 
 
-@pytest.mark.parametrize(("role", "ranks", "nodes"), [("tp", 8, 1), ("dp", 4, 4)])
-def test_a_record_equal_to_the_model_changes_nothing(role: str, ranks: int, nodes: int):
-    exchange, modelled = reduction_op(role, 1e7), modelled_collectives()
-    seconds = modelled.time_comm_op(exchange).seconds
+@pytest.mark.parametrize(("comm_group", "ranks", "nodes"), [("tp", 8, 1), ("dp", 4, 4)])
+def test_a_record_equal_to_the_model_changes_nothing(comm_group: str, ranks: int, nodes: int):
+    comm_op, modelled = reduction_op(comm_group, 1e7), modelled_collectives()
+    seconds = modelled.time_comm_op(comm_op).seconds
     assert (seconds == seconds[0]).all()
     measured = measured_collectives(*collective_samples({1e7: float(seconds[0])}, ranks, nodes))
-    assert measured.time_comm_op(exchange).seconds.tolist() == seconds.tolist()
-    demand, measured_demand = modelled.link_demand(exchange), measured.link_demand(exchange)
+    assert measured.time_comm_op(comm_op).seconds.tolist() == seconds.tolist()
+    demand, measured_demand = modelled.link_demand(comm_op), measured.link_demand(comm_op)
     assert (measured_demand.latency.tolist(), measured_demand.transfer.tolist()) == (
         demand.latency.tolist(),
         demand.transfer.tolist(),
@@ -187,8 +187,8 @@ def test_a_record_equal_to_the_model_changes_nothing(role: str, ranks: int, node
 
 
 def test_demand_of_uncovered_collectives_is_the_models():
-    for exchange in (reduction_op("dp", 1e7), reduction_op("one", 1e7)):
-        demand, modelled = measured_collectives(*TP).link_demand(exchange), modelled_collectives().link_demand(exchange)
+    for comm_op in (reduction_op("dp", 1e7), reduction_op("one", 1e7)):
+        demand, modelled = measured_collectives(*TP).link_demand(comm_op), modelled_collectives().link_demand(comm_op)
         assert demand.latency.tolist() == modelled.latency.tolist()
         assert demand.transfer.tolist() == modelled.transfer.tolist()
 
@@ -207,7 +207,7 @@ def test_an_unknown_process_group_is_rejected():
 
 
 def test_unmeasured_dispatches_take_the_models_time_of_their_routing() -> None:
-    """Beside rows of other collectives; routings that differ in nothing but how many nodes a token may reach."""
+    """With samples of other collectives; routings that differ only in how many nodes a token may reach."""
     times = []
     for limit in (1, None):
         routing = TokenRouting(TokenDispatcher.DEEPEP, 64, 8, 4, limit, token_bytes=14336.0)

@@ -1,4 +1,4 @@
-"""The host of a record: whose launches its rows are, what adds to what, and what a device still waits for."""
+"""Host samples of a record: which software they apply to, which overheads add, what a device waits for."""
 
 from dataclasses import replace
 
@@ -54,12 +54,12 @@ def launch_microseconds(framework: Framework, layout: Layout, *samples: HostLaun
         (TORCH, replace(SHARDED, data=Zero1()), (4, 6)),
         (TORCH, TENSOR_PARALLEL, (14, 10)),
         (TORCH, SHARDED_TENSOR_PARALLEL, (4 + 1 + 10, 6 + 3 + 4)),
-        (MEGATRON, SHARDED_TENSOR_PARALLEL, (4, 6)),  # its own sharding and its own tensor parallelism
+        (MEGATRON, SHARDED_TENSOR_PARALLEL, (4, 6)),  # Megatron's own sharding and tensor parallelism
         (MEGATRON_2021, SHARDED_TENSOR_PARALLEL, (20, 75)),  # its Python is not today's
         (TORCH.with_compiled(), SINGLE_RANK, (3, 2)),
         (TORCH.with_compiled(), TENSOR_PARALLEL, (3, 2)),  # compiled layers have no dispatch left
         (TORCH.with_compiled(), SHARDED_TENSOR_PARALLEL, (3 + 1, 2 + 3)),
-        (TORCH.with_launch_seconds(7e-6, None), SHARDED_TENSOR_PARALLEL, (7, 7)),  # what somebody says wins
+        (TORCH.with_launch_seconds(7e-6, None), SHARDED_TENSOR_PARALLEL, (7, 7)),  # explicit values take precedence
         (TORCH.with_launch_seconds(7e-6, 8e-6), SINGLE_RANK, (7, 8)),
         (TORCH.with_launch_seconds(None, 8e-6), SINGLE_RANK, (10, 8)),
         (TORCH.with_compiled().with_launch_seconds(7e-6, None), SINGLE_RANK, (7, 7)),
@@ -119,7 +119,7 @@ def test_required_host_states_of_frameworks_and_layouts() -> None:
 
 
 def test_on_a_cpu_the_missing_launch_time_is_added_per_launch() -> None:
-    """3 and 4 us are left of 4 and 6: of 2 launches forward, 1 run again, 3 backward and 5 of the optimizer."""
+    """3 and 4 us are left of 4 and 6: of 2 launches forward, 1 recomputed, 3 backward and 5 of the optimizer."""
     works = [(2, WorkType.FORWARD), (1, WorkType.RECOMPUTE), (3, WorkType.BACKWARD), (5, WorkType.OPTIMIZER)]
     operations = [kernel_operation(count, work) for count, work in works]
     host = host_model(host_record(*SAMPLES, threads=1), TORCH, SINGLE_RANK)
@@ -173,7 +173,7 @@ def test_more_launches_never_make_a_segment_faster(
 
 
 def test_kernels_are_not_launch_bound_where_the_host_was_measured() -> None:
-    """4 launches of 3 us are a floor under 5 us only where nothing else says when the device waits, or on a CPU."""
+    """4 launches of 3 us bound 5 us from below only where no host samples model the waiting, or on a CPU."""
     short_kernel = replace(CUBE[0], launches=4)
     plain = replace(record_of([short_kernel], lambda _: 5e-6), launch_interval=3e-6)
     with_host = replace(plain, host=SAMPLES)
@@ -201,7 +201,7 @@ def step_seconds(host: tuple[HostLaunchSample, ...], **framework: object) -> flo
 
 
 def test_a_launch_bound_step_takes_its_launches() -> None:
-    """Of a host that slow they are all that matters: each second more of a launch is one for each launch."""
+    """With so slow a host only launches matter: each extra second per launch counts once per launch."""
     times = [step_seconds((HostLaunchSample(EAGER, item, item, (1, 1)),)) for item in (0.1, 0.2, 0.3)]
     assert times[2] - times[1] == pytest.approx(times[1] - times[0])
     assert times[1] > 1.9 * times[0]
@@ -211,7 +211,7 @@ def test_compiled_is_as_fast_as_its_samples() -> None:
     eager, compiled = HostLaunchSample(EAGER, 1e-4, 1e-4, (1, 1)), HostLaunchSample(COMPILED, 2e-5, 3e-5, (1, 1))
     times = [
         step_seconds((eager, compiled)),
-        step_seconds((eager, compiled), compiled=True),
-        step_seconds((eager,), compiled=True),
+        step_seconds((eager, compiled), torch_compile=True),
+        step_seconds((eager,), torch_compile=True),
     ]
     assert times[1] < times[0] == times[2]

@@ -1,4 +1,4 @@
-"""Kernels take what was measured, or what lies between, and say how well that is known."""
+"""Kernels take measured or interpolated times, with an error estimate and provenance."""
 
 import math
 from dataclasses import replace
@@ -32,7 +32,7 @@ def model_seconds(kernel: Kernel) -> float:
 
 
 def drifting_seconds(kernel: Kernel) -> float:
-    """The model, and more the smaller n is: 10 % for 8192, 40 % for 1024."""
+    """The model's time plus an excess that grows as n shrinks: 10 % for 8192, 40 % for 1024."""
     shape = kernel.shape
     assert isinstance(shape, MatmulShape)
     return model_seconds(kernel) * (1.1 + 0.1 * math.log2(8192 / shape.n))
@@ -116,7 +116,7 @@ def test_kernels_without_a_residual_take_the_worst_familys():
 
 
 def test_the_fit_replaces_the_datasheet():
-    """Half the peak and bandwidth: a large product takes twice as long, but for its start."""
+    """Half the peak and bandwidth: a large matmul takes twice as long, apart from its start."""
     fitted = kernel_fit_of(matmul_bf16=0.1)
     half_rate = replace(
         fitted,
@@ -135,14 +135,14 @@ def test_the_fit_replaces_the_datasheet():
 
 
 def test_a_flat_hull_contains_only_its_own_plane():
-    """All rows have the same k."""
+    """All samples have the same k."""
     plane = record_of([kernel for kernel in CUBE if kernel.shape.k == 4096], drifting_seconds)
     assert measured_timing(plane, matmul_kernel(MatmulShape(3000, 5000, 4096))).provenance is Provenance.INTERPOLATED
     assert measured_timing(plane, matmul_kernel(MatmulShape(3000, 5000, 4097))).provenance is Provenance.PUBLISHED
 
 
 def test_another_layout_interpolates_in_its_own_hull_from_all_samples():
-    """Rows of both layouts take 30 % more than modelled; of TN there are the eight corners."""
+    """Samples of both layouts take 30 % more than modelled; of TN there are the eight corners."""
     corners = [
         matmul_kernel(MatmulShape(m, n, k, operands=MatmulLayout.TN))
         for m in (1024, 8192)
@@ -151,10 +151,10 @@ def test_another_layout_interpolates_in_its_own_hull_from_all_samples():
     ]
     transposed = replace(INNER, shape=MatmulShape(3000, 5000, 1536, operands=MatmulLayout.TN))
     assert (
-        measured_timing(record_of(CUBE, lambda each: 1.3 * model_seconds(each)), transposed).provenance
+        measured_timing(record_of(CUBE, lambda kernel: 1.3 * model_seconds(kernel)), transposed).provenance
         is Provenance.PUBLISHED
     )
-    timing = measured_timing(record_of([*CUBE, *corners], lambda each: 1.3 * model_seconds(each)), transposed)
+    timing = measured_timing(record_of([*CUBE, *corners], lambda kernel: 1.3 * model_seconds(kernel)), transposed)
     assert timing.provenance is Provenance.INTERPOLATED
     assert timing.seconds == pytest.approx(1.3 * model_seconds(transposed), rel=0.01)
 
@@ -167,7 +167,7 @@ def test_failed_samples_are_ignored():
 
 
 def test_attention_interpolates_over_length_and_heads_not_masks():
-    """Batch x heads count together: 2 x 16 lies where 1 x 32 does."""
+    """Batch x heads is one coordinate: 2 x 16 lies where 1 x 32 does."""
 
     def shape(batch: int, length: int, heads: int, *, causal: bool = True) -> AttentionShape:
         return AttentionShape(batch, length, length, heads, heads // 4, 128, causal)
@@ -175,7 +175,7 @@ def test_attention_interpolates_over_length_and_heads_not_masks():
     kernels = [
         attention_kernel(shape(1, length, heads)) for length in (1024, 2048, 4096, 8192) for heads in (8, 16, 32)
     ]
-    record = record_of(kernels, lambda each: 1.2 * model_seconds(each))
+    record = record_of(kernels, lambda kernel: 1.2 * model_seconds(kernel))
     interpolated = measured_timing(record, attention_kernel(shape(2, 3000, 16)))
     assert interpolated.provenance is Provenance.INTERPOLATED
     assert interpolated.seconds == pytest.approx(1.2 * model_seconds(attention_kernel(shape(2, 3000, 16))), rel=0.01)
@@ -186,7 +186,7 @@ def test_attention_interpolates_over_length_and_heads_not_masks():
 
 
 def test_elementwise_kernels_interpolate_by_size_and_norms_by_width():
-    """2^26 elements in rows of another width; a norm's rows are summed, so its width counts."""
+    """2^26 elements in rows of another width; a norm reduces over rows, so its width is a coordinate."""
     sums, norms = (
         record_of([norm_kernel(size, 4096, routine) for size in (4096, 65536)], model_seconds)
         for routine in (MemoryBoundOp.RESIDUAL, MemoryBoundOp.RMSNORM)
@@ -209,8 +209,8 @@ def test_unmeasured_records_never_have_measured_provenance(origin: RecordOrigin,
 
 
 def test_a_single_sample_has_the_models_error():
-    """2 x 16 heads lie where 1 x 32 do; nothing else was measured, so what is left out is met by the model alone."""
+    """2 x 16 heads lie where 1 x 32 do; with no other sample, the leave-one-out error is the model's."""
     sampled, queried = (attention_kernel(AttentionShape(b, 2048, 2048, h, h, 128, True)) for b, h in ((1, 32), (2, 16)))
-    timing = measured_timing(record_of([sampled], lambda each: 1.25 * model_seconds(each)), queried)
+    timing = measured_timing(record_of([sampled], lambda kernel: 1.25 * model_seconds(kernel)), queried)
     assert timing.provenance is Provenance.INTERPOLATED
     assert timing.error == pytest.approx(1.0 - 1.0 / 1.25)

@@ -1,4 +1,4 @@
-"""What hosts add to messages between stages: the same for every size, and nothing to whatever else ranks exchange."""
+"""P2P launch overhead of messages between stages: the same for every size, and none for collectives."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ HOST = 2e-3
 PIPELINE = {
     "model": "gpt2-small",
     "cluster": {"name": "dgx-a100", "gpus": 4},
-    "layout": {"pp": 4, "dp": 1, "pipeline_overlap": False},
+    "layout": {"pp": 4, "dp": 1, "overlap_p2p_comm": False},
     "schedule": "gpipe",
     "training": {"sequence": 128, "global_batch": 1, "microbatch": 1},
 }

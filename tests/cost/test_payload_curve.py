@@ -1,4 +1,4 @@
-"""A collective's time over its payload: measured, between, beyond."""
+"""A collective's time over its payload: measured, interpolated, extrapolated."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,7 @@ def test_a_measured_payload_takes_its_median_and_errs_by_its_dispersion():
 
 
 def test_a_payload_measured_once_has_the_interpolation_error():
-    """nccl-tests prints means, of which nobody knows how far they lie apart."""
+    """nccl-tests prints means without their dispersion."""
     single_samples = {payload: replace(time, repetitions=1) for payload, time in CURVE.times.items()}
     at_payload, interpolated = PayloadCurve(single_samples, CURVE.fit).estimate(2.0**20), CURVE.estimate(3e6)
     assert at_payload is not None
@@ -54,9 +54,9 @@ def test_interpolation_reproduces_a_power_law_exactly():
 
 
 def test_interpolation_of_alpha_beta_is_within_the_stated_error():
-    """Errors left out are of gaps twice as wide, so they are larger than what is left between; at the knee,
+    """Leave-one-out errors are of gaps twice as wide, so they exceed the true ones.
 
-    2 MB, they are largest: all within 25 % of the time.
+    At the knee, 2 MB, they are largest: all within 25 % of the time.
     """
     errors = []
     for size in (1.5 * payload for payload in PAYLOADS[:-1]):
@@ -78,12 +78,12 @@ SWITCH_PAYLOAD = 2.0**24  # bytes at which a library changes its protocol
 
 
 def two_protocol_seconds(payload: float) -> float:
-    """A protocol of little latency and a fifth of the bandwidth, and one of twice the latency above."""
+    """A protocol of low latency and a fifth of the bandwidth, and one of twice the latency above."""
     return 1e-5 + payload / 2e10 if payload < SWITCH_PAYLOAD else 2e-5 + payload / 1e11
 
 
 def test_extrapolation_uses_the_bandwidth_of_the_largest_payloads():
-    """Alpha is a part of 1e-3 of the last time, so 1 / bandwidth comes back to that; one line would be 6 % off."""
+    """Alpha is 1e-3 of the last time, so 1 / bandwidth is met to that; a single line would be 6 % off."""
     samples = [
         CollectiveSample(CollectiveCall(CollectiveType.ALL_REDUCE, size, 8, 1), spread(two_protocol_seconds(size)))
         for size in PAYLOADS
@@ -105,7 +105,7 @@ def test_extrapolation_uses_the_bandwidth_of_the_largest_payloads():
     st.floats(1.0, 1e3),
 )
 def test_extrapolation_is_continuous_and_monotonic(times, alpha, factor):
-    """Whatever was measured, also times that fall with the payload and an alpha above them all."""
+    """For any samples, also times that fall with the payload and an alpha above them all."""
     curve = PayloadCurve({size: spread(time) for size, time in times.items()}, collective_fit(alpha, 1e9, 0.07))
     for boundary, ratio in ((max(times), factor), (min(times), 1.0 / factor)):
         near, far = (curve.estimate(size) for size in (boundary * ratio**1e-9, boundary * ratio))

@@ -1,4 +1,4 @@
-"""What a record's file may hold: mistakes are named by file, key and value, in one sentence."""
+"""Validation of record files: mistakes are reported by file, key and value, in one sentence."""
 
 import json
 import math
@@ -153,7 +153,7 @@ def test_integers_are_read_as_floats(path: Path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "said"),
+    ("keys", "value", "message"),
     [
         (["version"], 3, "version: 3 is not 1 or 2, which this clustersim reads; calibrate into another file"),
         (["chain", 0, "in_chain"], 0.0, "chain[0].in_chain: 0.0 is not above zero"),
@@ -255,8 +255,8 @@ def test_integers_are_read_as_floats(path: Path):
         (["launch_interval"], -1.0, "launch_interval: -1.0 is below zero"),
     ],
 )
-def test_mistakes_are_named(path: Path, keys: list[Any], value: Any, said: str):
-    assert read_error(changed(path, keys, value)) == said
+def test_mistakes_are_named(path: Path, keys: list[Any], value: Any, message: str):
+    assert read_error(changed(path, keys, value)) == message
 
 
 def test_duplicate_kernels_are_rejected_despite_different_names(path: Path):

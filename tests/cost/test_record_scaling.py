@@ -1,4 +1,4 @@
-"""A record of one accelerator says what another of the same architecture would take."""
+"""A record scaled to another accelerator of the same architecture."""
 
 import math
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_the_fit_is_scaled_with_the_samples():
 
 
 def test_a_model_equal_to_its_samples_equals_them_after_scaling():
-    """Without a kernel's start exactly, where both rates scale alike: else another tile may be the best."""
+    """Exact without kernel latency and with equal factors: otherwise another tile may be the best."""
     without_latency = replace(H100.efficiency, kernel_latency=0.0, launch_interval=0.0)
     original_fit = replace(kernel_fit_of(), efficiency=without_latency)
     model = MeasuredKernels(CalibrationRecord(DEVICE, CONDITIONS, kernel_fit=original_fit), H100)

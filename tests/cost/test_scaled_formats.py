@@ -1,4 +1,4 @@
-"""Products and casts in formats with scales: closed forms of a machine whose numbers are known, and laws."""
+"""Matmuls and casts in scaled formats: closed forms for an accelerator of known constants, and independence."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ H100 = load_accelerator("h100-sxm-80gb")
 
 
 def accelerator_with(**scaled: float) -> Accelerator:
-    """One tile and no edge: 10 units, 1 TFLOP/s in all formats at a share of a half, but in blocks."""
+    """One tile and no edge: 10 units, 1 TFLOP/s in all formats at a share of one half, except blockwise FP8."""
     matmul = replace(H100.efficiency.matmul.with_uniform_fraction(0.5), prologue=0.0, edge=0.0, tiles=((TILE, TILE),))
     plain = replace(matmul, prologues={}, starts={})
     matmul_efficiency = plain.with_peak_fraction(DType.FP8_BLOCKWISE, scaled.get("share", 0.5))
@@ -77,7 +77,7 @@ def test_constants_of_scaled_formats_do_not_affect_others(share: float, prologue
 
 
 def test_grouped_gemms_keep_the_dense_format_ratio_unless_calibrated() -> None:
-    """Two thirds of the rate of BF16 in other products, so of experts'; or 0.4 of the peak, of one kernel."""
+    """Two thirds of the BF16 rate in dense matmuls, so in grouped ones; or 0.4 of the peak, of one kernel."""
     base = accelerator_with(share=1 / 3)
     grouped = GroupedGemmEfficiency(0.25, 0.25, 0.0, 0.0, 0.0)
     uncalibrated = replace(base, efficiency=replace(base.efficiency, grouped=grouped))
@@ -121,7 +121,7 @@ def test_a_cast_takes_bytes_over_its_share_of_memory_bandwidth() -> None:
 @pytest.mark.parametrize(
     ("dtype", "k", "aligned"),
     [
-        (DType.MXFP8, 11008, True),  # 11,008 bytes of numbers, whose 344 scales are elsewhere
+        (DType.MXFP8, 11008, True),  # 11,008 bytes of elements, whose 344 scales are stored separately
         (DType.FP8, 11008 + 8, False),
         (DType.NVFP4, 11008 + 16, False),
         (DType.NVFP4, 11008 + 32, True),

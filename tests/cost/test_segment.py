@@ -1,4 +1,4 @@
-"""Blocks: operations back to back, a kernel beside an exchange that slows it, and a host that launches them."""
+"""Segments: back-to-back operations, kernels overlapping collectives that slow them, and host launches."""
 
 import pickle
 
@@ -23,7 +23,7 @@ LEVELS = st.sampled_from([0.0, 0.25, 1.0])
 
 
 def overlap(kernel_seconds: float, comm_seconds: float, chunks: float = INFINITE, *, local: bool = False) -> Operation:
-    """A kernel of so many seconds beside an exchange."""
+    """A kernel of the given seconds that overlaps a collective."""
     full_kernel = Kernel("kernel", KernelKind.COPY, DType.BF16, flops=kernel_seconds, bytes=0.0)
     return Operation(CommOverlap(make_comm_op("tp", comm_seconds), full_kernel, chunks, local), WorkType.FORWARD)
 
@@ -45,7 +45,7 @@ def segment_timing(interference: float, *operations: Operation, launch: float = 
 
 
 def stepwise_ends(kernel_seconds: float, comm_seconds: float, interference: float) -> tuple[float, float]:
-    """Ends of a kernel and an exchange that start together, by walking from one end to the next.
+    """Ends of a kernel and a collective that start together, stepping from one end to the next.
 
     While both run, the kernel does 1/(1 + φ) seconds of work a second.
     """
@@ -58,7 +58,7 @@ def stepwise_ends(kernel_seconds: float, comm_seconds: float, interference: floa
 def test_a_kernel_is_slowed_only_while_its_collective_runs(
     kernel_seconds: float, comm_seconds: float, interference: float
 ) -> None:
-    """Side by side, uncut: the later end. What the kernel lasts longer is `slowed`, what it leaves is exposed."""
+    """Overlapped without chunks: the later end. The kernel's extra time is `slowed`, the uncovered rest is exposed."""
     timing = segment_timing(interference, overlap(kernel_seconds, comm_seconds))
     kernel_end, comm_end = stepwise_ends(kernel_seconds, comm_seconds, interference)
     assert timing.seconds == pytest.approx(max(kernel_end, comm_end))
@@ -67,12 +67,12 @@ def test_a_kernel_is_slowed_only_while_its_collective_runs(
 
 
 @pytest.mark.parametrize(
-    ("kernel", "beside", "seconds", "slowed"),
+    ("kernel", "comm", "seconds", "slowed"),
     [(4.0, 1.0, 4.5, 0.5), (1.0, 4.0, 4.0, 1.0), (2.0, 4.0, 4.0, 2.0), (3.0, 4.0, 5.0, 2.0), (3.0, 0.0, 3.0, 0.0)],
 )
-def test_slowdown_by_hand(kernel: float, beside: float, seconds: float, slowed: float) -> None:
-    """With φ = 1 a kernel goes at half pace: 1 s beside costs 0.5 s; beside 4 s, 1 s takes 2 and 2 s take 4."""
-    timing = segment_timing(1.0, overlap(kernel, beside))
+def test_slowdown_by_hand(kernel: float, comm: float, seconds: float, slowed: float) -> None:
+    """With φ = 1 a kernel runs at half rate: 1 s of overlap costs 0.5 s; during 4 s, 1 s takes 2 and 2 s take 4."""
+    timing = segment_timing(1.0, overlap(kernel, comm))
     assert timing.seconds == seconds
     assert timing.overlap_delay.tolist() == [slowed]
 
@@ -81,7 +81,7 @@ def test_slowdown_by_hand(kernel: float, beside: float, seconds: float, slowed: 
 def test_kernel_and_collective_slow_each_other_until_either_ends(
     kernel_seconds: float, comm_seconds: float, p: float, q: float
 ) -> None:
-    """By walking: while both run the kernel does 1/(1 + p) of its work a second, the exchange 1/(1 + q) of its own."""
+    """Stepwise: while both run, the kernel runs at 1/(1 + p) of its rate and the collective at 1/(1 + q)."""
     overlap_end = min(kernel_seconds * (1 + p), comm_seconds * (1 + q))
     kernel_end, comm_end = (
         overlap_end + kernel_seconds - overlap_end / (1 + p),
@@ -110,21 +110,21 @@ def test_a_one_second_kernel_with_a_half_second_collective() -> None:
         )
 
 
-@pytest.mark.parametrize(("kernel", "beside"), [(6.0, 2.0), (2.0, 6.0)])
-def test_a_chunked_kernel_hides_the_shorter_except_for_one_chunk(kernel: float, beside: float) -> None:
+@pytest.mark.parametrize(("kernel", "comm"), [(6.0, 2.0), (2.0, 6.0)])
+def test_a_chunked_kernel_hides_the_shorter_except_for_one_chunk(kernel: float, comm: float) -> None:
     """With φ = 1/2 and n = 4: k' is the slowed kernel, and max(k', e) + min(k', e)/n its time with the exchange."""
-    kernel_end, _ = stepwise_ends(kernel, beside, 0.5)
-    timing = segment_timing(0.5, overlap(kernel, beside, 4))
-    assert timing.seconds == pytest.approx(max(kernel_end, beside) + min(kernel_end, beside) / 4)
+    kernel_end, _ = stepwise_ends(kernel, comm, 0.5)
+    timing = segment_timing(0.5, overlap(kernel, comm, 4))
+    assert timing.seconds == pytest.approx(max(kernel_end, comm) + min(kernel_end, comm) / 4)
     assert timing.exposed_comm[0] == pytest.approx(timing.seconds - kernel_end)
 
 
-@pytest.mark.parametrize(("kernel", "beside"), [(6.0, 2.0), (2.0, 6.0)])
-def test_with_a_local_first_chunk_a_collective_hides_behind_the_others(kernel: float, beside: float) -> None:
+@pytest.mark.parametrize(("kernel", "comm"), [(6.0, 2.0), (2.0, 6.0)])
+def test_with_a_local_first_chunk_a_collective_hides_behind_the_others(kernel: float, comm: float) -> None:
     """max(k', e + k'/n)."""
-    kernel_end, _ = stepwise_ends(kernel, beside, 0.5)
-    timing = segment_timing(0.5, overlap(kernel, beside, 4, local=True))
-    assert timing.seconds == pytest.approx(max(kernel_end, beside + kernel_end / 4))
+    kernel_end, _ = stepwise_ends(kernel, comm, 0.5)
+    timing = segment_timing(0.5, overlap(kernel, comm, 4, local=True))
+    assert timing.seconds == pytest.approx(max(kernel_end, comm + kernel_end / 4))
 
 
 @st.composite
@@ -141,7 +141,7 @@ def random_operations(draw: st.DrawFn) -> Operation:
 def test_time_categories_of_operations_sum_to_their_durations(
     operation_list: list[Operation], interference: float
 ) -> None:
-    """Kernels as they are alone, what slows them and what is exposed; none is negative."""
+    """Kernels without overlap, their slowdown and exposed communication; none is negative."""
     timing = segment_timing(interference, *operation_list)
     kernels = [0.0 if operation.kernel is None else operation.kernel.flops for operation in operation_list]
     assert timing.kernel_seconds.tolist() == pytest.approx(kernels)
@@ -167,13 +167,13 @@ def test_extending_an_overlap_equals_timing_the_extended_one(
 
 
 def kernel_operation(seconds: float, launches: int = 1) -> Operation:
-    """A kernel of so many seconds that the host launches in so many parts."""
+    """A kernel of the given seconds that the host launches in that many launches."""
     copy_kernel = Kernel("kernel", KernelKind.COPY, DType.BF16, flops=seconds, bytes=0.0, launches=launches)
     return Operation(copy_kernel, WorkType.FORWARD)
 
 
 def test_launch_waiting_counts_as_kernel_time() -> None:
-    """Three launches of 2 s for 1 + 1 + 4 s of kernels, as `cost.launching` works it out: they begin at 0, 2, 4 s."""
+    """Three launches of 2 s for 1 + 1 + 4 s of kernels, computed as in `cost.host_launch`: they start at 0, 2, 4 s."""
     timing = segment_timing(0.0, kernel_operation(1.0), kernel_operation(1.0), kernel_operation(4.0), launch=2.0)
     assert timing.launch_stalls.tolist() == [0.0, 1.0, 1.0]
     assert timing.durations == (1.0, 2.0, 5.0)
@@ -211,5 +211,5 @@ def test_identity_caches_are_not_pickled() -> None:
     costs, segment = uniform_cost(0.0), make_segment(1.0, make_comm_op("tp", 2.0))
     timing = costs.time_segment(0, segment)
     unpickled_costs, unpickled_segment = pickle.loads(pickle.dumps((costs, segment)))
-    assert unpickled_costs.block(0, unpickled_segment).durations == timing.durations
-    assert unpickled_costs.block(0, make_segment(4.0)).seconds == 4.0
+    assert unpickled_costs.time_segment(0, unpickled_segment).durations == timing.durations
+    assert unpickled_costs.time_segment(0, make_segment(4.0)).seconds == 4.0

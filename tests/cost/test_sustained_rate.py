@@ -1,4 +1,4 @@
-"""Kernels within a step: arithmetic is slower, memory and launches are not; what was measured is no longer so sure."""
+"""Kernels at a sustained rate: compute-bound ones are slower, memory- and launch-bound ones not; errors grow."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def double_model_seconds(kernel: Kernel) -> float:
 
 
 def test_only_compute_bound_kernels_are_slowed_by_the_rate() -> None:
-    """Of a large product 5.5 us are start and drain, which no clock shortens; a narrow one and a norm are memory's."""
+    """5.5 us of a large matmul are start and drain, unaffected by the clock; thin ones and norms are memory-bound."""
     latency = H100.efficiency.kernel_latency
     step = SustainedKernels.from_rate(MODEL, MODEL, rate=0.8, attention_slowdown=1.0)
     standalone_seconds = MODEL.time_kernel(LARGE).seconds
@@ -47,7 +47,7 @@ def test_only_compute_bound_kernels_are_slowed_by_the_rate() -> None:
 
 
 def test_measured_kernels_are_slowed_by_the_models_factor() -> None:
-    """Rows of twice the model's time: twice as long in the step too, and a norm as measured, to the last digit."""
+    """Samples of twice the model's time stay twice as long in the step; a norm takes its measured time exactly."""
     record, step = (
         record_of([LARGE, NORM], double_model_seconds),
         SustainedKernels.from_rate(MODEL, MODEL, rate=0.8, attention_slowdown=1.0),
@@ -63,7 +63,7 @@ def test_measured_kernels_are_slowed_by_the_models_factor() -> None:
 def test_a_record_equal_to_the_model_equals_it_in_a_step_too(
     kernels: list[Kernel], rate: float, attention_factor: float
 ) -> None:
-    """To the last digit, whatever bounds the kernel and however slow the step is."""
+    """Exactly, whatever the kernel's bottleneck and the rate."""
     record = record_of(kernels, lambda kernel: MODEL.time_kernel(kernel).seconds)
     measured_step, model_step = (
         sustained_kernels(record, rate, attention_factor),
@@ -83,7 +83,7 @@ def test_without_a_record_kernels_take_the_roofline_time_at_the_rate(kernel: Ker
 
 @given(KERNELS, st.floats(0.01, 0.5))
 def test_without_derating_measured_kernels_are_unchanged(kernel: Kernel, dispersion: float) -> None:
-    """A CPU's pace: no accelerator file says that its steps are slower than its kernels."""
+    """As on a CPU: no accelerator file says that its steps are slower than its kernels."""
     derating = TrainingDerating()
     record = record_of([kernel], double_model_seconds, dispersion)
     step = sustained_kernels(
@@ -93,7 +93,7 @@ def test_without_derating_measured_kernels_are_unchanged(kernel: Kernel, dispers
 
 
 def test_the_interval_of_a_measured_kernel_starts_at_its_standalone_time() -> None:
-    """Low is seconds / (1 + error): a row that repeats itself exactly is not expected to be faster than the row."""
+    """The lower bound is seconds / (1 + error): an exactly repeatable sample is not expected to get faster."""
     timing = sustained_kernels(record_of([LARGE], double_model_seconds), 0.8).time_kernel(LARGE)
     assert timing.error is not None
     assert timing.seconds / (1.0 + timing.error) == pytest.approx(double_model_seconds(LARGE))
@@ -135,7 +135,7 @@ def test_the_slowest_gpu_sets_the_rate() -> None:
             AttentionBackend.FLASH,
             AttentionBackend.FLASH2,
             1.0,
-        ),  # measured: this machine's libraries may have no faster one
+        ),  # measured: the libraries on this system may have no faster one
         (AttentionBackend.STANDARD, AttentionBackend.FLASH2, 1.0),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_record_measured_by_pytorch_has_pytorchs_attention() -> None:
 
 @pytest.mark.parametrize("kind", list(KernelKind))
 def test_an_older_library_slows_only_attention(kind: KernelKind) -> None:
-    """And what then takes longer was not measured."""
+    """And the scaled time counts as derived, not measured."""
     kernel = replace(FLASH, kind=kind)
     timing = sustained_kernels(record_of([kernel], lambda _: 3.0, 0.1), 1.0, 1.6).time_kernel(kernel)
     is_attention = kind in (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
@@ -163,7 +163,7 @@ def test_an_older_library_slows_only_attention(kind: KernelKind) -> None:
 
 
 def test_low_precision_matmuls_have_a_separate_sustained_rate() -> None:
-    """Where arithmetic bounds them both, rates 0.8 and 0.8 x 1.25 = 1: the narrow product takes what it takes alone."""
+    """Both compute-bound, rates 0.8 and 0.8 x 1.25 = 1: the low-precision matmul takes its standalone time."""
     step = SustainedKernels.from_rate(MODEL, MODEL, rate=0.8, attention_slowdown=1.0, low_precision_factor=1.25)
     sizes = MatmulShape(8192, 8192, 8192)
     high_precision, low_precision = (

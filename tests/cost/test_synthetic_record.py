@@ -1,4 +1,4 @@
-"""A function of a kernel as a record: asked once for each, checked, and taken to the digit."""
+"""A synthetic record from a function of a kernel: called once per kernel, validated, and reproduced exactly."""
 
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +62,7 @@ def raise_key_error(kernel: Kernel) -> float:
 @pytest.mark.parametrize(
     ("seconds", "sentence"),
     [
-        (raise_key_error, r"^raising\(.*\): KeyError: "),
+        (raise_key_error, r"^raise_key_error\(.*\): KeyError: "),
         (lambda _: 0.0, "0.0 is no time above zero, in seconds; None leaves the kernel to the model"),
         (lambda _: -1, "-1 is no time above zero"),
         (lambda _: float("nan"), "nan is no time above zero"),

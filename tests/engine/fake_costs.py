@@ -1,4 +1,4 @@
-"""Costs that say themselves how long they take: a kernel of 3 FLOP takes 3 s, an exchange of 2 bytes 2 s."""
+"""Unit costs: a kernel of 3 FLOP takes 3 s, a communication operation of 2 bytes 2 s."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from clustersim.program.task import CommOp
 
 @dataclass(frozen=True)
 class UnitCost:
-    """One FLOP and one byte per `pace` seconds. slowness: factors of the groups of a role."""
+    """One FLOP and one byte per `seconds_per_unit`; slowdowns: factors per group of a communication group type."""
 
     program: Program
     slowdowns: Mapping[str, list[float]] = field(default_factory=dict)

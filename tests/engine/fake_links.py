@@ -1,4 +1,4 @@
-"""Unit costs on links that can be shared: an exchange of 2 bytes keeps each link of its group's route busy for 2 s."""
+"""Unit costs on links that can be contended: 2 bytes keep each link of the group's route busy for 2 s."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ from tests.engine.fake_costs import UnitCost
 
 @dataclass(frozen=True)
 class LinkCost:
-    """routes: links of every group of a role; groups of other roles cross none. latency: before anything moves."""
+    """routes: links per group of a communication group type; others use none. latency: before data moves."""
 
     unit: UnitCost
     link_count: int
@@ -36,7 +36,7 @@ class LinkCost:
 
     @property
     def contention(self) -> ContentionMap:
-        """Which exchanges meet others on links."""
+        """Which communication operations share links with others."""
         return map_contention(self.program, self, np.full(self.link_count, -1))
 
     def link_demand(self, comm_op: CommOp) -> LinkDemand:

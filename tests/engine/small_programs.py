@@ -1,4 +1,4 @@
-"""Programs of two to four ranks, written by hand, and what they did as (who, when)."""
+"""Programs of two to four ranks, written by hand, and readers of their traces."""
 
 from collections.abc import Mapping, Sequence
 
@@ -39,7 +39,7 @@ def make_comm_op(comm_group: str, seconds: float, collective: CollectiveType = C
 
 
 def make_segment(*bodies: float | CommOp) -> Segment:
-    """Kernels of so many seconds, and exchanges between them."""
+    """Kernels of given seconds, and communication operations between them."""
     return Segment("block", tuple(Operation(_operation_body(body), WorkType.FORWARD) for body in bodies))
 
 
@@ -68,7 +68,7 @@ def receive(seconds: float, microbatch: int = 0) -> StreamTask:
 
 
 def make_program(ranks: Sequence[Sequence[StreamTask]], groups: Mapping[str, list[list[int]]] | None = None) -> Program:
-    """One program for each rank. groups: members by role; NEXT is a role of ordered pairs."""
+    """One program for each rank. groups: members by communication group type; PP_NEXT has ordered pairs."""
     programs = tuple(RankProgram(tuple(t for _, t in steps), tuple(s for s, _ in steps)) for steps in ranks)
     return Program(programs, np.arange(len(ranks)), _groups(groups or {}))
 
@@ -111,6 +111,6 @@ def event_index(trace: Trace, rank: int, task: int) -> int:
 
 
 def cause_task(trace: Trace, rank: int, task: int) -> tuple[int, int] | None:
-    """(rank, task) of the span that allowed this one's start."""
+    """(rank, task) of the event that allowed this one's start."""
     cause = int(trace.critical_predecessor[event_index(trace, rank, task)])
     return None if cause < 0 else (int(trace.rank[cause]), int(trace.task[cause]))

@@ -1,4 +1,4 @@
-"""Who does what, when: tiny programs at unit costs, against lists written by hand."""
+"""Engine: tiny programs at unit costs, against traces written by hand."""
 
 import pickle
 
@@ -89,7 +89,7 @@ def test_collectives_of_a_group_are_matched_in_the_order_of_issue() -> None:
 
 
 def test_a_rank_may_have_two_collectives_of_a_group_in_flight() -> None:
-    """Rank 0 issues one on each of two streams at once; the first two that issue theirs meet, then the second two."""
+    """Rank 0 issues one on each of two streams at once; collectives are matched in the order of issue."""
     ranks = [
         [compute(make_comm_op("dp", 1.0)), all_reduce(1.0)],
         [compute(2.0), compute(make_comm_op("dp", 1.0)), all_reduce(1.0, depends_on=(1,))],
@@ -162,7 +162,7 @@ def test_a_message_takes_the_time_of_its_pair() -> None:
 
 
 def test_ranks_synchronize_inside_a_segment() -> None:
-    """Rank 0 comes to the exchange at 1 and rank 1 at 3; it takes 2, then 1 and 4 more."""
+    """Rank 0 reaches the collective at 1 and rank 1 at 3; it takes 2, then 1 and 4 more."""
     ranks = [[compute(1.0, make_comm_op("tp", 2.0), 1.0)], [compute(3.0, make_comm_op("tp", 2.0), 4.0)]]
     program = make_program(ranks, {"tp": [[0, 1]]})
     trace, operations = simulate_program(program, singleton_classes(program), UnitCost(program).segment_cost)
@@ -174,7 +174,7 @@ def test_ranks_synchronize_inside_a_segment() -> None:
 
 
 def test_coalesced_segments_record_no_operations() -> None:
-    """Two equal ranks fold to one, whose block then is its own; unfolded they meet inside it. Times are equal."""
+    """Two equal ranks fold to one; unfolded they synchronize inside the segment. Times are equal."""
     steps = [compute(1.0, make_comm_op("tp", 2.0), 4.0), compute(0.5)]
     program = make_replicated_program(steps, 2, {"tp": [[0, 1]]})
     cost, rank_classes = UnitCost(program).segment_cost, symmetry_classes(program, {})
@@ -229,7 +229,7 @@ def test_a_deadlock_names_the_waiting_rank(ranks: list, groups: dict, named: str
 
 
 def test_simulations_share_no_state() -> None:
-    """The same and another program, alone and in between: worlds share nothing."""
+    """The same and another program, separately and interleaved, give the same spans."""
     steps = [
         [compute(1.0), send(2.0, depends_on=(0,))],
         [receive(2.0), compute(1.0, make_comm_op("tp", 1.0), depends_on=(0,))],

@@ -1,4 +1,4 @@
-"""Events in time."""
+"""The simulation environment's event queue."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ Log = list[tuple[float, int, int]]
 
 
 def run_logged(environment: simpy.Environment, waits: list[list[float]], wait: Callable[[float], simpy.Event]) -> Log:
-    """Processes that wait for so long, then wake the one before them; who went on when, in this order."""
+    """Processes that wait and then wake their successor; log of (time, process, step) in execution order."""
     log: Log = []
     gates = [environment.event() for _ in waits]
 

@@ -1,6 +1,7 @@
-"""A block whose exchanges share links with somebody is one event for as long as nobody comes: closed forms.
+"""Fast path: a segment whose links are shared is one event until other traffic arrives. Closed forms.
 
-Rank 0 computes for 1 s, moves data over link 0 for 2 s, and computes for 1 s. Rank 1 sends 1 s of data over that link.
+Rank 0 computes for 1 s, moves data over link 0 for 2 s, and computes for 1 s. Rank 1 sends 1 s of data over
+that link.
 """
 
 import itertools
@@ -35,7 +36,7 @@ TP_COMM_OP = make_comm_op("tp", 2.0)
 
 
 def message_program(send_time: float) -> Program:
-    """Rank 1's message begins at a second."""
+    """Rank 1's message is sent at `send_time`."""
     ranks = [[compute(1.0, TP_COMM_OP, 1.0)], [compute(send_time), send(1.0, depends_on=(0,))], [receive(1.0)]]
     return make_program(ranks, {"tp": [[0]], PP_NEXT: [[1, 2]]})
 
@@ -50,7 +51,7 @@ def run_program(program: Program, latency: float = 0.0, *, coalesce: bool = True
 
 
 def operation_times(operation_log: OperationSpanLog, *tasks: int) -> list[tuple[float, float]]:
-    """When each operation of rank 0 began and ended."""
+    """Start and end of each operation of rank 0."""
     spans = operation_log.task_spans(0, set(tasks or (0,)))
     return sorted(zip(spans.start.tolist(), spans.end.tolist(), strict=True))
 
@@ -87,14 +88,14 @@ def test_a_message_shares_links_with_comm_ops_not_kernels(second: float, moves: 
     ],
 )
 def test_latency_is_uncontended(second: float, moves: float, message: float) -> None:
-    """Half a second of it: the data move from 1.5 to 3.5, and a message's from half a second after it is sent."""
+    """Half a second of latency: data move from 1.5 to 3.5, and a message's from half a second after it is sent."""
     trace, operation_log = run_program(message_program(second), 0.5)
     assert task_times(trace, 1, 1)[2:] == (second, message)
     assert operation_times(operation_log) == [(0.0, 1.0), (1.0, moves), (moves, moves + 1.0)]
 
 
 def test_only_the_overlapped_comm_op_is_contended() -> None:
-    """Of three of 2 s, the message of 1 s that begins at 5 meets the second alone: it has moved 1 s, and 1 is left."""
+    """Of three of 2 s, the message of 1 s sent at 5 overlaps only the second: it has moved 1 s, and 1 is left."""
     ranks = [
         [compute(1.0, TP_COMM_OP, 1.0, TP_COMM_OP, 1.0, 0.5, TP_COMM_OP)],
         [compute(5.0), send(1.0, depends_on=(0,))],
@@ -125,7 +126,7 @@ def test_the_fast_path_is_bitwise_equal_to_single_operations(second: float) -> N
 
 
 def test_an_uncontended_segment_is_one_event() -> None:
-    """More exchanges are no more events; where the data stream may come, each operation has its own."""
+    """More communication operations are no more events; where the DP stream may contend, each operation has its own."""
 
     def count_run_events(comm_op_count: int, *dp_steps: StreamTask) -> int:
         segment_step = compute(*[1.0, TP_COMM_OP] * comm_op_count, 1.0)

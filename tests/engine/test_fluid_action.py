@@ -1,4 +1,4 @@
-"""Stretches of kernels and exchanges with collectives that begin and end beside them."""
+"""Fluid actions: segments of kernels and communication with collectives that begin and end during them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,25 +15,24 @@ from clustersim.engine.kernel.environment import SimEnvironment
 from clustersim.engine.scalar.fluid_action import FluidAction, ProgressCurves, progress_curves
 
 Changes = Sequence[tuple[float, int]]
-"""(when, at which pace from then on)."""
+"""(time, interference level from then on)."""
 
 
 def equal_slowdown(*operations: tuple[float, float], slowdown: float) -> ProgressCurves:
-    """Paces of operations, (kernel seconds, other seconds) each, of which a collective slows the kernels alike."""
+    """Progress curves of operations, (kernel seconds, other seconds) each, whose kernels a collective slows equally."""
     return slowed_curves(operations, np.full((1, len(operations)), slowdown))
 
 
 def slowed_curves(operations: Sequence[tuple[float, float]], slowdown: FloatArray) -> ProgressCurves:
-    """The same beside collectives of several kinds: [kinds, operations]."""
+    """The same for several kinds of collectives: [kinds, operations]."""
     kernels, fixed = np.array(operations, dtype=float).reshape(-1, 2).T
     return progress_curves(kernels, fixed, slowdown)
 
 
 def action_end(curves: ProgressCurves, changes: Changes = (), *, initial_level: int = 0, last: bool = False) -> float:
-    """When a stretch that begins at 0 is done.
+    """End of an action that begins at 0.
 
-    last: a change is processed after all else that happens in its instant; by
-    default before.
+    last: a change is processed after all other events of its instant; by default before.
     """
     environment, ends = SimEnvironment(), []
     actions: list[FluidAction] = []
@@ -57,10 +56,10 @@ def action_end(curves: ProgressCurves, changes: Changes = (), *, initial_level: 
 
 
 def closed_form_end(kernel: float, since: float, until: float, slowdown: float) -> float:
-    """End of a kernel beside a collective from `since` to `until`.
+    """End of a kernel that overlaps a collective from `since` to `until`.
 
-    At pace 1 until a; then at 1/(1 + φ): of k - a left it needs (k - a)(1 + φ) s, if the collective lasts that long;
-    else (b - a)/(1 + φ) are done by b, and b + k - a - (b - a)/(1 + φ) = k + (b - a) φ/(1 + φ) is the end.
+    At rate 1 until a; then at 1/(1 + φ): of k - a left it needs (k - a)(1 + φ) s, if the collective lasts that
+    long; else (b - a)/(1 + φ) are done by b, and b + k - a - (b - a)/(1 + φ) = k + (b - a) φ/(1 + φ) is the end.
     """
     if kernel <= since:
         return kernel
@@ -93,7 +92,7 @@ def test_a_kernel_overlapping_a_collective(since: float, until: float, slowdown:
 
 
 def test_an_action_that_starts_during_a_collective() -> None:
-    """At half pace until 2, 1 of 4 s is done, and 3 are left."""
+    """At half rate until 2, 1 of 4 s is done, and 3 are left."""
     curves = equal_slowdown((4.0, 0.0), slowdown=1.0)
     assert action_end(curves, initial_level=True) == 8.0
     assert action_end(curves, [(2.0, False)], initial_level=True) == 5.0
@@ -104,7 +103,7 @@ def test_an_action_that_starts_during_a_collective() -> None:
 
 @pytest.mark.parametrize("last", [False, True])
 def test_a_collective_starting_at_the_end_has_no_effect(last: bool) -> None:
-    """Whichever of the two the clock processes first."""
+    """Whichever of the two events is processed first."""
     curves = equal_slowdown((1.0, 0.0), (3.0, 0.0), slowdown=1.0)
     assert action_end(curves, [(4.0, True)], last=last) == 4.0
     assert action_end(curves, [(8.0, False)], initial_level=True, last=last) == 8.0
@@ -119,16 +118,16 @@ def test_several_collectives_add_up() -> None:
 
 
 def test_stale_timers_are_ignored() -> None:
-    """Due at 2 alone, at 3 since a collective came at 1, at 2.5 since it left at 2."""
+    """Due at 2 without overlap, at 3 since a collective started at 1, at 2.5 since it ended at 2."""
     curves = equal_slowdown((2.0, 0.0), slowdown=1.0)
     assert action_end(curves, [(1.0, True)]) == 3.0
     assert action_end(curves, [(1.0, True), (2.0, False)], last=True) == 2.5
 
 
 def test_comm_ops_inside_a_segment_are_not_slowed() -> None:
-    """Kernel, exchange and kernel of 2 s each, beside a collective from 1 to 5.
+    """Kernel, communication and kernel of 2 s each, overlapping a collective from 1 to 5.
 
-    The first ends at 3, the exchange at 5 as if nobody were there, the last at 7.
+    The first ends at 3, the communication at 5 without slowdown, the last at 7.
     """
     curves = equal_slowdown((2.0, 0.0), (0.0, 2.0), (2.0, 0.0), slowdown=1.0)
     assert action_end(curves, [(1.0, True), (5.0, False)]) == 7.0
@@ -137,7 +136,7 @@ def test_comm_ops_inside_a_segment_are_not_slowed() -> None:
 
 
 def test_only_the_kernel_share_of_an_overlap_is_slowed() -> None:
-    """Of 4 s three are the kernel's: beside a collective all the way they are 6, so half of them take 3 + 0.5."""
+    """Of 4 s three are the kernel's: fully overlapped they are 6, so half of them take 3 + 0.5."""
     curves = equal_slowdown((3.0, 1.0), slowdown=1.0)
     assert action_end(curves, initial_level=True) == 7.0
     assert action_end(curves, [(2.0, True)]) == 2.0 + 3.5
@@ -187,7 +186,7 @@ def _changes(draw: st.DrawFn) -> list[tuple[float, int]]:
 
 
 def reference_end(operations: Sequence[tuple[float, float]], changes: Changes, slowdown: FloatArray) -> float:
-    """The end by walking through operations and changes, with the part of the operation under way that is done."""
+    """The end by stepping through operations and changes, tracking the completed fraction of the current operation."""
     now, level, pending = 0.0, 0, list(changes)
     for index, (kernel, fixed) in enumerate(operations):
         done_fraction = 0.0
@@ -210,7 +209,7 @@ OPERATIONS = st.tuples(st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.sampled_from([0
 def test_an_action_equals_the_step_by_step_reference(
     operations: list[tuple[float, float]], changes: list[tuple[float, int]], data: st.DataObject, last: bool
 ) -> None:
-    """Beside collectives of two kinds, which slow every kernel by a part of its own."""
+    """During collectives of two kinds, which slow every kernel by its own fraction."""
     slowdowns = hnp.arrays(float, (2, len(operations)), elements=st.sampled_from([0.0, 0.25, 1.0]))
     slowdown = data.draw(slowdowns)
     expected = reference_end(operations, changes, slowdown)

@@ -1,4 +1,4 @@
-"""A block that members of a group run together: whatever comes beside them when, it ends as if all had been known."""
+"""A segment that members of a group run online ends as if all overlapping collectives had been known in advance."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,7 +31,7 @@ from tests.engine.test_segment_eval import (
 
 
 def run_group_segment(start: FloatArray, durations: SegmentDurations, busy: OverlapIntervals) -> SegmentRun:
-    """Let members come one after the other, each told of the collectives beside it when they begin and end."""
+    """Let members arrive one after the other, each notified when overlapping collectives begin and end."""
     environment = SimEnvironment()
     group_run = GroupSegmentRun(environment, durations, summarize_segment(durations))
     result = SegmentRun(*np.full((3, durations.rank_count), np.nan))
@@ -47,11 +47,11 @@ def run_group_segment(start: FloatArray, durations: SegmentDurations, busy: Over
 
 
 MemberInterval = tuple[float, float, int]
-"""A collective beside one member: from when until when, and the pace of its kernels."""
+"""A collective that overlaps one member: begin, end, and interference level."""
 
 
 def _member_intervals(busy: OverlapIntervals, member: int) -> list[MemberInterval]:
-    """The collectives beside one member, those of a kind that follow each other at once as one."""
+    """The collectives that overlap one member; adjacent ones of the same level are merged."""
     intervals: list[MemberInterval] = []
     for overlap in busy:
         level = overlap.level if isinstance(overlap.level, int) else int(overlap.level[member])
@@ -73,10 +73,10 @@ def _member_process(
     intervals: list[MemberInterval],
 ) -> Iterator[simpy.Event]:
     yield run.environment.timeout(start)
-    participant = run.arrive(member, level=sum(pace for since, until, pace in intervals if since < start < until))
+    participant = run.arrive(member, level=sum(level for since, until, level in intervals if since < start < until))
     participants.append(participant)
     yield participant.done
-    participants.clear()  # a rank that has ended the block tells it nothing
+    participants.clear()  # a rank that has ended the segment notifies it of nothing
     result.end[member] = run.environment.now
     result.waited[member], result.slowed[member] = participant.loss.waited, participant.loss.slowed
 
@@ -85,8 +85,8 @@ def _overlap_process(
     run: GroupSegmentRun, participants: list[Participant], intervals: list[MemberInterval]
 ) -> Iterator[simpy.Event]:
     for since, until, level in intervals:
-        for moment, new_level in ((since, level), (until, 0)):
-            yield run.environment.timeout(moment - run.environment.now)
+        for time, new_level in ((since, level), (until, 0)):
+            yield run.environment.timeout(time - run.environment.now)
             for participant in participants:
                 if new_level or participant.overlaps:
                     participant.set_level(new_level)
@@ -94,7 +94,7 @@ def _overlap_process(
 
 @st.composite
 def synchronized_segments(draw: st.DrawFn) -> SegmentDurations:
-    """Blocks in which all ranks meet at least once, and in their groups of one role only."""
+    """Segments in which all ranks synchronize at least once, and within groups of one type only."""
     durations = draw(segment_durations().filter(lambda durations: durations.group_syncs))
     all_ranks, sync_index = (
         GroupSync.from_groups(np.zeros(durations.rank_count, np.int64)),
@@ -107,7 +107,7 @@ def synchronized_segments(draw: st.DrawFn) -> SegmentDurations:
 @given(st.data(), synchronized_segments())
 @examples(400)
 def test_a_group_run_equals_the_offline_evaluation(data: st.DataObject, pieces: SegmentDurations) -> None:
-    """Members learn of collectives as these begin and end; `play` is told of all of them before."""
+    """The online run is notified of collectives as they begin and end; the offline evaluation knows all of them."""
     start, busy = data.draw(start_times(pieces)), data.draw(overlapping_collectives(pieces))
     expected = evaluate_segment(start, pieces, busy)
     event(f"slowed: {bool(expected.slowed.any())}")
@@ -117,10 +117,11 @@ def test_a_group_run_equals_the_offline_evaluation(data: st.DataObject, pieces: 
 
 
 def test_members_wait_for_a_late_one_inside_the_segment() -> None:
-    """Two have a kernel of 2 s, an exchange of 1 s and a kernel of 2 s, and begin at 0 and at 3. φ = 1.
+    """Two have a kernel of 2 s, a collective of 1 s and a kernel of 2 s, and begin at 0 and at 3. φ = 1.
 
-    They meet at 5 and end at 8. A collective beside the first from 1 to 4 costs it the other half of its second second;
-    it still comes in time, at 3. One beside the second from 6.5 to 7.5 costs that half a second of its last kernel.
+    They synchronize at 5 and end at 8. A collective overlapping the first from 1 to 4 costs it half of its second
+    second; it still arrives in time, at 3. One overlapping the second from 6.5 to 7.5 costs that half a second of
+    its last kernel.
     """
     group_sync = GroupSync.from_groups(np.array([0, 0]))
     durations = slowed_segment(

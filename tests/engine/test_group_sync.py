@@ -1,4 +1,4 @@
-"""Members of many groups that wait for each other, against loops over groups."""
+"""Synchronization of members of many groups, against loops over groups."""
 
 import numpy as np
 from hypothesis import given
@@ -9,7 +9,7 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.engine.vectorized.group_sync import GroupSync
 
 TIMES = st.sampled_from([0.0, 0.5, 1.0, 2.5, 7.0])
-"""Few, so that members come at equal times."""
+"""Few values, so that members arrive at equal times."""
 
 
 def groups() -> st.SearchStrategy[IntArray]:
@@ -25,23 +25,23 @@ def grouped_times(draw: st.DrawFn, columns: bool = False) -> tuple[IntArray, Flo
 
 
 @given(grouped_times())
-def test_a_group_continues_at_its_latest_member(made: tuple[IntArray, FloatArray]) -> None:
-    group, times = made
+def test_a_group_continues_at_its_latest_member(groups_and_times: tuple[IntArray, FloatArray]) -> None:
+    group, times = groups_and_times
     latest = GroupSync.from_groups(group).group_max(times)
     assert latest.tolist() == [max(times[group == group_id]) for group_id in group]
 
 
 @given(grouped_times(columns=True))
-def test_columns_are_synchronized_independently(made: tuple[IntArray, FloatArray]) -> None:
-    group, times = made
+def test_columns_are_synchronized_independently(groups_and_times: tuple[IntArray, FloatArray]) -> None:
+    group, times = groups_and_times
     latest = GroupSync.from_groups(group).group_max(times)
     assert latest.shape == times.shape
     assert latest.tolist() == [times[group == mine].max(axis=0).tolist() for mine in group]
 
 
 @given(grouped_times())
-def test_the_leader_is_the_first_of_the_latest_members(made: tuple[IntArray, FloatArray]) -> None:
-    group, times = made
+def test_the_leader_is_the_first_of_the_latest_members(groups_and_times: tuple[IntArray, FloatArray]) -> None:
+    group, times = groups_and_times
     group_sync = GroupSync.from_groups(group)
     last = group_sync.last_arriver(times, group_sync.group_max(times))
     for mine, leader in zip(group, last, strict=True):

@@ -1,4 +1,4 @@
-"""Collectives of the data stream beside kernels that slow them, and that they slow."""
+"""DP collectives and the kernels that they overlap slow each other."""
 
 import pytest
 
@@ -19,7 +19,7 @@ GROUPS = {"dp": [[0, 1]], "tp": [[0, 1]]}
 
 
 def task_ends(program: Program, p: float, q: float, *, coalesce: bool = True) -> list[float]:
-    """When tasks ended, by rank and task, where kernels take 1 + p times as long and the collective 1 + q."""
+    """End times of tasks, by rank and task, where kernels take 1 + p times as long and the collective 1 + q."""
     unit_cost = UnitCost(program)
     table = Interference.from_measurements({OVERLAPPED_PAIR: p}, {OVERLAPPED_PAIR: q})
     cost = SegmentCost(program, DeviceModels.uniform(DeviceModel(unit_cost, table), program.world_size), unit_cost)
@@ -32,7 +32,7 @@ def task_ends(program: Program, p: float, q: float, *, coalesce: bool = True) ->
     [(4.0, 2.0, [4.8, 4.0]), (1.0, 2.0, [1.25, 2.625]), (0.0, 2.0, [0.0, 2.0]), (4.0, 0.0, [4.0, 0.0])],
 )
 def test_kernel_and_collective_slow_each_other_until_either_ends(kernel: float, call: float, ends: list[float]) -> None:
-    """P = 1/4, q = 1. 2 s of data take 4 beside a kernel, which does 3.2 s meanwhile and 0.8 alone.
+    """P = 1/4, q = 1. 2 s of data take 4 during a kernel, which does 3.2 s meanwhile and 0.8 at full rate.
 
     A kernel of 1 s takes 1.25, in which 0.625 s of data move; 1.375 are left.
     """
@@ -48,9 +48,9 @@ def test_the_most_slowed_member_bounds_the_collective() -> None:
 
 
 def test_a_collective_runs_at_the_mean_rate_of_a_segment() -> None:
-    """P = 0, q = 1. A block is a kernel of 1 s and an exchange of 1 s: data move 1/2 + 1 s in its 2 s, at 3/4.
+    """P = 0, q = 1. A segment is a kernel of 1 s and a collective of 1 s: data move 1/2 + 1 s in its 2 s, at 3/4.
 
-    So of 3 s of data 1.5 are left at 2 s; the next block waits for them and is beside nothing.
+    So of 3 s of data 1.5 are left at 2 s; the next segment waits for them and overlaps nothing.
     """
     program = make_program(
         [[compute(1.0, make_comm_op("tp", 1.0)), all_reduce(3.0), compute(1.0, depends_on=(1,))]] * 2, GROUPS
@@ -60,11 +60,11 @@ def test_a_collective_runs_at_the_mean_rate_of_a_segment() -> None:
 
 
 def test_a_rate_change_applies_from_its_time() -> None:
-    """4 s of work: 1 s alone, 2 s at half its pace, and the 2 s that are left."""
+    """4 s of work: 1 s at full rate, 2 s at half rate, and the 2 s that are left."""
     environment = SimEnvironment()
-    private = PrivateCollective(environment, 4.0)
-    in_flight, end_times = InFlightCollective(private.done, private.set_rate_bound), []
-    private.done.callbacks.append(lambda _: end_times.append(environment.now))
+    collective = PrivateCollective(environment, 4.0)
+    in_flight, end_times = InFlightCollective(collective.done, collective.set_rate_bound), []
+    collective.done.callbacks.append(lambda _: end_times.append(environment.now))
     environment.timeout(1.0).callbacks.append(lambda _: in_flight.bound_rate(0, 0.5))
     environment.timeout(2.0).callbacks.append(lambda _: in_flight.bound_rate(1, 0.75))
     environment.timeout(3.0).callbacks.append(lambda _: (in_flight.bound_rate(0, 1.0), in_flight.bound_rate(1, 1.0)))

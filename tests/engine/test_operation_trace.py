@@ -1,4 +1,4 @@
-"""Operations inside blocks, worked out after the run: who met inside them, and what was beside them."""
+"""Operations inside segments, derived after the run: synchronization inside them and overlapping collectives."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -64,9 +64,9 @@ TP_SEGMENT_BODIES = (1.0, make_comm_op("tp", 2.0), 1.0)
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_synchronize_inside_segments(ranks: int) -> None:
-    """One of two at half speed, as two ranks one by one or four as arrays: it comes at 2, the other waits from 1.
+    """One of two at half speed, as two scalar or four vectorized ranks: it arrives at 2, the other waits from 1.
 
-    The pause shows between the first operation's end and the second's start.
+    The wait shows between the first operation's end and the second's start.
     """
     program = make_replicated_program(
         [compute(*TP_SEGMENT_BODIES)], ranks, {"tp": np.arange(ranks).reshape(-1, 2).tolist()}
@@ -92,10 +92,10 @@ def test_waiting_propagates_through_two_groups() -> None:
 
 
 def test_waiting_propagates_through_three_syncs() -> None:
-    """A ring of six, joined by tp and cp in turn: rank 3 is slow, and three meetings follow its kernel.
+    """A ring of six, connected by tp and cp in turn: rank 3 is slow, and three collectives follow its kernel.
 
-    tp joins (0, 1), (2, 3), (4, 5), cp (1, 2), (3, 4), (5, 0), each for 1 s: first tp delays 2, then cp 1 and 4, then
-    tp 0 and 5, by 1 s.
+    tp connects (0, 1), (2, 3), (4, 5), cp (1, 2), (3, 4), (5, 0), each for 1 s: first tp delays 2, then cp 1 and
+    4, then tp 0 and 5, by 1 s.
     """
     ring = {"tp": [[0, 1], [2, 3], [4, 5]], "cp": [[1, 2], [3, 4], [5, 0]]}
     program = make_replicated_program(
@@ -112,13 +112,13 @@ OVERLAPPED_STEPS = [
     all_reduce(2.0, depends_on=(0,)),
     compute(1.0),
 ]
-"""A reduction of 2 s from the end of the first block on."""
+"""A reduction of 2 s from the end of the first segment on."""
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
 @pytest.mark.parametrize("coalesce", [False, True])
 def test_a_collective_slows_only_the_operations_it_overlaps(ranks: int, coalesce: bool) -> None:
-    """With φ = 1 and the reduction from 1 to 3: the second block's kernel takes 2 s, and fills it."""
+    """With φ = 1 and the reduction from 1 to 3: the second segment's kernel takes 2 s, exactly the overlap."""
     groups = {"tp": [[rank] for rank in range(ranks)], "dp": [list(range(ranks))]}
     program = make_replicated_program(OVERLAPPED_STEPS, ranks, groups)
     reader = read_operations(program, make_cost(program, [1.0] * ranks, 1.0), coalesce=coalesce)
@@ -127,7 +127,7 @@ def test_a_collective_slows_only_the_operations_it_overlaps(ranks: int, coalesce
 
 
 def test_each_run_of_a_segment_has_its_own_overlap() -> None:
-    """4 s of kernel with φ = 1: beside two collectives from 1 to 3, then beside the last one from 6 to 8."""
+    """4 s of kernel with φ = 1: overlapped by two collectives from 1 to 3, then by the last one from 6 to 8."""
     segment_step = compute(4.0)
     reductions = [all_reduce(1.0, depends_on=(0,)), all_reduce(1.0, depends_on=(0,))]
     program = make_replicated_program(
@@ -138,7 +138,7 @@ def test_each_run_of_a_segment_has_its_own_overlap() -> None:
 
 
 def test_a_rank_has_the_operations_of_its_representative() -> None:
-    """Of six ranks in pairs, rank 5 is slow: 0 stands for 1, 2 and 3; rank 4 meets the slow one."""
+    """Of six ranks in pairs, rank 5 is slow: 0 represents 1, 2 and 3; rank 4 synchronizes with the slow one."""
     program = make_replicated_program([compute(*TP_SEGMENT_BODIES)], 6, {"tp": [[0, 1], [2, 3], [4, 5]]})
     segment_cost = make_cost(program, [1.0] * 5 + [0.5])
     folded_reader, unfolded_reader = (
@@ -153,7 +153,7 @@ def test_a_rank_has_the_operations_of_its_representative() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 6])
 def test_every_kernel_has_the_jitter_factor_of_its_index(ranks: int) -> None:
-    """Factors are drawn for the first to the last operation of all blocks, exchanges included, which do not vary."""
+    """Factors are drawn for all operations of all segments in order, including communication, which does not vary."""
     jitter, groups = Jitter(0.1, seed=4), {"tp": [[rank] for rank in range(ranks)]}
     program = make_replicated_program(
         [compute(*TP_SEGMENT_BODIES), compute(2.0), compute(*TP_SEGMENT_BODIES)], ranks, groups
@@ -187,12 +187,12 @@ def test_ranks_with_jitter_synchronize_at_every_collective() -> None:
         assert start[3] == pytest.approx(first_slowest + 2.0 + second_slowest)
 
 
-SLOW = {"disturbances": {"slow": [{"gpu": 1, "speed": 0.8}]}}
-JITTER = {"disturbances": {"jitter": "5 %"}}
+SLOW = {"degradations": {"slow": [{"gpu": 1, "speed": 0.8}]}}
+JITTER = {"degradations": {"jitter": "5 %"}}
 RUN_CASES: dict[str, dict[str, Any]] = {
     "jitter": {"layout": {"tp": 4, "pp": 2}, **JITTER},
     "slow": {"layout": {"tp": 4, "pp": 2}, **SLOW},
-    "kernels beside exchanges of their own": {"layout": {"tp": 4, "pp": 2, "tensor_overlap": True}, **JITTER},
+    "kernels beside exchanges of their own": {"layout": {"tp": 4, "pp": 2, "tp_comm_overlap": True}, **JITTER},
     "FSDP": {"layout": {"tp": 2, "dp": 4, "data": "fsdp"}, **SLOW},
     "FSDP, jitter": {"layout": {"dp": 8, "data": "fsdp"}, **JITTER},
     "many collectives beside": {"layout": {"tp": 2, "dp": 4, "data": {"ddp": {"bucket": "64 KiB"}}}, **JITTER},
@@ -200,7 +200,7 @@ RUN_CASES: dict[str, dict[str, Any]] = {
 
 
 def simulate_case(case: str) -> RenderedResult:
-    """24 sequences a step on eight GPUs, whose blocks were run as arrays: none of their operations is written."""
+    """24 sequences a step on eight GPUs, simulated by the vectorized engine: no operations are logged."""
     model = {"family": "llama", "layers": 4, "hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "vocab": 256}
     mapping: dict[str, Any] = {
         "model": model,
@@ -217,7 +217,7 @@ def simulate_case(case: str) -> RenderedResult:
 @pytest.mark.parametrize("most", [1_000_000, 200])
 @pytest.mark.parametrize("case", RUN_CASES)
 def test_batched_segment_runs_equal_single_ones(case: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit: runs of a block do not mind each other, whoever is asked for, in whatever portions."""
+    """Bit for bit: runs of a segment are independent of each other, of the requested tasks and of the batch size."""
     monkeypatch.setattr(inside_module, "MAX_BATCH_OPERATIONS", most)
     monkeypatch.setattr(segment_durations, "DRAW_SIZE", 7)
     result, rank = simulate_case(case), 5
@@ -237,7 +237,7 @@ def test_batched_segment_runs_equal_single_ones(case: str, most: int, monkeypatc
 
 @pytest.mark.parametrize("case", RUN_CASES)
 def test_operations_fill_the_spans_of_the_trace(case: str) -> None:
-    """The first begins no sooner, the last ends together; what is not filled was waited (the rest is rounding)."""
+    """Operations lie within their span; the remainder of the span is waiting (up to rounding)."""
     result, rank = simulate_case(case), 5
     trace, operations, rounding = result.trace, result.operation_spans(rank), 1e-12 * result.trace.makespan
     events = trace.rank_events(rank, Stream.COMPUTE)

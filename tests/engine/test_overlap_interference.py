@@ -1,7 +1,8 @@
-"""Kernels beside collectives of two streams at once: those of data parallelism, and tokens on their way to experts.
+"""Kernels that overlap collectives of two streams at once: DP all-reduces and MoE all-to-alls.
 
-An all-reduce halves the pace of kernels, an all-to-all quarters it. A kernel of 1 s brings both ranks to 2 s beside the
-all-reduce of 8 s; then a block of three kernels of 4 s each begins, and an all-to-all of 4 s beside it.
+An all-reduce halves the rate of kernels, an all-to-all quarters it. A kernel of 1 s brings both ranks to 2 s
+during the all-reduce of 8 s; then a segment of three kernels of 4 s each begins, overlapping an all-to-all of
+4 s.
 """
 
 import numpy as np
@@ -28,7 +29,7 @@ def expert_all_to_all(seconds: float, *, depends_on: tuple[int, ...]) -> StreamT
 
 @pytest.mark.parametrize("coalesce", [True, False])
 def test_the_strongest_of_two_overlapping_collectives_counts(coalesce: bool) -> None:
-    """From 2 to 6 s a quarter of a second each, so 1 s is done; to 8 s another; the other 10 s alone, to 18 s."""
+    """From 2 to 6 s at a quarter of the rate, so 1 s is done; to 8 s another; the other 10 s at full rate, to 18 s."""
     steps = [all_reduce(8.0), compute(1.0), expert_all_to_all(4.0, depends_on=(1,)), compute(4.0, 4.0, 4.0)]
     program = make_replicated_program(steps, 2, {"dp": [[0, 1]], "ep": [[0, 1]]})
     unit, classes = UnitCost(program), singleton_classes(program)

@@ -1,4 +1,4 @@
-"""Blocks on many ranks as arrays: outlines, collectives beside them, and what waiting and slowing add up to."""
+"""Vectorized segment evaluation: max-plus summaries, overlapping collectives, waiting and slowdown."""
 
 import numpy as np
 import pytest
@@ -31,9 +31,9 @@ def array(*seconds: float) -> FloatArray:
 
 @st.composite
 def segment_durations(draw: st.DrawFn, *, group_types: int = 1) -> SegmentDurations:
-    """Blocks of up to six operations on up to six ranks that meet in groups of so many roles.
+    """Segments of up to six operations on up to six ranks that synchronize in groups of given number of types.
 
-    Kernels are slowed at two paces, all by the same part or each by its own.
+    Kernels are slowed at two interference levels, all by the same fraction or each by its own.
     """
     ranks, operations = draw(st.integers(1, 6)), draw(st.integers(0, 6))
     row_count = draw(st.sampled_from([1, ranks]))
@@ -52,7 +52,7 @@ def segment_durations(draw: st.DrawFn, *, group_types: int = 1) -> SegmentDurati
 def slowed_segment(
     kernels: FloatArray, fixed: FloatArray, slowdown: FloatArray, group_syncs: tuple[GroupSync | None, ...]
 ) -> SegmentDurations:
-    """A block whose kernels a collective slows alike; slowdown: [ranks]."""
+    """A segment whose kernels a collective slows equally; slowdown: [ranks]."""
     slowdown_table = np.broadcast_to(slowdown[None, :, None], (1, len(slowdown), len(group_syncs)))
     return SegmentDurations(len(slowdown), kernels, fixed, slowdown_table, group_syncs)
 
@@ -67,7 +67,7 @@ def start_times(durations: SegmentDurations) -> st.SearchStrategy[FloatArray]:
 
 @st.composite
 def overlapping_collectives(draw: st.DrawFn, durations: SegmentDurations) -> OverlapIntervals:
-    """Up to three on every rank, one after the other; one of a kind on all of them, or of its own on each."""
+    """Up to three on every rank in sequence; with one level for all ranks, or one per rank."""
     steps = draw(hnp.arrays(float, (draw(st.integers(0, 3)) * 2, durations.rank_count), elements=SECONDS))
     times = np.cumsum(steps, axis=0)
     levels = st.integers(1, 2) | hnp.arrays(np.int64, durations.rank_count, elements=st.integers(1, 2))
@@ -76,7 +76,7 @@ def overlapping_collectives(draw: st.DrawFn, durations: SegmentDurations) -> Ove
 
 @given(st.data(), segment_durations())
 def test_a_max_plus_summary_equals_the_full_evaluation(data: st.DataObject, durations: SegmentDurations) -> None:
-    """Exactly, since all seconds are dyadic; meeting inside the groups of one role."""
+    """Exactly, since all seconds are dyadic; synchronization inside the groups of one type."""
     start = data.draw(start_times(durations))
     summary = summarize_segment(durations)
     assert summary is not None
@@ -94,7 +94,7 @@ def test_summaries_exist_for_groups_of_one_type_only(durations: SegmentDurations
 
 @given(st.data(), segment_durations(group_types=2))
 def test_work_waiting_and_slowdown_add_up(data: st.DataObject, durations: SegmentDurations) -> None:
-    """The end less the start is own time + waited + slowed on every rank, and neither is negative."""
+    """The end less the start is work + waited + slowed on every rank, and neither is negative."""
     start = data.draw(start_times(durations))
     run = evaluate_segment(start, durations, data.draw(overlapping_collectives(durations)))
     work = np.broadcast_to((durations.kernel_seconds + durations.fixed_seconds).sum(axis=1), durations.rank_count)
@@ -105,7 +105,7 @@ def test_work_waiting_and_slowdown_add_up(data: st.DataObject, durations: Segmen
 
 @given(st.data(), segment_durations(group_types=2))
 def test_batched_operations_equal_single_steps(data: st.DataObject, durations: SegmentDurations) -> None:
-    """Wherever a block may be cut into pieces of several operations."""
+    """Wherever a segment may be split into sub-segments of several operations."""
     start, busy = data.draw(start_times(durations)), data.draw(overlapping_collectives(durations))
     evaluated, stepped = evaluate_segment(start, durations, busy), evaluate_operations(start, durations, busy)[0]
     for name in ("end", "waited", "slowed"):
@@ -114,7 +114,7 @@ def test_batched_operations_equal_single_steps(data: st.DataObject, durations: S
 
 @given(st.data(), segment_durations(group_types=2))
 def test_dropped_collectives_do_not_overlap_the_segment(data: st.DataObject, durations: SegmentDurations) -> None:
-    """How a block would have run alone tells which of them need not be looked at: none of those that slow it."""
+    """The segment's run without overlap decides which collectives can be dropped: none of those that slow it."""
     start, busy = data.draw(start_times(durations)), data.draw(overlapping_collectives(durations))
     overlapping = overlapping_intervals(evaluate_segment(start, durations), start, busy)
     event(f"left out: {len(busy) - len(overlapping)} of {len(busy)}")
@@ -144,16 +144,17 @@ def one_kernel(kernel: float, fixed: float = 0.0, slowdown: float = 1.0) -> Segm
     [(1, 3, 1), (-5, 2, 1), (0, 8, 4), (-1, 90, 4), (3, 90, 1), (4, 9, 0), (-2, 0, 0)],
 )
 def test_a_kernel_overlapping_a_collective(since: float, until: float, slowed: float) -> None:
-    """4 s from 0 on, φ = 1: while the collective lasts, half of every second is lost, until the kernel ends."""
+    """4 s from 0 on, φ = 1: during the collective, half of every second is lost, until the kernel ends."""
     run = evaluate_segment(array(0.0), one_kernel(4.0), [OverlapInterval(array(since), array(until))])
     assert run.slowed.tolist() == [slowed]
     assert run.end.tolist() == [4.0 + slowed]
 
 
 def test_kernels_overlapping_two_kinds_of_collectives() -> None:
-    """A product of 2 s and a norm of 1 s; [0, 2] slows them by 1 and 0, [2, 4.5] by 0.5 and 2, nothing after that.
+    """A matmul of 2 s and a norm of 1 s; [0, 2] slows them by 1 and 0, [2, 4.5] by 0.5 and 2, nothing after that.
 
-    The product does 1 s by 2 and its other second by 3.5, the norm a third of a second by 4.5 and the rest by 5 1/6.
+    The matmul does 1 s by 2 and its other second by 3.5, the norm a third of a second by 4.5 and the rest by 5
+    1/6.
     """
     slowdown = np.array([[[1.0, 0.0]], [[0.5, 2.0]]])
     durations = SegmentDurations(1, array(2.0, 1.0)[None], np.zeros((1, 2)), slowdown, (None, None))
@@ -170,7 +171,7 @@ def test_consecutive_collectives_add_up() -> None:
 
 
 def test_overlaps_are_slowed_by_their_kernel_share() -> None:
-    """With 3 of 4 s the kernel's and φ = 1, a whole overlap beside a collective takes 7 s; 3.5 do half of it."""
+    """With 3 of 4 s the kernel's and φ = 1, a fully overlapped operation takes 7 s; 3.5 do half of it."""
     always = [OverlapInterval(array(0.0), array(90.0))]
     assert evaluate_segment(array(0.0), one_kernel(0.0, 4.0), always).end.tolist() == [4.0]
     assert evaluate_segment(array(0.0), one_kernel(3.0, 1.0), always).end.tolist() == [7.0]
@@ -189,9 +190,9 @@ def test_each_rank_has_its_own_overlap_and_slowdown() -> None:
 
 
 def test_peers_of_a_slowed_rank_wait_and_are_not_slowed() -> None:
-    """Both have a kernel of 2 s, an exchange of 1 s and a kernel of 2 s; a collective is beside the first rank's first.
+    """Both have kernels of 2 s around a collective of 1 s; a DP collective overlaps the first rank's first kernel.
 
-    It comes to the exchange at 3, the other at 2. Both go on from there.
+    It reaches the collective at 3, the other at 2. Both continue from there.
     """
     group_sync = GroupSync.from_groups(np.array([0, 0]))
     durations = slowed_segment(
@@ -206,17 +207,18 @@ def test_peers_of_a_slowed_rank_wait_and_are_not_slowed() -> None:
 OVERLAP_CASES = [(2.0, 3.0, False), (0.0, 1.0, False), (1.5, 9.0, True), (0.0, 1.5, True)]
 
 
-@pytest.mark.parametrize(("since", "until", "found"), OVERLAP_CASES)
-def test_adjacent_collectives_do_not_overlap(since: float, until: float, found: bool) -> None:
+@pytest.mark.parametrize(("since", "until", "overlaps"), OVERLAP_CASES)
+def test_adjacent_collectives_do_not_overlap(since: float, until: float, overlaps: bool) -> None:
     run, busy = SegmentRun(array(2.0), array(0.0), array(0.0)), [OverlapInterval(array(since), array(until))]
-    assert overlapping_intervals(run, array(1.0), busy) == (busy if found else ())
+    assert overlapping_intervals(run, array(1.0), busy) == (busy if overlaps else ())
 
 
 def test_indirectly_overlapping_collectives_are_kept() -> None:
-    """Two ranks meet between kernels of 2 and 5 s; φ = 1. The first collective is beside the first rank from 7 to 8.
+    """Ranks synchronize between kernels of 2 and 5 s; φ = 1. The first collective overlaps the first rank in [7, 8].
 
-    Alone, both would end at 7. But the second collective is beside the second rank's first kernel, until 4: then they
-    meet, and their other kernels last until 9, and half a second longer where the first collective is beside.
+    Without overlap both would end at 7. But the second collective overlaps the second rank's first kernel, until
+    4: then they synchronize, and their other kernels last until 9, and half a second longer where the first one
+    overlaps.
     """
     group_sync = GroupSync.from_groups(np.array([0, 0]))
     durations = slowed_segment(array(2.0, 0.0, 5.0)[None], np.zeros((1, 3)), array(1.0, 1.0), (None, group_sync, None))
@@ -238,7 +240,7 @@ def test_leaders_are_found_through_groups_of_several_types() -> None:
 
 
 def test_ranks_without_group_sync_have_no_leader() -> None:
-    """Pairs have leaders of their own; a block without meetings has none."""
+    """Pairs have leaders of their own; a segment without synchronization has none."""
     pair_sync = GroupSync.from_groups(np.array([0, 0, 1, 1]))
     zeros = np.zeros((1, 1))
     assert blocking_ranks(

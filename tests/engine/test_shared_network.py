@@ -1,4 +1,4 @@
-"""Collectives and messages that meet on links: closed forms."""
+"""Collectives and messages that contend for links: closed forms."""
 
 from collections.abc import Mapping
 
@@ -32,7 +32,7 @@ from tests.engine.small_programs import (
 
 
 def run_contended(program: Program, routes: Mapping[str, list[list[int]]], latency: float = 0.0) -> Trace:
-    """The trace of a program at unit costs, every rank run."""
+    """The trace of a program at unit costs, every rank simulated."""
     cost = LinkCost(UnitCost(program), 8, routes, latency)
     return simulate_program(
         program, singleton_classes(program, 8), cost.unit.segment_cost, contention_map=cost.contention
@@ -63,7 +63,7 @@ def test_messages_over_two_nics_do_not_contend() -> None:
 
 
 def test_overlapping_messages_share_a_link_while_both_run() -> None:
-    """Alone from 0 to 1, together until the first has sent its other 2 bytes at 5, alone until 6."""
+    """Uncontended from 0 to 1, shared until the first has sent its other 2 bytes at 5, uncontended until 6."""
     trace = run_contended(two_senders(1.0), {PP_NEXT: [[0, 1], [0, 2]]})
     assert start_and_end(trace, 0, 0) == (0.0, 5.0)
     assert start_and_end(trace, 1, 1) == (1.0, 6.0)
@@ -75,7 +75,7 @@ def test_latency_is_not_contended() -> None:
 
 
 def test_the_parking_lot() -> None:
-    """Ranks 0 to 3 send over links 0-1-2, 0, 1 and 2: everybody has half of each link."""
+    """Ranks 0 to 3 send over links 0-1-2, 0, 1 and 2: each gets half of each of its links."""
     ranks = [[send(2.0)] for _ in range(4)] + [[receive(2.0)] for _ in range(4)]
     program = make_program(ranks, {PP_NEXT: [[rank, rank + 4] for rank in range(4)]})
     trace = run_contended(program, {PP_NEXT: [[0, 1, 2], [0], [1], [2]]})
@@ -92,8 +92,8 @@ def test_a_collective_is_one_flow_for_any_member_count(members: int) -> None:
 def test_a_collective_shares_the_nic_with_pipeline_sends() -> None:
     """Ranks 0 and 1 reduce 4 bytes over their NICs (links 0, 1); rank 0 computes for 1 s, then sends 2 over its own.
 
-    Alone until 1, the collective has 3 s left. Both at half speed until the message is through at 1 + 2·2 = 5; the
-    collective has done 2 of the 3 by then and ends at 6. What waits for the message starts at 5.
+    Uncontended until 1, the collective has 3 s left. Both at half speed until the message is through at 1 + 2·2 =
+    5; the collective has done 2 of the 3 by then and ends at 6. What waits for the message starts at 5.
     """
     ranks = [
         [all_reduce(4.0), compute(1.0), send(2.0, depends_on=(1,))],
@@ -107,9 +107,9 @@ def test_a_collective_shares_the_nic_with_pipeline_sends() -> None:
 
 
 def test_collectives_inside_segments_share_links() -> None:
-    """Of 3 s, one has 2 s left when another of 2 s begins inside a block: both go on at half speed, until 5 s.
+    """Of 3 s, one has 2 s left when another of 2 s begins inside a segment: both continue at half speed, until 5 s.
 
-    2 s of the block are because it shared its link.
+    2 s of the segment are due to contention.
     """
     program = make_program([[compute(1.0, make_comm_op("tp", 2.0)), all_reduce(3.0)]], {"tp": [[0]], "dp": [[0]]})
     trace = run_contended(program, {"tp": [[0]], "dp": [[0]]})
@@ -118,9 +118,9 @@ def test_collectives_inside_segments_share_links() -> None:
 
 
 def test_contention_extends_an_overlapped_operation() -> None:
-    """A kernel of 1 s in 4 chunks beside 2 s of data, that share their link with a reduction of 2 s and so take 4.
+    """A kernel of 1 s in 4 chunks overlaps 2 s of data, that share their link with a reduction of 2 s and so take 4.
 
-    The longer hides the shorter but for one chunk: 4 + 1/4 instead of 2 + 1/4.
+    The longer hides the shorter except for one chunk: 4 + 1/4 instead of 2 + 1/4.
     """
     (kernel,) = make_segment(1.0).operations
     assert isinstance(kernel.body, Kernel)
@@ -137,7 +137,7 @@ def test_contention_extends_an_overlapped_operation() -> None:
 
 
 def overlap_segment(chunks: float, *, local: bool = False) -> Segment:
-    """A kernel of 4 s and 2 s of data as one operation."""
+    """A kernel of 4 s overlapped with 2 s of data as one operation."""
     (kernel,) = make_segment(4.0).operations
     assert isinstance(kernel.body, Kernel)
     return Segment(
@@ -153,8 +153,9 @@ def test_contention_of_an_overlap_splits_into_slowdown_and_exposed(
 ) -> None:
     """With φ = 1, 2 s of data slow 4 s of kernel by 1; shared with another rank's 2 s they take 4 and slow it by 2.
 
-    So it runs for 5 s alone, and for 6. Not local, a chunk of the shorter shows: 2/4 alone, 4/4. Local, the data begins
-    after the first chunk: in four, it ends at 6/4 + 4 before the kernel does; in one, 4 s after it, of which 2 alone.
+    So it runs for 5 s uncontended, and for 6. Not local, a chunk of the shorter is exposed: 2/4 uncontended, 4/4.
+    Local, the data begin after the first chunk: in four, they end at 6/4 + 4 before the kernel does; in one, 4 s
+    after it, of which 2 uncontended.
     """
     program = make_program(
         [[(Stream.COMPUTE, ComputeTask(overlap_segment(chunks, local=local)))], [all_reduce(2.0)]],

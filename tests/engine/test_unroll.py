@@ -1,4 +1,4 @@
-"""What is repeated is where it would have been written, repeats within repeats among it."""
+"""Unrolling of repeated periods, nested repetitions included."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from clustersim.engine.recording.unroll import (
 
 
 def make_repetition(begin: int, end: int, logged: int, times: int, seconds: float) -> Repetition:
-    """Of one rank, one task a row."""
+    """A repetition of one rank, one task per event."""
     tasks, first_task = np.array([end - begin]), np.array([begin])
     return Repetition(
         LogSizes(begin, 0, 0), LogSizes(end, 0, 0), LogSizes(logged, 0, 0), times, seconds, tasks, first_task
@@ -25,7 +25,7 @@ def unroll_repetitions(logged: int, *repetitions: Repetition) -> UnrolledLog:
 
 
 def test_repeated_events_are_shifted_in_time() -> None:
-    """Rows a b c d e f, of which c d are there twice more, a second later each time."""
+    """Events a b c d e f, of which c d are repeated twice more, a second later each time."""
     result = unroll_repetitions(6, make_repetition(2, 4, 4, times=2, seconds=1.0))
     assert result.source_index.tolist() == [0, 1, 2, 3, 2, 3, 2, 3, 4, 5]
     assert result.time_offset.tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 2, 2]
@@ -33,7 +33,7 @@ def test_repeated_events_are_shifted_in_time() -> None:
 
 
 def test_nested_repetitions() -> None:
-    """Rows a b b' b'' c, then all of it from b on once more; b has a period of 1 s, all of it one of 5 s."""
+    """Events a b b' b'' c, then all of it from b on once more; b has a period of 1 s, all of it one of 5 s."""
     result = unroll_repetitions(
         4, make_repetition(1, 2, 2, times=2, seconds=1.0), make_repetition(1, 5, 3, times=1, seconds=5.0)
     )

@@ -1,6 +1,6 @@
-"""Ranks of a kind run as arrays: what can be, what each of them waits for, and what is left to a clock.
+"""Vectorized engine: supported programs, waiting of each rank, and the fallback to the scalar engine.
 
-That cohorts give what ranks give one by one is a law (tests/laws/test_cohorts.py); here it is known what they give.
+That both engines agree is a property test (tests/laws); here the expected times are known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ HALF_SPEED = 0.5
 def make_replicated_programs(
     steps: Sequence[Sequence[StreamTask]], replicas: int, groups: Mapping[str, list[list[int]]]
 ) -> Program:
-    """A program for every kind of rank. Rank = replica * kinds + kind."""
+    """Each replica runs the same list of programs. Rank = replica * programs + program index."""
     single = make_program(steps, groups)
     return Program(single.programs, np.tile(np.arange(len(steps)), replicas), single.groups)
 
@@ -64,13 +64,13 @@ def run_vectorized(program: Program, segment_cost: SegmentCost) -> Trace:
 
 
 def task_ends(trace: Trace, task: int) -> list[float]:
-    """Of one task on all ranks."""
+    """End of one task on all ranks."""
     ranks = trace.simulated_ranks.tolist()
     return [float(trace.end[event_index(trace, rank, task)]) for rank in ranks]
 
 
 def lost_seconds(trace: Trace, rank: int, task: int) -> tuple[float, float]:
-    """Seconds waited and slowed inside a block."""
+    """Seconds waited and slowed inside a segment."""
     event = event_index(trace, rank, task)
     return float(trace.waited[event]), float(trace.slowed[event])
 
@@ -85,7 +85,7 @@ def test_a_collective_starts_with_its_slowest_member_and_names_it() -> None:
 
 
 def test_ranks_wait_for_a_slow_rank_inside_segments() -> None:
-    """Kernels of 1 s around an exchange of 2 s: the partner of a GPU at half speed waits 1 s, and ends 1 s earlier."""
+    """Kernels of 1 s around a collective of 2 s: the peer of a GPU at half speed waits 1 s, and ends 1 s earlier."""
     program = make_replicated_program([compute(1.0, make_comm_op("tp", 2.0), 1.0)], 4, {"tp": [[0, 2], [1, 3]]})
     trace = run_vectorized(program, make_cost(program, {2: HALF_SPEED}))
     assert task_ends(trace, 0) == [5.0, 4.0, 6.0, 4.0]
@@ -93,7 +93,7 @@ def test_ranks_wait_for_a_slow_rank_inside_segments() -> None:
 
 
 def test_collectives_synchronize_ranks_of_different_programs() -> None:
-    """Kinds of 1 and 5 s in each of two replicas, one of which has a GPU at half speed: they meet at 5 and at 10."""
+    """Programs of 1 and 5 s in each of two replicas, one with a GPU at half speed: they synchronize at 5 and 10."""
     steps = [[compute(seconds), all_reduce(1.0, comm_group="model", depends_on=(0,))] for seconds in (1.0, 5.0)]
     program = make_replicated_programs(steps, 2, {"model": [[0, 1], [2, 3]]})
     trace = run_vectorized(program, make_cost(program, {3: HALF_SPEED}))
@@ -103,8 +103,11 @@ def test_collectives_synchronize_ranks_of_different_programs() -> None:
 
 def test_messages_go_to_the_paired_receiver() -> None:
     """Senders 0, 2 and 4 at speeds 1, 1/2, 1/4; receivers crosswise."""
-    program = make_replicated_programs([[compute(1.0), send(2.0, depends_on=(0,))], [receive(2.0), compute(1.0, depends_on=(0,))]],
-                 3, {PP_NEXT: [[0, 5], [2, 1], [4, 3]]})  # fmt: skip
+    program = make_replicated_programs(
+        [[compute(1.0), send(2.0, depends_on=(0,))], [receive(2.0), compute(1.0, depends_on=(0,))]],
+        3,
+        {PP_NEXT: [[0, 5], [2, 1], [4, 3]]},
+    )
     trace = run_vectorized(program, make_cost(program, {2: 0.5, 4: 0.25}))
     assert [task_times(trace, rank, 0)[2:] for rank in (5, 1, 3)] == [(1.0, 3.0), (2.0, 4.0), (4.0, 6.0)]
     assert [task_times(trace, rank, 1)[-1] for rank in (5, 1, 3)] == [4.0, 5.0, 7.0]
@@ -112,7 +115,7 @@ def test_messages_go_to_the_paired_receiver() -> None:
 
 
 def test_a_collective_slows_segments_only_while_data_moves() -> None:
-    """Two ranks reduce for 2 s beside a block of 4 s; the second comes 1 s later, because it computes 1 s before.
+    """Two ranks reduce for 2 s during a segment of 4 s; the second arrives 1 s later, as it computes 1 s before.
 
     With φ = 1: data move from 1 to 3, and both lose 1 s.
     """
@@ -129,7 +132,7 @@ def test_a_collective_slows_segments_only_while_data_moves() -> None:
 
 
 def test_several_collectives_overlap_one_segment() -> None:
-    """Two of 1 s, one behind the other, then one that waits for the block: 1 s of 4 is lost, nothing to the last."""
+    """Two of 1 s in sequence, then one that waits for the segment: 1 s of 4 is lost, nothing to the last."""
     program = make_replicated_program(
         [all_reduce(1.0), all_reduce(1.0), compute(4.0), all_reduce(8.0, depends_on=(2,)), compute(1.0)],
         2,
@@ -145,13 +148,14 @@ CIRCULAR_PROGRAM = make_replicated_programs(
      [receive(0.5), compute(1.0, depends_on=(0,)), all_reduce(1.0, comm_group="model", depends_on=(1,))]],
     3, {"model": [[0, 1], [2, 3], [4, 5]], PP_NEXT: [[0, 1], [2, 3], [4, 5]]},
 )  # fmt: skip
-"""The first kind launches a collective that starts when the second has computed what the first sends it."""
+"""The first program launches a collective that starts when the second has computed what the first sends it."""
 
 
 def test_circular_dependencies_fall_back_to_the_scalar_engine() -> None:
-    """Where collectives slow kernels (φ = 1), if the first block is slowed depends on a collective that it precedes.
+    """With interference (φ = 1), the slowdown of the first segment depends on a collective that it precedes.
 
-    It is not: it takes 2 s, the message 0.5, the other block 1; the collective runs from 3.5, beside the block of 4 s.
+    It is not slowed: it takes 2 s, the message 0.5, the other segment 1; the collective runs from 3.5,
+    overlapping the segment of 4 s.
     """
     segment_cost = make_cost(CIRCULAR_PROGRAM, interference=1.0)
     assert can_vectorize(CIRCULAR_PROGRAM)
@@ -173,7 +177,7 @@ def test_without_interference_there_is_no_circular_dependency() -> None:
 
 
 def test_a_deadlock_is_detected_by_both_engines() -> None:
-    """Six ranks of two kinds come to the collectives of two roles in opposite orders."""
+    """Six ranks of two programs issue the collectives of two groups in opposite orders."""
     dp_step, model_step = all_reduce(1.0), all_reduce(1.0, comm_group="model")
     groups = {"dp": [[0, 1], [2, 3], [4, 5]], "model": [[0, 1], [2, 3], [4, 5]]}
     program = make_replicated_programs([[dp_step, model_step], [model_step, dp_step]], 3, groups)
@@ -214,7 +218,7 @@ def expert_all_to_all(seconds: float, *, depends_on: tuple[int, ...] = ()) -> St
 
 @pytest.mark.parametrize("one_by_one", [True, False])
 def test_a_group_matches_collectives_inside_and_outside_segments(one_by_one: bool) -> None:
-    """Rank 0 can send beside its block from 1 s, before it meets inside it at 2 s; rank 1 from 4 s, behind that."""
+    """Rank 0 issues on the EP stream at 1 s, before its segment's collective at 2 s; rank 1 at 4 s, after its own."""
     steps = [all_reduce(1.0), expert_all_to_all(1.0, depends_on=(0,)), compute(1.0, 1.0, make_comm_op("ep", 1.0))]
     program = make_replicated_program(steps, 2, {"dp": [[0], [1]], "ep": [[0, 1]]})
     segment_cost = UnitCost(program, {"dp": [1.0, 4.0]}).segment_cost
@@ -228,9 +232,10 @@ def test_a_group_matches_collectives_inside_and_outside_segments(one_by_one: boo
 
 
 def test_the_strongest_interference_of_two_streams_counts() -> None:
-    """Beside the all-reduce (0 to 8 s) kernels take twice as long, beside the all-to-all (2 to 6 s) four times.
+    """During the all-reduce (0 to 8 s) kernels take twice as long, during the all-to-all (2 to 6 s) four times.
 
-    The first of 1 s ends at 2; of three of 4 s, 1 s is done at 6, another at 8, and the other 10 s are alone.
+    The first of 1 s ends at 2; of three of 4 s, 1 s is done at 6, another at 8, and the other 10 s are not
+    overlapped.
     """
     interference = {
         (CollectiveType.ALL_REDUCE, KernelClass.COMPUTE): 1.0,
@@ -253,7 +258,7 @@ def test_the_strongest_interference_of_two_streams_counts() -> None:
 
 
 def test_jitter_factors_are_independent_of_the_draw_size() -> None:
-    """Ranks that meet nobody work the sum of their kernels: blocks of 1, 2 and more operations than are drawn ahead."""
+    """Ranks without peers take the sum of their kernels: segments smaller and larger than one batch of draws."""
     jitter, sizes = Jitter(0.1, seed=6), [1, 2, DRAW_SIZE - 2, 3, DRAW_SIZE + 5, 1, 2 * DRAW_SIZE, 4]
     program = make_replicated_program([compute(*[1.0] * size) for size in sizes], 3, {})
     trace = VectorizedEngine(program, singleton_classes(program), make_cost(program), jitter).simulate_all()
@@ -265,7 +270,7 @@ def test_jitter_factors_are_independent_of_the_draw_size() -> None:
 
 @pytest.mark.parametrize("slow", range(4))
 def test_both_engines_attribute_waiting_to_the_slow_rank(slow: int) -> None:
-    """Ranks that meet in rows and in columns: the one at half speed is whom all others' spans name."""
+    """Ranks that synchronize in rows and columns: all spans name the rank at half speed as their leader."""
     program = make_replicated_program(
         [compute(1.0, make_comm_op("tp", 1.0), make_comm_op("cp", 1.0))],
         4, {"tp": [[0, 1], [2, 3]], "cp": [[0, 2], [1, 3]]},

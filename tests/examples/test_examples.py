@@ -1,4 +1,4 @@
-"""Every example runs, is short, and says what it promises."""
+"""Examples run, are short, and print what they describe."""
 
 import re
 import runpy
@@ -23,7 +23,7 @@ ScriptRunner = Callable[..., str]
 
 @pytest.fixture
 def run_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> ScriptRunner:
-    """What a script prints that is run with some options, as by python; a warning is an error."""
+    """Runs a script with options as `python` does and returns its output; warnings are errors."""
 
     def run(script: str, *options: str) -> str:
         monkeypatch.setattr(sys, "argv", [script, *options])
@@ -59,13 +59,13 @@ def test_llama3_405b_layout_and_minimal_recompute() -> None:
 
 
 def test_llama3_405b_symmetry_on_a_shared_network() -> None:
-    """Pods hold three stages each, so that stages differ in what their messages meet, but replicas do not."""
+    """Pods hold three stages each, so contention differs between stages but not between replicas."""
     result = simulate(Scenario.load(EXAMPLES / "llama3_405b_16k.yaml", ["cost.network=shared"]))
     assert (result.rank_count, result.simulated_rank_count) == (16384, 16)
 
 
 def test_deepseek_v3_layout_and_bf16_gpu_hours() -> None:
-    """arXiv:2412.19437, table 1: 180 K H800 GPU hours for each trillion tokens; products in bf16 take at most twice."""
+    """arXiv:2412.19437, table 1: 180 K H800 GPU hours per trillion tokens in FP8; bf16 matmuls take at most twice."""
     result = simulate(Scenario.load(EXAMPLES / "deepseek_v3.yaml"))
     layout, training = result.scenario.layout, result.scenario.training
     assert (layout.tp, layout.pp, layout.ep, result.rank_count) == (1, 16, 64, 2048)
@@ -111,7 +111,7 @@ def test_what_fits_example(run_script: ScriptRunner) -> None:
 
 
 def test_stragglers_example(run_script: ScriptRunner, tmp_path: Path) -> None:
-    """The seven others of the node are its tensor-parallel group: they wait for it in any case. Two replicas here."""
+    """The other seven GPUs of the node are in the slow GPU's TP group and wait anyway. Two replicas here."""
     text = run_script("stragglers.py", "--gpus", "256", "--html", str(tmp_path / "page.html"))
     table_rows = re.findall(r"^(\S.*?) +[\d.]+ s +([\d.]+)% +[\d.]+ s +(\d+) +(\d+)$", text, re.MULTILINE)
     slowdown_percent = {name: float(percent) for name, percent, *_ in table_rows}

@@ -1,4 +1,4 @@
-"""What docs/extending.md lets a researcher bring along does what it says, in the examples as they are shipped."""
+"""The extension points of docs/extending.md, as used by the packaged examples."""
 
 import re
 import runpy
@@ -25,7 +25,7 @@ def test_grouped_gpipe_memory_and_bubble(
     assert list(step) == ["gpipe", "groups of 8", "1f1b"]
     assert step["gpipe"] == step["1f1b"] < step["groups of 8"]
     assert bubble["gpipe"] == bubble["1f1b"] < bubble["groups of 8"]
-    # the last stage keeps 16, 8 and 1 microbatches; 1F1B's first stage, which has no logits, keeps 4
+    # activations of 16, 8 and 1 microbatches on the last stage; of 4 on 1F1B's first stage, which has no logits
     assert memory["1f1b"] < memory["groups of 8"] < memory["gpipe"]
 
 
@@ -62,13 +62,13 @@ def test_custom_networks_diameter_and_step_time(
     module["main"]()
     steps = dict(re.findall(r"^(\S+) +([\d.]+) s a step$", capsys.readouterr().out, re.MULTILINE))
     step = {name: float(seconds) for name, seconds in steps.items()}
-    # rings of data parallelism stay on their rail: what joins rails is not needed; hops of others meet on links
+    # DP rings stay on their rail and need no links between rails; in the other networks hops share links
     assert step["rail-only"] == pytest.approx(step["dgx-h100"], rel=0.02)
     assert step["dgx-h100"] < step["dragonfly"] < step["torus"]
 
 
 def test_kernel_durations_from_a_custom_function(tmp_path: Path) -> None:
-    """On one GPU: its compute and optimizer are those of a record, by the launch, of half the time twice as fast."""
+    """On one GPU compute and optimizer take the record's times: half the peak fraction doubles them."""
     from clustersim import Scenario, simulate
     from clustersim.build import distinct_kernels
     from clustersim.cost.record_file import write_record
@@ -96,7 +96,7 @@ def test_custom_cost_function_for_two_layouts(capsys: pytest.CaptureFixture[str]
         (layout, source) for layout in ("tp 2, dp 4", "tp 4, dp 2") for source in ("model", "roofline")
     ]
     compute = {table_row[:2]: float(table_row[3]) for table_row in table_rows}
-    # smaller matrices reach less of the peak by the model, and as much by the function
+    # smaller matrices reach a lower peak fraction in the model, and the same with the function
     slowdown = {
         source: compute["tp 4, dp 2", source] / compute["tp 2, dp 4", source] - 1.0 for source in ("model", "roofline")
     }
@@ -111,7 +111,7 @@ def test_custom_algorithm_is_selected_where_faster(capsys: pytest.CaptureFixture
     assert step["may be mine"] < min(step["its own"], step["must be mine"])
     sections = re.split(r"ms a step", text)[1:]
     assert ["extend_chosen" in section for section in sections] == [False, True, True]
-    assert "reduce_scatter  65.536 MB in  477 us by ring" in sections[1]  # so much goes faster round rings
+    assert "reduce_scatter  65.536 MB in  477 us by ring" in sections[1]  # rings are faster for large payloads
 
 
 def test_nic_utilization_over_time(
@@ -125,7 +125,7 @@ def test_nic_utilization_over_time(
         assert len(bars) == 40
         assert "█" not in bars
         assert set(bars[:30]) < set(" ▁▂")  # messages between stages
-        assert min(bars[-5:-1]) > "▄"  # all-reduce of gradients in rings of two: each sends its payload once
+        assert min(bars[-5:-1]) > "▄"  # gradient all-reduce in rings of two: each rank sends the payload once
         # half of the model's weights on one of 8 tensor-parallel ranks, in FP32
         assert float(carried) == pytest.approx(8.03e9 / 2 / 8 * 4 / 1e9, rel=0.1)
 
@@ -150,7 +150,7 @@ def test_background_traffic_and_timed_link_slowdown(capsys: pytest.CaptureFixtur
     assert list(added_ms) == ["alone", "beside a neighbour", "a link at 10 % for 50 ms"]
     assert added_ms["alone"] == 0.0
     assert added_ms["beside a neighbour"] > 1.0
-    assert 0.9 * 45.0 < added_ms["a link at 10 % for 50 ms"] <= 45.0  # nine tenths of the time that it lasts
+    assert 0.9 * 45.0 < added_ms["a link at 10 % for 50 ms"] <= 45.0  # nine tenths of its duration
 
 
 def test_co_scheduled_jobs_contend(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,8 +180,8 @@ def test_halving_doubling_volume_and_latency_steps(capsys: pytest.CaptureFixture
     for nodes, algorithm, sent, _, rounds in table_rows:
         ranks = 8 * int(nodes)
         assert float(sent) == pytest.approx(2 * (ranks - 1) / ranks, abs=5e-4)
-        assert int(rounds) == (2 * (ranks - 1) if algorithm == "Ring" else 2 * (ranks.bit_length() - 1))
+        assert int(rounds) == (2 * (ranks - 1) if algorithm == "RingAlgorithm" else 2 * (ranks.bit_length() - 1))
     times = {(nodes, algorithm): float(time) for nodes, algorithm, _, time, _ in table_rows}
-    # inside a node both use all of NVLink; beyond, the halves of all 8 members share what a ring leaves to one
-    assert times["1", "Ring"] == times["1", "HalvingDoubling"]
-    assert times["16", "Ring"] < times["16", "HalvingDoubling"]
+    # within a node both saturate NVLink; across nodes all 8 members exchange halves over NICs that a ring shares less
+    assert times["1", "RingAlgorithm"] == times["1", "HalvingDoubling"]
+    assert times["16", "RingAlgorithm"] < times["16", "HalvingDoubling"]

@@ -1,4 +1,4 @@
-"""Every shipped cluster, from a scenario to its answer: simulated on shared links too, shown, and read back."""
+"""Packaged clusters end to end: simulated (with contention too), drawn, and round-tripped."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ SMALL_MODEL = {"layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 3
 
 
 def small_mapping(name: str) -> dict[str, Any]:
-    """Two NVLink domains (or nodes), or the one that there is: tp 2, pp 2, FSDP over the rest."""
+    """Two NVLink domains (or nodes) if the cluster has them: tp 2, pp 2, FSDP over the remaining degree."""
     cluster = load_cluster(name)
     domain_size = 72 if "gb" in name else cluster.gpus_per_node
     gpus = min(2 * domain_size, cluster.gpu_count) if name not in ("laptop", "pcie-node") else cluster.gpu_count
@@ -45,7 +45,7 @@ def test_small_step_and_result_scenario_round_trip(name: str) -> None:
 
 @pytest.mark.parametrize("name", data_files.list_names("clusters"))
 def test_networkx_round_trip(name: str, tmp_path: Path) -> None:
-    """So what was drawn, changed or measured on the graph is of the cluster that a scenario reads."""
+    """Graphs drawn or changed with networkx describe the same cluster that a scenario reads."""
     cluster = load_cluster(name, small_mapping(name)["cluster"]["gpus"])
     path = tmp_path / "copy.json"
     path.write_text(json.dumps(nx.node_link_data(cluster.to_graph(), edges="edges")), encoding="utf-8")
@@ -62,7 +62,7 @@ def test_networkx_round_trip(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["dgx-v100", "mi300x"])
 @pytest.mark.parametrize("layout", [{"tp": 4, "pp": 2}, {"tp": 2, "pp": 2, "data": "fsdp"}])
 def test_symmetry_with_heterogeneous_links(name: str, layout: dict[str, Any]) -> None:
-    """GPUs 0 and 4 of a DGX-1 have two links, 2 and 6 one; whether ranks are alike is proved from what they cost."""
+    """GPUs 0 and 4 of a DGX-1 have two links, 2 and 6 one; rank equivalence is derived from costs."""
     plan = small_mapping(name) | {"layout": layout, "cost": {"network": "shared"}}
     scenario = Scenario.from_mapping(plan)
     folded = simulate(scenario).step_time

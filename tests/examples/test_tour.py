@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom in a fresh interpreter, without Jupyter, and is kept without its outputs."""
+"""The notebook runs from top to bottom in a fresh interpreter without Jupyter, and is stored without outputs."""
 
 import json
 import re

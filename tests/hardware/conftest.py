@@ -1,4 +1,4 @@
-"""Small machines of every shape, with numbers that make each kind of link recognisable."""
+"""Small clusters of every topology, with distinct numbers for each kind of link."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ RACK_DOMAIN = NodeSpec(2, pcie=PCIE, nvlink=NvlinkSpec(6, NVLINK), nics=NicSpec(
 
 
 def rail_network(nodes_per_unit: int, rail_count: int, seed: int | None = None) -> NetworkSpec:
-    """Units of some nodes, pods of two units, three pods, each tier with its own latency and oversubscription."""
+    """Units of given nodes, pods of two units, three pods, each tier with its own latency and oversubscription."""
     ecmp = SpreadEcmp() if seed is None else HashedEcmp(seed)
     return NetworkSpec(
         LeafSpec(nodes_per_unit, rail_count, 0.3 * US), ecmp, SpineSpec(2, 0.4 * US, 2.0), CoreSpec(3, 0.5 * US)
@@ -68,11 +68,11 @@ MACHINES: dict[str, Callable[[], ClosFabric]] = {
 
 @pytest.fixture(params=MACHINES)
 def machine(request: pytest.FixtureRequest) -> ClosFabric:
-    """Each small machine in turn."""
+    """Each small cluster in turn."""
     return MACHINES[request.param]()
 
 
 @pytest.fixture
 def build() -> dict[str, Callable[[], ClosFabric]]:
-    """All small machines by name."""
+    """All small clusters by name."""
     return MACHINES

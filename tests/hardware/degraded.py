@@ -1,4 +1,4 @@
-"""What tests of disturbed machines share: random dead links, and what networkx says of the rest."""
+"""Helpers of tests of degraded clusters: random dead links, and connectivity by networkx."""
 
 import networkx as nx
 import numpy as np
@@ -13,7 +13,7 @@ GRAPHS = {name: GraphFabric(fabric.to_graph()) for name, fabric in HEALTHY.items
 
 @st.composite
 def dead_links(draw, fabrics):
-    """A machine and up to four of its links, often twins."""
+    """A cluster and up to four of its links, often with their reverse links."""
     fabric = fabrics[draw(st.sampled_from(sorted(fabrics)))]
     link_ids = draw(st.lists(st.integers(0, len(fabric.links.kind) - 1), min_size=1, max_size=4, unique=True))
     if draw(st.booleans()):
@@ -23,7 +23,7 @@ def dead_links(draw, fabrics):
 
 
 def remaining_fractions(fabric, dead_link_ids):
-    """What is left of each link where some are dead."""
+    """Remaining bandwidth fraction of each link where some are dead."""
     fractions = np.ones(len(fabric.links.kind))
     fractions[dead_link_ids] = 0.0
     return fractions
@@ -35,11 +35,11 @@ def all_pairs(fabric):
 
 
 def gpu_names(fabric):
-    """Names of the GPUs in the order of their numbers."""
+    """Names of the GPUs in the order of their ids."""
     return [f"gpu{gpu}" for gpu in range(fabric.gpu_count)]
 
 
 def is_strongly_connected(graph, gpus):
-    """Whether networkx finds a way from every GPU to every other."""
+    """Whether networkx finds a path from every GPU to every other."""
     reachable = [{*nx.descendants(graph, gpu), gpu} for gpu in gpus]
     return all(set(gpus) <= item for item in reachable)

@@ -1,4 +1,4 @@
-"""How much does Python itself do? Lines that run, loops included, which no busy machine makes more."""
+"""Number of Python lines executed, loops included: a cost measure that is independent of machine load."""
 
 import sys
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def count_lines(action: Callable[[], object]) -> int:
-    """Lines that run in the project's own files; what numpy does in C is one line."""
+    """Lines executed in the project's own files; what numpy does in C is one line."""
     count = 0
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:

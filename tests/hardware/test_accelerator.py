@@ -1,4 +1,4 @@
-"""What is shipped is complete and sourced, and a wrong accelerator file is refused in one clear sentence."""
+"""Packaged accelerator files are complete and sourced, and an invalid file is rejected in one clear sentence."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rows of 16 bytes are as fast as any, and a head dimension is computed as the next that has a kernel."""
+"""Rows aligned to 16 bytes have the full rate, and a head dimension is padded to the next one with a kernel."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_flash_attention_2_has_kernels_at_steps_of_32_up_to_256() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("unaligned: 0.39", "unaligned: 1.5", "unaligned"),
         ("batched: 0.06", "batched: 0.5", "0.5 is above unaligned 0.39"),
@@ -52,10 +52,10 @@ def test_flash_attention_2_has_kernels_at_steps_of_32_up_to_256() -> None:
         ("head_dims: [32, 64", "head_dims: [0, 64", "is not a list of positive whole numbers"),
     ],
 )
-def test_an_invalid_alignment_is_rejected(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_an_invalid_alignment_is_rejected(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = data_files.find_file("accelerators", "a100-sxm-80gb").read_text(encoding="utf-8")
     assert old in text
     path = tmp_path / "mine.yaml"
     path.write_text(text.replace(old, new), encoding="utf-8")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         load_accelerator(str(path))

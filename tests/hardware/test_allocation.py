@@ -1,4 +1,4 @@
-"""Which GPUs a job gets, counted by hand, and what every allocation keeps."""
+"""Which GPUs a job gets, counted by hand, and invariants of every allocation."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def rack_cluster(gpus: int, units: UnitSizes = RACK) -> ClosFabric:
 
 
 @pytest.mark.parametrize(
-    ("allocation", "gpus", "places"),
+    ("allocation", "gpus", "gpu_ids"),
     [
         (BlockAllocation(), 4, [0, 1, 2, 3]),
         (BlockAllocation(PerNode(1)), 4, [0, 2, 4, 6]),
@@ -49,11 +49,11 @@ def rack_cluster(gpus: int, units: UnitSizes = RACK) -> ClosFabric:
     ],
 )
 def test_a_job_gets_the_first_gpus_of_its_allocation(
-    allocation: BlockAllocation | ExplicitAllocation, gpus: int, places: list[int]
+    allocation: BlockAllocation | ExplicitAllocation, gpus: int, gpu_ids: list[int]
 ) -> None:
     """Node n is GPUs 2n and 2n + 1, domain d is GPUs 6d to 6d + 5; node 2 of a domain of which 4 are used is idle."""
     machine = rack_cluster(max(allocation.machine_gpus(gpus, RACK), 12))
-    assert allocation.rank_gpus(machine, gpus, RACK).tolist() == places
+    assert allocation.rank_gpus(machine, gpus, RACK).tolist() == gpu_ids
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_without_a_gpu_count_a_job_gets_all_but_the_spare_nodes() -> None:
 
 ALLOCATIONS = st.builds(
     BlockAllocation,
-    part=st.none() | st.builds(PerNode, st.integers(1, 4)) | st.builds(PerDomain, st.integers(1, 8)),
-    spare=st.integers(0, 3),
+    per_unit=st.none() | st.builds(PerNode, st.integers(1, 4)) | st.builds(PerDomain, st.integers(1, 8)),
+    spare_nodes=st.integers(0, 3),
     scatter=st.none() | st.sampled_from(Scatter),
     seed=st.integers(0, 2**63 - 1),
 )
@@ -95,7 +95,7 @@ ALLOCATIONS = st.builds(
 @given(ALLOCATIONS, st.integers(1, 40))
 @examples(200)
 def test_a_valid_job_fits_the_cluster_derived_from_it(allocation: BlockAllocation, nodes: int) -> None:
-    """Its GPUs are there, all different, and of no unit more than it may use."""
+    """Its GPUs exist, are all different, and use no more of a unit than allowed."""
     units = UnitSizes(node_gpus=4, domain_gpus=8)
     gpus = nodes * allocation.job_size_multiple(units)
     machine = rack_cluster(allocation.machine_gpus(gpus, units), units)

@@ -1,4 +1,4 @@
-"""Routes by arithmetic: which links, how long, how wide. The small machines are in conftest.py."""
+"""Computed routes of Clos fabrics: links, latency and bandwidth. The small clusters are in conftest.py."""
 
 import itertools
 
@@ -26,7 +26,7 @@ NVLINK, PCIE, HOST, NIC, LEAF, SPINE = LINK_KINDS
 
 
 def route(fabric, source, target):
-    """The links of one route, described, and its latency."""
+    """The links of one route, and its latency."""
     paths = fabric.find_paths(np.array([source]), np.array([target]))
     return [fabric.link_info(int(link_id)) for link_id in paths.links[0] if link_id >= 0], float(paths.latency[0])
 

@@ -1,4 +1,4 @@
-"""Clusters of clouds and vendors: ports, links and tiers are those that the sources state, counted here by hand."""
+"""Clusters of clouds and vendors: ports, links and tiers equal the published ones, counted here by hand."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,15 +12,15 @@ from clustersim.hardware.cluster import describe_tiers, load_cluster
 from clustersim.hardware.topology import LINK_KINDS
 
 NVLINK_BANDWIDTH = {"nvlink2": 150e9, "nvlink3": 300e9, "nvlink4": 450e9, "nvlink5": 900e9}
-"""What all NVLinks of a GPU carry per direction: links times their rate, 6 x 25, 12 x 25, 18 x 25 and 18 x 50 GB/s."""
+"""NVLink bandwidth of a GPU per direction: links times rate, 6 x 25, 12 x 25, 18 x 25 and 18 x 50 GB/s."""
 OTHER_NVLINK_BANDWIDTH = {"dgx-h800": 200e9, "mi300x": 7 * 64e9, "mi325x": 7 * 64e9, "mi355x": 7 * 76.5e9}
-"""Export limits halve H800's ports and a bit; xGMI has a link for each of seven peers."""
+"""Export limits reduce H800's bandwidth; xGMI has one link to each of seven peers."""
 NETWORKED = sorted(set(data_files.list_names("clusters")) - {"laptop", "pcie-node"})
 
 
 @dataclass(frozen=True)
 class PublishedCluster:
-    """What a source says. node: Gbit/s of all of a node's network ports; per_node: how many; most: GPUs."""
+    """Published numbers. node_gbps: Gbit/s of all network ports of a node; per_node: number of ports."""
 
     accelerator: str
     per_node: int

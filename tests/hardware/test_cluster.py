@@ -1,4 +1,4 @@
-"""Clusters from files: what is shipped loads, what is wrong is refused in one sentence that names it."""
+"""Cluster files: packaged ones load, invalid ones are rejected in one sentence that names file and key."""
 
 import json
 import shutil
@@ -281,7 +281,7 @@ def test_a_graph_round_trips_through_networkx_exactly(tmp_path, ecmp):
         Path(files[-1]).write_text(json.dumps(nx.node_link_data(current_graph, edges="edges")))
         current_graph = load_cluster(files[-1]).to_graph()
     first_cluster, second_cluster = map(load_cluster, files)
-    for attribute in ("fabric", "accelerator", "host", "sources", "measured", "gpus", "gpus_per_node"):
+    for attribute in ("fabric", "accelerator", "host_memory", "sources", "is_measured", "gpu_count", "gpus_per_node"):
         assert getattr(first_cluster, attribute) == getattr(second_cluster, attribute)
     assert simulated_step_time(path=files[0]) == simulated_step_time(path=files[1])
 
@@ -300,7 +300,7 @@ def test_a_graph_of_a_degraded_cluster_has_the_remaining_bandwidth():
     cluster = {"name": "dgx-h100", "gpus": 16}
     edges = [
         Scenario.from_mapping({**config, "cluster": cluster, **extra}).cluster.to_graph().edges["nic1.0", "leaf0.0"]
-        for extra in ({}, {"disturbances": degradations})
+        for extra in ({}, {"degradations": degradations})
     ]
     assert [edge["bandwidth"] for edge in edges] == ["50000000000.0 B/s", "25000000000.0 B/s"]
 

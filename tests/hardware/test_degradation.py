@@ -1,4 +1,4 @@
-"""What is wrong with a machine: which GPUs are slower, what is left of which links, and what is refused."""
+"""Fault injection: which GPUs are slower, the remaining bandwidth of links, and rejected degradations."""
 
 import networkx as nx
 import numpy as np
@@ -21,7 +21,7 @@ from tests.hardware.line_counter import count_lines
 
 
 def changed_fractions(fabric, changed):
-    """Part of each link's bandwidth that is left, as {(source, target): part}, where it is not all."""
+    """Remaining fraction of each changed link's bandwidth, as {(source, target): fraction}."""
     fractions = changed.links.bandwidth / fabric.links.bandwidth
     links = {link_id: fabric.link_info(link_id) for link_id in np.flatnonzero(fractions != 1.0).tolist()}
     return {(link.source, link.target): pytest.approx(fractions[link_id]) for link_id, link in links.items()}
@@ -98,7 +98,7 @@ def test_a_bundle_that_loses_members_keeps_the_rest(build, fabric):
             (target, source): expected,
         }
     hashed = build["rails, hashed"]()
-    assert {hashed.parallel_link_count(number) for number in range(len(hashed.links.kind))} == {1}
+    assert {hashed.parallel_link_count(link_id) for link_id in range(len(hashed.links.kind))} == {1}
 
 
 def test_a_disconnected_cluster_is_rejected_with_links_and_gpus(build):

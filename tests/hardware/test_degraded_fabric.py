@@ -136,7 +136,7 @@ def test_vertex_ids_are_unique_and_gpus_come_first(machine):
             assert names.setdefault(int(vertex), name) == name
     assert len(set(names.values())) == len(names)
     assert all(names.get(gpu, f"gpu{gpu}") == f"gpu{gpu}" for gpu in range(machine.gpu_count))
-    assert max(names) < machine.link_endpoints.vertices
+    assert max(names) < machine.link_endpoints.vertex_count
 
 
 def test_nics_are_the_nic_links_of_inter_node_routes(build):

@@ -1,4 +1,4 @@
-"""GPUs without a switch: routes over the links of a pair, rings that share none, files that say which there are."""
+"""GPUs without a switch: routes over direct links, link-disjoint rings, and cluster files with link lists."""
 
 from itertools import combinations
 
@@ -39,7 +39,7 @@ def route_links(fabric, source, target):
 
 
 def test_the_packaged_cube_mesh_equals_nvidia_smi() -> None:
-    assert (DGX1.pairs.count == LINK_COUNTS).all()
+    assert (DGX1.direct_links.link_matrix == LINK_COUNTS).all()
     assert (LINK_COUNTS == LINK_COUNTS.T).all()
     assert set(LINK_COUNTS.sum(axis=1)) == {6}
 
@@ -132,7 +132,7 @@ def test_dead_direct_links_are_rerouted_and_slow_ones_kept() -> None:
         ({"links": [[0, True]]}, "is not a pair"),
         ({"links": [[0, 1], [0, 2]]}, "links: give GPUs 0 to 2 links each; all must have equally many"),
         (
-            {"links": [[place, (place + 1) % 8] for place in range(8)]},
+            {"links": [[slot, (slot + 1) % 8] for slot in range(8)]},
             "join GPUs 0 and 3 neither directly nor over one",
         ),
         ({"gpus": 24, "links": "all"}, "links: join at most 16 GPUs; leave links out where a switch joins 24"),

@@ -1,4 +1,4 @@
-"""The hash that spreads pairs over parallel links."""
+"""The ECMP hash that spreads pairs over parallel links."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""GPUs of a graph that links of their own join have as many of them as the regular machine whose graph it is."""
+"""Direct GPU-to-GPU links detected in a graph equal those of the cluster whose graph it is."""
 
 import pickle
 from itertools import combinations, permutations
@@ -17,7 +17,7 @@ NIC = {"kind": "nic", "latency": 0.0, "technology": NVLINK["technology"]}
 
 
 def make_graph(*links, domains=2, gpus_per_domain=4, switch=None):
-    """links: place, place and bandwidth, the same in each domain; switch: a GPU with an NVLink to a switch."""
+    """links: index, index and bandwidth, the same in each domain; switch: a GPU with an NVLink to a switch."""
     graph = nx.DiGraph()
     graph.add_node("s", kind="switch")
     for domain in range(domains):
@@ -44,9 +44,9 @@ MESH_LINKS = [(*pair, 3.0) for pair in combinations(range(4), 2)]
 def test_the_graph_of_a_cluster_has_its_direct_links(name):
     machine = load_cluster(name, 16).machine
     graph = GraphFabric(machine.to_graph())
-    assert graph.direct_links == machine.pairs
+    assert graph.direct_links == machine.direct_links
     gpus = np.arange(16)
-    assert (graph.domain_slots(gpus) == machine.seats(gpus)).all()
+    assert (graph.domain_slots(gpus) == machine.domain_slots(gpus)).all()
     assert (graph.gpus_at_slots(graph.domain_slots(gpus)) == gpus).all()
 
 
@@ -72,7 +72,7 @@ def test_links_of_a_pair_are_counted_by_its_bandwidth():
         make_graph(*MESH_LINKS[:-1]),  # GPUs with two and three links
         make_graph(*RING_LINKS[:-1], (3, 0, 3.0)),  # one and a half links
         make_graph(
-            *[(place, (place + 1) % 6, 1.0) for place in range(6)], gpus_per_domain=6
+            *[(slot, (slot + 1) % 6, 1.0) for slot in range(6)], gpus_per_domain=6
         ),  # opposite GPUs are two away
     ],
     ids=["a switch", "uneven", "no multiple", "far apart"],
@@ -94,6 +94,6 @@ def test_a_slow_link_leaves_rings_as_they_are():
     fractions[healthy.find_link("g0.0", "g0.1")] = 0.5
     slow = healthy.with_degraded_links(fractions)
     restored = pickle.loads(pickle.dumps(slow.with_degraded_links(np.ones(len(fractions)))))
-    assert healthy.direct_links == slow.direct_links == restored.pairs == DirectLinks.fully_connected(4)
+    assert healthy.direct_links == slow.direct_links == restored.direct_links == DirectLinks.fully_connected(4)
     assert restored == slow.with_degraded_links(np.ones(len(fractions)))
     assert slow != GraphFabric(slow.to_graph())

@@ -1,4 +1,4 @@
-"""Routes by search: they agree with routes by arithmetic, and irregular machines work."""
+"""Shortest-path routes of graph fabrics: they equal computed Clos routes, and irregular topologies work."""
 
 import networkx as nx
 import numpy as np

@@ -1,4 +1,4 @@
-"""Files name the make of links; nothing is guessed by bandwidth."""
+"""Files name the link technology; nothing is guessed from bandwidth."""
 
 import numpy as np
 import pytest

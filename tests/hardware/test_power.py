@@ -1,4 +1,4 @@
-"""What a GPU draws: from idle to its limit, by what it does."""
+"""GPU power: from idle to TDP, by activity."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.power import GpuActivity, PowerOverrides, PowerSpec, load_power_fractions
 
-WATTS = {"products": 700.0, "streaming": 350.0, "communicating": 350.0, "waiting": 121.7}
+WATTS = {"matmul": 700.0, "memory_bound": 350.0, "exposed_communication": 350.0, "idle": 121.7}
 H100 = PowerSpec(700.0, 121.7, 1275.0)
 
 
@@ -50,15 +50,15 @@ def test_a_node_of_8_h100_draws_at_most_what_was_measured() -> None:
 
 
 def test_unmeasured_idle_power_is_a_fifth_of_tdp() -> None:
-    assert watts_by_activity(PowerSpec(1000.0), PowerOverrides())["waiting"] == 200.0
+    assert watts_by_activity(PowerSpec(1000.0), PowerOverrides())["idle"] == 200.0
 
 
 def test_given_powers_override_packaged_data() -> None:
-    assert watts_by_activity(H100, PowerOverrides(idle=100.0)) == {**WATTS, "waiting": 100.0}
-    assert watts_by_activity(H100, PowerOverrides(streaming=0.8, communicating=0.3)) == {
+    assert watts_by_activity(H100, PowerOverrides(idle=100.0)) == {**WATTS, "idle": 100.0}
+    assert watts_by_activity(H100, PowerOverrides(memory_bound=0.8, exposed_communication=0.3)) == {
         **WATTS,
-        "streaming": 560.0,
-        "communicating": 210.0,
+        "memory_bound": 560.0,
+        "exposed_communication": 210.0,
     }
     capped = PowerOverrides(tdp=500.0).resolve_draw(H100)
     assert capped is not None
@@ -79,20 +79,20 @@ def test_power_needs_a_tdp() -> None:
 
 
 @pytest.mark.parametrize(
-    ("powers", "words"),
+    ("powers", "message"),
     [
         (PowerOverrides(idle=701.0), "idle 701 W is above tdp 700 W"),
-        (PowerOverrides(streaming=0.1), "streaming draws 70 W, less than a GPU that is idle"),
-        (PowerOverrides(products=0.0), "products draws 0 W"),
+        (PowerOverrides(memory_bound=0.1), "memory_bound draws 70 W, less than a GPU that is idle"),
+        (PowerOverrides(matmul=0.0), "matmul draws 0 W"),
     ],
 )
-def test_power_below_idle_is_rejected(powers: PowerOverrides, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+def test_power_below_idle_is_rejected(powers: PowerOverrides, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         powers.resolve_draw(H100)
 
 
 @pytest.mark.parametrize(
-    ("power", "words"),
+    ("power", "message"),
     [
         ({"tdp": 700}, "power.tdp: 700 has no unit; a power is a string such as '700 W'"),
         ({"tdp": "0 W"}, "power.tdp: '0 W' is not above zero"),
@@ -102,11 +102,11 @@ def test_power_below_idle_is_rejected(powers: PowerOverrides, words: str) -> Non
         ({"tdp": "700 W", "idel": "70 W"}, "power.idel: unknown key; did you mean power.idle?"),
     ],
 )
-def test_an_invalid_power_section_is_rejected(tmp_path: Path, power: dict[str, Any], words: str) -> None:
+def test_an_invalid_power_section_is_rejected(tmp_path: Path, power: dict[str, Any], message: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(
         yaml.safe_dump(data_files.read_mapping(data_files.find_file("accelerators", "mi300x")) | {"power": power})
     )
     with pytest.raises(InputError) as caught:
         load_accelerator(str(path))
-    assert words in str(caught.value)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""List prices are sourced and dated, and a price that is none is refused with an example."""
+"""Price lists are sourced and dated, and an invalid price is rejected with an example."""
 
 from datetime import date
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_a_list_without_the_accelerator_names_those_that_it_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "message"),
     [
         (2.49, "2.49 has no currency; write e.g. '2.49 USD'"),
         (float("nan"), "nan has no currency"),
@@ -85,10 +85,10 @@ def test_a_list_without_the_accelerator_names_those_that_it_has() -> None:
         (None, "nothing is not a price"),
     ],
 )
-def test_invalid_prices_are_rejected(value: object, words: str) -> None:
+def test_invalid_prices_are_rejected(value: object, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_price(value)
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(("text", "amount"), [("2.49 USD", 2.49), ("2.49USD", 2.49), (" .5 EUR ", 0.5), ("0 USD", 0.0)])
@@ -103,7 +103,7 @@ def test_price_list_names_are_distinguished_from_prices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"gpu_hour": {"h100-sxm-80gb": 3}}, "gpu_hour.h100-sxm-80gb: 3 has no currency"),
         ({"gpu_hour": {"h100-sxm-80": "3 USD"}}, "did you mean h100-sxm-80gb"),
@@ -112,10 +112,10 @@ def test_price_list_names_are_distinguished_from_prices() -> None:
         ({"raed": "2026-01-01"}, "raed: unknown key; did you mean read?"),
     ],
 )
-def test_an_invalid_price_list_is_rejected(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_an_invalid_price_list_is_rejected(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(data_files.read_mapping(data_files.find_file("prices", "oci")) | change))
     with pytest.raises(InputError) as caught:
         load_price_list(str(path))
     assert str(path) in str(caught.value)
-    assert words in str(caught.value)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""A machine as a job sees it: the machine's answers, under the job's numbers."""
+"""A fabric under a job's rank mapping: the cluster's answers under the job's rank ids."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Chakra's schema (0.0.4), as far as it is written, for Google's own decoder; and a player of what was decoded."""
+"""Chakra's schema (0.0.4), as far as it is written, for Google's decoder; and a replayer of decoded traces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,7 +61,7 @@ MESSAGES = _messages()
 
 @dataclass
 class DecodedNode:
-    """A node, with its attributes by name."""
+    """A node, with its attributes by name; duration in microseconds."""
 
     id: int
     name: str
@@ -85,7 +85,7 @@ def decode(content: bytes) -> tuple[str, list[DecodedNode]]:
 
 
 def _split_messages(content: bytes) -> Any:
-    """Messages behind their lengths."""
+    """Length-delimited messages."""
     offset = 0
     while offset < len(content):
         size, shift = 0, 0
@@ -100,7 +100,7 @@ def _split_messages(content: bytes) -> Any:
 
 
 def replay(ranks: Sequence[list[DecodedNode]], groups: dict[int, list[int]]) -> float:
-    """When all nodes are done, in microseconds, with the durations that they have."""
+    """Makespan in microseconds of all nodes with their recorded durations."""
     replayer = _Replayer(ranks, groups)
     pending = [(rank, node) for rank, nodes in enumerate(ranks) for node in nodes]
     while pending:
@@ -111,7 +111,7 @@ def replay(ranks: Sequence[list[DecodedNode]], groups: dict[int, list[int]]) -> 
 
 
 class _Replayer:
-    """A collective begins when all members have come; a message has come when its sender has sent it."""
+    """A collective begins when all members have arrived; a message arrives when its sender has sent it."""
 
     def __init__(self, ranks: Sequence[list[DecodedNode]], groups: dict[int, list[int]]) -> None:
         self.groups = groups
@@ -127,7 +127,7 @@ class _Replayer:
                 call_counts[group] += 1
 
     def run_node(self, rank: int, node: DecodedNode) -> bool:
-        """Run a node, if that can be known already."""
+        """Run a node if its dependencies have ended; return whether it ran."""
         ends = self.ends[rank]
         if any(dep not in ends for dep in node.deps):
             return False
@@ -140,7 +140,7 @@ class _Replayer:
         return True
 
     def start_time(self, rank: int, node: DecodedNode, ready: float) -> float | None:
-        """When a node that may begin at a moment does, None: who it waits for is not there yet."""
+        """Start time of a node that is ready at a time; None if a peer has not arrived yet."""
         if node.type == RECEIVE:
             sent = self.arrived.get((node.attr["comm_src"], rank, node.attr["comm_tag"]))
             return None if sent is None else max(ready, sent)

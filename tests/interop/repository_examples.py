@@ -1,9 +1,9 @@
-"""What the repositories' own examples say, without what moves no step.
+"""The repositories' own example arguments, without those that do not affect a step.
 
 NVIDIA/Megatron-LM: examples/{gpt3/train_gpt3_175b_distributed, llama/train_llama3_8b_h100_fp8,
-mixtral/train_mixtral_8x7b_distributed}.sh of core_v0.13.0, examples/megatron_fsdp/sbatch_mfsdp_deepseek_v3.sh of August
-2026 (its variables at their defaults, its tokenizer's entries added), pytorch/torchtitan: torchtitan/models/*/
-train_configs/*.toml of v0.2.2.
+mixtral/train_mixtral_8x7b_distributed}.sh of core_v0.13.0, examples/megatron_fsdp/sbatch_mfsdp_deepseek_v3.sh
+of August 2026 (its variables at their defaults, its tokenizer's entries added), pytorch/torchtitan:
+torchtitan/models/*/train_configs/*.toml of v0.2.2.
 """
 
 GPT3_175B = """--num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048
@@ -47,7 +47,7 @@ MEGATRON = {
     "mixtral-8x7b": (MIXTRAL_8X7B, 32),
     "deepseek-v3": (DEEPSEEK_V3, 256),
 }
-"""Arguments, and GPUs that they run on, by the model that they train."""
+"""Arguments and number of GPUs, by model."""
 
 
 def _job_file(
@@ -60,7 +60,7 @@ def _job_file(
     sections: str = "",
     parallelism_keys: str = "",
 ) -> str:
-    """A job file; rest: further sections; head: further keys of [parallelism]."""
+    """A job file; sections: additional sections; parallelism_keys: additional keys of [parallelism]."""
     return f"""
 [job]
 dump_folder = "./outputs"
@@ -109,9 +109,11 @@ context_parallel_degree = 1
 expert_parallel_degree = 1
 expert_tensor_parallel_degree = 8"""
 TORCHTITAN = {
-    "llama3_8b": (_job_file("llama3", "8B", 1, 8192, _SELECTIVE_OP, sections="[compile]\nenable = false"), 64, "llama3-8b"),
+    "llama3_8b": (_job_file("llama3", "8B", 1, 8192, _SELECTIVE_OP, sections="[compile]\nenable = "
+                                                                             "false"), 64, "llama3-8b"),
     "llama3_70b": (
-        _job_file("llama3", "70B", 8, 8192, 'mode = "full"', parallelism_keys="tensor_parallel_degree = 8"), 64, "llama3-70b",
+        _job_file("llama3", "70B", 8, 8192, 'mode = "full"', parallelism_keys="tensor_parallel_degree = "
+                                                                              "8"), 64, "llama3-70b",
     ),
     "llama3_405b": (
         _job_file(
@@ -120,7 +122,8 @@ TORCHTITAN = {
         ),
         128, "llama3-405b",
     ),
-    "debug_model": (_job_file("llama3", "debugmodel", 8, 2048, 'mode = "selective"\nselective_ac_option = "2"'), 8, None),
+    "debug_model": (_job_file("llama3", "debugmodel", 8, 2048, 'mode = "selective"\nselective_ac_option = '
+                                                               '"2"'), 8, None),
     "deepseek_v3_16b": (
         _job_file(
             "deepseek_v3", "16B", 4, 4096, _SELECTIVE_OP, sections='[compile]\nenable = true\ncomponents = ["loss"]',
@@ -132,4 +135,4 @@ TORCHTITAN = {
     "qwen3_32b": (_job_file("qwen3", "32B", 2, 4096, 'mode = "full"'), 8, None),
     "llama4_17bx128e": (_job_file("llama4", "17bx128e", 1, 8192, 'mode = "full"', parallelism_keys=_LLAMA4), 256, None),
 }  # fmt: skip
-"""Job files, GPUs, and the preset that they train, if there is one."""
+"""Job files, GPUs, and the corresponding preset, if there is one."""

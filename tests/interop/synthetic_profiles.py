@@ -1,4 +1,4 @@
-"""Traces in the words of PyTorch's profiler, made by hand: a launch on the host for each kernel, steps as marks."""
+"""Synthetic traces in the format of PyTorch's profiler: a host launch for each kernel, annotated steps."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ class SyntheticProfile:
     def add_kernel(
         self, name: str, launch: float, start: float, duration: float, stream: int = 7, cat: str = "kernel", **args: Any
     ) -> "SyntheticProfile":
-        """args: `operator_dims` of the operator, and what stands beside the kernel, `_` for a space."""
+        """args: `operator_dims` of the operator, and further args of the kernel event, `_` for a space."""
         event_id = len(self.events)
         dims = args.pop("dims", None)
         if dims is not None:
@@ -66,9 +66,10 @@ class SyntheticProfile:
 
 
 def three_steps(rank: int = 0, world: int = 1, base: int = 0) -> SyntheticProfile:
-    """Steps of 100, 140 and 120 us on the GPU, which runs 50 us behind the host; the fourth one is cut off.
+    """Steps of 100, 140 and 120 us on the GPU, which runs 50 us behind the host; the fourth one is truncated.
 
-    In each a product of 60 us, of which an all-reduce hides its first 20 of 40 us, and a copy to the host of 5 us.
+    Each has a matmul of 60 us, which hides the first 20 of 40 us of an all-reduce, and a copy to the host of 5
+    us.
     """
     profile = SyntheticProfile(rank, world, base)
     begin = 1000.0

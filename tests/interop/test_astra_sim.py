@@ -1,8 +1,8 @@
-"""Does ASTRA-sim itself read what is exported, and say of it what its rules make of our numbers?
+"""ASTRA-sim itself reads the exported traces, and its times follow from our durations and its rules.
 
-Run where its analytical backend is: `ASTRA_SIM_SECONDS` names AstraSim_Analytical_Congestion_Unaware, or it is on PATH. The
-networks have two dimensions: in one, ASTRA-sim (518bd51) frees what belongs to groups twice when it ends, and may lose
-its last lines.
+Runs where its analytical backend is: `ASTRA_SIM_SECONDS` names AstraSim_Analytical_Congestion_Unaware, or it is on
+PATH. The networks have two dimensions: in one, ASTRA-sim (518bd51) double-frees group data at exit, and may
+lose its last lines.
 """
 
 import json
@@ -56,7 +56,7 @@ DP_ONLY = (*UNCONTENDED, *ONE_STAGE, "layout.tp=1", "layout.dp=8")
 
 @dataclass(frozen=True)
 class AstraSimResult:
-    """What ASTRA-sim says of each rank, in nanoseconds, and how many nodes it began."""
+    """ASTRA-sim's times of each rank, in nanoseconds, and the number of nodes it issued."""
 
     end: dict[int, int]
     compute_ns: dict[int, int]
@@ -72,7 +72,7 @@ def export_and_decode(folder: Path, *overrides: str) -> list[list[DecodedNode]]:
 
 
 def run_astra_sim(folder: Path, bandwidth: float = 50.0, latency: float = 500.0, **system: float) -> AstraSimResult:
-    """What ASTRA-sim says of the exported step on two equal dimensions; system: what differs from SYSTEM (_ for -)."""
+    """ASTRA-sim's result of the exported step on two equal dimensions; system: overrides of SYSTEM (_ for -)."""
     network = {"topology": ["Switch"] * 2, "npus_count": NPUS, "bandwidth": [bandwidth] * 2, "latency": [latency] * 2}
     (folder / "network.yml").write_text(yaml.safe_dump(network))
     (folder / "memory.json").write_text(json.dumps(MEMORY))
@@ -119,7 +119,7 @@ def test_kernel_times_equal_ours(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_on_an_ideal_network_the_step_is_its_dependencies(case: str, tmp_path: Path) -> None:
-    """So it waits for what we wait for: the step is that of the same nodes, played with exchanges that take nothing."""
+    """The step is that of the same nodes, replayed with communication that takes no time."""
     nodes = export_and_decode(tmp_path, *CASES[case])
     without_comm = [
         [
@@ -139,7 +139,7 @@ def test_on_an_ideal_network_the_step_is_its_dependencies(case: str, tmp_path: P
 
 @pytest.mark.parametrize("overrides", [("layout.data=ddp",), ("layout.data=zero3",)])
 def test_replayed_a_step_without_messages_takes_the_same_time(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    """Within half a microsecond for each exchange, whose durations are whole ones."""
+    """Within half a microsecond for each collective, since durations are integers."""
     nodes = export_and_decode(tmp_path, *DP_ONLY, *overrides)
     collective_count = sum(node.type == COLLECTIVE for node in nodes[0])
     result = run_astra_sim(tmp_path, replay_only=1)
@@ -178,7 +178,7 @@ def _group_size(result: SimulationResult, comm_op: CommOp) -> int:
 
 
 def _sent_fraction(collective: CollectiveType, members: int) -> float:
-    """What a rank sends of the payload."""
+    """Fraction of the payload that a rank sends."""
     if collective is CollectiveType.ALL_TO_ALL:
         return {1: 0.0, 8: 2.0}[members]
     return (1 + (collective is CollectiveType.ALL_REDUCE)) * (members - 1) / members
@@ -204,7 +204,7 @@ MIXTRAL = {**LLAMA, "model": {"preset": "mixtral-8x22b", "layers": 4}}
 
 
 def run_manual_commands(folder: Path, nodes: int) -> int:
-    """Cycles that its commands say of `et`, all ranks finished, on so many nodes of 8 GPUs."""
+    """Makespan in cycles of `et` by the manual's commands on a number of nodes of 8 GPUs, all ranks finished."""
     (commands,) = re.findall(r"```bash\n(.*?)```", MANUAL, re.DOTALL)
     (folder / NAME).symlink_to(Path(str(BINARY)).absolute())
     process = subprocess.run(
@@ -246,7 +246,7 @@ def test_it_runs_the_manual_s_example(tmp_path: Path) -> None:
 def test_step_times_differ_by_the_documented_ratio(
     plan: dict[str, Any], layout: dict[str, Any], schedule: str, ratio: float, tmp_path: Path
 ) -> None:
-    """Network and algorithms are ASTRA-sim's own, so only how near steps are is said."""
+    """Network and algorithms are ASTRA-sim's own, so only the ratio of step times is documented."""
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text(yaml.safe_dump({**plan, "layout": layout, "schedule": schedule}))
     export_step(scenario, [], str(tmp_path / "et"))

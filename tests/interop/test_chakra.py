@@ -1,4 +1,4 @@
-"""Execution traces, read by Google's decoder: ranks do what the program says, and wait for all that they must."""
+"""Chakra execution traces, read by Google's decoder: contents equal the program, dependencies are complete."""
 
 from collections import Counter
 from functools import cache
@@ -101,7 +101,7 @@ def test_every_sent_message_is_received(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_payloads_are_those_of_the_program(case: str) -> None:
-    """Of what is written as an all-gather its own part, as ASTRA-sim counts it, of all else the whole; rounded up."""
+    """For an exported all-gather the rank's shard, as ASTRA-sim counts it, otherwise the full payload; rounded up."""
     result, _, ranks = export_and_decode(*CASES[case])
     for rank, nodes in enumerate(ranks):
         expected: Counter[int] = Counter()
@@ -109,7 +109,7 @@ def test_payloads_are_those_of_the_program(case: str) -> None:
             segment_comm_ops = task.segment.comm_ops if isinstance(task, ComputeTask) else ()
             task_comm_ops = (task.comm_op,) if isinstance(task, (CollectiveTask, SendTask)) else ()
             for comm_op in (*segment_comm_ops, *task_comm_ops):
-                size = result.program.groups[comm_op.group].members.shape[1]
+                size = result.program.groups[comm_op.comm_group].members.shape[1]
                 expected[
                     ceil(comm_op.payload / size if comm_op.collective in SHARDED_COLLECTIVES else comm_op.payload)
                 ] += 1
@@ -118,13 +118,13 @@ def test_payloads_are_those_of_the_program(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_replay_with_the_same_durations_gives_the_same_step(case: str) -> None:
-    """So nothing that a node waits for is missing, and nothing is too much. Durations are whole microseconds."""
+    """So no dependency is missing, and none is superfluous. Durations are whole microseconds."""
     result, groups, ranks = export_and_decode(*UNCONTENDED, *CASES[case])
     assert replay(ranks, groups) == pytest.approx(1e6 * result.trace.makespan, rel=5e-4)
 
 
 def test_replay_without_receives_is_faster() -> None:
-    """The player tells: a rank that waits for no message is done earlier."""
+    """Control for the replayer: a rank that waits for no message is done earlier."""
     result, groups, ranks = export_and_decode(*UNCONTENDED)
     received = [{node.id for node in nodes if node.type == RECEIVE} for nodes in ranks]
     without_receives = [
@@ -177,7 +177,7 @@ def test_collectives_are_supported_by_astra_sim(case: str) -> None:
 
 
 def test_torch_data_parallel_scatters_shards_and_reduces_full_gradients() -> None:
-    """What goes over each link of a ring is what the one rank sends or gets: n - 1 parts of n."""
+    """What crosses each link of a ring is what the one rank sends or receives: n - 1 shards of n."""
     result, _, ranks = export_and_decode(*CASES["one process"])
     collectives = [node for node in ranks[0] if node.type == COLLECTIVE]
     types = {node.name: (node.attr["comm_type"], node.attr["comm_size"]) for node in collectives}
@@ -208,11 +208,11 @@ def test_experts_use_all_to_all_and_singleton_groups_are_omitted() -> None:
     assert replay(ranks, groups) == pytest.approx(1e6 * result.trace.makespan, rel=5e-4)
 
 
-CONTENDED = ("cost.network=shared", "disturbances.traffic={gpus: [0, 7], bytes: 1 MB}")
+CONTENDED = ("cost.network=shared", "degradations.traffic={gpus: [0, 7], bytes: 1 MB}")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "expected_words"),
     [
         ((), []),
         (MOE, []),
@@ -220,16 +220,16 @@ CONTENDED = ("cost.network=shared", "disturbances.traffic={gpus: [0, 7], bytes: 
         (CASES["context"], ["all-gather"]),
         (CASES["one process"], ["reduce-scatter", "broadcasts"]),
         (CASES["framework"], ["broadcasts"]),
-        (("disturbances.nics={gpu: 0, bandwidth: 50 %}",), ["slow or dead"]),
+        (("degradations.nics={gpu: 0, bandwidth: 50 %}",), ["slow or dead"]),
         (CONTENDED, ["others send"]),
-        (("disturbances.slow={gpu: 0, speed: 0.5}",), []),
+        (("degradations.slow={gpu: 0, speed: 0.5}",), []),
     ],
 )
-def test_unexported_effects_are_remarked(overrides: tuple[str, ...], words: list[str]) -> None:
-    """A GPU that is slow is so in its kernels' durations."""
+def test_unexported_effects_are_remarked(overrides: tuple[str, ...], expected_words: list[str]) -> None:
+    """A slow GPU is in its kernels' durations."""
     remarks = ChakraWriter(simulated(*overrides)).approximations
-    assert len(remarks) == len(words)
-    assert all(word in remark for word, remark in zip(words, remarks, strict=True))
+    assert len(remarks) == len(expected_words)
+    assert all(word in remark for word, remark in zip(expected_words, remarks, strict=True))
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0, b"\x00"), (1, b"\x01"), (127, b"\x7f"), (300, b"\xac\x02")])

@@ -1,4 +1,4 @@
-"""Names of kernels as libraries write them, and what PyTorch says of collectives."""
+"""Names of kernels as libraries write them, and PyTorch's descriptions of collectives."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the profiler's traces say: those that this program writes say their scenario, others what they were made of."""
+"""Kineto traces: exported ones give back their scenario, synthetic ones their contents."""
 
 import gzip
 import json
@@ -37,9 +37,9 @@ GPU_CATEGORIES = (
     TimeCategory.SLOWED,
 )
 ONE_STAGE = ("layout.pp=1", "layout.dp=4")
-OVERLAPPED = (*ONE_STAGE, "layout.sequence_parallel=true", "layout.tensor_overlap=true")
+OVERLAPPED = (*ONE_STAGE, "layout.sequence_parallel=true", "layout.tp_comm_overlap=true")
 SHARDED = (*ONE_STAGE, "layout.data=zero3")
-CASES = [(), ONE_STAGE, OVERLAPPED, SHARDED, ("disturbances.slow={gpu: 1, speed: 0.5}",)]
+CASES = [(), ONE_STAGE, OVERLAPPED, SHARDED, ("degradations.slow={gpu: 1, speed: 0.5}",)]
 ATTENTION = frozenset({KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD})
 NANOSECOND = 1e-9
 
@@ -69,9 +69,9 @@ def test_a_trace_has_the_time_breakdown_of_its_scenario(tmp_path: Path, override
 
 @pytest.mark.parametrize("overrides", [(), SHARDED])
 def test_a_trace_equals_its_scenario_span_by_span(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    """Each kernel and each exchange, at its own time to the nanosecond, and none besides.
+    """Each kernel and each communication operation, at its own time to the nanosecond, and no others.
 
-    Where they are one operation, the kernel begins with it and the exchange ends with it.
+    Where they are one operation, the kernel begins with it and the communication ends with it.
     """
     result = simulated(*overrides)
     for rank in export_and_read(tmp_path, result).ranks:
@@ -88,7 +88,7 @@ def test_a_trace_equals_its_scenario_span_by_span(tmp_path: Path, overrides: tup
 
 
 def expected_spans(result: SimulationResult, rank: int) -> list[tuple[float, float, bool, bool]]:
-    """Begin and end of all that a rank's GPU does, and whether it is a kernel, an exchange or both."""
+    """Begin and end of all that a rank's GPU does, and whether it is a kernel, communication or both."""
     simulated_rank = int(result.trace.representative[rank])
     operations, trace = result.operation_spans(simulated_rank), result.trace
     tasks = result.program.programs[int(result.program.program_index[rank])].tasks
@@ -100,7 +100,7 @@ def expected_spans(result: SimulationResult, rank: int) -> list[tuple[float, flo
         task = tasks[task_id]
         assert isinstance(task, ComputeTask)
         operation = task.segment.operations[index]
-        segment_spans.append((start, end, operation.kernel is not None, operation.exchange is not None))
+        segment_spans.append((start, end, operation.kernel is not None, operation.comm_op is not None))
     events = trace.rank_events(simulated_rank)
     comm_events = events[[not isinstance(tasks[task_id], ComputeTask) for task_id in trace.task[events].tolist()]]
     return segment_spans + [(float(trace.start[event]), float(trace.end[event]), False, True) for event in comm_events]
@@ -209,7 +209,7 @@ def test_kernels_crossing_a_step_boundary_count_in_part(tmp_path: Path) -> None:
 
 
 def without_first_step(spans: RankSpans) -> RankSpans:
-    """Without its first step."""
+    """The spans without the first step."""
     return replace(spans, step_numbers=spans.step_numbers[1:], step_index=np.maximum(spans.step_index - 1, -1))
 
 
@@ -291,7 +291,7 @@ def test_invalid_traces_are_rejected_in_one_sentence(tmp_path: Path, case: str) 
 
 @pytest.mark.parametrize("key", ["correlation", "External id"])
 def test_traces_without_event_correlation(tmp_path: Path, key: str) -> None:
-    """Kernels then belong to the step in which they run, and products have no sizes."""
+    """Kernels then belong to the step in which they run, and matmuls have no sizes."""
     profile = three_steps()
     for event in profile.events:
         event["args"] = {**event.get("args", {}), key: [1, 2]}

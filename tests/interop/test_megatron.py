@@ -1,4 +1,4 @@
-"""Launch scripts of Megatron-LM, in the form of its examples, are the models and layouts that they launch."""
+"""Import of Megatron-LM launch scripts, in the form of its examples."""
 
 import re
 from typing import Any
@@ -71,7 +71,7 @@ def import_mapping(text: str, gpus: int | None = None) -> dict[str, Any]:
 
 
 def attention_windows(arguments: str) -> list[int | None]:
-    """The window of each of six layers."""
+    """The attention window of each of six layers."""
     layers = layer_specs(Scenario.from_mapping(import_mapping(f"{SMALL} --num-layers 6 {arguments}", 1)).model.stack)
     return [layer.attention.window for layer in layers if layer.attention is not None]
 
@@ -90,7 +90,7 @@ def test_a_launch_script_is_imported_as_its_scenario() -> None:
 
 
 def test_mla_and_moe_arguments_are_deepseek_v3() -> None:
-    """Of whose parameters none differs, as the vocabulary is no multiple of 128 and is padded to itself here."""
+    """With equal parameters, as the vocabulary is no multiple of 128 and is padded to itself here."""
     scenario = Scenario.from_mapping(import_mapping(MLA, 64))
     assert parameter_count(scenario.model) == parameter_count(load_preset("deepseek-v3"))
     assert (scenario.layout.ep, scenario.layout.dispatcher.value) == (8, "deepep")
@@ -167,7 +167,7 @@ def test_defaults_are_megatron_s() -> None:
         (
             "--fp8-format hybrid --first-last-layers-bf16 --num-layers-at-end-in-bf16 0",
             "precision",
-            {"compute": "fp8", "first_layers": 1, "last_layers": 0},
+            {"compute": "fp8", "num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 0},
         ),
         (
             "--use-megatron-fsdp --megatron-fsdp-main-grads-dtype bf16 --megatron-fsdp-main-params-dtype auto",
@@ -204,7 +204,7 @@ def test_arguments_of_training(arguments: str, key: str, value: object) -> None:
         ("--overlap-grad-reduce --ddp-bucket-size 1000", "data", {"ddp": {"bucket": "4000 B", "overlap": True}}),
         ("--ddp-bucket-size 8 --grad-reduce-in-bf16", "data", {"ddp": {"bucket": "16 B", "overlap": False}}),
         ("--use-tp-pp-dp-mapping", "order", ["tp", "cp", "pp", "dp"]),
-        ("--no-overlap-p2p-communication", "pipeline_overlap", False),
+        ("--no-overlap-p2p-communication", "overlap_p2p_comm", False),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "data", "zero3"),
         ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1", "layers_per_stage", {"first": 1}),
         ("--num-experts 4 --moe-token-dispatcher-type alltoall", "dispatcher", "alltoall"),
@@ -218,7 +218,7 @@ def test_arguments_of_the_layout(arguments: str, key: str, value: object) -> Non
 
 
 @pytest.mark.parametrize(
-    ("frequency", "there"),
+    ("frequency", "is_moe_layer"),
     [
         ("1", "111111"),
         ("2", "101010"),
@@ -228,11 +228,11 @@ def test_arguments_of_the_layout(arguments: str, key: str, value: object) -> Non
         ("[0,1,1,0,0,1]", "011001"),
     ],
 )
-def test_moe_layer_freq(frequency: str, there: str) -> None:
-    """A number counts from the first layer on, a list says it of each."""
+def test_moe_layer_freq(frequency: str, is_moe_layer: str) -> None:
+    """An integer frequency counts from the first layer on, a list has one entry per layer."""
     text = SMALL + f"--num-layers 6 --num-experts 4 --moe-layer-freq {frequency}"
     layers = layer_specs(Scenario.from_mapping(import_mapping(text, 1)).model.stack)
-    assert "".join(str(int(isinstance(layer.mlp, MoeMlp))) for layer in layers) == there
+    assert "".join(str(int(isinstance(layer.mlp, MoeMlp))) for layer in layers) == is_moe_layer
 
 
 @pytest.mark.parametrize(
@@ -248,12 +248,12 @@ def test_moe_layer_freq(frequency: str, there: str) -> None:
     ],
 )
 def test_attention_windows(arguments: str, windows: list[int | None]) -> None:
-    """Of N layers the last one has none: (N-1):1, counted from the first layer."""
+    """A window includes the token itself. Of N layers the last one has none: (N-1):1, counted from the first layer."""
     assert attention_windows(arguments) == windows
 
 
 def test_gpt_oss_arguments_are_the_preset() -> None:
-    """But for the positions, which its script leaves to a flag of its own that is named."""
+    """Except the positions, which its script leaves to a flag of its own that is reported."""
     text = """--num-layers 24 --hidden-size 2880 --ffn-hidden-size 2880 --num-attention-heads 64 --kv-channels 64
     --group-query-attention --num-query-groups 8 --num-experts 32 --moe-ffn-hidden-size 2880 --moe-router-topk 4
     --padded-vocab-size 201088 --quick-geglu --softmax-type learnable --window-size 127,0 --window-attn-skip-freq 2
@@ -266,7 +266,7 @@ def test_gpt_oss_arguments_are_the_preset() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "taken"),
+    ("program", "is_accepted"),
     [
         ("pretrain_gpt.py", True),
         ("tools/preprocess_data.py --input a.json; python pretrain_gpt.py", True),
@@ -279,9 +279,9 @@ def test_gpt_oss_arguments_are_the_preset() -> None:
         ("train_rl.py", False),
     ],
 )
-def test_scripts_that_train_no_decoder_are_rejected(program: str, taken: bool) -> None:
+def test_scripts_that_train_no_decoder_are_rejected(program: str, is_accepted: bool) -> None:
     script = f"{program}\n{SMALL}"
-    if taken:
+    if is_accepted:
         assert import_mapping(script, 1)["model"]["layers"] == 2
         return
     with pytest.raises(InputError, match=r"run: starts \w+\.py; of Megatron-LM's programs pretrain_gpt\.py alone"):
@@ -289,7 +289,7 @@ def test_scripts_that_train_no_decoder_are_rejected(program: str, taken: bool) -
 
 
 def test_moe_layer_recompute_is_added_to_the_modules() -> None:
-    """Megatron-LM adds it to its modules, which are the scores of attention where none are named."""
+    """Megatron-LM adds it to its modules, which are the attention scores where none are named."""
     moe_arguments = SMALL + "--num-experts 4 --moe-token-dispatcher-type alltoall --moe-layer-recompute "
     assert import_mapping(moe_arguments, 1)["training"]["recompute"] == {"modules": ["core_attn", "moe"]}
     named = f"{moe_arguments} --recompute-granularity selective --recompute-modules layernorm moe"
@@ -300,8 +300,8 @@ def test_moe_layer_recompute_is_added_to_the_modules() -> None:
 def test_shared_expert_overlap_needs_expert_parallelism() -> None:
     text = SMALL + "--num-experts 4 --moe-shared-expert-overlap --moe-shared-expert-intermediate-size 64 "
     text += "--moe-token-dispatcher-type alltoall"
-    assert "overlap_shared_experts" not in import_mapping(text, 2)["layout"]
-    assert import_mapping(f"{text} --expert-model-parallel-size 2", 2)["layout"]["overlap_shared_experts"] is True
+    assert "moe_shared_expert_overlap" not in import_mapping(text, 2)["layout"]
+    assert import_mapping(f"{text} --expert-model-parallel-size 2", 2)["layout"]["moe_shared_expert_overlap"] is True
 
 
 def test_stages_of_a_layout_string_are_interleaved() -> None:
@@ -339,7 +339,7 @@ def test_unsupported_arguments_are_named() -> None:
 
 
 def test_a_misspelt_argument_gets_a_suggestion() -> None:
-    """Not those that are told apart by a word, as Megatron-LM has many."""
+    """No suggestion for arguments that differ by a word, as Megatron-LM has many."""
     unsupported = import_megatron(
         SMALL + "--tensor-model-paralel-size 2 --moe-router-topk-limit 2", "run", gpu_count=1
     ).ignored_arguments
@@ -374,7 +374,7 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("echo hello", "has no arguments"),
         (SMALL, "does not say how many GPUs"),
@@ -418,7 +418,7 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
         (SMALL + "--num-experts 4 --moe-layer-freq [1]*1+[0]*2 --nproc_per_node 8 --nnodes 1", "--moe-layer-freq"),
     ],
 )
-def test_unsupported_scripts_are_rejected(text: str, said: str) -> None:
-    with pytest.raises(InputError, match=re.escape(said)) as refused:
+def test_unsupported_scripts_are_rejected(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as refused:
         import_megatron(text, "run")
     assert str(refused.value).startswith("run: ")

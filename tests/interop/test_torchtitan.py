@@ -1,4 +1,4 @@
-"""Job files of torchtitan, in the form of its examples, are the models and layouts that they train."""
+"""Import of torchtitan job files, in the form of its examples."""
 
 import re
 from dataclasses import replace
@@ -55,7 +55,7 @@ def test_llama_3_405b_is_fsdp_16_with_tp_8_in_fp8() -> None:
     text, gpus, _ = TORCHTITAN["llama3_405b"]
     imported = import_scenario(text, gpus)
     layout, training = imported.layout, imported.training
-    assert (layout.tp, layout.dp, layout.pp, layout.sequence_parallel, layout.tensor_overlap) == (8, 16, 1, True, True)
+    assert (layout.tp, layout.dp, layout.pp, layout.sequence_parallel, layout.tp_comm_overlap) == (8, 16, 1, True, True)
     assert layout.data == FullyShard(copies=True)
     assert (training.global_batch, training.microbatch) == (32, 2)
     assert (training.recompute, training.fused, training.early_stop) == (FullRecompute(), True, True)
@@ -76,7 +76,7 @@ def test_a_published_run_equals_its_job_file() -> None:
     )
     from_job, from_case = import_scenario(job), Scenario.from_mapping(scenario_mapping(case))
     assert models_equivalent(from_job.model, from_case.model)
-    assert replace(from_job.layout, backward_overlap=False) == from_case.layout
+    assert replace(from_job.layout, async_tensor_model_parallel_allreduce=False) == from_case.layout
     assert replace(from_job.training, attention=from_case.training.attention) == from_case.training
 
 
@@ -89,7 +89,7 @@ def test_defaults_are_torchtitan_s() -> None:
     """A debug model, 8 sequences of 2,048 tokens on each rank, every second layer recomputed, PyTorch's loss."""
     mapping = import_mapping("[model]\nname = 'llama3'", 2)
     assert mapping["model"]["hidden"] == 256
-    assert mapping["layout"] == {"release_outputs": False, "data": "fsdp"}
+    assert mapping["layout"] == {"deallocate_pipeline_outputs": False, "data": "fsdp"}
     assert mapping["framework"] == "pytorch"
     assert mapping["training"] == {
         "sequence": 2048, "global_batch": 16, "microbatch": 8, "precision": {"compute": "bf16"},
@@ -109,7 +109,7 @@ def test_defaults_are_torchtitan_s() -> None:
     ],
 )
 def test_replicate_and_shard_degrees_select_the_strategy(keys: str, gpus: int, data: object) -> None:
-    """Weights are cut over `shard` times the context-parallel ranks."""
+    """Weights are sharded over `shard` times the context-parallel ranks."""
     assert import_scenario(parallelism_section(keys), gpus).layout.data == data
 
 
@@ -139,7 +139,7 @@ def test_schedules_have_their_stages(name: str, ours: str, chunks: int) -> None:
 
 @pytest.mark.parametrize(("layers", "stages"), [(32, 4), (126, 16), (80, 16), (61, 8), (6, 2), (3, 5)])
 def test_layers_are_split_evenly_with_embedding_and_head(layers: int, stages: int) -> None:
-    """With embedding and head as a layer each no two stages differ by more than one, the longer ones first."""
+    """Counting embedding and head as one layer each, stages differ by at most one, the larger ones first."""
     counts = torchtitan_layer_split(layers, stages)
     assert counts is not None
     slots = [counts[0] + 1, *counts[1:-1], counts[-1] + 1]
@@ -212,7 +212,7 @@ def test_unsupported_keys_are_named_where_they_have_an_effect() -> None:
     assert set(unsupported) == {*always_named, "[parallelism] context_parallel_rotate_method"}
 
 
-@pytest.mark.parametrize("flavor", FLAVORS, ids=lambda each: f"{each.name} {each.flavor}")
+@pytest.mark.parametrize("flavor", FLAVORS, ids=lambda flavor: f"{flavor.name} {flavor.flavor}")
 def test_a_flavor_is_found_by_its_model(flavor: Any) -> None:
     """And by its attention, where models are the same with masks between documents and without."""
     matching = matching_flavor(flavor_model(flavor), flavor.attention)
@@ -296,10 +296,10 @@ REJECTED = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), REJECTED)
-def test_unsupported_jobs_are_rejected(text: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "message"), REJECTED)
+def test_unsupported_jobs_are_rejected(text: str, message: str) -> None:
     job = text if "[model" in text or not text.startswith("[") else MODEL + text
-    with pytest.raises(InputError, match=re.escape(said)) as refused:
+    with pytest.raises(InputError, match=re.escape(message)) as refused:
         import_torchtitan(job, "job", gpu_count=8)
     assert str(refused.value).startswith("job: ")
 

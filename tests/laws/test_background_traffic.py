@@ -1,4 +1,4 @@
-"""Laws of what else is on links: traffic of others, and links that are slow for a while."""
+"""Invariants of background traffic and of links that are degraded for part of the time."""
 
 from typing import Any
 
@@ -23,18 +23,18 @@ TWO_STAGES = {**TENSOR_PARALLEL, "layout": {"tp": 8, "pp": 2, "dp": 1, "sequence
 NIC_PORT = ("nic0.0", "leaf0.0")
 
 
-def simulate_degraded(mapping: dict[str, Any] = TENSOR_PARALLEL, **disturbances: Any) -> RenderedResult:
-    return simulate(Scenario.from_mapping({**mapping, "disturbances": disturbances}))
+def simulate_degraded(mapping: dict[str, Any] = TENSOR_PARALLEL, **degradations: Any) -> RenderedResult:
+    return simulate(Scenario.from_mapping({**mapping, "degradations": degradations}))
 
 
 def slow_link(bandwidth_fraction: float, start: float, end: float) -> dict[str, Any]:
-    """The port of the first GPU's NIC, for a while."""
+    """A degradation of the first GPU's NIC port between two times in seconds."""
     return {"between": list(NIC_PORT), "bandwidth": bandwidth_fraction, "during": [f"{start!r} s", f"{end!r} s"]}
 
 
 @st.composite
 def degraded_scenarios(draw: st.DrawFn) -> Scenario:
-    """Training steps beside traffic of others and a link that is slow for a while."""
+    """Training steps with periodic background traffic and one link that is slow for part of the step."""
     scenario = draw(contended_scenarios())
     gpus = scenario.cluster.machine.gpu_count
     order = draw(st.permutations(range(gpus)))
@@ -56,7 +56,7 @@ def degraded_scenarios(draw: st.DrawFn) -> Scenario:
         "bandwidth": draw(st.sampled_from([0.01, 0.5, 0.9])),
         "during": [f"{start!r} s", f"{start + length!r} s"],
     }
-    return Scenario.from_mapping({**scenario.raw_mapping, "disturbances": {"traffic": traffic, "links": change}})
+    return Scenario.from_mapping({**scenario.raw_mapping, "degradations": {"traffic": traffic, "links": change}})
 
 
 @given(degraded_scenarios())
@@ -95,7 +95,7 @@ def test_background_traffic_after_the_step_or_empty_changes_nothing(when: dict[s
 
 
 def trace_events_of(result: RenderedResult, kind: type[CollectiveTask | SendTask]) -> list[int]:
-    """Trace rows of the first rank's collectives or messages, longest last."""
+    """Indices of the first rank's trace events of collectives or sends, sorted by duration, longest last."""
     trace, tasks = result.trace, result.program.programs[0].tasks
     events = [
         event_index
@@ -106,15 +106,15 @@ def trace_events_of(result: RenderedResult, kind: type[CollectiveTask | SendTask
 
 
 def first_message(result: RenderedResult) -> tuple[float, float]:
-    """When the first rank's first one begins, and how long it takes."""
+    """Start and duration in seconds of the first rank's first send."""
     trace = result.trace
     event_index = min(trace_events_of(result, SendTask), key=lambda candidate: float(trace.start[candidate]))
     return float(trace.start[event_index]), float(trace.end[event_index] - trace.start[event_index])
 
 
-@pytest.mark.parametrize("many", [1, 2, 5])
-def test_equal_concurrent_messages_get_equal_shares_of_a_link(many: int) -> None:
-    """As many more as begin with the first one, so many times longer it moves."""
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_equal_concurrent_messages_get_equal_shares_of_a_link(count: int) -> None:
+    """With n further messages starting at the same time, the transfer takes 1 + n times as long."""
     isolated = simulate_degraded(TWO_STAGES)
     start, isolated_seconds = first_message(isolated)
     message = next(task for task in isolated.program.programs[0].tasks if isinstance(task, SendTask))
@@ -126,15 +126,15 @@ def test_equal_concurrent_messages_get_equal_shares_of_a_link(many: int) -> None
         "bytes": f"{message.comm_op.payload!r} B",
         "start": f"{start!r} s",
     }
-    _, shared_seconds = first_message(simulate_degraded(TWO_STAGES, traffic=[traffic] * many))
+    _, shared_seconds = first_message(simulate_degraded(TWO_STAGES, traffic=[traffic] * count))
     assert isolated_seconds > latency
-    assert shared_seconds - latency == pytest.approx((1 + many) * (isolated_seconds - latency), rel=1e-9)
+    assert shared_seconds - latency == pytest.approx((1 + count) * (isolated_seconds - latency), rel=1e-9)
 
 
 @given(st.integers(0, 7), st.floats(0.0, 0.03), st.sampled_from(["100 kB", "10 MB", "1 GB"]))
 @examples(30)
 def test_background_traffic_never_makes_a_step_faster(gpu: int, start: float, size: str) -> None:
-    """One stream computes and one sums gradients behind it, so nobody overtakes."""
+    """One stream computes and one reduces gradients concurrently, so no task overtakes another."""
     isolated_step = simulate_degraded().step_time
     with_traffic = simulate_degraded(
         traffic={"gpus": [gpu, 8 + gpu], "bytes": size, "start": f"{start!r} s", "every": "2 ms"}
@@ -152,7 +152,7 @@ def test_a_link_degraded_for_a_full_step_equals_a_slow_link() -> None:
 
 
 def test_a_slow_link_during_the_all_reduce_costs_its_missing_bandwidth() -> None:
-    """All ranks wait for the sum, whose slowest flow moves at the link's pace: what it lacks comes on top."""
+    """All ranks wait for the all-reduce, whose slowest flow moves at the link's rate: the missing bandwidth adds up."""
     isolated = simulate_degraded()
     longest = trace_events_of(isolated, CollectiveTask)[-1]
     start, end = float(isolated.trace.start[longest]), float(isolated.trace.end[longest])

@@ -1,4 +1,4 @@
-"""A record's own rows come back, whatever else was measured; a record that is written and read is the same."""
+"""A record reproduces its own samples, whatever else was measured, and survives writing and reading unchanged."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -129,9 +129,12 @@ def test_a_record_that_is_written_and_read_is_the_same(record: CalibrationRecord
         assert [item.name for item in Path(folder).iterdir()] == ["record.json"]
 
 
-@given(st.lists(st.tuples(MATMULS, SECONDS), min_size=1, max_size=8, unique_by=lambda each: each[0]), st.data())
+@given(
+    st.lists(st.tuples(MATMULS, SECONDS), min_size=1, max_size=8, unique_by=lambda timed_shape: timed_shape[0]),
+    st.data(),
+)
 def test_a_measured_kernel_does_not_depend_on_other_samples(measured: list[tuple[MatmulShape, float]], data):
-    """Nor on the order of the rows, nor on whether there is a fit; what is shorter than its launch takes that."""
+    """Nor on the order of samples or a fit; a time shorter than the launch interval is raised to it."""
     samples = [kernel_sample(matmul_kernel(shape), seconds, 0.1) for shape, seconds in measured]
     chosen = data.draw(st.sampled_from(samples))
     expected = MeasuredKernels(CalibrationRecord(DEVICE, CONDITIONS, (chosen,)), H100).time_kernel(chosen.kernel)
@@ -147,7 +150,7 @@ def test_a_measured_kernel_does_not_depend_on_other_samples(measured: list[tuple
 
 @given(st.lists(MATMULS, min_size=1, max_size=12, unique=True), MATMULS)
 def test_samples_equal_to_the_model_reproduce_the_model(shapes: list[MatmulShape], queried: MatmulShape):
-    """Wherever the kernel lies; between rows it is the model itself, not nearly."""
+    """Wherever the kernel lies; between samples the result is exactly the model's."""
     kernels = [matmul_kernel(shape) for shape in shapes]
     record = CalibrationRecord(
         DEVICE, CONDITIONS, tuple(kernel_sample(kernel, MODEL.time_kernel(kernel).seconds) for kernel in kernels)
@@ -158,9 +161,10 @@ def test_samples_equal_to_the_model_reproduce_the_model(shapes: list[MatmulShape
 
 @given(st.lists(MATMULS, min_size=4, max_size=12, unique=True), MATMULS, st.floats(0.25, 4.0))
 def test_scaling_all_samples_scales_the_interpolation(shapes, queried: MatmulShape, factor: float):
-    """Rows that all take `factor` times as long lead to as much, but for what is taken off the common level.
+    """Samples that all take `factor` times as long scale predictions as much, except for shrinkage of the level.
 
-    The level of n rows of equal ratio is met but for a part of about (1 + noise) / (n level), less than 13 % of it.
+    The level of n samples of equal ratio is met up to a fraction of about (1 + noise) / (n level), less than 13 %
+    of it.
     """
     kernels = [matmul_kernel(shape) for shape in shapes]
     record = CalibrationRecord(

@@ -1,4 +1,4 @@
-"""Laws of jobs that are on one machine, and slow each other where they are on the same links at the same time."""
+"""Invariants of co-scheduled jobs: they slow each other only where they use the same links at the same time."""
 
 import pickle
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from tests.laws.timelines import assert_same_trace
 from tests.strategies import mappings
 
 OVERSUBSCRIBED_LEAF: dict[str, Any] = {"leaf": {"nodes": 2, "oversubscription": 2}}
-"""Two nodes below a leaf whose uplinks carry what one of them can send."""
+"""Two nodes below a leaf whose uplinks carry the bandwidth of one of them."""
 LARGER_FABRICS: dict[str, dict[str, Any]] = {
     "one switch": {"leaf": {"nodes": 16}},
     "racks": {"leaf": {"nodes": 2}, "spine": {"units": 4}, "core": {"pods": 2}},
@@ -42,20 +42,20 @@ TWO_REPLICA_JOB: dict[str, Any] = {
 
 
 def job_on_nodes(nodes: list[int], job: dict[str, Any], fabric: dict[str, Any], **extra: Any) -> dict[str, Any]:
-    """A job of two ranks, each on the first GPU of a node."""
+    """Mapping of a job of two ranks, each on the first GPU of a node."""
     order = [8 * node for node in nodes]
     return {**job, "cluster": {"name": "dgx-h100", "gpus": 2, "fabric": fabric, "placement": {"order": order}}, **extra}
 
 
 def simulate_with_jobs(mapping: dict[str, Any], *other_mappings: dict[str, Any], **job: Any) -> RenderedResult:
-    """A step beside other jobs; job: what else is said of them."""
+    """A step with co-scheduled jobs; `job` holds their other settings."""
     jobs = [{"scenario": other_mapping, **job} for other_mapping in other_mappings]
-    return simulate(Scenario.from_mapping({**mapping, "disturbances": {"jobs": jobs}}))
+    return simulate(Scenario.from_mapping({**mapping, "degradations": {"jobs": jobs}}))
 
 
 @st.composite
 def co_scheduled_scenarios(draw: st.DrawFn) -> Scenario:
-    """Two jobs of 2 to 16 GPUs each that are scattered over a slow machine, one maybe begun before the other."""
+    """Two jobs of 2 to 16 GPUs each, scattered over a slow cluster, one possibly started before the other."""
     fabric_name = draw(st.sampled_from(sorted(LARGER_FABRICS)))
     mapping, other_mapping = draw(mappings(fabric_name)), draw(mappings(fabric_name))
     cluster = draw(slowed_clusters({**mapping["cluster"], "fabric": LARGER_FABRICS[fabric_name]}))
@@ -64,7 +64,7 @@ def co_scheduled_scenarios(draw: st.DrawFn) -> Scenario:
         item["training"]["sequence"] = 512
     sizes = [element["cluster"]["gpus"] for element in (mapping, other_mapping)]
     gpus = draw(st.permutations(range(sum(sizes))))
-    if draw(st.booleans()):  # nodes of two that both jobs have, as far as they can
+    if draw(st.booleans()):  # nodes of two GPUs that both jobs share, as far as possible
         gpus = sorted(range(2 * max(sizes)), key=lambda gpu: gpu % 2)
     placements = [{"order": gpus[: sizes[0]]}, {"order": gpus[-sizes[1] :]}]
     job_mappings = [
@@ -74,11 +74,11 @@ def co_scheduled_scenarios(draw: st.DrawFn) -> Scenario:
     step = simulate(Scenario.from_mapping(job_mappings[0])).step_time
     start = draw(st.sampled_from([0.0, 0.3, -0.7])) * step
     job = {"scenario": job_mappings[1], "start": f"{start!r} s"}
-    return Scenario.from_mapping({**job_mappings[0], "disturbances": {"jobs": job}})
+    return Scenario.from_mapping({**job_mappings[0], "degradations": {"jobs": job}})
 
 
 def assert_equal_jobs(result: SimulationResult, other: SimulationResult, *, relative: float = 1e-9) -> None:
-    """Assert that all jobs did the same."""
+    """Assert that all jobs have equal traces and isolated times."""
     assert_same_trace(result.trace, other.trace, relative=relative)
     for job, other_job in zip(result.co_located_jobs, other.co_located_jobs, strict=True):
         assert_same_trace(job.trace_table.trace, other_job.trace_table.trace, relative=relative)
@@ -87,7 +87,7 @@ def assert_equal_jobs(result: SimulationResult, other: SimulationResult, *, rela
 
 
 def is_slowed_by_jobs(result: SimulationResult) -> bool:
-    """Whether the others cost a step anything."""
+    """Whether co-scheduled jobs change the step time."""
     assert result.isolated_step_time is not None
     return abs(result.step_time - result.isolated_step_time) > 1e-9 * result.isolated_step_time
 
@@ -113,15 +113,15 @@ def test_coalesced_equals_fine_grained_with_co_scheduled_jobs(scenario: Scenario
 def test_no_link_is_overloaded_by_jobs_and_all_their_bytes_arrive(scenario: Scenario) -> None:
     networks: list[RecordingNetwork] = []
 
-    class RecordingNetwork(RecordingNetwork):
+    class CollectedNetwork(RecordingNetwork):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             networks.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(co_scheduled, "FluidNetwork", RecordingNetwork)
+        patch.setattr(co_scheduled, "FluidNetwork", CollectedNetwork)
         simulate(scenario)
-    assert len(networks) >= 3  # the other alone, both, the other alone for as many steps
+    assert len(networks) >= 3  # the other job isolated, both, the other isolated for as many steps
     for network in networks:
         network.check_invariants()
 
@@ -140,7 +140,7 @@ def test_the_same_jobs_give_the_same_bytes(scenario: Scenario) -> None:
 @pytest.mark.parametrize("job", [TWO_STAGE_JOB, TWO_REPLICA_JOB])
 @pytest.mark.parametrize("start", ["0 s", "-7 ms", "3 ms"])
 def test_jobs_that_share_no_link_change_nothing(job: dict[str, Any], start: str) -> None:
-    """To the last digit: on nodes below other leaves, which neither leaves."""
+    """Exactly: the jobs are on nodes below different leaves, and neither's traffic leaves them."""
     separate_leaves = {"leaf": {"nodes": 2}}
     mapping, other_mapping = (
         job_on_nodes([0, 1], job, separate_leaves),
@@ -166,7 +166,7 @@ def test_jobs_that_start_after_the_step_change_nothing() -> None:
 
 
 def first_message_times(result: RenderedResult) -> tuple[float, float, float]:
-    """When the first message begins, its latency, and how long its bytes move."""
+    """Start, latency and transfer time in seconds of the first message."""
     start, duration = first_message(result)
     send_task = next(task for task in result.program.programs[0].tasks if isinstance(task, SendTask))
     shares = build_simulation(replace(result.scenario, co_scheduled_jobs=())).contention
@@ -176,28 +176,28 @@ def first_message_times(result: RenderedResult) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize("oversubscription", [4, 8])
-@pytest.mark.parametrize("many", [1, 2, 3])
-def test_equal_jobs_get_equal_shares_of_a_link(many: int, oversubscription: int) -> None:
-    """All stages 0 are below one leaf, all stages 1 below another, so all messages go up one bundle and down one.
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_equal_jobs_get_equal_shares_of_a_link(count: int, oversubscription: int) -> None:
+    """Stages 0 are below one leaf and stages 1 below another, so all messages share one uplink and one downlink.
 
-    It carries four NICs' bandwidth over the oversubscription: one message has it all, n have an nth.
+    It carries four NICs' bandwidth over the oversubscription: one message has it all, each of n has 1/n.
     """
     fabric = {"leaf": {"nodes": 4, "oversubscription": oversubscription}}
-    jobs = [job_on_nodes([node, 4 + node], TWO_STAGE_JOB, fabric) for node in range(1 + many)]
+    jobs = [job_on_nodes([node, 4 + node], TWO_STAGE_JOB, fabric) for node in range(1 + count)]
     shared = simulate_with_jobs(*jobs)
     _, isolated_latency, isolated_transfer = first_message_times(
         simulate(replace(shared.scenario, co_scheduled_jobs=()))
     )
     _, latency, shared_transfer = first_message_times(shared)
     assert latency == isolated_latency
-    assert shared_transfer == pytest.approx((1 + many) * isolated_transfer, rel=1e-9)
+    assert shared_transfer == pytest.approx((1 + count) * isolated_transfer, rel=1e-9)
     assert shared.step_time == pytest.approx(shared.co_located_jobs[0].step_times[0], rel=1e-12)
 
 
 def test_a_message_gets_the_full_link_once_the_shorter_one_has_ended() -> None:
-    """Both begin to move at once, and the link is full until both have, so the longer takes their time alone in all.
+    """Both start moving at once and keep the link full, so the longer one takes the sum of their isolated times.
 
-    They have equal parts in bytes per second; of a message's time alone a little is for filling its pipeline.
+    They get equal shares in bytes per second; a little of a message's isolated time is for filling its pipeline.
     """
     long_job = {**TWO_STAGE_JOB, "training": {"sequence": 2048, "global_batch": 1}}
     jobs = job_on_nodes([0, 2], TWO_STAGE_JOB, OVERSUBSCRIBED_LEAF), job_on_nodes([1, 3], long_job, OVERSUBSCRIBED_LEAF)
@@ -206,7 +206,7 @@ def test_a_message_gets_the_full_link_once_the_shorter_one_has_ended() -> None:
     )
     start_offset = start + short_latency - long_start - long_latency
     assert start_offset < 0.0  # it computes longer before it sends
-    link_share = short_transfer / (short_transfer + long_transfer / 2)  # of a second of its work per second
+    link_share = short_transfer / (short_transfer + long_transfer / 2)  # seconds of its isolated transfer per second
     assert link_share == pytest.approx(0.5, rel=0.05)
     for mapping, other_mapping, other_start, expected_transfer in (
         (*jobs, start_offset, short_transfer / link_share),
@@ -218,10 +218,10 @@ def test_a_message_gets_the_full_link_once_the_shorter_one_has_ended() -> None:
 
 @pytest.mark.parametrize("coalesce", [True, False])
 def test_equal_jobs_double_the_transfer_time_inside_segments(coalesce: bool) -> None:
-    """Nothing hides exchanges inside blocks; both jobs are in step, so all of each moves at half the link's pace."""
+    """Collectives inside segments are exposed; both jobs run in lockstep, so transfers get half the link's rate."""
     tensor_parallel_job = {
         **TWO_STAGE_JOB,
-        "layout": {"tp": 2, "backward_overlap": False},
+        "layout": {"tp": 2, "async_tensor_model_parallel_allreduce": False},
         "cost": {"coalesce": coalesce},
     }
     shared = simulate_with_jobs(
@@ -242,7 +242,7 @@ def test_equal_jobs_double_the_transfer_time_inside_segments(coalesce: bool) -> 
 @pytest.mark.parametrize("batch", [2, 4, 8])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_swapping_the_simulated_job_keeps_both_step_times(batch: int, overlap: bool) -> None:
-    """Up to the end of the first of them, and all ranks of a job end at once here."""
+    """Up to the end of the first of them; all ranks of a job end at once here."""
     short_job = {**TWO_REPLICA_JOB, "layout": {"tp": 1, "dp": 2, "data": {"ddp": {"overlap": overlap}}}}
     long_job = {**TWO_REPLICA_JOB, "training": {"sequence": 1024, "global_batch": batch}}
     first_mapping, second_mapping = (
@@ -269,7 +269,7 @@ def test_swapping_the_simulated_job_keeps_both_step_times(batch: int, overlap: b
 
 
 def test_co_scheduled_jobs_repeat_steps_until_this_job_ends() -> None:
-    """Step after step; their steps fill the time, up to the one in which this job ends."""
+    """Their steps follow each other without gaps, up to the one in which this job ends."""
     long_job = {**TWO_REPLICA_JOB, "training": {"sequence": 1024, "global_batch": 48}}
     shared = simulate_with_jobs(
         job_on_nodes([0, 2], long_job, OVERSUBSCRIBED_LEAF), job_on_nodes([1, 3], TWO_REPLICA_JOB, OVERSUBSCRIBED_LEAF)
@@ -282,7 +282,7 @@ def test_co_scheduled_jobs_repeat_steps_until_this_job_ends() -> None:
 
 
 def test_links_carry_the_bytes_of_all_jobs() -> None:
-    """As much as alone where only another job is, which ends with this one; both jobs' where both are."""
+    """The isolated bytes where only one job is, which ends with this one; both jobs' bytes where both are."""
     shared = simulate_with_jobs(
         job_on_nodes([0, 2], TWO_REPLICA_JOB, OVERSUBSCRIBED_LEAF),
         job_on_nodes([1, 3], TWO_REPLICA_JOB, OVERSUBSCRIBED_LEAF),
@@ -306,7 +306,7 @@ def test_links_carry_the_bytes_of_all_jobs() -> None:
 def test_the_first_guess_of_co_scheduled_steps_does_not_matter(
     scenario: Scenario, guess_steps: Callable[[int], int]
 ) -> None:
-    """Too few are run again with more; more than needed come behind this job's end."""
+    """Too few steps are run again with more; more than needed come after this job's end."""
     usual, original_guess = simulate(scenario), simulation._estimate_steps
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulation, "_estimate_steps", lambda *each: guess_steps(original_guess(*each)))
@@ -323,13 +323,13 @@ def test_the_first_guess_of_co_scheduled_steps_does_not_matter(
 
 @pytest.mark.parametrize("data", ["zero1", "fsdp"])
 def test_a_step_ends_before_any_rank_needs_the_next_step(data: str) -> None:
-    """The first to be done gathers parameters of the next step then, while others are far from it."""
+    """The first rank to end then gathers parameters of the next step, while others are far from it."""
     staged = {
         **TWO_STAGE_JOB,
         "layout": {"tp": 1, "pp": 2, "dp": 2, "data": data},
         "cluster": {"name": "dgx-h100", "gpus": 4},
     }
-    training = {"sequence": 1024, "global_batch": 4, "gradient_clipping": False}  # at which all ranks would meet
+    training = {"sequence": 1024, "global_batch": 4, "gradient_clipping": False}  # at which all ranks would synchronize
     one_step, two_steps = (
         simulate(Scenario.from_mapping({**staged, "training": training, "steps": steps})) for steps in (1, 2)
     )

@@ -1,4 +1,4 @@
-"""A block that nobody else can observe may be one event: its operations run where they would have run one by one."""
+"""A segment that no other rank observes may be one event: its operations keep their fine-grained times."""
 
 import numpy as np
 from hypothesis import given
@@ -20,7 +20,7 @@ from tests.strategies import costed_programs, fold_ranks, scenarios
 def assert_equal_operations(
     coalesced: OperationTraceReader, fine_grained: OperationTraceReader, tolerance: float
 ) -> None:
-    """Every operation of every simulated rank; run one by one, all have been written."""
+    """Assert that every operation of every simulated rank agrees; a fine-grained run has logged all of them."""
     ranks = fine_grained.trace.simulated_ranks.tolist()
     assert sum(len(fine_grained.rank_spans(rank)) for rank in ranks) == len(fine_grained.operation_log)
     for rank in ranks:
@@ -46,10 +46,10 @@ def run_and_read_operations(
 @examples(200)
 def test_coalesced_equals_fine_grained_in_random_programs(cost: UnitCost) -> None:
     """With dyadic durations sums are exact, so the times are equal bit for bit."""
-    program, blocks = cost.program, cost.segment_cost
-    for classes in (fold_ranks(program, blocks), singleton_classes(program)):
+    program, segment_cost = cost.program, cost.segment_cost
+    for classes in (fold_ranks(program, segment_cost), singleton_classes(program)):
         coalesced, fine_grained = (
-            run_and_read_operations(program, classes, blocks, coalesce=coalesce) for coalesce in (True, False)
+            run_and_read_operations(program, classes, segment_cost, coalesce=coalesce) for coalesce in (True, False)
         )
         assert_same_trace(coalesced.trace, fine_grained.trace)
         assert_equal_operations(coalesced, fine_grained, 0.0)
@@ -65,14 +65,14 @@ def test_coalesced_equals_fine_grained_in_training_steps(scenario: Scenario) -> 
 
 
 def assert_same_breakdown(result: SimulationResult, other: SimulationResult) -> None:
-    """Every rank's parts, to the rounding of the times that they are made of."""
+    """Assert that every rank's time categories agree to the rounding of the times they are derived from."""
     assert np.abs(result.breakdown.seconds - other.breakdown.seconds).max() <= 1e-8 * result.step_time
 
 
 def test_tied_predecessors_give_the_same_breakdown_coalesced_or_not() -> None:
-    """The layers that a stage gathers come as its first message does, but for the last bit of the time.
+    """The layers that a stage gathers arrive with its first message, up to the last bit of the time.
 
-    Which of both a rank waited for then depended on how the step was run: exposed pp or dp.
+    Which of the two a rank waited for (exposed pp or dp) used to depend on how the step was run.
     """
     tied = Scenario.from_mapping(
         {
@@ -87,7 +87,7 @@ def test_tied_predecessors_give_the_same_breakdown_coalesced_or_not() -> None:
             "framework": "pytorch",
             "layout": {
                 "dp": 4, "pp": 4, "order": ["pp", "cp", "dp", "tp"], "data": {"fsdp": {"copies": False}},
-                "pipeline_overlap": False, "backward_overlap": False, "sequence_parallel": False,
+                "overlap_p2p_comm": False, "async_tensor_model_parallel_allreduce": False, "sequence_parallel": False,
             },
             "schedule": "interleaved",
             "training": {"sequence": 128, "global_batch": 32, "recompute": "full"},

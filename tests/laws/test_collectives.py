@@ -1,7 +1,8 @@
-"""What no collective may do, on any regular machine: be faster than its bytes, or slower on a better machine.
+"""Collectives on any regular cluster: bandwidth lower bounds, monotonicity in bandwidth and latency.
 
-Stated anomalies: more network ports per node are no gain where each has a leaf of its own (rails), as pairs of GPUs
-that shared a leaf then meet above it; and a GPU more adds its own rounds, and its part of the payload.
+Known anomalies: more NICs per node are no gain where each has a leaf of its own (rails), as pairs of GPUs
+that shared a leaf then connect above it; and one more GPU adds its own latency steps and its share of the
+payload.
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ KINDS = st.sampled_from([*REDUCTIONS, CollectiveType.ALL_TO_ALL, CollectiveType.
 
 @dataclass(frozen=True)
 class ClusterParameters:
-    """Six nodes of `gpus` GPUs, NVLink over `joined` nodes, `nics` per node, units of two nodes under leaves."""
+    """Six nodes of `gpus` GPUs, NVLink domains over `nodes_per_domain` nodes, `nics` per node, leaves of two nodes."""
 
     gpus: int
     nodes_per_domain: int
@@ -59,7 +60,7 @@ class ClusterParameters:
 MACHINES = st.builds(
     ClusterParameters,
     gpus=st.sampled_from([4, 8]),
-    joined=st.sampled_from([1, 2, 3]),
+    nodes_per_domain=st.sampled_from([1, 2, 3]),
     nvlink=st.builds(Port, st.floats(200e9, 1800e9), st.floats(0.1 * US, 3 * US)),
     nics=st.sampled_from([1, 2, 4]),
     nic=st.builds(Port, st.floats(10e9, 100e9), st.floats(0.1 * US, 10 * US)),
@@ -70,7 +71,7 @@ MACHINES = st.builds(
 
 @st.composite
 def rank_groups(draw: st.DrawFn, machine: ClusterParameters) -> IntArray:
-    """Groups of a layout over neighbours or over strides, or one group of any GPUs."""
+    """Groups of contiguous or strided ranks, or one group of arbitrary GPUs: [groups, ranks]."""
     world = NODES * machine.gpus
     if draw(st.booleans()):
         members = draw(st.sets(st.integers(0, world - 1), min_size=2, max_size=world))
@@ -89,7 +90,7 @@ def collective_cases(draw: st.DrawFn) -> tuple[ClusterParameters, IntArray, Coll
 def collective_seconds(
     machine: ClusterParameters, members: IntArray, kind: CollectiveType, payload: float
 ) -> np.ndarray:
-    """What each group takes."""
+    """Seconds of the selected algorithm for each group: [groups]."""
     return select_variants(Tuner(machine.fabric, NCCL).evaluate_variants(kind, members), payload).seconds
 
 
@@ -117,7 +118,7 @@ def test_more_bandwidth_or_less_latency_never_makes_a_collective_slower(case, fa
 def test_more_network_ports_under_one_leaf_never_make_a_collective_slower(case):
     machine, members, kind, payload = case
     single_leaf = replace(machine, rails=False)
-    more_nics = replace(single_leaf, nics=machine.gpu_count)
+    more_nics = replace(single_leaf, nics=machine.gpus)
     assert (
         collective_seconds(more_nics, members, kind, payload)
         <= collective_seconds(single_leaf, members, kind, payload) * (1 + 1e-9)
@@ -125,10 +126,10 @@ def test_more_network_ports_under_one_leaf_never_make_a_collective_slower(case):
 
 
 def min_seconds_per_byte(machine: ClusterParameters, group: IntArray, kind: CollectiveType) -> float:
-    """Seconds per byte of payload that the network ports of the busiest domain need at least.
+    """Lower bound in seconds per byte of payload, from the network ports of the most loaded NVLink domain.
 
-    A domain with m of n members must take in what the others gathered, the sum of what they hold (or their parts of
-    it), or what they send to each of its members.
+    A domain with m of n members must take in what the others gathered, the sum of what they hold (or their shares
+    of it), or what they send to each of its members.
     """
     worst, group_size = 0.0, len(group)
     domains = group // machine.domain
@@ -160,7 +161,7 @@ def test_no_collective_beats_the_port_bandwidth_bound_of_a_domain(case):
 @given(collective_cases())
 @examples(200)
 def test_reduce_scatter_plus_all_gather_respect_the_bandwidth_bound(case):
-    """Every member must receive n-1 n-ths of the payload twice, by NVLink and its network port at best at once."""
+    """Every member must receive (n-1)/n of the payload twice, over NVLink and its network port concurrently at best."""
     machine, members, _, payload = case
     n = members.shape[1]
     total_seconds = sum(collective_seconds(machine, members, kind, payload) for kind in REDUCTIONS[1:])
@@ -170,7 +171,7 @@ def test_reduce_scatter_plus_all_gather_respect_the_bandwidth_bound(case):
 
 @st.composite
 def domain_occupancies(draw: st.DrawFn) -> tuple[ClusterParameters, list[int]]:
-    """A machine with a network port per GPU, slower than NVLink, and how many GPUs of each domain a group has."""
+    """A cluster with a NIC per GPU, slower than NVLink, and the number of group members in each domain."""
     machine = draw(MACHINES)
     nic = replace(machine.nic, bandwidth=min(machine.nic.bandwidth, machine.nvlink.bandwidth / 8))
     machine = replace(machine, nics=machine.gpus, nic=nic, oversubscription=1.0)
@@ -186,7 +187,7 @@ def group_with_occupancy(machine: ClusterParameters, per_domain: list[int]) -> I
 @given(domain_occupancies(), st.data())
 @examples(200)
 def test_one_more_gpu_costs_at_most_its_steps_and_payload_share(case, data):
-    """Of large payloads: n-1 n-ths become n of n+1; the rounds of one more member are far below a millisecond."""
+    """For large payloads: (n-1)/n becomes n/(n+1); the latency steps of one more member are far below a millisecond."""
     machine, per_domain = case
     kind = data.draw(st.sampled_from(REDUCTIONS))
     grown_domain = data.draw(st.integers(0, len(per_domain) - 1))
@@ -203,7 +204,7 @@ def test_one_more_gpu_costs_at_most_its_steps_and_payload_share(case, data):
 @given(domain_occupancies())
 @examples(50)
 def test_uneven_domains_cost_no_more_than_the_smallest_everywhere(kind, case):
-    """What the fullest domain passes on inside NVLink is all that comes on top, as NVLink is 8 times as fast."""
+    """What the fullest domain forwards inside NVLink is all that adds up, as NVLink is 8 times as fast."""
     machine, per_domain = case
     payload, n = 1e10, sum(per_domain)
     even = [min(per_domain)] * len(per_domain)

@@ -1,4 +1,4 @@
-"""Laws of disturbed clusters: what is wrong splits classes exactly where it is felt, and costs time in known ways."""
+"""Invariants of degraded clusters: degradations split equivalence classes exactly where they have an effect."""
 
 import pickle
 from typing import Any
@@ -21,14 +21,14 @@ A100_NODE = {"accelerator": "a100-sxm-80gb"}
 
 @st.composite
 def degraded_scenarios(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
-    """Training steps of 2 to 16 GPUs with one thing wrong, on either network."""
+    """Training steps of 2 to 16 GPUs with one degradation, on a shared or uncontended network."""
     mapping: dict[str, Any] = draw(mappings(draw(st.sampled_from(FABRICS))))
     assume(mapping["layout"].get("data") != "data_parallel")
     gpus = mapping["cluster"]["gpus"]
     degradation = draw(_degradations(gpus))
     if degradation.pop("mixed", None):
         mapping["cluster"] = {**mapping["cluster"], "mixed": [{"nodes": [draw(_node_ids(gpus))], **A100_NODE}]}
-        mapping["training"]["precision"] = "bf16"  # which the smaller ones compute in, too
+        mapping["training"]["precision"] = "bf16"  # which A100s compute in, too
     if jitter:
         degradation["jitter"] = {
             "std": "2 %",
@@ -38,10 +38,10 @@ def degraded_scenarios(draw: st.DrawFn, *, jitter: bool = False) -> Scenario:
         "network": draw(st.sampled_from(["uncontended", "shared"])),
         "interference": draw(st.sampled_from([0.0, 0.2, 1.0])),
     }
-    full_mapping = {**mapping, "disturbances": degradation, "cost": cost, "steps": draw(st.sampled_from([1, 1, 1, 2]))}
+    full_mapping = {**mapping, "degradations": degradation, "cost": cost, "steps": draw(st.sampled_from([1, 1, 1, 2]))}
     try:
         return Scenario.from_mapping(full_mapping)
-    except InputError as error:  # a dead link that leaves no way
+    except InputError as error:  # a dead link that leaves no path
         assert "dead" in str(error) or "reach" in str(error), error
         assume(False)
         raise
@@ -113,5 +113,5 @@ def test_the_same_degraded_scenario_gives_the_same_bytes(scenario: Scenario) -> 
 @examples(40)
 def test_zero_jitter_changes_nothing(scenario: Scenario) -> None:
     """With a deviation of 0, all ranks are run, at the times of their classes."""
-    jittered = simulate(scenario.with_overrides("disturbances.jitter=0 %"))
+    jittered = simulate(scenario.with_overrides("degradations.jitter=0 %"))
     assert_same_trace(simulate(scenario).trace, jittered.trace, relative=1e-9)

@@ -1,4 +1,4 @@
-"""Laws of DualPipe: it is DualPipeV on half the ranks with twice the replicas, but for what crosses at the turn."""
+"""Invariants of DualPipe: DualPipeV on half the ranks with twice the replicas, plus crossing messages."""
 
 from typing import Any
 
@@ -27,18 +27,18 @@ DATA = st.sampled_from([DdpStrategy(), Zero1(), FullyShard()])
 def test_dualpipe_takes_dualpipev_plus_crossing_messages(
     half_ranks: int, dp: int, extra_microbatches: int, data: Any, message: float, overlap: bool
 ) -> None:
-    """A second for each forward and half of a backward of a stage. Free messages: as long, to the last digit.
+    """One second for each forward and each half of a backward of a stage; with free messages the times are equal.
 
-    Of a microbatch one activation and one gradient cross over, where a V's last rank hands them on: the step takes no
-    less for that, and no more than if all of these crossed one after the other.
+    Per microbatch one activation and one gradient cross over, where a V's last rank hands them to itself: the
+    step takes no less for that, and no more than if all of these crossed one after the other.
     """
     microbatches = 2 * half_ranks + extra_microbatches
 
-    def crossing_seconds(exchange: CommOp) -> float:
-        return message if exchange.comm_group == "pp_across" else 0.0
+    def crossing_seconds(comm_op: CommOp) -> float:
+        return message if comm_op.comm_group == "pp_across" else 0.0
 
     fixed = FixedDurations(1.0, 1.0, 1.0, comm_seconds={"activations": crossing_seconds, "gradients": crossing_seconds})
-    degrees: dict[str, Any] = {"pp": half_ranks, "dp": 2 * dp, "data": data, "pipeline_overlap": overlap}
+    degrees: dict[str, Any] = {"pp": half_ranks, "dp": 2 * dp, "data": data, "overlap_p2p_comm": overlap}
     dualpipe_seconds = Step(2 * half_ranks, Layout(**degrees, mirrored=True), DualPipe(), microbatches).step_seconds(
         fixed
     )
@@ -63,13 +63,13 @@ BASE: dict[str, Any] = {
 
 @st.composite
 def dualpipe_mappings(draw: st.DrawFn) -> dict[str, Any]:
-    """A mixture on 16 GPUs in pipelines that run towards each other."""
+    """A MoE model on 16 GPUs in bidirectional pipelines."""
     pp = draw(st.sampled_from([4, 8]))
     tp = draw(st.sampled_from([1, 2]))
     ep = draw(st.sampled_from([item for item in (1, 2, 4) if 16 // pp % (item * tp) == 0]))
     layout = {
         "tp": tp, "pp": pp, "ep": ep, "sequence_parallel": tp > 1,
-        "data": draw(st.sampled_from(["ddp", "zero1", "fsdp"])), "pipeline_overlap": draw(st.booleans()),
+        "data": draw(st.sampled_from(["ddp", "zero1", "fsdp"])), "overlap_p2p_comm": draw(st.booleans()),
     }  # fmt: skip
     training = {"sequence": 512, "global_batch": draw(st.integers(2, 3)) * pp * 16 // (tp * pp)}
     return {**BASE, "layout": layout, "training": training}
@@ -78,7 +78,7 @@ def dualpipe_mappings(draw: st.DrawFn) -> dict[str, Any]:
 @given(dualpipe_mappings(), st.sampled_from(["shared", "uncontended"]))
 @examples(40)
 def test_dualpipe_folding_and_coalescing_change_no_time(mapping: dict[str, Any], network: str) -> None:
-    """Ranks that face each other are alike; blocks as one event or operation by operation."""
+    """Opposite ranks are equivalent; segments run as one event or operation by operation."""
     folded = simulate(Scenario.from_mapping({**mapping, "cost": {"network": network}}))
     assert len(folded.trace.simulated_ranks) <= mapping["layout"]["pp"] // 2 * mapping["layout"]["tp"]
     for cost in ({"symmetry": "off"}, {"coalesce": False}):
@@ -90,7 +90,7 @@ def test_dualpipe_folding_and_coalescing_change_no_time(mapping: dict[str, Any],
 @given(dualpipe_mappings())
 @examples(20)
 def test_dualpipe_memory_and_flops_equal_dualpipev(mapping: dict[str, Any]) -> None:
-    """Each rank and the one opposite hold a copy of the same two stages, as two of DualPipeV's replicas do."""
+    """Each rank and its opposite hold a copy of the same two stages, as two DualPipeV replicas do."""
     dualpipe = Scenario.from_mapping(mapping)
     layout = {**mapping["layout"], "pp": mapping["layout"]["pp"] // 2}
     dualpipev = Scenario.from_mapping({**mapping, "layout": layout, "schedule": "dualpipev"})
@@ -99,14 +99,14 @@ def test_dualpipe_memory_and_flops_equal_dualpipev(mapping: dict[str, Any]) -> N
 
 
 def test_a_slow_rank_slows_both_directions_equally() -> None:
-    """The rank opposite has its stages, too: either of the two slows the step alike where messages are alike."""
+    """The opposite rank has the same stages: slowing either costs the same where messages cost the same."""
     mapping = {**BASE, "layout": {"pp": 4, "ep": 1}, "training": {"sequence": 512, "global_batch": 32}}
     layout = Scenario.from_mapping(mapping).layout
     pipeline_coordinate = layout.as_configured.mesh.rank_coordinates(PIPELINE)
     step_times = []
     for coordinate in (1, 2):
         rank = int(np.flatnonzero(pipeline_coordinate == coordinate)[0])
-        slow = {**mapping, "disturbances": {"slow": [{"gpus": [rank], "speed": 0.5}]}}
+        slow = {**mapping, "degradations": {"slow": [{"gpus": [rank], "speed": 0.5}]}}
         step_times.append(simulate(Scenario.from_mapping(slow)).step_time)
     healthy = simulate(Scenario.from_mapping(mapping)).step_time
     assert step_times[0] == pytest.approx(step_times[1], rel=1e-3)

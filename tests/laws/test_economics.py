@@ -1,4 +1,4 @@
-"""Laws of money and energy, for any machine and any step."""
+"""Invariants of cost and energy, for any cluster and any step."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def gpu_groups(draw: st.DrawFn) -> GpuGroup:
     power = PowerSpec(
         tdp, draw(st.floats(0.05, 0.3)) * tdp, draw(st.none() | st.floats(1.0, 2.0).map(lambda factor: factor * tdp))
     )
-    powers = PowerOverrides(streaming=draw(SHARES), communicating=draw(SHARES))
+    powers = PowerOverrides(memory_bound=draw(SHARES), exposed_communication=draw(SHARES))
     seconds = {activity: draw(SECONDS) for activity in GpuActivity}
     price = PriceQuote(Price(draw(st.floats(0.1, 100.0)), "USD"), "given")
     return GpuGroup("gpu", draw(st.integers(1, 20_000)), seconds, price, powers.resolve_draw(power))

@@ -1,4 +1,4 @@
-"""Laws of uneven experts: even loads are none, more imbalance is never faster, and nothing is lost on the way."""
+"""Invariants of imbalanced experts: even loads equal balanced, imbalance is never faster, and no token is lost."""
 
 from typing import Any
 
@@ -28,9 +28,9 @@ LOADS = st.sampled_from([0.1, 0.5, 2.0]) | TOKEN_COUNTS | st.lists(TOKEN_COUNTS,
 def scenario_with_load(
     load: object, layout: dict[str, Any], dispatcher: TokenDispatcher = TokenDispatcher.ALL_TO_ALL, steps: int = 1
 ) -> Scenario:
-    """Steps of a small mixture on two nodes."""
+    """Steps of a small MoE model on two nodes with an expert load."""
     experts = {"count": EXPERTS, "top_k": 2, "ffn": 512}
-    load_value = {"rows": load} if isinstance(load, list) else load
+    load_value = {"tokens_per_expert": load} if isinstance(load, list) else load
     return Scenario.from_mapping(
         {
             "model": {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1024, "experts": experts},
@@ -45,7 +45,7 @@ def scenario_with_load(
 
 @st.composite
 def imbalanced_scenarios(draw: st.DrawFn) -> Scenario:
-    """A step whose ranks have loads of their own."""
+    """A step whose ranks have different expert loads."""
     return scenario_with_load(draw(LOADS), draw(st.sampled_from(LAYOUTS)), draw(st.sampled_from(TokenDispatcher)))
 
 
@@ -92,7 +92,7 @@ def test_imbalanced_vectorized_engine_equals_the_scalar_engine(scenario: Scenari
 def test_more_imbalance_is_never_faster(
     token_counts: list[int], larger: int, smaller: int, dispatcher: TokenDispatcher
 ) -> None:
-    """A row that goes from an expert with fewer to one with more (majorisation; experts of their own ranks)."""
+    """One token moves from an expert with fewer to one with more (majorisation; one expert per rank)."""
     if token_counts[larger] < token_counts[smaller]:
         larger, smaller = smaller, larger
     shifted = list(token_counts)
@@ -122,7 +122,7 @@ def test_permuting_loads_of_equivalent_ranks_changes_nothing(
 @given(LOADS, st.sampled_from([item for item in LAYOUTS if item["ep"] > 1]), st.integers(1, 3))
 @examples(20)
 def test_load_factors_of_a_group_average_to_one(load: object, layout: dict[str, Any], steps: int) -> None:
-    """What comes to the ranks of a group is what they send: loads are 1 on average, in every layer and step."""
+    """The ranks of a group receive what they send: load factors are 1 on average, in every layer and step."""
     plan = build_plan(scenario := scenario_with_load(load, layout, steps=steps))
     assert plan.expert_load is not None
     for step in range(steps):
@@ -138,7 +138,7 @@ def test_load_factors_of_a_group_average_to_one(load: object, layout: dict[str, 
 
 
 def test_all_ranks_wait_for_the_hot_expert() -> None:
-    """Its rank runs 16 times the mean's rows; the others' products are of one row, and they wait where results meet."""
+    """Its rank runs 16 times the mean token count; the others' matmuls have one row, and they wait at the combine."""
     even, hot = (simulate(scenario_with_load(load, {"ep": 16})) for load in ("balanced", [1] + [0] * 15))
     waits = np.bincount(hot.trace.rank, hot.trace.waited, minlength=16)
     assert waits[0] < 1e-9 < waits[hot.trace.representative[15]]
@@ -146,7 +146,7 @@ def test_all_ranks_wait_for_the_hot_expert() -> None:
 
 
 def test_activation_memory_grows_with_the_tokens_of_the_hot_rank() -> None:
-    """What backward reads of 8 times the rows: the difference to the mean is 7 times what the mean keeps of them."""
+    """Activations kept for 8 times the tokens: the difference to the mean is 7 times what the mean keeps of them."""
     even, hot, hotter = (
         peak_memory(scenario_with_load(load, {"ep": 16}))
         for load in ("balanced", [8] + [8 / 15] * 15, [15] + [1 / 15] * 15)
@@ -155,7 +155,7 @@ def test_activation_memory_grows_with_the_tokens_of_the_hot_rank() -> None:
 
 
 def test_drawn_loads_depend_on_layer_step_and_seed() -> None:
-    """Drawn anew for each layer, step and seed; a gamma's mean and variation."""
+    """Drawn anew for each layer, step and seed; checked against a gamma distribution's mean and variation."""
     load = RandomExpertLoad(0.5, seed=3)
     np.testing.assert_array_equal(load.expert_shares(64, 2, 1), RandomExpertLoad(0.5, seed=3).expert_shares(64, 2, 1))
     other_draws = [
@@ -175,9 +175,9 @@ def test_drawn_loads_differ_between_steps() -> None:
 
 
 def test_capacity_overrides_expert_loads() -> None:
-    """Whoever is chosen: the rest is dropped, and what lacks is padded."""
+    """Tokens above the capacity are dropped, and missing ones are padded."""
     scenario = scenario_with_load(2.0, {"ep": 16})
-    capped = {"count": EXPERTS, "top_k": 2, "ffn": 512, "capacity": 1.0}
+    capped = {"count": EXPERTS, "top_k": 2, "ffn": 512, "capacity_factor": 1.0}
     with_capacity = scenario.with_overrides(f"model.experts={capped}")
     assert build_plan(with_capacity).expert_load is None
     assert (

@@ -1,4 +1,4 @@
-"""Laws of experts: where they are spread like all else they are nothing new, and no rank or expert is left out."""
+"""Invariants of MoE layouts: experts sharded like dense layers change nothing; no rank is left out."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from tests.conftest import examples
 from tests.laws.timelines import assert_same_trace
 from tests.strategies import CLUSTERS, mappings
 
-EXPERT_GROUPS = {name for name, role in COMM_GROUPS.items() if role.mesh == EXPERT_MESH}
+EXPERT_GROUPS = {name for name, comm_group in COMM_GROUPS.items() if comm_group.mesh == EXPERT_MESH}
 SINGLE_EXPERT = {"count": 1, "top_k": 1, "ffn": 128}
 
 
@@ -45,7 +45,7 @@ def test_a_single_expert_equals_the_dense_model_exactly(mapping: dict[str, Any])
 
 
 def test_group_members_with_different_other_groups_run_a_segment_equally() -> None:
-    """Ranks 0 and 1 meet for experts; rank 1, which holds another part of the sequence than 4, meets that, too."""
+    """Ranks 0 and 1 share an expert group; rank 1, unlike 0, also synchronizes with rank 4 over the sequence."""
     mapping = {
         "model": {"family": "llama", "layers": 8, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 256}
         | {"experts": {"count": 4, "top_k": 1, "ffn": 128}},
@@ -62,7 +62,7 @@ def test_group_members_with_different_other_groups_run_a_segment_equally() -> No
 @given(mappings())
 @examples(25)
 def test_experts_sharded_like_the_dense_layers_need_no_expert_mesh(mapping: dict[str, Any]) -> None:
-    """Megatron-LM's layouts before experts had one: etp is tp, and ep is 1."""
+    """Megatron-LM's layouts before experts had a mesh: etp is tp, and ep is 1."""
     assume("experts" in mapping["model"])
     layout = {key: value for key, value in mapping["layout"].items() if key not in ("ep", "etp")}
     without_expert_mesh = Scenario.from_mapping({**mapping, "layout": layout})
@@ -87,9 +87,9 @@ def folded_layouts(draw: st.DrawFn) -> Layout:
 @given(folded_layouts())
 @examples(100)
 def test_every_rank_is_in_one_expert_group_of_its_own_stage(layout: Layout) -> None:
-    """Each rank is in one group of every role; but for the pipeline's, members are of one stage.
+    """Each rank is in one group of every kind; except for pipeline groups, members are of one stage.
 
-    Ranks with parts of all experts and ranks with the same experts meet in one rank at most.
+    An expert-parallel group and an expert-data-parallel group have at most one rank in common.
     """
     assume(layout.has_expert_mesh)
     stage = layout.mesh.rank_coordinates(PIPELINE)
@@ -108,7 +108,7 @@ def test_every_rank_is_in_one_expert_group_of_its_own_stage(layout: Layout) -> N
 @given(mappings(), st.sampled_from(["ddp", "fsdp"]))
 @examples(25)
 def test_expert_memory_of_all_ranks_is_the_models(mapping: dict[str, Any], data: str) -> None:
-    """2 bytes a parameter, once on all ranks together where they are sharded, and on every replica where not."""
+    """2 bytes a parameter, once over all ranks where they are sharded, and on every replica where not."""
     assume("experts" in mapping["model"])
     mapping["layout"]["data"] = data
     scenario = Scenario.from_mapping(mapping)

@@ -1,4 +1,4 @@
-"""Ranks of one class do the same at the same time: what is simulated once is what every rank would have done."""
+"""Ranks of one equivalence class do the same at the same time: one is simulated for all of them."""
 
 import pytest
 from hypothesis import event, given
@@ -57,10 +57,11 @@ def test_folded_equals_unfolded_in_training_steps(scenario: Scenario) -> None:
 @given(scenarios())
 @examples(50)
 def test_results_do_not_depend_on_folding(scenario: Scenario) -> None:
-    """What a rank works is the same part by part, and so is what it idles as a whole.
+    """A rank's work agrees category by category, and its idle time in total.
 
-    Parts of idle time are named after what was awaited last. Where two things end together but for rounding, as a send
-    and a receive may, that is either of them, so the split between these parts may differ.
+    Categories of idle time are named after the predecessor that ended last. Where two predecessors end together
+    up to rounding, as a send and a receive may, it is either of them, so the split between these categories may
+    differ.
     """
     folded, unfolded_result = simulate(scenario), simulate(scenario.with_overrides("cost.symmetry=off"))
     for rank in range(unfolded_result.rank_count):

@@ -1,4 +1,4 @@
-"""Does anything depend on the order in which a process happens to iterate over sets?"""
+"""Does anything depend on the iteration order of sets?"""
 
 import os
 import subprocess
@@ -7,11 +7,11 @@ import sys
 SCRIPT = """
 import hashlib
 from clustersim import Scenario, simulate
-from clustersim.cost.collective_cost import CommunicationCost
+from clustersim.cost.collective_cost import CollectiveCost
 
-asked = []
-once = CommunicationCost._time
-CommunicationCost._time = lambda self, exchange: asked.append(repr(exchange)) or once(self, exchange)
+costed = []
+time_comm_op = CollectiveCost._comm_timing
+CollectiveCost._comm_timing = lambda self, comm_op: costed.append(repr(comm_op)) or time_comm_op(self, comm_op)
 scenario = {
     "model": {"preset": "gpt3-1.3b", "layers": 4},
     "cluster": {"name": "dgx-h100", "gpus": 16},
@@ -21,17 +21,20 @@ scenario = {
 other = {**scenario, "layout": {"tp": 2, "dp": 8, "data": "fsdp"}}
 halves = [{"order": [f"{8 * node + 4 * half}-{8 * node + 4 * half + 3}" for node in range(4)]} for half in (0, 1)]
 scenario["cluster"] |= {"node": {"nic": {"per_node": 1}}, "placement": halves[0]}
-scenario["disturbances"] = {"jobs": {"scenario": other, "placement": halves[1], "start": "-1 ms"}}
+scenario["degradations"] = {"jobs": {"scenario": other, "placement": halves[1], "start": "-1 ms"}}
 result = simulate(Scenario.from_mapping(scenario))
-assert result.step_time > result.alone
-for trace in (result.trace, *(job.rows.trace for job in result.neighbours)):
-    columns = (trace.rank, trace.task, trace.cause, trace.leader, trace.start, trace.end, trace.waited, trace.contended)
-    print(hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest(), *asked)
+assert result.step_time > result.isolated_step_time
+for trace in (result.trace, *(job.trace_table.trace for job in result.co_located_jobs)):
+    columns = (
+        trace.rank, trace.task, trace.critical_predecessor, trace.blocking_event, trace.start, trace.end, trace.waited,
+        trace.contended,
+    )
+    print(hashlib.sha256(b"".join(column.tobytes() for column in columns)).hexdigest(), *costed)
 """
 
 
 def run_with_hash_seed(seed: str) -> str:
-    """What a process with this hash seed finds, and in which order it asks what exchanges cost."""
+    """Output of a process with this hash seed: trace digests and the order in which collectives are costed."""
     environment = {**os.environ, "PYTHONHASHSEED": seed}
     return subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True
@@ -39,5 +42,5 @@ def run_with_hash_seed(seed: str) -> str:
 
 
 def test_traces_and_cost_lookups_do_not_depend_on_the_hash_seed() -> None:
-    """What a cost source remembers may depend on what it is asked first, so the order of questions counts, too."""
+    """What a cost model caches may depend on the order of lookups, so that order is compared, too."""
     assert run_with_hash_seed("1") == run_with_hash_seed("2")

@@ -1,4 +1,4 @@
-"""Who sends is received from, and members of a group agree on what they do together."""
+"""Every send has its receive, and members of a group issue the same collectives in the same order."""
 
 from collections.abc import Iterator
 
@@ -22,13 +22,13 @@ def program_of(program: Program, rank: int) -> RankProgram:
 def messages(
     program: RankProgram, kind: type[SendTask] | type[ReceiveTask], comm_group: str
 ) -> list[tuple[str, float]]:
-    """Tag and payload of what a rank sends to, or receives from, the other end of its pair."""
+    """Sorted (tag, payload) of what a rank sends to, or receives from, the other end of its pair."""
     tasks = [task for task in program.tasks if isinstance(task, kind) and task.comm_op.comm_group == comm_group]
     return sorted((str(task.tag), task.comm_op.payload) for task in tasks)
 
 
 def issued_collectives(program: RankProgram, comm_group: str) -> list[CommOp]:
-    """Collectives of one role in the order in which the rank issues them."""
+    """Collectives of one kind of group in the order in which the rank issues them."""
     return [comm_op for comm_op in _comm_ops(program) if comm_op.comm_group == comm_group]
 
 

@@ -1,4 +1,4 @@
-"""Rates are the one max-min fair allocation, whoever computes it and in whichever order, scale or part."""
+"""Rates are the unique max-min fair allocation, independent of solver, order, scale and decomposition."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -21,7 +21,7 @@ from tests.conftest import examples
 
 @dataclass(frozen=True, slots=True)
 class MaxMinCase:
-    """Who shares what: entries of (resource, activity, weight), and the numbers of resources and activities."""
+    """Which activity uses which resource: entries of (resource, activity, weight), capacities, rate caps and shares."""
 
     usage_entries: list[tuple[int, int, float]]
     capacity: list[float]
@@ -44,7 +44,7 @@ class MaxMinCase:
         return rates
 
 
-SMALL = st.integers(1, 12).map(lambda number: number / 4)  # so that ties are frequent
+SMALL = st.integers(1, 12).map(lambda quarters: quarters / 4)  # so that ties are frequent
 WIDE = st.floats(1e-3, 1e12)
 
 
@@ -105,7 +105,7 @@ def test_rates_are_those_of_progressive_filling(case: MaxMinCase) -> None:
 @given(max_min_cases())
 @examples(400)
 def test_every_activity_is_at_its_cap_or_highest_on_a_full_resource(case: MaxMinCase) -> None:
-    """No load is above a capacity either: together they characterise the max-min fair allocation."""
+    """And no load exceeds a capacity: both conditions characterise the max-min fair allocation."""
     rates = case.rates()
     load = [sum(w * rates[i] for r, i, w in case.usage_entries if r == index) for index in range(len(case.capacity))]
     assert all(used <= capacity * (1 + 1e-12) for used, capacity in zip(load, case.capacity, strict=True))
@@ -169,7 +169,7 @@ def test_equal_activities_can_be_merged_into_one(case: MaxMinCase, copies: int) 
 
 
 def components_by_joining(case: MaxMinCase) -> list[set[tuple[str, int]]]:
-    """Parts by joining sets, one entry after the other."""
+    """Connected components by joining sets, one entry after the other."""
     component_sets = [{("activity", i)} for i in range(len(case.cap))] + [
         {("resource", r)} for r in range(len(case.capacity))
     ]

@@ -1,4 +1,4 @@
-"""What must hold of memory whatever the scenario: one thing changed, and on which side the peak may lie."""
+"""Monotonicity of peak memory: one setting is changed, and the peak may only move one way."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def _draw_mapping(draw: st.DrawFn) -> dict[str, Any]:
         "layout": {
             "tp": tp, "pp": pp, "dp": dp,
             "sequence_parallel": tp > 1 and draw(st.booleans()),
-            "release_outputs": draw(st.booleans()),
+            "deallocate_pipeline_outputs": draw(st.booleans()),
             "data": draw(st.sampled_from(["ddp", "zero1", "zero2", "fsdp"])),
         },
         "schedule": draw(st.sampled_from(["1f1b", "gpipe", "zb-1p"])),
@@ -46,7 +46,7 @@ MAPPINGS = st.composite(_draw_mapping)()
 
 
 def _changed(base: dict[str, Any], *changes: str) -> Scenario:
-    """The scenario with some keys changed; an example whose change is not legal says nothing."""
+    """The scenario with some keys changed; examples whose change is invalid are discarded."""
     try:
         return Scenario.from_mapping(base).with_overrides(*changes)
     except InputError:
@@ -71,7 +71,7 @@ def test_a_longer_sequence_never_needs_less_memory(base: dict[str, Any]) -> None
 @given(MAPPINGS)
 @examples(60)
 def test_a_higher_zero_stage_never_takes_more_state_memory(base: dict[str, Any]) -> None:
-    """ZeRO's stages; what buffers and gathered layers take beside is not shared out, so of the states alone."""
+    """ZeRO's stages; buffers and gathered layers are not sharded, so only the model states are compared."""
     state_bytes = []
     for stage in ("ddp", "zero1", "zero2", "fsdp"):
         ledgers = memory_timelines(_changed(base, f"layout.data={stage}"))
@@ -83,7 +83,7 @@ def test_a_higher_zero_stage_never_takes_more_state_memory(base: dict[str, Any])
 @given(MAPPINGS, st.sampled_from(["zero1", "fsdp"]))
 @examples(60)
 def test_more_sharding_replicas_never_need_more_memory(base: dict[str, Any], data: str) -> None:
-    """As many microbatches of as many tokens; but for the buffers of one group more where there was none."""
+    """With as many microbatches of as many tokens; from dp 2, so that both have the buffers of the group."""
     layout = base["layout"]
     two_replicas, eight_replicas = (
         _changed(
@@ -97,7 +97,7 @@ def test_more_sharding_replicas_never_need_more_memory(base: dict[str, Any], dat
 @given(MAPPINGS)
 @examples(60)
 def test_full_recompute_never_needs_more_memory(base: dict[str, Any]) -> None:
-    """At the peak a whole layer is there again, beside what the others keep: no more than if all were kept."""
+    """At the peak one full layer is materialized again, plus what the others keep: no more than if all were kept."""
     none, full = (_changed(base, "schedule=1f1b", f"training.recompute={kind}") for kind in ("none", "full"))
     assert peak_memory(full) <= peak_memory(none) * TOLERANCE
 
@@ -106,7 +106,8 @@ def test_full_recompute_never_needs_more_memory(base: dict[str, Any]) -> None:
 @examples(60)
 def test_releasing_outputs_never_needs_more_memory(base: dict[str, Any]) -> None:
     kept_outputs, released = (
-        _changed(base, f"layout.release_outputs={release_outputs}") for release_outputs in ("false", "true")
+        _changed(base, f"layout.deallocate_pipeline_outputs={deallocate_pipeline_outputs}")
+        for deallocate_pipeline_outputs in ("false", "true")
     )
     assert peak_memory(released) <= peak_memory(kept_outputs) * TOLERANCE
     if base["layout"]["pp"] == 1:
@@ -118,8 +119,9 @@ def test_releasing_outputs_never_needs_more_memory(base: dict[str, Any]) -> None
 def test_zero_bubble_needs_at_most_1f1b_plus_deferred_gradients(base: dict[str, Any]) -> None:
     """ZB-1p keeps p microbatches on every rank, as 1F1B does on its first.
 
-    Beside them there is what one microbatch's waiting may exceed its activations by, and what passes; a last rank of
-    1F1B has one microbatch, so the bound is taken with the fullest stage's activations, p times.
+    In addition there is what one microbatch's deferred weight gradients may exceed its activations by, and
+    transients; a last rank of 1F1B has one microbatch, so the bound uses the peak-memory stage's activations, p
+    times.
     """
     zero_bubble = _changed(base, "schedule=zb-1p", "training.recompute=none")
     gpipe = _changed(
@@ -132,7 +134,8 @@ def test_zero_bubble_needs_at_most_1f1b_plus_deferred_gradients(base: dict[str, 
             base, "schedule=gpipe", "training.recompute=none", f"training.global_batch={_single_microbatch_batch(base)}"
         )
     )
-    # a single microbatch at its fullest holds what is kept of it and what passes; waiting is at most three times that
+    # the peak of a single microbatch has its saved activations and transients; deferred gradients are at most
+    # three times that
     assert zero_bubble_peak <= gpipe_peak + 3 * max(item.peak_activations for item in single_microbatch)
 
 

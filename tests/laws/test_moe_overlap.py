@@ -1,4 +1,4 @@
-"""Laws of pairs: tokens of one microbatch travel beside the computation of another, and nothing is lost."""
+"""Invariants of MoE overlap: one microbatch's dispatch overlaps another's computation, and no work is lost."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ MODEL = {
     "layers": 8, "hidden": 1024, "heads": 8, "kv_heads": 4, "ffn": 2048, "vocab": 2048, "max_positions": 1024,
     "experts": {"count": 8, "top_k": 2, "ffn": 2048, "shared": 1024},
 }  # fmt: skip
-OVERLAP_KEY = "layout.overlap_expert_communication"
+OVERLAP_KEY = "layout.overlap_moe_expert_parallel_comm"
 
 
 @st.composite
 def mappings(draw: st.DrawFn) -> dict[str, Any]:
-    """A mixture on 8 GPUs, in which tokens travel beside computation."""
+    """A MoE model on 8 GPUs with overlapped expert communication."""
     tp, pp = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (1, 4)]))
     ranks_per_stage = 8 // pp
     ep = draw(st.sampled_from([item for item in (2, 4, 8) if ranks_per_stage % item == 0]))
@@ -33,11 +33,11 @@ def mappings(draw: st.DrawFn) -> dict[str, Any]:
     etp = draw(st.sampled_from([element for element in {1, tp} if ranks_per_stage % (ep * element) == 0]))
     layout = {
         "tp": tp, "pp": pp, "ep": ep, "etp": etp, "sequence_parallel": tp > 1,
-        "overlap_expert_communication": True,
+        "overlap_moe_expert_parallel_comm": True,
         "dispatcher": draw(st.sampled_from(["alltoall", "deepep", "hybridep"])),
         "data": draw(st.sampled_from(["ddp", "zero1", "zero2"])),
-        "delay_wgrad": draw(st.booleans()),
-        "pipeline_overlap": draw(st.booleans()),
+        "delay_wgrad_compute": draw(st.booleans()),
+        "overlap_p2p_comm": draw(st.booleans()),
     }  # fmt: skip
     microbatches = 2 * pp * draw(st.integers(1, 2))
     dense_first = draw(st.booleans())
@@ -56,19 +56,19 @@ def mappings(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def simulate_with_cost(mapping: dict[str, Any], **changes: object) -> RenderedResult:
-    """A result of the same with other costs."""
+    """The result of the mapping with other `cost` settings."""
     return simulate(Scenario.from_mapping({**mapping, "cost": mapping["cost"] | changes}))
 
 
 @given(mappings())
 @examples(10)
 def test_an_overlapped_pair_takes_between_its_longest_pass_and_the_sum(mapping: dict[str, Any]) -> None:
-    """The same order, its pairs side by side and in turn; nobody shares links, kernels are not slowed.
+    """The same order with its pairs overlapped and sequential; no shared links, no kernel interference.
 
-    From when both passes have begun, the rank always computes or sends, so they are done in at most what they take one
-    after the other, and in no less than what all they compute takes, nor what they send.
+    Once both passes have started, the rank always computes or sends, so they end within the sum of their
+    sequential times, and take no less than all their computation, nor than all their communication.
     """
-    mapping["layout"] = mapping["layout"] | {"delay_wgrad": False}
+    mapping["layout"] = mapping["layout"] | {"delay_wgrad_compute": False}
     mapping["cost"] = {"network": "uncontended", "interference": 0.0}
     overlapped = Scenario.from_mapping(mapping)
     order = overlapped.effective_schedule.order(overlapped.layout.pp, overlapped.microbatch_count)
@@ -98,7 +98,7 @@ def test_an_overlapped_pair_takes_between_its_longest_pass_and_the_sum(mapping: 
 
 
 def _action_spans(result: RenderedResult, rank: int) -> dict[Action, list[tuple[float, float]]]:
-    """When the compute tasks of each action ran on a rank."""
+    """(start, end) of the compute tasks of each action on a rank."""
     tasks, trace = result.program.programs[int(result.program.program_index[rank])].tasks, result.trace
     spans: dict[Action, list[tuple[float, float]]] = {}
     for event_index in trace.rank_events(rank, Stream.COMPUTE).tolist():
@@ -110,12 +110,12 @@ def _action_spans(result: RenderedResult, rank: int) -> dict[Action, list[tuple[
 
 @st.composite
 def imbalanced_mappings(draw: st.DrawFn) -> dict[str, Any]:
-    """The same, whose loads may differ by rank, layer and step, or whose shared experts are beside tokens instead."""
+    """The same with optional load imbalance, or with shared experts overlapping the dispatch instead."""
     mapping = draw(mappings())
     mapping["training"]["expert_load"] = draw(st.sampled_from(["balanced", 0.3]))
     if draw(st.booleans()) and mapping["layout"]["dispatcher"] == "alltoall":
         mapping["layout"] |= {
-            "overlap_expert_communication": False, "delay_wgrad": False, "overlap_shared_experts": True,
+            "overlap_moe_expert_parallel_comm": False, "delay_wgrad_compute": False, "moe_shared_expert_overlap": True,
         }  # fmt: skip
     return mapping | {"steps": draw(st.integers(1, 2))}
 
@@ -131,7 +131,7 @@ def test_overlap_folding_and_coalescing_change_no_time(mapping: dict[str, Any]) 
 @given(mappings(), st.booleans())
 @examples(20)
 def test_overlapped_vectorized_engine_equals_the_scalar_engine(mapping: dict[str, Any], drawn: bool) -> None:
-    """Every rank with what it waited and was slowed; no order of pairs needs a clock."""
+    """Every rank including its waiting and slowdown; no order of overlapped pairs needs a clock."""
     mapping["training"] |= {"expert_load": 0.3 if drawn else "balanced"}
     prepared = build_simulation(
         Scenario.from_mapping({**mapping, "cost": {"network": "uncontended", "symmetry": "off"}})
@@ -168,14 +168,14 @@ def test_categories_sum_to_the_step_and_operations_end_with_their_tasks(mapping:
 @given(mappings())
 @examples(10)
 def test_an_overlapped_pair_runs_the_operations_of_its_passes(mapping: dict[str, Any]) -> None:
-    """The same kernels as often as in turn, and tokens sent as often: inside blocks or beside them."""
-    overlapped = Scenario.from_mapping({**mapping, "layout": mapping["layout"] | {"delay_wgrad": False}})
+    """The same kernels and dispatches as often as sequentially, inside segments or concurrent with them."""
+    overlapped = Scenario.from_mapping({**mapping, "layout": mapping["layout"] | {"delay_wgrad_compute": False}})
     sequential = overlapped.with_overrides(f"{OVERLAP_KEY}=false")
     assert _operation_counts(simulate(overlapped)) == _operation_counts(simulate(sequential))
 
 
 def _operation_counts(result: RenderedResult) -> list[dict[str, int]]:
-    """How often each rank program runs each kernel and exchange, by name."""
+    """How often each rank program runs each kernel and collective, by name."""
     counts: list[dict[str, int]] = []
     for program in result.program.programs:
         count_by_name: dict[str, int] = {}

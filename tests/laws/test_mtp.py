@@ -1,4 +1,4 @@
-"""Laws of layers that predict further tokens: none is the model without, and they are on ranks as all else is."""
+"""Invariants of multi-token prediction: zero MTP layers change nothing, and ranks hold all parameters."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.strategies import mappings
 
 @st.composite
 def mtp_mappings(draw: st.DrawFn, mtp_layers: int) -> dict[str, Any]:
-    """A scenario whose model predicts so many further tokens; its positions are rotary."""
+    """A Llama scenario (rotary positions) with the given number of MTP layers."""
     mapping = draw(mappings())
     return {**mapping, "model": {**mapping["model"], "family": "llama", "mtp_layers": mtp_layers}}
 
@@ -48,7 +48,7 @@ def test_mtp_folding_and_coalescing_change_no_time(mapping: dict[str, Any]) -> N
 @given(mtp_mappings(2))
 @examples(40)
 def test_all_ranks_hold_the_model_and_copies_of_the_embedding(mapping: dict[str, Any]) -> None:
-    """Without tensor parallelism, under which every rank has all norms."""
+    """Without tensor parallelism, under which every rank holds all norms."""
     assume(mapping["layout"]["tp"] == 1)
     scenario = Scenario.from_mapping(mapping)
     plan, layout = build_plan(scenario), scenario.layout

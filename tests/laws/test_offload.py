@@ -1,4 +1,4 @@
-"""What goes to the host and back changes where things are and when they happen, and nothing else."""
+"""Offload changes where data is kept and when it is copied, and nothing else."""
 
 from dataclasses import replace
 from math import inf
@@ -46,8 +46,8 @@ STATES = (OptimizerOffload(), OptimizerOffload(0.25), OptimizerOffload(gradients
 
 @st.composite
 def offload_scenarios(draw: st.DrawFn) -> Scenario:
-    """A scenario that offloads activations, what its layout has of states, or both, to a fast host or a slow one."""
-    scenario = draw(scenarios().filter(lambda each: not isinstance(each.layout.data, NaiveDataParallel)))
+    """A scenario that offloads activations, model states its layout allows, or both, to a fast or a slow host."""
+    scenario = draw(scenarios().filter(lambda scenario: not isinstance(scenario.layout.data, NaiveDataParallel)))
     layout = scenario.layout
     sharded = isinstance(layout.data, FullyShard) and layout.dp * layout.cp > 1
     reduces_per_backward = layout.dp * layout.cp == 1 or layout.gradient_sync is GradientSync.EVERY_BACKWARD
@@ -60,7 +60,7 @@ def offload_scenarios(draw: st.DrawFn) -> Scenario:
 
 
 def with_offload(scenario: Scenario, host: HostMemory, offload: Offload) -> Scenario:
-    """The scenario with offload to such hosts."""
+    """The scenario with this offload and these hosts."""
     training = replace(scenario.training, offload=offload)
     return replace(scenario, training=training, cluster=replace(scenario.cluster, host_memory=host))
 
@@ -71,7 +71,7 @@ def only_activations(scenario: Scenario, host: HostMemory | None = None) -> Scen
 
 
 def without_interference(scenario: Scenario) -> Scenario:
-    """Kernels take their time, whatever is beside them, and hosts launch them at once."""
+    """The scenario without kernel interference and without launch overhead."""
     cost, framework = (
         replace(scenario.cost, interference=0.0),
         replace(scenario.framework, launch_seconds=0.0, backward_launch_seconds=0.0),
@@ -80,7 +80,7 @@ def without_interference(scenario: Scenario) -> Scenario:
 
 
 def host_copy_bytes(result: SimulationResult, kind: HostOpKind, rank: int) -> list[float]:
-    """Bytes of what a rank does of a kind with its host."""
+    """Bytes of each host copy of a kind on a rank."""
     program = result.program.programs[int(result.program.program_index[rank])]
     comm_ops = [task.comm_op for task in program.tasks if isinstance(task, CollectiveTask)]
     return [comm_op.payload for comm_op in comm_ops if isinstance(comm_op, HostOp) and comm_op.kind is kind]
@@ -131,9 +131,10 @@ def test_time_categories_sum_to_the_step_on_every_rank(scenario: Scenario) -> No
 @given(offload_scenarios())
 @examples(80)
 def test_an_infinitely_fast_host_equals_no_activation_offload(scenario: Scenario) -> None:
-    """A block takes its kernels' time; where it takes its launches', cutting it may cost, so launches take nothing.
+    """Launch overhead is zero, as splitting a launch-bound segment may cost time.
 
-    Not so for orders that ask how much of what is kept waits for weight gradients: with less kept they are others.
+    Schedules that depend on how much of the activations waits for weight gradients are excluded: with less kept
+    they differ.
     """
     assume(not isinstance(scenario.schedule, ZeroBubble))
     free = without_interference(only_activations(scenario, INFINITE))
@@ -144,7 +145,7 @@ def test_an_infinitely_fast_host_equals_no_activation_offload(scenario: Scenario
 @given(offload_scenarios())
 @examples(60)
 def test_activation_copies_never_make_a_step_faster(scenario: Scenario) -> None:
-    """They only make tasks wait for more; that holds where no task slows another."""
+    """They only add dependencies; that argument holds where no task slows another."""
     offloaded = without_interference(only_activations(scenario))
     baseline = simulate(with_offload(offloaded, FAST, NO_OFFLOAD)).step_time
     assert simulate(offloaded).step_time >= baseline * (1.0 - 1e-9)
@@ -175,7 +176,7 @@ def test_copied_bytes_equal_the_dropped_activations(scenario: Scenario) -> None:
 @given(offload_scenarios())
 @examples(60)
 def test_no_more_layers_are_on_the_device_than_there_are_buffers(scenario: Scenario) -> None:
-    """From the start of a layer's forward to the end of its copy out, and from the copy back to its backward's end."""
+    """From a layer's forward start to the end of its D2H copy, and from its H2D copy's start to its backward's end."""
     result = simulate(only_activations(scenario))
     activations = result.scenario.training.offload.activations
     assert activations is not None
@@ -202,7 +203,7 @@ def test_no_more_layers_are_on_the_device_than_there_are_buffers(scenario: Scena
 @given(offload_scenarios())
 @examples(60)
 def test_offload_never_needs_more_device_memory(scenario: Scenario) -> None:
-    """Buffers are counted as always there, so the fullest moment may be one in which they are not used.
+    """Buffers are counted as always allocated, so the peak may be at a time when they are not used.
 
     That is where backward is run in halves, and where a few layers keep less than the others.
     """
@@ -216,7 +217,7 @@ def test_offload_never_needs_more_device_memory(scenario: Scenario) -> None:
             )
         if (
             not offloaded.training.offload.offloads_shards
-        ):  # shards on their way need buffers, which a tiny model notices
+        ):  # shards in transit need buffers, which matter for a tiny model
             baseline_peak = peak_memory(with_offload(offloaded, FAST, NO_OFFLOAD))
             assert (
                 peak_memory(offloaded)

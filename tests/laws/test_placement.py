@@ -1,4 +1,4 @@
-"""Where ranks are placed changes what links they use, and nothing else."""
+"""Placement of ranks changes which links they use, and nothing else."""
 
 from dataclasses import replace
 from typing import Any
@@ -42,7 +42,7 @@ NETWORKS = st.sampled_from(["uncontended", "shared"])
 @given(scenarios(), NETWORKS)
 @examples(60)
 def test_an_identity_placement_changes_nothing(scenario: Scenario, network: str) -> None:
-    """To the last digit."""
+    """Exactly, to the last digit."""
     unplaced = scenario.with_overrides(f"cost.network={network}")
     assert result_json(
         unplaced.with_overrides(f"cluster.placement.order=[0-{unplaced.layout.world_size - 1}]")
@@ -52,10 +52,10 @@ def test_an_identity_placement_changes_nothing(scenario: Scenario, network: str)
 @given(scenarios("one switch"), st.integers(0, 2**32))
 @examples(60)
 def test_permuting_full_nodes_under_one_switch_changes_nothing(scenario: Scenario, seed: int) -> None:
-    """Every node is as far from every other, so which is which does not matter."""
+    """Every node is equally far from every other, so a permutation of nodes does not matter."""
     scenario = scenario.with_overrides(
         "cluster.fabric.leaf.nodes=16"
-    )  # of which the job has 8 at most, and one is spare
+    )  # the job uses at most 8 of them, and one is spare
     placed = scenario.with_overrides(f"cluster.placement={{scatter: nodes, spare: 1, seed: {seed}}}")
     event(f"in order: {bool((np.diff(placed.cluster.machine_gpu_ids) > 0).all())}")
     assert simulate(placed).step_time == pytest.approx(simulate(scenario).step_time, rel=1e-9)
@@ -63,8 +63,12 @@ def test_permuting_full_nodes_under_one_switch_changes_nothing(scenario: Scenari
 
 @given(scenarios(), st.sampled_from(["nodes", "gpus"]), st.integers(0, 2**32), NETWORKS)
 @examples(80)
-def test_folded_equals_unfolded_with_scattered_ranks(scenario: Scenario, what: str, seed: int, network: str) -> None:
-    folded = scenario.with_overrides(f"cluster.placement={{scatter: {what}, seed: {seed}}}", f"cost.network={network}")
+def test_folded_equals_unfolded_with_scattered_ranks(
+    scenario: Scenario, placement: str, seed: int, network: str
+) -> None:
+    folded = scenario.with_overrides(
+        f"cluster.placement={{scatter: {placement}, seed: {seed}}}", f"cost.network={network}"
+    )
     unfolded_result = simulate(folded.with_overrides("cost.symmetry=off"))
     assert_same_trace(simulate(folded).trace, unfolded_result.trace, relative=1e-9)
 
@@ -99,7 +103,7 @@ def test_a_job_on_half_of_each_node_is_one_on_nodes_of_half_the_size() -> None:
 
 
 def test_gpus_scattered_over_nodes_are_slower_than_contiguous_ones() -> None:
-    """Tensor-parallel pairs then meet over the network."""
+    """Tensor-parallel pairs then communicate over the network."""
     contiguous = Scenario.from_mapping({**RACK_JOB, "cluster": {"name": "dgx-h100", "gpus": 128}})
     scattered = contiguous.with_overrides("cluster.placement.scatter=gpus")
     assert simulate(scattered).step_time > 1.2 * simulate(contiguous).step_time
@@ -107,13 +111,13 @@ def test_gpus_scattered_over_nodes_are_slower_than_contiguous_ones() -> None:
 
 @pytest.mark.parametrize("layout", [Layout(tp=8, pp=4, dp=16), Layout(tp=2, pp=4, dp=64)])
 def test_rotations_of_scattered_nodes_give_the_full_evaluation(layout: Layout) -> None:
-    """A group stands for its images as it does in the machine's own order."""
+    """A group represents its rotated images as it does in the cluster's natural order."""
     machine = load_cluster("llama3-roce", 768).fabric
     nodes = shuffle(np.arange(96), 7)[:64]
     fabric = RankMappedFabric(machine, (8 * nodes[:, None] + np.arange(8)).reshape(-1))
     assert fabric.rotation is not None
     unrotated_fabric = RankMappedFabric(machine, fabric.gpu_ids)
-    object.__setattr__(unrotated_fabric, "rotation", None)  # a cached property, worked out beforehand
+    object.__setattr__(unrotated_fabric, "rotation", None)  # a cached property, computed before
     for groups in process_groups(layout, looped_placement(layout.pp)).values():
         if groups.members.shape[1] > 1:
             with_rotation, without_rotation = (
@@ -127,10 +131,10 @@ def test_rotations_of_scattered_nodes_give_the_full_evaluation(layout: Layout) -
 
 
 def test_degradations_affect_the_rank_placed_on_the_degraded_gpu() -> None:
-    """Numbers of disturbances are the machine's: GPU 10 is rank 2 of a job on nodes 1 and 0."""
+    """GPU ids of degradations are the cluster's: GPU 10 is rank 2 of a job on nodes 1 and 0."""
     mapping = {**RACK_JOB, "cluster": {"name": "dgx-h100", "gpus": 16}, "layout": {"dp": 16}}
     scenario = Scenario.from_mapping(mapping).with_overrides(
-        "cluster.placement.nodes=[1, 0]", "disturbances.slow={gpu: 10, speed: 0.5}"
+        "cluster.placement.nodes=[1, 0]", "degradations.slow={gpu: 10, speed: 0.5}"
     )
     straggler = simulate(scenario).stragglers.slowest[0]
     assert straggler.ranks == (2,)

@@ -1,4 +1,4 @@
-"""Which replica is called the first makes no difference."""
+"""Relabelling data-parallel replicas changes no result."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ def permuted_gpus(layout: Layout, order: Sequence[int]) -> IntArray:
 
 
 def is_same_cluster(scenario: Scenario, gpu_of_rank: IntArray) -> bool:
-    """Whether the cluster looks the same after the move: one node, or whole nodes trade places under one switch."""
+    """Whether the cluster is the same after the move: one node, or full nodes permuted under one switch."""
     cluster = scenario.cluster
     gpus = np.arange(cluster.gpu_count)
     nodes, positions = gpu_of_rank // cluster.gpus_per_node, gpu_of_rank % cluster.gpus_per_node
@@ -36,7 +36,7 @@ def is_same_cluster(scenario: Scenario, gpu_of_rank: IntArray) -> bool:
 
 
 def rounded_values(value: Any) -> Any:
-    """The answer rounded to 9 digits, without the time that it took to find."""
+    """The result rounded to 9 significant digits, without the wall-clock time."""
     if isinstance(value, dict):
         return {key: rounded_values(item) for key, item in value.items() if key != "simulate_wall_s"}
     if isinstance(value, list):
@@ -47,7 +47,7 @@ def rounded_values(value: Any) -> Any:
 @given(st.data(), scenarios("one domain") | scenarios("one switch"))
 @examples(100, suppress_health_check=[HealthCheck.filter_too_much])
 def test_relabelling_replicas_changes_no_result(data: st.DataObject, scenario: Scenario) -> None:
-    """The groups of every role are the same sets of GPUs, so whatever is asked of them has the same answer."""
+    """The groups of every kind are the same sets of GPUs, so all results agree."""
     assume(scenario.layout.dp > 1)
     order = data.draw(st.permutations(range(scenario.layout.dp)))
     gpu_of_rank = permuted_gpus(scenario.layout, order)

@@ -1,4 +1,4 @@
-"""An order says the same whether it comes from the shelf, from a file or from torch; torch's own orders all run."""
+"""A schedule is the same built in, from a CSV file or from torch; all of torch's schedules run."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,10 +24,10 @@ SMALL: dict[str, Any] = {
     "model": {"preset": "llama-tiny", "layers": 12},
     "cluster": {"name": "dgx-h100", "gpus": 8},
 }
-BIDIRECTIONAL = "dualpipe"  # two pipelines towards each other, which no CSV can say
+BIDIRECTIONAL = "dualpipe"  # bidirectional pipelines, which the CSV format cannot express
 FIXED_ORDER_NAMES = [
     name for name in SCHEDULE_NAMES if not name.endswith("p") and name != BIDIRECTIONAL
-]  # their order depends on no durations
+]  # their order does not depend on durations
 
 
 def schedule_mapping(pp: int, microbatches: int, schedule: object, **layout: object) -> dict[str, Any]:
@@ -36,14 +36,14 @@ def schedule_mapping(pp: int, microbatches: int, schedule: object, **layout: obj
 
 
 def comparable_json(result: RenderedResult) -> dict[str, Any]:
-    """All of an answer but its words, and what is known of an order by its name."""
+    """All of a result but its texts, and what depends on the name of the schedule."""
     values, text_keys = result.to_json(), {"scenario", "simulate_wall_s", "warnings"}
-    name_keys = {"regimes", "unmeasured", "step_time_band_s", "experience"}
+    name_keys = {"strata", "unmeasured", "step_time_interval_s", "interval_basis"}
     return {key: values[key] for key in values if key not in text_keys | name_keys}
 
 
 LAYOUT_MAPPINGS = st.fixed_dictionaries(
-    {"data": st.sampled_from(["ddp", "zero1", "zero2", "fsdp"]), "pipeline_overlap": st.booleans()}
+    {"data": st.sampled_from(["ddp", "zero1", "zero2", "fsdp"]), "overlap_p2p_comm": st.booleans()}
 )
 
 
@@ -52,7 +52,7 @@ LAYOUT_MAPPINGS = st.fixed_dictionaries(
 def test_a_built_in_schedule_from_a_csv_file_is_the_same(
     name: str, pp: int, rounds: int, layout: dict[str, object]
 ) -> None:
-    """Step time, parts, memory and all: to the last digit, also once the file is gone and with what changes."""
+    """Step time, categories and memory, exactly; also once the file is deleted, and after a change of a key."""
     rounds += name == "dualpipev"  # two stages on each rank, a microbatch for each at least
     order = build_schedule(name).order(pp, rounds * pp)
     built_in = Scenario.from_mapping(schedule_mapping(pp, rounds * pp, name, **layout))
@@ -71,7 +71,7 @@ def test_a_built_in_schedule_from_a_csv_file_is_the_same(
 
 @st.composite
 def shuffled_orders(draw: st.DrawFn) -> tuple[str, int, int]:
-    """An order of the shelf in which some passes of a rank have changed places: CSV, ranks, microbatches."""
+    """A built-in order with some passes of a rank swapped: CSV text, ranks, microbatches."""
     names = [name for name in SCHEDULE_NAMES if name != BIDIRECTIONAL]
     name, ranks, rounds = draw(st.sampled_from(names)), draw(st.integers(1, 4)), draw(st.integers(1, 2))
     rounds += name == "dualpipev"  # two stages on each rank, a microbatch for each at least
@@ -87,7 +87,7 @@ def shuffled_orders(draw: st.DrawFn) -> tuple[str, int, int]:
 @given(shuffled_orders(), st.booleans())
 @examples(200)
 def test_every_valid_order_runs_and_takes_its_dry_run_time(case: tuple[str, int, int], overlap: bool) -> None:
-    """A second for each forward of a layer and half of a backward, messages free: the engine never hangs.
+    """One second for each forward of a layer and half of a backward, messages free: the engine never deadlocks.
 
     Where sends are not overlapped some may wait for others, and the step takes as long or longer.
     """
@@ -98,7 +98,7 @@ def test_every_valid_order_runs_and_takes_its_dry_run_time(case: tuple[str, int,
         assert "my.csv" in str(error)
         return
     stages = len(custom.stage_placement.stage_ranks)
-    step = Step(stages, Layout(pp=ranks, pipeline_overlap=overlap), custom, microbatches)
+    step = Step(stages, Layout(pp=ranks, overlap_p2p_comm=overlap), custom, microbatches)
     step_seconds = step.step_seconds(FixedDurations(forward=1.0, backward=1.0, weight=1.0))
     dry_run_seconds = dry_run(custom.order(ranks, microbatches), forward=1, backward=2, weight=1).makespan
     assert step_seconds == dry_run_seconds if overlap else step_seconds >= dry_run_seconds
@@ -107,20 +107,20 @@ def test_every_valid_order_runs_and_takes_its_dry_run_time(case: tuple[str, int,
 @pytest.mark.parametrize(("pp", "microbatches"), [(2, 4), (4, 8)])
 def test_breadth_first_sends_forwards_immediately_without_overlap(pp: int, microbatches: int) -> None:
     """Breadth-first order, sends not overlapped: the next rank needs the last forward before it has any gradient."""
-    step = Step(2 * pp, Layout(pp=pp, pipeline_overlap=False), BreadthFirst(2), microbatches)
+    step = Step(2 * pp, Layout(pp=pp, overlap_p2p_comm=False), BreadthFirst(2), microbatches)
     step_seconds = step.step_seconds(FixedDurations(forward=1.0, backward=2.0))
     assert step_seconds == dry_run(BreadthFirst(2).order(pp, microbatches), forward=1, backward=2).makespan
 
 
 def torch_order_lines(name: str, ranks: int, microbatches: int, *, comms: bool = False) -> list[str]:
-    """Torch's generator as its `_dump_csv` writes it. comms: with what it communicates, whole backwards merged."""
+    """Torch's generated order as its `_dump_csv` writes it. comms: with communication, full backwards merged."""
     visualizer: Any = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
     rank_orders = visualizer.get_schedule_ops(name, ranks, microbatches, with_comms=comms)
     return [",".join("" if action is None else str(action) for action in rank_order) for rank_order in rank_orders]
 
 
 def assert_invariants(result: RenderedResult) -> None:
-    """The breakdown and the critical path sum to the step; one rank of each class says what all of them do."""
+    """Assert that the breakdown and the critical path sum to the step, and that folding changes nothing."""
     seconds = result.breakdown.seconds
     assert np.allclose(seconds.sum(axis=1), result.step_time)
     assert (seconds >= 0.0).all()
@@ -147,10 +147,10 @@ def test_torchs_schedules_equal_the_built_in_ones(name: str, pp: int, microbatch
 
 @pytest.mark.parametrize(("pp", "microbatches"), SHAPES)
 def test_torchs_interleaved_zero_bubble_runs_with_zb_h1s_bubble(pp: int, microbatches: int) -> None:
-    """No schedule of the shelf is its own; with F = I = W it waits p - 1 passes of a chunk, (p - 1)(F + I - W).
+    """No built-in schedule equals it; with F = I = W it waits p - 1 passes of a chunk, (p - 1)(F + I - W).
 
-    So it does where torch's runtime has merged halves that follow each other, and gradients pass from halves to whole
-    backwards; then the norm is summed as for any backward in halves.
+    So it does where torch's runtime has merged consecutive halves, and gradients pass from halves to full
+    backwards; then the norm is reduced as for any backward in halves.
     """
     finish = []
     for comms in (False, True):
@@ -165,7 +165,7 @@ def test_torchs_interleaved_zero_bubble_runs_with_zb_h1s_bubble(pp: int, microba
 
 @pytest.mark.parametrize(("name", "pp", "microbatches"), [("DualPipeV", 2, 4), ("ZBVZeroBubble", 4, 8)])
 def test_torchs_schedules_with_communication_run(name: str, pp: int, microbatches: int) -> None:
-    """Pairs of passes that torch may overlap run one after the other; what it communicates is left to lowering."""
+    """Overlapped pairs run sequentially; torch's communication actions are replaced by the lowering's."""
     lines = torch_order_lines(name, pp, microbatches, comms=True)
     assert any("SEND_F" in line for line in lines)
     assert_invariants(simulate(Scenario.from_mapping(schedule_mapping(pp, microbatches, {"orders": {"rows": lines}}))))

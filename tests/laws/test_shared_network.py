@@ -1,4 +1,4 @@
-"""Laws of the shared network, on slow and oversubscribed ones where it is felt."""
+"""Invariants of the shared network, on slow and oversubscribed ones where contention matters."""
 
 import pickle
 from typing import Any
@@ -76,7 +76,7 @@ def link_programs(draw: st.DrawFn) -> LinkCost:
 @given(link_programs(), st.data())
 @examples(300)
 def test_folded_equals_unfolded_in_random_programs_on_random_links(cost: LinkCost, data: st.DataObject) -> None:
-    """With slow ranks and interference, too; every operation of a block, too, where several are one event."""
+    """With slow ranks and interference; compares every operation of segments that run as one event."""
     program, sharing, models = cost.program, cost.contention, data.draw(device_models(cost.unit))
     segment_cost = SegmentCost(program, models, UncontendedComm(cost.unit, sharing))
     classes = contended_classes(program, cost.unit, sharing, cost.table, model_index=models.index_of_rank)
@@ -91,9 +91,10 @@ def test_folded_equals_unfolded_in_random_programs_on_random_links(cost: LinkCos
     folded_reader = OperationTraceReader(
         program, classes, *reader_arguments, *simulate_program(program, classes, segment_cost, contention_map=sharing)
     )
-    event(f"exchanges inside blocks share links: {bool(sharing.contended)}")
+    event(f"comm ops inside segments share links: {bool(sharing.contended)}")
     event(
-        f"of operations between them some are slowed: {any(isinstance(end_time, VariableRateEndTimes) for end_time in folded_reader.operation_log.end_times)}"
+        "of operations between them some are slowed: "
+        f"{any(isinstance(end_time, VariableRateEndTimes) for end_time in folded_reader.operation_log.end_times)}"
     )
     assert_same_trace(folded_reader.trace, unfolded_reader.trace, relative=1e-9)
     check_trace(unfolded_reader.trace, program)
@@ -131,10 +132,10 @@ def test_breakdowns_and_critical_paths_sum_on_a_shared_network(scenario: Scenari
 @given(contended_scenarios(), st.booleans())
 @examples(40)
 def test_operations_fill_their_segments_and_sum_to_the_breakdown(scenario: Scenario, coalesce: bool) -> None:
-    """Kernels last as long as its parts of kernels, whoever shares links with the exchanges beside them."""
+    """Kernel durations sum to the kernel categories, whoever shares links with concurrent collectives."""
     result = simulate(scenario.with_overrides(f"cost.coalesce={str(coalesce).lower()}"))
     trace, rounding = result.trace, 1e-9 * result.trace.makespan
-    event(f"exchanges inside blocks take longer: {bool(len(trace.contention.event))}")
+    event(f"comm ops inside segments take longer: {bool(len(trace.contention.event))}")
     for rank in trace.simulated_ranks.tolist():
         spans, kernel_seconds = result.operation_spans(rank), 0.0
         tasks = result.program.programs[int(result.program.program_index[rank])].tasks
@@ -163,17 +164,17 @@ def test_operations_fill_their_segments_and_sum_to_the_breakdown(scenario: Scena
 @given(contended_scenarios())
 @examples(20)
 def test_no_link_is_overloaded_and_all_bytes_arrive(scenario: Scenario) -> None:
-    """Of the links that are simulated, in every stretch of time; each activity is busy for what it asked for."""
+    """On the simulated links, in every time interval; each flow is active for its demand."""
     networks: list[RecordingNetwork] = []
 
-    class RecordingNetwork(RecordingNetwork):
+    class CollectedNetwork(RecordingNetwork):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             networks.append(self)
 
     for symmetry in ("auto", "off"):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shared_state, "FluidNetwork", RecordingNetwork)
+            patch.setattr(shared_state, "FluidNetwork", CollectedNetwork)
             simulate(scenario.with_overrides(f"cost.symmetry={symmetry}"))
     assert len(networks) == 2
     for network in networks:
@@ -194,7 +195,7 @@ def test_a_shared_network_without_sharing_equals_uncontended(scenario: Scenario)
 
 
 def _shares_no_link(result: SimulationResult) -> bool:
-    """Whether every link is crossed by one group of one role at most, and not twice at once by that."""
+    """Whether every link is crossed by at most one group of one kind, and by that not twice at once."""
     cluster, groups = result.scenario.cluster, result.program.groups
     model = CollectiveCost(cluster.fabric, load_library(cluster.library), groups)
     comm_ops = {comm_op for rank_program in result.program.programs for comm_op in rank_program.comm_ops}
@@ -209,7 +210,7 @@ def _shares_no_link(result: SimulationResult) -> bool:
 @given(contended_scenarios())
 @examples(40)
 def test_dropping_non_bottleneck_links_changes_nothing(scenario: Scenario) -> None:
-    """They are left out before ranks are compared, so as many or fewer are simulated."""
+    """They are dropped before ranks are compared, so no more ranks are simulated."""
     pruned = simulate(scenario)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(

@@ -1,4 +1,4 @@
-"""What repeats itself is written again as it would have run, event by event."""
+"""A fast-forwarded steady state equals the full event-by-event run."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,13 +28,13 @@ REPETITIONS = 12
 
 
 def watch_nothing(*_: Any) -> None:
-    """In place of `watch_steady_state`: nothing is skipped."""
+    """Replacement of the steady-state detector's `watch_steady_state`: nothing is skipped."""
 
 
 def assert_equal_runs(
     run: tuple[Trace, OperationSpanLog], other_run: tuple[Trace, OperationSpanLog], *, relative: float
 ) -> None:
-    """All rows, what allowed them, what their blocks lost to others, and all pieces of blocks that were written."""
+    """Assert that all events, their predecessors, contention and logged sub-segments agree."""
     trace, other_trace = run[0], other_run[0]
     tolerance, orders = (
         relative * other_trace.makespan,
@@ -45,7 +45,7 @@ def assert_equal_runs(
     for column in ("queued", "ready", "start", "end", "waited", "slowed", "contended"):
         difference = _column(trace, column, orders[0]) - _column(other_trace, column, orders[1])
         assert np.abs(difference).max(initial=0.0) <= tolerance, column
-    for column in ("cause", "leader"):
+    for column in ("critical_predecessor", "blocking_event"):
         difference = _predecessor_ends(trace, column, orders[0]) - _predecessor_ends(other_trace, column, orders[1])
         assert np.abs(difference).max(initial=0.0) <= tolerance, column
     _assert_equal_sub_segments(run[1], other_run[1], tolerance)
@@ -56,7 +56,7 @@ def _column(trace: Trace, column: str, order: IntArray) -> Any:
 
 
 def _predecessor_ends(trace: Trace, column: str, order: IntArray) -> FloatArray:
-    """When the rows ended that a column names: of several that ended together, but for rounding, it may be any."""
+    """End times of the predecessors that a column names: of several tied up to rounding it may be any."""
     predecessors = getattr(trace, column)[order]
     return np.where(predecessors >= 0, trace.end[predecessors], -1.0)
 
@@ -66,16 +66,16 @@ def _assert_equal_sub_segments(log: OperationSpanLog, other_log: OperationSpanLo
         np.lexsort((operation_span_log.begin_operation, operation_span_log.task, operation_span_log.rank))
         for operation_span_log in (log, other_log)
     ]
-    for column in ("rank", "task", "begin", "until"):
+    for column in ("rank", "task", "begin_operation", "end_operation"):
         assert getattr(log, column)[orders[0]].tolist() == getattr(other_log, column)[orders[1]].tolist()
-    for column in ("first", "last"):
+    for column in ("start", "end"):
         difference = getattr(log, column)[orders[0]] - getattr(other_log, column)[orders[1]]
         assert np.abs(difference).max(initial=0.0) <= tolerance
 
 
 @st.composite
 def long_steps(draw: st.DrawFn) -> Scenario:
-    """A random step of more microbatches, and of more layers."""
+    """A random step with more microbatches and more layers."""
     scenario = draw(scenarios())
     batch = scenario.training.global_batch * draw(st.sampled_from([4, 9, 16]))
     return scenario.with_overrides(f"training.global_batch={batch}", f"model.layers={scenario.model.layer_count * 4}")
@@ -95,7 +95,7 @@ def test_fast_forwarded_steps_equal_full_event_runs(scenario: Scenario) -> None:
 
 
 def repeated(cost: UnitCost, distance: int) -> UnitCost:
-    """A program's tasks again and again; some wait for what is `after` tasks before them in the time before."""
+    """A program's tasks repeated; some depend on the task `distance` tasks before them in the previous repetition."""
     program = cost.program
     programs = tuple(_repeated_program(rank_program, distance) for rank_program in program.programs)
     return replace(cost, program=Program(programs, program.program_index, program.groups))
@@ -142,13 +142,13 @@ def run_scalar(program: Program, classes: SymmetryClasses, cost: SegmentCost) ->
     [
         ("zero1", {"tp": 8, "pp": 2, "dp": 4}, 0.7),  # microbatches
         ("fsdp", {"tp": 8, "dp": 8}, 0.9),  # microbatches, and layers within them
-        ("zero1", {"tp": 8, "pp": 2, "dp": 4, "pipeline_overlap": False}, 0.7),
+        ("zero1", {"tp": 8, "pp": 2, "dp": 4, "overlap_p2p_comm": False}, 0.7),
     ],
 )
 def test_most_of_a_long_step_is_fast_forwarded(
     data: str, layout: dict[str, Any], least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the laws above compare something."""
+    """So that the equalities above are not vacuous."""
     skipped_events: list[int] = []
 
     def record_repetition(self: Recorder, repeat: Repetition, original: Any = Recorder.add_repetition) -> None:

@@ -1,4 +1,4 @@
-"""Laws of steps with experts hold whatever sends the tokens."""
+"""Invariants of MoE steps for every token dispatcher."""
 
 from typing import Any
 
@@ -22,9 +22,9 @@ LAYOUTS: list[dict[str, Any]] = [
 
 @st.composite
 def moe_scenarios(draw: st.DrawFn) -> Scenario:
-    """Steps of 16 GPUs on two nodes of a small mixture."""
+    """Steps of a small MoE model on 16 GPUs of two nodes."""
     dispatcher = draw(st.sampled_from(TokenDispatcher))
-    group_limit = {"groups": 4, "limit": draw(st.sampled_from([1, 2]))} if draw(st.booleans()) else {}
+    group_limit = {"num_groups": 4, "group_topk": draw(st.sampled_from([1, 2]))} if draw(st.booleans()) else {}
     experts = {"count": 16, "top_k": 2, "ffn": 512} | group_limit
     model = {"layers": 4, "hidden": 512, "heads": 8, "vocab": 1024, "experts": experts}
     cluster = {"name": draw(st.sampled_from(["dgx-h100", "gb200-nvl72"])), "gpus": 16}
@@ -51,7 +51,7 @@ def test_dispatchers_folded_equals_unfolded_on_a_shared_network(scenario: Scenar
 
 
 def test_one_group_without_link_sharing_takes_its_uncontended_time() -> None:
-    """All experts of 8 GPUs in one node: exchanges of one role on ports of their own."""
+    """All experts on 8 GPUs of one node: collectives of one group on ports of their own."""
     for dispatcher in TokenDispatcher:
         model = {"layers": 2, "hidden": 512, "heads": 8, "vocab": 1024}
         experts = {"count": 16, "top_k": 2, "ffn": 512}

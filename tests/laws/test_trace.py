@@ -1,4 +1,4 @@
-"""Laws of time: causes, sums, repetition and scale."""
+"""Invariants of traces: causes, sums, repeatability and time scaling."""
 
 import pickle
 from dataclasses import replace
@@ -21,10 +21,10 @@ from tests.strategies import costed_programs, fold_ranks, scenarios
 
 
 def check_trace(trace: Trace, program: Program) -> None:
-    """What holds in every trace.
+    """Assert what holds in every trace.
 
-    Times of a span ascend; the tasks of a stream run one after the other; a task starts
-    after all that it waits for; and nothing idles without a reason: each span starts at 0 or when its cause ends.
+    Times of a span ascend; the tasks of a stream run one after the other; a task starts after all its
+    dependencies; and nothing idles without a cause: each span starts at 0 or when its cause ends.
     """
     times = np.stack([trace.queued, trace.ready, trace.start, trace.end])
     assert (np.diff(times, axis=0) >= 0).all()
@@ -37,7 +37,7 @@ def check_trace(trace: Trace, program: Program) -> None:
 
 
 def _follow_causes(cause: IntArray) -> IntArray:
-    """Where each row's chain of causes leads after as many steps as there are rows, or -1."""
+    """Where each event's chain of causes leads after as many steps as there are events, or -1."""
     for _ in range(len(cause).bit_length()):
         cause = np.where(cause < 0, -1, cause[cause])
     return cause
@@ -90,9 +90,9 @@ def test_the_breakdown_of_every_rank_sums_to_the_step_time(scenario: Scenario) -
 @given(scenarios())
 @examples(100)
 def test_the_critical_path_is_as_long_as_the_step(scenario: Scenario) -> None:
-    """It starts at 0, each span on it starts when the one before it ends, and it ends with the step.
+    """It starts at 0, each span starts when the previous one ends, it ends with the step; no stream is longer.
 
-    But where a block waited inside for a rank, that rank's run of the block comes before it.
+    But where a segment waited inside for a rank, that rank's run of the segment comes before it.
     """
     result = simulate(scenario)
     trace, path = result.trace, result.critical_path
@@ -133,7 +133,7 @@ def test_doubled_durations_double_every_timestamp_bit_for_bit(cost: UnitCost) ->
     for classes in (singleton_classes(cost.program), fold_ranks(cost.program, fast.segment_cost)):
         trace, _ = simulate_program(cost.program, classes, fast.segment_cost)
         doubled_trace, _ = simulate_program(cost.program, classes, slow.segment_cost)
-        for column in ("rank", "task", "stream", "cause"):
+        for column in ("rank", "task", "stream", "critical_predecessor"):
             assert getattr(trace, column).tolist() == getattr(doubled_trace, column).tolist()
         for column in ("queued", "ready", "start", "end"):
             assert (2 * getattr(trace, column)).tolist() == getattr(doubled_trace, column).tolist()

@@ -1,4 +1,4 @@
-"""A job that fills NVLink domains unevenly is not much slower than its even neighbours."""
+"""A job that fills NVLink domains unevenly is not much slower than evenly filled ones of similar size."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ GIB = 2.0**30
 
 
 def llama_step_seconds(cluster: str, gpus: int, **layout: object) -> float:
-    """Of Llama-3 8B with the same work for each data-parallel rank."""
+    """Step time of Llama-3 8B with the same work for each data-parallel rank."""
     ranks = gpus // int(str(layout.get("pp", 1)))
     training = {"sequence": 4096, "global_batch": 8 * ranks}
     mapping = {"model": "llama3-8b", "cluster": {"name": cluster, "gpus": gpus}, "layout": layout, "training": training}
@@ -40,15 +40,15 @@ def test_all_reduce_time_is_smooth_in_even_group_sizes() -> None:
     times = []
     for gpus in range(4, 290, 2):
         fabric = load_cluster("gb200-nvl72", -(-gpus // 4) * 4).fabric
-        choices = Tuner(fabric, library).evaluate_variants(CollectiveType.ALL_REDUCE, np.arange(gpus)[None])
-        times.append(float(select_variants(choices, GIB).seconds[0]))
+        variants = Tuner(fabric, library).evaluate_variants(CollectiveType.ALL_REDUCE, np.arange(gpus)[None])
+        times.append(float(select_variants(variants, GIB).seconds[0]))
     ratios = np.array(times[1:]) / np.array(times[:-1])
     assert ratios.max() <= 1.2
     assert ratios.min() >= 1 / 1.2
 
 
 def test_default_placement_fills_racks_evenly() -> None:
-    """80 GPUs: 40 of the 72 of each of two racks; what is left over of the racks changes nothing."""
+    """80 GPUs: 40 of the 72 of each of two racks; unused GPUs of the racks change nothing."""
     mapping = {"model": "llama3-8b", "training": {"sequence": 4096, "global_batch": 80}, "layout": {"data": "fsdp"}}
     fabric = {"spine": {"oversubscription": 3}, "leaf": {"oversubscription": 2}}
     default, explicit = (

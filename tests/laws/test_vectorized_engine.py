@@ -1,4 +1,4 @@
-"""Cohorts as arrays give the spans that ranks give one by one, with slow ranks, interference and jitter."""
+"""The vectorized engine gives the spans of the scalar one, with slow ranks, interference and jitter."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ JITTERS = st.none() | st.builds(
 
 @st.composite
 def device_models(draw: st.DrawFn, cost: UnitCost) -> DeviceModels:
-    """Ranks at up to two speeds, whose kernels collectives slow or not, all alike or each class in its own way."""
+    """Ranks at up to two speeds, with or without kernel slowdown by collectives, all equal or different by class."""
     models = tuple(DeviceModel(ThrottledKernels(cost, speed), draw(INTERFERENCES)) for speed in (1.0, 0.5))
     ranks = cost.program.world_size
     return DeviceModels(models, np.array(draw(st.lists(st.sampled_from([0, 0, 1]), min_size=ranks, max_size=ranks))))
@@ -47,9 +47,9 @@ def degraded_programs(draw: st.DrawFn) -> tuple[Program, SegmentCost]:
 def compare_engines(
     program: Program, classes: SymmetryClasses, cost: SegmentCost, jitter: Jitter | None, *, coalesce: bool
 ) -> bool:
-    """Compare cohorts with ranks one by one; say whether cohorts could run the program."""
+    """Compare the vectorized engine with the scalar one; return whether the former can run the program."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment_durations, "DRAW_SIZE", 2)  # so that factors are drawn in many portions
+        patch.setattr(segment_durations, "DRAW_SIZE", 2)  # so that factors are drawn in several batches
         trace = (
             VectorizedEngine(program, classes, cost, jitter).simulate_all()
             if can_vectorize(program) and not cost.compute_slows_comm
@@ -79,7 +79,7 @@ def test_vectorized_engine_equals_the_scalar_engine(
 @given(degraded_programs())
 @examples(300)
 def test_folded_vectorized_engine_equals_unfolded_scalar_engine(case: tuple[Program, SegmentCost]) -> None:
-    """Slow ranks and interference split classes where they are felt, and nowhere else."""
+    """Slow ranks and interference split equivalence classes exactly where they have an effect."""
     program, cost = case
     classes = fold_ranks(program, cost)
     event(f"folds: {classes.count < program.world_size}")
@@ -94,7 +94,7 @@ def test_folded_vectorized_engine_equals_unfolded_scalar_engine(case: tuple[Prog
 def test_reconstructed_operations_equal_fine_grained_ones(
     case: tuple[Program, SegmentCost], jitter: Jitter | None, vectorized: bool
 ) -> None:
-    """Whoever ran the blocks as one event, or as arrays, its operations are found where fine-grained ranks ran them."""
+    """Whichever engine ran segments as one event, operations are at the times of a fine-grained scalar run."""
     program, cost = case
     classes = singleton_classes(program)
     fine_trace, fine_log = simulate_scalar(program, classes, cost, jitter=jitter, coalesce=False)
@@ -119,7 +119,7 @@ def test_reconstructed_operations_equal_fine_grained_ones(
 @given(costed_programs(), INTERFERENCES)
 @examples(200)
 def test_interference_makes_no_span_end_earlier(cost: UnitCost, interference: Interference) -> None:
-    """Who slows whom by whatever parts: no span ends before it would with nobody slowed."""
+    """For any interference table no span ends before its end without interference."""
     program = cost.program
     tables = [Interference.uniform(0.0), interference]
     costs = [
@@ -142,7 +142,7 @@ class ConstantJitter(Jitter):
 @given(costed_programs(), st.sampled_from([0.0, 0.5]), st.booleans())
 @examples(150)
 def test_constant_jitter_equals_a_slower_device(cost: UnitCost, interference: float, vectorized: bool) -> None:
-    """Also of kernels that hide behind an exchange of their own operation."""
+    """Also for kernels that are hidden behind the collective of their own operation."""
     program, classes = cost.program, singleton_classes(cost.program)
     nominal, slow = (
         SegmentCost(

@@ -1,4 +1,4 @@
-"""What one rank of a trace did, whoever was simulated for it."""
+"""What one rank of a trace did, whichever representative was simulated for it."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ def timeline(trace: Trace, rank: int) -> FloatArray:
 
 
 def assert_same_trace(left: Trace, right: Trace, *, relative: float = 0.0) -> None:
-    """Assert that every rank did the same at the same times, up to so much of the makespan."""
+    """Assert that every rank did the same at the same times, up to this fraction of the makespan."""
     for rank in range(len(left.representative)):
         times, other_times = timeline(left, rank), timeline(right, rank)
         assert times.shape == other_times.shape

@@ -1,4 +1,4 @@
-"""Small plans to lower, and what their programs hold, in words that tests can compare."""
+"""Small plans to lower, and text forms of their programs for comparison."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -34,12 +34,12 @@ def lower_plan(plan: Plan, order: Schedule | None = None) -> Program:
 
 
 def task_names(program: RankProgram) -> list[str]:
-    """What each task is, in the order in which tasks are issued: F0 and B0 are microbatch 0's passes."""
+    """Names of all tasks in issue order: F0 and B0 are microbatch 0's passes."""
     return [_task_name(task) for task in program.tasks]
 
 
 def data_parallel_task_names(program: RankProgram) -> list[str]:
-    """Passes and collectives of data parallelism only."""
+    """Names of passes and data-parallel collectives only."""
     return [word for word in task_names(program) if not word.startswith(("send", "receive"))]
 
 
@@ -55,7 +55,7 @@ def operations(program: RankProgram, kind: ActionKind, microbatch: int = 0) -> I
 
 
 def comparable_tasks(program: Program) -> list[list[tuple[object, ...]]]:
-    """All that ranks do: equal for programs that differ in nothing but which objects their blocks are."""
+    """All that ranks do: equal for programs that differ only in the identity of their segment objects."""
     return [
         [_comparable_task(*item) for item in zip(rank.tasks, rank.streams, strict=True)] for rank in program.programs
     ]
@@ -69,14 +69,14 @@ def _comparable_task(task: object, stream: object) -> tuple[object, ...]:
 
 def _task_name(task: object) -> str:
     match task:
-        case ComputeTask(action=None, segment=block):
-            return block.name
+        case ComputeTask(action=None, segment=segment):
+            return segment.name
         case ComputeTask(action=action):
             return f"{action.kind.value}{action.microbatch}"
         case SendTask(tag=tag):
             return f"send {tag}"
         case ReceiveTask(tag=tag):
             return f"receive {tag}"
-        case CollectiveTask(comm_op=exchange):
-            return exchange.name
+        case CollectiveTask(comm_op=comm_op):
+            return comm_op.name
     raise TypeError(task)

@@ -1,4 +1,4 @@
-"""DDP, ZeRO-1 and ZeRO-2: which collectives are issued, where, and of how many bytes."""
+"""DDP, ZeRO-1 and ZeRO-2: which collectives are issued, when, and of how many bytes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,7 +55,7 @@ def test_zero_1_gathers_before_forward_and_reduces_at_the_end() -> None:
 
 
 def test_zero_2_reduces_after_every_microbatch() -> None:
-    """A rank keeps its shard of gradients only, so whole ones cannot be accumulated (ZeRO, section 5.2)."""
+    """A rank keeps only its shard of the gradients, so full ones cannot be accumulated (ZeRO, section 5.2)."""
     assert data_parallel_task_names(rank_program(Zero2(bucket=HUGE))) == [
         "gather parameters", "F0", "B0", "reduce gradients", "F1", "B1", "reduce gradients", "optimizer",
     ]  # fmt: skip
@@ -107,11 +107,11 @@ def test_reduced_and_gathered_bytes_of_a_step(
 
 
 def test_ddp_buckets_of_25_mb_are_split_at_the_gradient_that_fills_them() -> None:
-    """Llama 3 8B, fp32 gradients: 25 MiB are 6,553,600 elements, so every large matrix fills a bucket by itself.
+    """Llama 3 8B, fp32 gradients: 25 MiB are 6,553,600 elements, so every large matrix fills a bucket of its own.
 
     Backward completes, per layer: down (14336 x 4096 = 58.7 M), up and gate (117 M), mlp norm with attention out
-    (4,096 + 16.8 M), qkv (25.2 M); the attention norm's 4,096 go with the next layer's down matrix. First comes the
-    head's logits matrix; then its norm with the first down matrix; last the last norm with the embedding.
+    (4,096 + 16.8 M), qkv (25.2 M); the attention norm's 4,096 go with the next layer's down matrix. First comes
+    the head's logits matrix; then its norm with the first down matrix; last the last norm with the embedding.
     """
     model = load_preset("llama3-8b")
     training = Training(1024, 2, gradient_clipping=False)
@@ -152,7 +152,7 @@ def test_split_backward_has_the_operations_of_the_unsplit_one() -> None:
 
 
 def test_forward_waits_for_the_parameters_layer_by_layer() -> None:
-    """Buckets of whole units: the embedding and the first layers that fill one, the next, ... in forward's order."""
+    """Buckets of full units: the embedding and the first layers that fill one, the next, ... in forward order."""
     lowered_program = rank_program(Zero1(bucket=100_000.0), microbatches=1)
     gathers = [
         task_id

@@ -1,4 +1,4 @@
-"""ZeRO-3 of DeepSpeed's first release: which parameters are gathered, how often, beside what, and what is reduced."""
+"""ZeRO-3 of DeepSpeed's first release: gathers by parameter, their overlap, and reductions."""
 
 from collections import Counter
 from dataclasses import replace
@@ -30,14 +30,14 @@ def zero3_program(recompute: Recompute = NoRecompute()) -> RankProgram:  # noqa:
 
 
 def named_payloads(rank_program: RankProgram, kind: CollectiveType) -> list[tuple[str, float]]:
-    """Names and bytes of a rank's collectives, in the order in which it issues them."""
+    """Names and bytes of a rank's collectives of a type, in issue order."""
     comm_ops = (task.comm_op for task in rank_program.tasks if isinstance(task, CollectiveTask))
     return [(comm_op.name, comm_op.payload) for comm_op in comm_ops if comm_op.collective is kind]
 
 
 @pytest.mark.parametrize(("recompute", "others", "last"), [(NoRecompute(), 2, 2), (FullRecompute(), 3, 2)])
 def test_matrices_are_gathered_for_forward_recompute_and_backward(recompute: Recompute, others: int, last: int) -> None:
-    """But the last product's, whose backward follows its recomputation at once; BF16, two bytes each."""
+    """Except the last matmul's, whose backward directly follows its recomputation; BF16, two bytes each."""
     gathered = Counter(named_payloads(zero3_program(recompute), CollectiveType.ALL_GATHER))
     for name, elements in MATRICES.items():
         assert gathered[f"gather {name}", 2.0 * elements] == LAYERS * (last if name == "mlp.down" else others)
@@ -53,7 +53,7 @@ def test_gradients_are_reduced_separately() -> None:
 
 
 def test_a_gather_overlaps_only_the_matmuls_of_the_previous_parameter() -> None:
-    """Each waits for the one before it and for all that was computed when it was begun."""
+    """Each waits for the previous gather and for all computation issued before it."""
     lowered_program = zero3_program()
     gathers = [
         (task_id, task) for task_id, task in enumerate(lowered_program.tasks)
@@ -78,8 +78,8 @@ def test_host_calls_are_a_view_and_a_copy_per_rank_and_collective() -> None:
     segments = [task.segment for task in lowered_program.tasks if isinstance(task, ComputeTask)]
     calls = sum(
         operation.kernel.host_calls
-        for block in segments
-        for operation in block.operations
+        for segment in segments
+        for operation in segment.operations
         if operation.kernel is not None
     )
     payloads = [
@@ -90,7 +90,7 @@ def test_host_calls_are_a_view_and_a_copy_per_rank_and_collective() -> None:
 
 
 def test_it_runs_the_kernels_of_full_sharding() -> None:
-    """Only the copies of parts come on top."""
+    """Only the copies of shards are added."""
     layouts = (Layout(dp=RANKS, data=data) for data in (DeepspeedZero3Strategy(), Layout().data))
     training = replace(TRAINING, global_batch=RANKS)
     zero3_operations, sharded_operations = (
@@ -110,9 +110,9 @@ def test_it_runs_the_kernels_of_full_sharding() -> None:
 
 @pytest.mark.parametrize("symmetry", ["auto", "off"])
 def test_a_host_bound_step_takes_its_host_calls(symmetry: str) -> None:
-    """On a network as fast as can be, hosts that need a second for a call set the pace: one after the other."""
+    """With hosts that need a second per call the sequential calls bound the step."""
     mapping = {
-        "model": "llama-tiny", "cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"data": "zero3_by_parameter"},
+        "model": "llama-tiny", "cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"data": "deepspeed_zero3"},
         "training": {"sequence": 64, "global_batch": 8}, "cost": {"symmetry": symmetry},
     }  # fmt: skip
     scenario = Scenario.from_mapping(mapping)

@@ -166,7 +166,7 @@ def test_the_optimizer_waits_for_all_reductions() -> None:
 
 
 def test_recomputation_uses_the_gathered_parameters_of_its_backward() -> None:
-    """The unit is gathered before its backward, forward runs again from it: no third gather."""
+    """The unit is gathered before its backward, and recomputation reuses it: no third gather."""
     plain, recomputed = (
         collectives(fsdp_program(FullyShard(), **options)) for options in ({}, {"recompute": FullRecompute()})
     )
@@ -187,7 +187,7 @@ def test_only_selected_units_are_recomputed() -> None:
 
 
 def collective_counts(data: FullyShard, microbatches: int = 3) -> list[Counter[str]]:
-    """What each pipeline rank of two communicates for its weights, by name: (how often)."""
+    """Counts of data-parallel collectives by name, for each of two pipeline ranks."""
     training = replace(TRAINING, global_batch=4 * microbatches, gradient_clipping=False)
     programs = lower_plan(make_plan(Layout(dp=4, pp=2, data=data), training)).programs
     return [Counter(collective.name for collective in collectives(program)) for program in programs]
@@ -232,7 +232,7 @@ STRATEGIES = st.builds(
     shard=st.sampled_from([None, 2]),
     reduce=st.sampled_from([None, *ReductionFrequency]),
     all_reduce=st.sampled_from(ReductionFrequency),
-    waits=st.booleans(),
+    waits_for_reduction=st.booleans(),
 )
 ORDERS = st.sampled_from([(1, OneFOneB()), (2, OneFOneB()), (2, ZeroBubble(1)), (3, ZeroBubble(2))])
 
@@ -242,7 +242,7 @@ def test_repeated_passes_equal_unit_by_unit_lowering(
     data: FullyShard, order: tuple[int, Schedule], overlap: bool, microbatches: int
 ) -> None:
     pp, schedule = order
-    layout = Layout(dp=4, pp=pp, data=data, pipeline_overlap=overlap)
+    layout = Layout(dp=4, pp=pp, data=data, overlap_p2p_comm=overlap)
     plan = make_plan(layout, replace(TRAINING, global_batch=4 * microbatches))
     with_reuse = comparable_tasks(lower_plan(plan, schedule))
     with pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,6 @@
-"""Hybrid sharding: weights are cut over some of the ranks that hold them and equal on the rest.
+"""Hybrid sharding: weights are sharded over some of the ranks that hold them and replicated on the others.
 
-A rank sends what `ROUNDS` times the buffer says, a part (n - 1) / n of it, for each collective.
+A rank sends what `RING_PASSES` times the buffer says, (n - 1) / n of it, for each collective.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ def comm_ops_of(layout: Layout, microbatches: int = 1) -> list[CommOp]:
 
 
 def payload_by_group_and_collective(comm_ops: list[CommOp]) -> dict[tuple[str, CollectiveType], float]:
-    """Bytes of payload by role and collective."""
+    """Payload bytes by comm group and collective."""
     total: dict[tuple[str, CollectiveType], float] = {}
     for comm_op in comm_ops:
         key = comm_op.comm_group, comm_op.collective
@@ -47,9 +47,9 @@ def payload_by_group_and_collective(comm_ops: list[CommOp]) -> dict[tuple[str, C
 
 @pytest.mark.parametrize(("cp", "shard"), [(1, 4), (2, 4), (2, 8), (1, 8)])
 def test_hsdp_bytes_by_hand(cp: int, shard: int) -> None:
-    """2 bytes a parameter are gathered for forward and again for backward, but for the head's; 4 are scattered within.
+    """2 bytes a parameter are gathered for forward and for backward, except the head's; 4 are scattered within.
 
-    A part of these is summed across.
+    1 / shard of these is all-reduced across replicas.
     """
     layout = Layout(cp=cp, dp=16 // cp, data=FullyShard(shard=shard))
     assert payload_by_group_and_collective(comm_ops_of(layout)) == {
@@ -83,23 +83,27 @@ def test_mics_all_reduces_once_and_fsdp_after_all_microbatches() -> None:
 
 def test_secondary_shards_serve_backward_and_nothing_else() -> None:
     """ZeRO++ (arXiv:2306.10209, section 3.2): forward and gradients span all ranks, backward gathers within."""
-    assert payload_by_group_and_collective(comm_ops_of(Layout(dp=8, data=FullyShard(secondary=2)), microbatches=2)) == {
+    assert payload_by_group_and_collective(
+        comm_ops_of(Layout(dp=8, data=FullyShard(zero_hpz_partition_size=2)), microbatches=2)
+    ) == {
         (DP_GROUP.name, CollectiveType.ALL_GATHER): 2 * 2 * ALL_PARAMETERS,
         (DP_SHARD_GROUP.name, CollectiveType.ALL_GATHER): 2 * 2 * (ALL_PARAMETERS - HEAD_PARAMETERS),
         (DP_GROUP.name, CollectiveType.REDUCE_SCATTER): 2 * 4 * ALL_PARAMETERS,
     }
 
 
-@pytest.mark.parametrize("data", [FullyShard(shard=2), Zero1(shard=2), FullyShard(secondary=2), Zero2(shard=2)])
+@pytest.mark.parametrize(
+    "data", [FullyShard(shard=2), Zero1(shard=2), FullyShard(zero_hpz_partition_size=2), Zero2(shard=2)]
+)
 def test_memory_by_hand(data: DataParallelStrategy) -> None:
-    """Parameters (2 bytes), gradients (4) and optimizer states (12) are cut over two of eight ranks.
+    """Parameters (2 bytes), gradients (4) and optimizer states (12) are sharded over two of eight ranks.
 
-    With secondary shards they are cut over all, beside a second copy of the parameters over two.
+    With secondary shards they are sharded over all, plus a second copy of the parameters over two.
     """
     plan = make_plan(Layout(dp=8, data=data), replace(TRAINING, global_batch=8))
     resident = Footprint(plan, Framework(1.0, 0.0), 0.0).resident_bytes(0)
-    shard_count = 8 if data.secondary else 2
-    secondary_bytes = 2 * ALL_PARAMETERS / 2 if data.secondary else 0
+    shard_count = 8 if data.zero_hpz_partition_size else 2
+    secondary_bytes = 2 * ALL_PARAMETERS / 2 if data.zero_hpz_partition_size else 0
     expected = [
         size * ALL_PARAMETERS / (shard_count if data.zero_stage >= stage else 1)
         for stage, size in ((3, 2), (2, 4), (1, 12))
@@ -153,7 +157,7 @@ def test_hybrid_with_one_shard_equals_ddp(data: DataParallelStrategy, dp: int, m
 
 
 def test_the_gradient_norm_is_reduced_over_one_sharded_copy() -> None:
-    """Tp 2, four shards, pp 2: the squares of one copy of the gradients are on 16 of 32 ranks."""
+    """Tp 2, four shards, pp 2: one copy of the gradients is on 16 of 32 ranks."""
     layout = Layout(tp=2, dp=8, pp=2, data=Zero1(shard=4))
     program = lower_plan(make_plan(layout, replace(TRAINING, global_batch=16)))
     (norm,) = {
@@ -166,7 +170,7 @@ def test_the_gradient_norm_is_reduced_over_one_sharded_copy() -> None:
 
 @pytest.mark.parametrize("order", [("tp", "cp", "dp", "pp"), ("pp", "dp", "tp", "cp"), ("dp", "pp", "cp", "tp")])
 def test_shards_are_contiguous_on_the_data_parallel_axis(order: tuple[str, ...]) -> None:
-    """Groups of both parts of the axis cover those of the whole one, and every rank is in one of each."""
+    """Groups of both factors of the axis cover those of the full one, and every rank is in one of each."""
     layout = Layout(tp=2, cp=2, dp=4, pp=2, order=order, data=FullyShard(shard=4))
     hybrid, dense = layout.meshes[DP_SHARD_GROUP.mesh], layout.mesh
     within, across = (hybrid.groups_along(*comm_group.axes) for comm_group in (DP_SHARD_GROUP, DP_REPLICATE_GROUP))
@@ -177,4 +181,4 @@ def test_shards_are_contiguous_on_the_data_parallel_axis(order: tuple[str, ...])
         assert set().union(*inner) == set().union(*outer) == group
         assert all(len(shard_group & replica_group) == 1 for shard_group in inner for replica_group in outer)
     stride = dense.groups_along(DP_GROUP.axes[1])[0]
-    assert {int(entry) for entry in stride[:2]} <= next(set(each) for each in within.tolist() if stride[0] in each)
+    assert {int(entry) for entry in stride[:2]} <= next(set(group) for group in within.tolist() if stride[0] in group)

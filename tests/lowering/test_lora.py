@@ -1,4 +1,4 @@
-"""Programs of frozen models: no gradient of a frozen weight anywhere, and what adapters exchange."""
+"""Programs of LoRA models: no gradient of a frozen weight, and the adapters' collectives."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -43,8 +43,14 @@ H, WIDE, T = 64, 128, 64
 """hidden and all heads, the MLP's width, tokens of a microbatch"""
 
 STRATEGIES: list[DataParallelStrategy] = [
-    DdpStrategy(), DdpStrategy(overlap=False), Zero1(), Zero1(overlap=False), Zero2(), FullyShard(), NaiveDataParallel(),
-]  # fmt: skip
+    DdpStrategy(),
+    DdpStrategy(overlap=False),
+    Zero1(),
+    Zero1(overlap=False),
+    Zero2(),
+    FullyShard(),
+    NaiveDataParallel(),
+]
 
 
 def lora_plan(layout: Layout, lora: Lora = LORA, **changes: object) -> Plan:
@@ -59,7 +65,7 @@ def all_operations(program: Program) -> Iterator[Operation]:
 
 
 def reduced_gradient_bytes(rank: RankProgram) -> float:
-    """Bytes of gradients that a rank reduces over those with the same weights."""
+    """Bytes of gradients that a rank reduces over its replicas."""
     kinds = (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER, CollectiveType.REDUCE)
     comm_ops = (task.comm_op for task in rank.tasks if isinstance(task, CollectiveTask))
     return sum(
@@ -75,7 +81,7 @@ def is_weight_gradient(kernel: Kernel) -> bool:
 @pytest.mark.parametrize("base", [None, DType.NF4])
 @pytest.mark.parametrize("data", STRATEGIES, ids=repr)
 def test_no_frozen_weight_has_a_gradient(data: DataParallelStrategy, base: DType | None) -> None:
-    """No kernel computes one, no operation completes one, and what is reduced are adapters' gradients alone, in FP32.
+    """No kernel computes one, no operation completes one, and only adapters' gradients are reduced, in FP32.
 
     ZeRO-2 and ZeRO-3 reduce those of each of the four microbatches, and so does torch.nn.DataParallel.
     """
@@ -108,27 +114,27 @@ def test_all_schedules_update_and_reduce_adapters_only(name: str, tp: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("stage", "parts"),
+    ("stage", "shards"),
     [(DdpStrategy(), (1, 1, 1)), (Zero1(), (1, 1, 4)), (Zero2(), (1, 4, 4)), (FullyShard(), (4, 4, 4))],
 )
 @pytest.mark.parametrize("base", [None, DType.NF4])
 def test_memory_of_lora_model_states(
-    stage: DataParallelStrategy, parts: tuple[int, int, int], base: DType | None
+    stage: DataParallelStrategy, shards: tuple[int, int, int], base: DType | None
 ) -> None:
     """Frozen: 2 bytes of each, or 4.127 bits of the layers' matrices; adapters: 2, gradients 4, states 12 bytes."""
     plan = lora_plan(Layout(dp=4, data=stage), replace(LORA, base=base))
-    resident_bytes, adapters = resident_bytes(plan), adapter_parameter_count(SMALL, LORA)
+    memory, adapters = resident_bytes(plan), adapter_parameter_count(SMALL, LORA)
     matrices = 4 * (4 * H * H + 2 * H * WIDE + (3 * H + H) + WIDE + H)  # biases are counted with their matrix
     stored = 2 if base is None else (4 + 8 / 64 + 32 / (64 * 256)) / 8
     frozen = 2 * (parameter_count(SMALL) - matrices) + stored * matrices
-    assert resident_bytes[MemoryCategory.PARAMETERS] == pytest.approx((frozen + 2 * adapters) / parts[0])
-    assert resident_bytes[MemoryCategory.GRADIENTS] == 4 * adapters / parts[1]
-    assert resident_bytes[MemoryCategory.OPTIMIZER] == 12 * adapters / parts[2]
+    assert memory[MemoryCategory.PARAMETERS] == pytest.approx((frozen + 2 * adapters) / shards[0])
+    assert memory[MemoryCategory.GRADIENTS] == 4 * adapters / shards[1]
+    assert memory[MemoryCategory.OPTIMIZER] == 12 * adapters / shards[2]
 
 
 @pytest.mark.parametrize("base", [None, DType.NF4])
 def test_a_unit_is_gathered_in_one_collective_in_its_stored_format(base: DType | None) -> None:
-    """Frozen weights and adapters in one collective, forward and again backward; quantised ones stay so."""
+    """Frozen weights and adapters in one collective, forward and again backward; quantized ones stay quantized."""
     plan = lora_plan(Layout(dp=2, data=FullyShard()), replace(LORA, base=base), global_batch=2)
     program = lower_plan(plan).programs[0]
     gathers = [task.comm_op for task in program.tasks if isinstance(task, CollectiveTask)]
@@ -162,7 +168,7 @@ def test_frozen_parameters_are_not_gathered_after_a_step() -> None:
 def test_all_ranks_of_a_replica_hold_the_adapters_once(
     rank: int, tp: int, pp: int, dp: int, data: DataParallelStrategy, targets: tuple[LoraTarget, ...]
 ) -> None:
-    """Frozen counts are those of the model, whatever stands beside; states of adapters are 12 bytes, each once."""
+    """Frozen counts are those of the model for any adapters; adapter states are 12 bytes, each once."""
     lora = Lora(rank, targets, 16.0)
     plan = lora_plan(Layout(tp=tp, pp=pp, dp=dp, data=data), lora, global_batch=8)
     full_plan = Plan(SMALL, replace(TRAINING, lora=None), plan.layout)
@@ -176,7 +182,7 @@ def test_all_ranks_of_a_replica_hold_the_adapters_once(
 
 
 def adapter_collectives(sequence_parallel: bool) -> dict[ActionKind, list[tuple[str, float]]]:
-    """Collectives of a layer with adapters beside the queries and the output, and their bytes."""
+    """Collectives of a layer with adapters on the queries and the output, and their bytes."""
     lora = Lora(RANK, (LoraTarget.Q, LoraTarget.O), 8.0)
     layout = Layout(tp=2, sequence_parallel=sequence_parallel, layers_per_stage=(1,))
     plan = Plan(resize_model(SMALL, layers=1), replace(TRAINING, lora=lora), layout)
@@ -195,9 +201,9 @@ def adapter_collectives(sequence_parallel: bool) -> dict[ActionKind, list[tuple[
 def test_collectives_of_split_adapters(split: bool) -> None:
     """Megatron-Bridge's ParallelLinearAdapter.
 
-    Queries: the rank's columns are gathered, backward their gradients summed. Output: the rank's terms are summed, B's
-    columns gathered; backward the gradients of the first are summed, and where the sequence is split the gradient of
-    the second is gathered before.
+    Queries: the rank's columns are gathered, backward their gradients summed. Output: the rank's terms are
+    summed, B's columns gathered; backward the gradients of the first are summed, and under sequence parallelism
+    the gradient of the second is gathered before.
     """
     rank, hidden = 2.0 * T * RANK, 2.0 * T * H
     by_pass = adapter_collectives(split)
@@ -230,7 +236,7 @@ def test_recomputation_runs_adapters_again(recompute: FullRecompute | SelectiveO
 
 
 def test_inputs_are_not_gathered_again_where_no_weight_gradient_reads_them() -> None:
-    """Frozen matrices have none, and A keeps its input whole."""
+    """Frozen matrices have none, and A keeps its full input."""
     program = lower_plan(lora_plan(Layout(tp=2, sequence_parallel=True))).programs[0]
     names = [
         operation.comm_op.name
@@ -241,7 +247,7 @@ def test_inputs_are_not_gathered_again_where_no_weight_gradient_reads_them() -> 
 
 
 def test_a_stage_without_adapters_has_nothing_to_update() -> None:
-    """The embedding alone: its rank's optimizer moves no bytes, and its backward has nothing of its own to run."""
+    """The embedding only: its rank's optimizer moves no bytes, and its backward runs no operations."""
     layout = Layout(pp=3, dp=2, layers_per_stage=(0, 2, 2))
     plan = lora_plan(layout)
     first = lower_plan(plan).programs[0]
@@ -252,9 +258,9 @@ def test_a_stage_without_adapters_has_nothing_to_update() -> None:
 def test_formats_of_adapters_are_those_of_the_training() -> None:
     bf16_recipe = mixed_precision(gradients=DType.BF16, master=None, moments=DType.BF16)
     plan = lora_plan(Layout(), recipe=bf16_recipe)
-    resident_bytes = resident_bytes(plan)
-    assert resident_bytes[MemoryCategory.GRADIENTS] == 2 * adapter_parameter_count(SMALL, LORA)
-    assert resident_bytes[MemoryCategory.OPTIMIZER] == 4 * adapter_parameter_count(SMALL, LORA)
+    memory = resident_bytes(plan)
+    assert memory[MemoryCategory.GRADIENTS] == 2 * adapter_parameter_count(SMALL, LORA)
+    assert memory[MemoryCategory.OPTIMIZER] == 4 * adapter_parameter_count(SMALL, LORA)
 
 
 def test_norm_and_loss_backward_are_unchanged() -> None:

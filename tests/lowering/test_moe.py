@@ -1,7 +1,7 @@
-"""Who reduces the gradients of experts with whom, and how much; who hears the norm of all gradients.
+"""Which groups reduce expert gradients, how many bytes, and the gradient norm of MoE models.
 
-A model of four layers, the first dense, the others with 8 experts of 2 x 64 x 128 weights (GELU). A parameter is 2
-bytes where it is gathered and 4 where its gradient is reduced.
+A model of four layers, the first dense, the others with 8 experts of 2 x 64 x 128 weights (GELU). A parameter
+is 2 bytes where it is gathered and 4 where its gradient is reduced.
 """
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ def issued_collectives(layout: Layout, pipeline_rank: int = 0, **training: objec
 
 
 def payload_by_collective(comm_ops: list[CommOp], comm_group: str) -> dict[CollectiveType, float]:
-    """Bytes of payload in groups of a role."""
+    """Payload bytes in groups of a kind, by collective."""
     group_ops = [comm_op for comm_op in comm_ops if comm_op.comm_group == comm_group]
     return {
         kind: total
@@ -90,7 +90,7 @@ def test_fsdp_shards_both_parameter_groups_over_their_ranks() -> None:
 
 
 def test_hybrid_sharding_has_replicas_of_both_groups() -> None:
-    """8 ranks are 2 copies of 4 ranks; with ep 2 an expert is cut over 2 ranks of a copy."""
+    """8 ranks are 2 copies of 4 ranks; with ep 2 an expert is sharded over 2 ranks of a copy."""
     layout = Layout(dp=8, ep=2, data=FullyShard(shard=4))
     sizes = [
         layout.group_size(comm_group)
@@ -136,7 +136,7 @@ def test_expert_buckets_are_separate_and_as_large_as_dense_ones() -> None:
     ],
 )
 def test_the_gradient_norm_is_reduced_over_one_copy_of_all_weights(layout: Layout, roles: dict[object, int]) -> None:
-    """Without sharding a copy of all experts is on other ranks than one of the dense weights (Megatron-LM)."""
+    """Without sharding, a copy of all experts spans other ranks than one of the dense weights (Megatron-LM)."""
     norms = [
         issued_collective.comm_group
         for rank in range(layout.pp)
@@ -176,7 +176,7 @@ def test_all_ranks_hold_as_many_copies_of_experts_as_replicas(
 
 @pytest.mark.parametrize(("ep", "shards"), [(1, 8), (2, 4), (8, 1)])
 def test_all_gradients_are_offloaded_to_the_host(ep: int, shards: int) -> None:
-    """ZeRO-2 leaves a part of them here; of experts that no other rank has, all are here."""
+    """ZeRO-2 leaves a shard of them here; gradients of experts without replicas are all here."""
     layout = Layout(dp=8, ep=ep, data=Zero2())
     offload = Offload(states=OptimizerOffload(gradients=True))
     plan = make_plan(layout, replace(TRAINING, global_batch=8, gradient_clipping=False, offload=offload), MOE_MODEL)

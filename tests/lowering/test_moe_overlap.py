@@ -1,4 +1,4 @@
-"""Passes cut where tokens travel, gradients of weights that are put off, and two passes that take turns."""
+"""MoE overlap: passes split at their dispatches, deferred weight gradients, and two interleaved passes."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 from tests.lowering.plans import lower_plan
 from tests.lowering.test_moe import MOE_MODEL, TRAINING
 
-OVERLAPPED = Layout(dp=8, ep=8, overlap_expert_communication=True)
+OVERLAPPED = Layout(dp=8, ep=8, overlap_moe_expert_parallel_comm=True)
 EMPTY_SEGMENT = Segment("", ())
 
 
@@ -24,7 +24,7 @@ def overlapped_plan(**changes: object) -> Plan:
 
 
 def test_overlap_segments_end_at_their_dispatches() -> None:
-    """Forward each mixture sends there and back, so a stage of three has six legs and the rest."""
+    """Each MoE layer's forward dispatches and combines, so a stage of three has six segments and a remainder."""
     moe_plan = overlapped_plan()
     (stage,) = moe_plan.stages
     stage_units = UnitBuilder(moe_plan).stage_units(stage)
@@ -78,8 +78,8 @@ def test_expert_weight_gradients_overlap_the_combine() -> None:
 
 @pytest.mark.parametrize("delayed", [False, True])
 def test_a_backward_and_a_forward_are_interleaved(delayed: bool) -> None:
-    """Between two turns of one pass there is one of the other, as long as both have some; the backward's is first."""
-    (program,) = lower_plan(overlapped_plan(delay_wgrad=delayed), Overlapped1F1B(OneFOneB())).programs
+    """Between two turns of one pass there is one of the other while both have some; the backward is first."""
+    (program,) = lower_plan(overlapped_plan(delay_wgrad_compute=delayed), Overlapped1F1B(OneFOneB())).programs
     tasks = [(task, stream) for task, stream in zip(program.tasks, program.streams, strict=True)]
     actions = [task.action for task, _ in tasks if isinstance(task, ComputeTask) and task.action is not None]
     pair_actions = [str(action) for action in actions if str(action) in ("0F1", "0B0")]
@@ -94,7 +94,7 @@ def test_a_backward_and_a_forward_are_interleaved(delayed: bool) -> None:
 
 
 def test_dependencies_are_issued_before_their_task() -> None:
-    """The second list's first task waits for the last of the first list: nothing is left to take turns with."""
+    """The second list's first task waits for the last of the first list, so nothing is left to interleave."""
     tasks = TaskList()
     first_ids = [tasks.add(Stream.COMPUTE, ComputeTask(EMPTY_SEGMENT)) for _ in range(3)]
     second_start = len(tasks)

@@ -1,6 +1,7 @@
-"""Where layers that predict further tokens are, what they hold there, and what they send and reduce.
+"""Which stages MTP layers are on, what they hold there, and what they send and reduce.
 
-Four layers of width 64 and a vocabulary of 256; microbatches of 64 tokens, whose activations are 2 x 64 x 64 bytes.
+Four layers of width 64 and a vocabulary of 256; microbatches of 64 tokens, whose activations are 2 x 64 x 64
+bytes.
 """
 
 from dataclasses import replace
@@ -33,7 +34,7 @@ def parameters_per_rank(plan: Plan) -> list[int]:
 
 
 def message_bytes(plan: Plan) -> dict[tuple[int, str], float]:
-    """What each pipeline rank sends for one microbatch, and where: bytes by sender and role."""
+    """Bytes that each pipeline rank sends for one microbatch, by sender and group."""
     payloads = {}
     for rank, program in enumerate(lower_plan(plan).programs):
         for task in program.tasks:
@@ -43,7 +44,7 @@ def message_bytes(plan: Plan) -> dict[tuple[int, str], float]:
 
 
 def tied_embedding_ops(plan: Plan) -> dict[int, CommOp]:
-    """The sums of embeddings' gradients, by pipeline rank."""
+    """The reductions of embedding gradients, by pipeline rank."""
     programs = enumerate(lower_plan(plan).programs)
     return {
         rank: collective
@@ -58,7 +59,7 @@ def tied_embedding_ops(plan: Plan) -> dict[int, CommOp]:
 )
 @pytest.mark.parametrize("tied_embeddings", [False, True])
 def test_all_stages_hold_the_model_and_copies_of_the_embedding(layout: Layout, *, tied_embeddings: bool) -> None:
-    """Once where the embedding is, once where further tokens are looked up, once where logits are tied to it."""
+    """Once where the embedding is, once where MTP layers look tokens up, once where logits are tied to it."""
     model = replace(WITH_MTP, tied_embeddings=tied_embeddings)
     plan = make_plan(layout, model=model)
     assert sum(parameters_per_rank(plan)) == parameter_count(model) + (len(plan.embedding_ranks) - 1) * TABLE
@@ -108,7 +109,7 @@ def test_mtp_kernels_are_on_the_stage_that_has_the_layers(split: PipelineLayoutS
 
 
 def pass_comm_ops(plan: Plan, kind: ActionKind) -> list[CommOp]:
-    """What is sent inside the passes of a kind of one microbatch, beside a kernel or not."""
+    """Collectives inside the passes of a kind of one microbatch, overlapping a kernel or not."""
     (program,) = lower_plan(plan).programs
     bodies = [
         operation.body.comm_op if isinstance(operation.body, CommOverlap) else operation.body
@@ -127,9 +128,9 @@ def pass_comm_ops(plan: Plan, kind: ActionKind) -> list[CommOp]:
 def test_tensor_parallel_collectives_of_the_mtp_projection(
     forward: list[CollectiveType], backward: list[CollectiveType], *, split: bool
 ) -> None:
-    """What it reads is twice as wide: gathered, gathered again and its gradient scattered where the sequence is split.
+    """Its input is twice as wide: gathered, gathered again and its gradient scattered under sequence parallelism.
 
-    Its result is gathered whole, and so is the gradient of that where the sequence is split.
+    Its result is gathered in full, and so is the gradient of that under sequence parallelism.
     """
     plan = make_plan(Layout(tp=2, sequence_parallel=split), model=replace(ROTARY, mtp_layers=1))
     for kind, expected in ((ActionKind.FORWARD, forward), (ActionKind.BACKWARD, backward)):
@@ -144,7 +145,7 @@ def test_tensor_parallel_collectives_of_the_mtp_projection(
 
 @pytest.mark.parametrize("data", [DdpStrategy(), Zero1(), FullyShard()])
 def test_mtp_gradients_are_reduced_with_all_others(data: object) -> None:
-    """In four bytes each, beside those of the model; the embedding's are one on a rank that has it already."""
+    """In four bytes each, with those of the model; the embedding is one on a rank that has it already."""
     layout = Layout(dp=2, data=data)  # type: ignore[arg-type]
     plans = (make_plan(layout, replace(TRAINING, global_batch=2), model) for model in (ROTARY, WITH_MTP))
     reduced = [_gradient_bytes(collectives(lower_plan(plan).programs[0])) for plan in plans]
@@ -152,17 +153,17 @@ def test_mtp_gradients_are_reduced_with_all_others(data: object) -> None:
 
 
 def _gradient_bytes(comm_ops: list[CommOp]) -> float:
-    """Bytes of gradients, without the norm of all."""
+    """Bytes of reduced gradients, without the gradient norm."""
     kinds = (CollectiveType.ALL_REDUCE, CollectiveType.REDUCE_SCATTER)
     return sum(comm_op.payload for comm_op in comm_ops if comm_op.collective in kinds and "norm" not in comm_op.name)
 
 
 def test_memory_of_stages_by_hand() -> None:
-    """Stage 2 keeps, beside its layers', ids of two lookups (8 bytes each) and three activations for those behind.
+    """Stage 2 keeps, besides its layers', ids of two lookups (8 bytes each) and three activations for later stages.
 
-    The next one keeps three logits and what they read, and no output. Messages: one each way of the wider ones.
+    The next one keeps three logits and their inputs, and no output. Messages: one each way of the wider ones.
     """
-    layout = Layout(pp=4, layers_per_stage=SEPARATE_MTP_STAGE, release_outputs=False)
+    layout = Layout(pp=4, layers_per_stage=SEPARATE_MTP_STAGE, deallocate_pipeline_outputs=False)
     plan, plan_without_mtp = (
         make_plan(layout, model=WITH_MTP),
         make_plan(replace(layout, layers_per_stage=(2, 1, 1, 0)), model=ROTARY),

@@ -1,4 +1,4 @@
-"""What a framework does beside the model stands where its code has it, and nowhere if it is off."""
+"""Framework overheads are lowered where the framework's code has them, and not at all if disabled."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -44,7 +44,7 @@ def _kernels_named(program: RankProgram, name: str) -> list[Kernel]:
 
 
 def test_gradients_are_zeroed_first() -> None:
-    for rank, program in enumerate(lower_plan(_plan_with_overheads(zeroing=True)).programs):
+    for rank, program in enumerate(lower_plan(_plan_with_overheads(zero_grad=True)).programs):
         plan = _plan_with_overheads()
         assert _segment_names(program)[0] == "zero gradients"
         (zeroed,) = _kernels_named(program, "gradients.zero")
@@ -54,7 +54,7 @@ def test_gradients_are_zeroed_first() -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 def test_reduced_gradients_are_averaged_once(overlap: bool) -> None:
     layout = replace(LAYOUT, data=Zero1(overlap=overlap))
-    for rank, program in enumerate(lower_plan(_plan_with_overheads(layout, averaging=True)).programs):
+    for rank, program in enumerate(lower_plan(_plan_with_overheads(layout, prescale_gradients=True)).programs):
         plan = _plan_with_overheads(layout)
         rank_parameters = sum(plan.parameter_count(stage) for stage in plan.stages_on_rank(rank))
         assert sum(kernel.bytes for kernel in _kernels_named(program, "gradients.average")) == 2 * 2 * rank_parameters
@@ -68,17 +68,17 @@ def test_reduced_gradients_are_averaged_once(overlap: bool) -> None:
 
 
 def _segment_starts_with(task: Any, name: str) -> bool:
-    return bool(task.block.name.startswith(name))
+    return bool(task.segment.name.startswith(name))
 
 
 def _comm_op_name(task: Any) -> str:
-    return getattr(getattr(task, "exchange", None), "name", "")
+    return getattr(getattr(task, "comm_op", None), "name", "")
 
 
 def test_a_scaled_loss_costs_a_pass_and_an_all_reduce_before_the_norm() -> None:
-    program = lower_plan(_plan_with_overheads(unscaling=True, widening=True)).programs[0]
+    program = lower_plan(_plan_with_overheads(unscale_gradients=True, upcast_gradients=True)).programs[0]
     assert _segment_names(program)[-3:] == ["unscale gradients", "gradient norm", "optimizer"]
-    names = [exchange.name for exchange in collectives(program)]
+    names = [comm_op.name for comm_op in collectives(program)]
     assert names[-2:] == ["found infinite", "gradient norm"]
     rank_parameters = sum(
         _plan_with_overheads().parameter_count(stage) for stage in _plan_with_overheads().stages_on_rank(0)
@@ -86,14 +86,12 @@ def test_a_scaled_loss_costs_a_pass_and_an_all_reduce_before_the_norm() -> None:
     widened, unscaled = (
         _kernels_named(program, f"optimizer.{name}")[0].bytes / rank_parameters for name in ("widen", "unscale")
     )
-    assert (widened, unscaled) == (2 + 4, 4 + 4)  # what is unscaled is the copy
-    assert (
-        _kernels_named(program, "optimizer.gradient_norm")[0].bytes == 4 * rank_parameters
-    )  # and so is what the norm reads
+    assert (widened, unscaled) == (2 + 4, 4 + 4)  # the copy is unscaled
+    assert _kernels_named(program, "optimizer.gradient_norm")[0].bytes == 4 * rank_parameters  # and the norm reads it
 
 
 def test_without_clipping_the_optimizer_upcasts_its_gradients() -> None:
-    plan = _plan_with_overheads(widening=True)
+    plan = _plan_with_overheads(upcast_gradients=True)
     unclipped = replace(plan, training=replace(plan.training, gradient_clipping=False))
     last = [task for task in lower_plan(unclipped).programs[0].tasks if isinstance(task, ComputeTask)][-1]
     assert [operation.kernel.name for operation in last.segment.operations if operation.kernel] == [
@@ -106,14 +104,14 @@ def test_without_clipping_the_optimizer_upcasts_its_gradients() -> None:
     ("report", "times"), [(LossReport.NEVER, 0), (LossReport.STEP, 1), (LossReport.MICROBATCH, MICROBATCHES)]
 )
 def test_the_ranks_with_the_head_average_the_loss(report: LossReport, times: int) -> None:
-    first, last = lower_plan(_plan_with_overheads(loss=report)).programs
-    names = [exchange.name for exchange in collectives(last)]
+    first, last = lower_plan(_plan_with_overheads(loss_averaging=report)).programs
+    names = [comm_op.name for comm_op in collectives(last)]
     assert names.count("average loss") == times
-    assert "average loss" not in [exchange.name for exchange in collectives(first)]
+    assert "average loss" not in [comm_op.name for comm_op in collectives(first)]
 
 
 def test_the_next_pass_waits_for_the_average_of_a_microbatch() -> None:
-    _, last = lower_plan(_plan_with_overheads(loss=LossReport.MICROBATCH)).programs
+    _, last = lower_plan(_plan_with_overheads(loss_averaging=LossReport.MICROBATCH)).programs
     for task_id, task in enumerate(last.tasks):
         if _comm_op_name(task) == "average loss":
             following = next(item for item in last.tasks[task_id:] if isinstance(item, ComputeTask))
@@ -122,7 +120,7 @@ def test_the_next_pass_waits_for_the_average_of_a_microbatch() -> None:
 
 @pytest.mark.parametrize(("batches", "inner"), [(BatchTransfer.PACKED, MICROBATCHES), (BatchTransfer.SEPARATE, 0)])
 def test_batches_precede_their_forward_on_all_or_the_end_stages(batches: BatchTransfer, inner: int) -> None:
-    programs = lower_plan(_plan_with_overheads(replace(LAYOUT, pp=4), batches=batches)).programs
+    programs = lower_plan(_plan_with_overheads(replace(LAYOUT, pp=4), batch_transfer=batches)).programs
     assert [_segment_names(program).count("batch") for program in programs] == [
         MICROBATCHES,
         inner,
@@ -138,7 +136,8 @@ def test_batches_precede_their_forward_on_all_or_the_end_stages(batches: BatchTr
 
 def test_a_batch_is_broadcast_only_under_tensor_parallelism() -> None:
     comm_ops_by_tp = {
-        tp: _batch_comm_ops(_plan_with_overheads(Layout(tp=tp, dp=2), batches=BatchTransfer.PACKED)) for tp in (1, 2)
+        tp: _batch_comm_ops(_plan_with_overheads(Layout(tp=tp, dp=2), batch_transfer=BatchTransfer.PACKED))
+        for tp in (1, 2)
     }
     assert [comm_op.payload for comm_op in comm_ops_by_tp[2]] == [5 * 8, 65 * 8]
     assert comm_ops_by_tp[1] == []
@@ -151,7 +150,7 @@ def _batch_comm_ops(plan: Plan) -> list[CommOp]:
 
 def test_norm_and_bias_gradients_are_reduced_over_tensor_ranks() -> None:
     """Two layers of a stage: two norms of 2 h and two biases of h each; the last stage has the final norm, too."""
-    first, last = lower_plan(_plan_with_overheads(norm_sums=True)).programs
+    first, last = lower_plan(_plan_with_overheads(allreduce_layernorm_grads=True)).programs
     hidden = SMALL.hidden
     for program, elements, tensors in ((first, 2 * 6 * hidden, 12), (last, 2 * 6 * hidden + 2 * hidden, 14)):
         (segment,) = [
@@ -168,14 +167,16 @@ def test_norm_and_bias_gradients_are_reduced_over_tensor_ranks() -> None:
 
 def test_without_sequence_parallelism_norms_are_not_reduced() -> None:
     unsharded = replace(LAYOUT, sequence_parallel=False)
-    assert comparable_tasks(lower_plan(_plan_with_overheads(unsharded, norm_sums=True))) == comparable_tasks(
-        lower_plan(_plan_with_overheads(unsharded))
-    )
+    assert comparable_tasks(
+        lower_plan(_plan_with_overheads(unsharded, allreduce_layernorm_grads=True))
+    ) == comparable_tasks(lower_plan(_plan_with_overheads(unsharded)))
 
 
 def test_overhead_kernels_are_on_the_compute_stream() -> None:
     program = lower_plan(
-        _plan_with_overheads(zeroing=True, averaging=True, unscaling=True, batches=BatchTransfer.PACKED)
+        _plan_with_overheads(
+            zero_grad=True, prescale_gradients=True, unscale_gradients=True, batch_transfer=BatchTransfer.PACKED
+        )
     ).programs[0]
     for task, stream in zip(program.tasks, program.streams, strict=True):
         assert isinstance(task, ComputeTask) is (stream is Stream.COMPUTE)

@@ -1,6 +1,7 @@
-"""Groups of parameters: each is gathered, reduced, updated and held as its own roles say.
+"""Parameter groups: each is gathered, reduced, updated and held as its process groups define.
 
-A plan with two groups is made by hand: the MLPs' weights are held by fewer ranks than the others, as experts are.
+A plan with two groups is built by hand: the MLPs' weights are held by fewer ranks than the others, as experts
+are.
 """
 
 from dataclasses import replace
@@ -31,7 +32,7 @@ ALL_PARAMETERS = MLP_PARAMETERS + 4 * (4 * 64 * 64 + 4 * 64 + 2 * 2 * 64) + (256
 
 
 class TwoGroupsPlan(Plan):
-    """MLPs are a group of their own, over the context-parallel ranks; the rest is over all four."""
+    """MLPs are a group of their own, over the context-parallel ranks; all others are over all four ranks."""
 
     @cached_property
     def layer_by_spec(self) -> dict[LayerSpec, LayerOperators]:
@@ -51,7 +52,7 @@ class TwoGroupsPlan(Plan):
 
 
 class HybridShardPlan(Plan):
-    """All weights are sharded over two ranks, and equal on two such pairs."""
+    """All weights are sharded over two ranks, and replicated on two such pairs."""
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
@@ -73,11 +74,11 @@ def rank_program(kind: type[Plan], data: DataParallelStrategy, microbatches: int
 
 
 def payload_by_group(program: RankProgram, collective: CollectiveType) -> dict[str, float]:
-    """Bytes of payload by role."""
+    """Payload bytes by comm group."""
     payloads: dict[str, float] = {}
-    for exchange in collectives(program):
-        if exchange.collective is collective:
-            payloads[exchange.comm_group] = payloads.get(exchange.comm_group, 0) + exchange.payload
+    for comm_op in collectives(program):
+        if comm_op.collective is collective:
+            payloads[comm_op.comm_group] = payloads.get(comm_op.comm_group, 0) + comm_op.payload
     return payloads
 
 
@@ -97,9 +98,9 @@ def test_group_gradients_are_reduced_once_over_their_comm_group(data: DataParall
     }
 
 
-@pytest.mark.parametrize("data", [item for item in STRATEGIES if item.stage])
+@pytest.mark.parametrize("data", [item for item in STRATEGIES if item.zero_stage])
 def test_group_parameters_are_gathered_over_their_comm_group(data: DataParallelStrategy) -> None:
-    """Once a step; with stage 3 again for backward, but for the head's, which follows at once."""
+    """Once a step; with stage 3 again for backward, except the head's, which follows directly."""
     gather_count = 2 if isinstance(data, FullyShard) else 1
     head = (256 * 64 + 2 * 64) * (gather_count - 1)
     dense = gather_count * (ALL_PARAMETERS - MLP_PARAMETERS) - head
@@ -151,7 +152,7 @@ def test_a_rank_updates_its_shard_of_all_groups(data: DataParallelStrategy, dens
 
 
 class SingleRankMlpPlan(TwoGroupsPlan):
-    """The MLPs' weights are on one rank only: nothing of them is communicated."""
+    """The MLPs' weights are on one rank only: they are not communicated."""
 
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
@@ -190,7 +191,7 @@ def test_groups_of_different_formats_have_separate_optimizer_kernels() -> None:
 
 
 def test_hybrid_shards_are_reduce_scattered_then_all_reduced() -> None:
-    """Hybrid sharding: reduce-scatter inside, then an all-reduce of this rank's half across."""
+    """Hybrid sharding: reduce-scatter within the shards, then an all-reduce of this rank's half across replicas."""
     lowered_program = rank_program(HybridShardPlan, FullyShard())
     reductions = [
         collective
@@ -209,7 +210,7 @@ def test_hybrid_shards_are_reduce_scattered_then_all_reduced() -> None:
 
 
 def test_gradients_are_reduced_in_the_last_backward_of_the_order() -> None:
-    """Not in that of the highest number: a schedule may run microbatches in any order."""
+    """Not in that of the highest microbatch: a schedule may run microbatches in any order."""
     training = replace(TRAINING, global_batch=4, gradient_clipping=False)
     kinds = (ActionKind.FORWARD, 0), (ActionKind.FORWARD, 1), (ActionKind.BACKWARD, 1), (ActionKind.BACKWARD, 0)
     order = (tuple(Action(0, kind, microbatch) for kind, microbatch in kinds),)

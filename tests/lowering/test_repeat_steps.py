@@ -1,4 +1,4 @@
-"""Successive steps: what waits for what across their border, and what n steps take."""
+"""Successive steps: dependencies across their boundary, and the time of n steps."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ def run_folded(cost: UnitCost) -> Trace:
 
 
 def task_ids_named(rank_program: RankProgram, name: str, step: int, *, steps: int = 2) -> list[int]:
-    """Numbers of a step's tasks of this name."""
+    """Ids of a step's tasks of this name."""
     step_of_task = rank_program.step_indices(steps)
     return [
         task_id
@@ -89,7 +89,7 @@ def test_segments_and_comm_ops_are_shared_between_steps() -> None:
             {task.segment for task in rank_program.tasks if isinstance(task, ComputeTask)}
             for rank_program in (single, tripled)
         ]
-        assert segments[0] == segments[1], "blocks are compared by identity"
+        assert segments[0] == segments[1], "segments are compared by identity"
         assert single.comm_ops == tripled.comm_ops
 
 
@@ -182,8 +182,13 @@ def test_ranks_run_ahead_into_the_next_step_with_distinct_messages() -> None:
 
     Rank 0 computes from 0, 1 and 2; its messages follow each other from 1 to 4.
     """
-    three_steps = repeat_steps(make_program([[compute(1.0), send(1.0, depends_on=(0,))], [receive(1.0), compute(5.0, depends_on=(0,))]],
-                          {PP_NEXT: [[0, 1]]}), 3)  # fmt: skip
+    three_steps = repeat_steps(
+        make_program(
+            [[compute(1.0), send(1.0, depends_on=(0,))], [receive(1.0), compute(5.0, depends_on=(0,))]],
+            {PP_NEXT: [[0, 1]]},
+        ),
+        3,
+    )
     trace = trace_of(three_steps)
     assert [span for span in trace_spans(trace) if span[0] == 0 and span[1] % 2 == 1] == [
         (0, 1, 1.0, 2.0), (0, 3, 2.0, 3.0), (0, 5, 3.0, 4.0),
@@ -206,7 +211,7 @@ def test_the_pipeline_overlaps_steps_but_never_its_own_passes(data: DataParallel
 @examples(60)
 @given(costed_programs())
 def test_the_first_step_is_unchanged_and_n_steps_take_at_most_n_times(cost: UnitCost) -> None:
-    """Later steps cannot delay earlier ones, and all that a step waits for has ended when the one before it has."""
+    """Later steps cannot delay earlier ones, and all dependencies of a step end with the previous one."""
     single_program, task_counts = cost.program, [len(rank_program.tasks) for rank_program in cost.program.programs]
     single_trace, tripled_trace = run_folded(cost), run_folded(replace(cost, program=repeat_steps(single_program, 3)))
     in_first_step = (

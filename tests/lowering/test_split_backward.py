@@ -1,4 +1,4 @@
-"""Backward in halves: what each of them does, and what moves between and around them."""
+"""Backward split into halves: what each half does, and what is communicated between and around them."""
 
 from collections import Counter
 from dataclasses import replace
@@ -34,13 +34,13 @@ LAYOUTS = [
     Layout(pp=2),
     Layout(pp=2, tp=2),
     Layout(pp=2, tp=2, sequence_parallel=True),
-    Layout(pp=2, tp=2, sequence_parallel=True, tensor_overlap=True),
+    Layout(pp=2, tp=2, sequence_parallel=True, tp_comm_overlap=True),
     Layout(pp=2, cp=2),
 ]
 
 
 def body_counts(operations: tuple[Operation, ...]) -> Counter[object]:
-    """Kernels and exchanges, whether they overlap or not."""
+    """Counts of kernels and collectives, overlapping or not."""
     bodies: list[object] = []
     for operation in operations:
         bodies += (
@@ -114,7 +114,7 @@ def test_zero_2_reduces_weight_gradients_of_all_microbatches() -> None:
 
 
 def test_zero_3_gathers_for_input_gradients_and_reduces_after_weight_gradients() -> None:
-    """The head stays from its forward; the weights' half needs no parameters."""
+    """The head stays gathered from its forward; the weight-gradient half needs no parameters."""
     names = task_names_of_strategy(FullyShard(prefetch=0), microbatches=1)
     backward = names[names.index("I0") :]
     assert backward == [
@@ -124,7 +124,7 @@ def test_zero_3_gathers_for_input_gradients_and_reduces_after_weight_gradients()
 
 
 def gradient_norm_ops(plan: Plan) -> list[CommOp]:
-    """What is sent and reduced of the gradient norm."""
+    """Sends, receives and reductions of the gradient norm."""
     programs = lower_plan(plan, ZeroBubble(1)).programs
     tasks = [
         task
@@ -137,7 +137,7 @@ def gradient_norm_ops(plan: Plan) -> list[CommOp]:
 
 @pytest.mark.parametrize("pp", [1, 3])
 def test_the_gradient_norm_is_passed_from_stage_to_stage(pp: int) -> None:
-    """P - 1 messages, each sent and received; a single stage sums as ever."""
+    """P - 1 messages, each sent and received; a single stage reduces as usual."""
     norm_ops = gradient_norm_ops(make_plan(Layout(pp=pp), TRAINING))
     assert [norm_op.comm_group for norm_op in norm_ops] == ["pp_next"] * 2 * (pp - 1) or pp == 1
     assert all(comm_op.payload == NORM_BYTES for comm_op in norm_ops)

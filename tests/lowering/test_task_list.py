@@ -1,4 +1,4 @@
-"""Buckets of gradients, and blocks that are shared."""
+"""Gradient buckets, and shared segments."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,7 +58,7 @@ def test_groups_fill_separate_buckets(
 
 
 def test_segments_are_shared_by_key_or_identical_operations() -> None:
-    """Operations are the same if they are one object: equal ones may be of layers that differ in something else."""
+    """Operations are compared by identity: equal ones may be of layers that differ in something else."""
     cache, (first, second) = SegmentCache(), gradient_operations([1, 1])
     segment = cache.segment("a", "x", [first])
     assert segment is cache.segment("a", "x", [second])

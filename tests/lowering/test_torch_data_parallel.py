@@ -1,4 +1,4 @@
-"""torch.nn.DataParallel: one process drives every GPU, and the first GPU does more."""
+"""torch.nn.DataParallel: one process drives all GPUs, and the first GPU does more."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ def test_the_task_order_is_that_of_data_parallel_py() -> None:
 
 
 def test_payloads() -> None:
-    """Whole batch: 4 sequences of 64 tokens; vocabulary 256 in bf16; weights bf16, gradients fp32."""
+    """Full batch: 4 sequences of 64 tokens; vocabulary 256 in bf16; weights bf16, gradients fp32."""
     plan = make_plan(LAYOUT, SINGLE_MICROBATCH)
     parameter_count = plan.parameter_count(plan.stages[0])
     expected = [
@@ -62,7 +62,7 @@ def test_weights_are_broadcast_again_for_every_microbatch() -> None:
 
 
 def test_the_first_gpu_computes_the_loss_of_the_full_batch() -> None:
-    """Four times the logits of one GPU's part, and no loss kernel elsewhere."""
+    """Four times the logits of one GPU's share, and no loss kernel elsewhere."""
     root, replica = rank_programs()
 
     def loss_bytes(program: RankProgram) -> list[float]:

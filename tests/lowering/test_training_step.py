@@ -1,4 +1,4 @@
-"""The program of a whole step: pipeline messages, reductions that follow the last backward, the optimizer."""
+"""The program of a full step: pipeline messages, reductions after the last backward, the optimizer."""
 
 from collections import Counter
 from dataclasses import replace
@@ -86,7 +86,7 @@ def test_messages_are_sent_once_and_received_once_at_their_stage(plan: Plan) -> 
 @given(PLANS)
 def test_used_groups_are_the_groups_of_the_program(plan: Plan) -> None:
     program = lower_plan(plan)
-    used = {exchange.comm_group for rank_program in program.programs for exchange in rank_program.comm_ops}
+    used = {comm_op.comm_group for rank_program in program.programs for comm_op in rank_program.comm_ops}
     assert used == set(program.groups)
 
 
@@ -161,7 +161,7 @@ def test_a_pass_waits_for_its_message_and_a_send_for_its_pass() -> None:
 
 def test_without_pipeline_overlap_the_next_pass_waits_for_the_send() -> None:
     overlapped, waiting = (
-        lower_plan(make_plan(Layout(pp=2, pipeline_overlap=overlap), UNCLIPPED)).programs[0]
+        lower_plan(make_plan(Layout(pp=2, overlap_p2p_comm=overlap), UNCLIPPED)).programs[0]
         for overlap in (True, False)
     )
     second = task_names(waiting).index("F1")
@@ -173,10 +173,10 @@ def test_without_pipeline_overlap_the_next_pass_waits_for_the_send() -> None:
 def test_interleaved_sends_are_paired_without_pipeline_overlap() -> None:
     """Two ranks, two chunks, four microbatches: rank 0 sends F2's output and B0's gradient when both are done.
 
-    Megatron-LM's `send_forward_backward_recv_forward_backward`; its next pass waits for both. Before and after the
-    steady phase sends are alone.
+    Megatron-LM's `send_forward_backward_recv_forward_backward`; its next pass waits for both. Before and after
+    the steady phase sends are separate.
     """
-    plan = make_plan(Layout(pp=2, pipeline_overlap=False), replace(UNCLIPPED, global_batch=4), chunks=2)
+    plan = make_plan(Layout(pp=2, overlap_p2p_comm=False), replace(UNCLIPPED, global_batch=4), chunks=2)
     first, _ = lower_plan(plan).programs
     names = task_names(first)
     steady = names.index("F2")
@@ -200,7 +200,7 @@ def test_interleaved_sends_are_paired_without_pipeline_overlap() -> None:
 )
 def test_outputs_are_sent_immediately_where(overlap: bool, microbatches: int, chunks: int) -> None:
     training = replace(UNCLIPPED, global_batch=microbatches)
-    for program in lower_plan(make_plan(Layout(pp=2, pipeline_overlap=overlap), training, chunks=chunks)).programs:
+    for program in lower_plan(make_plan(Layout(pp=2, overlap_p2p_comm=overlap), training, chunks=chunks)).programs:
         for task_id, task in enumerate(program.tasks):
             if isinstance(task, SendTask):
                 assert isinstance(program.tasks[task_id - 1], ComputeTask)
@@ -213,7 +213,7 @@ def test_a_tensor_rank_sends_its_shard_gathered_on_arrival(
 ) -> None:
     """Narayanan et al. 2021 section 4.1: b s h / t elements; 64 x 64 x 2 / 2 bytes here.
 
-    Under sequence parallelism the stage's input is split anyway, so nothing is gathered on arrival.
+    Under sequence parallelism the stage's input is sharded anyway, so nothing is gathered on arrival.
     """
     layout = Layout(tp=2, pp=2, sequence_parallel=sequence_parallel)
     _, last = lower_plan(make_plan(layout, UNCLIPPED)).programs
@@ -247,8 +247,8 @@ def test_a_tied_embedding_is_reduced_over_the_stages_that_hold_it(pp: int) -> No
     assert ("embedding" in program.groups) == (pp > 1)
 
 
-@pytest.mark.parametrize(("data", "parts"), [(DdpStrategy(), 1), (Zero1(), 1), (Zero2(), 4), (FullyShard(), 4)])
-def test_ranks_reduce_their_shard_of_the_tied_embedding_gradient(data: DataParallelStrategy, parts: int) -> None:
+@pytest.mark.parametrize(("data", "shards"), [(DdpStrategy(), 1), (Zero1(), 1), (Zero2(), 4), (FullyShard(), 4)])
+def test_ranks_reduce_their_shard_of_the_tied_embedding_gradient(data: DataParallelStrategy, shards: int) -> None:
     model = replace(SMALL, tied_embeddings=True)
     program = lower_plan(make_plan(Layout(pp=2, dp=4, data=data), Training(64, 4), model))
     payloads = {
@@ -257,7 +257,7 @@ def test_ranks_reduce_their_shard_of_the_tied_embedding_gradient(data: DataParal
         for collective in collectives(rank_program)
         if collective.comm_group == "embedding"
     }
-    assert payloads == {256 * 64 * 4 / parts}
+    assert payloads == {256 * 64 * 4 / shards}
 
 
 def test_the_tied_embedding_follows_the_last_bucket() -> None:
@@ -335,7 +335,7 @@ def test_one_microbatchs_backward_completes_the_gradients_of_the_rank(plan: Plan
 
 @given(PLANS)
 def test_equal_work_shares_segments(plan: Plan) -> None:
-    """Blocks are timed once: their number does not grow with the microbatches."""
+    """Segments are timed once: their number does not grow with the microbatches."""
 
     def segment_count(lowered_program: Program) -> int:
         return len(
@@ -355,7 +355,7 @@ def test_equal_work_shares_segments(plan: Plan) -> None:
 
 
 def test_recomputed_operations_have_recompute_work_type() -> None:
-    """Full recomputation runs every layer's forward again, and neither the embedding's nor the head's."""
+    """Full recomputation reruns every layer's forward, but neither the embedding's nor the head's."""
     program = lower_plan(make_plan(Layout(), replace(UNCLIPPED, recompute=FullRecompute()))).programs[0]
     names = Counter(operation.kernel.name for operation in operations(program, ActionKind.FORWARD) if operation.kernel)
     backward = [item for item in operations(program, ActionKind.BACKWARD) if item.work_type is WorkType.RECOMPUTE]

@@ -1,4 +1,4 @@
-"""What stages consist of: parameters, gradients, recomputation."""
+"""Units that stages consist of: parameters, gradients, recomputation."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,7 +42,7 @@ def test_all_stages_hold_the_full_model(name: str, pp: int) -> None:
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b", "llama2-70b"])
 @pytest.mark.parametrize("tp", [2, 8])
 def test_all_tensor_ranks_hold_the_model_and_replicated_copies(name: str, tp: int) -> None:
-    """Megatron repeats on every tensor rank: norms, learned positions, and the biases of row-parallel products.
+    """Megatron replicates on every tensor rank: norms, learned positions, and the biases of row-parallel matmuls.
 
     Two such biases of `hidden` a layer (attention output and second MLP matrix), and one final norm.
     """
@@ -84,7 +84,7 @@ def test_a_tied_matrix_counts_once_where_both_ends_are_on_one_stage() -> None:
         for operation in UnitBuilder(tied).stage_units(tied.stages[0])[-1].backward
         if operation.kernel and operation.kernel.name == "head.logits.weight_gradient"
     ]
-    assert kernel.flops == 2 * 64 * 64 * 256  # the product is still done
+    assert kernel.flops == 2 * 64 * 64 * 256  # the matmul is still done
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_selective_recompute_reruns_the_attention_cores() -> None:
 
 
 def _recomputed_kernel_names(plan: Plan) -> list[str]:
-    """Names of the kernels that a layer runs again."""
+    """Names of the kernels that a layer recomputes."""
     (kernel_names,) = {
         tuple(_recomputed_names(unit)) for unit in UnitBuilder(plan).stage_units(plan.stages[0]) if unit.name == "layer"
     }
@@ -124,18 +124,18 @@ def _recomputed_kernel_names(plan: Plan) -> list[str]:
 def _recomputed_names(unit: Unit) -> Iterator[str]:
     for operation in unit.backward:
         if operation.work_type is WorkType.RECOMPUTE:
-            yield operation.kernel.name if operation.kernel is not None else "exchange"
+            yield operation.kernel.name if operation.kernel is not None else "comm op"
 
 
 @pytest.mark.parametrize(
     ("model", "recompute", "left_out"),
     [
-        # the sum with the residual stream saves nothing, and the last product has saved its input before it runs
+        # the residual sum saves nothing, and the last matmul has saved its input before it runs
         ({}, FullRecompute(), ["mlp.down", "mlp.residual"]),
-        # dropout saves its mask, a norm its statistics, both behind the product
+        # dropout saves its mask, a norm its statistics, both after the matmul
         ({"dropout": True}, FullRecompute(), []),
         ({"block": BlockForm.POST_NORM}, FullRecompute(), ["mlp.residual"]),
-        # all of the core's last product, but what softmax makes of scores is read by it
+        # all of the core's last matmul, which reads the softmax result
         ({}, SelectiveRecompute(), ["attention.context"]),
         ({}, SelectiveOpRecompute(), ["mlp.residual"]),
     ],
@@ -164,10 +164,10 @@ def test_early_stop_reruns_flash_attention_in_full() -> None:
 
 
 def test_early_stop_skips_the_last_all_reduce() -> None:
-    """Of a layer's two all-reduces forward, recomputation that stops early needs the first only."""
+    """Of a layer's two forward all-reduces, recomputation with early stop needs the first only."""
     training = replace(TRAINING, recompute=FullRecompute())
     full_count, early_count = (
-        _recomputed_kernel_names(make_plan(Layout(tp=2), replace(training, early_stop=stops))).count("exchange")
+        _recomputed_kernel_names(make_plan(Layout(tp=2), replace(training, early_stop=stops))).count("comm op")
         for stops in (False, True)
     )
     assert (full_count, early_count) == (2, 1)

@@ -1,7 +1,7 @@
-"""A schedule from outside whose stages lie in a V: nothing but its placement says so.
+"""A custom schedule whose stages are placed in a V, as only its placement defines.
 
-Stages 0 to 2p - 1 go down ranks 0 to p - 1 and come back, so rank 0 holds the embedding and the head. All forwards run
-before all backwards, chunk by chunk.
+Stages 0 to 2p - 1 go down ranks 0 to p - 1 and come back, so rank 0 holds the embedding and the head. All
+forwards run before all backwards, chunk by chunk.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ MICROBATCHES = 4
 
 @dataclass(frozen=True)
 class VSchedule:
-    """All microbatches forward through the first chunk and the second, then backward the other way."""
+    """All microbatches forward through the first chunk and the second, then backward in the opposite order."""
 
     name: ClassVar[str] = "v"
 
@@ -36,7 +36,7 @@ class VSchedule:
         return Placement((*range(ranks), *reversed(range(ranks))))
 
     def require_supported(self, ranks: int, microbatches: int) -> None:
-        """Any numbers."""
+        """Accepts any numbers."""
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
         placement = self.placement(ranks)
@@ -79,7 +79,7 @@ def test_messages_are_received_by_the_rank_of_their_group(pp: int) -> None:
             if isinstance(task, ReceiveTask):
                 received.add((rank, task.comm_op, task.tag))
     assert sent == received
-    message_count = 2 * (2 * pp - 1) - 2  # all neighbours in both directions, but for those at the turning point
+    message_count = 2 * (2 * pp - 1) - 2  # all adjacent stages in both directions, except at the turning point
     assert len(sent) == message_count * MICROBATCHES
     assert all(rank == pipeline_plan.placement.stage_ranks[tag.stage] for rank, _, tag in received)
 
@@ -143,7 +143,7 @@ class SplitBackwardVSchedule(VSchedule):
 @pytest.mark.parametrize("data", [DdpStrategy(), Zero1(), FullyShard()])
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_the_partial_norm_is_passed_from_rank_to_rank(pp: int, data: DataParallelStrategy) -> None:
-    """With clipping, and backward in halves: rank r waits for r - 1, whatever stages they hold; nothing is lost."""
+    """With clipping and split backward: rank r waits for r - 1, whatever stages they hold; nothing deadlocks."""
     step = Step(
         2 * pp,
         Layout(pp=pp, dp=2, data=data),
@@ -172,7 +172,7 @@ class PartlySplitVSchedule(SplitBackwardVSchedule):
 
 @pytest.mark.parametrize("pp", [2, 3])
 def test_gradients_pass_between_full_and_split_backwards(pp: int) -> None:
-    """Legal by rule 4 of `schedules.rules`; that the norm is handed on is decided for all ranks at once."""
+    """Valid by rule 4 of `schedules.validation`; whether the norm is passed on is decided for all ranks at once."""
     order, placement = PartlySplitVSchedule().order(pp, MICROBATCHES), PartlySplitVSchedule().placement(pp)
     validate_order(order, placement=placement, microbatches=MICROBATCHES)
     step = Step(2 * pp, Layout(pp=pp), PartlySplitVSchedule(), MICROBATCHES, training={"gradient_clipping": True})
@@ -190,7 +190,7 @@ class UnevenStagesSchedule(VSchedule):
 
 
 def test_stages_of_a_scenario_are_those_of_its_placement() -> None:
-    """Ranks need not hold as many stages; what fits three stages is legal, and what would fit four is not."""
+    """Ranks may hold different numbers of stages; layer counts for three stages are valid, those for four are not."""
     model, training = {"preset": "llama-tiny", "layers": 6}, {"sequence": 512, "global_batch": 4}
     mapping = {"model": model, "cluster": {"name": "dgx-h100", "gpus": 2}, "layout": {"pp": 2}, "training": training}
     uneven = replace(Scenario.from_mapping(mapping), schedule=UnevenStagesSchedule())

@@ -1,4 +1,4 @@
-"""What a pipeline rank holds, in few words."""
+"""Memory of a pipeline rank, in short helpers."""
 
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint, MemoryCategory
@@ -9,7 +9,7 @@ from clustersim.schedules.schedule import Schedule
 from tests.strategies import default_schedule
 
 BARE = Framework(fragmentation=1.0, communicator_bytes=0.0)
-"""A framework that holds nothing beside tensors."""
+"""A framework that allocates nothing besides tensors."""
 
 
 def resident_bytes(plan: Plan, rank: int = 0, framework: Framework = BARE) -> dict[MemoryCategory, float]:
@@ -17,7 +17,7 @@ def resident_bytes(plan: Plan, rank: int = 0, framework: Framework = BARE) -> di
 
 
 def rank_ledger(plan: Plan, rank: int = 0, order: Schedule | None = None, framework: Framework = BARE) -> MemoryLedger:
-    """Of a rank that works through the plan's usual order, one pass after the other."""
+    """Ledger of a rank that runs the plan's usual order, one pass after the other."""
     schedule = order or default_schedule(plan.placement.max_chunks)
     actions = schedule.order(plan.layout.pp, plan.microbatches)[rank]
     return ledger_from_order(Footprint(plan, framework, 0.0), Activations(plan), rank, pass_order(actions))

@@ -1,4 +1,4 @@
-"""Activations that are kept (Korthikanti et al. 2022, arXiv:2205.05198), and what backward needs for a moment."""
+"""Kept activations (Korthikanti et al. 2022, arXiv:2205.05198), and transient memory of backward."""
 
 from dataclasses import replace
 
@@ -95,7 +95,7 @@ def test_n_recomputed_layers_keep_their_input_and_the_others_everything() -> Non
 def test_embedding_and_head_keep_the_bytes_of_section_4_3() -> None:
     """Final norm and logits' input 2sbh/t each, fp32 logits 4sbv/t (4sbh/t (1 + v/h)); the dropout mask sbh/t.
 
-    The paper leaves out the token numbers, eight bytes each.
+    The paper leaves out the token ids, eight bytes each.
     """
     model, s, b, t = load_preset("megatron-22b"), SEQUENCE, 4, 8
     h, v = model.hidden, model.vocab
@@ -128,7 +128,7 @@ def test_figure_7(name: str, b: int, percent: tuple[float, ...]) -> None:
 
 
 def test_backward_of_a_recomputed_layer_holds_the_layer() -> None:
-    """All that the layer would have kept, less its input, and the largest weight's gradient.
+    """All activations of the layer without recomputation, less its input, and the largest weight's gradient.
 
     That is fp16, 4 h^2 / t with a bias of h that is not split.
     """
@@ -143,7 +143,7 @@ def test_backward_of_a_recomputed_layer_holds_the_layer() -> None:
 
 
 def test_kept_layers_are_freed_before_earlier_layers_are_recomputed() -> None:
-    """The first two of five layers are recomputed (Megatron's method `block`), when three whole layers are gone."""
+    """The first two of five layers are recomputed (Megatron's method `block`), when three kept layers are freed."""
     model = load_preset("megatron-22b")
     two, none = (
         layer_activations(model, 4, Layout(tp=8), recompute) for recompute in (FullRecompute(2), NoRecompute())
@@ -170,9 +170,9 @@ def test_backward_of_a_selectively_recomputed_layer_holds_the_attention_core() -
     [(LossImplementation.VOCAB_PARALLEL, 2), (LossImplementation.FUSED, 2), (LossImplementation.TORCH, 8)],
 )
 def test_the_loss_needs_gradients_of_the_logits(loss: LossImplementation, width: int) -> None:
-    """Megatron: one in bf16. PyTorch: nll_loss_backward and log_softmax_backward make one each in fp32.
+    """Megatron: one in bf16. PyTorch: nll_loss_backward and log_softmax_backward allocate one each in fp32.
 
-    The logits of Llama 3 8B on 8,192 tokens outweigh its logits matrix (128,256 x 4,096) from 4,096 tokens on.
+    The logits of Llama 3 8B on 8,192 tokens outweigh its head matrix (128,256 x 4,096) from 4,096 tokens on.
     """
     training = Training(8192, 1, loss=loss)
     activations = Activations(Plan(load_preset("llama3-8b"), training, Layout()))
@@ -180,7 +180,7 @@ def test_the_loss_needs_gradients_of_the_logits(loss: LossImplementation, width:
 
 
 def test_a_chunked_loss_computes_logit_gradients_in_place() -> None:
-    """Two bytes each are kept, and of an eighth of them at a time are two gradients."""
+    """Logits are kept with two bytes each, and there are two gradients of an eighth of them at a time."""
     training = Training(8192, 1, loss=LossImplementation.CHUNKED)
     chunked, logits = Activations(Plan(load_preset("llama3-8b"), training, Layout())), 8192 * 128256
     assert (chunked.bytes_of(ActivationKind.LOSS_GRADIENT), chunked.bytes_of(ActivationKind.CAST_GRADIENT)) == (
@@ -213,9 +213,10 @@ def test_zero_3_counts_gradients_with_its_gathered_units() -> None:
 @pytest.mark.parametrize(("name", "b"), CASES)
 @pytest.mark.parametrize("recompute", [NoRecompute(), SelectiveRecompute(), FullRecompute()])
 def test_deferred_weight_gradients_keep_32_sbh(name: str, b: int, recompute: Recompute) -> None:
-    """Qi et al. 2023 (arXiv:2401.10241), section 2.3: inputs of 14 s b h and gradients of outputs of 18 s b h bytes.
+    """Qi et al. 2023 (arXiv:2401.10241), section 2.3.
 
-    Queries, keys and values read 2 and make 6, the attention output 2 and 2, the MLP 2 and 8, and 8 and 2.
+    Inputs take 14 s b h bytes and gradients of outputs 18 s b h bytes. Queries, keys and values read 2 and
+    write 6, the attention output 2 and 2, the MLP 2 and 8, and 8 and 2.
     """
     model = load_preset(name)
     activations = layer_activations(model, b, Layout(), recompute)
@@ -223,7 +224,10 @@ def test_deferred_weight_gradients_keep_32_sbh(name: str, b: int, recompute: Rec
 
 
 def test_tensor_parallelism_shards_deferred_weight_gradient_inputs() -> None:
-    """Of 32: 6 + 2 + 8 + 8 = 24 split over tp; with sequence parallelism the 2 + 2 that columns read are too."""
+    """Of 32: 6 + 2 + 8 + 8 = 24 split over tp.
+
+    With sequence parallelism also the 2 + 2 read by column-parallel layers.
+    """
     model = load_preset("megatron-22b")
     for sequence_parallel, unsharded in ((False, 8), (True, 4)):
         activations = layer_activations(model, 1, Layout(tp=8, sequence_parallel=sequence_parallel))
@@ -269,9 +273,9 @@ def test_unreleased_outputs_are_held_for_every_microbatch_in_flight(split: bool,
     Rank r of 1F1B has p - r microbatches in flight; where the sequence is split, so is each output. The last stage
     sends nothing.
     """
-    layout = Layout(tp=8, pp=35, sequence_parallel=split, release_outputs=False)
+    layout = Layout(tp=8, pp=35, sequence_parallel=split, deallocate_pipeline_outputs=False)
     holds = Plan(load_preset("megatron-530b"), Training(SEQUENCE, 40), layout)
-    frees = replace(holds, layout=replace(layout, release_outputs=True))
+    frees = replace(holds, layout=replace(layout, deallocate_pipeline_outputs=True))
     for rank in (0, 5, 34):
         in_flight = 35 - rank if rank < 34 else 0
         additional_bytes = rank_ledger(holds, rank).peak - rank_ledger(frees, rank).peak
@@ -288,9 +292,9 @@ def test_output_release_defaults_to_the_framework_setting() -> None:
         "training": {"sequence": 2048, "global_batch": 8},
     }
     by_framework = [Scenario.from_mapping(base | {"framework": name}) for name in ("pytorch", "megatron-2021")]
-    assert [scenario.layout.release_outputs for scenario in by_framework] == [True, False]
-    stated = by_framework[1].with_overrides("layout.release_outputs=true")
-    assert stated.layout.release_outputs
+    assert [scenario.layout.deallocate_pipeline_outputs for scenario in by_framework] == [True, False]
+    stated = by_framework[1].with_overrides("layout.deallocate_pipeline_outputs=true")
+    assert stated.layout.deallocate_pipeline_outputs
     assert peak_memory(stated) < peak_memory(by_framework[1])
     reloaded = Scenario.from_mapping(simulate(stated).to_json()["scenario"])
     assert reloaded.layout == stated.layout

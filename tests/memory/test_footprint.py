@@ -1,4 +1,4 @@
-"""What lies in memory for the whole step."""
+"""Memory that is allocated for the full step."""
 
 from dataclasses import replace
 from functools import partial
@@ -69,7 +69,7 @@ def test_replicas_are_data_and_context_parallel_ranks() -> None:
 def test_zero_3_holds_the_largest_adjacent_gathered_units_and_one_gradient(prefetch: int) -> None:
     """Head (final norm and 128,256 x 4,096) and the layers before it; bf16 weights, fp32 gradients of the head.
 
-    The embedding is at the other end: it is dropped long before the head is gathered.
+    The embedding is at the other end: it is freed long before the head is gathered.
     """
     head = LLAMA.vocab * LLAMA.hidden + LLAMA.hidden
     units = [head, *[layer_parameter_count(LLAMA, *LLAMA.distinct_specs)] * 32][: prefetch + 1]
@@ -85,7 +85,7 @@ def test_without_resharding_zero_3_holds_all_weights() -> None:
 
 @pytest.mark.parametrize("data", [Zero2(), FullyShard()])
 def test_gradients_and_gathered_weights_stay_unsharded_in_a_pipeline(data: DataParallelStrategy) -> None:
-    """Gradients are summed whole until the last of several microbatches; FSDP's weights stay gathered."""
+    """Gradients are summed unsharded until the last of several microbatches; FSDP's weights stay gathered."""
     held = resident_bytes(llama_plan(Layout(dp=8, pp=2, data=data), replace(TRAINING, global_batch=16)))
     on_first = LLAMA.vocab * LLAMA.hidden + 16 * layer_parameter_count(LLAMA, *LLAMA.distinct_specs)
     assert held[MemoryCategory.GRADIENTS] == 4 * on_first
@@ -155,7 +155,7 @@ def test_the_optimizers_widened_copy_does_not_add_to_activations() -> None:
         resident_bytes(
             llama_plan(
                 Layout(dp=4, data=Zero1()),
-                replace(TRAINING, recipe=recipe, overheads=replace(NO_OVERHEADS, widening=it)),
+                replace(TRAINING, recipe=recipe, overheads=replace(NO_OVERHEADS, upcast_gradients=it)),
             )
         )
         for it in (False, True)

@@ -1,4 +1,4 @@
-"""What leaves the device is on the host, counted by hand."""
+"""Host memory of offloaded state, against counts by hand."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from tests.memory.rank_memory import rank_ledger, resident_bytes
 
 MODEL = resize_model(load_preset("llama3-8b"), layers=8)
 LAYER = 1024 * 4096 * 2.0
-"""Bytes of the input of a layer, 1024 tokens of 4096 elements, which is all that a layer keeps that is run again."""
+"""Bytes of a layer's input, 1024 tokens of 4096 elements, which is all that a fully recomputed layer keeps."""
 GB = 1e9
 
 
@@ -51,7 +51,7 @@ def test_only_the_first_layers_are_offloaded(offload: ActivationOffload, layers:
 
 @pytest.mark.parametrize(("prefetch", "buffers"), [(1, 2), (3, 4), (20, 8)])
 def test_the_device_keeps_buffers_for_layers_in_transfer(prefetch: int, buffers: int) -> None:
-    """As many as there are layers at most; embedding and head stay where they are."""
+    """At most as many as there are layers; embedding and head are not offloaded."""
     plan, baseline = offload_plan(Offload(ActivationOffload(prefetch=prefetch))), offload_plan(Offload())
     assert resident_bytes(plan)[MemoryCategory.OFFLOAD] == buffers * LAYER
     assert resident_bytes(baseline)[MemoryCategory.OFFLOAD] == 0.0
@@ -93,7 +93,7 @@ def test_without_master_weights_the_cpu_has_a_copy_of_the_weights() -> None:
 
 
 def test_offloaded_gradients_are_double_buffered_per_unit() -> None:
-    """On one GPU, 4 bytes of each parameter of the largest unit, the logits' matrix with its norm."""
+    """On one GPU, 4 bytes of each parameter of the largest unit, the head matrix with its norm."""
     single_gpu = Layout(dp=1)
     plan, baseline = (
         offload_plan(Offload(states=OptimizerOffload(gradients=item)), single_gpu) for item in (True, False)
@@ -141,13 +141,21 @@ def test_offloaded_shards_include_parameters_gradients_and_states() -> None:
 
 
 @pytest.mark.parametrize("states", [ShardOffload(), OptimizerOffload(gradients=True)])
-@pytest.mark.parametrize(("microbatches", "all_reduce", "width"), [
-    (2, ReductionFrequency.LAST_MICROBATCH, 4), (2, ReductionFrequency.PER_MICROBATCH, 0), (1, ReductionFrequency.LAST_MICROBATCH, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("microbatches", "all_reduce", "width"),
+    [
+        (2, ReductionFrequency.LAST_MICROBATCH, 4),
+        (2, ReductionFrequency.PER_MICROBATCH, 0),
+        (1, ReductionFrequency.LAST_MICROBATCH, 0),
+    ],
+)
 def test_gradient_shards_stay_until_they_are_reduced_across_replicas(
     states: ShardOffload | OptimizerOffload, microbatches: int, all_reduce: ReductionFrequency, width: int
 ) -> None:
-    """What goes to the host is done: a device keeps its half of gradients that a later microbatch sums across."""
+    """Offloaded gradients are fully reduced.
+
+    A device keeps its shard of gradients until a later microbatch reduces it.
+    """
     layout = Layout(dp=4, data=FullyShard(shard=2, all_reduce=all_reduce))
     plan = offload_plan(Offload(states=states), layout, microbatch=4 // microbatches)
     assert plan.microbatches == microbatches
@@ -155,7 +163,7 @@ def test_gradient_shards_stay_until_they_are_reduced_across_replicas(
 
 
 def scenario(*overrides: str) -> Scenario:
-    """Llama 3 8B with half its layers on one node; nothing is offloaded."""
+    """Llama 3 8B with 8 layers on one node, without offload."""
     mapping = {
         "model": {"preset": "llama3-8b", "layers": 8},
         "cluster": {"name": "dgx-h100", "gpus": 8},
@@ -166,7 +174,7 @@ def scenario(*overrides: str) -> Scenario:
 
 
 def test_a_node_holds_the_offloaded_bytes_of_all_its_ranks() -> None:
-    """Replicas share the optimizer out: 16 bytes for each parameter of the model on the node."""
+    """Replicas shard the optimizer: 16 bytes per parameter of the model on the node."""
     use = max_host_use(scenario("training.offload={optimizer: true, activations: 4}"))
     assert use is not None
     assert use.bytes_by_category[HostCategory.ACTIVATIONS] == 8 * 4 * LAYER
@@ -206,7 +214,7 @@ def test_without_offload_no_host_memory_is_used() -> None:
 
 
 def test_offload_is_suggested_if_the_host_has_capacity() -> None:
-    """Eight GPUs share nothing here but the model's copies: 18 bytes a parameter do not fit beside 16 gigabytes."""
+    """With tp 8 nothing else can be sharded: 18 bytes per parameter do not fit on eight GPUs."""
     overrides = ["layout={tp: 8, sequence_parallel: true}", "model.layers=200", "training.global_batch=1"]
     suggestions = check(scenario(*overrides)).suggestions
     assert any(suggestion.startswith("training.offload.optimizer=true would fit (") for suggestion in suggestions)
@@ -223,7 +231,7 @@ def test_the_memory_timeline_ends_with_no_activations() -> None:
 
 
 def test_frozen_weights_are_offloaded_only_as_shards() -> None:
-    """Adapters of rank 8 beside q and v: 8 x (4096 + 4096) and 8 x (4096 + 1024) parameters a layer."""
+    """Adapters of rank 8 on q and v: 8 x (4096 + 4096) and 8 x (4096 + 1024) parameters per layer."""
     adapters = 8 * 8 * (4096 + 4096 + 4096 + 1024)
     overrides = ["training.lora={rank: 8, targets: [q, v]}", "layout.data=fsdp"]
     optimizer, shards = (

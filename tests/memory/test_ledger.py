@@ -1,4 +1,4 @@
-"""How full a rank is, and when."""
+"""Memory of a rank over time."""
 
 from dataclasses import replace
 from functools import partial
@@ -57,9 +57,9 @@ def test_gpipe_has_all_microbatches_in_flight(microbatches: int) -> None:
 def test_interleaving_costs_a_factor_on_the_first_stage(pp: int, chunks: int) -> None:
     """Korthikanti et al. 2022 section 4.2.3: L (1 + (p - 1)/(p m)) layers' activations for m chunks.
 
-    The first rank runs m p + p - 1 chunk-forwards before its first backward ends: 2 (p - 1) + (m - 1) p of warm-up and
-    one more; each is L/(p m) layers. Counted here on ranks without embedding, whose passes are all alike: rank r has
-    2 r fewer in flight, so r = 1 with p m + p - 3 stands for it.
+    The first rank runs m p + p - 1 chunk-forwards before its first backward ends: 2 (p - 1) + (m - 1) p of warm-
+    up and one more; each is L/(p m) layers. Counted here on ranks without embedding, whose passes are equal:
+    rank r has 2 r fewer in flight, so r = 1 with p m + p - 3 is used instead.
     """
     plan = pipeline_plan(pp, 2 * pp, chunks)
     activations = Activations(plan)
@@ -72,7 +72,7 @@ def test_interleaving_costs_a_factor_on_the_first_stage(pp: int, chunks: int) ->
 def test_the_first_rank_holds_figure_1s_factor_of_layers() -> None:
     """Figure 1's 530B model, p 35, m 3, 105 layers: L (1 + 34/105) = 139 layers on the first rank.
 
-    Without dropout the embedding keeps its token numbers only, eight bytes each.
+    Without dropout the embedding keeps only its token ids, eight bytes each.
     """
     model = replace(load_preset("megatron-530b"), dropout=False)
     plan = Plan(
@@ -109,7 +109,7 @@ def test_ended_passes_are_freed_before_passes_that_start_at_the_same_time() -> N
 
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.floats(0.5, 4.0)), min_size=16, max_size=16))
 def test_the_peak_does_not_depend_on_pass_durations(times: list[tuple[float, float]]) -> None:
-    """One stream: a pass starts when the one before it has ended, or some time later."""
+    """One stream: a pass starts when the previous one has ended, or some time later."""
     plan = pipeline_plan(4, 8)
     actions, passes, now = OneFOneB().order(4, 8)[0], [], 0.0
     for action, (gap, length) in zip(actions, times, strict=True):
@@ -175,7 +175,7 @@ def test_recomputation_reduces_kept_activations() -> None:
 
 @given(pp=st.integers(2, 8), extra=st.integers(0, 16), memory=st.integers(1, 2), data=st.data())
 def test_zero_bubble_keeps_p_or_2p_microbatches(pp: int, extra: int, memory: int, data: st.DataObject) -> None:
-    """With equal costs every microbatch counts as whole until its weight gradients: p - r are the fewest of rank r."""
+    """With equal costs every microbatch counts fully until its weight gradients: rank r holds at least p - r."""
     rank = data.draw(st.integers(0, pp - 1))
     plan = pipeline_plan(pp, pp + extra)
     stage, activations = plan.stages[rank], Activations(plan)
@@ -214,12 +214,12 @@ def test_deferred_weight_gradients_hold_more_than_full_recomputation_keeps() -> 
 
 @pytest.mark.parametrize("memory", [1, 2])
 def test_zero_bubble_exceeds_its_memory_limit_by_at_most_one_microbatch(memory: int) -> None:
-    """Llama 3 405B, tp 8 with its sequence split, pp 16: more waits of a microbatch than was kept.
+    """Llama 3 405B, tp 8 with sequence parallelism, pp 16: deferred weight gradients hold more than was kept.
 
-    In units of s b h / t elements a layer keeps 16 (two norms' inputs, q and k, attention's, 6.5 + 3.25 of a SwiGLU
-    with ffn 3.25 h, as the parts of `Activations.saved_bytes` add up) while the gradients of its two row-parallel outputs
-    alone are 2 t = 16 when they wait. So what p microbatches keep bounds a rank only if weight gradients run early: at
-    most (memory p - 1) kept + waiting, and what passes.
+    In units of s b h / t elements a layer keeps 16 (two norms' inputs, q and k, attention's, 6.5 + 3.25 of a
+    SwiGLU with ffn 3.25 h, as the terms of `Activations.saved_bytes` add up) while the gradients of its two row-
+    parallel outputs are already 2 t = 16 when deferred. So the kept bytes of p microbatches bound a rank only if
+    weight gradients run early: at most (memory p - 1) kept + deferred, and transient bytes.
     """
     plan = Plan(load_preset("llama3-405b"), Training(8192, 40), Layout(tp=8, pp=16, sequence_parallel=True))
     activations = Activations(plan)

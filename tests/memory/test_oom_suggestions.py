@@ -1,4 +1,4 @@
-"""What is said to make a scenario fit does: applied as overrides, it is legal and its peak is the one that was told."""
+"""Suggestions to make a scenario fit: applied as overrides they are legal, and the peak is the stated one."""
 
 from typing import Any
 
@@ -86,7 +86,7 @@ def test_suggestions_keep_the_gpus_and_the_batch(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_changes_are_suggested_only_if_no_single_one_fits(name: str) -> None:
-    """Each half of a pair, applied alone, does not fit."""
+    """Neither change of a pair fits if it is applied alone."""
     suggestions = check(CASES[name]).suggestions
     assert any(" with " in suggestion for suggestion in suggestions) == (name == "two changes")
     for suggestion in suggestions:
@@ -103,7 +103,7 @@ def test_a_scenario_that_fits_has_no_suggestions() -> None:
 
 
 def test_no_fitting_change_is_reported() -> None:
-    """A trillion parameters: 18 TB of weights, gradients and states do not fit 8 x 80 GiB whatever is done."""
+    """A trillion parameters: 18 TB of weights, gradients and states do not fit 8 x 80 GiB with any change."""
     report = check(scenario("megatron-1t", 8, {"tp": 8}))
     assert report.suggestions == (
         "no single change of recomputation, sharding, degrees or offload fits; use more GPUs or a smaller model",

@@ -1,8 +1,9 @@
-"""PyTorch as the oracle: what eager operators move and keep, counted in its own operator trace on the CPU.
+"""PyTorch as the reference: bytes that eager operators move and keep, counted in its operator trace on the CPU.
 
-Bytes moved are the distinct elements of every operator's arguments and results (views move nothing, in-place operators
-read and write); bytes kept are what autograd saves, each storage once, without parameters. CPU and CUDA run the same
-composite operators for these; where one CPU operator is several CUDA kernels nothing is asserted about its launches.
+Bytes moved are the distinct elements of every operator's arguments and results (views move nothing, in-place
+operators read and write); bytes kept are what autograd saves, each storage once, without parameters. CPU and
+CUDA run the same composite operators for these; where one CPU operator is several CUDA kernels its launches
+are not checked.
 """
 
 from collections.abc import Callable
@@ -48,14 +49,14 @@ class _MovedBytes:
 
 
 def _measure_moved_bytes(action: Callable[[], Any]) -> tuple[_MovedBytes, Any]:
-    """Run an action; bytes that its operators move, how many of them move anything, and its result."""
+    """Run an action; return the bytes its operators move, the number of those that move any, and its result."""
     trace = _MovedBytes()
 
     class Counter(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc, name-defined]
         def __torch_dispatch__(self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = operator(*args, **(kwargs or {}))
             schema = operator._schema
-            is_view = any(given.alias_info and not given.alias_info.is_write for given in schema.ends_experts)
+            is_view = any(given.alias_info and not given.alias_info.is_write for given in schema.returns)
             skipped = ("detach", "empty", "profiler", "_local_scalar", "_record_function")
             if is_view or operator.__name__.startswith(skipped):
                 return result
@@ -76,7 +77,7 @@ def _measure_moved_bytes(action: Callable[[], Any]) -> tuple[_MovedBytes, Any]:
 
 
 def _saved_bytes(action: Callable[[], Any], parameters: list[Any]) -> int:
-    """Bytes that autograd saves while an action runs, each storage once, parameters not."""
+    """Bytes that autograd saves while an action runs, each storage once, without parameters."""
     storages: dict[int, int] = {}
     saved_tensors = []
 
@@ -101,7 +102,7 @@ def _rms_norm(x: Any, weight: Any) -> Any:
     """As in Hugging Face's LlamaRMSNorm."""
     upcast = x.float()
     variance = upcast.pow(2).mean(-1, keepdim=True)
-    return weight * (upcast * torch.rsqrt(variance + 1e-5)).send_counts(x.dtype)
+    return weight * (upcast * torch.rsqrt(variance + 1e-5)).to(x.dtype)
 
 
 def _swiglu(gate: Any, up: Any) -> Any:
@@ -117,7 +118,7 @@ def _rotate(x: Any, cosine: Any, sine: Any) -> Any:
 
 @dataclass(frozen=True)
 class _OperatorCase:
-    """A formula in PyTorch. constants: not differentiated."""
+    """An operator and its formula in PyTorch. constants: not differentiated."""
 
     operator: memory_bound.MemoryBoundSpec
     formula: Callable[..., Any]
@@ -159,7 +160,7 @@ _CASES = _cases()
 
 @pytest.mark.parametrize("name", _CASES)
 def test_unfused_operators_move_the_bytes_that_pytorch_moves(name: str) -> None:
-    """Per-row statistics, masks and angles are small against the activation: 2 % covers them."""
+    """Per-row statistics, masks and angles are small compared with the activation: 2 % covers them."""
     case = _CASES[name]
     forward, result = _measure_moved_bytes(case.run)
     gradient = torch.ones_like(result)
@@ -222,7 +223,7 @@ def test_unfused_gradient_norm_moves_what_clip_grad_norm_moves() -> None:
 
 
 class _TorchLayer:
-    """One layer in plain PyTorch, written for this test: GPT or Llama kind, no dropout, as many kv heads as heads."""
+    """One transformer layer in plain PyTorch: GPT or Llama family, no dropout, as many KV heads as heads."""
 
     def __init__(self, model: TransformerModel) -> None:
         self.model = model
@@ -254,7 +255,7 @@ class _TorchLayer:
     def attend(self, x: Any, attention: AttentionBackend) -> Any:
         batch, sequence, hidden = x.shape
         split = (batch, sequence, model_dimensions(self.model).heads, model_dimensions(self.model).head_dim)
-        # three products: views of one would keep the unrotated queries and keys with the values
+        # three matmuls: views of one would keep the unrotated queries and keys with the values
         projections = (functional.linear(x, self.weights[name]) for name in ("query", "key", "value"))
         query, key, value = (projection.reshape(split).transpose(1, 2) for projection in projections)
         if self.model.norm is Norm.RMSNORM:

@@ -1,6 +1,6 @@
-"""Attention with sinks: one learned score of each head, and what it costs, by hand.
+"""Attention sinks: one learned score per head, and what it costs, by hand.
 
-Two sequences of 512 tokens, 8 heads of 64 with 2 heads of keys, in bf16.
+Two sequences of 512 tokens, 8 heads of 64 with 2 KV heads, in bf16.
 """
 
 from dataclasses import replace
@@ -23,11 +23,22 @@ from clustersim.model.transformer import (
 
 TOKENS, BATCH, HEADS, HEAD_DIM, KV = 512, 2, 8, 64, 2
 PLAIN = uniform_model(
-    name="small", layers=2, hidden=512, ffn=1024, heads=HEADS, kv_heads=KV, head_dim=HEAD_DIM, vocab=256,
-    max_positions=TOKENS, mlp=MlpType.SWIGLU, norm=Norm.RMSNORM, positions=PositionEncoding.ROTARY, tied_embeddings=False,
+    name="small",
+    layers=2,
+    hidden=512,
+    ffn=1024,
+    heads=HEADS,
+    kv_heads=KV,
+    head_dim=HEAD_DIM,
+    vocab=256,
+    max_positions=TOKENS,
+    mlp=MlpType.SWIGLU,
+    norm=Norm.RMSNORM,
+    positions=PositionEncoding.ROTARY,
+    tied_embeddings=False,
     linear_bias=False,
-)  # fmt: skip
-SINKS = resize_model(PLAIN, sinks=True)
+)
+SINKS = resize_model(PLAIN, attention_sinks=True)
 
 
 def sink_layer(*, sinks: bool, attention: AttentionBackend = AttentionBackend.FLASH, tp: int = 1) -> LayerOperators:
@@ -45,7 +56,7 @@ def test_sink_parameters_are_one_per_head() -> None:
     assert parameter_count(SINKS) - parameter_count(PLAIN) == 2 * HEADS
     assert (
         parameter_count(load_preset("gpt-oss-20b"))
-        - parameter_count(resize_model(load_preset("gpt-oss-20b"), sinks=False))
+        - parameter_count(resize_model(load_preset("gpt-oss-20b"), attention_sinks=False))
         == 24 * 64
     )
 
@@ -63,7 +74,7 @@ def test_ranks_hold_the_sinks_of_their_heads(attention: AttentionBackend, tp: in
 
 
 def test_flash_attention_with_sinks_keeps_flops_and_activations() -> None:
-    """Forward reads 2 bytes of each head; backward reads and writes them, and 8 bytes more of each query and head."""
+    """Forward reads 2 bytes per head; backward reads and writes them, and 8 more bytes per query and head."""
     with_sinks, without_sinks = sink_layer(sinks=True), sink_layer(sinks=False)
     sink_core, plain_core = core_operator(with_sinks), core_operator(without_sinks)
     (forward,), (backward,) = sink_core.forward, sink_core.input_gradient

@@ -1,4 +1,4 @@
-"""Frameworks: what is shipped is complete and sourced, and a wrong file is refused in one clear sentence."""
+"""Framework files: packaged ones are complete and sourced; an invalid file is rejected in one clear sentence."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +67,9 @@ def test_cuda_graphs_need_a_framework_with_a_graph_cost() -> None:
 
 def test_compiling_needs_a_framework_with_measured_compiled_launches() -> None:
     assert load_framework("pytorch").with_compiled().compiled
-    with pytest.raises(InputError, match="compiled: megatron compiles no layers; leave it out, or name a framework"):
+    with pytest.raises(
+        InputError, match="torch_compile: megatron compiles no layers; leave it out, or name a framework"
+    ):
         load_framework("megatron").with_compiled()
 
 

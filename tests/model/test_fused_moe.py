@@ -1,4 +1,4 @@
-"""A fused grouped MLP: what is between the two products of an expert takes no kernels, and all else is the same."""
+"""A fused grouped MLP has no kernels between an expert's two matmuls, and everything else is the same."""
 
 from dataclasses import replace
 from itertools import chain

@@ -1,4 +1,4 @@
-"""Configurations of released models give their released parameter counts; everything else is refused in a sentence."""
+"""Configurations of released models give their parameter counts; unsupported ones are rejected in one sentence."""
 
 import json
 from pathlib import Path
@@ -249,7 +249,7 @@ SMALL = (64, 128, 12, 4, 2, 256)
 
 
 def test_sliding_windows_are_in_the_layers_of_transformers(tmp_path: Path) -> None:
-    """The configuration classes' `layer_types`: sliding where the sentence says, counted from layer 0."""
+    """As the configuration classes' `layer_types`: sliding where the comment says, counted from layer 0."""
     window, window_key = 512, {"sliding_window": 512}
     assert _windows(tmp_path, _llama_like("mistral", SMALL, **window_key)) == [window] * 12
     assert _windows(tmp_path, _llama_like("mistral", SMALL)) == [4096] * 12  # MistralConfig's default
@@ -275,21 +275,25 @@ def test_families_have_their_blocks_norms_and_positions(tmp_path: Path) -> None:
         return model.distinct_attentions[0]
 
     gemma2, olmo2 = read(_llama_like("gemma2", SMALL)), read(_llama_like("olmo2", SMALL))
-    assert (gemma2.distinct_specs[0].block, first(gemma2).softcap, gemma2.logit_softcap) == (
+    assert (gemma2.distinct_specs[0].block, first(gemma2).attn_logit_softcapping, gemma2.final_logit_softcapping) == (
         BlockForm.SANDWICH,
         True,
         True,
     )
     assert (olmo2.distinct_specs[0].block, first(olmo2).qk_norm) == (BlockForm.POST_NORM, QkNorm.ALL_HEADS)
     gemma3 = read(GEMMA3_4B)
-    assert (first(gemma3).qk_norm, first(gemma3).softcap, gemma3.logit_softcap) == (QkNorm.PER_HEAD, False, False)
+    assert (first(gemma3).qk_norm, first(gemma3).attn_logit_softcapping, gemma3.final_logit_softcapping) == (
+        QkNorm.PER_HEAD,
+        False,
+        False,
+    )
     glm4 = read(_llama_like("glm4", SMALL, attention_bias=True))
-    assert (glm4.distinct_specs[0].block, first(glm4).rotary, first(glm4).qkv_bias, glm4.linear_bias) == (
+    assert (glm4.distinct_specs[0].block, first(glm4).rotary_percent, first(glm4).qkv_bias, glm4.linear_bias) == (
         *(BlockForm.SANDWICH, 0.5, True),
         False,
     )
     smollm3 = read(_llama_like("smollm3", SMALL))
-    assert [distinct_attention.rotary for distinct_attention in smollm3.distinct_attentions] == [1.0, 0.0]
+    assert [distinct_attention.rotary_percent for distinct_attention in smollm3.distinct_attentions] == [1.0, 0.0]
     assert [run.count for run in smollm3.stack] == [3, 1] * 3
     assert read(FALCON_7B).distinct_specs[0].block is BlockForm.PARALLEL
     grouped = read({**FALCON_7B, "new_decoder_architecture": True, "num_kv_heads": 71})

@@ -1,4 +1,4 @@
-"""Mixtures of experts and latent attention, as released config.json files say them; what is wrong is named."""
+"""MoE and MLA models from released config.json files; unsupported values are named."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ from clustersim.model.transformer import TransformerModel, parameter_count
 
 LLAMA4_ROPE = [1, 1, 1, 0]
 
-# The released files' keys that say what there is, by the preset that is the same model.
+# The released files' keys that define the architecture, by the equal preset.
 RELEASED: dict[str, dict[str, Any]] = {
     "mixtral-8x7b": {
         **{"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
@@ -133,11 +133,11 @@ def test_moe_layers_are_those_of_transformers(tmp_path: Path, content: dict[str,
 def test_routers_and_shared_experts_are_read(tmp_path: Path) -> None:
     (moe,) = _read(tmp_path, {**V3, "n_shared_experts": 3}).distinct_moes
     assert moe.shared == 3 * 2048
-    assert (moe.router.scores, moe.router.groups, moe.router.limit) == (ScoreFunction.SIGMOID, 8, 4)
+    assert (moe.router.scores, moe.router.num_groups, moe.router.group_topk) == (ScoreFunction.SIGMOID, 8, 4)
     (unlimited,) = _read(
         tmp_path, {**V3, "topk_group": 8, "scoring_func": "softmax", "n_shared_experts": None}
     ).distinct_moes
-    assert (unlimited.shared, unlimited.router.scores, unlimited.router.limit) == (0, ScoreFunction.SOFTMAX, None)
+    assert (unlimited.shared, unlimited.router.scores, unlimited.router.group_topk) == (0, ScoreFunction.SOFTMAX, None)
 
 
 def test_mla_is_read(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Layers with windows, blocks, norms and positions of their own, against sums that are counted by hand."""
+"""Layers with windows, block forms, norm and position variants, against hand-computed sums."""
 
 from dataclasses import replace
 
@@ -72,7 +72,7 @@ def test_a_narrower_window_has_fewer_flops_and_keeps_as_much() -> None:
     narrow = resize_model(LLAMA, window=1024)
     assert layer_flops(first_layer(narrow)) < layer_flops(first_layer(LLAMA))
     assert first_layer(narrow).saved_bytes == first_layer(LLAMA).saved_bytes
-    standard = replace(TRAINING, attention=AttentionBackend.STANDARD)  # masks what it has computed
+    standard = replace(TRAINING, attention=AttentionBackend.STANDARD)  # standard attention masks what it has computed
     assert layer_flops(first_layer(narrow, standard)) == layer_flops(first_layer(LLAMA, standard))
     # by the convention 12 x layers x width x keys for scores, here of 1,024 keys instead of 8,192
     saved = token_flops(LLAMA, 8192) - token_flops(narrow, 8192)
@@ -91,7 +91,7 @@ def test_the_convention_counts_all_keys_of_a_window_for_every_query() -> None:
 
 @given(st.sampled_from([256, 1024, 4096]), st.sampled_from([8192, 32768]))
 def test_a_windows_kernel_has_two_ragged_edges(window: int, keys: int) -> None:
-    """Relative to its FLOP a windowed kernel is slower than a full one: half of a block is lost on each edge."""
+    """Relative to its FLOP a windowed kernel is slower than a full one: half a tile is lost on each edge."""
     h100 = load_accelerator("h100-sxm-80gb")
     load = {}
     for layer_window in (None, window):
@@ -117,7 +117,9 @@ def test_qk_norm_parameters_by_hand(form: QkNorm | None, more: int) -> None:
     assert first_layer(model).parameter_count == first_layer(LLAMA).parameter_count + more
     assert layer_parameter_count(model, model.distinct_specs[0]) == first_layer(model).parameter_count
     rank_parameters = first_layer(model, tp=2).parameter_count - first_layer(LLAMA, tp=2).parameter_count
-    assert rank_parameters == (more // 2 if form is QkNorm.ALL_HEADS else more)  # a norm of each head is on every rank
+    assert rank_parameters == (
+        more // 2 if form is QkNorm.ALL_HEADS else more
+    )  # per-head norms are replicated on every rank
 
 
 @pytest.mark.parametrize("block", [BlockForm.PARALLEL, BlockForm.PARALLEL_NORMS])
@@ -126,10 +128,10 @@ def test_a_parallel_block_has_the_flops_of_a_serial_one(block: BlockForm) -> Non
 
 
 def test_kept_bytes_of_block_forms_by_hand() -> None:
-    """Elements of a token in BF16: inputs of norms and products, q, k, v, the core's result, gate, up, their product.
+    """Elements per token in BF16: inputs of norms and matmuls, q, k, v, the core's result, gate, up, their product.
 
-    A serial block keeps the inputs of two norms and their results; a parallel one of one norm; one with two norms the
-    input once and two results; post-norm keeps what its products read and what its norms read.
+    A serial block keeps the inputs of two norms and their results; a parallel one of one norm; one with two norms
+    the input once and two results; post-norm keeps what its matmuls read and what its norms read.
     """
     tokens, logarithms = 2 * 8192, 4 * HEADS
     core, mlp = HEADS * HEAD_DIM * 2 + 2 * KV * HEAD_DIM, 3 * FFN
@@ -146,10 +148,10 @@ def test_kept_bytes_of_block_forms_by_hand() -> None:
 
 
 def test_partial_rotary_moves_its_fraction() -> None:
-    names = [operator.name for operator in first_layer(resize_model(LLAMA, rotary=0.0)).operators]
+    names = [operator.name for operator in first_layer(resize_model(LLAMA, rotary_percent=0.0)).operators]
     assert "attention.rotary" not in names
     unfused = replace(TRAINING, fused=False)
-    full_rotary, half_rotary = (first_layer(resize_model(LLAMA, rotary=share), unfused) for share in (1.0, 0.5))
+    full_rotary, half_rotary = (first_layer(resize_model(LLAMA, rotary_percent=share), unfused) for share in (1.0, 0.5))
     (full_operator,), (half_operator,) = (
         [item for item in sharded_layer.operators if item.name == "attention.rotary"]
         for sharded_layer in (full_rotary, half_rotary)
@@ -159,8 +161,10 @@ def test_partial_rotary_moves_its_fraction() -> None:
     assert moved_bytes == [
         2 * 10 * elements,
         2 * (10 * elements / 2 + 2 * elements),
-    ]  # the rest is put beside, in one copy
-    assert first_layer(resize_model(LLAMA, rotary=0.5)) == first_layer(LLAMA)  # fused kernels pass whole heads
+    ]  # the rest is concatenated, in one copy
+    assert first_layer(resize_model(LLAMA, rotary_percent=0.5)) == first_layer(
+        LLAMA
+    )  # fused kernels pass over full heads
 
 
 def test_bloom_has_a_norm_after_its_embedding_and_no_table_of_positions() -> None:
@@ -174,7 +178,7 @@ def test_bloom_has_a_norm_after_its_embedding_and_no_table_of_positions() -> Non
 
 
 def test_capped_logits_keep_their_tanh() -> None:
-    capped = replace(LLAMA, logit_softcap=True)
+    capped = replace(LLAMA, final_logit_softcapping=True)
     shard, training = LayerShard(1, 1024, 1024, tp=2), Training(1024, 1, loss=LossImplementation.FUSED)
     extra_bytes = (
         layers.head_layer(capped, training, shard).saved_bytes - layers.head_layer(LLAMA, training, shard).saved_bytes
@@ -182,14 +186,17 @@ def test_capped_logits_keep_their_tanh() -> None:
     assert extra_bytes == 1024 * LLAMA.vocab / 2 * 2  # BF16
     standard = Training(1024, 1, attention=AttentionBackend.STANDARD)
     scores = (
-        first_layer(resize_model(LLAMA, softcap=True), standard).saved_bytes - first_layer(LLAMA, standard).saved_bytes
+        first_layer(resize_model(LLAMA, attn_logit_softcapping=True), standard).saved_bytes
+        - first_layer(LLAMA, standard).saved_bytes
     )
     assert scores == 1024 * 1024 * HEADS * 2
-    assert first_layer(resize_model(LLAMA, softcap=True)) == first_layer(LLAMA)  # inside the flash kernel
+    assert first_layer(resize_model(LLAMA, attn_logit_softcapping=True)) == first_layer(
+        LLAMA
+    )  # inside the flash kernel
 
 
 def test_a_gpt_j_layer_by_hand() -> None:
-    """GPT-J's kind: 4 h^2 of attention, 8 h^2 + 5 h of a GELU MLP with biases, one LayerNorm of 2 h."""
+    """GPT-J: 4 h^2 of attention, 8 h^2 + 5 h of a GELU MLP with biases, one LayerNorm of 2 h."""
     attention = FullAttention(16, 16, 256, qkv_bias=True)
     spec = LayerSpec(attention, DenseMlp(4 * 4096, MlpType.GELU), BlockForm.PARALLEL)
     model = replace(LLAMA, norm=Norm.LAYERNORM, positions=PositionEncoding.ALIBI, linear_bias=True)

@@ -1,4 +1,4 @@
-"""Bytes kept, FLOP and parameters of layers against closed forms from the papers."""
+"""Kept bytes, FLOP and parameters of layers against closed forms from the papers."""
 
 from dataclasses import replace
 
@@ -31,10 +31,10 @@ KORTHIKANTI = ["megatron-22b", "gpt3-175b", "megatron-530b", "megatron-1t"]
 
 
 def _model_kind(model: TransformerModel) -> tuple[object, ...]:
-    """What decides which operators and tensors a model has; its sizes do not."""
+    """What decides which operators and tensors a model has, independent of its sizes."""
     kinds = frozenset(map(_layer_kind, model.distinct_specs))
     choices = model.norm, model.positions, model.linear_bias, model.tied_embeddings, model.dropout
-    return (kinds, *choices, model.embedding_norm, model.logit_softcap)
+    return (kinds, *choices, model.embedding_norm, model.final_logit_softcapping)
 
 
 def _layer_kind(spec: LayerSpec) -> tuple[object, ...]:
@@ -46,7 +46,7 @@ def _layer_kind(spec: LayerSpec) -> tuple[object, ...]:
 
 def _attention_kind(attention: FullAttention | LatentAttention) -> tuple[object, ...]:
     match attention:
-        case LatentAttention(query_rank=rank):
+        case LatentAttention(q_lora_rank=rank):
             return LatentAttention, rank is None
         case FullAttention() as attention_spec:
             grouped, windowed = attention_spec.kv_heads < attention_spec.heads, attention_spec.window is not None
@@ -55,8 +55,8 @@ def _attention_kind(attention: FullAttention | LatentAttention) -> tuple[object,
                 windowed,
                 attention_spec.qkv_bias,
                 attention_spec.qk_norm,
-                attention_spec.rotary,
-                attention_spec.softcap,
+                attention_spec.rotary_percent,
+                attention_spec.attn_logit_softcapping,
             )
 
 
@@ -148,8 +148,8 @@ def test_flash_attention_keeps_a_logarithm_instead_of_scores() -> None:
 def test_llama_keeps_each_tensor_once() -> None:
     """Per token and layer in BF16 with fused kernels, tp 1.
 
-    Norm inputs 2h, their outputs 2h, q (h) and k, v (2 kv), the core's result h: 6h + 2kv elements; gate, up and the
-    product: 3 ffn elements; one FP32 logarithm per head.
+    Norm inputs 2h, their outputs 2h, q (h) and k, v (2 kv), the core's result h: 6h + 2kv elements; gate, up and
+    the product: 3 ffn elements; one FP32 logarithm per head.
     """
     model = load_preset("llama3-8b")
     h, kv, ffn, heads = 4096, 8 * 128, 14336, 32
@@ -195,7 +195,7 @@ def test_kernels_with_full_attention_do_the_models_flops(name: str, sequence: in
 
 
 def _counted_fraction(kernel: Kernel) -> float:
-    """The share of a kernel's FLOP that the convention counts."""
+    """The fraction of a kernel's FLOP that the convention counts."""
     match kernel.kind, kernel.shape:
         case ((KernelKind.MATMUL | KernelKind.STREAMED_MATMULS | KernelKind.ATTENTION_FORWARD), _):
             return 1.0
@@ -208,7 +208,7 @@ def _counted_fraction(kernel: Kernel) -> float:
 @pytest.mark.parametrize("name", PRESETS_BY_KIND)
 @pytest.mark.parametrize("sequence", [1024, 8192])
 def test_causal_model_flops_are_what_flash_attention_does(name: str, sequence: int) -> None:
-    """But for the scores that its backward computes again: five products, of which by convention four count.
+    """Except for the scores that its backward recomputes: five matmuls, of which by convention four count.
 
     Three of the five are as long as keys, two as values.
     """
@@ -242,14 +242,14 @@ def test_flash_attention_does_three_and_a_half_forwards_of_the_visible_half() ->
         if operator.is_in_modules({RecomputeModule.CORE_ATTENTION})
     )
     forward, backward = core.forward[0], core.input_gradient[0]
-    visible = 4 * sum(range(1, 2049))  # pairs of a query and a key that is not after it, four sequences
+    visible = 4 * sum(range(1, 2049))  # pairs of a query and a key that is not later, four sequences
     assert forward.flops == 4 * visible * model_dimensions(model).heads * model_dimensions(model).head_dim
     assert backward.flops == 2.5 * forward.flops
 
 
 @given(pieces=st.integers(1, 16), piece=st.integers(1, 64), tp=st.sampled_from([1, 2, 4]))
 def test_context_parallel_ranks_have_the_unsharded_flops(pieces: int, piece: int, tp: int) -> None:
-    """2 x cp pieces in zigzag: every rank sees the same number of keys, so cp ranks do what one would."""
+    """2 x cp pieces in zigzag: every rank sees the same number of keys, so cp ranks have the FLOP of one unsharded."""
     model = load_preset("llama3-8b")
     cp, keys = pieces, 2 * pieces * piece
     training = Training(sequence=keys, global_batch=1)

@@ -1,4 +1,4 @@
-"""Adapters beside frozen weights: parameters, FLOP and bytes kept of one layer by hand."""
+"""LoRA adapters on frozen weights: parameters, FLOP and kept bytes of one layer by hand."""
 
 from dataclasses import replace
 
@@ -75,7 +75,7 @@ def test_one_adapter_of_a_fused_layer_has_one_a() -> None:
 
 
 def test_a_layers_flop() -> None:
-    """Two of each parameter and token for each product: frozen two products, adapters three."""
+    """Two per parameter and token for each matmul: frozen weights have two matmuls, adapters three."""
     lora_layer, adapters = uniform_layer(MODEL, LORA, UNSHARDED), R * (2 * H + 2 * Q + 2 * H + 2 * KV + 3 * (H + F))
     forward, inputs, weights = (
         sum(matmul_flops(getattr(operator, name)) for operator in lora_layer.operators)
@@ -97,9 +97,10 @@ def test_model_flop_count_frozen_matrices_four_times_and_adapters_six_times() ->
 
 
 def test_kept_activations_by_hand() -> None:
-    """Norms' inputs, queries, keys, values, flash attention's logarithms and result, gate and up, A's and B's inputs.
+    """Norms' inputs, q, k, v, flash attention's logarithms and result, gate and up, A's and B's inputs.
 
-    Beside nothing of the MLP its inputs are not kept; the attention's result is kept for its own backward.
+    With adapters on attention only the MLP's inputs are not kept; attention's result is kept for its own
+    backward.
     """
     frozen_bytes = 2 * (2 * T * H) + 2 * T * (Q + 2 * KV) + 4 * T * 6 + 2 * T * Q + 2 * (2 * T * F)
     all_bytes = frozen_bytes + 2 * T * (H + H + F) + 7 * 2 * T * R
@@ -114,7 +115,7 @@ def test_kept_activations_by_hand() -> None:
 
 
 def test_branches_of_a_parallel_block_share_their_kept_input() -> None:
-    """Adapters beside the queries and beside the MLP's first matrix read the same norm's result."""
+    """Adapters on the queries and on the MLP's first matrix read the same norm's result."""
     parallel = resize_model(MODEL, block=BlockForm.PARALLEL)
     without_input = (
         uniform_layer(parallel, training_with_lora(LoraTarget.DOWN), UNSHARDED).saved_bytes - 2 * T * F - 2 * T * R
@@ -145,7 +146,7 @@ def test_standard_attention_does_not_read_its_result_again() -> None:
 
 
 def test_deferred_weight_gradient_bytes_by_hand() -> None:
-    """Inputs of A and of B, and the gradients of both's results; nothing waits of frozen layers."""
+    """Inputs of A and of B, and the gradients of both's results; frozen layers defer nothing."""
     lora_layer = uniform_layer(MODEL, training_with_lora(LoraTarget.Q, LoraTarget.DOWN), UNSHARDED)
     query_bytes = 2 * T * (H + R) + 2 * T * (R + Q)
     down_bytes = 2 * T * (F + R) + 2 * T * (R + H)
@@ -165,7 +166,7 @@ def test_dropout_keeps_an_input_and_a_mask_for_each_adapter() -> None:
 
 
 def test_results_are_scaled_and_added_in_one_kernel_or_two() -> None:
-    """Two reads and a write; unfused a read and a write more. Backward scales what comes, and adds two gradients."""
+    """Two reads and a write; unfused one read and one write more. Backward scales the gradient and adds two of them."""
     for training, passes, launches in (
         (training_with_lora(LoraTarget.DOWN), 3, 1),
         (replace(training_with_lora(LoraTarget.DOWN), fused=False), 5, 2),
@@ -180,7 +181,7 @@ def test_results_are_scaled_and_added_in_one_kernel_or_two() -> None:
 
 @pytest.mark.parametrize("training", [LORA, replace(LORA, recompute=SelectiveOpRecompute())])
 def test_quantized_weights_are_dequantized_before_each_matmul(training: Training) -> None:
-    """4 bits, 8 for 64 of them, 32 for 64 x 256 are read, 16 written, of every matrix and for every product."""
+    """4 bits, 8 for 64 of them, 32 for 64 x 256 are read, 16 written, of every matrix and for every matmul."""
     lora = replace(training.lora or Lora(1, (), 1.0), base=DType.NF4)
     quantized_layer = uniform_layer(MODEL, replace(training, lora=lora), UNSHARDED)
     bits = 4 + 8 / 64 + 32 / (64 * 256)
@@ -265,7 +266,7 @@ def test_without_adapters_nothing_is_frozen() -> None:
     ],
 )
 def test_a_parallel_block_keeps_its_input_once_for_all_adapters(targets: tuple[LoraTarget, ...], more: int) -> None:
-    """In BF16 a serial block keeps the input of one norm more, and where both branches have adapters one of these."""
+    """In BF16 a serial block keeps one more norm input, and where both branches have adapters one more of these."""
     serial, parallel = (
         uniform_layer(resize_model(MODEL, block=form), training_with_lora(*targets), UNSHARDED).saved_bytes
         for form in SERIAL_AND_PARALLEL

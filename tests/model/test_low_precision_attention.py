@@ -1,4 +1,4 @@
-"""Flash attention in formats with scales: its casts by hand, and nothing else of a layer; a pace of its own."""
+"""Flash attention in scaled formats: its casts by hand, nothing else of a layer changes, and its speedup."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def test_high_precision_layers_have_high_precision_attention() -> None:
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("dtype", [DType.FP8, DType.MXFP8])
 def test_the_speedup_is_that_of_the_accelerator_file(dtype: DType, backward: bool) -> None:
-    """Of what arithmetic takes; a kernel's start is as long in any format."""
+    """Of the arithmetic time; a kernel's start is as long in any format."""
     accelerator = load_accelerator("gb200")
     efficiency = accelerator.efficiency
     constants = efficiency.attention_backward if backward else efficiency.attention_forward

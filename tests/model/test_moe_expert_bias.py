@@ -1,4 +1,4 @@
-"""What do experts with biases move and launch beside their products?"""
+"""Bytes and launches that expert biases and clamps add to the matmuls."""
 
 import pytest
 
@@ -12,9 +12,9 @@ NONE = Operator("experts", ParallelRegion.EXPERT, ())
 
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.FP32])
 def test_a_bias_passes_over_the_tokens_six_times_each_way(dtype: DType) -> None:
-    """Bias times probability (written), sum (two read, one written), and together (read and written).
+    """Bias times probability (written), sum (two read, one written), and concatenation (read and written).
 
-    Back: the gradient times each of the two (read, written), and their sums (read).
+    Backward: the gradient times each of the two (read, written), and their sums (read).
     """
     operator = add_expert_bias(NONE, dtype, EXPERTS, (TOKENS, HIDDEN))
     (forward,), (backward,) = operator.forward, operator.input_gradient
@@ -25,7 +25,7 @@ def test_a_bias_passes_over_the_tokens_six_times_each_way(dtype: DType) -> None:
 
 
 def test_a_clamp_keeps_its_output() -> None:
-    """Both halves are read and written, then put together; back each passes its gradient where it was not limited."""
+    """Both halves are read and written, then concatenated; backward masks each gradient where the clamp was active."""
     operator = add_clamp(NONE, DType.BF16, TOKENS, 2 * FFN)
     (forward,), (backward,) = operator.forward, operator.input_gradient
     size = TOKENS * 2 * FFN * DType.BF16.bytes

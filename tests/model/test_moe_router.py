@@ -1,4 +1,4 @@
-"""What routing moves and keeps, by hand."""
+"""Bytes that the MoE router and token permutation move and keep, by hand."""
 
 from dataclasses import replace
 from math import comb
@@ -21,7 +21,7 @@ MOE_MLP = MoeMlp(E, K, 128, MlpType.SWIGLU)
 def operators_by_name(
     moe: MoeMlp = MOE_MLP, *, permute_after_dispatch: bool = False, **overheads: bool
 ) -> dict[str, Operator]:
-    """The operators of a mixture on one rank of EP."""
+    """The operators of a MoE layer on one rank of EP."""
     training = Training(T, 1, overheads=Overheads(**overheads))
     rank = RankContext(
         replace(load_preset("llama3-8b"), hidden=H),
@@ -36,7 +36,7 @@ def moved_bytes(kernels: tuple[Kernel, ...]) -> float:
 
 
 def test_a_fused_permutation_reads_tokens_once_and_keeps_its_map() -> None:
-    """Forward makes the map (written and read) and the copies; backward reads K rows of each token and writes one."""
+    """Forward builds the map (written and read) and the copies; backward reads K copies per token and writes one."""
     map_bytes = FP32_BYTES * T * (2 * E + 1)
     permuted, unpermuted = operators_by_name()["mlp.permute"], operators_by_name()["mlp.unpermute"]
     assert moved_bytes(permuted.forward) == 2 * map_bytes + BF16_BYTES * T * H * (1 + K)
@@ -46,7 +46,7 @@ def test_a_fused_permutation_reads_tokens_once_and_keeps_its_map() -> None:
 
 
 def test_an_unfused_permutation_reads_each_copy_and_sums_into_zeros() -> None:
-    """Rows that are added are read, and their sum is read and written; the sum's zeros are written first."""
+    """Added copies are read, and their sum is read and written; the sum's zeros are written first."""
     operators = operators_by_name(permute_unfused=True)
     permuted, unpermuted = operators["mlp.permute"], operators["mlp.unpermute"]
     assert moved_bytes(permuted.input_gradient) == moved_bytes(unpermuted.forward) == BF16_BYTES * T * H * (1 + 3 * K)
@@ -77,9 +77,10 @@ def test_unfused_top_k_launches_by_router_features() -> None:
 
 
 def test_load_balancing_loss_bytes() -> None:
-    """Fused: logits are read, scores and the map written, both read for sums; 7 passes of the gradients of scores.
+    """Fused: logits are read, scores and the map written, both read for sums; 7 passes over the gradients of scores.
 
-    That is each one's own (1), that of the logits (2 read, 1 written), and its sum with the other (2 read, 1 written).
+    These are the loss's own (1), that of the logits (2 read, 1 written), and its sum with the other (2 read, 1
+    written).
     """
     assert "mlp.balance" not in operators_by_name()
     balance = operators_by_name(router_loss=True)["mlp.balance"]
@@ -109,8 +110,8 @@ def test_tensor_parallel_ranks_all_reduce_expert_loads() -> None:
         replace(load_preset("llama3-8b"), hidden=H), training, LayerShard(1, T, T, tp=2, sequence_parallel=True)
     )
     (balance,) = (moe_operator for moe_operator in moe_operators(rank, MOE_MLP) if moe_operator.name == "mlp.balance")
-    (joint,) = balance.tp_collectives.after_forward
-    assert (joint.combine, joint.full_bytes) == (TpCombine.SUM, 8 * E)
+    (all_reduce,) = balance.tp_collectives.after_forward
+    assert (all_reduce.combine, all_reduce.full_bytes) == (TpCombine.SUM, 8 * E)
 
 
 def test_a_router_in_fp32_upcasts_its_input() -> None:
@@ -121,7 +122,7 @@ def test_a_router_in_fp32_upcasts_its_input() -> None:
 
 
 def test_deduplicated_dispatch_permutes_on_the_receiving_rank() -> None:
-    """Of T tokens of each of EP ranks those come that have one of E / EP experts among K of E chosen evenly."""
+    """Of T tokens of each of EP ranks those with one of E / EP experts among K of E uniform choices are received."""
     operators = operators_by_name(permute_after_dispatch=True)
     assert "mlp.permute" not in operators and "mlp.unpermute" not in operators
     received_tokens = round(T * EP * (1 - comb(E - E // EP, K) / comb(E, K)))
@@ -130,9 +131,9 @@ def test_deduplicated_dispatch_permutes_on_the_receiving_rank() -> None:
     assert moved_bytes(operators["experts.unsort"].forward) == BF16_BYTES * H * (received_tokens + T * K)
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_token_probabilities_are_kept_for_the_activation(there: bool) -> None:
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_token_probabilities_are_kept_for_the_activation(is_saved: bool) -> None:
     gated = 2 * 128 * BF16_BYTES
-    assert operators_by_name(permute_after_dispatch=there)["experts.activation"].saved_bytes == T * K * (
+    assert operators_by_name(permute_after_dispatch=is_saved)["experts.activation"].saved_bytes == T * K * (
         gated + FP32_BYTES
     )

@@ -1,7 +1,8 @@
-"""Layers that predict further tokens: their parameters, FLOP and bytes by hand.
+"""Multi-token prediction layers: their parameters, FLOP and bytes by hand.
 
-A model of hidden width h = 64 with 4 heads of 16, an MLP of 128 (SwiGLU), RMSNorm, rotary positions and a vocabulary of
-V = 256. Such a layer has three norms of h and a projection of 2h x h beside the 4 h^2 + 3 x 128 h + 2 h of any layer.
+A model of hidden width h = 64 with 4 heads of 16, an MLP of 128 (SwiGLU), RMSNorm, rotary positions and a
+vocabulary of V = 256. An MTP layer has three norms of h and a projection of 2h x h in addition to the 4 h^2 +
+3 x 128 h + 2 h of any layer.
 """
 
 from dataclasses import replace
@@ -42,7 +43,7 @@ def with_mtp(model: TransformerModel = BASE_MODEL, mtp_layers: int = 1) -> Trans
 
 
 def plain_and_mtp_layer(model: TransformerModel, tp: int = 1) -> tuple[LayerOperators, LayerOperators]:
-    """A layer of the stack's last kind, and the same as one that predicts a further token."""
+    """A layer of the stack's last kind, and the MTP layer of the same kind."""
     shard = LayerShard(1, TOKENS, TOKENS, tp=tp, sequence_parallel=tp > 1)
     *_, last_run = model.stack
     (run,) = model.mtp_stack
@@ -56,23 +57,26 @@ def head_layer(model: TransformerModel) -> LayerOperators:
 
 
 def matmul_flops(layer: LayerOperators) -> float:
-    """FLOP of a layer's matrix products, forward and backward."""
+    """FLOP of a layer's matmuls, forward and backward."""
     kernels: list[Kernel] = []
     for operator in layer.operators:
         kernels += (*operator.forward, *operator.input_gradient, *operator.weight_gradient)
     return sum(kernel.flops for kernel in kernels if kernel.kind is KernelKind.MATMUL)
 
 
-@pytest.mark.parametrize("many", [1, 2, 3])
-def test_parameters_by_hand(many: int) -> None:
+@pytest.mark.parametrize("mtp_layers", [1, 2, 3])
+def test_parameters_by_hand(mtp_layers: int) -> None:
     mtp_layer_parameters = LAYER_PARAMETERS + 2 * H + 2 * H * H + 3 * H
-    assert mtp_parameter_count(with_mtp(mtp_layers=many)) == many * mtp_layer_parameters
-    assert parameter_count(with_mtp(mtp_layers=many)) - parameter_count(BASE_MODEL) == many * mtp_layer_parameters
+    assert mtp_parameter_count(with_mtp(mtp_layers=mtp_layers)) == mtp_layers * mtp_layer_parameters
+    assert (
+        parameter_count(with_mtp(mtp_layers=mtp_layers)) - parameter_count(BASE_MODEL)
+        == mtp_layers * mtp_layer_parameters
+    )
     assert mtp_parameter_count(BASE_MODEL) == 0
 
 
 def test_an_mtp_layer_has_the_last_layers_kind_and_active_parameters() -> None:
-    """A dense layer, then two with 8 experts of which a token meets 2: router 8 h, experts 2 x 128 h (GELU)."""
+    """A dense layer, then two with 8 experts and top-2 routing: router 8 h, active experts 2 x 128 h each (GELU)."""
     moe = MoeMlp(8, 2, FFN, MlpType.GELU)
     (run,) = BASE_MODEL.stack
     model = with_mtp(replace(BASE_MODEL, stack=(LayerGroup(run.spec, 1), LayerGroup(replace(run.spec, mlp=moe), 2))))
@@ -82,18 +86,21 @@ def test_an_mtp_layer_has_the_last_layers_kind_and_active_parameters() -> None:
     assert active_parameter_count(model) - active_parameter_count(replace(model, mtp_layers=0)) == active
 
 
-@pytest.mark.parametrize("many", [1, 2])
-def test_flop_by_hand(many: int) -> None:
+@pytest.mark.parametrize("mtp_layers", [1, 2])
+def test_flop_by_hand(mtp_layers: int) -> None:
     """Six for each weight of the layer, the projection and the logits; 12 s h of attention."""
     mtp_layer_flops = 6 * (LAYER_PARAMETERS + 2 * H * H + V * H) + 12 * TOKENS * H
-    assert token_flops(with_mtp(mtp_layers=many), TOKENS) - token_flops(BASE_MODEL, TOKENS) == many * mtp_layer_flops
-    assert matrix_parameter_count(with_mtp(mtp_layers=many)) - matrix_parameter_count(BASE_MODEL) == many * (
-        LAYER_PARAMETERS + 2 * H * H + V * H
+    assert (
+        token_flops(with_mtp(mtp_layers=mtp_layers), TOKENS) - token_flops(BASE_MODEL, TOKENS)
+        == mtp_layers * mtp_layer_flops
     )
+    assert matrix_parameter_count(with_mtp(mtp_layers=mtp_layers)) - matrix_parameter_count(
+        BASE_MODEL
+    ) == mtp_layers * (LAYER_PARAMETERS + 2 * H * H + V * H)
 
 
 def test_matmul_flops_follow_the_convention() -> None:
-    """Of a layer, 6 FLOP for each weight and token; of the head as many for each logits matrix."""
+    """In a layer, 6 FLOP per weight and token; in the head as many for each logits matrix."""
     plain, mtp = plain_and_mtp_layer(with_mtp())
     assert matmul_flops(mtp) - matmul_flops(plain) == 6 * TOKENS * 2 * H * H
     assert (
@@ -105,7 +112,7 @@ def test_matmul_flops_follow_the_convention() -> None:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_kept_bytes_by_hand(tp: int) -> None:
-    """Inputs of three norms and of the projection, of twice the width: five activations of 2 bytes, cut by sequence."""
+    """Inputs of three norms and of the projection (twice the width): five activations of 2 bytes, sequence-sharded."""
     plain, mtp = plain_and_mtp_layer(with_mtp(), tp)
     activation = 2 * TOKENS * H / tp
     assert mtp.saved_bytes - plain.saved_bytes == 5 * activation
@@ -114,7 +121,7 @@ def test_kept_bytes_by_hand(tp: int) -> None:
 
 
 def test_every_mtp_layer_keeps_logits_of_one_shared_weight() -> None:
-    """Each adds its logits in FP32 (the loss's softmax) and the input of the product, of 2 bytes."""
+    """Each adds its logits in FP32 (the loss's softmax) and the input of the matmul, of 2 bytes."""
     base, with_two_mtp = head_layer(BASE_MODEL), head_layer(with_mtp(mtp_layers=2))
     loss = base.operators[-1].saved_bytes
     assert loss >= 4 * TOKENS * V
@@ -137,11 +144,11 @@ def test_resizing_layers_resizes_mtp_layers() -> None:
 
 
 def test_deepseek_v3_mtp_parameters_are_the_released_ones() -> None:
-    """DeepSeek-V3's files have 680,571,043,840 elements in FP8 and 3,918,786,560 in BF16 (huggingface.co, safetensors).
+    """DeepSeek-V3's safetensors (huggingface.co) have 680,571,043,840 elements in FP8 and 3,918,786,560 in BF16.
 
-    Beside 61 layers, embedding and logits matrix those are of one layer that predicts a further token, whose embedding
-    and logits matrix are there once more. Its README prints 685 B, 671 B and 14 B, and README_WEIGHTS.md 11.5 B of the
-    layer's own, of which a token meets 2.4 B (with embedding and logits), which are those without the projection.
+    In addition to 61 layers, embedding and logits matrix those are of one MTP layer, with a second copy of the
+    embedding and logits matrix. Its README prints 685 B, 671 B and 14 B, and README_WEIGHTS.md 11.5 B of the
+    layer's own, of which 2.4 B are active per token (with embedding and logits); these exclude the projection.
     """
     preset = PRESETS["deepseek-v3"]
     model = replace(preset.model, mtp_layers=preset.mtp_layers)
@@ -157,14 +164,14 @@ def test_deepseek_v3_mtp_parameters_are_the_released_ones() -> None:
 
 
 def test_glm_mtp_layer_has_separate_embedding_and_logits() -> None:
-    """zai-org/GLM-4.5: 358,337,791,296 elements, of which corrections of scores (160 a layer, 90 layers) are none."""
+    """zai-org/GLM-4.5: 358,337,791,296 elements, minus score corrections (160 a layer, 90 layers), no weights."""
     preset = PRESETS["glm-4.5"]
     model = replace(preset.model, mtp_layers=preset.mtp_layers)
     assert parameter_count(model) + 2 * model.vocab * model.hidden == 358_337_791_296 - 90 * 160
 
 
 def test_published_flops_include_mtp_layers() -> None:
-    """Megatron Bridge's card of DeepSeek-V3 with one such layer (examples/model_verification_cards/deepseek-v3).
+    """Megatron Bridge's card of DeepSeek-V3 with one MTP layer (examples/model_verification_cards/deepseek-v3).
 
     1,024 GPUs, 16,384 sequences of 4,096 tokens, 61.7561 s at 276.03 TFLOP/s each, attention by the causal mask.
     """

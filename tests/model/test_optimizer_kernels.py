@@ -1,4 +1,4 @@
-"""Bytes per parameter of an update, counted state by state."""
+"""Bytes per parameter of an optimizer step, counted state by state."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What passes over gradients, weights' products and batches beside the model moves what its code reads and writes."""
+"""Framework overheads on gradients, weight matmuls and batches move what the framework's code reads and writes."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_gradient_accumulation_bytes(how: Accumulation, per_parameter: int) -> N
 
 
 def test_no_conversion_where_the_dtypes_agree() -> None:
-    dtypes = {"made": DType.FP16, "accumulated": DType.FP16}
+    dtypes = {"gradient_dtype": DType.FP16, "accumulator_dtype": DType.FP16}
     converted = memory_bound.accumulate_kernels("w", (8, 8), accumulation=Accumulation.CONVERTED, **dtypes)
     assert converted == memory_bound.accumulate_kernels("w", (8, 8), accumulation=Accumulation.ADDED, **dtypes)
 
@@ -67,31 +67,36 @@ def test_an_embedding_gradient_is_accumulated_separately() -> None:
 
 
 def test_gradients_are_zeroed_checked_and_averaged_by_a_pass_each() -> None:
-    all_passes = _with_overheads(BF16, zeroing=True, checking=True, averaging=True)
+    all_passes = _with_overheads(BF16, zero_grad=True, check_for_nan_in_grad=True, prescale_gradients=True)
     assert _moved_bytes(gradient_kernels.zero_gradient_kernels(all_passes, P)) == 4 * P
     assert [kernel.bytes for kernel in gradient_kernels.pre_reduction_kernels(all_passes, P)] == [4 * P, 8 * P]
     assert gradient_kernels.zero_gradient_kernels(BF16, P) == gradient_kernels.pre_reduction_kernels(BF16, P) == ()
 
 
 def test_only_low_precision_gradients_are_copied_to_fp32() -> None:
-    fp16 = _with_overheads(FP16, widening=True)
+    fp16 = _with_overheads(FP16, upcast_gradients=True)
     assert _moved_bytes(gradient_kernels.upcast_kernels(fp16, P)) == (2 + 4) * P
     assert gradient_kernels.with_upcast_gradients(fp16).recipe.weight_formats.gradients is DType.FP32
-    bf16 = _with_overheads(BF16, widening=True)
+    bf16 = _with_overheads(BF16, upcast_gradients=True)
     assert gradient_kernels.upcast_kernels(bf16, P) == ()
     assert gradient_kernels.with_upcast_gradients(bf16) is bf16
 
 
 def test_only_fp16_scales_its_loss() -> None:
-    assert _moved_bytes(gradient_kernels.unscale_kernels(_with_overheads(FP16, unscaling=True), P)) == (2 + 2) * P
-    assert gradient_kernels.unscale_kernels(_with_overheads(BF16, unscaling=True), P) == ()
+    assert (
+        _moved_bytes(gradient_kernels.unscale_kernels(_with_overheads(FP16, unscale_gradients=True), P)) == (2 + 2) * P
+    )
+    assert gradient_kernels.unscale_kernels(_with_overheads(BF16, unscale_gradients=True), P) == ()
 
 
 def test_batch_bytes_packed_and_separate() -> None:
-    assert batch_transfer.broadcast_sizes(_with_overheads(BF16, batches=BatchTransfer.PACKED)) == (5 * 8, 2 * 65 * 8)
-    assert sum(batch_transfer.broadcast_sizes(_with_overheads(BF16, batches=BatchTransfer.SEPARATE))) == 2 * 64 * (
-        8 + 8 + 8 + 4
+    assert batch_transfer.broadcast_sizes(_with_overheads(BF16, batch_transfer=BatchTransfer.PACKED)) == (
+        5 * 8,
+        2 * 65 * 8,
     )
+    assert sum(
+        batch_transfer.broadcast_sizes(_with_overheads(BF16, batch_transfer=BatchTransfer.SEPARATE))
+    ) == 2 * 64 * (8 + 8 + 8 + 4)
     assert batch_transfer.broadcast_sizes(BF16) == batch_transfer.batch_kernels(BF16) == ()
 
 
@@ -106,13 +111,13 @@ def _attention_core(overheads: Overheads, shape: AttentionShape = SHAPE) -> Atte
 def test_standard_attention_reorders_its_result_and_scales_and_joins_gradients() -> None:
     forward, backward = (
         sum(
-            _moved_bytes(getattr(with_, name)) - _moved_bytes(getattr(without, name))
-            for with_, without in _operators_with_and_without_copies()
+            _moved_bytes(getattr(with_copies, name)) - _moved_bytes(getattr(without_copies, name))
+            for with_copies, without_copies in _operators_with_and_without_copies()
         )
         for name in ("forward", "input_gradient")
     )
     assert forward == ELEMENTS * 2 * 2
-    assert backward == (2 + 3) * ELEMENTS * 2 * 2  # queries and keys scaled; those and values joined
+    assert backward == (2 + 3) * ELEMENTS * 2 * 2  # queries and keys scaled; these and values concatenated
 
 
 def _operators_with_and_without_copies():  # type: ignore[no-untyped-def]
@@ -140,9 +145,9 @@ def test_the_fused_softmax_limits_on_keys_and_heads(keys: int, heads: int, fused
     assert softmax.saved_bytes == scores * (2 if fused else 4)
 
 
-@pytest.mark.parametrize(("switch", "passes"), [("bias_adds", 2), ("norm_twice", 2 * 2)])
+@pytest.mark.parametrize(("switch", "passes"), [("bias_adds", 2), ("norm_weight_grad_kernel", 2 * 2)])
 def test_bias_adds_and_double_norms_pass_over_activations_again(switch: str, passes: int) -> None:
-    """Of queries, keys and values forward; of the inputs of two norms backward."""
+    """Queries, keys and values forward; the inputs of two norms backward."""
     (spec,) = SMALL.distinct_specs
     switched, plain = (
         transformer_layer(SMALL, spec, training_config, LayerShard(2, 64, 64))

@@ -1,4 +1,4 @@
-"""Number formats: each product, what is saved, gathered, kept and reduced follows its own entry of the recipe."""
+"""Precision recipes: each matmul, saved tensor, gather, store and reduction follows its own entry."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_an_explicit_single_format_recipe_equals_the_short_form() -> None:
 
 
 def test_matmuls_read_operands_in_their_recipe_format() -> None:
-    """C[m, n] = A[m, k] B[k, n] moves (mk + kn) operands; what is not a product of a linear layer is BF16 as before."""
+    """C[m, n] = A[m, k] B[k, n] moves (mk + kn) operands; what is not a matmul of a linear layer stays BF16."""
     plain = recipe_layer(mixed_precision()).operators
     for operator, bf16_operator in zip(recipe_layer(BF16_WEIGHT_GRADIENT).operators, plain, strict=True):
         linear = any(kernel.kind is KernelKind.MATMUL for kernel in operator.forward)
@@ -80,7 +80,7 @@ def test_a_linear_layer_saves_its_input_as_its_weight_gradient_reads_it() -> Non
 
 
 def test_weights_are_stored_gathered_and_reduced_in_separate_formats() -> None:
-    """FP32 weights that are gathered in BF16 and reduced in BF16, as FSDP2's mixed precision has them."""
+    """FP32 weights that are gathered in BF16 and reduced in BF16, as in FSDP2's mixed precision."""
     formats = WeightFormats(stored=FP32, gathered=BF16, gradients=BF16, master=FP32, moments=FP32)
     training = Training(256, 4, recipe=replace(mixed_precision(), weight_formats=formats), gradient_clipping=False)
     plan = Plan(MODEL, training, Layout(dp=4, data=FullyShard(copies=True)))

@@ -1,4 +1,4 @@
-"""Mixtures have the parameters of their released weights, in all and for one token."""
+"""MoE presets have the total and active parameters of their released weights."""
 
 import pytest
 
@@ -15,7 +15,7 @@ VISION = (
     + (5632 * 4096 + 4096 * 4096 + 4096 * 5120)
 )
 
-# Elements of the released checkpoints, less what is no weight of the text model or is not modelled.
+# Elements of the released checkpoints, minus what is no weight of the text model or is not modelled.
 RELEASED = {
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
@@ -25,7 +25,7 @@ RELEASED = {
     "gpt-oss-120b": 116_829_156_672,
     "llama4-scout": 108_641_793_536 - VISION,
     "llama4-maverick": 401_583_781_376 - VISION,
-    # the layer that predicts a further token, with an embedding and a logits matrix of its own; corrections of scores
+    # the MTP layer, with a separate embedding and logits matrix; score corrections
     "glm-4.5": 358_337_791_296
     - (5120 * 128 * (2 * 96 + 2 * 8) + (96 + 2 * 8 + 2) * 128 + 160 * 5120 + 161 * 3 * 5120 * 1536)
     - (2 * 5120**2 + 5 * 5120 + 2 * 151552 * 5120)
@@ -33,12 +33,12 @@ RELEASED = {
     "olmoe-1b-7b": 6_919_161_856,
     "deepseek-v2": 235_741_434_880,
     "deepseek-v2-lite": 15_706_484_224,
-    "deepseek-v3": 671_026_419_200 - 58 * 256,  # corrections of scores, which are no weights
+    "deepseek-v3": 671_026_419_200 - 58 * 256,  # score corrections, which are no weights
     "moonlight-16b-a3b": 15_960_111_936 - 26 * 64 - 27 * 64,  # these, and 32 frequencies a layer in FP32, of BF16 sizes
     "kimi-k2": 1_026_408_232_448 - 60 * 384,
 }
 
-# Billions as printed, and of how many tables (token table, logits matrix) without, where the source says so.
+# Billions as printed, and how many tables (token table, logits matrix) the source excludes.
 TOTAL = {"qwen2-57b-a14b": "57.4", "dbrx": "132"}  # of their model cards
 ACTIVE = {
     "mixtral-8x7b": ("12.9", 0),  # mistral.ai, "Mixtral of experts"
@@ -72,7 +72,7 @@ def test_other_models_round_to_the_printed_count(name: str, printed: str) -> Non
     assert _billions(parameter_count(load_preset(name)), printed) == printed
 
 
-@pytest.mark.parametrize(("name", "printed", "tables"), [(name, *said) for name, said in ACTIVE.items()])
+@pytest.mark.parametrize(("name", "printed", "tables"), [(name, *printed) for name, printed in ACTIVE.items()])
 def test_active_parameters_round_to_the_printed_count(name: str, printed: str, tables: int) -> None:
     model = load_preset(name)
     assert _billions(active_parameter_count(model) - tables * model.vocab * model.hidden, printed) == printed
@@ -104,7 +104,7 @@ def test_all_moe_presets_are_tested() -> None:
 
 
 def test_only_inactive_experts_are_excluded_from_active_parameters() -> None:
-    """Only experts that a token does not pass are left out."""
+    """Embeddings count in full."""
     model = load_preset("mixtral-8x7b")
     assert parameter_count(model) - active_parameter_count(model) == 32 * 6 * 3 * 4096 * 14336
     assert embedding_parameter_count(model) == 32000 * 4096
@@ -130,4 +130,4 @@ def test_dense_layers_are_the_published_ones(name: str, expected: str) -> None:
 )
 def test_router_group_limits_are_the_published_ones(name: str, groups: int, limit: int | None) -> None:
     (moe,) = load_preset(name).distinct_moes
-    assert (moe.router.groups, moe.router.limit) == (groups, limit)
+    assert (moe.router.num_groups, moe.router.group_topk) == (groups, limit)

@@ -1,4 +1,4 @@
-"""Casts: by hand for one layer; recipes without formats with scales; what is kept, gathered and cast again."""
+"""Quantization casts: one layer by hand; recipes without scaled formats; what is kept, gathered and cast again."""
 
 from dataclasses import replace
 from itertools import chain
@@ -33,7 +33,7 @@ from tests.uniform_models import uniform_layer
 RECIPES = data_files.list_names("recipes")
 MODEL = load_preset("llama-tiny")  # hidden 512, ffn 1408, 8 layers, 8 heads of 64
 T, H, F = 256, 512, 1408
-ON_HOPPER = {"by_rows": True, "sharded": False}
+ON_HOPPER = {"tn_only": True, "weights_sharded": False}
 
 
 def recipe_layer(
@@ -59,14 +59,14 @@ def test_every_recipe_file_has_supported_low_precision_matmuls(name: str) -> Non
     assert recipe.matmul_formats.low_precision in LOW_PRECISION_DTYPES
     assert recipe.activations is DType.BF16
     assert recipe.casts is not None
-    assert recipe.casts.output_gradient.copies == 2  # for two products
+    assert recipe.casts.output_gradient.copies == 2  # for two matmuls
 
 
 def test_operands_of_one_layer_by_hand() -> None:
     """MXFP8 without a fused norm: input and output gradient of each matrix are read once and written twice.
 
-    Inputs of qkv, attention.out, mlp.up, mlp.down: H, H, H, F columns; output gradients: 3H (all heads have keys), H,
-    2F (gate and up), H. Each element moves 2 bytes (BF16) + 2 x (8 + 8/32) / 8 bytes.
+    Inputs of qkv, attention.out, mlp.up, mlp.down: H, H, H, F columns; output gradients: 3H (all heads have
+    keys), H, 2F (gate and up), H. Each element moves 2 bytes (BF16) + 2 x (8 + 8/32) / 8 bytes.
     """
     operators = recipe_layer(load_recipe("mxfp8")).operators
     moved_bytes = sum(cast_kernel.bytes for cast_kernel in cast_kernels(operators))
@@ -159,7 +159,7 @@ def test_accelerators_that_read_operands_either_way_need_one_copy() -> None:
 
 
 def test_sequence_parallel_shards_are_cast_before_the_all_gather() -> None:
-    """On two ranks half of the input of qkv is cast; it comes in 8.25 bits where BF16 has 16."""
+    """On two ranks half of the input of qkv is cast; it is gathered in 8.25 bits where BF16 has 16."""
     layout = Layout(tp=2, sequence_parallel=True)
     payloads = {}
     for name in ("mxfp8", None):
@@ -185,7 +185,7 @@ def test_sequence_parallel_shards_are_cast_before_the_all_gather() -> None:
 
 
 def test_first_and_last_layers_have_no_low_precision_matmuls() -> None:
-    recipe = replace(load_recipe("mxfp8"), first_layers=1, last_layers=2)
+    recipe = replace(load_recipe("mxfp8"), num_layers_at_start_in_bf16=1, num_layers_at_end_in_bf16=2)
     plan = Plan(MODEL, Training(T, 1, recipe=recipe), Layout())
     is_high_precision = [run.spec.high_precision for run in plan.stages[0].stack for _ in range(run.count)]
     assert is_high_precision == [True] + [False] * (MODEL.layer_count - 3) + [True] * 2
@@ -202,7 +202,7 @@ def test_a_recipe_with_bf16_matmuls_casts_nothing(name: str) -> None:
 
 
 def test_saved_inputs_depend_on_the_recipes_cast() -> None:
-    """By torchao BF16, by Transformer Engine the copy that the weights' gradient reads."""
+    """Torchao saves BF16, Transformer Engine the copy that the weight gradient reads."""
     rowwise, plain, fp8 = (
         recipe_layer(load_recipe("fp8-rowwise")),
         recipe_layer(mixed_precision()),
@@ -212,7 +212,7 @@ def test_saved_inputs_depend_on_the_recipes_cast() -> None:
     assert plain.saved_bytes - fp8.saved_bytes == T * (H + H + H + F)
 
 
-WIDTHS = st.integers(1, 64).map(lambda each: 32 * each)
+WIDTHS = st.integers(1, 64).map(lambda blocks: 32 * blocks)
 
 
 @given(st.sampled_from(RECIPES), WIDTHS, WIDTHS, WIDTHS, st.booleans())
@@ -238,7 +238,7 @@ def test_cast_bytes_are_proportional_to_tokens(
 
 
 def test_a_finer_scale_never_means_fewer_bytes_of_scales() -> None:
-    """Bits beside the number itself, by how many numbers have one in common."""
+    """Scale bits per element, by the number of elements that share a scale."""
     scales = {DType.FP8: 0.0, DType.FP8_BLOCKWISE: 32 / 128, DType.MXFP8: 8 / 32}
     assert {scale: scale.bits - 8 for scale in scales} == scales
     assert DType.NVFP4.bits - 4 >= DType.MXFP8.bits - 8
@@ -249,9 +249,9 @@ def test_a_cast_without_reads_or_copies_is_no_kernel() -> None:
 
 
 def test_low_precision_dispatch_casts_before_and_transposes_after() -> None:
-    """Two of eight experts on each of four ranks, top-2: T tokens become 2 T rows, spread over the ranks.
+    """Two of eight experts on each of four ranks, top-2: T tokens become 2 T routed tokens, spread over the ranks.
 
-    Before the way T tokens are read and written once by rows; of the 2 T rows that come a copy by columns is made.
+    Before the dispatch T tokens are read and written once by rows; of the 2 T received a copy by columns is made.
     """
     recipe = replace(load_recipe("fp8-blockwise"), dispatch_format=DType.FP8_BLOCKWISE)
     moe = MoeMlp(8, 2, 256, MlpType.SWIGLU)

@@ -22,7 +22,7 @@ BF16_BYTES = 2
 ATTENTION = load_preset("llama-tiny").distinct_attentions[0]
 H = load_preset("llama-tiny").hidden
 RESIDUAL_BYTES = BF16_BYTES * S * B * H  # bytes of the residual stream on a rank
-EXPERT_BYTES = BF16_BYTES * S * B * TOP_K * FFN  # of what an expert's activation makes, of all tokens and their experts
+EXPERT_BYTES = BF16_BYTES * S * B * TOP_K * FFN  # of an expert activation's output, for all routed tokens
 MOE_MLP = MoeMlp(8, TOP_K, FFN, MlpType.SWIGLU, shared=SHARED)
 
 
@@ -55,7 +55,7 @@ def recomputed_operations(lowered_plan: Plan, *modules: RecomputeModule, early_s
 
 
 def operation_names(operations: list[Operation]) -> list[str]:
-    """Kernels and collectives, in their order."""
+    """Kernels and collectives in order."""
     collective_names = (operation.comm_op.collective.value if operation.comm_op else "" for operation in operations)
     return [
         item.kernel.name if item.kernel else collective_name
@@ -64,7 +64,7 @@ def operation_names(operations: list[Operation]) -> list[str]:
 
 
 DENSE, MOE = two_layer_model(DenseMlp(FFN, MlpType.SWIGLU)), two_layer_model(MOE_MLP)
-GATED_BYTES = 3 * BF16_BYTES * S * B  # of a dense SwiGLU MLP of width one: gate, up and the input of the last product
+GATED_BYTES = 3 * BF16_BYTES * S * B  # of a dense SwiGLU MLP of width one: gate, up and the input of the last matmul
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ GATED_BYTES = 3 * BF16_BYTES * S * B  # of a dense SwiGLU MLP of width one: gate
         (
             [RecomputeModule.LAYERNORM],
             2 * RESIDUAL_BYTES,
-        ),  # what the norms make, which attention and MLP read; their own inputs stay
+        ),  # the norms' outputs, which attention and MLP read; their inputs stay
         ([RecomputeModule.MLP], GATED_BYTES * FFN),  # the input of the MLP stays
         (
             [RecomputeModule.MLP, RecomputeModule.LAYERNORM],
             GATED_BYTES * FFN + 2 * RESIDUAL_BYTES,
-        ),  # which now is made again, too
+        ),  # which is now recomputed, too
         ([RecomputeModule.MOE], 0),
         ([RecomputeModule.MOE_ACTIVATION], 0),
         ([RecomputeModule.SHARED_EXPERTS], 0),
@@ -89,11 +89,12 @@ def test_dropped_bytes_of_a_dense_layer(modules: list[RecomputeModule], bytes_dr
 
 
 def test_dropped_bytes_of_a_moe_layer() -> None:
-    """The experts' input (a row for each expert of a token), gate and up (twice) and the last product's input.
+    """The experts' input (top-k copies of each token), gate and up (twice) and the last matmul's input.
 
-    Beside it what routing keeps, and the shared experts; the router's input is the mixture's and stays. Routing keeps
-    scores in FP32 and a byte for whether a token goes to an expert, an INT32 map of its rows (two for each expert, and
-    how many), and each row's probability in FP32, which is the recomputed activation's input.
+    In addition what routing keeps, and the shared experts; the router's input is the layer's and stays. Routing
+    keeps scores in FP32 and one byte for whether a token goes to an expert, an INT32 map of its routed tokens
+    (two for each expert, and the count), and each routed token's probability in FP32, the recomputed activation's
+    input.
     """
     expert_bytes, shared_bytes = TOP_K * RESIDUAL_BYTES + 3 * EXPERT_BYTES, GATED_BYTES * SHARED
     router_bytes = S * B * ((4 + 1) * MOE_MLP.experts + 4 * (2 * MOE_MLP.experts + 1) + 4 * TOP_K)
@@ -127,29 +128,29 @@ def test_a_recomputed_mlp_keeps_its_input_once_however_branches_are_joined(block
 
 
 def test_a_norm_fused_into_the_linear_layer_is_the_mlps() -> None:
-    """Transformer Engine's: nothing of plain layers is recomputed as `layernorm`, and `mlp` keeps the norm's input."""
+    """Transformer Engine's: dense layers recompute nothing as `layernorm`, and `mlp` keeps the norm's input."""
     fused_norm = {"overheads": Overheads(norm_in_linear=True)}
     assert dropped_bytes(DENSE, RecomputeModule.LAYERNORM, **fused_norm) == 0
     assert dropped_bytes(DENSE, RecomputeModule.MLP, **fused_norm) == GATED_BYTES * FFN + RESIDUAL_BYTES
     assert (
         dropped_bytes(MOE, RecomputeModule.LAYERNORM, **fused_norm) == RESIDUAL_BYTES
-    )  # before the mixture it is by itself
+    )  # before a MoE layer it is a separate kernel
     assert (
         operation_names(recomputed_operations(plan_with_recompute(DENSE, **fused_norm), RecomputeModule.MLP))[0]
         == "mlp.norm"
     )
 
 
-LATENT = LatentAttention(heads=4, query_rank=24, kv_rank=16, nope=8, rope=4, value_dim=6)
+LATENT = LatentAttention(heads=4, q_lora_rank=24, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6)
 HEADS = BF16_BYTES * S * B * 4 * (2 * 12 + 6)  # queries, keys and values of all heads
 
 
 @pytest.mark.parametrize(
     ("attention", "within", "bytes_dropped"),
     [
-        (LATENT, False, HEADS),  # the latent vectors behind their norms are what the module reads
-        (LATENT, True, HEADS + BF16_BYTES * S * B * (24 + 16)),  # the norms are within its linear layers
-        (replace(LATENT, query_rank=None), False, HEADS),  # the input, which makes the queries, stays
+        (LATENT, False, HEADS),  # the module reads the normalized latent vectors
+        (LATENT, True, HEADS + BF16_BYTES * S * B * (24 + 16)),  # the norms are fused into its linear layers
+        (replace(LATENT, q_lora_rank=None), False, HEADS),  # the input, from which queries are computed, stays
     ],
 )
 def test_dropped_bytes_of_mla_up_projections(attention: LatentAttention, within: bool, bytes_dropped: float) -> None:
@@ -160,7 +161,7 @@ def test_dropped_bytes_of_mla_up_projections(attention: LatentAttention, within:
     assert dropped_bytes(
         mla_model, RecomputeModule.MLA_UP_PROJECTION, RecomputeModule.LAYERNORM, **overheads
     ) == bytes_dropped + RESIDUAL_BYTES * (1 if within else 2)
-    norms = ["attention.query_norm", "attention.kv_norm"] if within and attention.query_rank else []
+    norms = ["attention.query_norm", "attention.kv_norm"] if within and attention.q_lora_rank else []
     kernels = [
         name
         for name in operation_names(
@@ -172,7 +173,7 @@ def test_dropped_bytes_of_mla_up_projections(attention: LatentAttention, within:
 
 
 def test_experts_in_a_loop_do_the_work_of_a_grouped_gemm() -> None:
-    """As many products as experts, of the same work, and what they move with it."""
+    """As many matmuls as experts, with the same total FLOP and bytes."""
     loop, grouped = (
         plan_with_recompute(MOE, overheads=Overheads(grouping=grouping)).layer_by_spec[MOE.distinct_specs[0]]
         for grouping in (Grouping.LOOP, Grouping.STREAMS)
@@ -192,7 +193,7 @@ def test_experts_in_a_loop_do_the_work_of_a_grouped_gemm() -> None:
 
 
 def test_frozen_layers_keep_what_a_recomputed_module_reads() -> None:
-    """A frozen MLP keeps no input for its products' gradients; that of the whole stays, for it is run again."""
+    """A frozen MLP keeps no inputs for weight gradients; the module's input stays, for it is recomputed."""
     frozen_layer = plan_with_recompute(DENSE, lora=Lora(1, (LoraTarget.Q,), alpha=1.0)).layer_by_spec[
         DENSE.distinct_specs[0]
     ]
@@ -222,7 +223,7 @@ def test_a_recomputed_mlp_gathers_and_scatters_again() -> None:
 
 @pytest.mark.parametrize("dispatcher", TokenDispatcher)
 def test_a_recomputed_moe_layer_dispatches_and_combines_again(dispatcher: TokenDispatcher) -> None:
-    """All that forward does between the mixture's norm and its sum with the residual stream, exchanges included."""
+    """All that forward does between the MoE layer's norm and its residual sum, collectives included."""
     moe_plan = plan_with_recompute(MOE, layout=Layout(dp=4, ep=4, dispatcher=dispatcher))
     spec = MOE.distinct_specs[0]
     forward_bodies = [

@@ -56,12 +56,12 @@ def test_megatron_models_round_to_the_printed_size(name: str, billions: float) -
     assert round(parameter_count(load_preset(name)) / 1e9, 1) == billions
 
 
-@pytest.mark.parametrize(("name", "embedding", "rest"), [("nemotron4-15b", 3.2, 12.5), ("nemotron4-340b", 9.4, 331.6)])
-def test_nemotron_embedding_and_other_parameters_are_as_printed(name: str, embedding: float, rest: float) -> None:
+@pytest.mark.parametrize(("name", "embedding", "other"), [("nemotron4-15b", 3.2, 12.5), ("nemotron4-340b", 9.4, 331.6)])
+def test_nemotron_embedding_and_other_parameters_are_as_printed(name: str, embedding: float, other: float) -> None:
     """arXiv:2402.16819 section 2 and arXiv:2406.11704 Table 1 count both tables as embeddings."""
     model = load_preset(name)
     tables = 2 * embedding_parameter_count(model)
-    assert round((parameter_count(model) - tables) / 1e9, 1) == rest
+    assert round((parameter_count(model) - tables) / 1e9, 1) == other
     assert abs(tables / 1e9 - embedding) < 0.06
 
 

@@ -1,4 +1,4 @@
-"""A layer's operations as text: one line each, kernels by name, collectives with group and bytes, `||` for overlap."""
+"""Operations of a layer as text: one line each, kernels by name, collectives with group and bytes, `||` for overlap."""
 
 import math
 from collections.abc import Iterable

@@ -1,4 +1,7 @@
-"""What blocks send: a parallel one is one sharded region, so it sums once forward, and backward once for each norm."""
+"""Communication of block forms.
+
+A parallel block is one sharded region, so it is reduced once forward, and backward once per norm.
+"""
 
 from dataclasses import replace
 
@@ -30,7 +33,7 @@ def comm_ops(operations: list[Operation]) -> list[CommOp]:
 
 
 def layer_operations(block: BlockForm, layout: Layout) -> tuple[list[Operation], list[Operation], list[Operation]]:
-    """Forward, backward, and backward in halves."""
+    """Forward, backward, and backward split into input and weight gradients."""
     plan = Plan(resize_model(SMALL, block=block), Training(32, 1), layout)
     (spec,) = plan.model.distinct_specs
     layer, sharding = plan.layer_by_spec[spec], plan.layer_sharding(spec)
@@ -51,7 +54,7 @@ def test_all_reduces_of_a_layer(block: BlockForm) -> None:
 
 @pytest.mark.parametrize("block", BlockForm)
 def test_gathers_and_scatters_under_sequence_parallelism(block: BlockForm) -> None:
-    """Forward gathers what each norm made and scatters sums; backward the reverse, and gathers inputs again."""
+    """Forward gathers the output of each norm and scatters sums; backward the reverse, and gathers inputs again."""
     forward, backward, split_backward = (
         comm_ops(layer_operation) for layer_operation in layer_operations(block, SEQUENCE_PARALLEL)
     )
@@ -86,7 +89,7 @@ def test_every_gradient_is_complete_once(block: BlockForm, layout: Layout) -> No
 
 @pytest.mark.parametrize("block", BlockForm)
 def test_selective_op_recompute_gathers_sharded_inputs_again(block: BlockForm) -> None:
-    """Torchtitan's `op`: products are kept by turns, so inputs are gathered again wherever a product is run again."""
+    """Torchtitan's `op`: every second matmul is kept, so inputs are gathered again wherever a matmul is recomputed."""
     plan = Plan(resize_model(SMALL, block=block), Training(32, 1), SEQUENCE_PARALLEL)
     (spec,) = plan.model.distinct_specs
     recomputed = recomputed_operations(plan.layer_by_spec[spec], plan.layer_sharding(spec), early_stop=False)
@@ -94,7 +97,7 @@ def test_selective_op_recompute_gathers_sharded_inputs_again(block: BlockForm) -
 
 
 def test_a_sliding_window_does_not_change_the_cp_ring() -> None:
-    """No framework drops blocks of keys from the ring: all of them travel."""
+    """No framework drops key blocks from the ring: all of them are sent."""
     layout = Layout(cp=2)
     full, windowed = (Plan(resize_model(SMALL, window=window), Training(32, 1), layout) for window in (None, 4))
     rings = []
@@ -112,7 +115,7 @@ ALL_TARGETS = (LoraTarget.Q, LoraTarget.K, LoraTarget.V, LoraTarget.O, LoraTarge
 @pytest.mark.parametrize("layout", [TENSOR_PARALLEL, SEQUENCE_PARALLEL], ids=["whole", "split"])
 @pytest.mark.parametrize("form", BlockForm)
 def test_lora_with_any_block_form(form: BlockForm, layout: Layout, targets: tuple[LoraTarget, ...]) -> None:
-    """The block's own sums are as ever; adapters keep their inputs whole, so no input is gathered again."""
+    """The block's reductions are unchanged; adapters keep full inputs, so no input is gathered again."""
     training = Training(32, 1, lora=Lora(4, targets, alpha=8.0))
     plan = Plan(resize_model(SMALL, block=form), training, layout)
     (spec,) = plan.model.distinct_specs

@@ -1,4 +1,4 @@
-"""How layers are dealt to virtual stages."""
+"""Partition of layers over virtual stages."""
 
 from functools import partial
 
@@ -46,7 +46,7 @@ def test_stages_with_fewer_layers_are_at_the_ends(sizes: tuple[int, int]) -> Non
     [
         (96, 8, (12,) * 8),
         (126, 16, (7, *(8,) * 14, 7)),  # Llama 3, section 3.3.2: one layer less on the first and the last stage
-        (126, 128, (0, *(1,) * 126, 0)),  # Interleaved(8) on 16 ranks: the ends hold embedding and logits alone
+        (126, 128, (0, *(1,) * 126, 0)),  # Interleaved(8) on 16 ranks: the ends hold only embedding and logits
         (31, 4, (8, 8, 8, 7)),
         (30, 4, (7, 8, 8, 7)),
         (1, 1, (1,)),

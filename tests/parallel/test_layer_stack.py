@@ -1,8 +1,8 @@
-"""Models whose layers differ: a stack of runs, cut into stages, in parameters, FLOP, operations and memory.
+"""Models with different layers: parameters, FLOP, operations and memory of stages of a stack of layer groups.
 
-Heads and widths differ from layer to layer as in OpenELM (Mehta et al. 2024, arXiv:2404.14619), and layers lack a part
-as in Puzzle's models (Bercovich et al. 2024, arXiv:2411.19146). What a whole stack takes is the sum over its layers of
-what models of equal layers take for each of them.
+Heads and widths differ from layer to layer as in OpenELM (Mehta et al. 2024, arXiv:2404.14619), and layers
+lack attention or MLP as in Puzzle's models (Bercovich et al. 2024, arXiv:2411.19146). Quantities of a stack
+are the sums over its layers of those of models with equal layers.
 """
 
 from dataclasses import replace
@@ -40,8 +40,10 @@ ONLY_ATTENTION = LayerSpec(FullAttention(32, 8, 128), None)
 LOCAL = LayerSpec(
     FullAttention(32, 8, 128, window=256, qk_norm=QkNorm.ALL_HEADS), DenseMlp(14336, MlpType.SWIGLU), BlockForm.SANDWICH
 )
-PARALLEL_NORMS = LayerSpec(FullAttention(32, 4, 64, rotary=0.0), DenseMlp(8192, MlpType.GELU), BlockForm.PARALLEL_NORMS)
-POST_NORM = LayerSpec(FullAttention(16, 16, 256, rotary=0.5), DenseMlp(8192, MlpType.GELU), BlockForm.POST_NORM)
+PARALLEL_NORMS = LayerSpec(
+    FullAttention(32, 4, 64, rotary_percent=0.0), DenseMlp(8192, MlpType.GELU), BlockForm.PARALLEL_NORMS
+)
+POST_NORM = LayerSpec(FullAttention(16, 16, 256, rotary_percent=0.5), DenseMlp(8192, MlpType.GELU), BlockForm.POST_NORM)
 SPECS = (
     WIDE,
     NARROW,
@@ -107,7 +109,7 @@ def test_layers_of_a_stage_run_like_those_of_a_uniform_model(
 
 @given(STACKS, RECOMPUTES)
 def test_kept_activations_of_a_stage_sum_over_its_layers(stack: tuple[LayerGroup, ...], recompute: Recompute) -> None:
-    """A layer that is run again as a whole keeps its input, 1024 x 4096 x 2 bytes; others what they keep alone."""
+    """A fully recomputed layer keeps its input, 1024 x 4096 x 2 bytes; others as in a model of equal layers."""
     plan = Plan(stacked_model(stack), Training(1024, 1, recompute=recompute), Layout())
     (stage,) = plan.stages
     layer_recompute = NoRecompute() if isinstance(recompute, FullRecompute) else recompute

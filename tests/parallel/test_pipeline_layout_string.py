@@ -1,4 +1,4 @@
-"""Megatron-LM's layout strings: what they say, what they refuse, and that an even one is the even split."""
+"""Megatron-LM's pipeline layout strings: accepted and refused strings, and that an even one is the even split."""
 
 import pytest
 from hypothesis import given
@@ -23,10 +23,10 @@ from clustersim.program.placement import Placement, looped_placement
         ("Et|tL", (1, 1)),
         ("E|t*4|L", (0, 4, 0)),
         ("Et*3|(tt|)*29L", (3, *[2] * 29, 0)),
-        ("Et*3|(tt|)*29,L", (3, *[2] * 29, 0)),  # commas mean nothing
+        ("Et*3|(tt|)*29,L", (3, *[2] * 29, 0)),  # commas are ignored
         ("E t t | (t|t*2|)*2 L", (2, 1, 2, 1, 2, 0)),
         ("E(t|t)*2|tL", (1, 2, 1, 1)),  # a group may end within a stage
-        ("Ett|t|*2ttL", (2, 1, 0, 2)),  # the string's own quirk: the bar is repeated, too
+        ("Ett|t|*2ttL", (2, 1, 0, 2)),  # as in Megatron-LM, the bar is repeated, too
     ],
 )
 def test_valid_layout_strings(text: str, counts: tuple[int, ...]) -> None:
@@ -34,12 +34,12 @@ def test_valid_layout_strings(text: str, counts: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "at", "many"),
+    ("text", "at", "mtp_layers"),
     [("Et*3|(tt|)*29m|L", 30, 1), ("Et|(tt|)*30mL", 31, 1), ("EtmmL", 0, 2), ("Et|tm*3|L", 1, 3)],
 )
-def test_mtp_layers_are_on_one_stage(text: str, at: int, many: int) -> None:
+def test_mtp_layers_are_on_one_stage(text: str, at: int, mtp_layers: int) -> None:
     layout = parse_pipeline_layout(text)
-    assert layout.mtp_layer_counts == tuple(many * (stage == at) for stage in range(len(layout.layer_counts)))
+    assert layout.mtp_layer_counts == tuple(mtp_layers * (stage == at) for stage in range(len(layout.layer_counts)))
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,12 @@ def test_invalid_layout_strings_are_refused(text: str, sentence: str) -> None:
 
 
 @given(st.integers(1, 20), st.integers(1, 8))
-def test_a_string_of_the_even_split_equals_it(stages: int, each: int) -> None:
-    body = "|".join(["t" * each] * stages)
-    assert parse_pipeline_layout(f"E{body}L").layer_counts == partition_evenly(stages * each, stages)
-    assert parse_pipeline_layout(f"E(t*{each}|)*{stages}L").layer_counts[:-1] == partition_evenly(stages * each, stages)
+def test_a_string_of_the_even_split_equals_it(stages: int, layers_per_stage: int) -> None:
+    body = "|".join(["t" * layers_per_stage] * stages)
+    assert parse_pipeline_layout(f"E{body}L").layer_counts == partition_evenly(stages * layers_per_stage, stages)
+    assert parse_pipeline_layout(f"E(t*{layers_per_stage}|)*{stages}L").layer_counts[:-1] == partition_evenly(
+        stages * layers_per_stage, stages
+    )
 
 
 @given(st.integers(1, 16), st.integers(1, 4), st.booleans(), st.booleans())
@@ -91,7 +93,7 @@ def test_accounting_for_ends_replaces_layers_by_embedding_and_head(
 
 @given(st.integers(2, 12), st.integers(1, 3), st.integers(0, 3), st.integers(0, 3))
 def test_first_and_last_rank_have_explicit_layer_counts(pp: int, chunks: int, first: int, last: int) -> None:
-    """Shares of a rank's chunks are equal, and those of all other ranks."""
+    """Chunks of a rank have equal layer counts, as have all other ranks."""
     layers = chunks * (first + last + 2 * (pp - 2))
     placement = looped_placement(pp, chunks)
     counts = partition_layers(EndRankLayers(chunks * first, chunks * last), layers, placement)

@@ -1,4 +1,4 @@
-"""Numbers that follow from a scenario's parts."""
+"""Quantities derived in a plan."""
 
 from clustersim.model.presets import load_preset
 from clustersim.model.training import Training
@@ -26,7 +26,7 @@ def test_context_parallelism_splits_queries_and_not_keys() -> None:
 
 
 def test_the_activation_between_layers_is_batch_x_sequence_x_hidden() -> None:
-    """2 x 4096 / 4 x 4096 elements of two bytes, whole over the tensor-parallel ranks."""
+    """2 x 4096 / 4 x 4096 elements of two bytes, not sharded over the tensor-parallel ranks."""
     assert plan(Layout(cp=4, tp=2), Training(4096, 2, microbatch=2)).activation_bytes == 2 * 1024 * 4096 * 2
 
 

@@ -69,7 +69,7 @@ def test_group_members_are_in_ascending_order(layout: Layout) -> None:
 
 @given(LAYOUTS)
 def test_group_sizes(layout: Layout) -> None:
-    """The same weights are on dp x cp ranks; a replica of the model is on tp x pp ranks."""
+    """Each weight is replicated on dp x cp ranks; a replica of the model is on tp x pp ranks."""
     sizes = {
         name: groups.members.shape[1] for name, groups in process_groups(layout, looped_placement(layout.pp)).items()
     }
@@ -116,12 +116,12 @@ def test_p2p_pairs_of_one_chunk_do_not_wrap_around() -> None:
     assert group_pairs(Layout(pp=4), looped_placement(4), "pp_previous") == [[1, 0], [2, 1], [3, 2]]
 
 
-@pytest.mark.parametrize(("role", "step"), [("pp_next", 1), ("pp_previous", -1)])
+@pytest.mark.parametrize(("comm_group", "step"), [("pp_next", 1), ("pp_previous", -1)])
 @given(layout=LAYOUTS)
 def test_p2p_pairs_of_several_chunks_have_one_send_and_one_receive_per_rank(
-    role: str, step: int, layout: Layout
+    comm_group: str, step: int, layout: Layout
 ) -> None:
-    pairs = np.array(group_pairs(layout, looped_placement(layout.pp, 2), role)).reshape(-1, 2)
+    pairs = np.array(group_pairs(layout, looped_placement(layout.pp, 2), comm_group)).reshape(-1, 2)
     if layout.pp == 1:
         assert not len(pairs)
         return
@@ -140,7 +140,7 @@ def test_p2p_pairs_differ_only_in_the_pipeline_coordinate(layout: Layout) -> Non
 
 
 def test_a_v_placement_sends_both_ways_without_wrapping_around() -> None:
-    """Stages 0 1 2 3 4 5 on ranks 0 1 2 2 1 0: activations go on and come back, and so do gradients."""
+    """Stages 0 1 2 3 4 5 on ranks 0 1 2 2 1 0: activations are sent down and come back, and so do gradients."""
     v_shape = Placement((0, 1, 2, 2, 1, 0))
     assert group_pairs(Layout(pp=3), v_shape, "pp_next") == [[0, 1], [1, 2]]
     assert group_pairs(Layout(pp=3), v_shape, "pp_previous") == [[1, 0], [2, 1]]
@@ -181,7 +181,7 @@ def test_without_expert_parallelism_there_are_no_expert_groups() -> None:
 
 
 def test_hybrid_sharding_shards_experts_within_replicas() -> None:
-    """8 ranks in 2 replicas of 4; experts on 2 ranks each, cut over the 2 of a replica that hold the same ones."""
+    """8 ranks in 2 replicas of 4; experts on 2 ranks each, sharded over the 2 of a replica that hold the same ones."""
     layout = Layout(dp=8, ep=2, data=FullyShard(shard=4))
     groups = process_groups(layout, looped_placement(1))
     assert groups["edp_shard"].members.tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
@@ -197,10 +197,11 @@ def test_every_axis_has_a_comm_group_and_every_comm_group_a_mesh() -> None:
 
 @given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 2), st.permutations(DENSE_AXIS_NAMES))
 def test_mirrored_pipelines_match_dual_pipe(half: int, dp: int, tp: int, order: list[str]) -> None:
-    """On the line of pp = 2 half ranks as they are numbered: rank r has the stages r and pp - 1 - r, each a copy.
+    """On a line of pp = 2 half ranks in rank order: rank r has a copy of the stages r and pp - 1 - r.
 
-    One pipeline sends activations from r to r + 1, the other from r + 1 to r, and gradients come back: all pairs of
-    neighbours both ways, and no others. Who holds the same stages are r and pp - 1 - r of all dp.
+    One pipeline sends activations from r to r + 1, the other from r + 1 to r, and gradients the other way: all
+    pairs of neighbors in both directions, and no others. The ranks r and pp - 1 - r of all dp hold the same
+    stages.
     """
     layout = Layout(tp=tp, pp=half, dp=2 * dp, order=tuple(order), mirrored=True)
     groups = process_groups(layout, DualPipe().placement(half))
@@ -219,12 +220,19 @@ def test_mirrored_pipelines_match_dual_pipe(half: int, dp: int, tp: int, order: 
     )
     dp_groups = {frozenset(group) for group in groups["dp"].members.tolist()}
     tp_coordinate = layout.as_configured.mesh.rank_coordinates(TENSOR)
-    expected = [[rank for rank in range(layout.world_size) if (pp_coordinate[rank] in (pp_index, 2 * half - 1 - pp_index)) and tp_coordinate[rank] == tp_index]
-             for pp_index in range(half) for tp_index in range(tp)]  # fmt: skip
+    expected = [
+        [
+            rank
+            for rank in range(layout.world_size)
+            if (pp_coordinate[rank] in (pp_index, 2 * half - 1 - pp_index)) and tp_coordinate[rank] == tp_index
+        ]
+        for pp_index in range(half)
+        for tp_index in range(tp)
+    ]
     assert dp_groups == {frozenset(group) for group in expected}
 
 
 def both_directions(pair: list[int]) -> list[tuple[int, int]]:
-    """A pair both ways."""
+    """A pair in both directions."""
     source, target = pair
     return [(source, target), (target, source)]

@@ -1,4 +1,4 @@
-"""Shared experts beside the way of tokens: which product hides behind which exchange."""
+"""Overlap of shared experts with token dispatch: which matmul is overlapped with which collective."""
 
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from clustersim.program.task import CommOp, CommOverlap, Operation
 
 
 def moe_plan(*, overlap: bool, tp: int = 1) -> Plan:
-    layout = {"ep": 4, "tp": tp, "etp": 1, "sequence_parallel": tp > 1, "overlap_shared_experts": overlap}
+    layout = {"ep": 4, "tp": tp, "etp": 1, "sequence_parallel": tp > 1, "moe_shared_expert_overlap": overlap}
     training = {"sequence": 1024, "global_batch": 16}
     mapping = {"model": "deepseek-v2-lite", "cluster": {"name": "dgx-h100", "gpus": 8}}
     return build_plan(Scenario.from_mapping({**mapping, "layout": layout, "training": training}))
@@ -32,46 +32,47 @@ def moe_layer_operations(plan: Plan, builder) -> list[Operation]:
 
 
 def operation_names(operations: list[Operation]) -> list[tuple[str, ...]]:
-    """What each operation runs."""
-    result: list[tuple[str, ...]] = []
+    """Names of what each operation runs."""
+    operation_names: list[tuple[str, ...]] = []
     for operation in operations:
         match operation.body:
-            case CommOverlap(comm_op=exchange, kernel=kernel):
-                result.append((exchange.name, kernel.name))
-            case does:
-                result.append((does.name,))
-    return result
+            case CommOverlap(comm_op=comm_op, kernel=kernel):
+                operation_names.append((comm_op.name, kernel.name))
+            case body:
+                operation_names.append((body.name,))
+    return operation_names
 
 
 @pytest.mark.parametrize(
-    ("way", "tp", "there", "back"),
+    ("direction", "tp", "dispatch_kernel", "combine_kernel"),
     [
-        (forward_operations, 1, "up", "down"), (forward_operations, 2, "up", "down"), (backward_operations, 1, "down", "up"),
+        (forward_operations, 1, "up", "down"), (forward_operations, 2, "up", "down"),
+        (backward_operations, 1, "down", "up"),
         (input_gradient_operations, 1, "down", "up"), (input_gradient_operations, 2, "down", "up"),
         (backward_operations, 2, "down", "activation"),
     ],
 )  # fmt: skip
-def test_shared_expert_matmuls_overlap_dispatch_and_combine(way, tp, there, back) -> None:
-    """A product's gradients that are beside tensor parallelism's exchanges hide no other, so the activation's does."""
+def test_shared_expert_matmuls_overlap_dispatch_and_combine(direction, tp, dispatch_kernel, combine_kernel) -> None:
+    """Matmul gradients that overlap tensor-parallel collectives overlap no other, so the activation's kernel does."""
     pairs = [
         operation_name
-        for operation_name in operation_names(moe_layer_operations(moe_plan(overlap=True, tp=tp), way))
+        for operation_name in operation_names(moe_layer_operations(moe_plan(overlap=True, tp=tp), direction))
         if len(operation_name) == 2
     ]
-    hidden = {exchange: kernel.split(".")[1] for exchange, kernel in pairs if kernel.startswith("shared")}
+    hidden = {comm_name: kernel.split(".")[1] for comm_name, kernel in pairs if kernel.startswith("shared")}
     tokens = {name: kernel for name, kernel in hidden.items() if name.endswith("tokens")}
-    assert tokens == {"dispatch tokens": there, "combine tokens": back}
+    assert tokens == {"dispatch tokens": dispatch_kernel, "combine tokens": combine_kernel}
 
 
 RECOMPUTED_FORWARD = [partial(recomputed_forward, early_stop=item) for item in (False, True)]
 
 
 @pytest.mark.parametrize(
-    "way", [forward_operations, backward_operations, input_gradient_operations, *RECOMPUTED_FORWARD]
+    "direction", [forward_operations, backward_operations, input_gradient_operations, *RECOMPUTED_FORWARD]
 )
 @pytest.mark.parametrize("tp", [1, 2])
-def test_overlap_keeps_every_kernel_and_comm_op(way, tp: int) -> None:
-    separate, overlapped = (moe_layer_operations(moe_plan(overlap=item, tp=tp), way) for item in (False, True))
+def test_overlap_keeps_every_kernel_and_comm_op(direction, tp: int) -> None:
+    separate, overlapped = (moe_layer_operations(moe_plan(overlap=item, tp=tp), direction) for item in (False, True))
     assert sorted(_kernels_and_comm_ops(overlapped), key=repr) == sorted(_kernels_and_comm_ops(separate), key=repr)
     assert sum(operation.gradient_count for operation in overlapped) == sum(
         element.gradient_count for element in separate
@@ -89,7 +90,7 @@ def _kernels_and_comm_ops(operations: list[Operation]) -> list[Kernel | CommOp]:
 def test_without_expert_parallelism_the_overlap_setting_has_no_effect() -> None:
     base = moe_plan(overlap=True)
     without_ep = replace(base, layout=replace(base.layout, ep=1))
-    without_overlap = replace(without_ep, layout=replace(without_ep.layout, overlap_shared_experts=False))
+    without_overlap = replace(without_ep, layout=replace(without_ep.layout, moe_shared_expert_overlap=False))
     assert moe_layer_operations(without_ep, forward_operations) == moe_layer_operations(
         without_overlap, forward_operations
     )

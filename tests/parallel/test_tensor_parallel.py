@@ -1,8 +1,9 @@
 """One layer on the ranks of a tensor- and context-parallel group: golden listings, volumes, FLOP.
 
-The listings in tests/golden/programs were printed by this code and then read line by line against the papers and
-functions that each names. They are for a layer of 64 hidden, 4 heads, 2 key/value heads of 16, ffn 128, on one sequence
-of 32 tokens in bf16: the activation between layers has 32 x 64 x 2 = 4096 bytes, keys and values 2 x 32 x 2 x 16 x 2.
+The listings in tests/golden/programs were printed by this code and then reviewed line by line against the
+papers and functions that each names. They are for a layer of 64 hidden, 4 heads, 2 key/value heads of 16,
+ffn 128, on one sequence of 32 tokens in bf16: the activation between layers has 32 x 64 x 2 = 4096 bytes,
+keys and values 2 x 32 x 2 x 16 x 2.
 """
 
 from collections import Counter
@@ -40,7 +41,7 @@ LAYOUTS = {
     "layer_tp1": Layout(),
     "layer_tp2": Layout(tp=2),
     "layer_tp2_sequence_parallel": Layout(tp=2, sequence_parallel=True),
-    "layer_tp2_sequence_parallel_overlap": Layout(tp=2, sequence_parallel=True, tensor_overlap=True),
+    "layer_tp2_sequence_parallel_overlap": Layout(tp=2, sequence_parallel=True, tp_comm_overlap=True),
     "layer_cp2": Layout(cp=2),
 }
 
@@ -76,7 +77,10 @@ def test_a_layers_operations_are_those_of_the_golden_listing(name: str) -> None:
 
 
 def test_embedding_and_head_under_sequence_parallelism() -> None:
-    """Tokens come in whole and leave scattered; the head gathers, and the loss leaves nothing to reduce."""
+    """Token ids are not sharded and activations leave scattered.
+
+    The head gathers, and the loss leaves nothing to reduce.
+    """
     plan = layer_plan(Layout(tp=2, sequence_parallel=True))
     embedding, head = (
         builder(plan.model, plan.training, plan.layer_shard) for builder in (layers.embedding_layer, layers.head_layer)
@@ -106,8 +110,8 @@ def test_tensor_parallelism_has_four_all_reduces_per_layer() -> None:
 def test_sequence_parallelism_sends_the_same_and_two_gathers_more() -> None:
     """Korthikanti et al. 2022 (arXiv:2205.05198) section 4.2.2.
 
-    An all-reduce is a reduce-scatter and an all-gather, so forward and backward send what they did before; the inputs
-    of the two column-parallel products are gathered once more in backward because only a part was kept.
+    An all-reduce is a reduce-scatter and an all-gather, so forward and backward send what they did before; the
+    inputs of the two column-parallel matmuls are gathered once more in backward because only a shard was kept.
     """
     unsplit, split = (
         forward_and_backward(layer_plan(Layout(tp=2, sequence_parallel=parallel))) for parallel in (False, True)
@@ -123,7 +127,7 @@ def test_sequence_parallelism_sends_the_same_and_two_gathers_more() -> None:
 
 def test_overlap_changes_no_volume() -> None:
     plain, overlapped = (
-        forward_and_backward(layer_plan(Layout(tp=2, sequence_parallel=True, tensor_overlap=overlap)))
+        forward_and_backward(layer_plan(Layout(tp=2, sequence_parallel=True, tp_comm_overlap=overlap)))
         for overlap in (False, True)
     )
     for one, other in zip(plain, overlapped, strict=True):
@@ -133,7 +137,7 @@ def test_overlap_changes_no_volume() -> None:
 
 @given(tp=st.sampled_from([2, 4, 8]), sequence_parallel=st.booleans())
 def test_tensor_overlap_overlaps_every_collective(tp: int, sequence_parallel: bool) -> None:
-    layout = Layout(tp=tp, sequence_parallel=sequence_parallel, tensor_overlap=True)
+    layout = Layout(tp=tp, sequence_parallel=sequence_parallel, tp_comm_overlap=True)
     for operations in forward_and_backward(layer_plan(layout, load_preset("llama3-8b"), 1024)):
         assert not any(isinstance(operation.body, CommOp) for operation in operations)
 
@@ -145,7 +149,7 @@ def test_tensor_overlap_overlaps_every_collective(tp: int, sequence_parallel: bo
     attention=st.sampled_from(AttentionBackend),
 )
 def test_sharding_preserves_flop(tp: int, cp: int, sequence_parallel: bool, attention: AttentionBackend) -> None:
-    """Products are split by heads, columns, rows and queries, so tp x cp shards do exactly the whole layer's work."""
+    """Matmuls are split by heads, columns, rows and queries: tp x cp shards do the unsharded layer's work exactly."""
     training = Training(4096, 1, attention=attention)
 
     def flops(layout: Layout) -> list[float]:
@@ -215,7 +219,7 @@ def test_selective_recomputation_runs_only_the_attention_core(attention: Attenti
 def selective_op_recompute(
     model: TransformerModel, layout: Layout, attention: AttentionBackend = AttentionBackend.FLASH
 ) -> list[Operation]:
-    """What selective recomputation by operations runs again of a layer."""
+    """What selective op recompute runs again of a layer."""
     training = Training(32, 1, attention=attention)
     plan = Plan(model, training, layout)
     return recomputed_operations(
@@ -224,7 +228,7 @@ def selective_op_recompute(
 
 
 def matmul_columns(operations: list[Operation]) -> dict[str, int]:
-    """Columns of the matrix products among some operations."""
+    """Columns of the matmuls among some operations."""
     return {kernel.name: kernel.shape.n for kernel in kernels(operations) if isinstance(kernel.shape, MatmulShape)}
 
 
@@ -243,7 +247,7 @@ MEMORY_BOUND = [
 def test_every_second_of_seven_matmuls_of_a_gated_layer_is_recomputed(attention: AttentionBackend) -> None:
     """Of q, k, v, output, gate, up, down (as torchtitan counts): k (2 heads of 16), the output and up (ffn).
 
-    Nor is anything that is neither a product nor flash attention.
+    Memory-bound kernels are recomputed as well, flash attention is not.
     """
     operations = selective_op_recompute(SMALL, Layout(), attention)
     assert matmul_columns(operations) == {"attention.qkv": 32, "attention.out": 64, "mlp.up": 128}
@@ -260,7 +264,7 @@ def test_every_second_of_six_matmuls_of_an_ungated_layer_is_recomputed() -> None
 
 
 def test_materialized_attention_scores_are_recomputed() -> None:
-    """Batched products of scores and of values are no `mm`; all three kernels of the core run again."""
+    """Batched matmuls of scores and of values are no `mm`; all three kernels of the core are recomputed."""
     flash, standard = (
         {kernel.name for kernel in kernels(selective_op_recompute(SMALL, Layout(), attention_backend))}
         for attention_backend in ATTENTIONS
@@ -279,7 +283,9 @@ def test_kept_outputs_need_no_repeated_reductions_or_ring() -> None:
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_without_backward_overlap_collectives_are_separate(sequence_parallel: bool) -> None:
     overlapped, separate = (
-        forward_and_backward(layer_plan(Layout(tp=2, sequence_parallel=sequence_parallel, backward_overlap=overlap)))
+        forward_and_backward(
+            layer_plan(Layout(tp=2, sequence_parallel=sequence_parallel, async_tensor_model_parallel_allreduce=overlap))
+        )
         for overlap in (True, False)
     )
     assert any(isinstance(operation.body, CommOverlap) for operation in overlapped[1])
@@ -290,7 +296,7 @@ def test_without_backward_overlap_collectives_are_separate(sequence_parallel: bo
 
 
 def test_without_backward_overlap_tensor_overlap_still_chunks_collectives() -> None:
-    layout = Layout(tp=2, sequence_parallel=True, tensor_overlap=True, backward_overlap=False)
+    layout = Layout(tp=2, sequence_parallel=True, tp_comm_overlap=True, async_tensor_model_parallel_allreduce=False)
     _, backward = forward_and_backward(layer_plan(layout))
     assert comm_ops(backward)
     assert {operation.body.chunk_count for operation in backward if isinstance(operation.body, CommOverlap)} == {2}
@@ -298,7 +304,7 @@ def test_without_backward_overlap_tensor_overlap_still_chunks_collectives() -> N
 
 
 def test_full_recomputation_repeats_forward_with_its_collectives() -> None:
-    """Megatron's checkpoint runs the layer's whole forward again, its reductions included."""
+    """Megatron's checkpoint runs the layer's full forward again, its reductions included."""
     plan = layer_plan(Layout(tp=2, sequence_parallel=True))
     layer = plan.layer_by_spec[plan.model.distinct_specs[0]]
     recomputed = recomputed_forward(layer, plan.layer_sharding(plan.model.distinct_specs[0]), early_stop=False)

@@ -1,4 +1,4 @@
-"""What each dispatcher sends around the experts of a layer."""
+"""Communication of each token dispatcher around the experts of a layer."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ def token_dispatch(dispatcher: TokenDispatcher, ep: int = 4, etp: int = 1) -> To
 
 
 def comm_op_tuples(comm_ops) -> CommOpTuples:
-    return [(comm_op.name, comm_op.collective, comm_op.group, comm_op.payload) for comm_op in comm_ops]
+    return [(comm_op.name, comm_op.collective, comm_op.comm_group, comm_op.payload) for comm_op in comm_ops]
 
 
 def test_alltoall_synchronizes_counts_and_sends_tokens_and_probabilities() -> None:
@@ -61,8 +61,8 @@ def test_shards_of_an_expert_all_gather_tokens_and_reduce_scatter_outputs() -> N
 
 
 def test_experts_with_a_capacity_need_no_count_exchange_and_no_host_sync() -> None:
-    """A quarter more than their even share of 25 of the 100 tokens: 32 rows for each of 8."""
-    dispatch = replace(token_dispatch(TokenDispatcher.ALL_TO_ALL), moe=replace(MOE, capacity=1.25))
+    """25 % above the even share of 25 of the 100 tokens: 32 tokens for each of 8 experts."""
+    dispatch = replace(token_dispatch(TokenDispatcher.ALL_TO_ALL), moe=replace(MOE, capacity_factor=1.25))
     assert comm_op_tuples(dispatch.dispatch_ops()) == [
         ("dispatch tokens", CollectiveType.ALL_TO_ALL, "ep", 8 * 32 * TOKEN_BYTES),
         ("dispatch probabilities", CollectiveType.ALL_TO_ALL, "ep", 8 * 32 * 4),

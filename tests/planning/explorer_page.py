@@ -1,6 +1,6 @@
-"""What the explorer page computes with its tables, in as few words: look-ups, products, sums and maxima, no physics.
+"""What the explorer page computes from its tables: only look-ups, products, sums and maxima, no physics.
 
-The page's script does the same (`explorer_model.js`; tests/browser holds it to this).
+The page's script does the same (`explorer_model.js`; tests/browser compares it with this).
 """
 
 import math
@@ -17,7 +17,7 @@ ZERO_STAGES = range(4)
 
 
 def extrapolated_entry(entries: Sequence[Any], index: int) -> Any:
-    """The entry of a number, of the last ones' kind beyond the end."""
+    """The entry at an index, linearly extrapolated from the last two beyond the end."""
     if index < len(entries):
         return np.array(entries[index], dtype=float)
     last, second_last = np.array(entries[-1], dtype=float), np.array(entries[-2], dtype=float)
@@ -25,19 +25,19 @@ def extrapolated_entry(entries: Sequence[Any], index: int) -> Any:
 
 
 def _bucket_limits(stages: Sequence[Mapping[str, Any]], first: float | None, other: float | None) -> list[float]:
-    """Of each stage how much may wait; None: all of it."""
+    """The bucket limit of each stage; None: unlimited."""
     limits = (first if stage["embedding"] else other for stage in stages)
     return [math.inf if limit is None else limit for limit in limits]
 
 
 @dataclass(frozen=True)
 class ExplorerPage:
-    """The tables, and what a reader sees of them."""
+    """The tables, and the values that the page derives from them."""
 
     exploration: ExplorerData
 
     def complete_settings(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings with those that follow."""
+        """Settings with the derived ones."""
         tables = self.exploration.tables
         complete = {**settings, "chunks": tables.chunks.lookup(settings)}
         for name, factors, divisors in tables.derived:
@@ -46,7 +46,7 @@ class ExplorerPage:
         return complete | {name: table.lookup(complete) for name, table in tables.flags.items()}
 
     def problems(self, settings: Mapping[str, Any]) -> list[str]:
-        """Why settings are impossible."""
+        """Violations that make the settings illegal."""
         complete = self.complete_settings(settings)
         groups = (
             [line for table in group for line in table.lookup(complete) or []]
@@ -61,11 +61,11 @@ class ExplorerPage:
         return [[{**complete, **dict(zip(names, item, strict=True))} for item in rank] for rank in stages_by_rank]
 
     def stage_counts(self, name: str, stage: Mapping[str, Any]) -> Any:
-        """Numbers of parts of a stage."""
+        """Counts of the columns of a stage."""
         return extrapolated_entry(self.exploration.tables.rows[name].lookup(stage), stage["content"])
 
     def zero_sharing(self, complete: Mapping[str, Any]) -> tuple[Any, Any]:
-        """What ZeRO makes of parameters: of all, and of those of experts, which other ranks hold."""
+        """ZeRO sharding of parameters: of the dense ones, and of experts, which are replicated on other ranks."""
         tables = self.exploration.tables
         dense_sharing = tables.sharing.lookup(complete)
         return dense_sharing, dense_sharing if tables.experts is None else tables.sharing.lookup(
@@ -73,7 +73,7 @@ class ExplorerPage:
         )
 
     def per_group(self, dense_values: Sequence[Any], expert_values: Sequence[Any]) -> list[Any]:
-        """What is said of each group of parameters."""
+        """Values of each parameter group, from those of dense parameters and of experts."""
         experts = self.exploration.tables.experts
         return [
             other if group == experts else one
@@ -81,12 +81,12 @@ class ExplorerPage:
         ]
 
     def column_sizes(self, complete: Mapping[str, Any]) -> Any:
-        """Bytes of every part."""
+        """Bytes of every column."""
         features = [complete[name] for name in self.exploration.tables.features]
         return np.array(self.exploration.tables.sizes.lookup(complete)) @ features
 
     def rank_memory(self, settings: Mapping[str, Any]) -> Iterator[dict[str, float]]:
-        """Bytes by use of each pipeline rank at its fullest moment."""
+        """Peak bytes by category of each pipeline rank."""
         tables, complete = self.exploration.tables, self.complete_settings(settings)
         (sharing, expert_sharing), sizes = self.zero_sharing(complete), self.column_sizes(complete)
         held = tables.schedules.lookup(complete)["held"]
@@ -99,7 +99,7 @@ class ExplorerPage:
                 use: self.per_group(item, expert_sharing["resident"][use]) for use, item in sharing["resident"].items()
             }
             uses = {use: float(counts.sum(axis=0) @ size) for use, size in resident.items()}
-            uses["parameters in narrow formats"] = sharing["copied"] * sum(
+            uses["low-precision parameter copies"] = sharing["copied"] * sum(
                 float(self.stage_counts("cast", stage) @ sizes) for stage in stages
             )
             uses["gathered parameters"] = self.gathered_bytes(stages, sharing, sizes)
@@ -132,7 +132,7 @@ class ExplorerPage:
         return (max(stage_maxima) if sharing["dropped"] else sum(stage_maxima)) + max(max_per_stage("units", reduced))
 
     def expand_to_columns(self, by_group: Sequence[float]) -> Any:
-        """What is said of groups of parameters, for each of their columns."""
+        """Values of parameter groups, for each of their columns."""
         tables = self.exploration.tables
         values = np.zeros(len(tables.columns))
         for columns, item in zip(tables.groups, by_group, strict=True):
@@ -142,7 +142,7 @@ class ExplorerPage:
     def peak_activations(
         self, stages: Sequence[Mapping[str, Any]], moments: Sequence[Sequence[int]], sizes: Any
     ) -> float:
-        """Bytes at the fullest of a pipeline rank's moments."""
+        """Peak activation bytes over the moments of a pipeline rank."""
         kept_bytes = [float(self.stage_counts("kept", stage) @ sizes) for stage in stages]
         transient_bytes = [
             max([0.0, *(row @ sizes for row in self.stage_counts("moments", stage))]) for stage in stages
@@ -150,7 +150,7 @@ class ExplorerPage:
         return max(transient_bytes[index] + sum(map(mul, counts, kept_bytes)) for index, *counts in moments)
 
     def sent_bytes(self, settings: Mapping[str, Any], rank: int) -> dict[str, float]:
-        """Bytes that a GPU of a pipeline rank sends in a step, by role."""
+        """Bytes that a GPU of a pipeline rank sends in a step, by process group."""
         complete = self.complete_settings(settings)
         stages, sizes, microbatches = (
             self.rank_stages(complete)[rank],
@@ -170,6 +170,6 @@ class ExplorerPage:
         if tables.experts is not None:
             groups["edp"] = [group == tables.experts for group in range(len(tables.groups))]
         for comm_group, chosen in groups.items():
-            each = extrapolated_entry((expert_sharing if comm_group == "edp" else sharing)["dp"], microbatches)
-            sent[comm_group] = float((counts["parameters"] * each * self.expand_to_columns(chosen)) @ sizes)
+            entry = extrapolated_entry((expert_sharing if comm_group == "edp" else sharing)["dp"], microbatches)
+            sent[comm_group] = float((counts["parameters"] * entry * self.expand_to_columns(chosen)) @ sizes)
         return sent | {"embedding": float(counts["tied"] @ sizes) * sharing["tied"]}

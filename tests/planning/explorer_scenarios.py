@@ -1,4 +1,4 @@
-"""Scenarios that are explored, and random settings of their pages as the front door reads them."""
+"""Scenarios that are explored, and random settings of their pages as scenarios."""
 
 import random
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ SCENARIOS: Final[dict[str, dict[str, Any]]] = {
         "schedule": {"interleaved": {"chunks": 2}},
         "training": {"sequence": 4096, "global_batch": 64, "recompute": {"layers": 1}},
     },
-    "gpt": {  # scores that are kept, tied embeddings, stages of its own, a loss in FP32, FSDP with options
+    "gpt": {  # stored attention scores, tied embeddings, uneven stages, a loss in FP32, FSDP with options
         "model": "gpt3-1.3b",
         "cluster": {"name": "dgx-a100", "gpus": 16},
         "layout": {
@@ -35,36 +35,49 @@ SCENARIOS: Final[dict[str, dict[str, Any]]] = {
         },
         "schedule": "gpipe",
         "training": {
-            "sequence": 2048, "global_batch": 32, "attention": "standard", "loss": "torch", "precision": "fp16",
+            "sequence": 2048,
+            "global_batch": 32,
+            "attention": "standard",
+            "loss": "torch",
+            "precision": "fp16",
         },
     },
-    "odd": {  # three nodes, pipelines of six, numbers that are no powers of two, buckets of one's own
+    "odd": {  # three nodes, pipelines of six, sizes that are no powers of two, a custom bucket size
         "model": {"preset": "llama-tiny", "layers": 12},
         "cluster": {"name": "dgx-h100", "gpus": 24},
         "layout": {
-            "tp": 2, "pp": 6, "dp": 2, "data": {"zero": {"stage": 2, "bucket": "20 MB"}},
+            "tp": 2,
+            "pp": 6,
+            "dp": 2,
+            "data": {"zero": {"stage": 2, "bucket": "20 MB"}},
             "order": ["tp", "pp", "cp", "dp"],
         },
         "training": {"sequence": 768, "global_batch": 36, "microbatch": 3, "recompute": {"layers": 1}},
     },
-    "hybrid": {  # weights cut over eight of the ranks that hold them, where these are as many
+    "hybrid": {  # weights sharded over eight of their replicas, where there are as many
         "model": {"preset": "llama-tiny", "layers": 12},
         "cluster": {"name": "dgx-h100", "gpus": 64},
         "layout": {"tp": 2, "cp": 2, "dp": 16, "data": {"hsdp": {"shard": 8}}},
         "training": {"sequence": 2048, "global_batch": 64, "recompute": "full"},
     },
-    "narrow": {  # products in a recipe of the scenario's own, on GPUs that have more of them
-        "model": {"preset": "llama-tiny", "layers": 12, "ffn": 192},  # in blocks of 32, but not over many ranks
+    "narrow": {  # a custom precision recipe, on GPUs that support more of them
+        "model": {
+            "preset": "llama-tiny",
+            "layers": 12,
+            "ffn": 192,
+        },  # divisible into blocks of 32, but not over many ranks
         "cluster": {"name": "hgx-b200", "gpus": 32},
         "layout": {"tp": 2, "pp": 2, "dp": 8, "data": "zero1", "sequence_parallel": True},
         "training": {
-            "sequence": 1024, "global_batch": 32, "precision": {"compute": "mxfp8", "gradients": "bf16"},
+            "sequence": 1024,
+            "global_batch": 32,
+            "precision": {"compute": "mxfp8", "gradients": "bf16"},
             "recompute": {"layers": 1},
         },
     },
-}  # fmt: skip
+}
 MOE_SCENARIOS: Final[dict[str, dict[str, Any]]] = {
-    "latent": {  # dense layers first, latent attention, shared experts, node-limited routing, recomputation by modules
+    "latent": {  # first layers dense, MLA, shared experts, node-limited routing, recomputation by modules
         "model": {"preset": "deepseek-v3", "layers": 12},
         "cluster": {"name": "dgx-h800", "gpus": 64},
         "layout": {"tp": 1, "pp": 4, "dp": 16, "ep": 8, "data": "zero1", "sequence_parallel": True,
@@ -73,14 +86,14 @@ MOE_SCENARIOS: Final[dict[str, dict[str, Any]]] = {
             "sequence": 1024, "global_batch": 128, "recompute": {"modules": ["mla_up_proj", "moe_act", "layernorm"]},
         },
     },
-    "mixed": {  # one kind of layer, experts that are cut in another way than all else, FSDP
+    "mixed": {  # one kind of layer, experts sharded differently from the rest, FSDP
         "model": {"preset": "mixtral-8x7b", "layers": 8},
         "cluster": {"name": "hgx-b200", "gpus": 32},
         "layout": {"tp": 2, "cp": 2, "pp": 2, "dp": 4, "ep": 4, "etp": 1, "data": "fsdp", "sequence_parallel": True},
         "training": {"sequence": 1024, "global_batch": 32, "recompute": {"modules": ["moe"]}},
     },
 }  # fmt: skip
-LORA_SCENARIO: Final = {  # frozen weights of four bits, adapters beside some of them, FSDP over a pipeline
+LORA_SCENARIO: Final = {  # frozen 4-bit weights, adapters on some of them, FSDP with a pipeline
     **SCENARIOS["llama"],
     "layout": {"tp": 2, "cp": 2, "pp": 2, "dp": 8, "data": "fsdp", "sequence_parallel": True},
     "schedule": "1f1b",
@@ -91,9 +104,9 @@ LORA_SCENARIO: Final = {  # frozen weights of four bits, adapters beside some of
 }  # fmt: skip
 SECONDARY_SHARD_SCENARIO: Final = {
     **SCENARIOS["hybrid"],
-    "layout": {"tp": 2, "cp": 2, "dp": 16, "data": {"fsdp": {"secondary": 8}}},
+    "layout": {"tp": 2, "cp": 2, "dp": 16, "data": {"fsdp": {"zero_hpz_partition_size": 8}}},
 }
-"""Backward gathers from a second copy, where there is no pipeline."""
+"""Backward gathers from a secondary shard, where there is no pipeline."""
 SAMPLE_COUNT: Final = 250
 _PRECISIONS: Final = {
     "mixed precision, BF16": "bf16",
@@ -105,13 +118,13 @@ _ZERO_STRATEGIES: Final = ("ddp", "zero1", "zero2", "zero3")
 
 @dataclass(frozen=True)
 class ExploredScenario:
-    """A scenario and what its page knows."""
+    """A scenario and the data of its explorer page."""
 
     scenario: Scenario
     exploration: ExplorerData
 
     def random_settings(self, count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-        """Random settings of the page's controls; some keep to the scenario's."""
+        """Random settings of the page's controls; some keep the scenario's values."""
         rng, start = random.Random(seed), self.exploration.start
         for _ in range(count):
             keep_probability = rng.random()
@@ -122,7 +135,7 @@ class ExploredScenario:
 
     @cached_property
     def legal_settings(self) -> list[tuple[dict[str, Any], Scenario]]:
-        """Those of random settings that are legal, with their scenarios."""
+        """The legal ones of the random settings, with their scenarios."""
         legal = []
         for page_settings in self.random_settings(SAMPLE_COUNT, seed=1):
             with suppress(InputError):
@@ -130,13 +143,13 @@ class ExploredScenario:
         return legal
 
     def with_settings(self, settings: dict[str, Any], zero_stage: int | None = None) -> Scenario:
-        """The scenario of some settings, by the front door."""
+        """The scenario with these settings, built by its public interface."""
         return self.scenario.with_overrides(
             self._overrides(settings, settings["zero"] if zero_stage is None else zero_stage)
         )
 
     def with_zero_stage(self, settings: dict[str, Any], zero_stage: int) -> Scenario:
-        """What the page draws for a ZeRO stage beside the one that is set: weights cut over all where it must be so."""
+        """The scenario that the page draws for another ZeRO stage; weights are fully sharded where a rule needs it."""
         try:
             return self.with_settings(settings, zero_stage)
         except InputError:
@@ -183,7 +196,7 @@ FEW_VALUES: Final[dict[str, tuple[int, ...]]] = {
 
 @contextmanager
 def few_choices() -> Iterator[None]:
-    """Pages offer fewer values and models meanwhile: all that the page offers takes some seconds for each scenario."""
+    """Offer fewer values and models in pages: all that the page offers takes some seconds per scenario."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(settings, "OFFERED_VALUES", FEW_VALUES)
         patch.setattr(settings, "MOE_OFFERED_VALUES", {"tp": FEW_VALUES["tp"], "ep": (1, 2, 8), "etp": (1, 2)})
@@ -193,7 +206,7 @@ def few_choices() -> Iterator[None]:
 
 @cache
 def explore_scenario(name: str, *, all_choices: bool = True) -> ExploredScenario:
-    """One of the scenarios, explored. whole: with all values that the page offers."""
+    """One of the scenarios, explored. all_choices: with all values that the page offers."""
     scenario = Scenario.from_mapping(
         {**SCENARIOS, **MOE_SCENARIOS, "secondary": SECONDARY_SHARD_SCENARIO, "adapters": LORA_SCENARIO}[name]
     )

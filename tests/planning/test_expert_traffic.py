@@ -1,4 +1,4 @@
-"""What the explorer's page says of a dispatch is what can be counted by hand."""
+"""Dispatched bytes in the explorer's tables, against counts by hand."""
 
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ HIDDEN, ELEMENT_BYTES = 128, 2
 
 @cache
 def send_table() -> LookupTable:
-    """Of eight experts, two for each token."""
+    """For eight experts, two per token."""
     experts = {"count": 8, "top_k": 2, "ffn": 256}
     scenario = Scenario.from_mapping(
         {
@@ -37,7 +37,7 @@ def token_bytes(dispatcher: str, ep: int, etp: int) -> dict[str, Any] | None:
 
 
 def test_alltoall_sends_a_token_to_each_of_its_experts() -> None:
-    """Two rows of each token are spread evenly over eight ranks."""
+    """Two copies of each token are spread evenly over eight ranks."""
     entry = token_bytes("alltoall", 8, 1)
     assert entry == {"ranks": [HIDDEN * ELEMENT_BYTES * 2 / 8] * 8, "all": False, "nodes": None}
 
@@ -48,7 +48,7 @@ def test_allgather_sends_all_tokens_to_all_ranks() -> None:
 
 
 def test_deepep_sends_a_token_once_to_each_rank_and_node() -> None:
-    """Of 28 pairs of eight experts 21 are without a given one, 6 are among four others, and none is among none."""
+    """Of 28 pairs of eight experts 21 exclude a given one, 6 exclude a given four, and none excludes all eight."""
     entry = token_bytes("deepep", 8, 1)
     assert entry is not None
     assert entry["ranks"] == pytest.approx([HIDDEN * ELEMENT_BYTES * (1 - 21 / 28)] * 8)

@@ -1,4 +1,4 @@
-"""What the explorer page is told beside its tables: its steps are those of `simulate`."""
+"""Explorer data besides the tables: steps of the scaling studies are those of `simulate`."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -62,7 +62,7 @@ def test_the_baseline_is_that_of_every_study() -> None:
 
 
 def test_weak_scaling_keeps_the_step_time_and_strong_scaling_raises_throughput() -> None:
-    """Weak: as much work for each GPU, about as long a step; strong: the same work, all the faster with more GPUs."""
+    """Weak: constant work per GPU, nearly constant step time; strong: the same work, more throughput with more GPUs."""
     weak = [point for point in study("weak").points if not point.missing_reason]
     strong = [point for point in study("strong").points if not point.missing_reason]
     assert len(weak) >= 3
@@ -82,7 +82,7 @@ def test_impossible_points_are_listed_with_their_reason() -> None:
 
 
 def test_too_many_passes_are_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On fewer GPUs the same batch is more microbatches; the scenario's own are always simulated."""
+    """On fewer GPUs the same batch is more microbatches; the baseline is always simulated."""
     monkeypatch.setattr("clustersim.planning.explorer.scaling_studies.MAX_STUDY_PASSES", 4)
     strong_study = next(
         scaling_study for scaling_study in build_exploration(scenario()).studies if scaling_study.name == "strong"
@@ -117,7 +117,7 @@ def test_any_scenario_can_be_explored(changes: list[str]) -> None:
 
 @pytest.mark.parametrize("cluster", ["dgx-h100", "llama3-roce", "laptop"])
 def test_network_tiers_match_the_fabric(cluster: str) -> None:
-    """Of random groups: the first tier in one of whose units they all are is what the fabric says."""
+    """For random groups, the first tier one of whose units contains the group is the tier reported by the fabric."""
     gpus = 2 if cluster == "laptop" else 2048
     large_scenario = Scenario.from_mapping(
         MAPPING, [f"cluster={{name: {cluster}, gpus: {gpus}}}", "layout={}", "training.global_batch=4096"]
@@ -145,7 +145,7 @@ def test_offered_sizes_are_multiples_of_a_node() -> None:
     [("{per_node: 4}", [0, 0, 0, 0, 1, 1, 1, 1], 1024), ("{order: [8, 9, 0-5]}", [1, 1, 0, 0, 0, 0, 0, 0], 8)],
 )
 def test_the_page_uses_the_scenarios_rank_placement(placement: str, nodes: list[int], largest: int) -> None:
-    """More GPUs than the scenario's are offered where the placement says which they would be."""
+    """More GPUs than the scenario's are offered if the placement rule defines which they would be."""
     exploration = build_exploration_tables(scenario().with_overrides(f"cluster.placement={placement}"))
     (tier, unit), *_ = exploration.machine.levels
     assert tier == "nvlink"
@@ -154,12 +154,12 @@ def test_the_page_uses_the_scenarios_rank_placement(placement: str, nodes: list[
     assert any("cluster.placement" in note for note in exploration.notes)
 
 
-@pytest.mark.parametrize(("cluster", "said"), [("gb200-nvl72", True), ("dgx-h100", False)])
-def test_sizes_that_fill_domains_differently_are_noted(cluster: str, said: bool) -> None:
-    """1,024 GPUs are on 15 racks, which takes all 72 of most; 128 are on two, 64 of each."""
+@pytest.mark.parametrize(("cluster", "is_noted"), [("gb200-nvl72", True), ("dgx-h100", False)])
+def test_sizes_that_fill_domains_differently_are_noted(cluster: str, is_noted: bool) -> None:
+    """1,024 GPUs are on 15 racks, most of them with all 72 in use; 128 are on two, 64 of each."""
     exploration = build_exploration_tables(scenario().with_overrides(f"cluster.name={cluster}"))
     assert exploration.choices["gpus"][-1] == 1024
-    assert any("72 GPUs of each that the largest size offered, 1,024" in note for note in exploration.notes) == said
+    assert any("72 GPUs of each that the largest size offered, 1,024" in note for note in exploration.notes) == is_noted
 
 
 def test_expert_study_points_match_simulate() -> None:

@@ -1,4 +1,4 @@
-"""Which number formats does the explorer page offer, and what does it say of those that it cannot draw?"""
+"""Which precisions does the explorer page offer, and what does it note about those that it cannot draw?"""
 
 from typing import Any
 
@@ -48,7 +48,9 @@ def test_the_scenarios_recipe_comes_first() -> None:
 
 
 def test_unsupported_recipe_settings_are_noted() -> None:
-    exploration = explore_precision("hgx-b200", {"compute": "mxfp8", "first_layers": 1, "gathered": "mxfp8"})
+    exploration = explore_precision(
+        "hgx-b200", {"compute": "mxfp8", "num_layers_at_start_in_bf16": 1, "gathered": "mxfp8"}
+    )
     (note,) = [note for note in exploration.notes if note.startswith("of training.precision is not drawn")]
     assert "layers at the ends in bf16, matrices that are kept or gathered in other formats" in note
     assert exploration.tables.sizes == explore_precision("hgx-b200", "mxfp8").tables.sizes

@@ -1,4 +1,4 @@
-"""The page's tables say what the package says, for any settings of its controls, by look-ups and sums alone."""
+"""The explorer's tables give what the package computes, for any settings of its controls, by look-ups and sums."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def explored(request: Any) -> ExploredScenario:
 
 
 def test_violations_match_the_error_messages(explored: ExploredScenario) -> None:
-    """Sentence by sentence; to a batch that is too small the page offers a larger one, never another layout."""
+    """Message by message; for a batch that is too small the page suggests a larger one, never another layout."""
     page, legal, seen_keys = ExplorerPage(explored.exploration), 0, Counter[str]()
     for settings in explored.random_settings(SAMPLE_COUNT):
         problems = page.problems(settings)
@@ -71,13 +71,13 @@ def test_violations_match_the_error_messages(explored: ExploredScenario) -> None
 
 
 def error_problems(error: InputError) -> list[str]:
-    """Its problems, one by one."""
+    """The problems of an error, one by one."""
     head, *problem_lines = str(error).splitlines()
     return [line.strip().removeprefix("- ") for line in problem_lines] or [head.removeprefix("scenario: ")]
 
 
 def without_batch_remedy(line: str) -> str:
-    """A problem without the remedy that depends on the rest of the layout."""
+    """A problem without the remedy that depends on the other layout settings."""
     return line.split(";")[0] if "feed at most" in line else line
 
 
@@ -110,7 +110,7 @@ RING_FACTORS = {
 
 
 def ring_sent_bytes(program: RankProgram, comm_group: str, members: int) -> float:
-    """Bytes that a rank sends on rings in a step, by the tasks of its program; sums of a few bytes left out."""
+    """Bytes that a rank sends on rings in a step, by the tasks of its program; without all-reduces of a few bytes."""
     total = 0.0
     for task in program.tasks:
         exchanges = task.segment.comm_ops if isinstance(task, ComputeTask) else ()
@@ -118,41 +118,37 @@ def ring_sent_bytes(program: RankProgram, comm_group: str, members: int) -> floa
             exchanges = (task.comm_op,)
         if isinstance(task, SendTask):
             total += task.comm_op.payload if comm_group == "pp" else 0.0
-        for exchange in exchanges:
-            if (
-                exchange.comm_group == comm_group
-                and exchange.payload > 4.0
-                and exchange.name not in (*EP_OPS, *ETP_OPS)
-            ):
-                total += RING_FACTORS[exchange.collective] * exchange.payload * (members - 1) / members
+        for comm_op in exchanges:
+            if comm_op.comm_group == comm_group and comm_op.payload > 4.0 and comm_op.name not in (*EP_OPS, *ETP_OPS):
+                total += RING_FACTORS[comm_op.collective] * comm_op.payload * (members - 1) / members
     return total
 
 
 def expert_sent_bytes(program: RankProgram, scenario: Scenario) -> dict[str, float]:
-    """Bytes that other ranks get of a rank's rows in a step: to others' experts (ep), for parts of the same (etp)."""
+    """Bytes sent for a rank's tokens in a step: to other expert ranks (ep), and between shards of an expert (etp)."""
     layout, (moe,) = scenario.layout, scenario.model.distinct_moes
     etp, experts_per_rank, total = layout.effective_etp, moe.experts // layout.ep, {"ep": 0.0, "etp": 0.0}
     segment_comm_ops = (task.segment.comm_ops for task in program.tasks if isinstance(task, ComputeTask))
-    for exchange in (comm_op for exchanges in segment_comm_ops for comm_op in exchanges):
-        if exchange.name in ETP_OPS:
-            total["etp"] += exchange.payload * (1 - 1 / etp)
-        elif exchange.collective in (CollectiveType.DISPATCH, CollectiveType.COMBINE):
+    for used_comm_op in (comm_op for exchanges in segment_comm_ops for comm_op in exchanges):
+        if used_comm_op.name in ETP_OPS:
+            total["etp"] += used_comm_op.payload * (1 - 1 / etp)
+        elif used_comm_op.collective in (CollectiveType.DISPATCH, CollectiveType.COMBINE):
             remote_copies = expert_reach_probability(moe, experts_per_rank) * (layout.ep * etp - 1)
-            total["ep"] += exchange.payload / moe.top_k * remote_copies
-        elif exchange.name in EP_OPS:
-            ranks = layout.ep * (1 if exchange.collective is CollectiveType.ALL_TO_ALL else etp)
-            total["ep"] += exchange.payload * (1 - 1 / ranks)
+            total["ep"] += used_comm_op.payload / moe.top_k * remote_copies
+        elif used_comm_op.name in EP_OPS:
+            ranks = layout.ep * (1 if used_comm_op.collective is CollectiveType.ALL_TO_ALL else etp)
+            total["ep"] += used_comm_op.payload * (1 - 1 / ranks)
     return total
 
 
 def expert_reach_probability(moe: MoeMlp, experts_per_rank: int) -> float:
-    """How likely a token has one of a rank's experts: so many of its groups are drawn, then one of theirs."""
-    groups, limit = moe.router.groups, moe.router.limit or moe.router.groups
+    """Probability that a token has one of a rank's experts: groups are drawn first, then experts of these groups."""
+    groups, limit = moe.router.num_groups, moe.router.group_topk or moe.router.num_groups
     if limit == groups:
         return 1 - comb(moe.experts - experts_per_rank, moe.top_k) / comb(moe.experts, moe.top_k)
     group_size = moe.experts // groups
     candidate_experts, probability = limit * group_size, 0.0
-    for count in range(limit + 1):  # groups drawn of those that the rank has
+    for count in range(limit + 1):  # number of the rank's groups among the drawn ones
         rank_groups = max(1, experts_per_rank // group_size)
         ways = comb(rank_groups, count) * comb(groups - rank_groups, limit - count) / comb(groups, limit)
         probability += ways * (
@@ -163,25 +159,25 @@ def expert_reach_probability(moe: MoeMlp, experts_per_rank: int) -> float:
     return probability
 
 
-def small_programs(explored: ExploredScenario) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Settings whose programs are made in no time."""
+def small_programs(explored: ExploredScenario) -> Iterator[tuple[dict[str, Any], Scenario]]:
+    """Settings whose programs are lowered quickly."""
     for settings, scenario in explored.legal_settings:
         if scenario.microbatch_count * scenario.layout.pp <= 300 and scenario.model.layer_count <= 60:
             yield settings, scenario
 
 
 def test_sent_bytes_match_the_lowered_program(explored: ExploredScenario) -> None:
-    """Bytes of every axis, against what lowering makes of the same scenario."""
+    """Bytes of every axis, against the lowered program of the same scenario."""
     page, seen_groups = ExplorerPage(explored.exploration), Counter[str]()
     for settings, scenario in small_programs(explored):
         layout = scenario.layout
         plan = Plan(scenario.model, scenario.training, layout, scenario.schedule.placement)
-        program = lower_step(plan, scenario.schedule.order(layout.pp, scenario.microbatches))
+        program = lower_step(plan, scenario.schedule.order(layout.pp, scenario.microbatch_count))
         members = {"tp": layout.tp, "cp": layout.cp, "dp": layout.dp * layout.cp, "pp": 1, "embedding": 2}
         hybrid_sizes = {
             comm_group.name: layout.group_size(comm_group)
             for comm_group in (DP_SHARD_GROUP, DP_REPLICATE_GROUP)
-            if layout.hybrid
+            if layout.is_hybrid_sharded
         }
         for rank in {0, layout.pp - 1, layout.pp // 2}:
             expected = {
@@ -191,11 +187,11 @@ def test_sent_bytes_match_the_lowered_program(explored: ExploredScenario) -> Non
             expected["dp"] += sum(
                 ring_sent_bytes(program.programs[rank], comm_group, count) for comm_group, count in hybrid_sizes.items()
             )
-            if scenario.model.mixtures:
+            if scenario.model.distinct_moes:
                 edp = layout.group_size(EDP_GROUP) if layout.has_expert_mesh else 1
                 expected |= {"edp": ring_sent_bytes(program.programs[rank], "edp", edp)}
                 expected |= expert_sent_bytes(program.programs[rank], scenario)
-                if not layout.has_expert_mesh:  # all weights are reduced as one
+                if not layout.has_expert_mesh:  # all weights are reduced in one group
                     sent_bytes = page.sent_bytes(settings, rank)
                     assert sent_bytes["dp"] + sent_bytes["edp"] == pytest.approx(expected["dp"], rel=1e-9)
                     expected |= {comm_group: sent_bytes[comm_group] for comm_group in ("dp", "edp")}
@@ -211,7 +207,7 @@ ORDERS = [("1f1b", None), ("gpipe", None), *product(("interleaved", "bfs"), (2, 
 
 @pytest.mark.parametrize(("name", "chunks"), ORDERS)
 def test_schedules_extrapolate_to_more_microbatches(name: str, chunks: int | None) -> None:
-    """What is told of many is what playing them in full says: the bubble, and the fullest moment of any stages."""
+    """Extrapolated bubbles and memory peaks equal those of the full dry run with many microbatches."""
     schedule, extrapolated_count = build_schedule(name, chunks), 0
     for pp in (2, 3, 4, 8, 12):
         for microbatches in (1, 2, pp, 2 * pp, 3 * pp, 4 * pp, 5 * pp, 5 * pp + 1, 9 * pp, 13 * pp - 1, 16 * pp):
@@ -231,7 +227,7 @@ def test_schedules_extrapolate_to_more_microbatches(name: str, chunks: int | Non
 
 @pytest.mark.parametrize(("name", "chunks"), ORDERS)
 def test_moments_contain_the_memory_peak_of_any_stage_sizes(name: str, chunks: int | None) -> None:
-    """For random bytes of stages: the maximum over the moments is that of the whole order, action by action."""
+    """For random bytes of stages: the maximum over the moments is that of the full order, action by action."""
     schedule, rng = build_schedule(name, chunks), np.random.default_rng(0)
     for pp, microbatches in ((2, 2), (4, 4), (4, 8), (3, 12), (8, 16)):
         order, held = schedule.order(pp, microbatches), dry_run_schedule(schedule, pp, microbatches).held
@@ -247,16 +243,14 @@ def test_moments_contain_the_memory_peak_of_any_stage_sizes(name: str, chunks: i
                     current += kept_bytes[index] if forward else -kept_bytes[index]
                 table_peak = max(transient_bytes[index] + np.dot(counts, kept_bytes) for index, *counts in held[rank])
                 assert table_peak == pytest.approx(peak, rel=1e-12)
-        assert tuple(max(sum(moment[1:]) for moment in moments) for moments in held) == peak_in_flight_microbatches(
-            order
-        )
+        assert tuple(max(sum(state[1:]) for state in moments) for moments in held) == peak_in_flight_microbatches(order)
 
 
 def test_bubbles_match_a_dry_run(explored: ExploredScenario) -> None:
     for settings, scenario in small_programs(explored):
         complete = ExplorerPage(explored.exploration).complete_settings(settings)
-        run = dry_run(scenario.schedule.order(scenario.layout.pp, scenario.microbatches))
-        busy = 3 * scenario.microbatches * scenario.placement.chunks
+        run = dry_run(scenario.schedule.order(scenario.layout.pp, scenario.microbatch_count))
+        busy = 3 * scenario.microbatch_count * scenario.placement.max_chunks
         assert explored.exploration.tables.schedules.lookup(complete)["bubble"] == pytest.approx(
             1 - busy / run.makespan, abs=1e-12
         )
@@ -287,12 +281,12 @@ def test_stages_and_pipeline_neighbors_match_the_plan(explored: ExploredScenario
 
 
 def test_group_members_match_the_layout(explored: ExploredScenario) -> None:
-    """Ranks that are numbered along the order of axes, and differ along a role's axes only."""
+    """Ranks are numbered along the order of axes, and members of a group differ only along its axes."""
     tables, page = explored.exploration.tables, ExplorerPage(explored.exploration)
     for settings, scenario in explored.legal_settings[:20]:
         complete, groups = page.complete_settings(settings), process_groups(scenario.layout, scenario.placement)
         for comm_group, axes in tables.roles.items():
-            if comm_group not in groups:  # experts that are spread like all else
+            if comm_group not in groups:  # experts sharded like the dense parameters
                 assert settings["ep"] == 1
                 continue
             order = next(item for item in tables.orders if {*axes} <= {*item})
@@ -304,15 +298,15 @@ def test_group_members_match_the_layout(explored: ExploredScenario) -> None:
 
 
 def explore_sliding_window(**model: Any) -> ExploredScenario:
-    """A scenario of Gemma 2's kind, explored."""
+    """A scenario of Gemma 2's architecture, explored."""
     scenario = Scenario.from_mapping({**SCENARIOS["odd"], "model": {"preset": "gemma2-9b", "layers": 12, **model}})
     with few_choices():
         return ExploredScenario(scenario, build_exploration_tables(scenario))
 
 
-@pytest.mark.parametrize("model", [{}, {"block": "parallel_norms", "nope_every": 3, "qk_norm": "whole"}])
+@pytest.mark.parametrize("model", [{}, {"block": "parallel_norms", "no_rope_freq": 3, "qk_norm": "whole"}])
 def test_layers_with_equal_memory_and_traffic_may_differ_in_compute(model: dict[str, Any]) -> None:
-    """Windows and turned heads change what is computed, and nothing that the page draws."""
+    """Windows and rotary heads change what is computed, and nothing that the page draws."""
     explored = explore_sliding_window(**model)
     assert len(explored.scenario.model.distinct_specs) > 1
     page, settings = ExplorerPage(explored.exploration), explored.exploration.start
@@ -331,7 +325,7 @@ def test_layers_with_equal_memory_and_traffic_may_differ_in_compute(model: dict[
 
 
 def test_buckets_of_full_model_chunks_match_the_ledger() -> None:
-    """ZeRO-2 that reduces every microbatch beside a pipeline: the first chunk's are Megatron-LM's, others one each."""
+    """ZeRO-2 reducing every microbatch, with a pipeline: the first chunk has Megatron-LM's buckets, others one each."""
     data = {"zero": {"stage": 2, "reduce": "every_microbatch"}}
     mapping = {**SCENARIOS["odd"], "layout": {"tp": 2, "pp": 6, "dp": 2, "data": data}}
     scenario = Scenario.from_mapping({**mapping, "model": {"preset": "llama3-8b", "layers": 12}})
@@ -356,17 +350,17 @@ def test_layers_that_differ_in_memory_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         (
             ["layout.data={hsdp: {shard: 2}}", "layout.dp=8", "layout.pp=1"],
             "layout.data: cuts weights over 2 of the ranks",
         ),
         (["layout.order=[cp, tp, dp, pp]"], "does not begin with tp and end with pp"),
-        (["model.experts.capacity=1.5"], "take whole rows, as they have a capacity"),
+        (["model.experts.capacity_factor=1.5"], "take whole rows, as they have a capacity"),
     ],
 )
-def test_unsupported_moe_settings_are_refused(changes: list[str], said: str) -> None:
+def test_unsupported_moe_settings_are_refused(changes: list[str], message: str) -> None:
     model = "model={preset: mixtral-8x7b, layers: 8}"
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         build_exploration_tables(pipeline_scenario(model, "layout.sequence_parallel=true", *changes))

@@ -1,4 +1,4 @@
-"""What-if: every outcome is that of the scenario written by hand, and what is not tried says why."""
+"""What-if: every outcome is that of the scenario with overrides, and skipped cases give their reason."""
 
 import math
 from dataclasses import replace
@@ -56,14 +56,15 @@ def cases(baseline: SimulationResult) -> dict[str, WhatIf]:
 
 
 def test_a_listed_order_is_only_for_its_microbatch_count() -> None:
-    """Eight in the scenario (16 sequences, two replicas): twice as many are left out with the reason."""
+    """Eight in the scenario (16 sequences, two replicas): twice as many are skipped with the reason."""
     scenario = simulate_pipeline("schedule=1f1b").scenario
     order_lines = format_order(OneFOneB().order(scenario.layout.pp, scenario.microbatch_count)).splitlines()
     cases = what_if_cases(simulate_pipeline(f"schedule={{orders: {{rows: {order_lines}}}}}"))
     case = cases["twice_the_microbatches"]
     assert case.outcome is None
     assert case.note == (
-        f"schedule: written order is for {scenario.microbatch_count} microbatches, but each replica has {2 * scenario.microbatch_count}; "
+        f"schedule: written order is for {scenario.microbatch_count} microbatches, but each replica has "
+        f"{2 * scenario.microbatch_count}; "
         f"training.global_batch {scenario.microbatch_count} x dp x training.microbatch fits"
     )
     assert require_outcome(cases["products_faster"]).step_time < simulate_pipeline("schedule=1f1b").step_time
@@ -79,7 +80,7 @@ def test_all_registered_cases_are_run_in_order(baseline: SimulationResult) -> No
     [
         ("twice_the_microbatches", ["training.global_batch=32"]),
         ("half_the_microbatch", ["training.microbatch=1"]),
-        ("slow_rank", ["disturbances.slow={gpu: 12, speed: 0.9}"]),
+        ("slow_rank", ["degradations.slow={gpu: 12, speed: 0.9}"]),
         ("no_recompute", ["training.recompute=none"]),
         ("full_recompute", ["training.recompute=full"]),
     ],
@@ -102,7 +103,7 @@ def test_slower_links_and_faster_kernels_have_the_expected_sign(cases: dict[str,
     assert require_outcome(cases["network_less"]).step_time_difference >= 0.0
     assert require_outcome(cases["network_twice"]).step_time_difference <= 0.0
     faster = require_outcome(cases["products_faster"])
-    assert -1.0 / 11.0 < faster.slowdown_ratio < 0.0  # at most what all of the step would gain
+    assert -1.0 / 11.0 < faster.slowdown_ratio < 0.0  # at most the gain if the full step were matmuls
 
 
 def test_more_tokens_lengthen_the_step_and_raise_throughput(cases: dict[str, WhatIf]) -> None:
@@ -117,7 +118,7 @@ def test_more_tokens_lengthen_the_step_and_raise_throughput(cases: dict[str, Wha
 def test_without_nvlink_the_node_links_are_pcie() -> None:
     shared = ["cluster={name: pcie-node, gpus: 8}", "layout={tp: 8}", "training.global_batch=2"]
     outcome = require_outcome(what_if_cases(simulate_with(*shared))["node_links_less"])
-    assert 0.0 < outcome.slowdown_ratio < 1.0 / 9.0  # at most what all of the step would lose
+    assert 0.0 < outcome.slowdown_ratio < 1.0 / 9.0  # at most the loss if the full step were node links
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_without_nvlink_the_node_links_are_pcie() -> None:
                 "no_recompute": "nothing is recomputed now",
                 "cuda_graphs": "no GPU waits for its host",
                 "no_offload": "nothing is on the host now",
-                "no_overheads": "nothing is done beside the model now",
+                "no_overheads": "there are no overheads outside the model now",
             },
         ),
         (
@@ -146,7 +147,7 @@ def test_without_nvlink_the_node_links_are_pcie() -> None:
                 "full_recompute": "all layers are recomputed now",
                 "cuda_graphs": "no GPU waits for its host",
                 "no_offload": "nothing is on the host now",
-                "no_overheads": "nothing is done beside the model now",
+                "no_overheads": "there are no overheads outside the model now",
             },
         ),
     ],
@@ -164,7 +165,7 @@ def test_an_illegal_change_gives_the_same_error_message_as_a_scenario_file(
         "WHAT_IF_CASES",
         (
             WhatIfCase(
-                "five", "microbatches of 5", lambda each: ChangedScenario(with_microbatch_size(each.scenario, 5))
+                "five", "microbatches of 5", lambda change: ChangedScenario(with_microbatch_size(change.scenario, 5))
             ),
         ),
     )
@@ -188,7 +189,7 @@ def test_cases_are_run_until_the_budget_is_used_up(baseline: SimulationResult, m
     monkeypatch.setattr(what_if, "perf_counter", lambda: float(next(clock)))
     report = run_what_ifs(replace(baseline, wall_seconds=0.5), budget=5.0)
     assert [case.name for case, _ in report.simulated] == ["network_less", "network_twice"]
-    # which cannot be, however long they took
+    # inapplicable, whatever the budget
     inapplicable = ("hybrid_sharding", "cuda_graphs", "no_offload", "no_overheads")
     over_budget = [case for case in report.skipped if case.name not in inapplicable]
     assert over_budget
@@ -199,17 +200,17 @@ def test_a_case_that_slows_the_simulation_is_skipped(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("clustersim.scenario.validation_rules.warnings.WARN_DESYNC_TP_TASKS", 100)
     shared = simulate(
         pipeline_scenario(*LARGER_MICROBATCH, "cost.network=shared")
-    )  # of its own: what is warned of is patched
+    )  # not cached: the warning threshold is patched
     cases = what_if_cases(shared, budget=1000.0)
-    assert [name for name, case in cases.items() if "left out, as it takes long: disturbances put" in case.note] == [
+    assert [name for name, case in cases.items() if "left out, as it takes long: degradations put" in case.note] == [
         "slow_rank"
     ]
-    assert require_outcome(what_if_cases(shared)["slow_rank"]).step_time_difference > 0.0  # asked for in any case
+    assert require_outcome(what_if_cases(shared)["slow_rank"]).step_time_difference > 0.0  # without a budget it is run
 
 
 @pytest.fixture(scope="module")
 def measured_collectives(baseline: SimulationResult) -> SimulationResult:
-    """Two collectives were measured."""
+    """A result with two measured collectives."""
     calls = [CollectiveCall(CollectiveType.ALL_REDUCE, payload, 2, 1) for payload in (1e5, 1e8)]
     samples = tuple(CollectiveSample(call, TimeStatistics(1.0, 1.0, 1.0, 5)) for call in calls)  # seconds: far too long
     conditions = MeasurementConditions(date="2026-01-01", command="", method="")
@@ -231,19 +232,19 @@ def test_measured_collectives_do_not_count_as_an_effect_of_the_links(
 
 
 def test_the_slow_rank_is_on_the_bottleneck_stage(baseline: SimulationResult, cases: dict[str, WhatIf]) -> None:
-    """The last one has the head; a slow GPU anywhere else costs less, and one that is slow already is not taken."""
+    """The last stage has the head; a slow GPU on another costs less, and one that is slow already is not selected."""
     assert cases["slow_rank"].description == "one rank at 0.9x speed: GPU 12, stage 3"
     worst = require_outcome(cases["slow_rank"]).step_time
-    elsewhere = [simulate_with(f"disturbances.slow={{gpu: {gpu}, speed: 0.9}}").step_time for gpu in (0, 4, 8)]
+    elsewhere = [simulate_with(f"degradations.slow={{gpu: {gpu}, speed: 0.9}}").step_time for gpu in (0, 4, 8)]
     assert max(elsewhere) - baseline.step_time < 0.5 * (worst - baseline.step_time)
-    already_slow = what_if_cases(simulate_with("disturbances.slow={gpu: 12, speed: 0.5}"))
+    already_slow = what_if_cases(simulate_with("degradations.slow={gpu: 12, speed: 0.5}"))
     assert already_slow["slow_rank"].description.endswith(": GPU 13, stage 3")
     flat = what_if_cases(simulate_with("layout={tp: 2, dp: 8}"))
     assert flat["slow_rank"].description.endswith(": GPU 0")
 
 
 def test_faster_nics_include_the_pcie_that_would_limit_them() -> None:
-    """Data parallelism across nodes alone: twice the bandwidth is worth it only where PCIe is as fast as the NICs."""
+    """Data parallelism across nodes only: twice the bandwidth helps only if PCIe is as fast as the NICs."""
     overrides = ["layout={dp: 16, data: zero1}", "model={preset: llama3-8b, layers: 2}", "training.sequence=512"]
     result = simulate_with(*overrides, "training.microbatch=1", "training.recompute=none")
     twice = what_if_cases(result)["network_twice"]
@@ -254,7 +255,7 @@ def test_faster_nics_include_the_pcie_that_would_limit_them() -> None:
 
 
 def test_the_wall_time_of_a_baseline_counts_for_the_budget(measured_collectives: SimulationResult) -> None:
-    """A second for the base without measured collectives, and one for the case."""
+    """A second for the baseline without measured collectives, and one for the case."""
     slow = replace(measured_collectives, wall_seconds=1.0)
     cases = {case.name: case for case in run_what_ifs(slow, budget=1.5).cases}
     assert "simulating it takes some 2 s" in cases["network_less"].note
@@ -264,7 +265,7 @@ def test_the_wall_time_of_a_baseline_counts_for_the_budget(measured_collectives:
 
 
 def test_hybrid_sharding_uses_the_smallest_shard_size_that_fits() -> None:
-    """Of Llama 3 8B's 18 bytes a parameter 2 GPUs of 32 GB cannot hold halves."""
+    """2 GPUs of 32 GB cannot hold the 18 bytes per parameter of Llama 3 8B in halves."""
     plan = {
         "model": "llama3-8b",
         "cluster": {"name": "dgx-v100", "gpus": 16},
@@ -286,7 +287,7 @@ def test_hybrid_sharding_applies_only_to_fully_sharded_weights(cases: dict[str, 
 
 
 def test_cuda_graphs_shorten_launch_bound_steps() -> None:
-    """As long as it is on a host that launches as fast as it launches a graph."""
+    """The outcome equals the step of a scenario with CUDA graphs."""
     launch_bound = {"model": "gpt2-small", "cluster": {"name": "dgx-h100", "gpus": 1}}
     training = {"sequence": 128, "global_batch": 1}
     result = simulate(Scenario.from_mapping({**launch_bound, "training": training}))
@@ -312,21 +313,21 @@ def moe_cases() -> dict[str, WhatIf]:
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "overrides"),
+    ("name", "expected_text", "overrides"),
     [
         ("other_dispatcher", "deepep, not alltoall", ["layout.dispatcher=deepep"]),
         ("other_loads", "drawn, with a variation of 0.3 (seed 0)", ["training.expert_load=0.3"]),
     ],
 )
 def test_dispatcher_and_load_cases_match_the_scenario_with_overrides(
-    moe_cases: dict[str, WhatIf], name: str, words: str, overrides: list[str]
+    moe_cases: dict[str, WhatIf], name: str, expected_text: str, overrides: list[str]
 ) -> None:
-    assert words in moe_cases[name].description
+    assert expected_text in moe_cases[name].description
     assert require_outcome(moe_cases[name]).step_time == simulate_pipeline(*MOE, *overrides).step_time
 
 
 def test_expert_groups_within_nodes_are_tried_across_nodes_and_back() -> None:
-    """Stages of 16 ranks on two nodes: 8 experts are on one node's, with each cut in two on both nodes'."""
+    """Stages of 16 ranks on two nodes: with etp 2, ep 4 is within one node, ep 8 on both."""
     layout = "layout={tp: 2, pp: 1, dp: 8, data: zero1, sequence_parallel: true, ep: %d, etp: 2}"
     near, far = ([*MOE[:3], layout % ep, "training.global_batch=64"] for ep in (4, 8))
     within_cases, across_cases = (what_if_cases(simulate_pipeline(*item)) for item in (near, far))

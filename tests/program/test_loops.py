@@ -1,4 +1,4 @@
-"""Where a rank does the same again and again is found, however long its periods are."""
+"""Loops in a rank's task list are found, for all period lengths."""
 
 from itertools import pairwise
 
@@ -21,7 +21,7 @@ def test_no_loops_without_repetition() -> None:
 
 @pytest.mark.parametrize("period", [1, 2, 3, 7, 40])
 def test_periods_between_other_tasks(period: int) -> None:
-    """Tasks 0 to 99 once, then a period of tasks that there are nowhere else, 60 times, then others."""
+    """Tasks 0 to 99 once, then a period of tasks that occur nowhere else, 60 times, then others."""
     preceding, following = range(100), range(500, 550)
     repeated = [*range(200, 200 + period)] * 60
     outer, inner = loops_in_tasks(*preceding, *repeated, *following)

@@ -1,4 +1,4 @@
-"""Where stages are: the loop's textbook formulas, neighbours, and what no placement may be."""
+"""Stage placements: textbook formulas of the loop, neighbours, and invalid placements."""
 
 import pytest
 from hypothesis import given
@@ -26,7 +26,7 @@ def test_a_looped_placement_assigns_stages_round_robin(ranks: int, chunks: int) 
 
 @given(SIZES)
 def test_a_v_shaped_placement(ranks: int) -> None:
-    """Rank r holds r and 2p - 1 - r; the turning stages hand on within their rank."""
+    """Rank r holds r and 2p - 1 - r; the middle stages hand on within their rank."""
     placement = Placement((*range(ranks), *reversed(range(ranks))))
     assert [placement.stages_on_rank(rank) for rank in range(ranks)] == [
         (rank, 2 * ranks - 1 - rank) for rank in range(ranks)

@@ -1,4 +1,4 @@
-"""Small facts about programs: who is in which group, and what a rank takes part in."""
+"""Programs: group membership of ranks, and the communication operations of a rank."""
 
 import numpy as np
 

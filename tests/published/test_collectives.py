@@ -1,4 +1,4 @@
-"""The shipped table of collectives is what nccl-tests prints: a slip of transcription breaks its own arithmetic."""
+"""The packaged table of collectives satisfies nccl-tests' own arithmetic, which transcription errors would break."""
 
 import itertools
 from collections.abc import Iterator
@@ -10,13 +10,16 @@ from clustersim.validation.collectives import parse_benchmark, read_collectives
 
 BENCHMARK_COLUMNS = ("source", "gpu", "n_gpus", "gpus_per_node", "nodes", "interconnect", "collective")
 RUN_COLUMNS = ("case_id", "locator", "library", "algo", "gpus_per_process", "timed", "in_place", "notes")
-ROUNDING = 0.012  # of bandwidths: tables print two decimals, times four digits
-KEEPS_LOCAL_SHARD = ("all_gather", "reduce_scatter", "all_to_all")  # a GPU's own part stays where it is
+ROUNDING = 0.012  # relative, of bandwidths: tables print two decimals, times four digits
+KEEPS_LOCAL_SHARD = ("all_gather", "reduce_scatter", "all_to_all")  # a GPU's own shard is not sent
 LAST_DIGIT = 0.011  # GB/s
 
 
 def bus_factor(collective: str, gpus: int) -> float | None:
-    """Bus bandwidth over algorithm bandwidth: doc/PERFORMANCE.md of nccl-tests; None for what it does not measure."""
+    """Bus bandwidth over algorithm bandwidth: doc/PERFORMANCE.md of nccl-tests.
+
+    None for collectives it does not measure.
+    """
     ring_factor = (gpus - 1) / gpus
     return {
         "all_reduce": 2.0 * ring_factor,
@@ -32,7 +35,7 @@ def cases() -> list[ValidationCase]:
 
 @pytest.fixture(scope="module")
 def table_cases(cases: list[ValidationCase]) -> list[ValidationCase]:
-    """Rows of tables of whole places: with a time, and a factor for the bus."""
+    """Cases of complete tables: with a time, and a bus factor."""
     return [
         case
         for case in cases
@@ -46,7 +49,7 @@ def is_within_rounding(stated: float, derived: float) -> bool:
 
 
 def algorithm_bandwidth(case: ValidationCase) -> float:
-    """GB/s, of bytes over time."""
+    """Algorithm bandwidth in GB/s: bytes over time."""
     return case.positive_float("bytes") / case.positive_float("time_us") / 1e3
 
 
@@ -94,7 +97,7 @@ def test_node_count_matches_gpu_count(cases: list[ValidationCase]) -> None:
 
 
 def tables_of_runs(cases: list[ValidationCase]) -> Iterator[tuple[ValidationCase, list[ValidationCase]]]:
-    """Runs of rows that were printed together, one per benchmark, way and place in memory, each with its first."""
+    """Cases that were printed in one table (one benchmark run), each table with its first case."""
     run_keys = dict.fromkeys(tuple(case.text(column) for column in RUN_COLUMNS) for case in cases)
     for run_key in run_keys:
         table = [case for case in cases if tuple(case.text(column) for column in RUN_COLUMNS) == run_key]
@@ -116,7 +119,7 @@ def test_a_case_id_has_one_benchmark_configuration(table_cases: list[ValidationC
 
 @pytest.mark.slow
 def test_no_port_exceeds_its_bandwidth(table_cases: list[ValidationCase]) -> None:
-    """All of a message goes through a GPU's own port at least once, but for its own part where nothing is reduced."""
+    """Every GPU's port carries the whole message at least once, minus the local shard where nothing is reduced."""
     checked = 0
     for case in table_cases:
         try:

@@ -1,7 +1,7 @@
-"""Published energy, power and GPU hours of training runs, beside what a step says of them.
+"""Published energy, power and GPU hours of training runs against the economics of a simulated step.
 
-Most published energies are hours times a datasheet's limit: these check the arithmetic, and the step time. Measured
-are few: a node of eight H100 that trains Llama 2 13B, and the GPUs that trained OLMo 2.
+Most published energies are hours times the datasheet's power limit: these check the arithmetic, and the step
+time. Few are measured: a node of eight H100 that trains Llama 2 13B, and the GPUs that trained OLMo 2.
 """
 
 from typing import Any
@@ -14,9 +14,9 @@ from clustersim.hardware.prices import Price, PriceQuote
 from clustersim.results.economics import Economics, GpuGroup
 
 AT_POWER_LIMIT = ["economics.power.rest=0 W", "economics.power.idle=700 W", *(
-    f"economics.power.{item}=1.0" for item in ("streaming", "communicating")
+    f"economics.power.{item}=1.0" for item in ("memory_bound", "exposed_communication")
 )]  # fmt: skip
-"""As model cards reckon: the limit of the GPU all the time, and nothing else."""
+"""The assumption of model cards: every GPU draws its power limit all the time, nothing else draws power."""
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_bloom_energy_and_carbon() -> None:
 def test_llama_3_405b_gpu_hours_and_energy() -> None:
     """Model card of Llama 3.1: 30.84 M GPU hours at 700 W (8,930 t CO2), 15.6 T tokens (arXiv:2407.21783).
 
-    Within 10 %: the step is predicted 5 % too fast, and the card's hours contain restarts, other sequence lengths and
-    other numbers of GPUs.
+    Within 10 %: the step is predicted 5 % too fast, and the card's hours contain restarts, other sequence
+    lengths and other numbers of GPUs.
     """
     scenario = Scenario.load("examples/llama3_405b_16k.yaml", ["economics.tokens=15.6T", *AT_POWER_LIMIT])
     economics = simulate(scenario).economics
@@ -70,10 +70,10 @@ NODE: dict[str, Any] = {
     "changes", [[], ["training.recompute=none", "training.global_batch=16", "training.microbatch=1"]]
 )
 def test_llama_2_13b_power_of_a_node_of_8_h100(changes: list[str]) -> None:
-    """Latif et al. 2024 (arXiv:2412.08602): 7.92 kW, the median (as quoted), and 8.4 kW at most of all that they ran.
+    """Latif et al. 2024 (arXiv:2412.08602): 7.92 kW, the median (as quoted), and at most 8.4 kW over all their runs.
 
-    What the batch was is not said, so two are tried. Within 5 %: of the constants only the rest of the node is from
-    that node, and from another run (the 8.4 kW).
+    The batch size is not stated, so two are tried. Within 5 %: of the constants only the remaining node power is
+    from that node, and from another run (the 8.4 kW).
     """
     watts = simulate(Scenario.from_mapping(NODE, changes)).economics.power
     assert watts == pytest.approx(7920.0, rel=0.05)
@@ -81,9 +81,9 @@ def test_llama_2_13b_power_of_a_node_of_8_h100(changes: list[str]) -> None:
 
 
 def test_olmo_2_gpu_power() -> None:
-    """Morrison et al. 2025 (arXiv:2503.05804): while training, H100 draw 85 % of the 700 W that they draw at most.
+    """Morrison et al. 2025 (arXiv:2503.05804): while training, H100 draw 85 % of their maximum of 700 W.
 
-    Within 12 %: products are taken to draw all of the limit, however large they are.
+    Within 12 %: matmuls are assumed to draw the full limit, whatever their size.
     """
     layers = {"layers": 32, "hidden": 4096, "heads": 32, "ffn": 11008, "vocab": 100352, "name": "olmo2-7b"}
     changes: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Predicted memory of published runs stays within a stated band of what was measured."""
+"""Predicted memory of published runs stays within a stated error of the measurements."""
 
 import pytest
 
@@ -8,10 +8,12 @@ from clustersim.validation.error_statistics import statistics_by_source, summari
 from clustersim.validation.memory import compare_memory, read_memory
 
 MAX_MAPE = 0.035
-"""Mean absolute error allowed of allocated peaks, over all rows.
+"""Mean absolute percentage error allowed for allocated peaks, over all cases.
 
-What is left is mostly software: Transformer Engine keeps one dummy gradient of every distinct weight (get_dummy_wgrad),
-which is 6 GiB of the 87 GiB of four layers of Llama 3 405B on one GPU, and shrinks as tensor parallelism grows."""
+The remaining error is mostly software: Transformer Engine keeps one dummy gradient of every distinct weight
+(get_dummy_wgrad), which is 6 GiB of the 87 GiB of four layers of Llama 3 405B on one GPU, and shrinks with
+tensor parallelism.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,7 @@ def test_allocated_peak_mape_by_source(allocated: list[CaseComparison], source: 
 
 @pytest.fixture(scope="module")
 def moe_comparisons(comparisons: list[CaseComparison]) -> list[CaseComparison]:
-    """Runs of mixtures of experts, among them DeepSeek-V2 and -V3 cut to four layers."""
+    """Predicted MoE runs, among them DeepSeek-V2 and -V3 truncated to four layers."""
     pairs = zip(read_memory(), comparisons, strict=True)
     selected = (
         comparison
@@ -74,7 +76,10 @@ def test_moe_runs_are_predicted_to_fit(moe_comparisons: list[CaseComparison]) ->
 
 
 def test_megatron_memory_between_steps(comparisons: list[CaseComparison]) -> None:
-    """But for fp16, where the optimizer's copies of gradients in fp32 are there until the next step zeroes them."""
+    """States, workspaces and messages.
+
+    Except fp16, where FP32 copies of gradients live until the next step zeroes them.
+    """
     pairs = zip(read_memory(), comparisons, strict=True)
     between_steps = [
         comparison for case, comparison in pairs if _is_between_steps(case) and case.text("precision") == "bf16"
@@ -101,7 +106,7 @@ def test_simumax_allocated_peak_errors_are_below_8_percent(allocated: list[CaseC
 def test_peak_memory_does_not_depend_on_microbatch_count(
     comparisons: list[CaseComparison], allocated: list[CaseComparison]
 ) -> None:
-    """SimuMax measured some layouts with 4, 8 and 32 microbatches: the same within a thousandth, as predicted."""
+    """SimuMax measured some layouts with 4, 8 and 32 microbatches: equal within 0.1 %, and so is the prediction."""
     by_layout: dict[tuple[str, str], list[CaseComparison]] = {}
     for case, comparison in zip(read_memory(), comparisons, strict=True):
         if comparison.source == "simumax-b200" and comparison in allocated and comparison.predicted is not None:

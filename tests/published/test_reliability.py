@@ -1,4 +1,4 @@
-"""Failures and effective training time, held against what clusters published."""
+"""Failure rates and effective training time (ETTR) against published clusters."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ def test_every_case_is_predicted(comparisons: list[CaseComparison]) -> None:
 
 
 def test_failure_rates_of_other_clusters_are_within_the_spread(comparisons: list[CaseComparison]) -> None:
-    """Of lognormal rates two of three lie within one geometric standard deviation of their mean, nine of ten in 1.7."""
+    """Lognormal rates: two of three lie within one geometric standard deviation of the mean, nine of ten within 1.7."""
     spread = math.log(load_reliability("typical").rate_geometric_std)
     other_clusters = [
         comparison
@@ -51,7 +51,7 @@ def test_failure_rates_of_other_clusters_are_within_the_spread(comparisons: list
 
 
 def test_ettr_mape_is_below_10_percent(comparisons: list[CaseComparison]) -> None:
-    """Mean over rows; what is off most is a job whose failures come as fast as its restarts (100,000 GPUs)."""
+    """Mean over cases; the largest error is of a job whose failures are as frequent as its restarts (100,000 GPUs)."""
     mape = summarize_comparisons(
         [comparison for comparison in comparisons if comparison.groupings["quantity"] == "ettr"]
     ).mape
@@ -74,7 +74,7 @@ def test_typical_preset_is_derived_from_the_table() -> None:
 
 
 def test_llama_3_failure_causes_add_up_to_419_interruptions() -> None:
-    """All unexpected causes, each with its component's number in the job: 419 in 54 days, as table 5 adds them up."""
+    """All unexpected causes times the number of their components: 419 in 54 days, the sum in table 5."""
     site = build_failure_domains(Scenario.load(EXAMPLE))
     unexpected = [
         failure for failure in load_reliability("llama3-2024").failures if failure.effect is not FailureEffect.PLANNED

@@ -1,4 +1,4 @@
-"""Predicted steps of published runs stay as good as the manual says."""
+"""Predicted steps of published runs stay as accurate as the manual states."""
 
 import re
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from clustersim.validation.summary import DENSE_COVERAGE, MOE_COVERAGE, Validati
 
 PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
 MAX_MAPE_INCREASE = 0.005
-"""How much a source's mean error may rise over the table of docs/validation.md before this fails: half a point."""
+"""How much a source's MAPE may exceed docs/validation.md before this fails: half a percentage point."""
 SWEEPS = ("bloom", "vtrain", "zero-bubble", "dgxc")  # of layouts of large jobs
-MIN_CASES = 5  # cases of a source that says something of itself
+MIN_CASES = 5  # of a source whose error is significant
 TABLE_LINE = re.compile(r"^ *(?P<source>[A-Za-z][^%\n]*?)  +(?P<cases>[\d,]+) +\d+ +(?P<mean>[\d.]+)% ", re.MULTILINE)
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def summary() -> ValidationSummary:
 
 
 def documented_errors() -> dict[str, tuple[int, float]]:
-    """Cases and mean error of every source and part of a source in the table of steps of docs/validation.md."""
+    """Number of cases and MAPE of every source and subset in the step table of docs/validation.md."""
     text = PAGE.read_text(encoding="utf-8")
     block = text[text.index("step time: predicted against measured") :].split("```", 1)[0]
     errors = {
@@ -58,10 +58,10 @@ def test_no_source_is_worse_than_documented(summary: ValidationSummary) -> None:
 
 
 def test_macro_averaged_error_of_identified_cases(summary: ValidationSummary) -> None:
-    """Where it is known what the software does and what was run (quality A and B), half a point above what they are.
+    """Where the software and the run are identified (quality A and B), half a point above the documented values.
 
-    Two sources of five cases or more are far off, and the manual says so: long contexts with optimizers on the host,
-    and reductions that nothing hides over RoCE.
+    Two sources of five cases or more have large errors, which the manual states: long contexts with optimizer
+    states on the host, and reductions over RoCE that nothing overlaps.
     """
     identified_ids = {
         case.text("case_id")
@@ -90,7 +90,7 @@ def test_coverage_of_moe_cases(summary: ValidationSummary) -> None:
 
 
 def test_predicted_fastest_layout_has_low_regret(summary: ValidationSummary) -> None:
-    """In FP8 two layouts of Llama 3.1 70B, of two releases, come out the wrong way round at six sizes."""
+    """In FP8, two layouts of Llama 3.1 70B from two releases are ranked in the wrong order at six sizes."""
     ranking = summary.layout_ranking
     assert ranking is not None
     assert ranking.mean_regret is not None
@@ -110,6 +110,6 @@ def _select_sources(ranking: LayoutRanking, is_selected: Callable[[str], bool]) 
 
 
 def test_prediction_intervals_cover_the_measurements(summary: ValidationSummary) -> None:
-    """Sources count alike; the fit has seen these, so that more may be inside than of unseen ones."""
+    """Macro-averaged over sources; in-sample, so coverage may be higher than for held-out sources."""
     assert summary.interval_coverage[ALL_STEPS].n == summary.overall.n
     assert summary.interval_coverage[ALL_STEPS].share >= 0.85

@@ -1,4 +1,4 @@
-"""Jobs that tests run without simulating a step."""
+"""Job parameters and runs for tests that do not simulate a step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,20 +22,22 @@ HOUR, DAY = 3600.0, 86400.0
 
 
 def failure_domains(nodes: int = 64, *, per_rack: int = 4, bound: bool = False) -> FailureDomains:
-    """Nodes of 8 GPUs and NICs, 16 of them under a switch; every node is a replica."""
+    """Nodes of 8 GPUs and NICs, 16 of them per leaf switch; every node is a replica."""
     leaf = tuple(node // 16 for node in range(nodes))
     return FailureDomains(8 * nodes, nodes, per_rack, bound, leaf, 8 * nodes, len(set(leaf)), 8)
 
 
 def job_failure(mean_interval: float, **fields: Any) -> FailureMode:
-    """Something that ends the job every so many seconds on average, and takes no node unless it is said."""
+    """A failure that interrupts the job with this mean time between failures, and takes out no node by default."""
     return FailureMode(
-        "it", FailureRate(FailureComponent.JOB, 1.0 / mean_interval), **{"takes": FailureDomain.NOTHING, **fields}
+        "it",
+        FailureRate(FailureComponent.JOB, 1.0 / mean_interval),
+        **{"failure_domain": FailureDomain.NOTHING, **fields},
     )
 
 
 def relative_rate(missing_nodes: int, slowdown: FailureSlowdown | None) -> tuple[str, float]:
-    """Work of so many nodes of 64, slowed as much as the slowest part."""
+    """Rate relative to 64 nodes with some missing, reduced by the slowdown."""
     rate = (64 - missing_nodes) / 64 * (1.0 if slowdown is None else slowdown.remaining_fraction)
     return (HEALTHY if rate == 1.0 else f"{rate:.3f}"), rate
 
@@ -48,7 +50,7 @@ def job_parameters(
     load: float = 0.0,
     domains: FailureDomains | None = None,
 ) -> JobParameters:
-    """What a job does."""
+    """Parameters of a job simulation."""
     return JobParameters(
         reliability,
         domains or failure_domains(),
@@ -62,23 +64,23 @@ def job_parameters(
 
 
 def simulate_run(parameters: JobParameters, run_id: int = 0, seed: int = 1) -> TrainingRun:
-    """One run."""
+    """One simulated run."""
     events = generate_failures(parameters.reliability, parameters.domains, seed, run_id, parameters.work)
     return JobSimulation(parameters, events).run(run_id)
 
 
 def run_with_failures_at(parameters: JobParameters, *times: float) -> TrainingRun:
-    """A run in which the first kind of failure happens at given times, on node 0."""
+    """A run in which the first failure mode occurs at the given times, on node 0."""
     return JobSimulation(parameters, iter([FailureEvent(time, 0, 0, (0.0,) * DRAWS_PER_EVENT) for time in times])).run()
 
 
 def mean_wall_seconds(parameters: JobParameters, run_count: int, *, seed: int = 1) -> float:
-    """The mean wall time over runs."""
+    """Mean wall time over runs."""
     return sum(simulate_run(parameters, run_id, seed).wall for run_id in range(run_count)) / run_count
 
 
 def reliability_model(failures: Sequence[FailureMode], restart_seconds: float = 0.0, **fields: Any) -> ReliabilityModel:
-    """What is said, with restarts of so many seconds."""
+    """A reliability model with these failures, and restarts of fixed duration."""
     return ReliabilityModel(
         failures=tuple(failures), restart=RestartTimes(drain=DurationDistribution.constant(restart_seconds)), **fields
     )

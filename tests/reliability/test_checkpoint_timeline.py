@@ -1,4 +1,4 @@
-"""Checkpoints in closed form, held against a walk through the seconds."""
+"""Checkpoint times in closed form, against an enumeration of the snapshots."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ TIMELINES = st.builds(
 
 
 def enumerated_snapshots(timeline: CheckpointTimeline, snapshots: int) -> list[tuple[float, float, float]]:
-    """Wall time at which work is paused for each snapshot, at which it goes on, and when it is safe in storage."""
+    """Wall time at which work pauses for each snapshot, at which it resumes, and when it is safe in storage."""
     snapshot_times, time = [], 0.0
     for snapshot_id in range(1, snapshots + 1):
         time += timeline.interval + (timeline.slowdown_seconds if snapshot_id > timeline.stored_every else 0.0)
@@ -34,7 +34,7 @@ def test_closed_forms_match_the_enumeration(timeline: CheckpointTimeline, snapsh
     for snapshot_id, (start, resume, _) in enumerate(snapshots, 1):
         assert timeline.snapshot_begin(snapshot_id) == pytest.approx(start)
         assert timeline.work_after(resume) == pytest.approx(snapshot_id * timeline.interval)
-    start, resume = snapshots[-2][1], snapshots[-1][0]  # of the last piece of work
+    start, resume = snapshots[-2][1], snapshots[-1][0]  # of the last interval of work
     wall = start + fraction * (resume - start)
     work = timeline.work_after(wall)
     assert work == pytest.approx((snapshot_count + fraction) * timeline.interval, rel=1e-6)
@@ -45,7 +45,7 @@ def test_closed_forms_match_the_enumeration(timeline: CheckpointTimeline, snapsh
 def test_safe_snapshots_were_complete_by_then(
     timeline: CheckpointTimeline, snapshot_count: int, fraction: float
 ) -> None:
-    """Asked somewhere off the edges: every snapshot that is safe by then, and no other."""
+    """Away from the edges: every snapshot that is safe by then, and no other."""
     wall = timeline.snapshot_begin(snapshot_count) + timeline.block_seconds + fraction * timeline.interval
     snapshots = enumerated_snapshots(timeline, snapshot_count + 2)
     tolerance = 1e-6 * wall

@@ -1,4 +1,4 @@
-"""What breaks when: rates, distributions, and that nobody's choices change it."""
+"""Random failure events: rates, distributions, and independence from other settings."""
 
 import math
 from dataclasses import replace
@@ -15,14 +15,16 @@ GPUS = FailureMode("gpu", FailureRate(FailureComponent.GPU, 1.0 / (512 * 6 * HOU
 
 
 def failure_times(
-    failure: FailureMode, end_time: float, run_id: int = 0, window: float = 5.0 * DAY, scale: float = 1.0
+    failure: FailureMode, end_time: float, run_id: int = 0, window: float = 5.0 * DAY, rate_factor: float = 1.0
 ) -> list[float]:
-    events = generate_failures(reliability_model([failure], scale=scale), failure_domains(), 3, run_id, window)
+    events = generate_failures(
+        reliability_model([failure], rate_factor=rate_factor), failure_domains(), 3, run_id, window
+    )
     return [event.time for event in takewhile(lambda event: event.time <= end_time, events)]
 
 
 def test_the_failure_count_matches_the_rate() -> None:
-    """512 GPUs, one failure every 6 hours among them: 4 a day. Of 40 runs of 30 days, Poisson: sigma is sqrt(4800)."""
+    """512 GPUs, one failure every 6 hours among them: 4 a day. In 40 runs of 30 days, Poisson: sigma is sqrt(4800)."""
     counts = [len(failure_times(GPUS, 30.0 * DAY, run)) for run in range(40)]
     assert sum(counts) == pytest.approx(40 * 120, abs=4.0 * math.sqrt(4800))
     variance = sum((count - 120.0) ** 2 for count in counts) / 40
@@ -41,8 +43,8 @@ def test_events_are_sorted_and_independent_of_the_window() -> None:
 
 
 def test_half_the_rate_doubles_the_failure_times() -> None:
-    assert failure_times(GPUS, 20.0 * DAY, scale=0.5) == pytest.approx(
-        [2.0 * failure_time for failure_time in failure_times(GPUS, 10.0 * DAY)]
+    assert failure_times(GPUS, 20.0 * DAY, rate_factor=0.5) == pytest.approx(
+        [2.0 * time for time in failure_times(GPUS, 10.0 * DAY)]
     )
 
 
@@ -52,13 +54,12 @@ def test_other_failure_modes_and_spares_do_not_change_the_events() -> None:
     all_events = generate_failures(reliability_model([other, GPUS], spares=SparePool(8)), failure_domains(), 3, 0, DAY)
     expected = [event[:1] + event[2:] for event in islice(gpu_events, 30)]
     assert [
-        event[:1] + event[2:]
-        for event in islice((all_event for all_event in all_events if all_event.failure_index == 1), 30)
+        event[:1] + event[2:] for event in islice((item for item in all_events if item.failure_index == 1), 30)
     ] == expected
 
 
 def test_weibull_lifetimes_have_the_mean_of_the_rate() -> None:
-    """In the long run a component is replaced once in its mean life; at 0.5 the young ones break."""
+    """In the long run a component is replaced once per mean lifetime; with shape 0.5 failures are early."""
     for shape in (0.5, 1.0, 3.0):
         failure = replace(GPUS, weibull_shape=shape)
         long_run = failure_times(failure, 4000.0 * DAY)

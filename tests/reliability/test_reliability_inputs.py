@@ -1,4 +1,4 @@
-"""What a job is made of: components, checkpoints, intervals, and step times of states of its cluster."""
+"""Inputs of a job simulation: components, checkpoints, intervals, and step times of cluster states."""
 
 import math
 from typing import Any
@@ -63,16 +63,16 @@ def test_nodes_of_an_nvlink_domain_are_one_rack() -> None:
     "layout", [{"dp": 16}, {"tp": 2, "dp": 8, "data": "zero1"}, {"pp": 2, "dp": 8, "data": "zero1"}]
 )
 def test_a_checkpoint_has_every_weight_once(layout: dict[str, Any]) -> None:
-    """bf16 weights, fp32 master weights and two fp32 moments: 14 bytes of each parameter, whatever the layout.
+    """bf16 weights, fp32 master weights and two fp32 moments: 14 bytes of each parameter, for any layout.
 
-    Norms are whole on every tensor-parallel rank, and counted as often: some thousandths.
+    Norms are replicated on tensor-parallel ranks, and counted as often: some thousandths.
     """
     scenario = Scenario.from_mapping({**TWO_NODES, "layout": layout})
     assert checkpoint_bytes(scenario) == pytest.approx(14.0 * parameter_count(scenario.model), rel=0.01)
 
 
 def test_checkpoint_write_time_is_bytes_over_the_bottleneck_bandwidth() -> None:
-    """14 TB over storage of 100 GB/s, or over 2 nodes of 10 GB/s; others wait for the copy to the host alone."""
+    """14 TB over storage of 100 GB/s, or over 2 nodes of 10 GB/s; async writes block only for the copy to the host."""
     settings = {
         "size": "14 TB",
         "bandwidth": "100 GB/s",
@@ -86,7 +86,12 @@ def test_checkpoint_write_time_is_bytes_over_the_bottleneck_bandwidth() -> None:
         sync_cost.drain_seconds,
         sync_cost.read_seconds,
         sync_cost.synchronous_seconds,
-    ) == (143.0, 0.0, 70.0, 143.0)
+    ) == (
+        143.0,
+        0.0,
+        70.0,
+        143.0,
+    )
     assert build_checkpoint_cost(_with_checkpoint(**settings, bandwidth_per_node="10 GB/s")).block_seconds == 703.0
     async_cost = build_checkpoint_cost(
         _with_checkpoint(**{**settings, "write": "async"}, snapshot="1 s", interference=0.1)
@@ -100,7 +105,7 @@ def test_checkpoint_write_time_is_bytes_over_the_bottleneck_bandwidth() -> None:
         _with_checkpoint(**{**settings, "write": "peers"}, snapshot="1 s", interference=0.1, stored_every=10)
     )
     assert peer_cost.delay_seconds == pytest.approx(async_cost.block_seconds + 1.43)
-    assert peer_cost.build_timeline(5.0).interval == 14.3  # storage takes no more
+    assert peer_cost.build_timeline(5.0).interval == 14.3  # limited by storage bandwidth
 
 
 def _with_checkpoint(**settings: Any) -> Scenario:
@@ -117,8 +122,14 @@ def test_rates_add_up_and_repairs_follow_littles_law() -> None:
     """2 nodes at one failure in 10 days, 16 GPUs at one in 80: 0.4 a day; nodes' repairs take 5 days: one at a time."""
     failures = {
         "nodes": {"rate": "1 per 10 node-days", "repair": "5 d"},
-        "gpus": {"rate": "1 per 80 gpu-days", "takes": "nothing"},
-        "slow": {"rate": "1 per gpu-day", "effect": "slow", "gpu": 0.5, "found": "1 h", "takes": "nothing"},
+        "gpus": {"rate": "1 per 80 gpu-days", "failure_domain": "nothing"},
+        "slow": {
+            "rate": "1 per gpu-day",
+            "effect": "slow",
+            "gpu": 0.5,
+            "latent_detection": "1 h",
+            "failure_domain": "nothing",
+        },
     }
     scenario = Scenario.from_mapping(
         {**TWO_NODES, "reliability": {"preset": "rsc-2", "failures": {"any": None, **failures}}}
@@ -134,12 +145,12 @@ def test_the_step_count_is_rounded_up() -> None:
 
 
 def test_cluster_states_are_simulated_scenarios() -> None:
-    """A slow GPU; one node fewer: 4 replicas do 16 microbatches instead of 8, or 8 with half of the batch."""
+    """A slow GPU; one node fewer: 4 replicas run 16 microbatches instead of 8, or 8 with half of the batch."""
     scenario = Scenario.from_mapping({**TWO_NODES, "reliability": {"elastic": "keep-batch"}})
     states = ClusterStates(scenario, simulate(scenario))
     baseline = states.healthy.step_time
     name, rate = states(0, FailureSlowdown(0.5))
-    slow = simulate(scenario.with_overrides("disturbances.slow=[{gpu: 8, speed: 0.5}]"))
+    slow = simulate(scenario.with_overrides("degradations.slow=[{gpu: 8, speed: 0.5}]"))
     assert (name, rate) == ("a GPU at 50 %", baseline / slow.step_time)
     name, rate = states(1, None)
     four_replicas = ["layout.dp=4", "cluster.gpus=8"]
@@ -152,7 +163,7 @@ def test_cluster_states_are_simulated_scenarios() -> None:
 
 
 def test_the_days_lower_bound_is_below_the_estimate() -> None:
-    """By the bound of the same step, which lacks what comes behind the last failure but one, and by shorter ones'."""
+    """The bound of the same step time, which omits what follows the last failure but one, and those of shorter ones."""
     scenario = search_scenario("economics.tokens=300B", "reliability.rates=300")
     result = simulate(scenario)
     estimate = estimate_run(result.scenario, result.step_time)

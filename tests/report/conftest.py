@@ -1,4 +1,4 @@
-"""A made-up timeline to draw: a pipeline with the interleaved 1F1B order, run with fixed times per box."""
+"""A synthetic timeline: an interleaved 1F1B pipeline with fixed times per pass."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,11 @@ from clustersim.report.theme import CATEGORY_STYLES, CategoryStyle
 from clustersim.report.timeline_data import KernelTemplates, PipelineTimeline, TimelinePath, TimelineRow, TimelineSpans
 
 FORWARD, BACKWARD, SEND = 1.0e-2, 2.0e-2, 4e-4
-PassKey = tuple[int, CategoryStyle, int, int]  # stage, category, microbatch, chunk
+PassKey = tuple[int, CategoryStyle, int, int]  # (stage, category, microbatch, chunk)
 
 
 def interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) -> list[tuple[CategoryStyle, int, int]]:
-    """Interleaved 1F1B of one rank (Narayanan 2021, section 2.2): warm-up forwards, then one of each, then the rest."""
+    """Interleaved 1F1B order of one rank (Narayanan 2021, section 2.2): warm-up, steady 1F1B, cool-down."""
     total = microbatches * chunks
     passes_per_group = stages * chunks
 
@@ -34,7 +34,7 @@ def interleaved_order(stage: int, stages: int, microbatches: int, chunks: int) -
 
 
 def dependency(key: PassKey, stages: int, chunks: int) -> PassKey | None:
-    """The box whose output this one waits for."""
+    """The pass whose output this one waits for, or None."""
     stage, category, microbatch, chunk = key
     virtual_stage = chunk * stages + stage
     if category is CategoryStyle.FORWARD:
@@ -51,7 +51,7 @@ def dependency(key: PassKey, stages: int, chunks: int) -> PassKey | None:
 def schedule_passes(
     stages: int, microbatches: int, chunks: int
 ) -> list[tuple[PassKey, float, float, float, PassKey | None]]:
-    """(box, waiting since, start, end, cause) in order of start within a stage."""
+    """(pass, waiting since, start, end, cause) of all passes, in order of start within a stage."""
     orders = {stage: interleaved_order(stage, stages, microbatches, chunks) for stage in range(stages)}
     free_at = dict.fromkeys(range(stages), 0.0)
     end_at: dict[PassKey, float] = {}
@@ -71,7 +71,7 @@ def schedule_passes(
 
 
 def build_timeline(stages: int, microbatches: int, chunks: int = 1, label: str = "stage") -> PipelineTimeline:
-    """Boxes, their sends, and a gradient reduce-scatter and optimizer step at the end."""
+    """Passes, their sends, and a gradient reduce-scatter and optimizer step at the end."""
     passes = schedule_passes(stages, microbatches, chunks)
     span_index = {box: index for index, (box, *_) in enumerate(passes)}
     columns: list[tuple[float, ...]] = []
@@ -101,7 +101,7 @@ def build_timeline(stages: int, microbatches: int, chunks: int = 1, label: str =
 
 
 def build_spans(table: np.ndarray) -> TimelineSpans:
-    """Columns in the order of Spans' fields."""
+    """Spans of a table whose columns are in the order of the fields of `TimelineSpans`."""
     int_columns = [table[:, index].astype(np.int64) for index in range(12)]
     texts = (
         "layers' forward",
@@ -127,7 +127,7 @@ def build_spans(table: np.ndarray) -> TimelineSpans:
 
 
 def build_path(passes: list[tuple[PassKey, float, float, float, PassKey | None]]) -> TimelinePath:
-    """Back from the last end: through the cause where there was one, else through the stage's previous box."""
+    """The critical path, traced back from the last end: to the cause if any, else to the stage's previous pass."""
     by_box = {box: (start, end, cause) for box, _, start, end, cause in passes}
     ends = {(box[0], round(end, 9)): box for box, _, _, end, _ in passes}
     box: PassKey | None = max(passes, key=lambda item: item[3])[0]
@@ -136,13 +136,17 @@ def build_path(passes: list[tuple[PassKey, float, float, float, PassKey | None]]
         start, end, cause = by_box[box]
         segments.append((box[0], start, end))
         box = cause or ends.get((box[0], round(start, 9)))
-    row, start_, end_ = zip(*reversed(segments), strict=True)
+    row, path_starts, path_ends = zip(*reversed(segments), strict=True)
     return TimelinePath(
-        np.array(row), np.zeros(len(row), dtype=np.int64), np.array(start_), np.array(end_), np.ones(len(row), np.bool_)
+        np.array(row),
+        np.zeros(len(row), dtype=np.int64),
+        np.array(path_starts),
+        np.array(path_ends),
+        np.ones(len(row), np.bool_),
     )
 
 
 @pytest.fixture
 def make_timeline() -> Callable[..., PipelineTimeline]:
-    """Build a timeline from stages, microbatches, chunks and what a row is called."""
+    """Builds a timeline from stages, microbatches, chunks and the row label."""
     return build_timeline

@@ -1,4 +1,4 @@
-"""What Python wrote into a page, read back as JavaScript does."""
+"""Reads the data that Python wrote into a page, as its JavaScript does."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def decode_arrays(arrays: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """Arrays by name."""
+    """Decoded arrays by name."""
     return {
         name: np.frombuffer(zlib.decompress(base64.b64decode(array["z"])), dtype=f"<{array['dtype']}")
         for name, array in arrays.items()

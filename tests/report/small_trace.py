@@ -1,4 +1,4 @@
-"""A small step of two stages, as the tests of all that is written span by span simulate it."""
+"""A small two-stage step, simulated for the tests of the trace exports; readers of Perfetto traces."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -24,13 +24,13 @@ SMALL_MAPPING = {
 
 @cache
 def simulated(*overrides: str) -> SimulationResult:
-    """8 GPUs, of which 2 are simulated."""
+    """A result of 8 GPUs, 2 of which are simulated."""
     return simulate(Scenario.from_mapping(SMALL_MAPPING, default_name="small", overrides=list(overrides)))
 
 
 @dataclass(frozen=True)
 class TraceSlice:
-    """A slice of a Perfetto trace, as it is read back; track: the names of its track, from the top; times: ns."""
+    """A slice of a Perfetto trace as read back; track: names from the top; times in ns."""
 
     track: tuple[str, ...]
     uuid: int
@@ -55,7 +55,7 @@ def packets(path: Path) -> list[Any]:
 
 
 def track_names(trace_packets: Sequence[Any]) -> dict[int, tuple[str, ...]]:
-    """The names of every track, from the top."""
+    """Names of each track from the root down, by track id."""
     tracks = {packet.track_descriptor.uuid: packet.track_descriptor for packet in trace_packets}
 
     def path_of_track(track_id: int) -> tuple[str, ...]:
@@ -66,21 +66,21 @@ def track_names(trace_packets: Sequence[Any]) -> dict[int, tuple[str, ...]]:
 
 
 def slices(path: Path) -> list[TraceSlice]:
-    """All slices of a trace, by their ends: each ends after those inside it."""
+    """All slices of a trace by end: a slice follows those nested in it."""
     return [*_iter_slices(packets(path))]
 
 
 def _iter_slices(trace_packets: Sequence[Any]) -> Iterator[TraceSlice]:
     names, open_slices = track_names(trace_packets), defaultdict[int, list[Any]](list)
     for packet in trace_packets:
-        event, open_ = packet.track_event, open_slices[packet.track_event.track_uuid]
+        event, open_stack = packet.track_event, open_slices[packet.track_event.track_uuid]
         if event.type == event.TYPE_SLICE_BEGIN:
-            open_.append(packet)
+            open_stack.append(packet)
         elif event.type == event.TYPE_SLICE_END:
-            begin = open_.pop()
+            begin = open_stack.pop()
             notes = begin.track_event.debug_annotations
             yield TraceSlice(
-                names[event.track_uuid], event.track_uuid, len(open_), begin.timestamp, packet.timestamp,
+                names[event.track_uuid], event.track_uuid, len(open_stack), begin.timestamp, packet.timestamp,
                 begin.track_event.name, *begin.track_event.categories,
                 {note.name: getattr(note, note.WhichOneof("value")) for note in notes},
             )  # fmt: skip

@@ -38,7 +38,7 @@ FORWARD_PASSES = (MicrobatchRange(ActionKind.FORWARD, 3, 9),)
 def synthetic_path(
     durations: list[float], *, stages: int = 2, stage_label: str = "stage", steps: int = 1
 ) -> CriticalPathView:
-    """Pieces of so many seconds, on one stage after the other."""
+    """A critical path of segments of the given durations in seconds, cycling over the stages."""
     ends = np.cumsum(durations)
     starts = ends - durations
     ranks = np.arange(len(durations)) % stages
@@ -59,8 +59,8 @@ def synthetic_path(
     )
 
 
-def table_cells(critical_path: CriticalPathView, title: str = "Longest pieces") -> list[list[str]]:
-    """The text of the cells of a table of the card, by row."""
+def table_cells(critical_path: CriticalPathView, title: str = "Longest sections") -> list[list[str]]:
+    """Text of the cells of a table of the panel, by row."""
     table = critical_path_panel(critical_path).html.split(f"<h3>{title}")[1].split("</table>")[0]
     lines = re.findall(r"<tr.*?</tr>", table)
     lines = [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
@@ -80,7 +80,7 @@ def test_segment_row_describes_rank_passes_and_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "words"),
+    ("first", "last", "label"),
     [
         (3, 3, "forward of microbatch 3 (step 1)"),
         (9, 9, "forward of microbatch 1 (step 2)"),
@@ -88,19 +88,19 @@ def test_segment_row_describes_rank_passes_and_cause() -> None:
         (7, 9, "forward of microbatches 7 (step 1) to 1 (step 2)"),
     ],
 )
-def test_microbatches_are_numbered_within_their_step(first: int, last: int, words: str) -> None:
+def test_microbatches_are_numbered_within_their_step(first: int, last: int, label: str) -> None:
     critical_path = synthetic_path([1.0, 1.0], steps=2)  # of 8 microbatches
     segment = replace(critical_path.path.sections[0], passes=(MicrobatchRange(ActionKind.FORWARD, first, last),))
     lines = table_cells(
         replace(critical_path, path=replace(critical_path.path, sections=(segment, critical_path.path.sections[1])))
     )
-    assert lines[1][2] == words
+    assert lines[1][2] == label
 
 
 def test_short_segments_between_long_ones_are_merged() -> None:
     lines = table_cells(synthetic_path([5.0, *[1 / 128] * 64, 5.0, *[1 / 128] * 16], stages=3))[1:-1]
     assert [line[-1] for line in lines] == ["5 s", "500 ms", "5 s", "125 ms"]
-    assert lines[1][1:3] == ["stages 0 to 2", "64 pieces of at most 7.812 ms: forward of microbatches 3 to 9"]
+    assert lines[1][1:3] == ["stages 0 to 2", "64 sections of at most 7.812 ms: forward of microbatches 3 to 9"]
 
 
 def test_zero_length_segments_have_no_row() -> None:
@@ -109,9 +109,9 @@ def test_zero_length_segments_have_no_row() -> None:
     assert "after a message from stage 1" in lines[1][2]
 
 
-@pytest.mark.parametrize("many", [2, 5, 13, 300])
-def test_rows_are_limited_and_cover_the_path(many: int) -> None:
-    lengths = np.random.default_rng(many).integers(1, 9, many) / 1024
+@pytest.mark.parametrize("count", [2, 5, 13, 300])
+def test_rows_are_limited_and_cover_the_path(count: int) -> None:
+    lengths = np.random.default_rng(count).integers(1, 9, count) / 1024
     lines = table_cells(synthetic_path(lengths.tolist()))[1:-1]
     assert len(lines) <= 12
     assert lines[0][0] == "0 s"
@@ -147,7 +147,7 @@ def test_bar_covers_the_full_step() -> None:
 
 
 def test_bar_merges_to_the_dominant_category() -> None:
-    """Compute for 9 ms and wait for 1 ms, in turn, then 10 s of wait: no thin bars of waits between."""
+    """9 ms of compute and 1 ms of wait, alternating, then 10 s of wait: no thin wait bars in between."""
     lengths = [0.009, 0.001] * 1000 + [10.0]
     original = synthetic_path(lengths, stages=1).path
     category = np.array([TimeCategory.COMPUTE.index, TimeCategory.WAIT.index] * 1000 + [TimeCategory.WAIT.index])

@@ -1,4 +1,4 @@
-"""Several steps, stragglers and jitter on the page, in the table and in the comparison: small pipelines, simulated."""
+"""Multiple steps, stragglers and jitter on the page, in the table and in the comparison page."""
 
 import html
 import re
@@ -31,7 +31,7 @@ from clustersim.results.simulation_result import SimulationResult
 from tests.report.page_reader import decode_arrays, figures_by_name
 from tests.small_pipeline import pipeline_scenario, render_terminal, simulate_pipeline
 
-SLOW_GPU = "disturbances.slow={gpu: 9, speed: 0.8}"  # stage 2 is ranks 8 to 11
+SLOW_GPU = "degradations.slow={gpu: 9, speed: 0.8}"  # stage 2 is ranks 8 to 11
 
 
 def shown_timeline(result: SimulationResult) -> PipelineTimeline:
@@ -55,7 +55,7 @@ def page(slow: SimulationResult) -> str:
 
 @pytest.fixture(scope="module")
 def steps() -> SimulationResult:
-    return simulate_pipeline("steps=3", "disturbances.jitter=5%")
+    return simulate_pipeline("steps=3", "degradations.jitter=5%")
 
 
 def test_healthy_single_step_has_no_steps_or_stragglers() -> None:
@@ -99,22 +99,26 @@ def test_waits_are_drawn_relative_to_the_minimum(slow: SimulationResult, page: s
     assert decode_x(longest) == pytest.approx(1e3 * (waits.maximum - waits.minimum), abs=1e-6)  # in ms
     assert decode_x(mean) == pytest.approx(1e3 * (waits.mean - waits.minimum), abs=1e-6)
     assert decode_x(straggler) == [0.0]
-    assert decode_x(mean)[2] > 0.5 * decode_x(longest)[2] > 5.0  # one of four is slow, those that meet it wait for it
+    assert (
+        decode_x(mean)[2] > 0.5 * decode_x(longest)[2] > 5.0
+    )  # one of four ranks is slow and its group peers wait for it
 
 
 def test_slow_nic_is_detected_by_communication_time() -> None:
-    result = simulate_pipeline("disturbances.nics={gpu: 9, bandwidth: 2 %}")
+    result = simulate_pipeline("degradations.nics={gpu: 9, bandwidth: 2 %}")
     first = result.stragglers.slowest[0]
     assert (first.ranks, first.has_slow_kernels) == ((9,), False)
     label = "straggler: rank 9 (stage 2): communication takes "
-    assert f"{label}{format_seconds(first.comm_delay)} longer than is usual there" in render_terminal(result, 200)
+    assert f"{label}{format_seconds(first.comm_delay)} longer than the median of its stage" in render_terminal(
+        result, 200
+    )
     assert SHARED_DELAY_NOTE in run_page(result)
     assert "stage 2, slow rank 9" in [row.title for row in shown_timeline(result).rows]
-    assert result.to_json()["stragglers"]["slowest"][0]["communication_longer_s"] == first.comm_delay
+    assert result.to_json()["stragglers"]["slowest"][0]["communication_delay_s"] == first.comm_delay
 
 
 def test_dead_nvlink_is_detected_by_its_groups_communication() -> None:
-    result = simulate_pipeline("disturbances.links=[{between: [gpu9, nvswitch1], dead: true}]")
+    result = simulate_pipeline("degradations.links=[{between: [gpu9, nvswitch1], dead: true}]")
     assert {rank for straggler in result.stragglers.slowest for rank in straggler.ranks} == {
         8,
         9,
@@ -125,7 +129,7 @@ def test_straggler_of_a_single_program_does_not_wait() -> None:
     overrides = [
         "layout={tp: 1, dp: 16, data: fsdp}",
         "training.global_batch=16",
-        "disturbances.slow={gpu: 9, speed: 0.8}",
+        "degradations.slow={gpu: 9, speed: 0.8}",
     ]
     result = simulate_pipeline(*overrides)
     assert has_straggler_content(result)
@@ -137,9 +141,9 @@ def test_straggler_of_a_single_program_does_not_wait() -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        "disturbances.background={leaf: 30%}",
-        "disturbances.nics={gpu: 9, bandwidth: 99 %}",
-        "disturbances.jitter=0.01 %",
+        "degradations.background={leaf: 30%}",
+        "degradations.nics={gpu: 9, bandwidth: 99 %}",
+        "degradations.jitter=0.01 %",
     ],
 )
 @pytest.mark.parametrize("steps", ["steps=1", "steps=2"])
@@ -152,7 +156,7 @@ def test_invisible_degradations_are_reported(override: str, steps: str) -> None:
     for text in (" ".join(render_terminal(result, 200).split()), html.unescape(page)):
         assert "is not visible as kernel or communication time of single ranks" in text
         assert "none is a straggler" not in text
-    assert "Who waits for whom" in page
+    assert "Waiting and stragglers" in page
     assert ("Jitter evens out" in describe_no_stragglers(result)) is ("jitter" in override)
 
 
@@ -162,8 +166,10 @@ def test_table_and_page_show_critical_path_and_mean(slow: SimulationResult, page
     (line,) = [line for line in render_terminal(slow, 200).splitlines() if line.startswith("slowed by communication")]
     assert format_seconds(slowed_seconds) in line
     assert f"<td>{format_seconds(slowed_seconds)}</td></tr>" in page
-    assert "to shorten what is not on it does not help" in " ".join(render_terminal(slow, 200).split())
-    assert "to shorten what is not on it does not help" in page
+    assert "shortening tasks that are not on it does not shorten the step" in " ".join(
+        render_terminal(slow, 200).split()
+    )
+    assert "shortening tasks that are not on it does not shorten the step" in page
 
 
 def test_breakdown_lines_fit_80_characters(slow: SimulationResult) -> None:
@@ -175,13 +181,15 @@ def test_boxes_have_waiting_and_slowdown_times(slow: SimulationResult, timeline:
     assert decode_arrays(build_drawing(timeline).arrays)["slowed"].sum() == pytest.approx(
         timeline.spans.slowed.sum(), rel=1e-6
     )
-    partner = build_drawing(build_timeline(slow, [int(slow.trace.representative[8])]))  # meets rank 9 in every layer
+    partner = build_drawing(
+        build_timeline(slow, [int(slow.trace.representative[8])])
+    )  # synchronizes with rank 9 in every layer
     arrays = decode_arrays(partner.arrays)
     assert (arrays["waited"][arrays["look"] == CATEGORY_STYLES.index(CategoryStyle.FORWARD)] > 0).all()
 
 
 def test_jitter_has_no_straggler_but_a_waiting_figure() -> None:
-    result = simulate_pipeline("disturbances.jitter={std: 0.5 %, seed: 3}")
+    result = simulate_pipeline("degradations.jitter={std: 0.5 %, seed: 3}")
     assert "jitter 0.5 % (normal, seed 3)" in render_terminal(result)
     page = run_page(result)
     assert "the ranks wait for whoever comes last each time" in page
@@ -189,7 +197,7 @@ def test_jitter_has_no_straggler_but_a_waiting_figure() -> None:
 
 
 def test_shown_ranks_are_on_the_critical_path_under_jitter() -> None:
-    result = simulate_pipeline("disturbances.jitter=5%")
+    result = simulate_pipeline("degradations.jitter=5%")
     trace, ranks = result.trace, select_ranks(result)
     on_path = np.bincount(trace.rank[result.critical_path], minlength=16)
     assert result.program.program_index[ranks].tolist() == [0, 1, 2, 3]
@@ -233,39 +241,39 @@ def test_timeline_shows_all_steps_with_per_step_microbatches(steps: SimulationRe
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "description"),
     [
         ([], ""),
         ([SLOW_GPU], "GPU 9 at 80 % speed"),
-        (["disturbances.slow={node: 1, speed: 0.5}"], "GPUs 8-15 at 50 % speed"),
-        (["disturbances.nics={gpu: 3, bandwidth: 0.25}"], "NICs of GPU 3 at 25 %"),
+        (["degradations.slow={node: 1, speed: 0.5}"], "GPUs 8-15 at 50 % speed"),
+        (["degradations.nics={gpu: 3, bandwidth: 0.25}"], "NICs of GPU 3 at 25 %"),
         (
-            ["disturbances.links=[{between: [gpu3, nvswitch0], dead: true}]"],
+            ["degradations.links=[{between: [gpu3, nvswitch0], dead: true}]"],
             "link gpu3 - nvswitch0 dead",
         ),
-        (["disturbances.nics={gpu: 3, dead: true}"], "NICs of GPU 3 dead"),
-        (["disturbances.background={leaf: 30%}"], "30 % of every leaf link loaded by others"),
-        (["disturbances.jitter={std: 2%, distribution: lognormal, seed: 7}"], "jitter 2 % (lognormal, seed 7)"),
-        ([SLOW_GPU, "disturbances.jitter=1%"], "GPU 9 at 80 % speed; jitter 1 % (normal, seed 0)"),
+        (["degradations.nics={gpu: 3, dead: true}"], "NICs of GPU 3 dead"),
+        (["degradations.background={leaf: 30%}"], "30 % of every leaf link loaded by others"),
+        (["degradations.jitter={std: 2%, distribution: lognormal, seed: 7}"], "jitter 2 % (lognormal, seed 7)"),
+        ([SLOW_GPU, "degradations.jitter=1%"], "GPU 9 at 80 % speed; jitter 1 % (normal, seed 0)"),
         (
-            ["disturbances.slow=[" + ", ".join(f"{{gpu: {gpu}, speed: 0.9}}" for gpu in range(5)) + "]"],
+            ["degradations.slow=[" + ", ".join(f"{{gpu: {gpu}, speed: 0.9}}" for gpu in range(5)) + "]"],
             "GPU 0 at 90 % speed; GPU 1 at 90 % speed; GPU 2 at 90 % speed; 2 more of the kind",
         ),
     ],
 )
-def test_degradation_line(overrides: Sequence[str], words: str) -> None:
-    assert describe_degradations(pipeline_scenario(*overrides)) == words
+def test_degradation_line(overrides: Sequence[str], description: str) -> None:
+    assert describe_degradations(pipeline_scenario(*overrides)) == description
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("what", "description"),
     [("dead: true", "1 of 16 links"), ("dead: 3", "3 of 16 links"), ("bandwidth: 0.5", "16 links")],
 )
-def test_degradation_line_counts_links_of_a_bundle(what: str, words: str) -> None:
+def test_degradation_line_counts_links_of_a_bundle(what: str, description: str) -> None:
     suffix = "at 50 %" if "bandwidth" in what else "dead"
     pod = ["cluster={name: llama3-roce, gpus: 512}", "layout.dp=64", "training.global_batch=64"]
-    change = f"disturbances.links=[{{from: leaf0.0, to: spine0.0, {what}}}]"
-    assert describe_degradations(pipeline_scenario(*pod, change)) == f"{words} leaf0.0 -> spine0.0 {suffix}"
+    change = f"degradations.links=[{{from: leaf0.0, to: spine0.0, {what}}}]"
+    assert describe_degradations(pipeline_scenario(*pod, change)) == f"{description} leaf0.0 -> spine0.0 {suffix}"
 
 
 def test_gpu_line_counts_mixed_accelerators() -> None:

@@ -1,4 +1,4 @@
-"""Money and energy in words: on the terminal, on the page, and what is not known."""
+"""Cost and energy labels on the terminal and on the page, with unknown values."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tests.small_pipeline import override_result, render_terminal, simulate_pipe
 ECONOMICS_OVERRIDES = (
     "economics.price_per_gpu_hour=2.5 EUR",
     "economics.tokens=15T",
-    "economics.carbon=400 g/kWh",
+    "economics.carbon_intensity=400 g/kWh",
     "economics.pue=1.2",
 )
 

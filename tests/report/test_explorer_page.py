@@ -1,4 +1,4 @@
-"""The explorer page as text: whole, offline, escaped, with the scenario among all choices."""
+"""The explorer page as text: self-contained, escaped, with the scenario among all control values."""
 
 import json
 import re
@@ -107,7 +107,7 @@ def test_moe_model_has_expert_controls() -> None:
 
 
 def test_element_ids_are_unique() -> None:
-    """A study of experts is beside what a rank sends to experts; every name on the page is of one element."""
+    """With an expert scaling study and the expert traffic figure, every id on the page belongs to one element."""
     dense = exploration()
     with few_choices():
         moe = build_exploration_tables(Scenario.from_mapping(MOE_SCENARIOS["mixed"]))

@@ -1,4 +1,4 @@
-"""Figures outside the page are those of the page, with colours in place of the page's names for them."""
+"""`SimulationResult.figures()` are the page's figures, with theme variables replaced by colours."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Traces in the shape of PyTorch's profiler, read by what reads those."""
+"""Kineto trace export, verified against the readers of PyTorch profiler traces."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ EXPOSED_CATEGORIES = (
 )
 ONE_STAGE = ("layout.pp=1", "layout.dp=4")
 NO_INTERFERENCE = ("cost.interference=0", "cost.network=uncontended")
-OVERLAPPED = (*ONE_STAGE, "layout.sequence_parallel=true", "layout.tensor_overlap=true")
+OVERLAPPED = (*ONE_STAGE, "layout.sequence_parallel=true", "layout.tp_comm_overlap=true")
 
 Event = dict[str, Any]
 Intervals = list[tuple[float, float]]
@@ -62,7 +62,7 @@ def is_communication(event: Event) -> bool:
 
 
 def merge_intervals(events: list[Event]) -> Intervals:
-    """Times of events in nanoseconds, put together where they touch."""
+    """Times of events in nanoseconds, merged where they touch."""
     intervals: Intervals = []
     for event in sorted(events, key=lambda event: event["ts"]):
         start = round(event["ts"] * 1e3)
@@ -79,11 +79,11 @@ def total_seconds(intervals: Intervals) -> float:
 
 
 def overlap_seconds(first: Intervals, second: Intervals) -> float:
-    """Seconds in both."""
+    """Seconds covered by both interval lists."""
     return 1e-9 * sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a in first for b in second)
 
 
-@pytest.mark.parametrize("overrides", [(), ONE_STAGE, OVERLAPPED, ("disturbances.slow={gpu: 1, speed: 0.5}",)])
+@pytest.mark.parametrize("overrides", [(), ONE_STAGE, OVERLAPPED, ("degradations.slow={gpu: 1, speed: 0.5}",)])
 @pytest.mark.parametrize("rank", [0, 7])
 def test_kernel_time_equals_breakdown(tmp_path: Path, overrides: tuple[str, ...], rank: int) -> None:
     result = simulated(*overrides)
@@ -110,7 +110,7 @@ def test_non_overlapped_communication_equals_exposed_time(tmp_path: Path, overri
 @pytest.mark.parametrize("axis", ["tp", "cp"])
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_hidden_and_exposed_time_per_axis_equal_the_page(tmp_path: Path, axis: str, overlapped: bool) -> None:
-    """Of each axis, while another one's traffic takes part of the same links."""
+    """For each axis, while another axis's traffic contends for the same links."""
     result = simulated("layout.pp=1", "layout.cp=2", *(OVERLAPPED[len(ONE_STAGE) :] if overlapped else ()))
     events, axis_overlap = (
         kernel_events(exported_trace(tmp_path, result, 3)),
@@ -190,7 +190,7 @@ def test_matmul_events_have_shapes_for_flop_counting(tmp_path: Path) -> None:
 def test_scaled_matmuls_have_scales_and_cast_times(
     tmp_path: Path, cluster: str, precision: str, elements: float
 ) -> None:
-    """A scale of A is of `elements` elements of a row; 1: of the whole row, whatever its length."""
+    """A scale of A covers `elements` elements of a row; 1 means the full row, of any length."""
     result = simulated(*ONE_STAGE, *NO_INTERFERENCE, f"cluster.name={cluster}", f"training.precision={precision}")
     content = exported_trace(tmp_path, result, 0)
     flop = {event["args"]["External id"]: event["args"].get("flop") for event in kernel_events(content)}
@@ -209,12 +209,12 @@ def test_scaled_matmuls_have_scales_and_cast_times(
     assert {event["args"]["casts"].rpartition(" ")[2] for event in casts} == {precision}
     assert total_seconds(merge_intervals(casts)) == pytest.approx(
         result.format_usage.quantization_seconds, rel=1e-5
-    )  # all ranks are alike
+    )  # all ranks are equivalent
 
 
 @pytest.mark.parametrize("operands", list(MatmulLayout))
 def test_blockwise_scales_cover_128_rows_of_weights_only(operands: MatmulLayout) -> None:
-    """B is a matrix of weights but for the weights' gradient, to which both operands were cast by rows."""
+    """B is a weight matrix except in the weight gradient, where both operands are quantized per row."""
     shape = MatmulShape(512, 300, 1024, operands=operands)
     call = to_kineto_kernel(Kernel("x", KernelKind.MATMUL, DType.FP8_BLOCKWISE, 0.0, 0.0, shape))
     rows = 300 if operands is MatmulLayout.TN else 3
@@ -259,18 +259,18 @@ def test_clustersim_trace_directory_is_replaced_others_rejected(tmp_path: Path) 
     assert write_kineto_files(result, folder, [0, 1]) == 2
     assert write_kineto_files(result, folder, [1, 4]) == 2
     assert sorted(file.name for file in folder.iterdir()) == ["rank-1.json", "rank-4.json"]
-    (folder / "rank-0.json").write_text('{"traceEvents": []}')  # somebody's own
+    (folder / "rank-0.json").write_text('{"traceEvents": []}')  # not written by clustersim
     with pytest.raises(OutputError, match=r"holds rank-0\.json, which is no trace that clustersim wrote"):
         write_kineto_files(result, folder, [1])
     assert (folder / "rank-4.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("file", "is a file"), ("no/where", "there is no directory"), ("x" * 300, "too long")]
+    ("name", "message"), [("file", "is a file"), ("no/where", "there is no directory"), ("x" * 300, "too long")]
 )
-def test_invalid_trace_directory_has_a_one_line_error(tmp_path: Path, name: str, words: str) -> None:
+def test_invalid_trace_directory_has_a_one_line_error(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=words):
+    with pytest.raises(OutputError, match=message):
         require_kineto_directory(tmp_path / name)
 
 
@@ -335,7 +335,7 @@ def test_holistic_trace_analysis_reproduces_the_breakdown(
         breakdown = result.breakdown.rank_seconds(rank)
         computing = sum(breakdown[category.value] for category in GPU_CATEGORIES)
         assert times.loc[rank, "compute_time(us)"] == pytest.approx(1e6 * computing, rel=1e-4)
-        if overrides:  # one stage: it never waits for messages, so it is never idle while something moves
+        if overrides:  # one stage: it never waits for messages, so it is never idle while communication runs
             exposed = sum(breakdown[category.value] for category in EXPOSED_CATEGORIES)
             assert times.loc[rank, "non_compute_time(us)"] == pytest.approx(1e6 * exposed, rel=1e-3)
         events = kernel_events(json.loads((tmp_path / f"rank-{rank}.json").read_text()))

@@ -1,4 +1,4 @@
-"""Text becomes HTML in one place, once."""
+"""HTML escaping and legend markup."""
 
 import re
 from pathlib import Path
@@ -34,6 +34,8 @@ def test_all_prose_macros_are_used() -> None:
     package_dir = Path(report.__file__).parent
     macros = re.findall(r"\{% macro (\w+)\(", (package_dir / "templates" / "words.html").read_text(encoding="utf-8"))
     used = [
-        name for file in package_dir.rglob("*.py") for name in re.findall(r'prose\("(\w+)"', file.read_text("utf-8"))
+        name
+        for file in package_dir.rglob("*.py")
+        for name in re.findall(r'render_text\(\s*"(\w+)"', file.read_text("utf-8"))
     ]
     assert sorted(macros) == sorted(used)

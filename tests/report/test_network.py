@@ -1,4 +1,4 @@
-"""The network's card: what it shows of tiers, links and axes."""
+"""The network panel: utilization of tiers, busiest links and traffic per parallelism axis."""
 
 import re
 from dataclasses import replace
@@ -36,7 +36,11 @@ NETWORK_USE = NetworkUtilization(
     busiest_links=(
         BusyLink(
             LinkInfo(LinkKind.NIC, "<nic0>", "leaf0", 50e9, 1e-6),
-            equivalent_count=8, cable_count=2, transfer_seconds=1.0, utilization=0.5, bytes_by_axis={"dp": 3e9, "pp": 1e9},
+            equivalent_count=8,
+            cable_count=2,
+            transfer_seconds=1.0,
+            utilization=0.5,
+            bytes_by_axis={"dp": 3e9, "pp": 1e9},
         ),
     ),
     axis_traffic=(
@@ -44,7 +48,7 @@ NETWORK_USE = NetworkUtilization(
         AxisTraffic("tp", 8 * 2**30, np.array([8 * 2**30, 0.0, 0.0])),
         AxisTraffic("pp", 4 * 2**20, np.array([0.0, 4 * 2**20, 2**20])),
     ),
-)  # fmt: skip
+)
 
 
 def panel_html(
@@ -54,7 +58,7 @@ def panel_html(
 
 
 def table_cells(html: str, title: str) -> dict[str, list[str]]:
-    """The cells of the table under a title, by the first word of each row."""
+    """The cells of the table under a title, by the first cell's text of each table row."""
     table = html.split(f">{title}<")[1].split("</table>")[0].split("<tbody>")[1]
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("</tr>") if row.startswith("<tr>")]
     return {first.split("<")[0]: [split_text(cell) for cell in values] for first, *values in cells}
@@ -73,7 +77,7 @@ def test_tiers_have_mean_and_peak_utilization() -> None:
 
 
 def test_host_copies_are_noted_as_excluded() -> None:
-    assert "Copies to hosts and back" in panel_html(hosts=True)
+    assert "Copies to and from hosts" in panel_html(hosts=True)
     assert "Copies to hosts" not in panel_html()
 
 
@@ -82,7 +86,7 @@ def test_axes_are_ordered_with_bytes_per_gpu_and_tier() -> None:
     cells = table_cells(html, "Which axis crosses which tier")
     header = split_text(html.split("Which axis")[1].split("</thead>")[0])
     assert header[-3:] == ["tp", "dp", "pp"]
-    assert cells["sent in all"] == [["2", "GiB"], ["1", "GiB"], ["1", "MiB"]]
+    assert cells["sent in total"] == [["2", "GiB"], ["1", "GiB"], ["1", "MiB"]]
     assert cells["NVLink"] == [["2", "GiB"], ["–"], ["–"]]
     assert cells["NIC"] == [["stays", "below"], ["1", "GiB"], ["1", "MiB"]]
     assert cells["leaf to spine"] == [["stays", "below"], ["stays", "below"], ["256", "KiB", "25.0%"]]
@@ -92,7 +96,7 @@ def test_busiest_link_lists_axes_and_escapes_names() -> None:
     html = panel_html()
     assert "<nic0>" not in html
     assert "&lt;nic0&gt; → leaf0" in html
-    assert "and 7 alike" in html
+    assert "and 7 equivalent" in html
     assert "2 cables" in html
     (cells,) = table_cells(html, "Busiest links").values()
     assert cells == [["1", "s"], ["50.0%"], ["dp", "75.0%", "pp", "25.0%"]]
@@ -147,5 +151,5 @@ def test_similar_consecutive_bins_share_a_colour() -> None:
     (trace,) = figure.traces
     (colours,) = trace["z"]
     assert len(set(colours[:3])) == 1 and colours[3] == 0.5
-    assert trace["customdata"] == [[0.1, 0.12, 0.1, 0.5]]  # what is told of each is its own
+    assert trace["customdata"] == [[0.1, 0.12, 0.1, 0.5]]  # hover values stay exact
     assert f"{MERGE_TOLERANCE:.0%}" in trace["colorbar"]["title"]["text"]

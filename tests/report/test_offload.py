@@ -1,4 +1,4 @@
-"""What goes to the host is seen: on the page, in the table, in every trace."""
+"""Host offload on the page, in the table and in all trace formats."""
 
 import csv
 import json
@@ -41,14 +41,14 @@ def result() -> SimulationResult:
 
 
 def host_ops(result: SimulationResult, program_index: int = 0) -> list[tuple[HostOpKind, float]]:
-    """What a rank does with its host, and how many bytes."""
+    """Kinds and bytes of a rank's host operations."""
     tasks = result.program.programs[program_index].tasks
     comm_ops = [task.comm_op for task in tasks if isinstance(task, CollectiveTask)]
     return [(comm_op.kind, comm_op.payload) for comm_op in comm_ops if isinstance(comm_op, HostOp)]
 
 
 @pytest.mark.parametrize(
-    ("offload", "words"),
+    ("offload", "description"),
     [
         ("none", "no recompute · bf16"),
         ("{activations: all}", "activations of all layers on the host"),
@@ -59,18 +59,18 @@ def host_ops(result: SimulationResult, program_index: int = 0) -> list[tuple[Hos
         ("{parameters: true}", "parameters and optimizer on the host"),
     ],
 )
-def test_layout_line_describes_offload(result: SimulationResult, offload: str, words: str) -> None:
+def test_layout_line_describes_offload(result: SimulationResult, offload: str, description: str) -> None:
     changed = result.scenario.with_overrides("layout={dp: 8, data: fsdp}", f"training.offload={offload}")
-    assert words in describe_layout(changed)
+    assert description in describe_layout(changed)
 
 
 def test_page_shows_host_memory_lanes_and_no_offload_case(result: SimulationResult) -> None:
     timeline, text = build_timeline(result, select_ranks(result)), run_page(result, run_what_ifs(result))
-    assert "on the fullest host" in text
+    assert "on the peak-memory host" in text
     assert timeline.lanes[3:] == ("to the host", "host", "from the host")
     assert {3, 4, 5} <= set(timeline.spans.lane.tolist())
     assert "host: copies and optimizer" in text
-    assert "Copies to hosts and back meet none of it" in text
+    assert "Copies to and from hosts share none of these links" in text
     (without,) = (case for case in run_what_ifs(result).cases if case.name == "no_offload")
     assert without.outcome is not None
     assert without.outcome.step_time == simulate(result.scenario.with_overrides("training.offload=none")).step_time

@@ -1,4 +1,4 @@
-"""Bars and percentages of communication."""
+"""The overlap panel: bars and percentages of hidden and exposed communication."""
 
 import base64
 import re
@@ -25,7 +25,7 @@ BASE_MAPPING: dict[str, Any] = {
 def build_stage_overlap(
     stages: int, hidden: float, exposed: float, during_wait: float, stage_label: str = "stage"
 ) -> StageOverlapView:
-    """Each stage moves data of one axis, dp, and computes longer than the one before by more than is seen as equal."""
+    """Stages that communicate on the dp axis only; compute time grows per stage by more than the merge tolerance."""
 
     def axis_column(seconds: float, rows: int) -> np.ndarray:
         return np.where(np.arange(len(COMM_AXES)) == DENSE_AXIS_NAMES.index("dp"), seconds, np.zeros((rows, 1)))
@@ -57,12 +57,12 @@ def test_bars_are_stacked() -> None:
         "compute only": ([0.0] * 3, [5.0, 6.0, 7.0]),
         "dp hidden": ([5.0, 6.0, 7.0], [2.0] * 3),
         "dp exposed": ([7.0, 8.0, 9.0], [1.0] * 3),
-        "dp beside a wait": ([8.0, 9.0, 10.0], [0.5] * 3),
+        "dp during idle": ([8.0, 9.0, 10.0], [0.5] * 3),
     }
 
 
 def test_similar_stages_share_a_bar() -> None:
-    """Of 20 s, times that differ by less than 0.2 s are one bar: the first stage stands alone, the others together."""
+    """Of a 20 s step, times within 0.2 s share a bar: the first stage is separate, the others are merged."""
     stages = build_stage_overlap(4, 2.0, 1.0, 0.5)
     compute_only = np.where(stages.overlap.hidden > 0, np.array([[5.0], [9.0], [9.05], [9.1]]), 0.0)
     stages = replace(stages, overlap=replace(stages.overlap, no_overlap=compute_only))
@@ -77,7 +77,7 @@ def test_overlap_kinds_have_distinct_patterns() -> None:
     traces = bar_traces(build_stage_overlap(1, 2.0, 1.0, 0.5))
     patterns = [traces[f"dp {kind}"]["marker"].get("pattern", {}).get("shape", "") for kind in ("hidden", "exposed")]
     assert patterns == ["/", ""]
-    assert traces["dp beside a wait"]["marker"]["pattern"]["shape"] == "."
+    assert traces["dp during idle"]["marker"]["pattern"]["shape"] == "."
     assert "<b>stage 0</b>, dp<br>dp hidden: 2 s" in traces["dp hidden"]["hovertext"]
 
 

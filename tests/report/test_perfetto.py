@@ -1,4 +1,4 @@
-"""The protobuf of the `perfetto` package reads back what is written (its trace processor is downloaded when used)."""
+"""Perfetto traces, read by the `perfetto` package's protobuf (its trace processor is downloaded when used)."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -36,9 +36,9 @@ def events_of_type(packets: Sequence[Any], event_type: int) -> list[Any]:
     return [packet for packet in packets if packet.track_event.type == event_type]
 
 
-@pytest.mark.parametrize("overrides", [(), ("steps=2", "disturbances.jitter=5%")])
+@pytest.mark.parametrize("overrides", [(), ("steps=2", "degradations.jitter=5%")])
 def test_perfetto_slices_equal_exported_spans(path: Path, overrides: tuple[str, ...]) -> None:
-    """Names of passes and messages say for which microbatch they are."""
+    """Names of passes and messages contain their microbatch."""
     result = simulated(*overrides)
     trace_packets = write_and_read(path, result, [0, 4])
     spans = [spans for _, spans in TraceExport(result, describe_trace_ranks(result, [0, 4]))]
@@ -49,13 +49,13 @@ def test_perfetto_slices_equal_exported_spans(path: Path, overrides: tuple[str, 
     ):
         expected = np.sort(np.concatenate([getattr(rank_spans, name) for rank_spans in spans])) * 1e9
         assert np.abs(np.sort(times) - expected).max() <= 1
-    inside = [(event.name, *event.categories) for _, event in begins if "work" in event_arguments(event)]
+    operations = [(event.name, *event.categories) for _, event in begins if "work" in event_arguments(event)]
     labels = [
         rank_spans.descriptions[label_index]
         for rank_spans in spans
         for label_index in rank_spans.description[~rank_spans.is_task]
     ]
-    assert sorted(inside) == sorted((label.name, label.category.label) for label in labels)
+    assert sorted(operations) == sorted((label.name, label.category.label) for label in labels)
     for key, attribute in (("flop", "flop"), ("memory_bytes", "memory_bytes"), ("payload_bytes", "bytes")):
         slice_values = [event_arguments(event)[key] for _, event in begins if key in event_arguments(event)]
         values = np.array([getattr(label, attribute) for label in labels])
@@ -109,7 +109,7 @@ def test_track_hierarchy_and_order(path: Path) -> None:
 
 
 def flow_endpoints(packets: Sequence[Any]) -> dict[int, list[tuple[tuple[str, ...], int]]]:
-    """Track and time of the slices of each flow, as they are written."""
+    """Track and time of the slices of each flow, in written order."""
     names_by_track, endpoints = track_names(packets), defaultdict(list)
     for packet in events_of_type(packets, BEGIN):
         for flow in packet.track_event.flow_ids:
@@ -137,9 +137,9 @@ def test_collectives_are_flows_among_members(path: Path) -> None:
             members = tuple(sorted(int(path[3].split()[1]) for path, _ in ends))
             groups[members].append(ends[0][0][4])
     tasks = result.program.programs[0].tasks
-    dp = sum(1 for task in tasks if getattr(getattr(task, "comm_op", None), "group", "") == "dp")
+    dp = sum(1 for task in tasks if getattr(getattr(task, "comm_op", None), "comm_group", "") == "dp")
     assert groups[0, 2].count("data parallel") == groups[1, 3].count("data parallel") == dp > 0
-    assert groups[tuple(range(8))] == ["data parallel"]  # the norm of gradients
+    assert groups[tuple(range(8))] == ["data parallel"]  # the gradient norm all-reduce
     operations = [operation for task in tasks if hasattr(task, "segment") for operation in task.segment.operations]
     assert len(groups[0, 1]) == len(groups[2, 3]) == sum(1 for operation in operations if operation.comm_op is not None)
 
@@ -180,7 +180,7 @@ def test_memory_counter_equals_ledger(path: Path, rank: int, stage: int) -> None
     assert (np.diff(times) > 0).all()
     assert times[0] == 0
     at_rest = ledger.peak - ledger.peak_activations * ledger.fragmentation
-    assert held[-1] == pytest.approx(at_rest, rel=1e-9)  # all activations are freed at the end
+    assert held[-1] == pytest.approx(at_rest, rel=1e-9)  # activations are freed at the end
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which GPUs a job has, in words."""
+"""Placement labels: which GPUs a job has."""
 
 from typing import Any
 
@@ -60,7 +60,7 @@ def test_identity_placement_has_no_label() -> None:
 
 
 def test_outputs_name_cluster_gpus_and_nodes() -> None:
-    """Rank 6 is the first on the second node, which is node 0; a slow GPU is named as `disturbances` would."""
+    """Rank 6 is the first on the second node, which is node 0; a slow GPU has its id in `degradations`."""
     result = simulate(scenario_with_placement("{per_node: 6, nodes: [3, 0]}"))
     assert describe_gpu_of_rank(result.scenario.cluster, 6) == "GPU 0 on node 0"
     (rank,) = describe_trace_ranks(result, [6])

@@ -1,4 +1,4 @@
-"""plotly.js as it is carried: what its notice says, of the major version of plotly's own, with all that is drawn."""
+"""The bundled plotly.js: NOTICE, major version of the Python package, and all trace types that are used."""
 
 import hashlib
 import re
@@ -37,7 +37,7 @@ def source_files() -> list[Path]:
 
 
 def drawn_trace_types() -> set[str]:
-    """Types of traces and other things that figures name, in Python and in scripts."""
+    """Trace types that figures use, in Python and JavaScript sources."""
     type_names = (
         re.findall(r"""\b["']?type["']?\s*[:=]\s*["']([a-z0-9]+)["']""", path.read_text("utf-8"))
         for path in source_files()

@@ -1,4 +1,4 @@
-"""What the heatmap's file holds; what its script draws is tried in tests/browser."""
+"""Data of the rank heatmap; its script is tested in tests/browser."""
 
 import base64
 import zlib
@@ -38,7 +38,7 @@ def decode_array(figure: Figure, name: str) -> list[float]:
 
 
 def test_rank_to_class_row_index() -> None:
-    """Of the classes of ranks 0, 5 and 7 the one of 5 is left out."""
+    """Of the equivalence classes of ranks 0, 5 and 7 that of 5 is left out."""
     representative = np.array([0, 5, 7] * 8)
     heatmap = synthetic_heatmap(representative, np.array([0, 7]))
     assert decode_array(heatmap_figure(heatmap), "classOf") == [0, 65535, 1] * 8
@@ -57,20 +57,27 @@ def test_degrees_and_strides_give_every_ranks_coordinates(order: tuple[str, ...]
 
 def test_heatmap_axes_include_expert_parallel() -> None:
     layout = Layout(tp=2, pp=2, dp=4, ep=2, etp=2)
-    facts = heatmap_figure(synthetic_heatmap(np.arange(16), np.arange(16), layout)).script_data
-    degree, stride = facts["axes"]["ep"]
+    script_data = heatmap_figure(synthetic_heatmap(np.arange(16), np.arange(16), layout)).script_data
+    degree, stride = script_data["axes"]["ep"]
     assert (np.arange(16) // stride % degree == layout.rank_coordinates(EXPERT)).all()
-    assert facts["told"] == [("pp", "dp", "cp", "tp", "ep"), ("dp", "pp", "cp", "tp", "ep"), facts["orders"][2]]
-    coordinates = [np.arange(16) // facts["axes"][axis][1] % facts["axes"][axis][0] for axis in facts["orders"][2]]
+    assert script_data["told"] == [
+        ("pp", "dp", "cp", "tp", "ep"),
+        ("dp", "pp", "cp", "tp", "ep"),
+        script_data["orders"][2],
+    ]
+    coordinates = [
+        np.arange(16) // script_data["axes"][axis][1] % script_data["axes"][axis][0]
+        for axis in script_data["orders"][2]
+    ]
     assert len(set(zip(*(coordinate.tolist() for coordinate in coordinates), strict=True))) == 16, (
         "every rank stands once"
     )
 
 
 def test_heatmap_axes_of_dense_model() -> None:
-    facts = heatmap_figure(synthetic_heatmap(np.arange(24), np.arange(24))).script_data
-    assert set(facts["axes"]) == {"tp", "cp", "dp", "pp"}
-    assert facts["told"] == facts["orders"]
+    script_data = heatmap_figure(synthetic_heatmap(np.arange(24), np.arange(24))).script_data
+    assert set(script_data["axes"]) == {"tp", "cp", "dp", "pp"}
+    assert script_data["told"] == script_data["orders"]
 
 
 def test_legend_lists_only_visible_categories() -> None:
@@ -84,11 +91,11 @@ def test_heatmap_needs_two_ranks() -> None:
     assert build_heatmap(simulate(single_rank)) is None
     heatmap = build_heatmap(simulate(Scenario.from_mapping(LAPTOP_MAPPING)))
     assert heatmap is not None
-    assert "All 2 ranks do the same at the same times." in heatmap_panel(heatmap).html
+    assert "All 2 ranks have equal timelines." in heatmap_panel(heatmap).html
 
 
 def test_largest_heatmap_data_size() -> None:
-    """Noise cannot be packed: 2,048 classes of 13 parts at random, on 131,072 ranks."""
+    """Random data is incompressible: 2,048 classes of 13 random categories, on 131,072 ranks."""
     layout = Layout(tp=8, pp=16, dp=1024)
     ranks = np.arange(0, 131072, 64)
     category = np.random.default_rng(0).integers(0, len(TIME_CATEGORIES), (2048, 720)).astype(np.uint8)

@@ -1,3 +1,5 @@
+"""Selection of the ranks to export, and their labels and order."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +34,7 @@ def test_rank_selection_expressions(choice: str, ranks: list[int]) -> None:
 
 
 def test_slowest_selects_stragglers_by_kernel_time() -> None:
-    slow = ["disturbances.slow=[{gpu: 6, speed: 0.5}, {gpu: 1, speed: 0.8}]"]
+    slow = ["degradations.slow=[{gpu: 6, speed: 0.5}, {gpu: 1, speed: 0.8}]"]
     result = simulated(*slow)
     assert select_ranks_by_terms(result, "slowest:1") == [6]
     assert select_ranks_by_terms(result, "slowest:2") == [1, 6]
@@ -73,7 +75,7 @@ def test_equivalent_rank_has_correct_id_and_coordinates() -> None:
 
 
 def test_default_ranks_above_the_limit_are_the_shown_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = simulated("cost.symmetry=off", "disturbances.slow={gpu: 6, speed: 0.8}")
+    result = simulated("cost.symmetry=off", "degradations.slow={gpu: 6, speed: 0.8}")
     assert default_ranks(result) == [*range(8)]
     monkeypatch.setattr(module, "MAX_RANKS", 7)
     assert len(default_ranks(result)) == 3

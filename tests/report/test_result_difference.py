@@ -1,4 +1,4 @@
-"""Two answers: parts sum to the difference of the step times, in words, on the page and in JSON; lanes are aligned."""
+"""Difference of two results: categories sum to the step time difference on the terminal, the page and in JSON."""
 
 import html
 import io
@@ -29,9 +29,9 @@ def plain() -> SimulationResult:
 OVERRIDES_BY_CASE = {
     "layout": ["layout.tp=4", "layout.pp=2"],
     "same pipeline": ["schedule=gpipe", "training.recompute=full"],
-    "slow": ["disturbances.slow={gpu: 9, speed: 0.5}"],
+    "slow": ["degradations.slow={gpu: 9, speed: 0.5}"],
     "one rank": ["layout={}", "cluster.gpus=1", "training.global_batch=1", "training.sequence=512"],
-    "steps": ["steps=3", "disturbances.jitter=2 %"],
+    "steps": ["steps=3", "degradations.jitter=2 %"],
     "another machine": ["cluster.name=dgx-a100"],
 }
 
@@ -57,7 +57,7 @@ def test_category_deltas_sum_to_step_time_difference(pair: tuple[SimulationResul
     step_time_delta = pair[1].step_time - pair[0].step_time
     assert difference.step_time_delta == step_time_delta
     assert difference.mean_deltas.sum() == pytest.approx(step_time_delta, rel=1e-9, abs=1e-9 * pair[0].step_time)
-    json_deltas = [category["delta"] for category in difference.to_json()["parts_s"]]
+    json_deltas = [category["delta"] for category in difference.to_json()["categories_s"]]
     assert sum(json_deltas) == pytest.approx(step_time_delta, rel=1e-6, abs=1e-6 * pair[0].step_time)
 
 
@@ -82,10 +82,10 @@ def test_stage_deltas_sum_to_the_difference(plain: SimulationResult) -> None:
     sums = difference.row_deltas.sum(axis=1)
     assert sums == pytest.approx(np.full(4, difference.step_time_delta), rel=1e-6)
     drawn = [np.frombuffer(b64decode(trace["x"]["bdata"])) for trace in stages_figure(difference).traces]
-    assert sum(drawn) == pytest.approx(sums * 1e3, rel=0.02)  # in ms; parts too small to see are not drawn
+    assert sum(drawn) == pytest.approx(sums * 1e3, rel=0.02)  # in ms; categories too small to see are not drawn
     assert "stage 3" in rendered_text(difference)
     stages_json = difference.to_json()["stages"]
-    assert [sum(category["delta"] for category in row["parts_s"]) for row in stages_json] == pytest.approx(
+    assert [sum(category["delta"] for category in row["categories_s"]) for row in stages_json] == pytest.approx(
         sums.tolist(), rel=1e-6
     )
 
@@ -174,14 +174,14 @@ def test_timelines_share_one_axis(plain: SimulationResult) -> None:
 
 
 def test_categories_are_in_breakdown_order(pair: tuple[SimulationResult, SimulationResult]) -> None:
-    names = [category["part"] for category in compare_results(*pair, TITLES).to_json()["parts_s"]]
+    names = [category["category"] for category in compare_results(*pair, TITLES).to_json()["categories_s"]]
     breakdown_order = [category.value for category in TIME_CATEGORIES]
     assert names == sorted(names, key=breakdown_order.index)
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "text"),
     [(None, "not given"), (0.5, "0.5"), ("25 MiB", "25 MiB"), ({"gpu": [1, 2]}, "{gpu: [1, 2]}"), (False, "false")],
 )
-def test_input_values_are_formatted(value: object, words: str) -> None:
-    assert format_input(value) == words
+def test_input_values_are_formatted(value: object, text: str) -> None:
+    assert format_input(value) == text

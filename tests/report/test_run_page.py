@@ -1,3 +1,5 @@
+"""The run page: self-contained, escaped, with correct panels."""
+
 import base64
 import html
 import json
@@ -31,7 +33,7 @@ HTML_INJECTION = "</script><b>&'\"x"
 
 
 def without_plotly(text: str) -> str:
-    """The page without plotly.js, which holds addresses of maps that it is never asked to draw."""
+    """The page without plotly.js, which contains URLs of map services that are never used."""
     return re.sub(r'<script type="text/plain" id="plotly">[^<]*</script>', "", text)
 
 
@@ -56,7 +58,10 @@ def test_names_are_escaped(make_timeline: Make) -> None:
     text = without_plotly(
         run_page(
             override_result(
-                hostile, experience=HTML_INJECTION, suggestions=(HTML_INJECTION,), not_modelled=(HTML_INJECTION,)
+                hostile,
+                interval_description=HTML_INJECTION,
+                oom_suggestions=(HTML_INJECTION,),
+                model_limitations=(HTML_INJECTION,),
             )
         )
     )
@@ -133,7 +138,7 @@ def test_notebook_fragment_is_one_iframe() -> None:
 
 
 def test_suggestions_are_separate_from_warnings() -> None:
-    result = override_result(simulate_pipeline("training.global_batch=10"), suggestions=("tp 8 would fit",))
+    result = override_result(simulate_pipeline("training.global_batch=10"), oom_suggestions=("tp 8 would fit",))
     warnings = result.scenario.warnings
     text = without_plotly(run_page(result))
     assert "<h3>What would make it fit</h3><ul><li>tp 8 would fit</li></ul>" in text
@@ -145,7 +150,7 @@ def test_suggestions_are_separate_from_warnings() -> None:
 
 @pytest.mark.parametrize("provenance", list(Provenance))
 def test_provenance_labels_on_terminal_and_page(provenance: Provenance) -> None:
-    result = override_result(simulate_pipeline(), provenance={provenance.value: 1.0})
+    result = override_result(simulate_pipeline(), provenance_shares={provenance.value: 1.0})
     text = without_plotly(run_page(result))
     assert PROVENANCE_LABELS[provenance] in text
     assert re.search(
@@ -155,7 +160,7 @@ def test_provenance_labels_on_terminal_and_page(provenance: Provenance) -> None:
 
 
 def test_prediction_interval_follows_the_verdict() -> None:
-    text = without_plotly(run_page(override_result(simulate_pipeline(), experience="as fast as others")))
+    text = without_plotly(run_page(override_result(simulate_pipeline(), interval_description="as fast as others")))
     assert text.index("as fast as others") < text.index("Where the time goes")
 
 
@@ -181,7 +186,7 @@ def test_rows_with_several_stages_are_pipeline_ranks(make_timeline: Make) -> Non
 
 def test_low_flop_rate_uses_gflops() -> None:
     assert "<dt>GFLOP/s per GPU</dt><dd>96.62</dd>" in run_page(
-        override_result(simulate_pipeline(), flops_per_gpu=9.662e10)
+        override_result(simulate_pipeline(), achieved_flops_per_gpu=9.662e10)
     )
 
 

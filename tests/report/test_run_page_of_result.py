@@ -1,4 +1,4 @@
-"""A real result on the page: a small pipeline, simulated."""
+"""The run page of a real result: a small simulated pipeline."""
 
 import html
 
@@ -99,15 +99,17 @@ def test_run_page_names_the_scenario(result: SimulationResult) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("override", "strategy_text"),
     [
         ("training.recompute=full", "full recompute"),
         ("training.recompute=selective", "selective recompute"),
         ("layout.data=ddp", "DDP"),
     ],
 )
-def test_layout_line_strategy_names(override: str, words: str) -> None:
-    assert words in describe_layout(Scenario.from_mapping(SMALL_PIPELINE, default_name="small", overrides=[override]))
+def test_layout_line_strategy_names(override: str, strategy_text: str) -> None:
+    assert strategy_text in describe_layout(
+        Scenario.from_mapping(SMALL_PIPELINE, default_name="small", overrides=[override])
+    )
 
 
 def test_interleaved_rows_are_pipeline_ranks_with_stage_note() -> None:
@@ -134,7 +136,7 @@ def test_prediction_interval_is_on_the_page(result: SimulationResult) -> None:
 
 
 def test_expert_memory_is_listed_separately_and_sums_to_total() -> None:
-    """Eight experts of three 4096 x 14336 matrices in each of two layers, over four ranks; all else is whole."""
+    """Eight experts of three 4096 x 14336 matrices in each of two layers, over four ranks; the rest is unsharded."""
     result = simulate_pipeline(
         "model={preset: mixtral-8x7b, layers: 8}", "layout={tp: 1, pp: 4, dp: 4, data: zero1, ep: 4}"
     )

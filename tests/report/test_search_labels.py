@@ -1,4 +1,4 @@
-"""What is said of the layout to take, beside the file's own."""
+"""Search labels: the best layout against the scenario's."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from tests.results.test_search_result import BATCH, FAST, PLAIN, search_result, 
 
 
 @pytest.mark.parametrize(
-    ("objective", "score", "words"),
+    ("objective", "score", "description"),
     [
         ("step-time", 2.0, "1.000 s a step, -50.0% against the file's own layout"),
         ("tokens-per-gpu", 2.0, "1.000 s a step, 1 tokens/s/GPU, +100.0% tokens/s/GPU against the file's own layout"),
@@ -20,9 +20,9 @@ from tests.results.test_search_result import BATCH, FAST, PLAIN, search_result, 
         ("step-time", 1.0004, "1.000 s a step, as good as the file's own layout"),
     ],
 )
-def test_search_headline(objective: str, score: float, words: str) -> None:
+def test_search_headline(objective: str, score: float, description: str) -> None:
     first = replace(PLAIN, overrides=(), score=score)
-    assert headline(replace(search_result(), objective=objective, first_guess=first)) == f"best layout: {words}"
+    assert headline(replace(search_result(), objective=objective, first_guess=first)) == f"best layout: {description}"
 
 
 def test_headline_if_the_scenario_does_not_fit() -> None:
@@ -48,12 +48,12 @@ def test_varied_global_batch_is_in_the_layout_label() -> None:
 
 
 @pytest.mark.parametrize(
-    ("objective", "bound", "words"), [("step-time", 2.0, "≥ 2.000 s"), ("tokens-per-gpu", 0.002, "≤ 500 tokens/s/GPU")]
+    ("objective", "bound", "label"), [("step-time", 2.0, "≥ 2.000 s"), ("tokens-per-gpu", 0.002, "≤ 500 tokens/s/GPU")]
 )
-def test_bound_labels_have_a_direction(objective: str, bound: float, words: str) -> None:
-    """Two GPU milliseconds for a token at least are 500 tokens a second at most."""
+def test_bound_labels_have_a_direction(objective: str, bound: float, label: str) -> None:
+    """At least two GPU milliseconds per token are at most 500 tokens a second."""
     bounded = (BoundedLayout(("layout.tp=8", "layout.pp=1"), 0, bound),)
     simulated = (with_overrides(PLAIN, "layout.pp=2"),)
     result = replace(search_result(), objective=objective, bounded=bounded, simulated=simulated, preferred=0)
     ((_, (trace,)),) = best_by_pair_figure(result, {"layout.tp": ["1", "8"], "layout.pp": ["1", "2"]}).choices
-    assert words in {text for row in trace["text"] for text in row}
+    assert label in {text for row in trace["text"] for text in row}

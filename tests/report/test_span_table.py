@@ -1,4 +1,4 @@
-"""The flat table of all spans: what it holds against the trace, and that each format gives it back."""
+"""The flat span table: its contents against the trace, and round trips of its file formats."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ from clustersim.report.export.write_traces import count_spans, write_table_file
 from clustersim.results.simulation_result import SimulationResult
 from tests.report.small_trace import simulated
 
-NO_OPERATION = -1  # the operation of what is a task itself
+NO_OPERATION = -1  # operation index of table rows of tasks
 
 
 def span_columns(result: SimulationResult, *ranks: int) -> Columns:
@@ -100,16 +100,16 @@ def test_coordinates_equal_the_layout() -> None:
 
 
 def test_causes_end_before_their_dependents_start() -> None:
-    """Of tasks of the rank's own, in the table by their names."""
+    """For tasks of the rank itself, identified by (rank, task) in the table."""
     rows = span_columns(simulated("steps=2"), *range(8))
     task = rows["operation"] == NO_OPERATION
     ends = dict(zip(zip(rows["rank"][task], rows["task"][task], strict=True), rows["end"][task], strict=True))
-    caused = task & (rows["cause_task"] >= 0)
+    caused = task & (rows["predecessor_task"] >= 0)
     for rank, task_id, start in zip(
-        rows["cause_rank"][caused], rows["cause_task"][caused], rows["start"][caused], strict=True
+        rows["predecessor_rank"][caused], rows["predecessor_task"][caused], rows["start"][caused], strict=True
     ):
         assert ends[rank, task_id] <= start + 1e-12
-    assert np.count_nonzero(caused & (rows["cause_rank"] == 7)) > 0  # of a rank that was not simulated
+    assert np.count_nonzero(caused & (rows["predecessor_rank"] == 7)) > 0  # of a rank that was not simulated
     assert set(rows["step"].tolist()) == {0, 1}
 
 
@@ -134,7 +134,7 @@ def test_arrow_and_parquet_equal_csv(tmp_path: Path, suffix: str) -> None:
 
 def test_csv_quoting_round_trip() -> None:
     rows = {name: values[:1].copy() for name, values in span_columns(simulated(), 0).items()}
-    rows["name"] = np.array(['a "b",\nc \ud800'], dtype=object)  # half of a character
+    rows["name"] = np.array(['a "b",\nc \ud800'], dtype=object)  # a lone surrogate
     file = io.BytesIO()
     write_csv([rows], file)
     [row] = csv.DictReader(io.StringIO(file.getvalue().decode(), newline=""))

@@ -1,4 +1,4 @@
-"""What the terminal says of a run: in which order, in which words, and in colour only where there are colours."""
+"""Terminal output of a run: order, labels and colours."""
 
 import io
 
@@ -15,7 +15,7 @@ from tests.small_pipeline import override_result, render_terminal, simulate_pipe
 
 
 def breakdown_lines(*seconds: float) -> dict[str, str]:
-    """Lines of a breakdown whose first parts take so long, by name."""
+    """Lines of a breakdown table whose first categories take the given seconds, by category name."""
     step = np.zeros(len(TIME_CATEGORIES))
     step[: len(seconds)] = seconds
     console = Console(file=io.StringIO(), width=100)
@@ -31,10 +31,10 @@ def test_the_step_time_comes_first() -> None:
     assert render_terminal(result).startswith(f"step time {format_step_time(result.step_time)}")
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(7.0, "7.000 s"), (6.98, "6.980 s"), (0.12, "120.0 ms")])
-def test_step_times_have_four_digits(seconds: float, words: str) -> None:
+@pytest.mark.parametrize(("seconds", "text"), [(7.0, "7.000 s"), (6.98, "6.980 s"), (0.12, "120.0 ms")])
+def test_step_times_have_four_digits(seconds: float, text: str) -> None:
     first = render_terminal(override_result(simulate_pipeline(), step_time=seconds)).splitlines()[0]
-    assert first.startswith(f"step time {words} ")
+    assert first.startswith(f"step time {text} ")
 
 
 def test_breakdown_is_printed_with_its_sum() -> None:
@@ -47,7 +47,7 @@ def test_breakdown_is_printed_with_its_sum() -> None:
 
 
 def test_oom_is_in_the_first_line() -> None:
-    assert "DOES NOT FIT" in render_terminal(override_result(simulate_pipeline(), fits=False)).splitlines()[0]
+    assert "DOES NOT FIT" in render_terminal(override_result(simulate_pipeline(), fits_in_memory=False)).splitlines()[0]
 
 
 @pytest.mark.parametrize(("terminal", "escapes"), [(False, False), (True, True)])
@@ -73,14 +73,16 @@ def test_rounding_errors_have_no_line() -> None:
 
 def test_suggestions_and_prediction_interval_lines() -> None:
     text = render_terminal(
-        override_result(simulate_pipeline(), suggestions=("tp 8 would fit",), experience="as fast as others")
+        override_result(
+            simulate_pipeline(), oom_suggestions=("tp 8 would fit",), interval_description="as fast as others"
+        )
     )
     assert "suggestion: tp 8 would fit" in text
-    assert "trust: as fast as others" in text
+    assert "as fast as others" in text.splitlines()
 
 
 def test_limitations_are_one_line() -> None:
-    text = render_terminal(override_result(simulate_pipeline(), not_modelled=("jitter between GPUs", "b", "c")))
+    text = render_terminal(override_result(simulate_pipeline(), model_limitations=("jitter between GPUs", "b", "c")))
     assert "3 effects are not modelled, see --json or the page" in text
     assert "jitter" not in text
 
@@ -91,7 +93,7 @@ def test_large_rates_have_no_exponent() -> None:
 
 
 def test_causal_mfu_is_shown_where_it_differs() -> None:
-    """At long contexts by convention most of it is keys that no query sees."""
+    """At long contexts most FLOP of the conventional count are for keys masked by causality."""
     long_context = override_result(simulate_pipeline(), mfu=0.782, mfu_causal=0.441)
     short_context = override_result(simulate_pipeline(), mfu=0.413, mfu_causal=0.409)
     assert "78.2% (causal 44.1%)" in render_terminal(long_context)

@@ -1,4 +1,4 @@
-"""What of a timeline goes into the file; what the browser makes of it is in tests/browser."""
+"""Timeline data in the page file; its browser side is tested in tests/browser."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ Make = Callable[..., PipelineTimeline]
 
 
 def with_kernels(timeline: PipelineTimeline, per_pass: int, *, distinct: bool) -> PipelineTimeline:
-    """The same with so many kernels in every pass, of random times where they are its own."""
+    """The timeline with kernels in all passes; with random durations per pass if distinct."""
     spans = timeline.spans
     passes = np.flatnonzero(spans.lane == 0)
     templates = len(passes) if distinct else 1
@@ -68,18 +68,18 @@ def test_shared_kernel_templates_do_not_grow_the_data(make_timeline: Make) -> No
     size_of_8, size_of_64 = data_size(8), data_size(64)
     assert (
         size_of_64 < size_of_8 + 64 * 4 * 2 * 60
-    )  # bytes of a pass and its message; a thousand kernels of its own are four thousand
+    )  # bytes of a pass and its message; a thousand distinct kernels would take four thousand
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"), [(200_000, "Kernels of 516 spans are not in this file"), (4_000, "merged with")]
+    ("limit", "caption"), [(200_000, "Kernels of 516 spans are not in this file"), (4_000, "merged with")]
 )
-def test_size_limit_drops_kernels_first_with_a_caption(make_timeline: Make, limit: int, words: str) -> None:
+def test_size_limit_drops_kernels_first_with_a_caption(make_timeline: Make, limit: int, caption: str) -> None:
     timeline = with_kernels(make_timeline(4, 64), 200, distinct=True)
     full, drawn = build_drawing(timeline), build_drawing(timeline, limit)
     assert timeline_caption(full) == ""
     assert sum(len(packed_array["z"]) for packed_array in drawn.arrays.values()) <= limit
-    assert words in timeline_caption(drawn)
+    assert caption in timeline_caption(drawn)
 
 
 def test_a_million_distinct_kernels_fit(make_timeline: Make) -> None:

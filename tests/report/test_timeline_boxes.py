@@ -1,3 +1,5 @@
+"""Timeline boxes: merging of spans by action and to a maximum count."""
+
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +14,7 @@ Make = Callable[..., PipelineTimeline]
 
 
 def alternating_spans(count: int) -> TimelineSpans:
-    """One row whose spans follow each other: forwards twice as long as the backwards between them."""
+    """One row of consecutive spans: forwards twice as long as the backwards between them."""
     length = np.where(np.arange(count) % 2 == 0, 2.0, 1.0)
     end = np.cumsum(length)
     category = np.where(
@@ -49,7 +51,18 @@ def test_spans_of_one_action_are_merged() -> None:
         np.zeros(4, dtype=np.int64),
         *(
             getattr(spans, name)
-            for name in ("chunk", "waiting", "start", "end", "bytes", "name", "detail", "cause", "waited", "slowed")
+            for name in (
+                "chunk",
+                "waiting_since",
+                "start",
+                "end",
+                "bytes",
+                "name",
+                "detail",
+                "cause",
+                "waited",
+                "slowed",
+            )
         ),
         texts=(),
     )

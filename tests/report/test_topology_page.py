@@ -1,4 +1,4 @@
-"""The picture of a cluster: what it says of tiers, and how high it draws the axes of a layout."""
+"""The topology picture: tiers, and the highest tier that each parallelism axis crosses."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_axis_is_drawn_up_to_its_highest_tier() -> None:
 
 
 def axis_lanes(cluster: Cluster, layout: Layout, chunks: int = 1) -> dict[str, tuple[str, AxisLocality]]:
-    """For each axis the tier that it reaches, and what is drawn."""
+    """For each axis the highest tier it reaches, and its span."""
     drawing = build_topology(cluster, axis_localities(layout, cluster.fabric, looped_placement(layout.pp, chunks)))
     return {lane.span.axis: (drawing.tiers[max(lane.tier_levels)].label, lane.span) for lane in drawing.axes}
 
@@ -95,7 +95,7 @@ def test_axes_of_degree_one_are_omitted() -> None:
 
 
 def test_expert_axes_use_the_expert_mesh() -> None:
-    """Two replicas of eight whole experts on the sixteen ranks of a stage: a node each, and back eight ranks on."""
+    """Two replicas of eight unsharded experts on the 16 ranks of a stage: EP within a node, EDP with stride eight."""
     layout = Layout(tp=2, dp=8, pp=8, ep=8, etp=1)
     lanes_by_axis = axis_lanes(load_cluster("dgx-h100", gpu_count=128), layout)
     sizes = {
@@ -110,7 +110,7 @@ def test_expert_axes_use_the_expert_mesh() -> None:
 
 @pytest.mark.parametrize("gpus", [8, 16, 64])
 def test_crossing_fractions_of_ring_neighbours(gpus: int) -> None:
-    """Ranks in order on nodes of eight: one pair of eight leaves its node, and the last one comes back to the first."""
+    """Ranks in order on nodes of eight: one of eight ring neighbours is on another node, with wrap-around."""
     (span,) = axis_localities(Layout(dp=gpus), load_cluster("dgx-h100", gpu_count=gpus).fabric, looped_placement(1))
     nvlink = next(crossing for crossing in span.crossings if crossing.kind is LinkKind.NVLINK)
     assert nvlink.fraction == (1.0 if gpus == 8 else pytest.approx(7 / 8))
@@ -120,7 +120,7 @@ def test_crossing_fractions_of_ring_neighbours(gpus: int) -> None:
 
 
 def test_pipeline_wraps_around_only_if_interleaved() -> None:
-    """Pods of 3,072 GPUs, stages of 1,024: some steps from stage to stage change the pod, and so does the way back."""
+    """Pods of 3,072 GPUs, stages of 1,024: some stage transitions change the pod, and so does the wrap-around."""
     fabric, layout = load_cluster("llama3-roce", gpu_count=16_384).fabric, Layout(tp=8, dp=128, pp=16)
     changes = int(np.count_nonzero(np.diff(np.arange(16) * 1024 // 3072)))
     for chunks, expected in ((1, changes / 15), (4, (changes + 1) / 16)):

@@ -1,3 +1,5 @@
+"""Perfetto trace export: spans, nesting, ranks, sizes and labels."""
+
 import os
 import subprocess
 import sys
@@ -45,7 +47,7 @@ def test_span_count_is_predicted(result: SimulationResult, path: Path) -> None:
 
 
 def test_all_operations_are_traced_with_their_times(path: Path) -> None:
-    """Undisturbed, unslowed and on links of their own, operations run back to back from the start of their pass."""
+    """Without degradation, interference and contention, operations run back to back from the start of their pass."""
     result = simulated("cost.interference=0", "cost.network=uncontended")
     assert write_perfetto_file(result, path) == 2
     operation_slices = [trace_slice for trace_slice in slices(path) if trace_slice.depth]
@@ -63,7 +65,7 @@ def test_all_operations_are_traced_with_their_times(path: Path) -> None:
         1e9 * sum(seconds for _, seconds in expected)
     )
     up_projection = next(element.arguments for element in operation_slices if element.name == "mlp.up")
-    assert up_projection["shape"] == "NT m 4096, n 14336, k 4096"  # gate and up together, 2 · 14,336 / tp 2
+    assert up_projection["shape"] == "NT m 4096, n 14336, k 4096"  # gate and up fused, 2 · 14,336 / tp 2
     assert up_projection["flop"] == 2 * 4096 * 14336 * 4096
     assert up_projection["duration_from"] == "model fitted to published measurements of this hardware"
     assert any(
@@ -77,31 +79,33 @@ def test_all_operations_are_traced_with_their_times(path: Path) -> None:
     [
         "cost.network=shared",
         "cost.interference=0.5",
-        "disturbances.jitter=5%",
-        "disturbances.slow={gpu: 0, speed: 0.5}",
+        "degradations.jitter=5%",
+        "degradations.slow={gpu: 0, speed: 0.5}",
     ],
 )
 def test_operations_fill_degraded_passes_except_waits(override: str, path: Path) -> None:
     result = simulated(override)
-    operation_ns = sum(slice_.end - slice_.start for slice_ in write_and_read(path, result) if slice_.depth)
+    operation_ns = sum(
+        trace_slice.end - trace_slice.start for trace_slice in write_and_read(path, result) if trace_slice.depth
+    )
     passes = sum(end - start for _, start, end, _ in compute_events(result))
     waited = float(result.trace.waited.sum())
     assert operation_ns == pytest.approx(1e9 * (passes - waited), rel=1e-4)
 
 
-@pytest.mark.parametrize("overrides", [(), ("steps=2", "disturbances.jitter=5%"), ("cost.symmetry=off",)])
+@pytest.mark.parametrize("overrides", [(), ("steps=2", "degradations.jitter=5%"), ("cost.symmetry=off",)])
 def test_operations_nest_without_overlap_on_a_track(path: Path, overrides: tuple[str, ...]) -> None:
     ends: dict[tuple[int, int], int] = {}
     operation_range: dict[int, tuple[int, int]] = {}
-    for slice_ in write_and_read(path, simulated(*overrides)):
-        assert slice_.start >= ends.get((slice_.uuid, slice_.depth), 0)
-        ends[slice_.uuid, slice_.depth] = slice_.end
-        if slice_.depth:
-            first, _ = operation_range.get(slice_.uuid, (slice_.start, 0))
-            operation_range[slice_.uuid] = (first, slice_.end)
-        elif slice_.uuid in operation_range:
-            first, last = operation_range.pop(slice_.uuid)
-            assert slice_.start <= first <= last <= slice_.end
+    for trace_slice in write_and_read(path, simulated(*overrides)):
+        assert trace_slice.start >= ends.get((trace_slice.uuid, trace_slice.depth), 0)
+        ends[trace_slice.uuid, trace_slice.depth] = trace_slice.end
+        if trace_slice.depth:
+            first, _ = operation_range.get(trace_slice.uuid, (trace_slice.start, 0))
+            operation_range[trace_slice.uuid] = (first, trace_slice.end)
+        elif trace_slice.uuid in operation_range:
+            first, last = operation_range.pop(trace_slice.uuid)
+            assert trace_slice.start <= first <= last <= trace_slice.end
 
 
 def test_too_large_trace_is_rejected_with_its_size(result: SimulationResult, path: Path) -> None:
@@ -111,7 +115,7 @@ def test_too_large_trace_is_rejected_with_its_size(result: SimulationResult, pat
         write_perfetto_file(result, path.with_name("other"), max_bytes=size // 2)
     estimated_size = float(str(refused.value).partition("about ")[2].partition(" KiB")[0]) * 2**10
     assert estimated_size == pytest.approx(size, rel=0.3)
-    assert [path_.name for path_ in path.parent.iterdir()] == ["step.pftrace"]
+    assert [file.name for file in path.parent.iterdir()] == ["step.pftrace"]
 
 
 def test_all_simulated_ranks_have_a_track(path: Path) -> None:
@@ -143,19 +147,19 @@ def test_unwritable_trace_has_a_one_line_error(result: SimulationResult, tmp_pat
 
 def test_equivalent_rank_has_the_representatives_times(result: SimulationResult, path: Path) -> None:
     representative, equivalent = (write_and_read(path, result, [rank]) for rank in (4, 7))
-    assert {slice_.rank for slice_ in equivalent} == {7}
-    assert [(slice_.start, slice_.end, slice_.name, slice_.arguments) for slice_ in representative] == [
-        (slice_.start, slice_.end, slice_.name, slice_.arguments) for slice_ in equivalent
-    ]
+    assert {trace_slice.rank for trace_slice in equivalent} == {7}
+    assert [
+        (trace_slice.start, trace_slice.end, trace_slice.name, trace_slice.arguments) for trace_slice in representative
+    ] == [(trace_slice.start, trace_slice.end, trace_slice.name, trace_slice.arguments) for trace_slice in equivalent]
 
 
 def test_receives_are_written_last(result: SimulationResult, path: Path) -> None:
     all_slices = write_and_read(path, result, range(8))
-    received = [slice_ for slice_ in all_slices if slice_.track[-1] == "receive"]
+    received = [trace_slice for trace_slice in all_slices if trace_slice.track[-1] == "receive"]
     assert all_slices[-len(received) :] == received
-    sent = [slice_ for slice_ in all_slices if slice_.track[-1].startswith("send")]
+    sent = [trace_slice for trace_slice in all_slices if trace_slice.track[-1].startswith("send")]
     assert len(received) == len(sent) == 4 * 2 * 4  # microbatches, directions, pipelines
-    assert sorted((slice_.start, slice_.end) for slice_ in received) == sorted(
+    assert sorted((trace_slice.start, trace_slice.end) for trace_slice in received) == sorted(
         (slice_.start, slice_.end) for slice_ in sent
     )
     assert {slice_.name for slice_ in received} == {f"receive for microbatch {microbatch}" for microbatch in range(4)}
@@ -163,44 +167,54 @@ def test_receives_are_written_last(result: SimulationResult, path: Path) -> None
 
 @pytest.mark.parametrize("jitter", ["0%", "5%"])
 def test_microbatches_are_numbered_within_their_step(jitter: str, path: Path) -> None:
-    result = simulated("steps=2", f"disturbances.jitter={jitter}")
-    pass_slices = [slice_ for slice_ in write_and_read(path, result, [0, 4]) if "microbatch" in slice_.arguments]
-    step_microbatches = {(slice_.arguments["step"], slice_.arguments["microbatch"]) for slice_ in pass_slices}
+    result = simulated("steps=2", f"degradations.jitter={jitter}")
+    pass_slices = [
+        trace_slice for trace_slice in write_and_read(path, result, [0, 4]) if "microbatch" in trace_slice.arguments
+    ]
+    step_microbatches = {
+        (trace_slice.arguments["step"], trace_slice.arguments["microbatch"]) for trace_slice in pass_slices
+    }
     assert step_microbatches == {(step, microbatch) for step in (1, 2) for microbatch in range(4)}
     for slice_ in pass_slices:
         assert f"microbatch {slice_.arguments['microbatch']}" in slice_.name
         assert slice_.name.endswith(f", step {slice_.arguments['step']}")
-    assert not any("step" in slice_.arguments for slice_ in write_and_read(path, simulated(), [0]))
+    assert not any("step" in trace_slice.arguments for trace_slice in write_and_read(path, simulated(), [0]))
 
 
 def test_slice_names_have_nonzero_chunks(path: Path) -> None:
     result = simulated("schedule={interleaved: {chunks: 2}}")
-    pass_slices = [slice_ for slice_ in write_and_read(path, result, [0]) if "chunk" in slice_.arguments]
-    assert {slice_.arguments["chunk"] for slice_ in pass_slices} == {0, 1}
+    pass_slices = [trace_slice for trace_slice in write_and_read(path, result, [0]) if "chunk" in trace_slice.arguments]
+    assert {trace_slice.arguments["chunk"] for trace_slice in pass_slices} == {0, 1}
     for slice_ in pass_slices:
         assert (", chunk 1" in slice_.name) is (slice_.arguments["chunk"] == 1)
 
 
 def test_waits_within_a_pass_are_arguments_not_slices(path: Path) -> None:
-    """A tensor-parallel group of which one member is slow: the other waits at every exchange."""
-    result = simulated("disturbances.slow={gpu: 0, speed: 0.5}")
+    """A TP group with one slow member: the other waits at each collective."""
+    result = simulated("degradations.slow={gpu: 0, speed: 0.5}")
     all_slices = write_and_read(path, result, [1])
-    compute = {slice_.uuid for slice_ in all_slices if slice_.depth}
-    drawn = [(slice_.depth, slice_.end - slice_.start) for slice_ in all_slices if slice_.uuid in compute]
+    compute = {trace_slice.uuid for trace_slice in all_slices if trace_slice.depth}
+    drawn = [
+        (trace_slice.depth, trace_slice.end - trace_slice.start)
+        for trace_slice in all_slices
+        if trace_slice.uuid in compute
+    ]
     waited = sum(duration if depth == 0 else -duration for depth, duration in drawn)
     trace = result.trace
     assert waited == pytest.approx(1e9 * trace.waited[trace.rank == trace.representative[1]].sum(), rel=1e-4)
-    assert any("between operations" in str(slice_.arguments.get("inside")) for slice_ in all_slices)
+    assert any("between operations" in str(trace_slice.arguments.get("inside")) for trace_slice in all_slices)
 
 
 def test_causes_are_named_for_any_selection_of_ranks(path: Path) -> None:
-    """A stage waits for the one before it, in a trace of its own ranks as in one of both."""
+    """A stage waits for the previous one, in a trace of its own ranks as in one of both stages."""
     result = simulated()
-    one_stage = [slice_.arguments.get("after") for slice_ in write_and_read(path, result, [4]) if not slice_.depth]
+    one_stage = [
+        trace_slice.arguments.get("after") for trace_slice in write_and_read(path, result, [4]) if not trace_slice.depth
+    ]
     two_stages = [
-        slice_.arguments.get("after")
-        for slice_ in write_and_read(path, result, [0, 4])
-        if not slice_.depth and slice_.rank == 4
+        trace_slice.arguments.get("after")
+        for trace_slice in write_and_read(path, result, [0, 4])
+        if not trace_slice.depth and trace_slice.rank == 4
     ]
     assert sorted(map(str, one_stage)) == sorted(map(str, two_stages))
     assert "forward of microbatch 0 on stage 0" in one_stage
@@ -208,7 +222,7 @@ def test_causes_are_named_for_any_selection_of_ranks(path: Path) -> None:
 
 def test_slice_categories_are_the_page_labels(result: SimulationResult, path: Path) -> None:
     labels = {category.label for category in CATEGORY_STYLES}
-    assert {slice_.category for slice_ in write_and_read(path, result)} <= labels
+    assert {trace_slice.category for trace_slice in write_and_read(path, result)} <= labels
 
 
 @pytest.mark.slow
@@ -216,12 +230,12 @@ def test_trace_files_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from tests.report.small_trace import simulated as made\n"
         "from clustersim.report.export import write\n"
-        "folder, result = Path(sys.argv[1]), made('steps=2', 'disturbances.jitter=5%', 'layout.tensor_overlap=true')\n"
+        "folder, result = Path(sys.argv[1]), made('steps=2', 'degradations.jitter=5%', 'layout.tp_comm_overlap=true')\n"
         "for name in ('a.pftrace', 'a.csv', 'a.arrow', 'kineto'):\n"
         "    form = {'a.pftrace': write.write_trace, 'kineto': write.write_kineto_files}.get(name, write.write_spans)\n"
         "    form(result, folder / name, range(8))\n"
     )
-    written = []
+    file_contents = []
     for seed in ("1", "2"):
         folder = tmp_path / seed
         folder.mkdir()
@@ -233,6 +247,6 @@ def test_trace_files_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONHASHSEED": seed},
         )
         files = sorted(file for file in folder.rglob("*") if file.is_file())
-        written.append({str(file.relative_to(folder)): file.read_bytes() for file in files})
-    assert len(written[0]) == 3 + 8
-    assert written[0] == written[1]
+        file_contents.append({str(file.relative_to(folder)): file.read_bytes() for file in files})
+    assert len(file_contents[0]) == 3 + 8
+    assert file_contents[0] == file_contents[1]

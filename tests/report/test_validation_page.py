@@ -1,4 +1,4 @@
-"""The page that shows predictions beside measurements: what it holds, and that it draws."""
+"""The validation page: measured against predicted values in tables and figures."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The top of the page: what decides stands before all else, in the words that it needs and none that are not known."""
+"""The verdict panel: key figures, largest losses, uncertainty and the nearest published run."""
 
 import html
 import re
@@ -37,16 +37,28 @@ def what_if_outcome(name: str, relative_change: float) -> tuple[WhatIf, WhatIfOu
 
 def test_verdict_precedes_figures_and_conventions() -> None:
     card = verdict_panel(simulate_pipeline(), nearest=NEAREST_RUN).html
-    order = ["tokens/s per GPU", "MFU", "left", "Largest losses", "How sure", "Nearest published run", "In numbers"]
+    order = [
+        "tokens/s per GPU",
+        "MFU",
+        "left",
+        "Largest losses",
+        "Prediction interval",
+        "Nearest published run",
+        "Key metrics",
+    ]
     positions = [card.index(heading) for heading in order]
     assert positions == sorted(positions)
     assert positions[-1] < html.unescape(card).index(CONVENTION)
 
 
 def test_memory_headroom_is_left_or_exceeded() -> None:
-    fits = override_result(simulate_pipeline(), peak_memory=50 * 2.0**30, memory_capacity=80 * 2.0**30, fits=True)
+    fits = override_result(
+        simulate_pipeline(), peak_memory=50 * 2.0**30, memory_capacity=80 * 2.0**30, fits_in_memory=True
+    )
     assert "fits 30 GiB left" in verdict_text(fits)
-    full = override_result(simulate_pipeline(), peak_memory=90 * 2.0**30, memory_capacity=80 * 2.0**30, fits=False)
+    full = override_result(
+        simulate_pipeline(), peak_memory=90 * 2.0**30, memory_capacity=80 * 2.0**30, fits_in_memory=False
+    )
     assert "does not fit 10 GiB too much" in verdict_text(full)
 
 
@@ -56,7 +68,7 @@ def test_run_with_tokens_has_duration_and_cost() -> None:
     assert economics.run_seconds is not None
     assert economics.run_seconds == pytest.approx(15e12 / result.tokens_per_second)
     assert format_seconds(economics.run_seconds) in verdict_text(result)
-    assert "for 15T tokens: steps alone, without failures" in verdict_text(result)
+    assert "for 15T tokens: steps only, without failures" in verdict_text(result)
     assert "per trillion tokens" in verdict_text(simulate_pipeline()) and "without failures" not in verdict_text(
         simulate_pipeline()
     )
@@ -74,20 +86,20 @@ def test_losses_list_improvements_or_sensitivities(monkeypatch: pytest.MonkeyPat
     )
     assert "exposed tp" in text and "652 ms · 8.6%" in text
     assert "helps: faster links: -5.0%" in text and "third" not in text
-    assert "hangs on this: slow links: +1.2%" in verdict_with_help(
+    assert "most sensitive to: slow links: +1.2%" in verdict_with_help(
         LossRemedies((), what_if_outcome("slow links", 0.012))
     )
-    assert "nothing that was tried changes it" in verdict_with_help(LossRemedies(()))
-    assert "tried" not in verdict_with_help(None)
+    assert "no tested change affects it" in verdict_with_help(LossRemedies(()))
+    assert "no tested change" not in verdict_with_help(None)
 
 
 def test_nearest_run_shows_error_and_differences() -> None:
     card = verdict_panel(simulate_pipeline(), nearest=NEAREST_RUN).html
     assert "<Model>" not in card and "<source>" not in card
     assert "8.000 s a step measured, 7.600 s predicted ( -5.0% )" in text_of_html(card)
-    assert "unlike this one in: a, b, c, d and 1 more" in text_of_html(card)
+    assert "differs in: a, b, c, d and 1 more" in text_of_html(card)
     same = verdict_text(simulate_pipeline(), replace(NEAREST_RUN, differences=(), predicted_step_time=None))
-    assert "this one, as far as it is told apart" in same and " predicted (" not in same
+    assert "equal in all compared features" in same and " predicted (" not in same
 
 
 def test_losses_of_a_result_are_its_three_largest() -> None:

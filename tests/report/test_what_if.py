@@ -1,4 +1,4 @@
-"""The what-if strip: bars by equal work, values as text, marks for what does not fit, reasons for what was left out."""
+"""The what-if panel: bars at equal work, values as text, markers for OOM, reasons for skipped cases."""
 
 import html
 import re

@@ -1,1 +1,1 @@
-"""Tests of the analysis room."""
+"""Tests of clustersim.results."""

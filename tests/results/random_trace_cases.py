@@ -1,4 +1,4 @@
-"""Any trace that keeps the streams' order, with causes drawn at random."""
+"""Random traces that keep the order of streams; critical predecessors are drawn at random."""
 
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ SECONDS = st.floats(0, 10)
 
 @st.composite
 def trace_cases(draw: st.DrawFn) -> TraceCase:
-    """Up to three classes of ranks, each with some rows on every stream; up to two more ranks are folded."""
+    """Up to three classes of ranks, each with some events on every stream; up to two more ranks are folded."""
     ranks = draw(st.integers(1, 3))
     events = [event for rank in range(ranks) for stream in TASKS for event in draw(stream_events(rank, stream))]
     events = sorted(events, key=lambda event: event.end)
@@ -43,7 +43,7 @@ def trace_cases(draw: st.DrawFn) -> TraceCase:
 
 @st.composite
 def stream_events(draw: st.DrawFn, rank: int, stream: Stream) -> list[SpanEvent]:
-    """Rows of one stream, one after the other."""
+    """Events of one stream, one after the other."""
     events, now = [], 0.0
     for task in draw(st.lists(st.sampled_from(TASKS[stream]), max_size=6)):
         start = now + draw(st.just(0.0) | SECONDS)
@@ -54,7 +54,7 @@ def stream_events(draw: st.DrawFn, rank: int, stream: Stream) -> list[SpanEvent]
 
 @st.composite
 def timings(draw: st.DrawFn) -> dict[Segment, SegmentTiming]:
-    """Blocks that are shorter or longer than their rows."""
+    """Timings of segments that are shorter or longer than their events."""
     segments = (FORWARD.segment, BACKWARD.segment, OPTIMIZER_STEP.segment)
     return {segment: build_timing((draw(SECONDS), 0.0)) for segment in segments}
 

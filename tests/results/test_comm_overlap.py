@@ -1,4 +1,4 @@
-"""What hides behind what, by hand and against the breakdown."""
+"""Which communication is hidden behind which work, by hand and against the breakdown."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ from tests.results.trace_cases import (
 from tests.strategies import scenarios
 
 DATA, SEND, RECEIVE = Stream.DP, Stream.SEND_NEXT, Stream.RECEIVE
-OVERLAP_FIELDS = ("alone", "hidden", "exposed", "beside")
+OVERLAP_FIELDS = ("no_overlap", "hidden", "exposed", "during_idle")
 
 
 def axis_overlap(case: TraceCase) -> AxisOverlap:
@@ -50,7 +50,7 @@ def axis_seconds(case: TraceCase, axis: str, rank_class: int = 0) -> dict[str, f
 
 
 def check_overlap(overlap: AxisOverlap, step_time: float) -> None:
-    """Nothing is negative and the kinds are no more than the step."""
+    """No kind is negative, and together they do not exceed the step."""
     kinds = np.array([getattr(overlap, kind) for kind in OVERLAP_FIELDS])
     assert (kinds >= -1e-9 * (1 + step_time)).all()
     assert (kinds.sum(axis=0) <= step_time * (1 + 1e-9) + 1e-12).all()
@@ -68,7 +68,7 @@ def test_overlap_kinds_fit_into_the_step_and_exposed_matches_the_breakdown(case:
 
 @given(trace_cases())
 def test_dp_transfer_time_is_the_duration_of_its_events(case: TraceCase) -> None:
-    """The data stream's rows follow each other, so their seconds add up; those of the compute stream may coincide."""
+    """Events of the DP stream do not overlap, so their seconds add up; those of the compute stream may coincide."""
     trace, trace_table = case.trace, case.trace_table
     transfer_time = axis_overlap(case).transfer_time[:, DENSE_AXIS_NAMES.index("dp")]
     for rank_class, rank in enumerate(trace_table.ranks.tolist()):
@@ -98,25 +98,27 @@ def test_ddp_hides_communication_overlapped_by_backward() -> None:
             SpanEvent(OPTIMIZER_STEP, 7, 8, 2),
         )
     )
-    assert axis_seconds(case, "dp") == {"alone": 5.0, "hidden": 2.0, "exposed": 1.0}
-    assert axis_seconds(case, "tp") == {"alone": 7.0, "neither": 1.0}
+    assert axis_seconds(case, "dp") == {"no_overlap": 5.0, "hidden": 2.0, "exposed": 1.0}
+    assert axis_seconds(case, "tp") == {"no_overlap": 7.0, "neither": 1.0}
 
 
 def test_transfers_during_idle_time_are_neither_hidden_nor_exposed() -> None:
-    """Idle from 1 to 4 for a message that moves from 3 to 4; a collective moves from 0.5 to 2."""
+    """Idle from 1 to 4 for a message transferred from 3 to 4; a collective is transferred from 0.5 to 2."""
     case = TraceCase(
         (
-            SpanEvent(FORWARD, 0, 1), SpanEvent(collective_task("dp"), 0.5, 2, 0, DATA), SpanEvent(receive_task(), 3, 4, -1, RECEIVE),
+            SpanEvent(FORWARD, 0, 1),
+            SpanEvent(collective_task("dp"), 0.5, 2, 0, DATA),
+            SpanEvent(receive_task(), 3, 4, -1, RECEIVE),
             SpanEvent(BACKWARD, 4, 6, 2),
         ),
         has_pipeline=True,
-    )  # fmt: skip
-    assert axis_seconds(case, "dp") == {"alone": 2.5, "hidden": 0.5, "beside": 1.0, "neither": 2.0}
-    assert axis_seconds(case, "pp") == {"alone": 3.0, "exposed": 1.0, "neither": 2.0}
+    )
+    assert axis_seconds(case, "dp") == {"no_overlap": 2.5, "hidden": 0.5, "during_idle": 1.0, "neither": 2.0}
+    assert axis_seconds(case, "pp") == {"no_overlap": 3.0, "exposed": 1.0, "neither": 2.0}
 
 
 def test_concurrent_messages_count_once() -> None:
-    """One goes from 0 to 2, one comes from 1 to 3, beside a block of 4 s."""
+    """One is sent from 0 to 2, one is received from 1 to 3, both during a segment of 4 s."""
     case = TraceCase(
         (
             SpanEvent(FORWARD, 0, 4),
@@ -125,34 +127,42 @@ def test_concurrent_messages_count_once() -> None:
         ),
         has_pipeline=True,
     )
-    assert axis_seconds(case, "pp") == {"alone": 1.0, "hidden": 3.0}
+    assert axis_seconds(case, "pp") == {"no_overlap": 1.0, "hidden": 3.0}
 
 
 def test_a_comm_overlap_operation_is_hidden_except_for_its_exposed_seconds() -> None:
-    """5 s of a kernel beside 3 s of an exchange, of which 1 s is exposed; then 2 s of an exchange alone."""
+    """A kernel of 5 s overlaps 3 s of communication, of which 1 s is exposed; then 2 s without overlap."""
     overlap_operation = Beside(comm_op("tp"), KERNEL, 3)
     layer = Segment(
         "layer", (Operation(overlap_operation, WorkType.FORWARD), Operation(comm_op("tp"), WorkType.FORWARD))
     )
     timing = build_timing((6.0, 1.0), (2.0, 2.0))
     overlapped_timing = type(timing)(
-        timing.durations, timing.offsets, timing.exposed_comm, timing.overlap_delay, timing.launch_stalls, {0: OverlapModel(overlap_operation, 3.0, 0.0)},
-        timing.provenance, timing.bottleneck, timing.error, timing.in_situ_slowdown,
-    )  # fmt: skip
+        timing.durations,
+        timing.offsets,
+        timing.exposed_comm,
+        timing.overlap_delay,
+        timing.launch_stalls,
+        {0: OverlapModel(overlap_operation, 3.0, 0.0)},
+        timing.provenance,
+        timing.bottleneck,
+        timing.error,
+        timing.in_situ_slowdown,
+    )
     case = TraceCase(
         (SpanEvent(ComputeTask(layer), 0, 8), SpanEvent(ComputeTask(layer), 8, 16, 0)),
         timings={layer: overlapped_timing},
     )
-    assert axis_seconds(case, "tp") == {"alone": 6.0, "hidden": 4.0, "exposed": 6.0}
+    assert axis_seconds(case, "tp") == {"no_overlap": 6.0, "hidden": 4.0, "exposed": 6.0}
 
 
 def test_waiting_for_a_group_member_is_no_transfer_time() -> None:
-    """A block waits 3 s for others; a collective begins when its last member has come."""
+    """A segment waits 3 s for other ranks; a collective starts when its last member arrives."""
     case = TraceCase(
         (SpanEvent(FORWARD, 0, 5, waited=3.0), SpanEvent(collective_task("dp"), 7, 8, 0, DATA)),
         timings={FORWARD.segment: build_timing((2.0, 0.0))},
     )
-    assert axis_seconds(case, "dp") == {"alone": 5.0, "exposed": 1.0, "neither": 2.0}
+    assert axis_seconds(case, "dp") == {"no_overlap": 5.0, "exposed": 1.0, "neither": 2.0}
 
 
 def test_a_stage_is_the_mean_of_its_ranks() -> None:

@@ -1,4 +1,4 @@
-"""The chain that makes the step as long as it is."""
+"""The chain of events that determines the step time."""
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ def test_the_path_follows_critical_predecessors_across_ranks() -> None:
 
 
 def test_the_path_is_summed_by_category_with_explicit_waits() -> None:
-    """2 + 4 of blocks, 1 of a message, 0.5 of waiting before 0.5 of a reduction, 1 of the optimizer: 9 in all."""
+    """2 + 4 of segments, 1 of a message, 0.5 of waiting before 0.5 of a reduction, 1 of the optimizer: 9 in all."""
     assert nonzero(path_category_totals(CHAIN.trace_table, CHAIN.segment_timing)) == {
         "compute": 6.0, "optimizer": 1.0, "exposed dp": 0.5, "exposed pp": 1.0, "wait": 0.5,
     }  # fmt: skip
@@ -50,7 +50,7 @@ def test_a_segment_on_the_path_is_split_into_its_operations() -> None:
 
 
 def test_the_path_passes_through_the_blocking_rank_until_it_releases_the_others() -> None:
-    """Rank 1 waits in a block for rank 0, which works on until 11; rank 1 goes on at 7, with a reduction of 10 s."""
+    """Rank 1 waits in a segment for rank 0, which works until 11; rank 1 continues at 7, with a reduction of 10 s."""
     events = (
         SpanEvent(FORWARD, 0, 11),
         SpanEvent(FORWARD, 0, 7, rank=1, waited=3.0, blocking_event=0),
@@ -69,6 +69,6 @@ def test_an_empty_trace_has_an_empty_path() -> None:
 
 @given(trace_cases())
 def test_the_path_sums_to_the_makespan(case: TraceCase) -> None:
-    """Also where causes lead in a circle or overlap: then rows count for what they add."""
+    """Also where predecessors form a cycle or overlap: then events count for the time that they add."""
     total = sum(path_category_totals(case.trace_table, case.segment_timing).values())
     assert total == pytest.approx(case.trace.makespan, rel=1e-12, abs=1e-12)

@@ -1,4 +1,4 @@
-"""The critical path cut into pieces, by hand and in any scenario."""
+"""The critical path split into sections, by hand and in any scenario."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def path_sections(case: TraceCase) -> CriticalPathSections:
 
 
 def check_sections(sections: CriticalPathSections, makespan: float) -> None:
-    """Pieces and legs follow each other from 0 to the makespan, and so do the parts."""
+    """Sections and intervals are contiguous from 0 to the makespan, and so are the categories."""
     tolerance = {"rel": 1e-9, "abs": 1e-9 * (1 + makespan)}
     for start, end in (
         ([section.start for section in sections.sections], [section.end for section in sections.sections]),
@@ -64,14 +64,18 @@ def test_sections_tile_the_steps_of_any_scenario(scenario: Scenario) -> None:
 
 
 def test_a_message_starts_a_section() -> None:
-    """Rank 0 runs forward, rank 1 gets it, runs forward and backward, then waits for a second, and finishes."""
+    """Rank 0 runs forward; rank 1 receives it, runs forward and backward, then waits for a second, and finishes."""
     case = TraceCase(
         (
-            SpanEvent(FORWARD, 0, 2), SpanEvent(receive_task(), 2, 3, 0, RECEIVE, rank=1), SpanEvent(FORWARD, 3, 5, 1, rank=1),
-            SpanEvent(BACKWARD, 5, 9, 2, rank=1), SpanEvent(OPTIMIZER_STEP, 10, 11, 3, rank=1),
+            SpanEvent(FORWARD, 0, 2),
+            SpanEvent(receive_task(), 2, 3, 0, RECEIVE, rank=1),
+            SpanEvent(FORWARD, 3, 5, 1, rank=1),
+            SpanEvent(BACKWARD, 5, 9, 2, rank=1),
+            SpanEvent(OPTIMIZER_STEP, 10, 11, 3, rank=1),
         ),
-        (0, 1), has_pipeline=True,
-    )  # fmt: skip
+        (0, 1),
+        has_pipeline=True,
+    )
     first, second = path_sections(case).sections
     assert (first.rank, first.start, first.end, first.link) == (0, 0.0, 2.0, PathLink.BEGINNING)
     assert (second.rank, second.start, second.end, second.link) == (1, 2.0, 11.0, PathLink.MESSAGE)

@@ -1,4 +1,4 @@
-"""What a row waited for, where several things end together."""
+"""Which dependency an event waited for, where several end at the same time."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ ROUNDING = 1e-15
 
 
 def waiting_case(message_end: float, gather_end: float, cause: int, *, first: int = 1) -> TraceCase:
-    """A backward that waits for a message and a gathering, tasks 1 and 2; first: which it names first."""
+    """A backward that waits for a message and a gather, tasks 1 and 2; first: the dependency that it lists first."""
     dependencies = (first, 3 - first)
     start = max(message_end, gather_end)
     return TraceCase(
@@ -37,7 +37,7 @@ def test_of_tied_dependencies_the_first_listed_is_the_predecessor(late: float, c
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_dependency_that_ended_earlier_is_not_the_predecessor(first: int) -> None:
-    """The makespan is 5 s; 1e-9 of it apart is apart."""
+    """The makespan is 5 s; a gap of more than 1e-9 of it is no tie."""
     gap = 6.0 * TIE_TOLERANCE
     assert PredecessorLookup.from_trace(waiting_case(4.0, 4.0 - gap, 1, first=first).trace_table)(
         np.array([3])
@@ -48,14 +48,14 @@ def test_a_dependency_that_ended_earlier_is_not_the_predecessor(first: int) -> N
 
 
 def test_a_predecessor_on_another_rank_is_kept() -> None:
-    """Nothing of the rank's own ended when it began: the trace knows who did."""
+    """No dependency on the rank ended when the event started, so the predecessor recorded in the trace stays."""
     case = waiting_case(3.0, 2.0, 0)
     later_case = TraceCase((*case.events[:3], SpanEvent(replace(BACKWARD, depends_on=(1, 2)), 4.0, 5.0, 0)))
     assert PredecessorLookup.from_trace(later_case.trace_table)(np.array([3, 0])).tolist() == [0, -1]
 
 
 def test_the_breakdown_does_not_depend_on_how_ties_are_broken() -> None:
-    """3 s of waiting for a message that moved for 2 of them, or for a gathering that moved for all 3."""
+    """3 s of waiting for a message transferred in 2 s of them, or for a gather transferred in all 3."""
     breakdowns = [
         {
             name: round(seconds, 9)

@@ -1,4 +1,4 @@
-"""Every second of the breakdown, at its place in time."""
+"""The categories of the breakdown over time: binned seconds and the dominant category of each bin."""
 
 import numpy as np
 import pytest
@@ -31,14 +31,14 @@ DATA, SEND, RECEIVE = Stream.DP, Stream.SEND_NEXT, Stream.RECEIVE
 
 
 def binned_seconds(case: TraceCase, bin_count: int) -> FloatArray:
-    """[parts, classes, bins] seconds."""
+    """[categories, classes, bins] seconds."""
     return np.array(
         list(category_seconds(case.trace_table, case.segment_timing, bin_count=bin_count, makespan=case.trace.makespan))
     )
 
 
 def bin_categories(case: TraceCase, bin_count: int, rank: int = 0) -> list[dict[str, float]]:
-    """Seconds of each bin of a class by part, those that are not zero."""
+    """Nonzero seconds of each bin of a class by category."""
     return [
         {
             category.value: float(value)
@@ -82,10 +82,10 @@ def test_bins_sum_to_the_breakdown_in_training_steps(steps: int, drawn: Scenario
 @pytest.mark.parametrize(
     "changes",
     [
-        ("disturbances.slow=[{gpu: 3, speed: 0.7}]",),
-        ("disturbances.jitter={std: 0.05}",),
+        ("degradations.slow=[{gpu: 3, speed: 0.7}]",),
+        ("degradations.jitter={std: 0.05}",),
         ("cost.network=shared",),
-        ("layout.pipeline_overlap=false", "steps=2"),
+        ("layout.overlap_p2p_comm=false", "steps=2"),
     ],
 )
 def test_bins_sum_to_the_breakdown_where_ranks_differ(changes: tuple[str, ...]) -> None:
@@ -110,14 +110,16 @@ def check_bins_sum_to_breakdown(result: SimulationResult) -> None:
 
 
 def test_each_bin_has_its_category() -> None:
-    """Idle for 2 s, a message of 1 s, forward of 2 s, a pause of 1 s in which a collective moves, the optimizer."""
+    """Idle for 2 s, a message of 1 s, forward of 2 s, a gap of 1 s with an exposed collective, the optimizer."""
     case = TraceCase(
         (
-            SpanEvent(receive_task(), 2, 3, -1, RECEIVE), SpanEvent(FORWARD, 3, 5, 0), SpanEvent(collective_task("dp"), 5, 6, 1, DATA),
+            SpanEvent(receive_task(), 2, 3, -1, RECEIVE),
+            SpanEvent(FORWARD, 3, 5, 0),
+            SpanEvent(collective_task("dp"), 5, 6, 1, DATA),
             SpanEvent(OPTIMIZER_STEP, 6, 8, 2),
         ),
         has_pipeline=True,
-    )  # fmt: skip
+    )
     assert bin_categories(case, 8) == [
         {"bubble warm-up": 1.0}, {"bubble warm-up": 1.0}, {"exposed pp": 1.0}, {"compute": 1.0}, {"compute": 1.0},
         {"exposed dp": 1.0}, {"optimizer": 1.0}, {"optimizer": 1.0},
@@ -125,7 +127,7 @@ def test_each_bin_has_its_category() -> None:
 
 
 def test_exposed_transfers_are_in_the_bins_in_which_they_ran() -> None:
-    """A gap from 1 to 6: two messages queue, 2 to 3 and 4 to 6; the first second and the one between are bubble."""
+    """A gap from 1 to 6: two queued messages, 2 to 3 and 4 to 6; the first second and the one between are bubble."""
     case = TraceCase(
         (
             SpanEvent(FORWARD, 0, 1),
@@ -141,10 +143,11 @@ def test_exposed_transfers_are_in_the_bins_in_which_they_ran() -> None:
 
 
 def test_segment_categories_are_spread_evenly_except_for_the_waits_of_a_run() -> None:
-    """9 s of own time in each run; the second waits for 3 s more."""
+    """9 s of work in each run; the second waits for 3 s more."""
     case = TraceCase(
-        (SpanEvent(ComputeTask(MIXED), 0, 9), SpanEvent(ComputeTask(MIXED), 9, 21, 0, waited=3.0)), timings={MIXED: MIXED_TIMING}
-    )  # fmt: skip
+        (SpanEvent(ComputeTask(MIXED), 0, 9), SpanEvent(ComputeTask(MIXED), 9, 21, 0, waited=3.0)),
+        timings={MIXED: MIXED_TIMING},
+    )
     first, second = binned_seconds(case, 21)[:, 0, :9], binned_seconds(case, 21)[:, 0, 9:]
     compute, wait = TimeCategory.COMPUTE.index, TimeCategory.WAIT.index
     assert first[compute] == pytest.approx(5 / 9)
@@ -154,7 +157,7 @@ def test_segment_categories_are_spread_evenly_except_for_the_waits_of_a_run() ->
 
 
 def test_a_bin_is_labelled_by_its_dominant_category() -> None:
-    """Bins of 2 s: forward for 1.5 s and 0.5 s of a collective; 1 s of it less an eighth, and the optimizer."""
+    """Bins of 2 s: forward for 1.5 s and 0.5 s of a collective; 0.875 s of the collective, and the optimizer."""
     case = TraceCase(
         (
             SpanEvent(FORWARD, 0, 1.5),
@@ -164,7 +167,7 @@ def test_a_bin_is_labelled_by_its_dominant_category() -> None:
     )
     dominant = dominant_categories(case.trace_table, case.segment_timing, bin_count=2)
     assert [TIME_CATEGORIES[index] for index in dominant.category[0]] == [TimeCategory.COMPUTE, TimeCategory.OPTIMIZER]
-    assert dominant.seconds[0, TimeCategory.EXPOSED_DP.place] == pytest.approx(1.375)
+    assert dominant.seconds[0, TimeCategory.EXPOSED_DP.index] == pytest.approx(1.375)
 
 
 def test_of_too_many_classes_evenly_spaced_ranks_are_shown() -> None:
@@ -181,7 +184,7 @@ def test_of_too_many_classes_evenly_spaced_ranks_are_shown() -> None:
 
 
 def test_the_largest_class_is_always_shown() -> None:
-    """Rank 1 stands for ten ranks, each other one for itself."""
+    """Rank 1 represents ten ranks, each other one only itself."""
     events = tuple(SpanEvent(FORWARD, 0, 1.0, -1, rank=rank) for rank in range(6))
     case = TraceCase(events, (0, 1, 2, 3, 4, 5, *[1] * 9))
     assert 1 in dominant_categories(case.trace_table, case.segment_timing, bin_count=1, max_classes=3).ranks

@@ -1,4 +1,4 @@
-"""Money and energy of a step, from numbers by hand and from small steps."""
+"""Cost and energy of a step, from numbers by hand and from small simulated steps."""
 
 from dataclasses import replace
 
@@ -39,11 +39,11 @@ def test_costs_are_gpus_times_hours_times_price() -> None:
 
 
 def test_energy_is_power_times_time_by_activity_plus_node_and_facility() -> None:
-    """A GPU: 2 * 700 + 400 + 150 + 50 = 2000 J, its node 4 * 350 = 1400 J; 8 of them 27.2 kJ, the facility 1/4."""
+    """A GPU: 2 * 700 + 400 + 150 + 50 = 2000 J, the node 4 * 350 = 1400 J per GPU; 8 are 27.2 kJ, PUE adds 1/4."""
     energy_by_activity = STEP.energy_by_activity
     assert energy_by_activity == {
-        "products": 8 * 1400.0, "streaming": 8 * 400.0, "communicating": 8 * 150.0, "waiting": 8 * 50.0,
-        "rest of nodes": 8 * 1400.0, "facility": pytest.approx(27_200.0 / 4),
+        "matmul": 8 * 1400.0, "memory_bound": 8 * 400.0, "exposed_communication": 8 * 150.0, "idle": 8 * 50.0,
+        "node_rest": 8 * 1400.0, "facility": pytest.approx(27_200.0 / 4),
     }  # fmt: skip
     assert STEP.energy_per_step == pytest.approx(34_000.0)
     assert STEP.energy_per_trillion_tokens == pytest.approx(34e9)
@@ -54,7 +54,7 @@ def test_energy_is_power_times_time_by_activity_plus_node_and_facility() -> None
 
 
 def test_carbon_is_energy_times_carbon_intensity() -> None:
-    """34 kJ are 34 / 3600 kWh, of 400 g each."""
+    """34 kJ are 34 / 3600 kWh, at 400 g each."""
     assert STEP.carbon_per_step == pytest.approx(34 / 3600 * 400)
     assert STEP.to_json()["carbon_of_run_t"] == pytest.approx(170e9 / 3.6e6 * 400 / 1e6)
     assert replace(STEP, carbon_intensity=None).to_json()["carbon_per_trillion_tokens_t"] is None
@@ -108,12 +108,19 @@ def _busy_item(body: Kernel | CommOverlap | CommOp, seconds: float) -> BusyTimeI
 
 
 def test_breakdown_categories_map_to_activities() -> None:
-    """Kernels (6 s, 1 s slowed among them) are products by their part of all: 3 of 4 s, an overlapped one too."""
+    """Kernels (6 s, 1 s of overlap delay) are matmuls by their share of kernel time: 3 of 4 s, with overlapped ones."""
     seconds = np.zeros((2, len(TIME_CATEGORIES)))
     for category, value in (
-        (TimeCategory.COMPUTE, 3.0), (TimeCategory.RECOMPUTE, 1.0), (TimeCategory.OPTIMIZER, 1.0), (TimeCategory.SLOWED, 1.0), (EXPOSED_CATEGORIES[DATA], 2.0),
-        (TimeCategory.LAUNCH, 0.25), (EXPOSED_CATEGORIES[HOST_AXIS], 0.25), (TimeCategory.BUBBLE_STEADY, 0.5), (TimeCategory.WAIT, 1.0),
-    ):  # fmt: skip
+        (TimeCategory.COMPUTE, 3.0),
+        (TimeCategory.RECOMPUTE, 1.0),
+        (TimeCategory.OPTIMIZER, 1.0),
+        (TimeCategory.SLOWED, 1.0),
+        (EXPOSED_CATEGORIES[DATA], 2.0),
+        (TimeCategory.LAUNCH, 0.25),
+        (EXPOSED_CATEGORIES[HOST_AXIS], 0.25),
+        (TimeCategory.BUBBLE_STEADY, 0.5),
+        (TimeCategory.WAIT, 1.0),
+    ):
         seconds[0, category.index] = value
     seconds[1, TimeCategory.WAIT.index] = 10.0
     breakdown = TimeBreakdown(np.array([0, 2]), seconds, np.array([2.0, 1.0]), np.array([0, 0, 2]))

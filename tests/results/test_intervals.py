@@ -1,4 +1,4 @@
-"""Intervals in columns: side by side on tracks, and summed over time."""
+"""Arrays of intervals: assigned to tracks, and summed over time."""
 
 import numpy as np
 from hypothesis import given
@@ -17,7 +17,7 @@ def test_a_key_has_as_many_tracks_as_concurrent_intervals() -> None:
 
 @given(_INTERVALS)
 def test_the_sum_over_time_is_of_the_active_intervals(intervals: list[tuple[int, int, int]]) -> None:
-    """At every time, of those that have begun and not ended; each time once."""
+    """At every time, the sum over intervals that have started and not ended; each time is listed once."""
     start, length, value = np.array(intervals, dtype=np.int64).reshape(-1, 3).T
     times, sums = sum_over_time(start, start + length, value / 8.0)
     assert times.tolist() == sorted({*start.tolist(), *(start + length).tolist()})

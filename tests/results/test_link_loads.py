@@ -1,4 +1,4 @@
-"""What links carry over time is, summed up, what collectives put on them, and is where and when their spans are."""
+"""Link load over time: it sums to the bytes of the collectives, and follows the position of their events."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ TWO_STAGES = {
 
 
 def link_bytes(result: RenderedResult) -> FloatArray:
-    """Bytes on every link, counted by block and collective without looking at when."""
+    """Bytes on every link, summed over segments and collectives without regard to time."""
     fabric, trace_table = result.scenario.cluster.fabric, result.trace_table
     total = np.zeros(len(fabric.links.kind))
     for comm_volumes in collect_comm_volumes(trace_table, find_transfers(trace_table), result.network_volumes):
@@ -63,11 +63,11 @@ def test_a_p2p_message_loads_its_link_while_it_is_transferred() -> None:
     loads = result.link_loads(("nic0.0", "leaf0.0"), bins=20_000)
     trace, tasks = result.trace, result.program.programs[0].tasks
     (sends,) = [
-        [event for event in trace.rank_events(0).tolist() if type(tasks[int(trace.task[event])]).__name__ == "Send"]
+        [event for event in trace.rank_events(0).tolist() if type(tasks[int(trace.task[event])]).__name__ == "SendTask"]
     ]
     payload = sum(tasks[int(trace.task[event])].comm_op.payload for event in sends)  # type: ignore[union-attr]
     other_bytes = loads.total_bytes.sum() - payload
-    assert 0.0 <= other_bytes < 1e-3 * payload  # the norm of gradients is summed over stages
+    assert 0.0 <= other_bytes < 1e-3 * payload  # the gradient norm is all-reduced over stages
     bin_centers = (loads.bin_edges[1:] + loads.bin_edges[:-1]) / 2
     bin_width = loads.bin_edges[1]
     is_sending = np.zeros(len(bin_centers), bool)
@@ -78,7 +78,7 @@ def test_a_p2p_message_loads_its_link_while_it_is_transferred() -> None:
 
 
 def test_tensor_parallel_traffic_is_at_the_time_of_its_operations() -> None:
-    """Bins of a block without an exchange carry nothing: a kernel's time is no collective's."""
+    """Bins without communication carry nothing: traffic is not spread over the kernels of a segment."""
     result = simulate(Scenario.from_mapping(TWO_STAGES | {"layout": {"tp": 8, "pp": 1, "dp": 2}}))
     (port,) = {
         link.source for link in result.link_loads().links if link.source == "gpu0" and link.kind.value == "nvlink"
@@ -88,7 +88,7 @@ def test_tensor_parallel_traffic_is_at_the_time_of_its_operations() -> None:
     spans = result.operation_spans(0)
     tasks = result.program.programs[0].tasks
     is_comm = [
-        tasks[task].block.operations[operation].exchange is not None  # type: ignore[union-attr]
+        tasks[task].segment.operations[operation].comm_op is not None  # type: ignore[union-attr]
         for task, operation in zip(spans.task.tolist(), spans.operation.tolist(), strict=True)
     ]
     bin_centers, bin_width = (loads.bin_edges[1:] + loads.bin_edges[:-1]) / 2, loads.bin_edges[1]

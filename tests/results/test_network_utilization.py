@@ -1,4 +1,4 @@
-"""Bytes on links: closed forms of rings and messages, and laws of what is counted."""
+"""Bytes on links: closed forms of rings and messages, and conservation laws."""
 
 from dataclasses import replace
 from functools import cache
@@ -34,15 +34,15 @@ def metered_cost(cluster: str, gpus: int, group_members: list[list[int]], algori
 
 
 @pytest.mark.parametrize(
-    ("kind", "parts"),
+    ("kind", "ring_passes"),
     [(CollectiveType.ALL_GATHER, 1), (CollectiveType.REDUCE_SCATTER, 1), (CollectiveType.ALL_REDUCE, 2)],
 )
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_a_ring_within_a_node_has_the_textbook_nvlink_volume(kind: CollectiveType, parts: int, size: int) -> None:
-    """Every member sends (n - 1) / n of the payload, twice as much to reduce and gather; each byte passes two links."""
+def test_a_ring_within_a_node_has_the_textbook_nvlink_volume(kind: CollectiveType, ring_passes: int, size: int) -> None:
+    """Every member sends (n - 1) / n of the payload, twice that for all-reduce; each byte crosses two links."""
     members = np.arange(8).reshape(-1, size).tolist()
     carried = metered_cost("dgx-h100", 8, members, "ring").link_volumes(CommOp("x", kind, "tp", 1e6))
-    sent = parts * (size - 1)
+    sent = ring_passes * (size - 1)
     assert carried.sent_fraction == pytest.approx([sent] * (8 // size))
     assert carried.crossing_fraction[:, LINK_KINDS.index(LinkKind.NVLINK)] == pytest.approx(carried.sent_fraction)
     assert carried.crossing_fraction.sum() == pytest.approx(carried.sent_fraction.sum()), "nothing crosses another tier"
@@ -109,7 +109,7 @@ def cached_scenario(**changes: Any) -> Scenario:
 
 
 def tier_bytes(network: NetworkUtilization) -> dict[LinkKind, float]:
-    """All bytes that links of each tier carry in the run."""
+    """Total bytes that links of each tier carry in the run."""
     bin_count = len(network.tiers[0].utilization_over_time)
     return {
         tier.kind: float(tier.utilization_over_time.sum()) * tier.capacity * network.makespan / bin_count
@@ -141,8 +141,8 @@ def test_data_parallel_volume_is_the_textbook_ring_volume() -> None:
     scenario = cached_scenario(dp=8, gpus=8)
     mapping = {**scenario.raw_mapping, "cost": {"collectives": {"all_reduce": "ring"}}, "model": "gpt2-small"}
     result = simulate(Scenario.from_mapping(mapping))
-    exchanged = {exchange for program in result.program.programs for exchange in program.comm_ops}
-    assert {exchange.collective for exchange in exchanged} == {CollectiveType.ALL_REDUCE}
+    exchanged = {comm_op for program in result.program.programs for comm_op in program.comm_ops}
+    assert {comm_op.collective for comm_op in exchanged} == {CollectiveType.ALL_REDUCE}
     payload = sum(task.comm_op.payload for task in result.program.programs[0].tasks if hasattr(task, "comm_op"))
     (axis,) = require_utilization(result).axis_traffic
     assert axis.axis == "dp"

@@ -1,7 +1,8 @@
-"""Breakdowns of whole pipelines against closed forms.
+"""Breakdowns of full pipelines against closed forms.
 
-A dry run of a schedule with forward f = 1 and backward b = 2 and messages that take no time gives the trace. Every rank
-works m (f + b), so with the step at (m + p - 1)(f + b) every rank idles (p - 1)(f + b); only its phases differ.
+A dry run of a schedule with forward f = 1 and backward b = 2 and messages that take no time gives the trace.
+Every rank works m (f + b), so with the step at (m + p - 1)(f + b) every rank idles (p - 1)(f + b); only its
+phases differ.
 """
 
 import numpy as np
@@ -25,7 +26,7 @@ SHAPES = [(2, 2), (3, 6), (4, 8), (5, 10)]
 
 
 def dry_run_breakdown(schedule: Schedule, ranks: int, microbatches: int) -> TimeBreakdown:
-    """Run the schedule; each action waits for a message of no length from the stage before (or behind) it."""
+    """Run the schedule; each action waits for a zero-length message from the previous (or next) stage."""
     order = schedule.order(ranks, microbatches)
     last_stage = ranks * schedule.placement(ranks).max_chunks - 1
     ends = dry_run(order).end_times
@@ -74,8 +75,9 @@ def test_gpipe_bubbles_by_rank(ranks: int, microbatches: int) -> None:
 def test_1f1b_bubbles_on_the_first_and_last_rank(ranks: int, microbatches: int) -> None:
     """The phases of 1F1B's idle time where they are simple.
 
-    The last rank waits (p - 1) f, then works through, and (p - 1) b are left at the end. The first rank starts at 0,
-    runs p forwards and waits until its first gradient has come up through p - 1 ranks, at p f + (p - 1) b + b.
+    The last rank waits (p - 1) f, then works without gaps, and (p - 1) b are left at the end. The first rank
+    starts at 0, runs p forwards and waits until its first gradient has come up through p - 1 ranks, at p f + (p
+    - 1) b + b.
     """
     breakdown = dry_run_breakdown(OneFOneB(), ranks, microbatches)
     assert bubble_phases(breakdown, ranks - 1) == pytest.approx((ranks - 1, 0, 2 * (ranks - 1)))

@@ -1,4 +1,4 @@
-"""Steps of made-up spans: every instant counts once, whatever overlaps."""
+"""Profiled steps of synthetic spans: every instant counts once, whatever overlaps."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from clustersim.results.profiled_step import (
 )
 
 LABELS = tuple(GpuSpanLabel(kind.value, kind) for kind in GPU_SPAN_KINDS)
-Span = tuple[float, float, GpuSpanKind, int, int]  # begin, lasting, kind, stream, step
+Span = tuple[float, float, GpuSpanKind, int, int]  # start, duration, kind, stream, step
 
 
 def rank_spans(*spans: Span, steps: int = 1, rank: int = 0) -> RankSpans:
@@ -70,7 +70,7 @@ def test_compute_has_precedence_over_communication_and_that_over_copies() -> Non
 
 
 def test_a_step_starts_with_a_compute_kernel() -> None:
-    """What is fetched ahead for a step counts in the one before."""
+    """Communication prefetched for a step counts in the step before."""
     spans = [(start, 1.0, GpuSpanKind.MATMUL, 7, step) for step, start in enumerate((0.0, 10.0, 24.0, 36.0))]
     prefetches = [
         (start - 2.0, 1.0, GpuSpanKind.COMMUNICATION, 20, step) for step, start in ((1, 10.0), (2, 24.0), (3, 36.0))
@@ -90,7 +90,7 @@ def test_the_median_of_an_even_count_is_the_shorter_middle_step() -> None:
 
 
 def test_steps_of_ranks_may_start_at_different_times_and_are_averaged() -> None:
-    """A later pipeline rank begins later, and takes as long."""
+    """A later pipeline rank starts later, and takes as long."""
     first = rank_spans((0.0, 2.0, GpuSpanKind.NORM, 7, 0), (10.0, 2.0, GpuSpanKind.NORM, 7, 1), steps=2)
     second = rank_spans((3.0, 4.0, GpuSpanKind.NORM, 7, 0), (13.0, 4.0, GpuSpanKind.NORM, 7, 1), steps=2, rank=1)
     step = median_step([first, second])
@@ -109,7 +109,7 @@ def test_a_single_step_lasts_until_its_last_span_or_as_given() -> None:
 
 
 def test_collective_wait_is_for_the_last_member_if_all_are_profiled() -> None:
-    """The n-th of a group on one rank is the n-th on the others, whatever runs between."""
+    """The n-th collective of a group on one rank is matched with the n-th on the others, whatever runs between."""
     pair, three = (ProfiledCollective("all_reduce", size, 8.0, members=tuple(range(size))) for size in (2, 3))
     index = GPU_SPAN_KINDS.index(GpuSpanKind.COMMUNICATION)
     labels = (

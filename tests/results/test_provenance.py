@@ -1,4 +1,4 @@
-"""On what do the durations rest?"""
+"""Provenance of durations: which share is measured, published, modelled."""
 
 import math
 from collections import Counter
@@ -30,8 +30,8 @@ def case_provenance_shares(case: TraceCase) -> dict[str, float]:
 def test_provenance_shares_are_of_the_busy_seconds_of_all_ranks() -> None:
     """Three ranks like rank 0, and rank 1.
 
-    Rank 0: 2 s measured, 2 s by roofline and 4 s of a reduction, published, half of it hidden; rank 1: 8 s by roofline.
-    In all 6 measured, 6 + 8 roofline, 12 published of 32; waiting counts nowhere.
+    Rank 0: 2 s measured, 2 s by roofline and 4 s of a reduction, published, half of it hidden; rank 1: 8 s by
+    roofline. In total 6 measured, 6 + 8 roofline, 12 published of 32; waiting does not count.
     """
     segment_timing = build_timing(
         (2, 0), (2, 0), (0, 0), (0, 0), (0, 0), (0, 0), provenance=(P.MEASURED,) + (P.ROOFLINE,) * 5
@@ -49,7 +49,7 @@ def test_provenance_shares_are_of_the_busy_seconds_of_all_ranks() -> None:
 
 
 def test_launch_stalls_do_not_count_for_provenance() -> None:
-    """Two kernels of 4 s, the measured one 3 s late: 1 s of 5 is measured."""
+    """Two kernels of 4 s, the measured one with a launch stall of 3 s: 1 s of 5 is measured."""
     segment_timing = build_timing(
         (4, 0), (4, 0), (0, 0), (0, 0), (0, 0), (0, 0), provenance=(P.MEASURED,) + (P.ROOFLINE,) * 5
     )
@@ -88,7 +88,7 @@ def test_an_empty_trace_has_no_provenance() -> None:
 
 
 def test_measured_kernels_with_in_situ_slowdown_are_reported() -> None:
-    """Of 16 s 4 were measured as 3.2 s alone and 2 s as they are; a modelled kernel's pace needs no word."""
+    """Of 16 s, 4 were measured as 3.2 s standalone, 2 s without slowdown; modelled kernels do not count."""
     segment_timing = build_timing(
         (4, 0), (2, 0), (2, 0), (8, 0), (0, 0), (0, 0), provenance=(P.MEASURED,) * 3 + (P.ROOFLINE,) * 3
     )

@@ -1,4 +1,4 @@
-"""What a search found, beyond what it simulated."""
+"""Result of a layout search: Pareto front, recommendation, rank changes, varying keys."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ def search_result(*changes: SensitivityCase) -> SearchResult:
 
 
 def test_the_pareto_front_is_undominated_in_time_gpus_and_memory() -> None:
-    """The plain one is slower than the fast one with more memory left; the last is worse than others in all three."""
+    """The plain layout is slower than the fast one with more free memory; the last is dominated in all three."""
     assert search_result().pareto_front == (FAST, PLAIN, SMALL, FEWER_GPUS)
 
 
@@ -28,7 +28,7 @@ def test_the_recommended_layout_is_the_first_of_the_tied_ones() -> None:
 
 
 def test_the_recommended_layout_is_among_the_best_for_any_top() -> None:
-    """As the place of the preferred one in JSON is one of `best`, and the table marks it."""
+    """The index of the recommended layout in JSON refers to `best`, and the table marks it."""
     result = replace(search_result(), top=1)
     assert result.best == (FAST, PLAIN)
     report = result.to_json()
@@ -51,7 +51,7 @@ def with_overrides(layout: LayoutResult, *overrides: str) -> LayoutResult:
 
 
 def test_derived_keys_are_listed_where_layouts_differ_only_in_them() -> None:
-    """One with and one without sequence parallelism at tp 2; that of tp 4 follows."""
+    """One with and one without sequence parallelism at tp 2; at tp 4 it is derived."""
     split, unsplit = with_overrides(FAST, f"{SEQUENCE}=true"), with_overrides(FAST, f"{SEQUENCE}=false")
     assert replace(
         search_result(), simulated=(split, unsplit, with_overrides(SMALL, f"{SEQUENCE}=true"))

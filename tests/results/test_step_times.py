@@ -1,4 +1,4 @@
-"""Successive steps: how long each takes where ranks drift apart and steps overlap."""
+"""Times of successive steps where ranks drift apart and steps overlap."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ from tests.engine.small_programs import (
 
 
 def simulated_step_times(step_program: Program, step_count: int, jitter: Jitter | None = None) -> FloatArray:
-    """Seconds of each of some steps in a row, at unit costs."""
+    """Seconds of each of several successive steps, at unit costs."""
     repeated = repeat_steps(step_program, step_count)
     unit_cost = UnitCost(repeated)
     cost = SegmentCost(repeated, DeviceModels.uniform(DeviceModel(unit_cost), repeated.world_size), unit_cost)
@@ -46,21 +46,26 @@ def test_one_step_takes_the_makespan() -> None:
 
 
 def test_steps_of_synchronized_ranks_are_equal() -> None:
-    """Each computes 1 and 2 s, then both reduce for 3 s behind the slower."""
-    step_program = make_program([[compute(1.0), all_reduce(3.0, depends_on=(0,)), compute(0.0, depends_on=(1,))],
-                    [compute(2.0), all_reduce(3.0, depends_on=(0,)), compute(0.0, depends_on=(1,))]], {"dp": [[0, 1]]})  # fmt: skip
+    """Ranks compute 1 and 2 s, then both reduce for 3 s, synchronized by the slower."""
+    step_program = make_program(
+        [
+            [compute(1.0), all_reduce(3.0, depends_on=(0,)), compute(0.0, depends_on=(1,))],
+            [compute(2.0), all_reduce(3.0, depends_on=(0,)), compute(0.0, depends_on=(1,))],
+        ],
+        {"dp": [[0, 1]]},
+    )
     assert simulated_step_times(step_program, 4).tolist() == [5.0] * 4
 
 
 def test_an_unsynchronized_straggler_determines_the_step_time() -> None:
-    """Ranks of 1 and 2 s that never meet: every step ends when the slow one has run it, 2 s after its last."""
+    """Ranks of 1 and 2 s that never synchronize: every step ends when the slow one has run it, 2 s after its last."""
     assert simulated_step_times(make_program([[compute(1.0)], [compute(2.0)]]), 5).tolist() == [2.0] * 5
 
 
 def test_steps_overlap_where_ranks_run_ahead() -> None:
     """Rank 0 computes 2 s and sends for 1; rank 1 then computes 3 s.
 
-    The first step takes 2 + 1 + 3 s; then rank 0 is ahead, and each further step ends 3 s later.
+    The first step takes 2 + 1 + 3 s; then rank 0 is ahead, and each additional step ends 3 s later.
     """
     step_program = make_program(
         [[compute(2.0), send(1.0, depends_on=(0,))], [receive(1.0), compute(3.0, depends_on=(0,))]], {PP_NEXT: [[0, 1]]}

@@ -1,4 +1,4 @@
-"""Who is slow, and who waits: from breakdowns made by hand."""
+"""Which ranks are stragglers, and which ranks wait: from hand-made breakdowns."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ SAME_PROGRAM = np.zeros(6, dtype=np.int64)
 
 
 def breakdown_of_kernels(kernel_seconds: list[float], representative: list[int] | None = None) -> TimeBreakdown:
-    """Ranks that compute so long and wait for the rest of 10 s, half of it in the bubble."""
+    """Ranks with these kernel seconds that wait for the remainder of 10 s, half of it in the bubble."""
     represented = np.array(representative or range(len(kernel_seconds)))
     ranks, weights = np.unique(represented, return_counts=True)
     seconds = np.zeros((len(ranks), len(TIME_CATEGORIES)))
@@ -38,7 +38,7 @@ def breakdown_of_kernels(kernel_seconds: list[float], representative: list[int] 
 def report_stragglers(
     breakdown: TimeBreakdown, program_index: IntArray, transfer_times: dict[int, tuple[float, float]] | None = None
 ) -> StragglerReport:
-    """Stragglers where collectives and messages of some classes move so long, those of others not at all."""
+    """Stragglers; transfer_times: seconds of collectives and of messages by class, zero for the others."""
     seconds = np.zeros((len(breakdown.ranks), 2))
     for index, class_seconds in (transfer_times or {}).items():
         seconds[index] = class_seconds
@@ -46,7 +46,7 @@ def report_stragglers(
 
 
 def exposed_breakdown(category: TimeCategory, delay: float, kernel_seconds: float = 4.0) -> TimeBreakdown:
-    """Six ranks of one program, the last of which is exposed for so long; steps take 10 s."""
+    """Six ranks of one program, the last of which has more exposed communication; steps take 10 s."""
     breakdown = breakdown_of_kernels([4.0] * 5 + [kernel_seconds])
     breakdown.seconds[5, category.index] += delay
     breakdown.seconds[5, TimeCategory.WAIT.index] -= delay
@@ -77,7 +77,7 @@ def test_stragglers_are_sorted_and_truncated() -> None:
 
 
 def test_a_class_is_one_straggler_and_weighted_by_its_ranks_in_the_median() -> None:
-    """Ranks 1 and 2 stand behind 0: the median of (4, 4, 4, 5) is 4, not the 4.5 of the two classes."""
+    """Rank 0 represents ranks 1 and 2: the median of (4, 4, 4, 5, 5) is 4, not the 4.5 of the two classes."""
     report = report_stragglers(
         breakdown_of_kernels([4.0, 4.0, 4.0, 5.0, 5.0], [0, 0, 0, 3, 3]), np.zeros(5, dtype=np.int64)
     )
@@ -92,19 +92,19 @@ def test_wait_times_include_bubbles_with_minimum_mean_and_maximum() -> None:
     assert waits.maximum == pytest.approx([6.0, 4.0])
 
 
-@pytest.mark.parametrize("part", [TimeCategory.EXPOSED_TP, TimeCategory.EXPOSED_CP])
-def test_slow_tp_or_cp_communication_makes_a_straggler(part: TimeCategory) -> None:
-    (slow,) = report_stragglers(exposed_breakdown(part, 0.3), SAME_PROGRAM).slowest
+@pytest.mark.parametrize("category", [TimeCategory.EXPOSED_TP, TimeCategory.EXPOSED_CP])
+def test_slow_tp_or_cp_communication_makes_a_straggler(category: TimeCategory) -> None:
+    (slow,) = report_stragglers(exposed_breakdown(category, 0.3), SAME_PROGRAM).slowest
     assert (slow.ranks, slow.comm_delay, slow.has_slow_kernels) == ((5,), pytest.approx(0.3), False)
-    assert report_stragglers(exposed_breakdown(part, 0.099), SAME_PROGRAM).rank_count == 0  # less than 1 % of 10 s
+    assert report_stragglers(exposed_breakdown(category, 0.099), SAME_PROGRAM).rank_count == 0  # less than 1 % of 10 s
 
 
-@pytest.mark.parametrize(("part", "column"), [(TimeCategory.EXPOSED_DP, 0), (TimeCategory.EXPOSED_PP, 1)])
-def test_exposed_dp_and_pp_count_only_as_far_as_transfers_take_longer(part: TimeCategory, column: int) -> None:
-    """Exposed for 0.3 s more. It moves as long as elsewhere: others were late. 0.2 s longer: that much is its own."""
-    assert report_stragglers(exposed_breakdown(part, 0.3), SAME_PROGRAM).rank_count == 0
+@pytest.mark.parametrize(("category", "column"), [(TimeCategory.EXPOSED_DP, 0), (TimeCategory.EXPOSED_PP, 1)])
+def test_exposed_dp_and_pp_count_only_as_far_as_transfers_take_longer(category: TimeCategory, column: int) -> None:
+    """Exposed for 0.3 s more. With unchanged transfer time other ranks were late; a transfer longer by 0.2 s counts."""
+    assert report_stragglers(exposed_breakdown(category, 0.3), SAME_PROGRAM).rank_count == 0
     transfer_times = (0.2, 0.0) if column == 0 else (0.0, 0.2)
-    (slow,) = report_stragglers(exposed_breakdown(part, 0.3), SAME_PROGRAM, {5: transfer_times}).slowest
+    (slow,) = report_stragglers(exposed_breakdown(category, 0.3), SAME_PROGRAM, {5: transfer_times}).slowest
     assert slow.comm_delay == pytest.approx(0.2)
 
 

@@ -1,4 +1,4 @@
-"""Where every second goes, on traces small enough to do by hand."""
+"""Breakdown of the step time into categories, on traces small enough to compute by hand."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_no_category_is_negative(case: TraceCase) -> None:
 def test_categories_of_a_time_span_sum_to_it_and_idle_time_is_additive(
     case: TraceCase, first_fraction: float, second_fraction: float
 ) -> None:
-    """Idle parts, which no block's mean over its runs divides, add up one by one."""
+    """Idle categories add up exactly over adjacent spans, since they do not depend on a segment's mean duration."""
     makespan = case.trace.makespan
     since, until = (fraction * makespan for fraction in sorted((first_fraction, second_fraction)))
     spans = ((0.0, since), (since, until), (until, makespan))
@@ -66,7 +66,7 @@ def test_categories_of_a_time_span_sum_to_it_and_idle_time_is_additive(
 
 
 def test_operations_of_a_segment_count_in_their_own_categories() -> None:
-    """Kernels by their work; exchanges, and what an overlap leaves exposed, by their axis."""
+    """Kernels by their work type; communication, and what an overlapped operation leaves exposed, by its axis."""
     case = TraceCase((SpanEvent(ComputeTask(MIXED), 0, 9),), timings={MIXED: MIXED_TIMING})
     assert category_seconds(case) == {
         "compute": 5.0, "recompute": 1.5, "optimizer": 0.75, "exposed tp": 1.25, "exposed cp": 0.5,
@@ -74,7 +74,7 @@ def test_operations_of_a_segment_count_in_their_own_categories() -> None:
 
 
 def test_launch_stalls_have_their_own_category() -> None:
-    """Of the 3 s, 1.5 s and 0.75 s of three kernels by themselves, the host lets the GPU wait 1 s, 0.5 s and 0.25 s."""
+    """Three kernels of 3 s, 1.5 s and 0.75 s include launch stalls of 1 s, 0.5 s and 0.25 s."""
     launch_bound = replace(MIXED_TIMING, launch_stalls=np.array([1.0, 0.0, 0.0, 0.5, 0.0, 0.25]))
     case = TraceCase((SpanEvent(ComputeTask(MIXED), 0, 9),), timings={MIXED: launch_bound})
     assert category_seconds(case) == {
@@ -84,7 +84,7 @@ def test_launch_stalls_have_their_own_category() -> None:
 
 
 def test_wait_and_overlap_delay_within_a_segment_have_their_own_categories() -> None:
-    """9 s of own time in 12 s: 2 s for members of an exchange, 1 s by communication beside."""
+    """9 s of work in 12 s: 2 s of waiting for group members, 1 s of delay by overlapping communication."""
     case = TraceCase((SpanEvent(ComputeTask(MIXED), 0, 12, waited=2.0, slowed=1.0),), timings={MIXED: MIXED_TIMING})
     assert category_seconds(case)["wait"] == 2.0
     assert category_seconds(case)["slowed by communication"] == 1.0
@@ -92,7 +92,7 @@ def test_wait_and_overlap_delay_within_a_segment_have_their_own_categories() -> 
 
 
 def test_a_shorter_event_shortens_only_the_kernels() -> None:
-    """7.25 s of kernels, 5 s of them compute, and 1.75 s of exchanges; in 4.5 s, the kernels have taken 2.75 s."""
+    """7.25 s of kernels, 5 s of them compute, and 1.75 s of communication; in 4.5 s, kernels took 2.75 s."""
     case = TraceCase((SpanEvent(ComputeTask(MIXED), 0, 4.5),), timings={MIXED: MIXED_TIMING})
     assert category_seconds(case)["compute"] == pytest.approx(5.0 * 2.75 / 7.25)
     assert category_seconds(case)["exposed tp"] == pytest.approx(1.25)
@@ -100,13 +100,13 @@ def test_a_shorter_event_shortens_only_the_kernels() -> None:
 
 
 def test_waiting_for_activations_is_bubble_until_their_transfer_starts() -> None:
-    """Idle for 5 s; the message that ends it moves in the last 2."""
+    """Idle for 5 s; the message that ends the gap is transferred in the last 2 s."""
     case = TraceCase((SpanEvent(receive_task(), 3, 5, -1, RECEIVE), SpanEvent(FORWARD, 5, 6, 0)), has_pipeline=True)
     assert category_seconds(case) == {"bubble warm-up": 3.0, "exposed pp": 2.0, "compute": 1.0}
 
 
 def test_only_the_share_of_a_transfer_within_the_gap_is_exposed() -> None:
-    """A message moves from 1 to 5, beside a forward until 3: 2 s of it are hidden."""
+    """A message is transferred from 1 to 5, overlapping a forward until 3: 2 s of it are hidden."""
     case = TraceCase(
         (SpanEvent(FORWARD, 0, 3), SpanEvent(receive_task(), 1, 5, -1, RECEIVE), SpanEvent(BACKWARD, 5, 6, 1)),
         has_pipeline=True,
@@ -127,7 +127,7 @@ def test_bubbles_have_phases() -> None:
 
 
 def test_a_queued_collective_exposes_all_transfers_of_its_stream() -> None:
-    """Idle from 10 to 20 for a reduction that moves 16..20, behind one that moved 8..13.
+    """Idle from 10 to 20 for a reduction transferred in 16..20, queued behind one transferred in 8..13.
 
     3 s and 4 s of them are exposed; in the 3 s between, the stream waited for other ranks.
     """
@@ -154,7 +154,7 @@ def test_waiting_for_all_stages_is_bubble_in_a_pipeline_and_wait_without_one() -
 
 
 def test_idle_time_at_the_end_counts_for_the_dp_stream_then_for_the_pipeline() -> None:
-    """Rank 0 ends computing at 10 of 20; its data stream moves 8..12 and 15..16 and waits for a replica from 12."""
+    """Rank 0 ends computing at 10 of 20; its DP stream transfers in 8..12 and 15..16, waiting for a replica from 12."""
     events = (
         SpanEvent(BACKWARD, 0, 10),
         SpanEvent(collective_task("dp", "first"), 8, 12, -1, DATA),
@@ -201,7 +201,7 @@ def test_an_empty_trace_has_no_seconds() -> None:
 
 
 def test_the_mean_is_weighted_by_the_ranks_of_a_class() -> None:
-    """Ranks 0, 2 and 3 compute 4 s, rank 1 computes 8 s and is alone: mean compute (3 x 4 + 8) / 4 = 5."""
+    """Ranks 0, 2 and 3 compute 4 s, rank 1 computes 8 s as a class of one: mean compute (3 x 4 + 8) / 4 = 5."""
     breakdown = time_breakdown(TraceCase((SpanEvent(FORWARD, 0, 4), SpanEvent(FORWARD, 0, 8, rank=1)), (0, 1, 0, 0)))
     assert breakdown.ranks.tolist() == [0, 1]
     assert breakdown.weights.tolist() == [3, 1]

@@ -1,4 +1,4 @@
-"""What a step loses: parts beside the ideal, which sum to the step, and simulated changes that make them smaller."""
+"""Time losses against the ideal step, which sum to the step time, and simulated changes that reduce them."""
 
 import pytest
 
@@ -7,14 +7,15 @@ from clustersim.results.time_losses import BELOW_PEAK, BUBBLE, MIN_LOSS_SHARE, T
 from clustersim.results.what_if import WhatIf, WhatIfOutcome, WhatIfReport
 from tests.small_pipeline import simulate_pipeline
 
-MEAN = {part.value: 0.0 for part in TIME_CATEGORIES} | {
-    "compute": 6.0, "exposed tp": 1.0, "bubble warm-up": 1.0, "bubble cool-down": 1.5, "optimizer": 0.5 * MIN_LOSS_SHARE,
+MEAN = {category.value: 0.0 for category in TIME_CATEGORIES} | {
+    "compute": 6.0, "exposed tp": 1.0, "bubble warm-up": 1.0, "bubble "
+                                                              "cool-down": 1.5, "optimizer": 0.5 * MIN_LOSS_SHARE,
 }  # fmt: skip
 TP_LOSS = TimeLoss("exposed tp", 1.0, 0.1, (TimeCategory("exposed tp"),))
 
 
 def what_if_case(name: str, step_time: float, *, fits_in_memory: bool = True, **changes: float) -> WhatIf:
-    """A change to a step of 10 s with the same tokens. changes: by part, with _ for spaces."""
+    """A what-if case of a step of 10 s with the same tokens. changes: seconds by category, with _ for spaces."""
     category_changes = dict.fromkeys(MEAN, 0.0) | {
         category.replace("_", " "): seconds for category, seconds in changes.items()
     }
@@ -45,7 +46,7 @@ def test_losses_and_the_ideal_time_sum_to_the_step_time() -> None:
 
 
 def test_every_category_is_in_one_loss() -> None:
-    """A part of one second alone is one loss; those of bubbles are one together."""
+    """A single category of one second is one loss; the bubble categories are merged into one."""
     for category in TIME_CATEGORIES:
         (loss,) = time_losses(dict.fromkeys(MEAN, 0.0) | {category.value: 1.0}, ideal_seconds=1e-9)
         assert loss.categories == (BUBBLE_CATEGORIES if category in BUBBLE_CATEGORIES else (category,))

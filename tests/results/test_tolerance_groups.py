@@ -1,4 +1,4 @@
-"""Groups of rows and runs of values that differ by no more than is allowed, on random ones."""
+"""Groups of rows within a tolerance, and smoothing of runs of values within a tolerance, on random input."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Utilization from numbers, and what is recomputed."""
+"""MFU, HFU and rates from numbers, and recomputed FLOPs."""
 
 import pytest
 
@@ -43,7 +43,7 @@ def test_mfu_matches_palm() -> None:
 
 def test_full_recomputation_makes_hfu_four_thirds_of_mfu() -> None:
     """Backward is two forwards, so model FLOP are three, and a second forward makes four."""
-    arguments = {"seconds": 2.0, "ranks": 8, "peak": 1e15}
+    arguments = {"step_time": 2.0, "gpu_count": 8, "peak": 1e15}
     assert hfu(3e15, 1e15, **arguments) == pytest.approx(4 / 3 * mfu(3e15, **arguments))  # type: ignore[arg-type]
 
 
@@ -74,7 +74,7 @@ def test_an_empty_trace_has_no_exposed_communication() -> None:
 def test_recomputed_flops_are_those_of_matmuls_on_all_ranks() -> None:
     """Two runs on each of three ranks.
 
-    A product of 1e9 FLOP, and an attention forward as a full matrix: 4 b q k h d = 4 * 2 * 8 * 8 * 3 * 5 = 7,680
+    A matmul of 1e9 FLOP, and an attention forward as a full matrix: 4 b q k h d = 4 * 2 * 8 * 8 * 3 * 5 = 7,680
     though the causal kernel does only (8 + 1)/(2 * 8) of it; the norm and what is not recomputed do not count.
     """
     shape = AttentionShape(batch=2, query=8, key=8, heads=3, kv_heads=3, head_dim=5, causal=True)

@@ -39,7 +39,7 @@ def segment(*work_types: WorkType) -> Segment:
 
 
 FORWARD_SEGMENT = segment(WorkType.FORWARD)
-"""A block of one forward kernel."""
+"""A segment of one forward kernel."""
 
 FORWARD = ComputeTask(FORWARD_SEGMENT, action=Action(0, F, 0))
 BACKWARD = ComputeTask(segment(WorkType.BACKWARD), action=Action(0, B, 0))
@@ -60,7 +60,7 @@ def collective_task(comm_group: str, name: str = "") -> CollectiveTask:
 
 @dataclass(frozen=True)
 class SpanEvent:
-    """One span of the trace: `cause` counts rows in the order in which they are written."""
+    """One span of a trace; `critical_predecessor` is an index into the events in the order in which they are listed."""
 
     task: Task
     start: float
@@ -75,7 +75,7 @@ class SpanEvent:
 
 @dataclass(frozen=True)
 class TraceCase:
-    """A trace with its program. own: seconds of blocks where they are not as long as their rows."""
+    """A trace with its program. timings: of segments whose timing is not the duration of their events."""
 
     events: tuple[SpanEvent, ...]
     representative: tuple[int, ...] = (0,)
@@ -122,7 +122,7 @@ class TraceCase:
         return Program(programs, np.array(self.representative, dtype=np.int64), groups)
 
     def segment_timing(self, rank: int, segment: Segment) -> SegmentTiming:
-        """As written in `timings`, else one kernel as long as the rank's first row that runs the block."""
+        """The timing listed in `timings`, else one kernel as long as the rank's first event that runs the segment."""
         if segment in self.timings:
             return self.timings[segment]
         events = (
@@ -139,7 +139,7 @@ class TraceCase:
 def build_timing(
     *operation_seconds: tuple[float, float], provenance: tuple[Provenance, ...] | None = None
 ) -> SegmentTiming:
-    """A block's timing from (seconds, exposed seconds) of each operation."""
+    """A segment's timing from (seconds, exposed communication seconds) of each operation."""
     durations = tuple(seconds for seconds, _ in operation_seconds)
     return SegmentTiming(
         durations=durations,

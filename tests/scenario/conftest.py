@@ -1,4 +1,4 @@
-"""A scenario that is legal, for tests to spoil."""
+"""Fixtures of the scenario tests: a valid scenario mapping, and the error message after overrides."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def mapping() -> dict[str, Any]:
 
 @pytest.fixture
 def refusal(mapping: dict[str, Any]) -> Callable[..., str]:
-    """The sentence with which the legal scenario is refused after some overrides."""
+    """The InputError message of the valid scenario after some overrides."""
 
     def error_message(*overrides: str) -> str:
         with pytest.raises(InputError) as caught:

@@ -1,4 +1,4 @@
-"""Sizes that take longer than others near them are named, with those; honest ones are left alone."""
+"""Warnings about misaligned model dimensions, with the nearest efficient ones."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def test_misaligned_dimensions_suggest_aligned_ones(sizes: dict[str, int], sente
 
 
 def test_misaligned_head_dim_affects_attention_and_projections() -> None:
-    """3 heads of 125 on each rank make rows of 500 elements, 1,000 bytes."""
+    """4 heads of 125 on each rank make rows of 500 elements, 1,000 bytes."""
     padded, projections = sorted(scenario_warnings("dgx-h100", tp=2, heads=8, head_dim=125))
     assert padded.startswith("model.head_dim 125: flash attention on h100-sxm-80gb computes it as 128, with copies")
     assert projections.startswith(
@@ -64,7 +64,7 @@ def test_misaligned_head_dim_affects_attention_and_projections() -> None:
 
 
 def test_standard_attention_needs_16_byte_rows() -> None:
-    """BLOOM's chronicle: 108 took a third longer than 104, 112 and 144."""
+    """BLOOM's chronicles: a head dimension of 108 took a third longer than 104, 112 and 144."""
     (warning,) = scenario_warnings("dgx-a100", "training.attention=standard", heads=16, head_dim=108)
     assert "products of standard attention take about 17 times as long" in warning
     assert warning.endswith("104 or 112 fits")

@@ -1,4 +1,4 @@
-"""What a scenario says of others' traffic and of links that are slow for a while, and what it may not say."""
+"""Background traffic and temporarily degraded links in a scenario file; error messages."""
 
 import pickle
 from math import inf
@@ -20,8 +20,8 @@ BASE_MAPPING: dict[str, Any] = {
 SLOW_LINK = {"between": ["nic0.0", "leaf0.0"], "bandwidth": "50 %"}
 
 
-def load_scenario(cost: dict[str, Any] | None = None, **disturbances: Any) -> Scenario:
-    return Scenario.from_mapping({**BASE_MAPPING, "cost": cost or {}, "disturbances": disturbances})
+def load_scenario(cost: dict[str, Any] | None = None, **degradations: Any) -> Scenario:
+    return Scenario.from_mapping({**BASE_MAPPING, "cost": cost or {}, "degradations": degradations})
 
 
 def test_traffic_defaults_and_single_entry() -> None:
@@ -46,7 +46,7 @@ def test_timed_link_degradation_keeps_the_fabric() -> None:
 
 
 @pytest.mark.parametrize(
-    ("disturbances", "sentence"),
+    ("degradations", "sentence"),
     [
         ({"traffic": {"gpus": [0, 8, 9], "bytes": "1 MB"}}, "names 3 GPUs; a message needs two"),
         ({"traffic": {"gpus": 3, "collective": "all_reduce", "bytes": "1 MB"}}, "names 1 GPU; a message needs two"),
@@ -66,22 +66,22 @@ def test_timed_link_degradation_keeps_the_fabric() -> None:
         ({"links": {**SLOW_LINK, "between": ["nic0.0", "leaf0.1"], "during": ["0 s", "1 s"]}}, "no link leads from"),
     ],
 )
-def test_invalid_traffic_has_a_one_line_error(disturbances: dict[str, Any], sentence: str) -> None:
+def test_invalid_traffic_has_a_one_line_error(degradations: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as refused:
-        load_scenario(**disturbances)
+        load_scenario(**degradations)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("key", "disturbances"),
+    ("key", "degradations"),
     [
         ("traffic", {"traffic": {"gpus": [0, 8], "bytes": "1 MB"}}),
         ("links.during", {"links": {**SLOW_LINK, "during": ["0 s", "1 s"]}}),
     ],
 )
-def test_traffic_needs_a_shared_network(key: str, disturbances: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=f"disturbances.{key}: links are not shared with cost.network uncontended"):
-        load_scenario({"network": "uncontended"}, **disturbances)
+def test_traffic_needs_a_shared_network(key: str, degradations: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=f"degradations.{key}: links are not shared with cost.network uncontended"):
+        load_scenario({"network": "uncontended"}, **degradations)
 
 
 def test_nccl_restrictions_do_not_apply_to_background_traffic() -> None:
@@ -89,10 +89,12 @@ def test_nccl_restrictions_do_not_apply_to_background_traffic() -> None:
         {
             **BASE_MAPPING,
             "cost": {"nccl": {"NCCL_ALGO": "allreduce:ring"}},
-            "disturbances": {"traffic": {"gpus": [0, 8], "bytes": "1 MB", "collective": "broadcast"}},
+            "degradations": {"traffic": {"gpus": [0, 8], "bytes": "1 MB", "collective": "broadcast"}},
         }
     )
-    assert simulate(scenario).step_time > 0.0  # others choose as their library does, whatever this job tells its own
+    assert (
+        simulate(scenario).step_time > 0.0
+    )  # background traffic uses the library's default selection, not this job's overrides
 
 
 def test_result_describes_background_traffic() -> None:

@@ -1,4 +1,4 @@
-"""Changes of a scenario: what they change, what they leave, and what two scenarios say otherwise."""
+"""Scenario changes: what they change, what they keep, and the keys in which two scenarios differ."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,17 +54,17 @@ def load_scenario(*overrides: str) -> Scenario:
 
 
 @examples(20)
-@given(part=st.floats(0.05, 20.0))
-def test_with_links_scales_only_the_given_kinds(part: float) -> None:
+@given(fraction=st.floats(0.05, 20.0))
+def test_with_links_scales_only_the_given_kinds(fraction: float) -> None:
     plain = load_scenario()
     before, after = (
-        variant.cluster.fabric.links for variant in (plain, with_link_bandwidth(plain, NETWORK_LINK_KINDS, part))
+        variant.cluster.fabric.links for variant in (plain, with_link_bandwidth(plain, NETWORK_LINK_KINDS, fraction))
     )
     ratio = after.bandwidth / before.bandwidth
     changed = np.isin(before.kind, [LINK_KINDS.index(kind) for kind in NETWORK_LINK_KINDS])
     assert changed.any()
     assert not changed.all()
-    assert ratio[changed] == pytest.approx(part)
+    assert ratio[changed] == pytest.approx(fraction)
     assert ratio[~changed] == pytest.approx(1.0)
 
 
@@ -102,7 +102,7 @@ def test_batch_microbatch_and_recompute_changes() -> None:
 
 
 def test_added_slow_gpu_is_central_and_keeps_other_slow_gpus() -> None:
-    speeds = with_slow_gpu(load_scenario("disturbances.slow={gpu: 1, speed: 0.5}"), 0.9).degradations.gpu_speeds(
+    speeds = with_slow_gpu(load_scenario("degradations.slow={gpu: 1, speed: 0.5}"), 0.9).degradations.gpu_speeds(
         np.arange(16)
     )
     assert speeds[1] == 0.5
@@ -134,8 +134,8 @@ def test_links_to_nics_limit_faster_nics() -> None:
         (["layout.data=zero2"], [("layout.data.zero.stage", 1, 2)]),
         (["layout.data.zero.bucket=25 MiB"], [("layout.data.zero.bucket", None, "25 MiB")]),
         (["training.attention=standard"], [("training.attention", "flash", "standard")]),
-        (["disturbances.jitter=1 %"], [("disturbances.jitter.std", None, "1 %")]),
-        (["disturbances.slow={gpu: 9, speed: 0.8}"], [("disturbances.slow", None, {"gpu": 9, "speed": 0.8})]),
+        (["degradations.jitter=1 %"], [("degradations.jitter.std", None, "1 %")]),
+        (["degradations.slow={gpu: 9, speed: 0.8}"], [("degradations.slow", None, {"gpu": 9, "speed": 0.8})]),
         (["cost.collectives={all_reduce: ring}"], [("cost.collectives.all_reduce", None, "ring")]),
     ],
 )
@@ -146,7 +146,7 @@ def test_changed_keys_compares_resolved_values(overrides: list[str], changes: li
 
 
 def scenario_with_framework_file(folder: Path, launch: str) -> Scenario:
-    """The same words for a file in another folder, which says another thing."""
+    """A scenario whose `framework: mine.yaml` refers to a file of its own folder, with another launch time."""
     folder.mkdir()
     content = yaml.safe_load(data_files.find_file("frameworks", "pytorch").read_text())
     content["host"]["launch"] = launch
@@ -163,4 +163,4 @@ def test_same_path_with_different_content_is_reported(tmp_path: Path) -> None:
     assert changed_keys(slow, fast) == ()
     assert changed_referenced_files(slow, fast) == ["framework"]
     assert changed_referenced_files(slow, same_as_slow) == []
-    assert changed_referenced_files(slow, load_scenario()) == []  # a key says so already
+    assert changed_referenced_files(slow, load_scenario()) == []  # already reported as a changed key

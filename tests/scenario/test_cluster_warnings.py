@@ -1,4 +1,4 @@
-"""Machines that are likely a mistake are named in one sentence, and honest ones are left alone."""
+"""Warnings about likely mistakes in cluster descriptions, and none for valid ones."""
 
 from typing import Any
 
@@ -59,19 +59,24 @@ def test_mismatched_accelerator_names_matching_clusters(
         ["cluster.name=dgx-a100", "cluster.accelerator=a100-sxm-40gb"],
         ["cluster.name=mi300x", "cluster.accelerator=mi325x"],
         ["cluster.accelerator=h800-sxm-80gb", "cluster.node.nvlink.bandwidth=200 GB/s"],
-        ["cluster.accelerator=h800-sxm-80gb", "cluster.node={nvlink: {bandwidth: 160 GB/s}}"],  # said, so believed
+        [
+            "cluster.accelerator=h800-sxm-80gb",
+            "cluster.node={nvlink: {bandwidth: 160 GB/s}}",
+        ],  # an explicit value is trusted
         [
             "cluster.accelerator=h800-sxm-80gb",
             "cluster.node={nvlink: null, host: {bridges: 2, bandwidth: 40 GB/s, latency: 1 us}}",
             "layout.tp=1",
             "layout.dp=32",
         ],
-        ["cluster.node.nvlink.bandwidth=112.5 GB/s"],  # what if it had a quarter?
+        ["cluster.node.nvlink.bandwidth=112.5 GB/s"],  # a what-if study with a quarter of the bandwidth
         ["cluster.node.nvlink.bandwidth=900 GB/s"],
         ["cluster.node.nvlink.bandwidth=3600 Gbit/s"],  # 450 GB/s
         ["cluster.node.nic.bandwidth=100 GB/s"],  # 800 Gbit/s
         ["cluster.node.nic.bandwidth=800 Gbit/s"],
-        ["cluster.node.nic={per_node: 32, bandwidth: 400 Gbit/s}"],  # four ports of a GPU together may be faster
+        [
+            "cluster.node.nic={per_node: 32, bandwidth: 400 Gbit/s}"
+        ],  # the sum of a GPU's four ports may exceed the limit
     ],
 )
 def test_valid_clusters_do_not_warn(mapping: dict[str, Any], overrides: list[str]) -> None:
@@ -96,7 +101,7 @@ PORT_LIMIT_TEXT = "but no port of more than 800 Gbit/s is sold (1,600 are announ
 
 
 @pytest.mark.parametrize(
-    ("bandwidth", "said"),
+    ("bandwidth", "suggestion"),
     [
         ("400 GB/s", f"400 GB/s is 3,200 Gbit/s, {PORT_LIMIT_TEXT}; was 400 Gbit/s meant?"),
         ("200 GB/s", f"200 GB/s is 1,600 Gbit/s, {PORT_LIMIT_TEXT}; was 200 Gbit/s meant?"),
@@ -104,9 +109,9 @@ PORT_LIMIT_TEXT = "but no port of more than 800 Gbit/s is sold (1,600 are announ
         ("1600 Gbit/s", f"1600 Gbit/s is 1,600 Gbit/s, {PORT_LIMIT_TEXT}"),
     ],
 )
-def test_nic_in_bytes_suggests_bits(mapping: dict[str, Any], bandwidth: str, said: str) -> None:
+def test_nic_in_bytes_suggests_bits(mapping: dict[str, Any], bandwidth: str, suggestion: str) -> None:
     warning = only_warning(mapping, f"cluster.node.nic.bandwidth={bandwidth}")
-    assert warning == f"cluster.node.nic.bandwidth: {said}"
+    assert warning == f"cluster.node.nic.bandwidth: {suggestion}"
 
 
 @pytest.mark.parametrize("bandwidth", ["450 Gbit/s", "900 Gbit/s"])
@@ -152,7 +157,7 @@ def test_oversubscription_of_unused_tier_warns_without_cost(
 
 
 def test_oversubscription_of_used_tier_costs_time() -> None:
-    """Racks of two nodes: rings of 8 nodes climb to the spine. One rack alone has no links to climb."""
+    """Racks of two nodes: rings of 8 nodes use the spine. A single rack uses no uplinks."""
     plan = {
         "model": SMALL_MODEL, "cluster": {"name": "llama3-roce", "gpus": 64}, "layout": {"tp": 8, "data": "ddp"},
         "training": {"sequence": 512, "global_batch": 64},

@@ -1,4 +1,4 @@
-"""What a scenario says of other jobs on its machine, and what it may not say."""
+"""Co-scheduled jobs (`degradations.jobs`): placement, round trip, results and error messages."""
 
 import pickle
 from pathlib import Path
@@ -36,15 +36,15 @@ def with_sections(mapping: dict[str, Any], **sections: Any) -> dict[str, Any]:
 
 
 def load_scenario(*jobs: Any, **sections: Any) -> Scenario:
-    return Scenario.from_mapping({**BASE_MAPPING, "disturbances": {"jobs": [*jobs]}, **sections}, default_name="mine")
+    return Scenario.from_mapping({**BASE_MAPPING, "degradations": {"jobs": [*jobs]}, **sections}, default_name="mine")
 
 
-def load_degraded_scenario(*jobs: Any, **disturbances: Any) -> Scenario:
-    return load_scenario(disturbances={"jobs": [*jobs], **disturbances})
+def load_degraded_scenario(*jobs: Any, **degradations: Any) -> Scenario:
+    return load_scenario(degradations={"jobs": [*jobs], **degradations})
 
 
 def gpus_of_jobs(scenario: Scenario) -> list[list[int]]:
-    """The GPUs of this job and of the others."""
+    """GPU indices of this job and of the co-scheduled ones."""
     return [
         indices.tolist()
         for indices in (
@@ -100,8 +100,8 @@ def test_jobs_use_their_placement_or_free_gpus(
     placement: dict[str, Any] | None, jobs: list[dict[str, Any]], expected: list[list[int] | None]
 ) -> None:
     cluster = {**BASE_MAPPING["cluster"], **({} if placement is None else {"placement": placement})}
-    if None in expected:  # in the order of the file, whoever is placed by name
-        with pytest.raises(InputError, match=r"jobs.1.placement: GPUs 16-23 are disturbances.jobs.0's already"):
+    if None in expected:  # jobs are placed in file order, also before later ones with explicit placement
+        with pytest.raises(InputError, match=r"jobs.1.placement: GPUs 16-23 are degradations.jobs.0's already"):
             load_scenario(*({"scenario": OTHER_JOB, **job} for job in jobs), cluster=cluster)
         return
     assert gpus_of_jobs(load_scenario(*({"scenario": OTHER_JOB, **job} for job in jobs), cluster=cluster)) == expected
@@ -137,12 +137,12 @@ def test_job_file_placement_and_override(tmp_path: Path) -> None:
             "job: cluster.accelerator: differs from the machine's, which is the cluster's own; leave it out",
         ),
         (
-            {"scenario": with_sections(OTHER_JOB, disturbances={"jobs": [{"scenario": OTHER_JOB}]})},
-            "job: disturbances.jobs: is of the whole machine",
+            {"scenario": with_sections(OTHER_JOB, degradations={"jobs": [{"scenario": OTHER_JOB}]})},
+            "job: degradations.jobs: is of the whole machine",
         ),
         (
-            {"scenario": with_sections(OTHER_JOB, disturbances={"slow": {"gpu": 3, "speed": 0.5}})},
-            "job: disturbances.slow: is of the whole machine",
+            {"scenario": with_sections(OTHER_JOB, degradations={"slow": {"gpu": 3, "speed": 0.5}})},
+            "job: degradations.slow: is of the whole machine",
         ),
         (
             {"scenario": with_sections(OTHER_JOB, cost={"network": "uncontended"})},
@@ -166,12 +166,12 @@ def test_job_file_placement_and_override(tmp_path: Path) -> None:
 def test_invalid_jobs_have_one_line_errors(job: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as refused:
         load_scenario(job)
-    assert str(refused.value).startswith("mine: disturbances.jobs.0")
+    assert str(refused.value).startswith("mine: degradations.jobs.0")
     assert "\n" not in str(refused.value)
 
 
 def test_jobs_need_a_shared_network() -> None:
-    with pytest.raises(InputError, match=r"disturbances.jobs: links are not shared with cost.network uncontended"):
+    with pytest.raises(InputError, match=r"degradations.jobs: links are not shared with cost.network uncontended"):
         load_scenario({"scenario": OTHER_JOB}, cost={"network": "uncontended"})
 
 
@@ -191,7 +191,7 @@ def test_all_errors_of_a_job_file_are_listed(tmp_path: Path) -> None:
 
 
 def test_excessive_steps_of_another_job_are_rejected() -> None:
-    with pytest.raises(InputError, match=r"disturbances.jobs.0: [\d,]+ of its steps pass while this job runs; 10,000"):
+    with pytest.raises(InputError, match=r"degradations.jobs.0: [\d,]+ of its steps pass while this job runs; 10,000"):
         simulate(load_scenario({"scenario": OTHER_JOB, "start": "-3600 s"}))
 
 
@@ -203,22 +203,22 @@ def test_other_jobs_inherit_cost_settings_and_have_no_jobs() -> None:
 
 
 def test_result_describes_other_jobs() -> None:
-    scenario = load_scenario({"scenario": with_sections(OTHER_JOB, name="neighbour", disturbances={"jitter": "1 %"})})
+    scenario = load_scenario({"scenario": with_sections(OTHER_JOB, name="neighbour", degradations={"jitter": "1 %"})})
     result = simulate(scenario)
     (job,) = result.co_located_jobs
     result_json = result.to_json()
-    assert result_json["step_time_alone_s"] == result.isolated_step_time == pytest.approx(result.step_time)
+    assert result_json["step_time_isolated_s"] == result.isolated_step_time == pytest.approx(result.step_time)
     assert [(job_json["name"], job_json["ranks"], job_json["start_s"]) for job_json in result_json["jobs"]] == [
         ("neighbour", 8, 0.0)
     ]
     assert (
         len(result_json["jobs"][0]["step_times_s"])
-        == len(result_json["jobs"][0]["step_times_alone_s"])
+        == len(result_json["jobs"][0]["step_times_isolated_s"])
         == max(job.ended_steps, 1)
     )
-    assert describe_degradations(scenario) == "beside neighbour"
-    assert f"beside {describe_co_located_job(job)}" in " ".join(render_terminal(result, width=200).split())
-    assert "+0.0 % beside other jobs" in render_terminal(result)
+    assert describe_degradations(scenario) == "co-scheduled with neighbour"
+    assert f"co-scheduled: {describe_co_located_job(job)}" in " ".join(render_terminal(result, width=200).split())
+    assert "+0.0 % with co-scheduled jobs" in render_terminal(result)
     assert any("hosts that jobs share" in limitation for limitation in result.model_limitations)
     assert not any("all GPUs and links are healthy" in limitation for limitation in result.model_limitations)
     assert pickle.loads(pickle.dumps(result)).to_json()["jobs"] == result_json["jobs"]
@@ -227,7 +227,7 @@ def test_result_describes_other_jobs() -> None:
 def test_result_without_other_jobs() -> None:
     result = simulate(Scenario.from_mapping(BASE_MAPPING))
     assert (result.isolated_step_time, result.co_located_jobs, result.to_json()["jobs"]) == (None, (), [])
-    assert "beside" not in render_terminal(result).split("trust")[0]
+    assert "co-scheduled" not in render_terminal(result)
 
 
 def test_degradations_affect_all_jobs() -> None:
@@ -241,5 +241,5 @@ def test_degradations_affect_all_jobs() -> None:
 
 def test_disconnected_job_is_rejected() -> None:
     two_node_job = with_sections(OTHER_JOB, layout={"tp": 8, "dp": 2})
-    with pytest.raises(InputError, match=r"disturbances.nics.0: without the NICs of GPUs 16-23, GPUs 16-23 cannot"):
+    with pytest.raises(InputError, match=r"degradations.nics.0: without the NICs of GPUs 16-23, GPUs 16-23 cannot"):
         load_degraded_scenario({"scenario": two_node_job}, nics={"node": 2, "dead": True})

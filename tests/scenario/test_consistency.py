@@ -1,4 +1,4 @@
-"""Numbers of different sections that clash are refused with both numbers and the nearest legal ones."""
+"""Consistency checks across sections: errors name the conflicting values and the nearest valid ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +75,7 @@ def test_indivisible_layer_count_is_valid(mapping: dict[str, Any]) -> None:
 
 
 def test_tp_above_kv_heads_needs_even_replication(mapping: dict[str, Any], refusal: Refusal) -> None:
-    # llama3-8b has 8 kv_heads: 16 ranks hold each twice; with 12 kv_heads 8 ranks can neither share nor repeat them
+    # llama3-8b has 8 kv_heads: 16 ranks replicate each twice; 8 ranks can neither split nor replicate 12 kv_heads
     replicated_heads = Scenario.from_mapping(mapping, overrides=["layout.tp=16", "layout.dp=2"])
     assert any("8 kv_heads" in warning and "2 ranks hold each" in warning for warning in replicated_heads.warnings)
     assert "8 neither divides the 12 kv_heads" in refusal(
@@ -84,22 +84,22 @@ def test_tp_above_kv_heads_needs_even_replication(mapping: dict[str, Any], refus
 
 
 def test_tp_across_nvlink_domains_warns(mapping: dict[str, Any]) -> None:
-    inside = Scenario.from_mapping(mapping)
+    within_domain = Scenario.from_mapping(mapping)
     across_domains = Scenario.from_mapping(mapping, overrides=["layout.tp=16", "layout.dp=2"])
-    assert not inside.warnings
+    assert not within_domain.warnings
     assert any("reach beyond one NVLink domain" in warning for warning in across_domains.warnings)
 
 
 def test_tp_comm_overlap_needs_one_nvlink_domain(mapping: dict[str, Any]) -> None:
-    """Between nodes chunks of the collectives hide behind nothing; within a rack of NVLink they do."""
-    within = ["layout.tp=8", "layout.dp=4", "layout.tensor_overlap=true"]
-    across_nodes = ["layout.tp=16", "layout.dp=2", "layout.tensor_overlap=true"]
+    """TP communication overlap (user buffers) works within an NVLink domain, not between nodes."""
+    within = ["layout.tp=8", "layout.dp=4", "layout.tp_comm_overlap=true"]
+    across_nodes = ["layout.tp=16", "layout.dp=2", "layout.tp_comm_overlap=true"]
     for overrides, rack, works in ((within, False, True), (across_nodes, False, False), (across_nodes, True, True)):
         cluster = ["cluster={name: gb200-nvl72, gpus: 64}"] if rack else []
         scenario = Scenario.from_mapping(mapping, overrides=[*overrides, *cluster])
-        assert scenario.layout.tensor_overlap
-        assert scenario.effective_layout.tensor_overlap is works
-        assert any("layout.tensor_overlap has no effect" in warning for warning in scenario.warnings) is not works
+        assert scenario.layout.tp_comm_overlap
+        assert scenario.effective_layout.tp_comm_overlap is works
+        assert any("layout.tp_comm_overlap has no effect" in warning for warning in scenario.warnings) is not works
 
 
 def test_recomputed_layers_up_to_largest_stage_are_valid(mapping: dict[str, Any]) -> None:
@@ -139,11 +139,11 @@ def test_symmetry_off_at_scale_warns_with_pass_count(mapping: dict[str, Any]) ->
 
 def test_jitter_on_shared_network_at_scale_warns(mapping: dict[str, Any]) -> None:
     large = ["cluster.gpus=4096", "layout.dp=512", "training.global_batch=512"]
-    (warning,) = Scenario.from_mapping(mapping, [*large, "disturbances.jitter=1 %"]).warnings
+    (warning,) = Scenario.from_mapping(mapping, [*large, "degradations.jitter=1 %"]).warnings
     assert "jitter makes every rank differ" in warning and "4,096" in warning
-    assert not Scenario.from_mapping(mapping, ["disturbances.jitter=1 %"]).warnings
+    assert not Scenario.from_mapping(mapping, ["degradations.jitter=1 %"]).warnings
     uncontended = "cost.network=uncontended"
-    assert not Scenario.from_mapping(mapping, [*large, "disturbances.jitter=1 %", uncontended]).warnings
+    assert not Scenario.from_mapping(mapping, [*large, "degradations.jitter=1 %", uncontended]).warnings
 
 
 def test_flash_attention_on_old_gpu_warns(mapping: dict[str, Any]) -> None:
@@ -195,8 +195,8 @@ def test_sliding_window_with_ring_attention_warns(mapping: dict[str, Any]) -> No
 
 @pytest.mark.parametrize(("key", "value"), [("layout.pp", "2"), ("training.lora", "8")])
 def test_deepspeed_zero3_rejects_unsupported_combinations(mapping: dict[str, Any], key: str, value: str) -> None:
-    scenario_mapping = {**mapping, "layout": {"data": "zero3_by_parameter"}, "cluster": {"name": "dgx-h100", "gpus": 8}}
+    scenario_mapping = {**mapping, "layout": {"data": "deepspeed_zero3"}, "cluster": {"name": "dgx-h100", "gpus": 8}}
     section, name = key.split(".")
     scenario_mapping = {**scenario_mapping, section: {**scenario_mapping[section], name: int(value)}}
-    with pytest.raises(InputError, match=f"zero3_by_parameter runs beside no {key}"):
+    with pytest.raises(InputError, match=f"deepspeed_zero3 runs beside no {key}"):
         Scenario.from_mapping(scenario_mapping)

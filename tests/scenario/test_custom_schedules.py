@@ -1,4 +1,4 @@
-"""Schedules from outside: read once, beside the scenario, and kept by whatever is made of it."""
+"""Custom schedules (CSV files and Python classes): loading, relative paths, round trip and error messages."""
 
 import json
 import pickle
@@ -38,7 +38,7 @@ Plan = Callable[..., Scenario]
 
 @pytest.fixture
 def load_plan(tmp_path: Path, mapping: dict[str, Any]) -> Plan:
-    """The scenario with a schedule, in a folder with an order and a rule: 2 pipeline ranks, 16 microbatches."""
+    """Loads the scenario with a CSV or Python schedule of its folder: 2 pipeline ranks, 16 microbatches."""
     (tmp_path / "my.csv").write_text(format_order(OneFOneB().order(2, 16)))
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe")
     (tmp_path / "my_module.py").write_text(SCHEDULE_SOURCE)
@@ -51,7 +51,11 @@ def load_plan(tmp_path: Path, mapping: dict[str, Any]) -> Plan:
 
 
 CSV_FORMS = "my.csv", {"csv": "my.csv"}, {"csv": {"file": "my.csv"}}, {"csv": {"file": "my.csv", "placement": [0, 1]}}
-PYTHON_FORMS = "my_module:Mine", {"python": "my_module:Mine"}, {"python": {"rule": "my_module:Mine", "arguments": {}}}
+PYTHON_FORMS = (
+    "my_module:Mine",
+    {"python": "my_module:Mine"},
+    {"python": {"class_path": "my_module:Mine", "arguments": {}}},
+)
 
 
 @pytest.mark.parametrize("written", [*CSV_FORMS, *PYTHON_FORMS])
@@ -91,7 +95,7 @@ def test_csv_schedule_is_read_once_and_inlined(load_plan: Plan, tmp_path: Path) 
 
 
 def test_python_schedule_is_loaded_once_and_reevaluated(load_plan: Plan, tmp_path: Path) -> None:
-    scenario = load_plan({"python": {"rule": "my_module:Mine", "arguments": {"times": 8}}})
+    scenario = load_plan({"python": {"class_path": "my_module:Mine", "arguments": {"times": 8}}})
     assert tmp_path / "my_module.py" in scenario.files
     assert Scenario.from_mapping(scenario.to_mapping(), default_name="plan", path=scenario.path) == scenario
     assert pickle.loads(pickle.dumps(scenario)) == scenario
@@ -120,7 +124,11 @@ def test_python_schedule_is_loaded_once_and_reevaluated(load_plan: Plan, tmp_pat
         ({"orders": {"rows": ["0F0,0B0", "1F0,1"]}}, (), "schedule: written order, row 2, cell 2: '1' is not"),
         ({"orders": {}}, (), "schedule.orders.rows: is missing; write rows"),
         ("my_modul:Mine", (), "schedule: there is no module my_modul, .*; did you mean my_module?"),
-        ({"python": {"class": "my_module:Mine"}}, (), "schedule.python.rule: is missing; write rule: my_module:MyS"),
+        (
+            {"python": {"class": "my_module:Mine"}},
+            (),
+            "schedule.python.class_path: is missing; write class_path: my_module:MyS",
+        ),
         ("zb-v", ("layout.pp=1", "layout.dp=16"), "schedule: zb-v needs a pipeline, but layout.pp is 1; write 1f1b"),
     ],
 )
@@ -132,7 +140,7 @@ def test_invalid_custom_schedules_have_one_line_errors(
 
 
 def test_zb_v_warns_about_single_step_bubble(load_plan: Plan) -> None:
-    """Tied or not: the first pipeline rank has both ends of the model."""
+    """Also with tied embeddings: the first pipeline rank holds both the first and the last stage."""
     (warning,) = load_plan("zb-v").warnings
     assert "with steps 3 the last one shows the pace of training" in warning
     assert load_plan("zb-v", "model.tied_embeddings=true").warnings == (warning,)

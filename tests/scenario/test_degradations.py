@@ -1,4 +1,4 @@
-"""What a file says of slow GPUs, jitter, links and mixed accelerators, and how it is refused."""
+"""Degradations in a scenario file: slow GPUs, jitter, links and mixed accelerators; error messages."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ Mapping = dict[str, Any]
 
 
 def bandwidth_fractions(scenario: Scenario) -> dict[tuple[str, str], float]:
-    """What is left of each link of the scenario's cluster, where that is not all."""
+    """Remaining bandwidth fraction of each degraded link of the scenario's cluster, by (source, target)."""
     fabric, healthy = scenario.cluster.fabric, load_cluster("dgx-h100", scenario.cluster.gpu_count).fabric
     fraction = fabric.links.bandwidth / healthy.links.bandwidth
     links = {link_index: healthy.link_info(link_index) for link_index in np.flatnonzero(fraction != 1.0).tolist()}
@@ -32,7 +32,7 @@ def test_no_degradations_by_default(mapping: Mapping) -> None:
 
 
 def test_full_degradation_section_is_read(mapping: Mapping) -> None:
-    mapping["disturbances"] = {
+    mapping["degradations"] = {
         "slow": [{"gpu": 17, "speed": 0.9}, {"nodes": [0, 1], "speed": "50 %"}],
         "jitter": {"std": "2 %", "distribution": "lognormal", "seed": 7},
         "nics": [{"gpu": 12, "bandwidth": 0.5}],
@@ -62,7 +62,7 @@ def test_full_degradation_section_is_read(mapping: Mapping) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "gpus"),
+    ("gpu_selection", "gpus"),
     [
         ({"gpu": 9}, [9]),
         ({"gpus": [9, 8, 9]}, [8, 9]),
@@ -72,8 +72,8 @@ def test_full_degradation_section_is_read(mapping: Mapping) -> None:
         ({"nodes": "0-6", "gpu": 60}, [*range(56), 60]),
     ],
 )
-def test_gpus_are_selected_by_id_range_list_or_node(mapping: Mapping, words: Mapping, gpus: list[int]) -> None:
-    mapping["disturbances"] = {"slow": {**words, "speed": 0.5}}
+def test_gpus_are_selected_by_id_range_list_or_node(mapping: Mapping, gpu_selection: Mapping, gpus: list[int]) -> None:
+    mapping["degradations"] = {"slow": {**gpu_selection, "speed": 0.5}}
     speeds = Scenario.from_mapping(mapping).degradations.gpu_speeds(np.arange(64))
     assert np.flatnonzero(speeds == 0.5).tolist() == list(gpus)
 
@@ -83,7 +83,7 @@ def test_fractions_accept_numbers_and_percentages(mapping: Mapping, share: objec
     scenario = Scenario.from_mapping(
         {
             **mapping,
-            "disturbances": {
+            "degradations": {
                 "slow": {"gpu": 0, "speed": share},
                 "jitter": share,
                 "nics": {"gpu": 0, "bandwidth": share},
@@ -102,14 +102,14 @@ def test_fractions_accept_numbers_and_percentages(mapping: Mapping, share: objec
 
 
 def test_degradation_overrides_and_changes(mapping: Mapping) -> None:
-    mapping["disturbances"] = {"jitter": "1 %", "slow": {"gpu": 3, "speed": 0.9}}
-    scenario = Scenario.from_mapping(mapping, ["disturbances.jitter.seed=4", "steps=5", "disturbances.slow.speed=0.8"])
+    mapping["degradations"] = {"jitter": "1 %", "slow": {"gpu": 3, "speed": 0.9}}
+    scenario = Scenario.from_mapping(mapping, ["degradations.jitter.seed=4", "steps=5", "degradations.slow.speed=0.8"])
     assert (scenario.jitter, scenario.steps) == (Jitter(0.01, seed=4), 5)
     assert scenario.degradations.gpu_speeds(np.arange(4))[3] == 0.8
-    assert scenario.with_overrides("disturbances.jitter=2%").jitter == Jitter(0.02)
-    assert scenario.with_overrides("disturbances.jitter=0").jitter is None
-    assert scenario.with_overrides("disturbances.jitter=null").jitter is None
-    slower = scenario.with_overrides("disturbances.links={between: [leaf0.0, spine0.0], bandwidth: 0.5}")
+    assert scenario.with_overrides("degradations.jitter=2%").jitter == Jitter(0.02)
+    assert scenario.with_overrides("degradations.jitter=0").jitter is None
+    assert scenario.with_overrides("degradations.jitter=null").jitter is None
+    slower = scenario.with_overrides("degradations.links={between: [leaf0.0, spine0.0], bandwidth: 0.5}")
     reread = Scenario.from_mapping(slower.to_mapping())
     assert (reread.degradations, reread.cluster, reread.jitter) == (slower.degradations, slower.cluster, slower.jitter)
     assert bandwidth_fractions(slower)["leaf0.0", "spine0.0"] == 0.5
@@ -193,8 +193,8 @@ def test_nodes_may_have_other_accelerators(mapping: Mapping) -> None:
     ],
 )
 def test_invalid_degradations_are_rejected(refusal: Refusal, override: str, sentence: str) -> None:
-    message = refusal(f"disturbances.{override}")
-    assert message.startswith(f"plan.yaml: disturbances.{sentence}"), message
+    message = refusal(f"degradations.{override}")
+    assert message.startswith(f"plan.yaml: degradations.{sentence}"), message
     assert "\n" not in message
 
 
@@ -227,14 +227,14 @@ def test_invalid_mixed_steps_and_interference_are_rejected(refusal: Refusal, ove
 
 
 def test_disconnecting_link_failure_names_link_and_gpus(refusal: Refusal) -> None:
-    """A rack of 16 nodes has one leaf, and a bundle of 64 links up."""
+    """A rack of 16 nodes has one leaf switch and one bundle of 64 uplinks."""
     racks = ["cluster=llama3-roce", "cluster.gpus=512", "layout.dp=64"]
     endpoints = "[leaf1.0, spine0.0]"
-    sentence = refusal(*racks, f"disturbances.links={{between: {endpoints}, dead: 10000}}")
+    sentence = refusal(*racks, f"degradations.links={{between: {endpoints}, dead: 10000}}")
     members = int(sentence.split("a bundle of ")[1].split()[0])
-    sentence = refusal(*racks, f"disturbances.links={{between: {endpoints}, dead: {members}}}")
+    sentence = refusal(*racks, f"degradations.links={{between: {endpoints}, dead: {members}}}")
     assert (
-        f"plan.yaml: disturbances.links.0: without the {members} links between leaf1.0 and spine0.0, GPUs 0-"
+        f"plan.yaml: degradations.links.0: without the {members} links between leaf1.0 and spine0.0, GPUs 0-"
         in sentence
     )
     assert " cannot reach GPUs " in sentence
@@ -244,21 +244,21 @@ def test_disconnecting_link_failure_names_link_and_gpus(refusal: Refusal) -> Non
     ("override", "sentence"),
     [
         (
-            "disturbances.slow={gpu: 1, speed: 9}",
-            "disturbances.slow.0.speed: 9 is more than all of it; write 9 % (or 900 %)",
+            "degradations.slow={gpu: 1, speed: 9}",
+            "degradations.slow.0.speed: 9 is more than all of it; write 9 % (or 900 %)",
         ),
-        ("disturbances.slow={gpu: 1, speed: 50}", "disturbances.slow.0.speed: 50 is more than all of it; write 50 %"),
+        ("degradations.slow={gpu: 1, speed: 50}", "degradations.slow.0.speed: 50 is more than all of it; write 50 %"),
         (
-            "disturbances.nics={gpu: 1, bandwidth: 50}",
-            "disturbances.nics.0.bandwidth: 50 is more than all of it; write 50 %",
+            "degradations.nics={gpu: 1, bandwidth: 50}",
+            "degradations.nics.0.bandwidth: 50 is more than all of it; write 50 %",
         ),
         (
-            "disturbances.links={from: gpu0, to: nvswitch0, bandwidth: 2}",
-            "disturbances.links.0.bandwidth: 2 is more than all",
+            "degradations.links={from: gpu0, to: nvswitch0, bandwidth: 2}",
+            "degradations.links.0.bandwidth: 2 is more than all",
         ),
-        ("disturbances.jitter=5", "disturbances.jitter: 5 is more than all of it; write 5 % (or 500 %)"),
-        ("disturbances.jitter={std: 5}", "disturbances.jitter.std: 5 is more than all of it; write 5 % (or 500 %)"),
-        ("disturbances.background.leaf=30", "disturbances.background.leaf: 30 is more than all of it; write 30 %"),
+        ("degradations.jitter=5", "degradations.jitter: 5 is more than all of it; write 5 % (or 500 %)"),
+        ("degradations.jitter={std: 5}", "degradations.jitter.std: 5 is more than all of it; write 5 % (or 500 %)"),
+        ("degradations.background.leaf=30", "degradations.background.leaf: 30 is more than all of it; write 30 %"),
         ("cost.interference=5", "cost.interference: 5 is more than all of it; write 5 % (or 500 %)"),
     ],
 )
@@ -267,7 +267,7 @@ def test_fraction_above_one_suggests_percent(refusal: Refusal, override: str, se
 
 
 def test_percentages_above_100_are_accepted_where_valid(mapping: Mapping) -> None:
-    mapping["disturbances"] = {
+    mapping["degradations"] = {
         "slow": {"gpu": 1, "speed": "120 %"},
         "jitter": {"std": "150 %", "distribution": "lognormal"},
     }
@@ -279,12 +279,12 @@ def test_percentages_above_100_are_accepted_where_valid(mapping: Mapping) -> Non
 
 @pytest.mark.parametrize("cluster", ["dgx-h100", "llama3-roce", "gb200-nvl72"])
 def test_dead_nic_equals_dead_gpu_to_nic_link(mapping: Mapping, cluster: str) -> None:
-    """Where GPU and NIC share a PCIe switch, traffic cannot tell which end of the NIC is dead."""
+    """Where GPU and NIC share a PCIe switch, routing cannot distinguish which side of the NIC failed."""
     gpus, nic = (72, "nic3.0") if cluster == "gb200-nvl72" else (64, "nic1.4")
     mapping |= {"cluster": {"name": cluster, "gpus": gpus}, "layout": {"tp": 4}, "training": {"sequence": 8192}}
     mapping["training"]["global_batch"] = gpus // 4
     dead = [{"nics": {"gpu": 12, "dead": True}}, {"links": {"between": ["gpu12", nic], "dead": True}}]
-    fabrics = [Scenario.from_mapping({**mapping, "disturbances": degradation}).cluster.fabric for degradation in dead]
+    fabrics = [Scenario.from_mapping({**mapping, "degradations": degradation}).cluster.fabric for degradation in dead]
     sources, targets = np.repeat(np.arange(gpus), gpus), np.tile(np.arange(gpus), gpus)
     paths = [fabric.find_paths(sources, targets) for fabric in fabrics]
     assert (paths[0].latency == paths[1].latency).all()
@@ -295,18 +295,18 @@ def test_dead_nic_equals_dead_gpu_to_nic_link(mapping: Mapping, cluster: str) ->
 
 
 def test_gpus_without_nics_are_disconnected(refusal: Refusal) -> None:
-    sentence = refusal("disturbances.nics=[{gpu: 20, dead: true}, {node: 1, dead: true}]")
+    sentence = refusal("degradations.nics=[{gpu: 20, dead: true}, {node: 1, dead: true}]")
     assert (
         sentence
-        == "plan.yaml: disturbances.nics.1: without the NICs of GPUs 8-15, GPUs 0-7, 16-63 cannot reach GPUs 8-15"
+        == "plan.yaml: degradations.nics.1: without the NICs of GPUs 8-15, GPUs 0-7, 16-63 cannot reach GPUs 8-15"
     )
 
 
 def test_shared_nic_cannot_be_degraded_twice(refusal: Refusal) -> None:
     """In dgx-v100 two GPUs share a NIC."""
     cluster = ["cluster={name: dgx-v100, gpus: 64}", "training.precision=fp16"]
-    sentence = refusal(*cluster, "disturbances.nics=[{gpu: 0, bandwidth: 0.5}, {gpu: 1, bandwidth: 0.5}]")
-    assert "disturbances.nics.1: the link from nic0.0 to leaf0.0, which GPUs share, is in nics.0 already" in sentence
+    sentence = refusal(*cluster, "degradations.nics=[{gpu: 0, bandwidth: 0.5}, {gpu: 1, bandwidth: 0.5}]")
+    assert "degradations.nics.1: the link from nic0.0 to leaf0.0, which GPUs share, is in nics.0 already" in sentence
 
 
 @pytest.mark.parametrize(
@@ -328,38 +328,38 @@ def test_large_task_counts_warn_with_memory_and_time() -> None:
     """Llama 3 405B: 16,384 ranks run 423 tasks a step, 69 million in ten, which took 9.8 GB and 106 s."""
     plan = Path(__file__).parents[2] / "examples" / "llama3_405b_16k.yaml"
     uncontended = "cost.network=uncontended"
-    (warning,) = Scenario.load(plan, ["disturbances.jitter=1%", "steps=10", uncontended]).warnings
+    (warning,) = Scenario.load(plan, ["degradations.jitter=1%", "steps=10", uncontended]).warnings
     assert "about 69 million tasks of 16,384 ranks in 10 steps take some 10 GB of memory and 104 s; 3 steps" in warning
-    for fewer in (["disturbances.jitter=1%", "steps=3"], ["steps=10"]):
+    for fewer in (["degradations.jitter=1%", "steps=3"], ["steps=10"]):
         assert Scenario.load(plan, [*fewer, uncontended]).warnings == ()
     *_, warning = Scenario.load(plan, ["cost.symmetry=off", "steps=10", uncontended]).warnings
     assert "cost.symmetry auto, 3 steps" in warning
 
 
 def test_desynchronized_tp_groups_on_shared_links_warn(mapping: Mapping) -> None:
-    """Two groups of 4 are in a node, so other traffic is on their NVLink; a group of 8 has it for itself."""
+    """Two TP groups of 4 share a node's NVLink, so they contend; a group of 8 has the node to itself."""
     mapping |= {"cluster": {"name": "dgx-h100", "gpus": 512}, "layout": {"tp": 4, "pp": 2, "dp": 64}}
     mapping["training"] = {"sequence": 8192, "global_batch": 65536}
-    mapping["disturbances"] = {"slow": {"gpu": 3, "speed": 0.9}}
+    mapping["degradations"] = {"slow": {"gpu": 3, "speed": 0.9}}
     assert "some ranks of a tensor-parallel group" in Scenario.from_mapping(mapping).warnings[0]
     for change in (
         "cost.network=uncontended",
         "layout={tp: 8, pp: 2, dp: 32}",
-        "disturbances.slow={node: 3, speed: 0.9}",
+        "degradations.slow={node: 3, speed: 0.9}",
     ):
         assert Scenario.from_mapping(mapping, overrides=[change]).warnings == ()
 
 
 def test_errors_of_all_sections_are_listed(refusal: Refusal) -> None:
-    sentence = refusal("cluster.mixed={node: 99, accelerator: h200}", "disturbances.slow={gpu: 99, speed: 0.5}")
+    sentence = refusal("cluster.mixed={node: 99, accelerator: h200}", "degradations.slow={gpu: 99, speed: 0.5}")
     assert "2 problems" in sentence
     assert "cluster.mixed.0: there is no node 99" in sentence
-    assert "disturbances.slow.0: there is no GPU 99" in sentence
+    assert "degradations.slow.0: there is no GPU 99" in sentence
 
 
 def test_degradations_without_effect_warn(mapping: Mapping) -> None:
     mapping |= {"cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"tp": 4, "dp": 2}}
-    mapping["disturbances"] = {
+    mapping["degradations"] = {
         "nics": {"gpu": 3, "bandwidth": 0.5},
         "links": [
             {"between": ["leaf0.0", "spine0.0"], "bandwidth": 0.5},
@@ -371,10 +371,10 @@ def test_degradations_without_effect_warn(mapping: Mapping) -> None:
         warning for warning in Scenario.from_mapping(mapping).warnings if "changes nothing" in warning
     ]
     assert [warning.split()[0] for warning in no_effect_warnings] == [
-        "disturbances.background.leaf",
-        "disturbances.nics",
-        "disturbances.links.0",
+        "degradations.background.leaf",
+        "degradations.nics",
+        "degradations.links.0",
     ]
     assert no_effect_warnings[1].endswith("no transfer leaves the nvlink tier")
-    mapping["disturbances"]["links"] = {"between": ["gpu0", "nvswitch0"], "dead": True}  # GPU 0 uses its NIC now
+    mapping["degradations"]["links"] = {"between": ["gpu0", "nvswitch0"], "dead": True}  # GPU 0 uses its NIC now
     assert not any("changes nothing" in warning for warning in Scenario.from_mapping(mapping).warnings)

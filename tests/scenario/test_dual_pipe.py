@@ -1,4 +1,4 @@
-"""DualPipe in a file: degrees as people say them, two pipelines inside."""
+"""DualPipe in a scenario file: user-facing degrees of one pipeline, internally two mirrored pipelines."""
 
 from typing import Any
 
@@ -37,14 +37,14 @@ def test_one_pipeline_in_the_file_runs_as_two() -> None:
     assert describe_layout(scenario).startswith("pp 8 · dp 4 · ep 4")
     assert "2 x 8 microbatches of 1" in describe_layout(scenario)
     assert (
-        "dealt to the 8 pipeline ranks in pairs: pipeline rank 0 holds stages 0, 7, and so does"
+        "assigned to the 8 pipeline ranks in pairs: pipeline rank 0 holds stages 0, 7, and so does"
         in describe_stage_placement(scenario)
     )
 
 
 def test_expert_communication_overlaps_by_default() -> None:
-    assert load_scenario().layout.overlap_expert_communication
-    assert not load_scenario("layout.ep=1").layout.overlap_expert_communication
+    assert load_scenario().layout.overlap_moe_expert_parallel_comm
+    assert not load_scenario("layout.ep=1").layout.overlap_moe_expert_parallel_comm
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a scenario says of costs and energy."""
+"""The `economics` section: prices, energy, carbon and power."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ Refusal = Callable[..., str]
 
 
 def economics_settings(mapping: dict[str, Any], *overrides: str) -> EconomicsSettings:
-    """Read, and read again as it is written out."""
+    """The economics settings of a scenario; checks that the written scenario reads back equal."""
     scenario = Scenario.from_mapping(mapping, [f"economics.{override}" for override in overrides])
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     return scenario.economics
@@ -29,9 +29,9 @@ def test_all_keys_are_read_in_si_units(mapping: dict[str, Any]) -> None:
         mapping,
         "price_per_gpu_hour=2.49 EUR",
         "pue=1.2",
-        "carbon=360 g/kWh",
+        "carbon_intensity=360 g/kWh",
         "tokens=15.6T",
-        "power={tdp: 0.5 kW, idle: 90 W, rest: 0 W, products: 90 %, streaming: 0.6, communicating: 0.4}",
+        "power={tdp: 0.5 kW, idle: 90 W, rest: 0 W, matmul: 90 %, memory_bound: 0.6, exposed_communication: 0.4}",
     )
     powers = PowerOverrides(500.0, 90.0, 0.0, 0.9, 0.6, 0.4)
     assert settings == EconomicsSettings(Price(2.49, "EUR"), 1.2, pytest.approx(1e-4), 15.6e12, powers)
@@ -51,7 +51,7 @@ def test_scalar_power_is_tdp_and_name_is_price_list(mapping: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("override", "expected_words"),
     [
         ("price_per_gpu_hour=2.49", ["price_per_gpu_hour: 2.49 has no currency", "'2.49 USD'"]),
         ("price_per_gpu_hour=-1 USD", ["'-1 USD' is below zero"]),
@@ -63,25 +63,30 @@ def test_scalar_power_is_tdp_and_name_is_price_list(mapping: dict[str, Any]) -> 
         ("pue=0.9", ["economics.pue: 0.9 is not between 1 and 10"]),
         ("pue=.nan", ["economics.pue: nan is not between 1 and 10"]),
         ("pue=20 %", ["economics.pue: '20 %' is not between"]),
-        ("carbon=400", ["economics.carbon: 400 has no unit; a footprint is a string such as '400 g/kWh'"]),
-        ("carbon=-1 g/kWh", ["'-1 g/kWh' is below zero"]),
+        (
+            "carbon_intensity=400",
+            ["economics.carbon_intensity: 400 has no unit; a footprint is a string such as '400 g/kWh'"],
+        ),
+        ("carbon_intensity=-1 g/kWh", ["'-1 g/kWh' is below zero"]),
         ("tokens=0", ["0 is not a number of tokens above zero; write e.g. 15.6T"]),
         ("tokens=.nan", ["nan is not a number of tokens"]),
         ("tokens=15.6 trillion", ["'15.6 trillion' is not a number of tokens"]),
         ("power.tdp=700", ["economics.power.tdp: 700 has no unit", "'700 W'"]),
         ("power.tdp=0 W", ["economics.power.tdp: '0 W' is not above zero"]),
         ("power.rest=-1 W", ["economics.power.rest: '-1 W' is below zero"]),
-        ("power.products=80", ["economics.power.products", "write 80 %"]),
-        ("power.products=110 %", ["'110 %' is not between 0 % and 100 %"]),
-        ("power.streaming=1 %", ["economics.power: streaming draws 7 W, less than a GPU that is idle"]),
+        ("power.matmul=80", ["economics.power.matmul", "write 80 %"]),
+        ("power.matmul=110 %", ["'110 %' is not between 0 % and 100 %"]),
+        ("power.memory_bound=1 %", ["economics.power: memory_bound draws 7 W, less than a GPU that is idle"]),
         ("power.idle=1 kW", ["economics.power: idle 1 kW is above tdp 700 W"]),
         ("power.tpd=1 kW", ["economics.power.tpd: unknown key; did you mean tdp?"]),
     ],
 )
-def test_invalid_economics_are_rejected_with_a_correction(refusal: Refusal, override: str, words: list[str]) -> None:
+def test_invalid_economics_are_rejected_with_a_correction(
+    refusal: Refusal, override: str, expected_words: list[str]
+) -> None:
     sentence = refusal(f"economics.{override}")
     assert sentence.startswith("plan.yaml: economics.")
-    assert all(word in sentence for word in words), sentence
+    assert all(word in sentence for word in expected_words), sentence
 
 
 def test_price_list_must_contain_the_cluster_accelerators(refusal: Refusal) -> None:

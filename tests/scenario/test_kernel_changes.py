@@ -1,4 +1,4 @@
-"""Are kernels slower or faster on every accelerator of a cluster, and nowhere faster than the datasheet?"""
+"""Kernel slowdown changes apply to every accelerator type of a cluster and never exceed datasheet peaks."""
 
 import pytest
 

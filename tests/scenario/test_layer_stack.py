@@ -1,4 +1,4 @@
-"""How a file says layers that differ, and stages that do; what is wrong with them is said in one sentence."""
+"""Heterogeneous layers and pipeline layer partitions in a scenario file; error messages."""
 
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,15 @@ def windows(scenario: Scenario) -> list[int | None]:
     ("model", "expected"),
     [
         ("{preset: llama3-8b, window: 1024}", [1024] * 32),
-        ("{preset: llama3-8b, window: 1024, global_every: 4}", [1024, 1024, 1024, None] * 8),
-        ("{preset: llama3-8b, window: 1024, global_every: 4, layers: 6}", [1024, 1024, 1024, None, 1024, 1024]),
+        ("{preset: llama3-8b, window: 1024, window_attn_skip_freq: 4}", [1024, 1024, 1024, None] * 8),
+        (
+            "{preset: llama3-8b, window: 1024, window_attn_skip_freq: 4, layers: 6}",
+            [1024, 1024, 1024, None, 1024, 1024],
+        ),
         ("{preset: gemma2-9b, layers: 4}", [4096, None] * 2),
         ("{preset: gemma2-9b, layers: 4, window: 512}", [512, None] * 2),
         ("{preset: gemma2-9b, layers: 4, window: full}", [None] * 4),
-        ("{preset: gemma2-9b, layers: 6, global_every: 3}", [4096, 4096, None] * 2),
+        ("{preset: gemma2-9b, layers: 6, window_attn_skip_freq: 3}", [4096, 4096, None] * 2),
         ("{preset: mistral-7b-v0.1, layers: 4}", [4096] * 4),
     ],
 )
@@ -46,7 +49,7 @@ def test_sliding_window_layer_pattern(model: str, expected: list[int | None]) ->
 
 
 def test_stack_of_layer_runs() -> None:
-    """A first dense layer of another width, as models have that go on with something else."""
+    """One first dense layer of another width, followed by 31 parallel-block layers."""
     scenario = load_scenario(
         "model={preset: llama3-8b, stack: [{layers: 1, ffn: 8192}, {layers: 31, block: parallel}]}"
     )
@@ -57,7 +60,7 @@ def test_stack_of_layer_runs() -> None:
         BlockForm.PRE_NORM,
         BlockForm.PARALLEL,
     )
-    # one narrower MLP of three matrices, and one norm less in 31 layers
+    # one narrower MLP of three matrices, and one norm fewer in 31 layers
     expected = parameter_count(load_scenario().model) - 3 * 4096 * (14336 - 8192) - 31 * 4096
     assert parameter_count(scenario.model) == expected
 
@@ -85,9 +88,9 @@ def test_qk_norm_values() -> None:
 
 
 def test_nope_layers_repeat() -> None:
-    scenario = load_scenario("model={preset: llama3-8b, nope_every: 4, rotary: 50 %}")
+    scenario = load_scenario("model={preset: llama3-8b, no_rope_freq: 4, rotary_percent: 50 %}")
     (with_rope, without_rope) = scenario.model.distinct_attentions
-    assert (with_rope.rotary, without_rope.rotary) == (0.5, 0.0)
+    assert (with_rope.rotary_percent, without_rope.rotary_percent) == (0.5, 0.0)
     assert scenario.model.stack[:2] == (
         LayerGroup(scenario.model.distinct_specs[0], 3),
         LayerGroup(scenario.model.distinct_specs[1], 1),
@@ -100,13 +103,16 @@ def test_nope_layers_repeat() -> None:
         ("{preset: llama3-8b, window: 0}", "model.window: 0 is no window; write a number of tokens from 1"),
         ("{preset: llama3-8b, window: -3}", "model.window: -3 is no window"),
         ("{preset: llama3-8b, window: 0.5}", "model.window: 0.5 is no window"),
-        ("{preset: llama3-8b, global_every: 3}", "global_every 3 needs a window"),
-        ("{preset: llama3-8b, window: 9, global_every: 1}", "model.global_every: 1 is too small"),
-        ("{preset: gpt3-1.3b, nope_every: 4}", "nope_every 4 needs rotary positions; gpt3-1.3b has learned ones"),
+        ("{preset: llama3-8b, window_attn_skip_freq: 3}", "window_attn_skip_freq 3 needs a window"),
+        ("{preset: llama3-8b, window: 9, window_attn_skip_freq: 1}", "model.window_attn_skip_freq: 1 is too small"),
+        ("{preset: gpt3-1.3b, no_rope_freq: 4}", "no_rope_freq 4 needs rotary positions; gpt3-1.3b has learned ones"),
         ("{preset: llama3-8b, block: serial}", "model.block: 'serial' is unknown; choose one of parallel"),
         ("{preset: llama3-8b, qk_norm: often}", "model.qk_norm: 'often' is unknown; write true, false, heads or whole"),
-        ("{preset: gpt3-1.3b, rotary: 0.5}", "rotary needs rotary positions; gpt3-1.3b has learned ones"),
-        ("{preset: llama3-8b, rotary: 1.5}", "model.rotary: 1.5 is more than all of it"),
+        (
+            "{preset: gpt3-1.3b, rotary_percent: 0.5}",
+            "rotary_percent needs rotary positions; gpt3-1.3b has learned ones",
+        ),
+        ("{preset: llama3-8b, rotary_percent: 1.5}", "model.rotary_percent: 1.5 is more than all of it"),
         ("{preset: llama3-8b, stack: []}", "stack: has no run"),
         ("{preset: llama3-8b, stack: [{ffn: 64}]}", "model.stack.0.layers: is missing; write layers: 1"),
         ("{preset: llama3-8b, stack: [{layers: 1, fn: 3}]}", r"model.stack.0.fn: unknown key; did you mean ffn\?"),
@@ -179,12 +185,12 @@ def test_parallel_block_saves_tp_all_reduces() -> None:
 
 def test_attention_sinks_are_read_and_rejected_for_mla() -> None:
     assert all(
-        distinct_attention.sinks
-        for distinct_attention in load_scenario("model.sinks=true").model.distinct_attentions
+        distinct_attention.attention_sinks
+        for distinct_attention in load_scenario("model.attention_sinks=true").model.distinct_attentions
         if isinstance(distinct_attention, FullAttention)
     )
-    with pytest.raises(InputError, match="sinks: latent attention has heads of its own dimensions"):
-        load_scenario("model={preset: deepseek-v2-lite, sinks: true}")
+    with pytest.raises(InputError, match="attention_sinks: latent attention has heads of its own dimensions"):
+        load_scenario("model={preset: deepseek-v2-lite, attention_sinks: true}")
 
 
 def test_even_layout_string_equals_even_partition() -> None:

@@ -1,4 +1,4 @@
-"""`training.lora`: words of several libraries, what is refused, and that a scenario keeps it."""
+"""`training.lora`: target names of several libraries, error messages, and round trip."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""How a file says a mixture of experts, and in which layers; what is wrong with it is said in one sentence."""
+"""Mixture-of-experts (MoE) layers in a scenario file: which layers have experts, and error messages."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ def load_scenario(model: str) -> Scenario:
 
 
 def layer_kinds(model: str) -> str:
-    """A letter for each layer: dense or mixture."""
+    """One letter for each layer: d for a dense MLP, m for an MoE layer."""
     letters = {DenseMlp: "d", MoeMlp: "m"}
     return "".join(
         letters[type(spec.mlp)] for spec in layer_specs(load_scenario(model).model.stack) if spec.mlp is not None
@@ -41,8 +41,12 @@ def layer_kinds(model: str) -> str:
     [
         (f"{{{INLINE}, layers: 4, experts: {{{MOE_OPTIONS}}}}}", "mmmm"),
         (f"{{{INLINE}, layers: 4, ffn: 2048, experts: {{{MOE_OPTIONS}, dense_layers: 1}}}}", "dmmm"),
-        (f"{{{INLINE}, layers: 6, ffn: 2048, experts: {{{MOE_OPTIONS}, every: 2}}}}", "dmdmdm"),
-        (f"{{{INLINE}, layers: 6, ffn: 2048, experts: {{{MOE_OPTIONS}, every: 2, dense_layers: 2}}}}", "dddmdm"),
+        (f"{{{INLINE}, layers: 6, ffn: 2048, experts: {{{MOE_OPTIONS}, interleave_moe_layer_step: 2}}}}", "dmdmdm"),
+        (
+            f"{{{INLINE}, layers: 6, ffn: 2048, experts: {{{MOE_OPTIONS}, interleave_moe_layer_step: 2, "
+            f"dense_layers: 2}}}}",
+            "dddmdm",
+        ),
         (f"{{{INLINE}, ffn: 2048, stack: [{{layers: 1}}, {{layers: 3, experts: {{{MOE_OPTIONS}}}}}]}}", "dmmm"),
         (
             f"{{{INLINE}, ffn: 64, experts: {{{MOE_OPTIONS}}}, stack: [{{layers: 1, experts: 0}}, {{layers: 3}}]}}",
@@ -68,23 +72,23 @@ def test_expert_keys_are_read() -> None:
 
 
 def test_router_groups_limit_and_bias() -> None:
-    written = "{count: 8, top_k: 2, groups: 4, limit: 2, router_bias: true}"
+    written = "{count: 8, top_k: 2, num_groups: 4, group_topk: 2, router_bias: true}"
     (routed,) = load_scenario(f"{{preset: llama3-8b, experts: {written}}}").model.distinct_moes
-    assert routed.router == Router(ScoreFunction.SOFTMAX, groups=4, limit=2, bias=True)
+    assert routed.router == Router(ScoreFunction.SOFTMAX, num_groups=4, group_topk=2, bias=True)
     assert routed.ffn == 14336, "experts are as wide as the MLP that they replace"
 
 
 def test_omitted_expert_keys_come_from_the_preset() -> None:
-    """Four more experts, in all 32 layers: three matrices each, and a row of the router."""
+    """Four more experts in all 32 layers: three matrices each, and one row of the router weight."""
     added_parameters = parameter_count(load_scenario("{preset: mixtral-8x7b, experts: 12}").model) - parameter_count(
         load_scenario("mixtral-8x7b").model
     )
     assert added_parameters == 32 * 4 * (3 * 4096 * 14336 + 4096)
 
 
-@pytest.mark.parametrize("name", [name for name, shipped in PRESETS.items() if shipped.model.distinct_moes])
+@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.model.distinct_moes])
 def test_scenario_round_trip(name: str) -> None:
-    """By its name, and with every mixture changed."""
+    """By preset name, and with every MoE layer changed."""
     plain = Scenario.from_mapping(BASE_MAPPING | {"layout": {}}, overrides=[f"model={name}"])
     assert Scenario.from_mapping(plain.to_mapping()) == plain
     changed = plain.with_overrides("model.experts.top_k=1")
@@ -106,21 +110,35 @@ def test_scenario_round_trip(name: str) -> None:
         ("{preset: mixtral-8x7b, ffn: 1024}", r"model: ffn: mixtral-8x7b has no dense MLP; experts.ffn"),
         ("{preset: mixtral-8x7b, experts: {dense_layers: 1}}", r"ffn: the model has no dense MLP, .*; give ffn"),
         ("{preset: mixtral-8x7b, experts: {dense_layers: 32}}", r"dense_layers: 32 leaves none of the 32 layers"),
-        ("{preset: mixtral-8x7b, experts: {every: 33}}", r"experts.every: 33 is above the 32 layers"),
+        (
+            "{preset: mixtral-8x7b, experts: {interleave_moe_layer_step: 33}}",
+            r"experts.interleave_moe_layer_step: 33 is above the 32 layers",
+        ),
         ("{preset: mistral-7b, experts: {top_k: 2}}", r"experts: lacks count; write such as {count: 8, top_k: 2}"),
         ("{preset: mistral-7b, experts: 8}", r"experts: lacks top_k; write such as {count: 8, top_k: 2}"),
         ("{preset: mistral-7b, ffn: 1, experts: {count: 8, top_k: 2, ffn: 2}}", r"ffn: mistral-7b has no dense MLP"),
-        ("{preset: mixtral-8x7b, experts: {groups: 3}}", r"groups 3 does not divide the 8 experts; groups 2 or 4 fits"),
-        ("{preset: mixtral-8x7b, experts: {groups: 4, limit: 5}}", r"limit 5 is above the 4 groups; 4 fits"),
         (
-            "{preset: mixtral-8x7b, experts: {groups: 8, limit: 1}}",
-            r"top_k 2 is above the 1 experts that limit 1 leaves; raise limit",
+            "{preset: mixtral-8x7b, experts: {num_groups: 3}}",
+            r"num_groups 3 does not divide the 8 experts; "
+            r"num_groups 2 or 4 fits",
         ),
         (
-            "{preset: mixtral-8x7b, experts: {capacity: 0}}",
-            r"model.experts.capacity: 0 is no capacity; write a number above 0",
+            "{preset: mixtral-8x7b, experts: {num_groups: 4, group_topk: 5}}",
+            r"group_topk 5 is above the 4 groups; 4 fits",
         ),
-        ("{preset: mixtral-8x7b, experts: {capacity: 4.5}}", r"capacity 4.5 is above 4, at which every expert takes"),
+        (
+            "{preset: mixtral-8x7b, experts: {num_groups: 8, group_topk: 1}}",
+            r"top_k 2 is above the 1 experts that group_topk 1 leaves; raise group_topk",
+        ),
+        (
+            "{preset: mixtral-8x7b, experts: {capacity_factor: 0}}",
+            r"model.experts.capacity_factor: 0 is no capacity factor; write a number above 0",
+        ),
+        (
+            "{preset: mixtral-8x7b, experts: {capacity_factor: 4.5}}",
+            r"capacity_factor 4.5 is above 4, at which every "
+            r"expert takes",
+        ),
         (
             "{preset: mixtral-8x7b, stack: [{layers: 1, ffn: 9}, {layers: 31}]}",
             r"stack: ffn is of a dense MLP, and the layer has experts; give experts.ffn",
@@ -130,8 +148,8 @@ def test_scenario_round_trip(name: str) -> None:
             r"stack: has ffn beside experts.ffn",
         ),
         (
-            "{preset: mixtral-8x7b, stack: [{layers: 32, experts: {every: 2}}]}",
-            r"model.stack.0.experts.every: unknown key",
+            "{preset: mixtral-8x7b, stack: [{layers: 32, experts: {interleave_moe_layer_step: 2}}]}",
+            r"model.stack.0.experts.interleave_moe_layer_step: unknown key",
         ),
     ],
 )
@@ -143,7 +161,7 @@ def test_invalid_expert_settings_have_one_line_errors(model: str, sentence: str)
 
 def test_capacity_needs_alltoall_dispatcher() -> None:
     with pytest.raises(InputError, match=r"layout.dispatcher: deepep sends as many rows .* capacity; alltoall pads"):
-        load_scenario("{preset: mixtral-8x7b, experts: {capacity: 1.5}}").with_overrides(
+        load_scenario("{preset: mixtral-8x7b, experts: {capacity_factor: 1.5}}").with_overrides(
             "layout={ep: 8, dispatcher: deepep}"
         )
 
@@ -153,7 +171,7 @@ def test_expert_flops_scale_with_capacity_factor() -> None:
         (routed,) = load_scenario("mixtral-8x7b").model.distinct_moes
         training = Training(sequence=2048, global_batch=1, microbatch=1)
         model = replace(load_preset("mixtral-8x7b"), stack=())
-        spec = LayerSpec(None, replace(routed, capacity=capacity))
+        spec = LayerSpec(None, replace(routed, capacity_factor=capacity))
         operators = transformer_layer(model, spec, training, LayerShard(1, 2048, 2048)).operators
         return sum(
             kernel.flops
@@ -167,7 +185,7 @@ def test_expert_flops_scale_with_capacity_factor() -> None:
 
 
 def test_unused_dense_ffn_width_is_accepted() -> None:
-    """As config.json files of Qwen 3 do."""
+    """As in Qwen 3's config.json files."""
     assert layer_kinds(f"{{{INLINE}, layers: 2, ffn: 2048, experts: {{{MOE_OPTIONS}}}}}") == "mm"
 
 
@@ -192,27 +210,37 @@ def test_inline_moe_model_needs_expert_ffn() -> None:
         ({"pp": 2, "order": ["tp", "pp", "cp", "dp"]}, {}, None),
         (
             {"ep": 8},
-            {"expert_load": {"rows": [1, 2]}},
-            r"rows: list 1 is of 2 experts, and mixtral-8x7b has 8",
+            {"expert_load": {"tokens_per_expert": [1, 2]}},
+            r"tokens_per_expert: list 1 is of 2 experts, and mixtral-8x7b has 8",
         ),
         (
             {"ep": 8},
-            {"expert_load": {"rows": [[1] * 8] * 3}},
-            r"rows: 3 lists, and mixtral-8x7b has 32 routed",
+            {"expert_load": {"tokens_per_expert": [[1] * 8] * 3}},
+            r"tokens_per_expert: 3 lists, and mixtral-8x7b has 32 routed",
         ),
         (
             {"ep": 8},
-            {"expert_load": {"rows": [1] * 7 + [-1]}},
-            r"rows: -1.* in list 1 is no number of rows",
+            {"expert_load": {"tokens_per_expert": [1] * 7 + [-1]}},
+            r"tokens_per_expert: -1.* in list 1 is no number of tokens",
         ),
         (
             {"ep": 8},
-            {"expert_load": {"rows": [0] * 8}},
-            r"rows: list 1 has no rows at all",
+            {"expert_load": {"tokens_per_expert": [0] * 8}},
+            r"tokens_per_expert: list 1 has no tokens at all",
         ),
-        ({"ep": 8}, {"expert_load": {"rows": []}}, r"rows: \[\] is no list of rows of each expert; write \[\[120"),
+        (
+            {"ep": 8},
+            {"expert_load": {"tokens_per_expert": []}},
+            r"tokens_per_expert: \[\] is no list of tokens per "
+            r"expert; write \[\[120",
+        ),
         ({"ep": 8}, {"expert_load": -0.1}, r"expert_load: -0.1 is not between 0 and 10; 0.3 is that of many"),
-        ({"ep": 8}, {"expert_load": {"seed": 1}}, r"expert_load: says loads by variation or by rows, one of the two"),
+        (
+            {"ep": 8},
+            {"expert_load": {"seed": 1}},
+            r"expert_load: says loads by coefficient_of_variation or by "
+            r"tokens_per_expert, one of the two",
+        ),
         ({"ep": 8}, {"expert_load": "even"}, r"expert_load: 'even' is unknown; write balanced, "),
         ({"ep": 8}, {"expert_load": 0.3}, None),
         ({"ep": 8}, {"expert_load": "balanced"}, None),
@@ -225,7 +253,7 @@ def test_inline_moe_model_needs_expert_ffn() -> None:
             r"ep 8 x etp 1 leaves nothing of experts to shard; optimizer: true",
         ),
         ({"ep": 4, "pp": 8, "data": "fsdp"}, PARAMETER_OFFLOAD, None),
-        ({"data": "zero3_by_parameter"}, {}, r"zero3_by_parameter runs beside no model.experts; fsdp and zero3 do"),
+        ({"data": "deepspeed_zero3"}, {}, r"deepspeed_zero3 runs beside no model.experts; fsdp and zero3 do"),
         ({"ep": 8}, {"lora": 8}, r"lora.targets: mixtral-8x7b has experts, .*; targets: attention fits"),
         ({"ep": 8}, {"lora": {"rank": 8, "targets": "attention"}}, None),
         (
@@ -255,9 +283,9 @@ def test_torch_data_parallel_rejects_expert_parallelism() -> None:
 @pytest.mark.parametrize(
     ("layout", "sentence"),
     [
-        ("dispatcher_sms: 32", "dispatcher_sms: 32, but alltoall runs the library's kernels; leave it out"),
-        ("dispatcher: hybridep, dispatcher_sms: 133", "133, but a GPU has 132 multiprocessors; 132 is the most"),
-        ("dispatcher: hybridep, dispatcher_sms: 0", "layout.dispatcher_sms"),
+        ("dispatcher_num_sms: 32", "dispatcher_num_sms: 32, but alltoall runs the library's kernels; leave it out"),
+        ("dispatcher: hybridep, dispatcher_num_sms: 133", "133, but a GPU has 132 multiprocessors; 132 is the most"),
+        ("dispatcher: hybridep, dispatcher_num_sms: 0", "layout.dispatcher_num_sms"),
     ],
 )
 def test_invalid_dispatcher_sm_counts_are_rejected(layout: str, sentence: str) -> None:
@@ -266,8 +294,8 @@ def test_invalid_dispatcher_sm_counts_are_rejected(layout: str, sentence: str) -
 
 
 def test_more_dispatcher_sms_are_never_slower() -> None:
-    """Until the links bound them; the dispatcher's own number is what is taken where nothing is said."""
-    plan = "layout={{ep: 8, dispatcher: hybridep, dispatcher_sms: {sms}}}"
+    """Until the links are the bottleneck; without the key the dispatcher's default SM count applies."""
+    plan = "layout={{ep: 8, dispatcher: hybridep, dispatcher_num_sms: {sms}}}"
     few_sms, default_sms, more_sms = (
         load_scenario("{preset: mixtral-8x7b}").with_overrides(plan.format(sms=sm_count)) for sm_count in (4, 16, 32)
     )

@@ -1,4 +1,4 @@
-"""What tokens that travel beside computation exclude, and what a file need not say."""
+"""Overlap of MoE communication with computation in a scenario file: defaults and exclusions."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 BASE_MAPPING: dict[str, Any] = {
     "model": "deepseek-v2-lite",
     "cluster": {"name": "dgx-h100", "gpus": 16},
-    "layout": {"pp": 2, "ep": 8, "overlap_expert_communication": True, "layers_per_stage": [6, 7, 7, 7]},
+    "layout": {"pp": 2, "ep": 8, "overlap_moe_expert_parallel_comm": True, "layers_per_stage": [6, 7, 7, 7]},
     "schedule": "interleaved",
     "training": {"sequence": 2048, "global_batch": 64},
 }
@@ -25,21 +25,23 @@ def load_scenario(*overrides: str) -> Scenario:
 
 def test_overlap_runs_combined_1f1b() -> None:
     assert load_scenario().effective_schedule == Overlapped1F1B(Interleaved(2))
-    assert load_scenario("layout.overlap_expert_communication=false").effective_schedule == Interleaved(2)
+    assert load_scenario("layout.overlap_moe_expert_parallel_comm=false").effective_schedule == Interleaved(2)
 
 
 def test_dualpipev_overlaps_by_default() -> None:
-    """So is one without experts on several ranks, in which nothing travels."""
+    """But not with ep 1, where no tokens are exchanged."""
     default_layout = {
-        key: value for key, value in BASE_MAPPING["layout"].items() if key != "overlap_expert_communication"
+        key: value for key, value in BASE_MAPPING["layout"].items() if key != "overlap_moe_expert_parallel_comm"
     }
     default_mapping = {**BASE_MAPPING, "layout": default_layout}
-    assert not Scenario.from_mapping(default_mapping).layout.overlap_expert_communication
+    assert not Scenario.from_mapping(default_mapping).layout.overlap_moe_expert_parallel_comm
     dual = Scenario.from_mapping({**default_mapping, "schedule": "dualpipev"})
-    assert dual.layout.overlap_expert_communication
+    assert dual.layout.overlap_moe_expert_parallel_comm
     assert dual.effective_schedule == DualPipeV()
-    assert not dual.with_overrides("layout.ep=1").layout.overlap_expert_communication
-    assert not dual.with_overrides("layout.overlap_expert_communication=false").layout.overlap_expert_communication
+    assert not dual.with_overrides("layout.ep=1").layout.overlap_moe_expert_parallel_comm
+    assert not dual.with_overrides(
+        "layout.overlap_moe_expert_parallel_comm=false"
+    ).layout.overlap_moe_expert_parallel_comm
 
 
 @pytest.mark.parametrize(
@@ -54,8 +56,11 @@ def test_dualpipev_overlaps_by_default() -> None:
             ["schedule=1f1b", "layout.layers_per_stage=even", "model.layers=26"],
             "needs several chunks in a pipeline, and schedule 1f1b has one; interleaved and dualpipev fit",
         ),
-        (["layout.delay_wgrad=true", "layout.data=fsdp"], "is not modelled where each backward gathers weights"),
-        (["layout.overlap_shared_experts=true"], "exclude each other; write one of them"),
+        (
+            ["layout.delay_wgrad_compute=true", "layout.data=fsdp"],
+            "is not modelled where each backward gathers weights",
+        ),
+        (["layout.moe_shared_expert_overlap=true"], "exclude each other; write one of them"),
     ],
 )
 def test_moe_overlap_exclusions(overrides: list[str], sentence: str) -> None:
@@ -63,21 +68,24 @@ def test_moe_overlap_exclusions(overrides: list[str], sentence: str) -> None:
         load_scenario(*overrides)
 
 
-WITHOUT_OVERLAP = "layout.overlap_expert_communication=false"
+WITHOUT_OVERLAP = "layout.overlap_moe_expert_parallel_comm=false"
 
 
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["layout.delay_wgrad=true"], "write layout.overlap_expert_communication: true, too"),
-        (["layout.overlap_shared_experts=true", "layout.dispatcher=deepep"], "is not for dispatcher deepep; alltoall"),
+        (["layout.delay_wgrad_compute=true"], "write layout.overlap_moe_expert_parallel_comm: true, too"),
         (
-            ["layout.overlap_shared_experts=true", "model.experts.shared=0"],
+            ["layout.moe_shared_expert_overlap=true", "layout.dispatcher=deepep"],
+            "is not for dispatcher deepep; alltoall",
+        ),
+        (
+            ["layout.moe_shared_expert_overlap=true", "model.experts.shared=0"],
             "needs shared experts and tokens that travel",
         ),
-        (["layout.overlap_shared_experts=true", "layout.ep=1"], "needs shared experts and tokens that travel"),
+        (["layout.moe_shared_expert_overlap=true", "layout.ep=1"], "needs shared experts and tokens that travel"),
         (
-            ["layout.overlap_shared_experts=true", "training.recompute.modules=[shared_experts]"],
+            ["layout.moe_shared_expert_overlap=true", "training.recompute.modules=[shared_experts]"],
             r"excludes training.recompute modules: \[shared_experts\]; leave that out",
         ),
     ],

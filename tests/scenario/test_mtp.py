@@ -1,4 +1,4 @@
-"""How a file says layers that predict further tokens; what is wrong with it is said in one sentence."""
+"""Multi-token prediction (MTP) layers in a scenario file: reading, round trip and error messages."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a scenario may say to NCCL."""
+"""NCCL environment variables in a scenario (`cost.nccl`)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ FULL_NODE_LAYOUT = ["layout.tp=8", "layout.dp=8"]
 
 @pytest.fixture
 def mapping() -> dict[str, Any]:
-    """Gradients of 64 GPUs are reduced: all-reduce, tensor-parallel ones too."""
+    """DDP and TP without sequence parallelism on 64 GPUs: gradients and activations are all-reduced."""
     return {
         "model": "llama3-8b",
         "cluster": {"name": "dgx-h100", "gpus": 64},
@@ -47,7 +47,7 @@ def parse_algorithms(text: str) -> dict[CollectiveType, frozenset[str]]:
 
 
 def test_lists_have_the_grammar_of_nccl() -> None:
-    """Of NCCL's own comment: ring and collnetdirect for all functions, then tree for allreduce, ring for broadcast."""
+    """NCCL's documented example: ring and collnetdirect for all, tree for allreduce, ring for broadcast."""
     allowed = parse_algorithms("ring,collnetdirect;allreduce:tree,collnetdirect;broadcast:ring")
     assert allowed[CollectiveType.ALL_GATHER] == {"ring", "collnet_direct"}
     assert allowed[CollectiveType.BROADCAST] == {"ring"}
@@ -77,7 +77,7 @@ def test_algorithm_lists_apply_per_collective(lists: dict[CollectiveType, set[st
 
 
 def test_disabled_nvls_is_not_selected(mapping: dict[str, Any]) -> None:
-    """All-reduce of tensor parallelism is done by NVLink's switches, unless they may not."""
+    """TP all-reduce uses NVLink SHARP (NVLS) unless it is disabled."""
     scenario = Scenario.from_mapping(mapping, FULL_NODE_LAYOUT)
 
     def selected_algorithms(*overrides: str) -> set[str]:
@@ -108,7 +108,7 @@ def test_single_algorithm_equals_cost_collectives(mapping: dict[str, Any]) -> No
 
 
 def test_sent_bytes_follow_the_selected_algorithm(mapping: dict[str, Any]) -> None:
-    """A ring of eight sends 7/4 of the payload, NVLink's switches ask for 9/8."""
+    """A ring of eight sends 7/4 of the payload, NVLS 9/8."""
     from clustersim.report.panels.network import build_network
 
     sent = []
@@ -198,7 +198,7 @@ def test_conflicting_nccl_settings_are_rejected(refusal: Refuse, overrides: list
     "switches", ["{NCCL_ALGO: allreduce:PAT}", "{NCCL_ALGO: CollnetChain}", "{NCCL_ALGO: NVLS, NCCL_NVLS_ENABLE: 0}"]
 )
 def test_no_algorithm_left_is_rejected_before_simulation(mapping: dict[str, Any], switches: str) -> None:
-    """As NCCL does: no algorithm/protocol available."""
+    """As NCCL's error "no algorithm/protocol available"."""
     scenario = Scenario.from_mapping(mapping, [f"cost.nccl={switches}"])
     for entry_point in (check, simulate):
         with pytest.raises(InputError, match=r"cost: with NCCL_ALGO.* nothing is left of nccl for all_reduce"):
@@ -207,7 +207,7 @@ def test_no_algorithm_left_is_rejected_before_simulation(mapping: dict[str, Any]
 
 @pytest.mark.parametrize("switch", ["cost.nccl.NCCL_ALGO=^Ring", "cost.collectives={all_gather: aggregated_trees}"])
 def test_unusable_algorithm_is_rejected_before_simulation(mapping: dict[str, Any], switch: str) -> None:
-    """PAT is left for gathers, for groups with one member in each node; the 8 of a node are none."""
+    """Only PAT is left for all-gather; it needs groups of one member per node, so groups of 8 cannot use it."""
     scenario = Scenario.from_mapping(mapping, [switch, "layout={tp: 8, sequence_parallel: true, dp: 8}"])
     for entry_point in (check, simulate):
         with pytest.raises(InputError, match=r"cannot do \w+ by aggregated_trees in groups of 8 in one NVLink"):
@@ -222,7 +222,7 @@ def test_rccl_reads_the_same_variables(mapping: dict[str, Any]) -> None:
 
 
 def test_unusable_remaining_algorithm_is_named(mapping: dict[str, Any]) -> None:
-    """CollNet is between domains: tensor-parallel groups of four inside one have nothing left."""
+    """CollNet works between NVLink domains: TP groups of four inside one have no algorithm left."""
     nccl = "cost.nccl={NCCL_COLLNET_ENABLE: 1, NCCL_ALGO: 'allreduce:collnetdirect'}"
     with pytest.raises(InputError, match="all_reduce by collnet_direct in groups of 4 in one NVLink domain"):
         simulate(Scenario.from_mapping(mapping, [nccl]))

@@ -1,4 +1,4 @@
-"""`training.offload` says what is meant, survives being written and changed, and refuses what cannot be."""
+"""`training.offload`: values, round trip, changes and error messages."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a scenario says of overheads, over what its framework does."""
+"""`training.overheads`: overrides of a framework's overheads."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -38,12 +38,14 @@ def test_default_overheads_are_the_frameworks(name: str) -> None:
 
 
 def test_partial_overrides_keep_framework_defaults() -> None:
-    changed = load_scenario("training.overheads.zeroing=false", "training.overheads.loss=step").training.overheads
+    changed = load_scenario(
+        "training.overheads.zero_grad=false", "training.overheads.loss_averaging=step"
+    ).training.overheads
     usual = load_framework("megatron-2021").overheads
-    assert usual.zeroing
-    assert not changed.zeroing
-    assert changed.loss is LossReport.STEP
-    assert changed.averaging is usual.averaging
+    assert usual.zero_grad
+    assert not changed.zero_grad
+    assert changed.loss_averaging is LossReport.STEP
+    assert changed.prescale_gradients is usual.prescale_gradients
 
 
 def test_overheads_none_round_trip() -> None:
@@ -62,26 +64,34 @@ def test_fsdp2_copies_gradients_into_what_it_reduces() -> None:
 
 def test_wrong_overheads_suggest_the_nearest(refusal: Refusal) -> None:
     assert "did you mean added" in refusal("training.overheads.accumulation=add")
-    assert "zeroing" in refusal("training.overheads.zeroin=true")
+    assert "zero_grad" in refusal("training.overheads.zero_gra=true")
 
 
 def test_invalid_framework_overheads_are_rejected(tmp_path: Any) -> None:
     text = data_files.find_file("frameworks", "megatron-2021").read_text()
     path = tmp_path / "mine.yaml"
-    for old, new in (("accumulation: added", "accumulation: adding"), ("zeroing: true", "zeroing: 1")):
+    for old, new in (("accumulation: added", "accumulation: adding"), ("zero_grad: true", "zero_grad: 1")):
         path.write_text(text.replace(old, new))
         with pytest.raises(InputError, match="overheads"):
             load_framework(str(path))
 
 
 SWITCHES = {
-    "accumulation": "fused", "zeroing": "false", "averaging": "false", "unscaling": "false", "widening": "false",
-    "attention_copies": "false", "bias_adds": "false", "norm_twice": "false", "loss": "never", "batches": "loaded",
-}  # fmt: skip
+    "accumulation": "fused",
+    "zero_grad": "false",
+    "prescale_gradients": "false",
+    "unscale_gradients": "false",
+    "upcast_gradients": "false",
+    "attention_copies": "false",
+    "bias_adds": "false",
+    "norm_weight_grad_kernel": "false",
+    "loss_averaging": "never",
+    "batch_transfer": "loaded",
+}
 
 
 def test_disabling_an_overhead_shortens_the_step() -> None:
-    """On one GPU nothing but the sum of work counts; the loss is averaged between replicas only."""
+    """On one pipeline stage the step is the sum of the work; averaging the loss needs two replicas."""
     two_gpus = ("cluster.gpus=2", "layout.tp=1", "layout.pp=1", "layout.sequence_parallel=false", "layout.data=ddp")
     fp16 = ("training.precision={compute: fp16, gradients: fp16}", "training.attention=standard")
     usual = load_scenario(*two_gpus, *fp16)

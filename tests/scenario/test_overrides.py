@@ -1,4 +1,4 @@
-"""`--set` changes the file's mapping before anything is validated."""
+"""`--set` overrides change the file's mapping before validation."""
 
 import json
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_empty_change_returns_the_same_scenario(mapping: dict[str, Any]) -> None
 
 @pytest.fixture
 def scenario_with_files(tmp_path: Path, mapping: dict[str, Any]) -> Scenario:
-    """A scenario that names a file of every kind; the framework's is the user's own."""
+    """A scenario that refers to a file of every kind; the framework file is the user's."""
     framework = data_files.find_file("frameworks", "pytorch").read_text(encoding="utf-8")
     (tmp_path / "software.yaml").write_text(framework, encoding="utf-8")
     mixed = {"accelerator": "h200-sxm-141gb", "node": 1}
@@ -96,7 +96,7 @@ SCENARIO_CHANGES = (
     "layout.dp=4",
     "training.microbatch=2",
     "steps=2",
-    "disturbances.slow={gpu: 3, speed: 0.5}",
+    "degradations.slow={gpu: 3, speed: 0.5}",
 )
 
 

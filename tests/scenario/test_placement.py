@@ -1,4 +1,4 @@
-"""The GPUs that a job gets, as a scenario says them."""
+"""`cluster.placement`: the GPUs that a job gets."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ Refuse = Callable[..., str]
 
 @pytest.fixture
 def mapping() -> dict[str, Any]:
-    """16 GPUs of nodes of eight."""
+    """16 GPUs on nodes of eight."""
     return {
         "model": "llama3-8b",
         "cluster": {"name": "dgx-h100", "gpus": 16},
@@ -29,7 +29,7 @@ def mapping() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("placement", "places"),
+    ("placement", "gpu_ids"),
     [
         ("{per_node: 4}", [*range(4), *range(8, 12), *range(16, 20), *range(24, 28)]),
         ("{per_domain: 4}", [*range(4), *range(8, 12), *range(16, 20), *range(24, 28)]),
@@ -41,14 +41,14 @@ def mapping() -> dict[str, Any]:
         ("{order: 8-23}", range(8, 24)),
     ],
 )
-def test_placement_determines_gpu_of_ranks(mapping: dict[str, Any], placement: str, places: range | list[int]) -> None:
+def test_placement_determines_gpu_of_ranks(mapping: dict[str, Any], placement: str, gpu_ids: range | list[int]) -> None:
     scenario = Scenario.from_mapping(mapping, [f"cluster.placement={placement}"])
-    assert scenario.cluster.machine_gpu_ids.tolist() == list(places)
+    assert scenario.cluster.machine_gpu_ids.tolist() == list(gpu_ids)
     assert scenario.cluster.gpu_count == scenario.layout.world_size == 16
 
 
 def test_none_is_no_placement(mapping: dict[str, Any]) -> None:
-    """As the manual's table writes it, and to take a file's placement away on the command line."""
+    """As documented in the manual; on the command line it removes a file's placement."""
     scattered = Scenario.from_mapping(mapping, ["cluster.placement={scatter: nodes}"])
     plain = Scenario.from_mapping(mapping)
     assert isinstance(scattered.cluster.fabric, RankMappedFabric)
@@ -66,7 +66,7 @@ def test_cluster_size_from_placement(mapping: dict[str, Any]) -> None:
 
 
 def test_omitted_gpu_count_from_placement(mapping: dict[str, Any]) -> None:
-    """Nodes that are named, a list, or all of the cluster's own size (DGX H100: 1,024 GPUs)."""
+    """From the selected nodes, the order list, or the cluster's default size (DGX H100: 1,024 GPUs)."""
     del mapping["cluster"]["gpus"], mapping["layout"]["dp"]
     named = Scenario.from_mapping(mapping, ["cluster.placement.nodes=[0, 3]"])
     assert (named.cluster.gpu_count, named.layout.dp) == (16, 8)
@@ -77,7 +77,7 @@ def test_omitted_gpu_count_from_placement(mapping: dict[str, Any]) -> None:
 
 
 def test_order_file_is_inlined(mapping: dict[str, Any], tmp_path: Path) -> None:
-    """What a result says of its scenario does not need the file; what is read once is not read again."""
+    """The scenario of a result does not need the order file, and changes do not reread it."""
     (tmp_path / "hosts.txt").write_text("# rack 2\n8-15\n\n3\n2\n1\n0\n4-7\n")
     mapping["cluster"]["placement"] = {"order": "hosts.txt"}
     plan = tmp_path / "plan.yaml"
@@ -152,14 +152,14 @@ def test_order_file_errors_name_the_line(mapping: dict[str, Any], tmp_path: Path
 
 
 def test_degradations_use_cluster_gpu_ids(mapping: dict[str, Any]) -> None:
-    """Node 3 is the first that the job has; what is wrong with GPUs that it does not have is said to change nothing."""
+    """Node 3 is the job's first node; degraded GPUs outside the job are reported to change nothing."""
     scenario = Scenario.from_mapping(
         mapping,
         [
             "cluster.placement.nodes=[3, 1]",
             "cluster.mixed=[{node: 3, accelerator: h200-sxm-141gb}, {node: 0, accelerator: b200-sxm-180gb}]",
-            "disturbances.slow=[{gpu: 9, speed: 0.5}, {gpu: 0, speed: 0.5}]",
-            "disturbances.nics={gpu: 25, bandwidth: 50 %}",
+            "degradations.slow=[{gpu: 9, speed: 0.5}, {gpu: 0, speed: 0.5}]",
+            "degradations.nics={gpu: 25, bandwidth: 50 %}",
         ],
     )
     accelerators, kind = scenario.cluster.accelerator_kinds()
@@ -167,16 +167,16 @@ def test_degradations_use_cluster_gpu_ids(mapping: dict[str, Any]) -> None:
     assert len(accelerators) == 2, "node 0 is another job's"
     assert np.flatnonzero(scenario.degradations.gpu_speeds(scenario.cluster.machine_gpu_ids) < 1.0).tolist() == [9]
     assert [warning for warning in scenario.warnings if "slow" in warning] == [
-        "disturbances.slow.1 changes nothing: the job has none of these GPUs (cluster.placement)"
+        "degradations.slow.1 changes nothing: the job has none of these GPUs (cluster.placement)"
     ]
     halved = scenario.cluster.fabric.links.bandwidth[scenario.cluster.fabric.nic_links(np.array([1]))]
     assert (halved == 25e9).all(), "GPU 25 of the machine is rank 1"
 
 
 def test_dead_nic_outside_the_job_disconnects_nothing(mapping: dict[str, Any]) -> None:
-    """With its only NIC gone a node is by itself."""
+    """A node that loses its only NIC is disconnected."""
     mapping["cluster"] |= {"node": {"nic": {"per_node": 1}}, "placement": {"nodes": [1, 2]}}
-    mapping["disturbances"] = {"nics": {"node": 0, "dead": True}}
+    mapping["degradations"] = {"nics": {"node": 0, "dead": True}}
     scenario = Scenario.from_mapping(mapping)
     assert isinstance(scenario.cluster.fabric, RankMappedFabric)
     with pytest.raises(InputError, match="GPUs 0-7 cannot reach GPUs 8-15"):
@@ -184,7 +184,7 @@ def test_dead_nic_outside_the_job_disconnects_nothing(mapping: dict[str, Any]) -
 
 
 def test_host_is_shared_by_the_jobs_gpus_only(mapping: dict[str, Any]) -> None:
-    """Two ranks of a node have four times the host's memory bandwidth of eight."""
+    """Two ranks on a node each have four times the host memory bandwidth of eight."""
     mapping["training"] |= {"offload": {"optimizer": True}}
     mapping["layout"] = {"dp": 16, "data": "zero1"}
     full, two_per_node = (
@@ -219,7 +219,7 @@ def test_tp_groups_across_domains_suggest_even_placement(mapping: dict[str, Any]
 
 
 def test_unevenly_distributed_groups_warn(mapping: dict[str, Any]) -> None:
-    """80 GPUs that fill a rack are 72 and 8; 40 and 40 are even, as is a job that nothing is said of."""
+    """80 GPUs that fill racks of 72 are 72 and 8; 40 and 40 are even, as is a job without placement."""
     racks = "cluster={name: gb200-nvl72, gpus: 80, placement: {per_domain: 72}}"
     scenario = Scenario.from_mapping(mapping, [racks, "layout={tp: 2, dp: 40}", "training.global_batch=80"])
     assert scenario.warnings == (

@@ -1,4 +1,4 @@
-"""Recipes of number formats in a scenario file: what is read, what is refused, and what a change to another one is."""
+"""Precision recipes in a scenario file: reading, error messages, and changing to another recipe."""
 
 from typing import Any
 
@@ -45,18 +45,24 @@ def test_recipe_by_name() -> None:
 
 def test_recipe_options() -> None:
     recipe = load_precision_recipe(
-        {"compute": "fp8", "gradients": "bf16", "first_layers": 1, "last_layers": 2, "stored": "fp8"}
+        {
+            "compute": "fp8",
+            "gradients": "bf16",
+            "num_layers_at_start_in_bf16": 1,
+            "num_layers_at_end_in_bf16": 2,
+            "stored": "fp8",
+        }
     )
     assert recipe.weight_formats.gradients is DType.BF16
-    assert (recipe.first_layers, recipe.last_layers) == (1, 2)
+    assert (recipe.num_layers_at_start_in_bf16, recipe.num_layers_at_end_in_bf16) == (1, 2)
     assert recipe.matrix_formats.stored is DType.FP8
-    assert recipe.matrix_formats.gathered is DType.FP8  # as they are stored, unless the file says otherwise
+    assert recipe.matrix_formats.gathered is DType.FP8  # defaults to the stored dtype
     separate_gather = load_precision_recipe({"compute": "fp8", "stored": "fp8", "gathered": "bf16"})
     assert separate_gather.matrix_formats.gathered is DType.BF16
 
 
 def test_casts_depend_on_accelerator_and_sharding() -> None:
-    """Hopper reads operands by rows alone, Blackwell either way; weights that come and go are cast in each pass."""
+    """Hopper needs a transposed copy of FP8 operands, Blackwell does not; sharded weights are cast in each pass."""
     hopper, blackwell = load_precision_recipe("fp8").casts, load_precision_recipe("fp8", "hgx-b200").casts
     assert hopper is not None
     assert blackwell is not None
@@ -73,9 +79,9 @@ def test_casts_depend_on_accelerator_and_sharding() -> None:
         ("mxfp4", "dgx-h100", "'mxfp4' is unknown; did you mean mxfp8?"),
         ("fp8", "dgx-a100", "a100-sxm-80gb has no fp8 peak; it computes in fp32, tf32, bf16, fp16; b200-sxm-180gb,"),
         (
-            {"compute": "bf16", "first_layers": 1},
+            {"compute": "bf16", "num_layers_at_start_in_bf16": 1},
             "dgx-h100",
-            "first_layers is about recipes such as mxfp8, but compute",
+            "num_layers_at_start_in_bf16 is about recipes such as mxfp8, but compute",
         ),
         ({"compute": "fp8", "stored": "mxfp8"}, "dgx-h100", "stored: fp8 has nothing in mxfp8; bf16 or fp8 fits"),
         (
@@ -94,8 +100,16 @@ def test_casts_depend_on_accelerator_and_sharding() -> None:
             "attention: 'nvfp4' is unknown; choose one of fp8, mxfp8",
         ),
         ({"compute": "fp8", "stored": "fp8", "master": "none"}, "dgx-h100", "name a master format"),
-        ({"compute": "fp8", "last_layers": 9}, "dgx-h100", "last_layers: 9, but llama-tiny has 8 layers; 8 fits"),
-        ({"compute": "fp8", "last_layers": -1}, "dgx-h100", "training.precision.last_layers"),
+        (
+            {"compute": "fp8", "num_layers_at_end_in_bf16": 9},
+            "dgx-h100",
+            "num_layers_at_end_in_bf16: 9, but llama-tiny has 8 layers; 8 fits",
+        ),
+        (
+            {"compute": "fp8", "num_layers_at_end_in_bf16": -1},
+            "dgx-h100",
+            "training.precision.num_layers_at_end_in_bf16",
+        ),
     ],
 )
 def test_invalid_precision_is_rejected(precision: object, cluster: str, expected: str) -> None:
@@ -122,14 +136,14 @@ def test_with_recipe_equals_writing_the_recipe() -> None:
         scenario_mapping(training={"precision": {"compute": "fp8-rowwise", "gradients": "bf16"}})
     )
     name = default_recipe_name(high_precision, DType.FP8)
-    assert name == "fp8-rowwise"  # of PyTorch
+    assert name == "fp8-rowwise"  # PyTorch's default
     changed = with_recipe(high_precision, name)
     assert simulate(changed).step_time == simulate(low_precision).step_time
     assert with_recipe(changed, "bf16") == high_precision
 
 
 def test_dtype_flops_and_cast_time_of_a_result() -> None:
-    """Of a layer's matrices all FLOP are narrow; attention's and the logits' are not. Casts are a part of the step."""
+    """All layer matmul FLOP are FP8; attention and logits are not. Cast time is a fraction of the step."""
     high_precision, low_precision = (
         simulate(Scenario.from_mapping(scenario_mapping(training={"precision": precision})))
         for precision in ("bf16", "fp8")

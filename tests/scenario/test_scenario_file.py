@@ -1,4 +1,4 @@
-"""What a file may say, and what the inside gets from it."""
+"""Values of a scenario file and the objects they resolve to; error messages of wrong keys and values."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -74,7 +74,7 @@ def test_inline_model_uses_family_defaults(mapping: dict[str, Any]) -> None:
         (
             "zero3",
             FullyShard(all_reduce=ReductionFrequency.LAST_MICROBATCH),
-        ),  # as MiCS does, if it is sharded over some ranks only
+        ),  # as MiCS, when sharded over a subset of the ranks
         ("fsdp", FullyShard(copies=True)),
         ({"hsdp": {"shard": 8}}, FullyShard(copies=True, shard=8)),
         (
@@ -87,8 +87,8 @@ def test_inline_model_uses_family_defaults(mapping: dict[str, Any]) -> None:
             ),
         ),
         (
-            {"fsdp": {"secondary": 8, "reshard_after_forward": True}},
-            FullyShard(copies=True, secondary=8, reshard_after_forward=True),
+            {"fsdp": {"zero_hpz_partition_size": 8, "reshard_after_forward": True}},
+            FullyShard(copies=True, zero_hpz_partition_size=8, reshard_after_forward=True),
         ),
         ({"zero": {"stage": 1, "shard": 8}}, Zero1(shard=8)),
         ({"zero": {"stage": 2, "reduce": "last_microbatch"}}, Zero2(reduce=ReductionFrequency.LAST_MICROBATCH)),
@@ -237,7 +237,7 @@ def test_omitted_gpu_count_is_the_layout_size(mapping: dict[str, Any]) -> None:
         ("layout.data=fspd", "layout.data: 'fspd' is unknown; did you mean fsdp?"),
         ("training.attention=flash3", "training.attention: 'flash3' is unknown; did you mean flash"),
         ("framework=pytorh", "framework: there is no framework 'pytorh'; did you mean pytorch?"),
-        ("layout.backward_overlp=false", "layout.backward_overlp: unknown key; did you mean backward_overlap?"),
+        ("layout.overlap_p2p_com=false", "layout.overlap_p2p_com: unknown key; did you mean overlap_p2p_comm?"),
         ("layout.data.ddp.copies=true", "layout.data.ddp.copies: unknown key"),
         ("training.recompute=ful", "training.recompute: 'ful' is unknown; did you mean full?"),
         ("training.precision=bf1", "training.precision: 'bf1' is unknown; did you mean bf16?"),
@@ -271,7 +271,10 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
         ("layout.tp=true", "layout.tp: true is not a whole number"),
         ("layout.sequence_parallel=3", "layout.sequence_parallel: 3 is neither true nor false"),
         ("layout.data.zero.stage=4", "layout.data.zero.stage: 4 is too large; the largest legal value is 3"),
-        ("layout.data={ddp: {}, fsdp: {}}", "layout.data: needs exactly one of ddp, fsdp, hsdp, zero, zero3_by_"),
+        (
+            "layout.data={ddp: {}, fsdp: {}}",
+            "layout.data: needs exactly one of ddp, fsdp, hsdp, zero, deepspeed_zero3, ",
+        ),
         ("layout.schedule=gpipe", "layout.schedule: unknown key; did you mean schedule, a key of the whole file?"),
         ("layout.data=hsdp", "layout.data.hsdp.shard: is missing; write shard: 8"),
         ("layout.data={hsdp: 64}", "layout.data.hsdp: 64 is not a mapping of keys to values; write {shard: 64}"),
@@ -282,14 +285,26 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
             "layout.data: shard 3 does not divide the 8 ranks (dp 8) that hold the same",
         ),
         ("layout.data={hsdp: {shard: 3}}", "weights; shard 2 or 4 fits"),
-        ("layout.data={fsdp: {secondary: 9}}", "layout.data: secondary 9 does not divide the 8 ranks (dp 8)"),
-        ("layout.data={fsdp: {secondary: 2}}", "none (beside a pipeline what forward gathers stays); leave it"),
         (
-            "layout={tp: 4, dp: 16, data: {fsdp: {secondary: 2, reshard_after_forward: false}}}",
-            "secondary 2 is for backward's gathers, and there are none (reshard_after_forward is false)",
+            "layout.data={fsdp: {zero_hpz_partition_size: 9}}",
+            "layout.data: zero_hpz_partition_size 9 does not divide the 8 ranks (dp 8)",
         ),
-        ("layout.data={hsdp: {shard: 2, secondary: 2}}", "layout.data.hsdp: has both shard and secondary"),
-        ("layout.data={zero: {stage: 1, secondary: 2}}", "secondary is of ZeRO stage 3; this is 1"),
+        (
+            "layout.data={fsdp: {zero_hpz_partition_size: 2}}",
+            "none (beside a pipeline what forward gathers stays); leave it",
+        ),
+        (
+            "layout={tp: 4, dp: 16, data: {fsdp: {zero_hpz_partition_size: 2, reshard_after_forward: false}}}",
+            "zero_hpz_partition_size 2 is for backward's gathers, and there are none (reshard_after_forward is false)",
+        ),
+        (
+            "layout.data={hsdp: {shard: 2, zero_hpz_partition_size: 2}}",
+            "layout.data.hsdp: has both shard and zero_hpz_partition_size",
+        ),
+        (
+            "layout.data={zero: {stage: 1, zero_hpz_partition_size: 2}}",
+            "zero_hpz_partition_size is of ZeRO stage 3; this is 1",
+        ),
         ("layout.data={zero: {stage: 1, prefetch: 2}}", "layout.data.zero: prefetch is of ZeRO stage 3; this is 1"),
         (
             "layout.data={zero: {stage: 3, bucket: 1 MB}}",
@@ -315,10 +330,13 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
         ("training.recompute={modules: mlp}", "training.recompute.modules"),
         ("training.recompute={modules: [mlp], layers: 2}", "modules are recomputed selectively"),
         ("training.recompute={modules: [mlp], mode: full}", "modules are recomputed selectively"),
-        ("layout.backward_overlap=3", "layout.backward_overlap: 3 is neither true nor false"),
+        (
+            "layout.async_tensor_model_parallel_allreduce=3",
+            "layout.async_tensor_model_parallel_allreduce: 3 is neither true nor false",
+        ),
         (
             "framework=",
-            "framework: nothing is not a mapping of keys to values; its keys are name, cuda_graphs, compiled",
+            "framework: nothing is not a mapping of keys to values; its keys are name, cuda_graphs, torch_compile",
         ),
     ],
 )
@@ -351,12 +369,12 @@ def test_framework_cuda_graphs_key(mapping: dict[str, Any]) -> None:
 
 
 def test_framework_launch_and_compiled_keys(mapping: dict[str, Any]) -> None:
-    framework = {"name": "pytorch", "launch": "7 us", "backward_launch": "9 us", "compiled": True}
+    framework = {"name": "pytorch", "launch": "7 us", "backward_launch": "9 us", "torch_compile": True}
     scenario = Scenario.from_mapping(mapping | {"framework": framework})
     assert scenario.framework == load_framework("pytorch").with_compiled().with_launch_seconds(7e-6, 9e-6)
     assert Scenario.from_mapping(scenario.to_mapping()).framework == scenario.framework
-    with pytest.raises(InputError, match="framework: compiled: megatron compiles no layers"):
-        Scenario.from_mapping(mapping | {"framework": {"name": "megatron", "compiled": True}})
+    with pytest.raises(InputError, match="framework: torch_compile: megatron compiles no layers"):
+        Scenario.from_mapping(mapping | {"framework": {"name": "megatron", "torch_compile": True}})
     with pytest.raises(InputError, match="launch: '-1 us' is below zero; write e"):
         Scenario.from_mapping(mapping | {"framework": {"launch": "-1 us"}})
     with pytest.raises(InputError, match="launch: 7 has no unit"):

@@ -1,4 +1,4 @@
-"""Files: YAML and JSON are equal, paths start at the file, and every refusal names it."""
+"""Scenario files: YAML and JSON are equivalent, paths are relative to the file, every error names the file."""
 
 import json
 import shutil

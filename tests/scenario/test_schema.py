@@ -1,4 +1,4 @@
-"""The schema of scenario files: what is a scenario it lets through, and what is a wrong key or word it does not."""
+"""The JSON schema of scenario files accepts valid scenarios and rejects wrong keys and values."""
 
 import re
 from collections.abc import Iterator
@@ -21,17 +21,17 @@ MANUAL_SCENARIO, *MANUAL_SNIPPETS = (
 
 LIST_KEYS = {
     "cluster.mixed",
-    "disturbances.slow",
-    "disturbances.links",
-    "disturbances.nics",
-    "disturbances.traffic",
-    "disturbances.jobs",
-    "disturbances.jobs.placement",
+    "degradations.slow",
+    "degradations.links",
+    "degradations.nics",
+    "degradations.traffic",
+    "degradations.jobs",
+    "degradations.jobs.placement",
 }
 
 
 def invalid_keys(mapping: dict[str, Any]) -> list[str]:
-    """Dotted keys of what it marks."""
+    """Dotted keys that the schema rejects."""
     return sorted({".".join(map(str, error.path)) for error in SCHEMA.iter_errors(mapping)})
 
 
@@ -44,9 +44,9 @@ def test_examples_validate(path: Path) -> None:
     assert invalid_keys(yaml.safe_load(path.read_text())) == []
 
 
-@pytest.mark.parametrize("part", [{}, *MANUAL_SNIPPETS], ids=str)
-def test_manual_snippets_validate(part: dict[str, Any]) -> None:
-    assert invalid_keys({**MANUAL_SCENARIO, **part}) == []
+@pytest.mark.parametrize("snippet", [{}, *MANUAL_SNIPPETS], ids=str)
+def test_manual_snippets_validate(snippet: dict[str, Any]) -> None:
+    assert invalid_keys({**MANUAL_SCENARIO, **snippet}) == []
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def _has_description(section: dict[str, Any]) -> bool:
 
 
 def iter_properties(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Dotted keys of the schema, with what may stand there; nothing of what is in lists."""
+    """Dotted keys and subschemas of the schema; items of lists are not entered."""
     if "$ref" in node:
         yield from iter_properties(SCHEMA.schema["$defs"][node["$ref"].rpartition("/")[2]], prefix)
     for branch in node.get("anyOf", []):
@@ -109,9 +109,9 @@ def iter_properties(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 def test_dotted_keys_match_the_schema() -> None:
-    """Leaves of the schema, but for choices without options and for entries of lists, of which one may stand alone.
+    """`dotted_keys` are the schema's leaves, except choices without options and items of lists.
 
-    And what stands for its keys when it is a word.
+    Also the keys whose sections have a shorthand.
     """
     schema_properties, keys = dict(iter_properties(SCHEMA.schema)), set(dotted_keys())
     assert len(keys) == len(dotted_keys())

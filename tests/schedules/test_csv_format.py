@@ -1,4 +1,4 @@
-"""Actions and orders as text."""
+"""Actions and orders as text (CSV)."""
 
 from typing import Any
 

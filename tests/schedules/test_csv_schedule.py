@@ -1,4 +1,4 @@
-"""Orders that somebody wrote down: what is read, what is refused, and where."""
+"""Schedules from CSV: what is read, what is refused, and the reported position."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ def read_csv_schedule(text: str, stages: list[int] | None = None) -> CsvSchedule
 @given(st.sampled_from(SCHEDULE_NAMES), st.integers(1, 5), st.integers(1, 3))
 @examples(60)
 def test_built_in_orders_survive_csv_with_their_placement(name: str, ranks: int, rounds: int) -> None:
-    built_in, microbatches = build_schedule(name), 2 * ranks * rounds  # of chunks in a V as many as there are stages
+    built_in, microbatches = build_schedule(name), 2 * ranks * rounds  # V schedules need as many microbatches as stages
     csv_read = read_csv_schedule(format_order(built_in.order(ranks, microbatches)))
     assert csv_read.order(ranks, microbatches) == built_in.order(ranks, microbatches)
     assert csv_read.placement(ranks).stage_ranks == built_in.placement(ranks).stage_ranks

@@ -1,4 +1,4 @@
-"""Orders that somebody's Python gives: found beside a scenario or on Python's path, asked once, checked."""
+"""Custom schedules in Python: found beside a scenario file or on Python's path, called once, validated."""
 
 import pickle
 import sys
@@ -32,7 +32,7 @@ ScheduleFactory = Callable[..., CustomSchedule]
 
 @pytest.fixture
 def make_schedule(tmp_path: Path) -> ScheduleFactory:
-    """The class of a module with some more lines."""
+    """Loads the class of a module with additional source."""
 
     def load(source: str = "", name: str = "Base", **arguments: object) -> CustomSchedule:
         (tmp_path / "mine.py").write_text(MODULE_SOURCE + source)
@@ -96,7 +96,7 @@ def test_files_of_equal_name_in_two_folders_are_distinct(tmp_path: Path) -> None
         (tmp_path / folder / "mine.py").write_text(MODULE_SOURCE.replace("reverse=False", f"reverse={reverse}"))
     schedules = [load_custom_schedule("mine:Base", {}, tmp_path / folder) for folder in "ab"]
     assert schedules[0] != schedules[1]
-    assert [schedule.order(1, 2)[0][2].microbatch for schedule in schedules] == [0, 1]
+    assert [custom_schedule.order(1, 2)[0][2].microbatch for custom_schedule in schedules] == [0, 1]
 
 
 def test_a_custom_schedule_is_pickled_by_name(make_schedule: ScheduleFactory) -> None:

@@ -1,4 +1,4 @@
-"""Orders of the shelf against torch's generators, reviewed CSVs, closed forms and laws."""
+"""Built-in orders against torch's generators, reviewed CSVs, closed forms and laws."""
 
 import re
 from itertools import count
@@ -38,7 +38,7 @@ INTERLEAVED_SHAPES = [
 
 
 def torch_order(name: str, ranks: int, microbatches: int, chunks: int | None = None) -> str:
-    """Torch's own generator, its idle steps and gradient reductions left out."""
+    """The order of torch's generator, without its idle steps and gradient reductions."""
     visualizer: Any = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
     rank_actions = visualizer.get_schedule_ops(name, ranks, microbatches, num_stages_per_rank=chunks)
     compute_actions = [
@@ -54,10 +54,11 @@ def test_gpipe_matches_torch(ranks: int, microbatches: int) -> None:
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SHAPES)
 def test_1f1b_matches_torch(ranks: int, microbatches: int) -> None:
-    """The orders are torch's, but for one oversight.
+    """The orders are torch's, except for one oversight.
 
-    On the last rank torch 2.13's listing numbers forwards from 1 (`0F1,0B0` for one microbatch), though its runtime
-    runs them from 0; renumbering that row's forwards makes up for it, and changes nothing where it is right.
+    On the last rank torch 2.13's listing numbers forwards from 1 (`0F1,0B0` for one microbatch), though its
+    runtime runs them from 0; renumbering the forwards of that rank corrects it, and changes nothing where it is
+    right.
     """
     *lines, last = torch_order("1F1B", ranks, microbatches).splitlines(keepends=True)
     microbatch_ids = count()
@@ -84,10 +85,10 @@ def test_dual_pipe_v_matches_torch(ranks: int, microbatches: int) -> None:
 @pytest.mark.parametrize(("ranks", "microbatches"), DUAL_SHAPES)
 @pytest.mark.parametrize("saved", [0.0, 0.5, 1.0])
 def test_dual_pipe_v_has_the_published_bubble(ranks: int, microbatches: int, saved: float) -> None:
-    """(PP/2 - 1)(F&B + B - 3W) of deepseek-ai/DualPipe's table, PP = 2 ranks stages, for equal passes F = I = W = 1.
+    """(PP/2 - 1)(F&B + B - 3W) of deepseek-ai/DualPipe's table, for equal passes F = I = W = 1.
 
-    A pair takes F + B less what it saves. It is the bubble of the rank with most pairs, which has least to do; where
-    pairs save nothing, of every rank. Activations: PP + 1.
+    PP = 2 ranks stages. A pair takes F + B minus the saved time. It is the bubble of the rank with most pairs,
+    which has the least work; if pairs save nothing, of every rank. Activations: PP + 1.
     """
     order, pair_seconds = DualPipeV().order(ranks, microbatches), 3.0 - saved
     run = dry_run(order, forward=1.0, backward=2.0, weight=1.0, pair=pair_seconds)
@@ -109,7 +110,7 @@ def test_dual_pipe_v_needs_as_many_microbatches_as_stages() -> None:
 
 @pytest.mark.parametrize(("ranks", "microbatches", "chunks"), INTERLEAVED_SHAPES)
 def test_overlapped_1f1b_runs_the_same_passes_one_forward_earlier(ranks: int, microbatches: int, chunks: int) -> None:
-    """Each kind of pass comes in the plain order, and no backward reads what the forward beside it makes."""
+    """Each kind of pass is in the plain order, and no backward reads the output of the forward that it overlaps."""
     interleaved = Interleaved(chunks)
     overlapped = Overlapped1F1B(interleaved)
     order = overlapped.order(ranks, microbatches)
@@ -122,7 +123,7 @@ def test_overlapped_1f1b_runs_the_same_passes_one_forward_earlier(ranks: int, mi
     validate_order(order, placement=overlapped.placement(ranks), microbatches=microbatches)
     plain_peaks = peak_in_flight_microbatches(interleaved.order(ranks, microbatches))
     passes = chunks * microbatches
-    assert peak_in_flight_microbatches(order) == tuple(min(plain_peak + 1, passes) for plain_peak in plain_peaks)
+    assert peak_in_flight_microbatches(order) == tuple(min(element + 1, passes) for element in plain_peaks)
 
 
 def test_overlapped_1f1b_without_a_pipeline_pairs_adjacent_microbatches() -> None:
@@ -148,7 +149,7 @@ def test_golden_order(path: Path) -> None:
 
 @st.composite
 def schedule_shapes(draw: st.DrawFn) -> tuple[Schedule, int, int]:
-    """A schedule of the shelf, ranks, and microbatches that it can run."""
+    """A built-in schedule, ranks, and a microbatch count that it supports."""
     ranks = draw(st.integers(1, 7))
     chosen = draw(st.sampled_from(SCHEDULES))
     if not isinstance(chosen, Interleaved):
@@ -178,7 +179,7 @@ def test_no_order_is_faster_than_the_ideal_time_plus_pipeline_fill(
     """One way down and up is idle on the last rank.
 
     The first microbatch must come down to the last rank before that rank starts, and its last gradient must come
-    back up; in between the last rank has m v (f + b) of work of its own.
+    back up; in between the last rank has m v (f + b) of its work.
     """
     chosen, ranks, microbatches = shape
     assume(chosen.placement(ranks).stage_ranks[-1] == ranks - 1)  # in a V the last stage is on the first rank
@@ -197,8 +198,8 @@ def test_bubble_of_gpipe_and_1f1b_is_p_minus_1_over_m(
 ) -> None:
     """The step is m (f + b) of work and (p - 1)(f + b) of waiting.
 
-    The last rank idles (p - 1) f before its first forward and (p - 1) b after its last backward, and works through
-    in between, so the step is m (f + b) + (p - 1)(f + b). That holds with m < p too.
+    The last rank idles (p - 1) f before its first forward and (p - 1) b after its last backward, and works
+    without gaps in between, so the step is m (f + b) + (p - 1)(f + b). That holds with m < p too.
     """
     ideal = microbatches * (1 + backward)
     expected = (ranks - 1) / microbatches
@@ -209,8 +210,8 @@ def test_bubble_of_gpipe_and_1f1b_is_p_minus_1_over_m(
 def test_bubble_of_interleaved_is_p_minus_1_over_v_m(ranks: int, rounds: int, chunks: int, backward: float) -> None:
     """The step is v m (f + b) of chunk passes and (p - 1)(f + b) of waiting.
 
-    With rounds of p microbatches the last rank again only waits for p - 1 passes of one chunk each way. A chunk's
-    passes are 1/v as long as a stage's, so (p - 1)(f + b)/v is idle beside m (f + b).
+    With rounds of p microbatches the last rank again only waits for p - 1 passes of one chunk each way. A
+    chunk's passes are 1/v as long as a stage's, so (p - 1)(f + b)/v is idle in addition to m (f + b).
     """
     microbatches = rounds * ranks
     ideal = microbatches * chunks * (1 + backward)
@@ -224,8 +225,8 @@ def test_breadth_first_has_the_interleaved_bubble_and_all_microbatches_in_flight
 ) -> None:
     """With at least p microbatches: (p - 1)/(v m), as the last rank waits p - 1 chunk passes each way.
 
-    With fewer, rank r waits for each of its v - 1 further chunks until the first microbatch came round, p - m longer
-    than it has work, forward as well as backward.
+    With fewer, rank r waits before each of its v - 1 other chunks until the first microbatch has come around, p
+    - m passes more than it has work for, in forward as well as backward.
     """
     order = BreadthFirst(chunks).order(ranks, microbatches)
     ideal = microbatches * chunks * (1 + backward)
@@ -239,10 +240,10 @@ def test_breadth_first_has_the_interleaved_bubble_and_all_microbatches_in_flight
 def test_zb_v_has_no_bubble_and_the_memory_of_1f1b(ranks: int, additional: int) -> None:
     """Qi et al. 2023, section 6: with F = I = W no bubble, and 1F1B's memory.
 
-    The first microbatch comes to rank r after r passes; with 2 p - 1 microbatches or more the rank then works through
-    its 6 m passes (F, I, W of both chunks), and the last one is done p - 1 passes after the first. Before its first
-    backward rank r runs 2 (p - r) - 1 forwards down, r both down and up, and the one up that turns around: 2 p halves
-    of a stage, the p microbatches of 1F1B's first rank.
+    The first microbatch reaches rank r after r passes; with 2 p - 1 microbatches or more the rank then runs its
+    6 m passes (F, I, W of both chunks) without gaps, and the last rank ends p - 1 passes after the first. Before
+    its first backward rank r runs 2 (p - r) - 1 forwards down, r both down and up, and the one up that turns
+    around: 2 p halves of a stage, the p microbatches of 1F1B's first rank.
     """
     microbatches = 2 * ranks - 1 + additional
     order = ZeroBubbleV().order(ranks, microbatches)

@@ -1,4 +1,4 @@
-"""Every rule refuses what breaks it, and the dry run tells the time."""
+"""Every validation rule refuses its violations, and the dry run computes times."""
 
 import pytest
 

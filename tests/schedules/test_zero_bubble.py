@@ -1,4 +1,4 @@
-"""ZB-1p and ZB-2p: the paper's bubbles, with equal costs and with those that it profiled, and its memory."""
+"""ZB-1p and ZB-2p: the published bubbles, with equal and with profiled costs, and the memory limit."""
 
 from collections.abc import Sequence
 from itertools import accumulate, product
@@ -42,7 +42,7 @@ def longest_rank_seconds(order: PipelineOrder, costs: PassCosts, message: float 
 
 
 def bubble_seconds(schedule: ZeroBubble, ranks: int, microbatches: int, message: float = 0.0) -> float:
-    """Seconds in which the rank that takes longest has nothing to do."""
+    """Idle seconds of the rank that takes longest."""
     costs = schedule.costs
     work = microbatches * (costs.forward + costs.input_gradient + costs.weight_gradient)
     return longest_rank_seconds(schedule.order(ranks, microbatches), costs, message) - work
@@ -104,8 +104,8 @@ def test_every_order_is_valid_and_survives_its_text_form(
 def test_no_rank_exceeds_its_memory_limit(memory: int, ranks: int, microbatches: int, costs: PassCosts) -> None:
     """In activations of p microbatches (1F1B's first rank), or twice as many.
 
-    Where more waits of a microbatch than was kept, a rank that is full of p microbatches exceeds that by the difference
-    with its first input gradient, and never more: then a weight gradient runs first.
+    Where the deferred bytes of a microbatch exceed its kept bytes, a rank with p microbatches in flight exceeds
+    the limit by the difference with its first input gradient, and never more: then a weight gradient runs first.
     """
     change = {F: 1.0, I: costs.pending_memory_ratio - 1.0, W: -costs.pending_memory_ratio}
     for actions in ZeroBubble(memory, costs).order(ranks, microbatches):
@@ -147,7 +147,7 @@ def action_kinds(actions: Sequence[Action]) -> str:
 
 
 def test_figure_3_zb_h1_on_four_ranks() -> None:
-    """Qi et al. 2023, figure 3 top: weight gradients are put off by as many microbatches as the rank's number."""
+    """Qi et al. 2023, figure 3 top: weight gradients are deferred by as many microbatches as the rank's index."""
     order = ZeroBubble(1).order(4, 8)
     assert action_kinds(order[0]).startswith("FFFFIWFIWFIWF")
     assert action_kinds(order[3]).startswith("FIFIFIFIWFIW")

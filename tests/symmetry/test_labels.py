@@ -1,4 +1,4 @@
-"""Numbers become colours: equal stays equal, different stays different, and none is left out."""
+"""Labels of equal values: equal stays equal, different stays different, and labels are 0 ... n-1."""
 
 from itertools import product
 
@@ -15,17 +15,17 @@ TABLES = st.tuples(st.integers(1, 8), st.integers(1, 8)).flatmap(
 
 
 def same_partition(labels: np.ndarray, keys: list) -> bool:
-    """Whether colours are equal exactly where keys are, and are 0 ... n-1."""
+    """Whether labels are equal exactly where keys are, and are 0 ... n-1."""
     pairs = product(range(len(keys)), repeat=2)
     equal = all((labels[a] == labels[b]) == (keys[a] == keys[b]) for a, b in pairs)
     return equal and set(labels.tolist()) == set(range(len(set(keys))))
 
 
 @given(INTEGERS)
-def test_compact_labels_keep_the_order_of_integers(numbers: list[int]) -> None:
-    labels = compact_labels(np.array(numbers))
-    assert same_partition(labels, numbers)
-    assert labels[np.argsort(numbers, kind="stable")].tolist() == sorted(labels.tolist())
+def test_compact_labels_keep_the_order_of_integers(integers: list[int]) -> None:
+    labels = compact_labels(np.array(integers))
+    assert same_partition(labels, integers)
+    assert labels[np.argsort(integers, kind="stable")].tolist() == sorted(labels.tolist())
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=30))

@@ -1,4 +1,4 @@
-"""Which links are alike? By hand, and against colour refinement as it is written in textbooks."""
+"""Link equivalence classes, by hand and against textbook color refinement."""
 
 from collections.abc import Hashable, Mapping
 
@@ -101,7 +101,7 @@ Signature = Hashable
 def reference_refinement(
     ranks: int, groups: Mapping[str, list[list[int]]], links: list[int], entries: Mapping[str, Entries]
 ):
-    """Colours are whole tuples, numbered afresh in each round; returns partitions of ranks and links."""
+    """Labels are whole tuples, renumbered in each round; returns partitions of ranks and links."""
     rank_labels, link_labels = [0] * ranks, list(links)
     group_keys = [(comm_group, group_index) for comm_group in groups for group_index in range(len(groups[comm_group]))]
     group_labels: dict[tuple[str, int], int] = dict.fromkeys(group_keys, 0)
@@ -146,7 +146,7 @@ def renumber(signatures: list[Signature]) -> list[int]:
 
 @st.composite
 def structures(draw: st.DrawFn):
-    """Ranks in two roles of pairs, routed over few links, mostly regularly."""
+    """Ranks in two types of pairs, routed over few links, mostly regularly."""
     ranks = draw(st.sampled_from([2, 4, 6, 8]))
     groups = {
         comm_group: np.array(draw(st.permutations(range(ranks)))).reshape(-1, 2).tolist() for comm_group in ("dp", "pp")

@@ -1,4 +1,4 @@
-"""Which ranks are alike? Colour refinement against a slow and obvious one, and partitions worked out by hand."""
+"""Rank equivalence classes: color refinement against a simple reference, and partitions worked out by hand."""
 
 from collections.abc import Hashable, Mapping
 
@@ -29,7 +29,7 @@ def layout_program(layout: Layout, *comm_groups: str) -> Program:
 
 
 def make_program(ranks: int, groups: Mapping[str, list[list[int]]], program_index: list[int] | None = None) -> Program:
-    """A role of pairs (sender, receiver) starts with pp."""
+    """A program with groups of given members; types that start with pp are ordered pairs (sender, receiver)."""
     groups_by_type = {
         comm_group: ProcessGroups(comm_group, np.array(members), ordered=comm_group.startswith("pp"))
         for comm_group, members in groups.items()
@@ -39,7 +39,7 @@ def make_program(ranks: int, groups: Mapping[str, list[list[int]]], program_inde
 
 
 def slow_groups(groups: int, *group_indices: int) -> np.ndarray:
-    """One exchange takes 1 s in every group, 2 s in these."""
+    """One communication operation takes 1 s in every group, 2 s in these."""
     seconds = np.ones((groups, 1))
     seconds[list(group_indices)] = 2.0
     return seconds
@@ -69,7 +69,7 @@ def test_equally_slow_groups_stay_equivalent() -> None:
 
 
 def test_a_slow_group_splits_only_its_members() -> None:
-    """Dp groups of tp 2 x dp 2 x pp 2 are 0 2 | 1 3 | 4 6 | 5 7; the second is slow, and nothing else joins ranks."""
+    """DP groups of tp 2 x dp 2 x pp 2 are 0 2 | 1 3 | 4 6 | 5 7; the second is slow; no other groups exist."""
     program = layout_program(Layout(tp=2, dp=2, pp=2), "dp")
     assert program.groups["dp"].members.tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
     rank_classes = symmetry_classes(program, {"dp": slow_groups(4, 1)})
@@ -131,7 +131,7 @@ Signature = Hashable
 
 
 def reference_refinement(program: Program, costs: Mapping[str, np.ndarray]) -> Partition:
-    """Colour refinement as it is written in textbooks: colours are whole tuples, numbered afresh in each round."""
+    """Textbook color refinement: labels are whole tuples, renumbered in each round."""
     labels: dict[int, int] = dict(enumerate(program.program_index.tolist()))
     while True:
         signatures: dict[int, Signature] = {
@@ -146,7 +146,7 @@ def reference_refinement(program: Program, costs: Mapping[str, np.ndarray]) -> P
 def _group_signatures(
     program: Program, costs: Mapping[str, np.ndarray], labels: dict[int, int], rank: int
 ) -> Signature:
-    """Every group that a rank is in: its role, the rank's place where that matters, its cost and its members."""
+    """Every group of a rank: its type, the rank's position if ordered, its cost and its members' labels."""
     signatures = []
     for comm_group, groups in program.groups.items():
         for group_index, members in enumerate(groups.members.tolist()):
@@ -162,7 +162,7 @@ def _group_signatures(
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Program, dict[str, np.ndarray]]:
-    """Up to 10 ranks of up to 3 kinds, in up to 3 roles of groups and 2 of pairs, at costs of 1 or 2."""
+    """Up to 10 ranks of up to 3 programs, in up to 3 group types and 2 pair types, at costs of 1 or 2."""
     ranks = draw(st.integers(1, 10))
     program_index = draw(st.lists(st.integers(0, draw(st.integers(0, 2))), min_size=ranks, max_size=ranks))
     groups = {comm_group: draw(_groups(ranks)) for comm_group in draw(st.sets(st.sampled_from(["tp", "dp", "world"])))}

@@ -1,4 +1,4 @@
-"""What a simulated step is expected to take: wider where nothing was measured, and the same for whoever asks."""
+"""Prediction intervals of simulated steps: wider where nothing was measured, and the same in every interface."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def h100() -> float:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "reason"),
     [
         (["cluster.name=mi300x"], "accelerator mi300x"),
         (["cluster.name=gb300-nvl72"], "accelerator gb300"),
@@ -43,12 +43,12 @@ def h100() -> float:
         (["training.precision.compute=tf32"], "precision tf32"),
     ],
 )
-def test_unmeasured_setups_have_wider_intervals_with_a_reason(h100: float, overrides: list[str], says: str) -> None:
+def test_unmeasured_setups_have_wider_intervals_with_a_reason(h100: float, overrides: list[str], reason: str) -> None:
     result = simulate_step(*overrides)
     assert interval_ratio(result) > h100
-    assert any(says in extrapolation for extrapolation in result.relative_interval.extrapolations)
-    assert says in result.interval_description
-    assert "wider" in result.interval_description
+    assert any(reason in extrapolation for extrapolation in result.relative_interval.extrapolations)
+    assert reason in result.interval_description
+    assert "widened" in result.interval_description
 
 
 def test_an_unmeasured_accelerator_is_wider_than_a_sibling() -> None:
@@ -70,19 +70,19 @@ def test_a_step_is_in_the_strata_of_its_scenario() -> None:
     assert Feature.NODES.value in expected.strata
     assert Feature.PIPELINE.value in expected.strata
     assert Feature.SHARDED.value not in expected.strata
-    assert "one node" in simulate_step("cluster.gpus=8", "layout.dp=1").relative_interval.strata
+    assert "single-node" in simulate_step("cluster.gpus=8", "layout.dp=1").relative_interval.strata
 
 
 def test_a_validation_case_has_the_interval_of_its_scenario() -> None:
-    """Of validation and of `run`: the same."""
+    """Validation and `run` give the same interval."""
     from clustersim.validation.steps import build_scenario
 
     compared, result = compare_step(step_case()), simulate(build_scenario(step_case()))
     assert compared.interval is not None
     assert (compared.interval.low, compared.interval.high) == pytest.approx(result.step_time_interval)
     report = compared.to_json()
-    assert (report["expected_low_s"], report["expected_high_s"]) == pytest.approx(result.step_time_interval)
-    assert report["inside_band"] is (report["expected_low_s"] <= report["measured"] <= report["expected_high_s"])
+    assert (report["interval_low_s"], report["interval_high_s"]) == pytest.approx(result.step_time_interval)
+    assert report["inside_interval"] is (report["interval_low_s"] <= report["measured"] <= report["interval_high_s"])
     assert compare_step(step_case(tp="3")).interval is None
 
 

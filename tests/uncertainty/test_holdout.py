@@ -1,4 +1,4 @@
-"""Real steps that a record predicted are its band: no larger error narrows it, and whoever is told is told the same."""
+"""Holdout steps set the prediction interval: no larger error narrows it, and all interfaces report it equally."""
 
 import json
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ SENTENCE = "predicted 2 real steps that it was not measured for within 3.0% (lar
 
 
 def holdout_with_errors(errors: Sequence[float], record_error: float = 1.0) -> HoldoutResult:
-    """Steps that were off by these logarithms of measured over predicted time."""
+    """Holdout steps with these errors, as logarithms of measured over predicted time."""
     return HoldoutResult(
         GPU, [HoldoutStep(f"{index} layers", 1.0, exp(error), record_error) for index, error in enumerate(errors)]
     )
@@ -64,9 +64,13 @@ def log_upper_bound(holdout: HoldoutResult, expectation: ExpectedError) -> float
 fractions = st.floats(0.0, 1.0)
 error_lists = st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=4)
 expectations = st.builds(
-    lambda kernels, own, rest: ExpectedError(kernels * own + rest, 1.0 - kernels, kernels, kernels * own),
-    fractions, st.floats(0.0, 0.5), st.floats(0.0, 0.3),
-)  # fmt: skip
+    lambda kernels, kernel_error, other_error: ExpectedError(
+        kernels * kernel_error + other_error, 1.0 - kernels, kernels, kernels * kernel_error
+    ),
+    fractions,
+    st.floats(0.0, 0.5),
+    st.floats(0.0, 0.3),
+)
 
 
 @examples(200)
@@ -91,7 +95,7 @@ def test_a_larger_error_never_narrows_the_interval(
 def test_larger_record_errors_never_narrow_the_interval(
     errors: list[float], expectation: ExpectedError, first_error: float, second_error: float
 ) -> None:
-    worse, better = sorted((first_error, second_error))  # errors of the rows that the steps rested on
+    worse, better = sorted((first_error, second_error))  # errors of the records that the steps are based on
     assert (
         log_upper_bound(holdout_with_errors(errors, worse), expectation)
         >= log_upper_bound(holdout_with_errors(errors, better), expectation) - 1e-12
@@ -109,14 +113,14 @@ def test_kernel_only_intervals_are_the_largest_error_plus_repeatability(
 
 
 def test_communication_keeps_its_own_errors() -> None:
-    """Half of the time is kernels, which were off by 4 %; exchanges err by 6 % of the whole."""
+    """Half of the time is kernels, off by 4 %; communication errs by 6 % of the total."""
     measured = holdout_with_errors([log(1.04)]).local_evidence(ExpectedError(0.5 * 0.3 + 0.06, 0.2, 0.5, 0.5 * 0.3))
     assert measured.relative_error == pytest.approx(0.5 * 0.04 + 0.06)
     assert measured.unmeasured_share == 0.2
 
 
 def test_larger_kernel_errors_add_the_difference() -> None:
-    """Rows of these steps were known within 10 %, those of the scenario's kernels within 30 %."""
+    """The record's errors of these steps were within 10 %, those of the scenario's kernels within 30 %."""
     holdout, expectation = holdout_with_errors([log(1.04)], record_error=0.1), ExpectedError(0.3, 0.0, 1.0, 0.3)
     assert holdout.local_evidence(expectation).relative_error == pytest.approx(0.04 + 0.2)
     assert holdout.excess_kernel_error(expectation) == pytest.approx(0.2)
@@ -124,7 +128,7 @@ def test_larger_kernel_errors_add_the_difference() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_interval_covers_nine_of_ten_new_steps(count: int) -> None:
-    """Normal errors of up to `count` times what equal steps differ by, by which the further one differs as well."""
+    """Normal errors of up to `count` times the repeatability, which the new step has as well."""
     model, random, draws = load_uncertainty_model(), np.random.default_rng(17), 50_000
     for deviation in np.linspace(0.0, count * model.repeat_deviation, 7):
         largest_errors = np.abs(random.normal(0.0, 1.0, (draws, count))).max(axis=1) * deviation
@@ -155,7 +159,7 @@ def test_only_a_record_of_the_device_itself_is_holdout_validated() -> None:
 
 
 def make_record(steps: tuple[HoldoutStep, ...], scenario: Scenario | None = None) -> CalibrationRecord:
-    """Every kernel of a scenario took a millisecond."""
+    """A record in which every kernel of a scenario takes a millisecond."""
     from clustersim.build import distinct_kernels
 
     kernels = () if scenario is None else distinct_kernels(scenario)
@@ -192,10 +196,10 @@ def test_a_result_has_the_interval_of_its_holdout_steps() -> None:
     ) + result.holdout_validation.excess_kernel_error(result.kernel_time_uncertainty)
     assert result.relative_interval.high == pytest.approx(repeatability * (1.0 + error), rel=1e-6)
     assert SENTENCE in result.interval_description
-    report = result.to_json()["record_steps"]
+    report = result.to_json()["holdout_validation"]
     assert report["largest_error"] == pytest.approx(-0.03)
     assert report["bias"] == pytest.approx(-0.005)
-    assert [item["what"] for item in report["steps"]] == [holdout_step.what for holdout_step in HOLDOUT_STEPS]
+    assert [item["description"] for item in report["steps"]] == [holdout_step.what for holdout_step in HOLDOUT_STEPS]
 
 
 def test_a_larger_holdout_error_widens_the_interval() -> None:
@@ -207,7 +211,7 @@ def test_a_larger_holdout_error_widens_the_interval() -> None:
 def test_without_holdout_steps_none_are_reported() -> None:
     result = simulate_plan(())
     assert result.holdout_validation is None
-    assert result.to_json()["record_steps"] is None
+    assert result.to_json()["holdout_validation"] is None
     assert "real step" not in result.interval_description
     expectation = result.kernel_time_uncertainty
     features = extract_step_features(result.scenario, result.breakdown.launch_share)
@@ -236,10 +240,10 @@ def test_every_interface_reports_the_holdout(clustersim: CommandRunner, tmp_path
     assert SENTENCE in " ".join(printed.split())
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert SENTENCE in page
-    assert "Real steps that the record predicted" in page
+    assert "Holdout validation of the record" in page
     assert "<td>1.020 s</td><td>1.000 s</td><td>+2.0%</td>" in page
     assert f"the record {SENTENCE}" in clustersim("coverage", plan, *use).stdout
-    assert json.loads(clustersim("coverage", plan, *use, "--json", "-").stdout)["record_steps"]["bias"] < 0
+    assert json.loads(clustersim("coverage", plan, *use, "--json", "-").stdout)["holdout_validation"]["bias"] < 0
     assert SENTENCE in " ".join(clustersim("explain", plan, *use, "--measured", "1s").stdout.split())
 
 

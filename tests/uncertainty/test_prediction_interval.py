@@ -1,4 +1,4 @@
-"""A band holds the prediction, and is the wider the less was measured."""
+"""A prediction interval contains the prediction, and is the wider the less was measured."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +28,7 @@ MEASURED_FEATURES = StepFeatures(frozenset({"h100"}), frozenset({"DDP"}), {"toke
 
 
 def make_model(deviations: Mapping[str, float] | None = None) -> UncertaintyModel:
-    """One in which every term deviates by a tenth, but for those that are given by their words."""
+    """A model in which every term deviates by a tenth, except those given by label."""
     term_deviations = {term: (deviations or {}).get(term.value, 0.1) for term in VARIANCE_COMPONENTS}
     return UncertaintyModel(100, 10, 2.0, 0.03, term_deviations, DOMAIN, {})
 
@@ -59,7 +59,7 @@ def test_an_interval_contains_the_prediction(
 def test_unmeasured_features_never_narrow_the_interval(
     features: StepFeatures, term_deviations: dict[str, float], change: str
 ) -> None:
-    """One thing more that nobody measured, or more of what is hard to predict."""
+    """One more unmeasured feature, or more of what is hard to predict."""
     changed = {
         "accelerator": replace(features, accelerators=features.accelerators | {"nobody's"}),
         "kind": replace(features, categories=features.categories | {"nobody's"}),
@@ -82,7 +82,7 @@ def test_more_measured_time_narrows_the_interval(
 
 
 def test_variances_add_up() -> None:
-    """fp8 on a stranger (itself a kind that is not known) with four times the tokens: 1 + 1 + 2 + 2 tenths squared."""
+    """fp8 on an unmeasured accelerator (an unknown kind too), four times the tokens: 1 + 1 + 2 + 2 tenths squared."""
     features = StepFeatures(frozenset({"mi300x"}), frozenset({"DDP", "fp8"}), {"tokens": 32768, "tp": 8}, NO_TRAITS)
     gap_loads = component_loads(features, DOMAIN)
     assert [gap_loads[gap] for gap in BaseComponent] == [1.0, 1.0, 2.0, 2.0]
@@ -100,7 +100,7 @@ def test_a_sibling_is_between_measured_and_unmeasured_accelerators() -> None:
 
 
 def test_with_a_record_only_framework_terms_remain() -> None:
-    """Kernels' errors, 2 %, and a pipeline's tenth, beside what equal steps differ by; its pace is measured."""
+    """Kernel errors of 2 %, and a tenth for the pipeline, besides repeatability; the device rate is measured."""
     unmeasured = StepFeatures(frozenset({"mi300x"}), frozenset(), {}, {**NO_TRAITS, Feature.PIPELINE: 1.0})
     domain = replace(DOMAIN, categories=DOMAIN.categories | unmeasured.all_categories)
     expected = replace(make_model(), domain=domain).prediction_interval(
@@ -119,9 +119,9 @@ def test_a_trait_that_no_step_had_is_unmeasured_too() -> None:
 def test_strata_have_labels() -> None:
     features = replace(MEASURED_FEATURES, feature_shares={**NO_TRAITS, Feature.PIPELINE: 1.0, Feature.LAUNCH: 0.01})
     assert strata_of(features, replace(DOMAIN, categories=DOMAIN.categories | features.all_categories)) == (
-        "one node",
+        "single-node",
         Feature.PIPELINE.value,
     )
     expected = make_model().prediction_interval(replace(features, quantities={"tokens": 16384}))
     assert BaseComponent.DOUBLING.value in expected.strata
-    assert "tokens 16,384 (at most 8,192)" in expected.extrapolations
+    assert "tokens 16,384 (validated up to 8,192)" in expected.extrapolations

@@ -1,4 +1,4 @@
-"""Tables of measurements as users bring them."""
+"""CSV tables of measurements as users provide them."""
 
 import csv
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Rows of a table of steps, made up: two stages of a small model on eight A100."""
+"""Synthetic rows of a table of steps: two stages of a small model on eight A100."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ BASE_ROW = {
 
 
 def step_row(**cells: str) -> dict[str, str]:
-    """The row with other cells."""
+    """The row with changed cells."""
     return BASE_ROW | cells
 
 
@@ -48,11 +48,11 @@ def write_rows(path: Path, *rows: dict[str, str]) -> Path:
 
 
 def step_case(**cells: str) -> ValidationCase:
-    """The row as it is read."""
+    """The row as a validation case."""
     return ValidationCase(step_row(**cells), 2)
 
 
 def make_comparison(case: ValidationCase, predicted: float | None, skipped: str | None = None) -> CaseComparison:
-    """A made-up prediction of a case."""
+    """A synthetic prediction of a case."""
     measured = float(case.text("step_time_s"))
     return CaseComparison(case.text("case_id"), case.text("source"), measured, predicted, skipped)

@@ -68,15 +68,15 @@ def test_another_schedule_is_not_modelled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "offload"),
+    ("notes", "offload"),
     [
         ("", None),
         ("optimizer offloading on", {"optimizer": True}),
         ("activation offloading on; optimizer offloading on", {"activations": "all", "optimizer": True}),
     ],
 )
-def test_notes_set_the_offloading(said: str, offload: dict[str, Any] | None) -> None:
-    training = scenario_mapping(step_case(**DP_ONLY, zero_stage="3", notes=f"inferred: batch; {said}"))["training"]
+def test_notes_set_the_offloading(notes: str, offload: dict[str, Any] | None) -> None:
+    training = scenario_mapping(step_case(**DP_ONLY, zero_stage="3", notes=f"inferred: batch; {notes}"))["training"]
     assert training.get("offload") == offload
 
 
@@ -129,4 +129,4 @@ def test_what_in_house_frameworks_leave_out(framework: str, fused: bool, backwar
     """Their code runs unfused elementwise kernels, or waits for every tensor-parallel collective of backward."""
     mapping = scenario_mapping(step_case(framework=framework, year="2023"))
     assert mapping["training"]["fused"] is fused
-    assert mapping["layout"]["backward_overlap"] is backward
+    assert mapping["layout"]["async_tensor_model_parallel_allreduce"] is backward

@@ -1,4 +1,4 @@
-"""Which cases are there? Tables as users bring them, good and bad."""
+"""Validation tables as users provide them, valid and invalid."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_spreadsheet_csv_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"", "lacks column case_id"),
         (b"case_id\n", "no rows"),
@@ -34,12 +34,12 @@ def test_spreadsheet_csv_is_read(tmp_path: Path) -> None:
         (bytes(range(256)), "not UTF-8 text"),
     ],
 )
-def test_an_unreadable_table_is_rejected_by_name(tmp_path: Path, content: bytes, says: str) -> None:
+def test_an_unreadable_table_is_rejected_by_name(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "t.csv"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"t\.csv") as refused:
         read_cases(path, ["case_id"])
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_missing_file_and_a_directory_are_rejected(tmp_path: Path) -> None:

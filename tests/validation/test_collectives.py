@@ -1,4 +1,4 @@
-"""Collectives of published tables and of users' own: predicted, or skipped with a reason."""
+"""Collectives of published tables and of users: predicted, or skipped with a reason."""
 
 import math
 from pathlib import Path
@@ -36,17 +36,17 @@ def compare_table(folder: Path, *changes: dict[str, str]) -> list[CaseComparison
 
 
 @pytest.fixture(scope="module")
-def shipped() -> list[CaseComparison]:
+def packaged_comparisons() -> list[CaseComparison]:
     return compare_collectives(read_collectives())
 
 
-def test_fitted_collectives_are_within_their_error_bounds(shipped: list[CaseComparison]) -> None:
+def test_fitted_collectives_are_within_their_error_bounds(packaged_comparisons: list[CaseComparison]) -> None:
     """16 % from 1 MiB on, 30 % below; the tables of other places judge, and are no part of the band."""
     fitted = {
         read_collective.text("case_id") for read_collective in read_collectives() if read_collective.boolean("in_fit")
     }
     by_size = statistics_by_grouping(
-        [case_comparison for case_comparison in shipped if case_comparison.case_id in fitted]
+        [case_comparison for case_comparison in packaged_comparisons if case_comparison.case_id in fitted]
     )["size"]
     large, small = by_size[">= 1 MiB"], by_size["below 1 MiB"]
     assert large.mape is not None
@@ -56,10 +56,13 @@ def test_fitted_collectives_are_within_their_error_bounds(shipped: list[CaseComp
     assert large.n + small.n >= 900
 
 
-def test_every_packaged_row_is_predicted_or_has_a_reason(shipped: list[CaseComparison]) -> None:
-    assert len(shipped) == len(read_collectives())
-    assert all((case_comparison.predicted is None) == bool(case_comparison.skip_reason) for case_comparison in shipped)
-    assert not any(item.skip_reason for item in shipped if item.is_expressible)
+def test_every_packaged_row_is_predicted_or_has_a_reason(packaged_comparisons: list[CaseComparison]) -> None:
+    assert len(packaged_comparisons) == len(read_collectives())
+    assert all(
+        (case_comparison.predicted is None) == bool(case_comparison.skip_reason)
+        for case_comparison in packaged_comparisons
+    )
+    assert not any(item.skip_reason for item in packaged_comparisons if item.is_expressible)
 
 
 def test_a_large_ring_is_bandwidth_bound(tmp_path: Path) -> None:
@@ -103,8 +106,8 @@ def test_fewer_gpus_of_a_mesh_use_fewer_links(tmp_path: Path) -> None:
 
 
 def test_a_missing_time_is_derived_from_the_rate(tmp_path: Path) -> None:
-    (each,) = compare_table(tmp_path, {"time_us": "", "algbw_GBps": "250"})
-    assert each.measured == pytest.approx(2**30 / 250e9)
+    (comparison,) = compare_table(tmp_path, {"time_us": "", "algbw_GBps": "250"})
+    assert comparison.measured == pytest.approx(2**30 / 250e9)
 
 
 @pytest.mark.parametrize(

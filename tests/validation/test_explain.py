@@ -1,7 +1,7 @@
-"""Does the cause come back that made a step longer? A closed loop: change a machine by what its files say, explain it.
+"""Closed-loop test of gap explanation: degrade a cluster through its files, and recover the cause.
 
-What is changed is written where a user would write it (an accelerator's file, a cluster's ports, disturbances, the
-layout), not by the causes' own code. Small scenarios, in which each cause matters.
+Changes are made where a user would make them (accelerator file, cluster ports, fault injection, layout), not
+by the causes' own code. Small scenarios, in which each cause matters.
 """
 
 from functools import cache
@@ -32,7 +32,7 @@ from clustersim.validation.explain_switches import SWITCHES
 CONFIG: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 2048, "ffn": 5632, "heads": 16, "vocab": 32000},
     "cluster": {"name": "dgx-h100", "gpus": 16},
-    "layout": {"tp": 2, "pp": 2, "dp": 4, "sequence_parallel": True, "tensor_overlap": True},
+    "layout": {"tp": 2, "pp": 2, "dp": 4, "sequence_parallel": True, "tp_comm_overlap": True},
     "training": {
         "sequence": 2048,
         "global_batch": 32,
@@ -107,13 +107,13 @@ def test_a_bandwidth_fraction_is_recovered(name: str, link: str, times: float) -
 
 def test_the_speed_of_a_slow_gpu_is_recovered() -> None:
     """GPU 8 of 16 is the one in the middle, that the cause slows, too."""
-    cause = recover_cause("one_slow_gpu", "disturbances.slow={gpu: 8, speed: 0.71}")
+    cause = recover_cause("one_slow_gpu", "degradations.slow={gpu: 8, speed: 0.71}")
     assert cause.strength == pytest.approx(1 / 0.71, rel=0.01)
     assert "0.71 of its speed" in cause.description
 
 
 def test_jitter_is_recovered() -> None:
-    cause = recover_cause("jitter", "disturbances.jitter=3 %")
+    cause = recover_cause("jitter", "degradations.jitter=3 %")
     assert cause.strength == pytest.approx(0.03, rel=0.01)
 
 
@@ -135,8 +135,8 @@ def test_the_launch_interval_of_a_slow_host_is_recovered(tmp_path: Path) -> None
     ("name", "key"),
     [
         ("data_parallel_overlap", "layout.data.ddp.overlap"),
-        ("tensor_overlap", "layout.tensor_overlap"),
-        ("pipeline_overlap", "layout.pipeline_overlap"),
+        ("tp_comm_overlap", "layout.tp_comm_overlap"),
+        ("overlap_p2p_comm", "layout.overlap_p2p_comm"),
         ("fused_kernels", "training.fused"),
     ],
 )
@@ -150,20 +150,20 @@ def test_a_disabled_switch_explains_the_full_gap(name: str, key: str) -> None:
 
 def test_an_enabled_switch_explains_a_shorter_step() -> None:
     measured = step_time()
-    cause = explain_by(scenario("layout.tensor_overlap=false"), measured, "tensor_overlap")
+    cause = explain_by(scenario("layout.tp_comm_overlap=false"), measured, "tp_comm_overlap")
     assert cause.gap_share == pytest.approx(1.0)
 
 
 def test_configured_stragglers_may_be_absent() -> None:
     healthy = step_time()
-    cause = explain_by(scenario("disturbances.slow={gpu: 3, speed: 0.8}"), healthy, "stragglers")
+    cause = explain_by(scenario("degradations.slow={gpu: 3, speed: 0.8}"), healthy, "stragglers")
     assert cause.gap_share == pytest.approx(1.0)
 
 
 def test_a_slower_step_is_explained_only_by_slowing_causes() -> None:
-    explanation = explain_gap(scenario("layout.tensor_overlap=false"), 2 * step_time())
-    assert {"data_parallel_overlap", "pipeline_overlap", "one_slow_gpu"} <= {cause.name for cause in explanation.causes}
-    assert "tensor_overlap" not in {candidate_cause.name for candidate_cause in explanation.causes}
+    explanation = explain_gap(scenario("layout.tp_comm_overlap=false"), 2 * step_time())
+    assert {"data_parallel_overlap", "overlap_p2p_comm", "one_slow_gpu"} <= {cause.name for cause in explanation.causes}
+    assert "tp_comm_overlap" not in {candidate_cause.name for candidate_cause in explanation.causes}
     single_gpu = Scenario.from_mapping({**CONFIG, "cluster": {"name": "dgx-h100", "gpus": 1}, "layout": {}})
     names = {item.name for item in explain_gap(single_gpu, 1.2 * simulate(single_gpu).step_time).causes}
     assert names == {
@@ -239,12 +239,18 @@ def test_causes_scale_measured_kernels_like_modelled_ones(tmp_path: Path) -> Non
     def write_kernel_record(name: str, times: float) -> str:
         kernel_records = [
             KernelSample(
-                distinct_kernel.name, distinct_kernel.kind, distinct_kernel.dtype, distinct_kernel.shape, distinct_kernel.flops, distinct_kernel.bytes, distinct_kernel.launches,
+                distinct_kernel.name,
+                distinct_kernel.kind,
+                distinct_kernel.dtype,
+                distinct_kernel.shape,
+                distinct_kernel.flops,
+                distinct_kernel.bytes,
+                distinct_kernel.launches,
                 single_sample(times * distinct_kernel.flops / 500e12),
             )
             for distinct_kernel in distinct_kernels(scenario())
             if distinct_kernel.kind in TENSOR_CORE_KINDS and distinct_kernel.shape is not None
-        ]  # fmt: skip
+        ]
         conditions = MeasurementConditions("2026-11-20", "none", "made up")
         write_record(
             CalibrationRecord(DeviceInfo("h100-sxm-80gb", "a GPU"), conditions, tuple(kernel_records)), tmp_path / name

@@ -1,4 +1,4 @@
-"""Is the strength of a cause found with few simulations, whatever bends the step time has?"""
+"""The strength of a cause is found with few simulations, for piecewise linear and discontinuous step times."""
 
 from collections.abc import Callable
 

@@ -32,27 +32,30 @@ def compare_table(folder: Path, *rows: dict[str, str]) -> list[CaseComparison]:
 
 
 @pytest.fixture(scope="module")
-def shipped() -> list[CaseComparison]:
+def packaged_comparisons() -> list[CaseComparison]:
     return compare_kernels(read_kernels())
 
 
-def test_packaged_kernels_are_predicted_within_eleven_percent(shipped: list[CaseComparison]) -> None:
-    statistics = summarize_comparisons(shipped)
+def test_packaged_kernels_are_predicted_within_eleven_percent(packaged_comparisons: list[CaseComparison]) -> None:
+    statistics = summarize_comparisons(packaged_comparisons)
     assert statistics.mape is not None
     assert statistics.mape <= 0.11
     assert statistics.n >= 1000
 
 
-def test_every_packaged_row_is_predicted_or_has_a_reason(shipped: list[CaseComparison]) -> None:
-    assert len(shipped) == len(read_kernels())
-    assert all((case_comparison.predicted is None) == bool(case_comparison.skip_reason) for case_comparison in shipped)
-    assert not any(item.skip_reason for item in shipped if item.is_expressible)
+def test_every_packaged_row_is_predicted_or_has_a_reason(packaged_comparisons: list[CaseComparison]) -> None:
+    assert len(packaged_comparisons) == len(read_kernels())
+    assert all(
+        (case_comparison.predicted is None) == bool(case_comparison.skip_reason)
+        for case_comparison in packaged_comparisons
+    )
+    assert not any(item.skip_reason for item in packaged_comparisons if item.is_expressible)
 
 
-def test_upper_bounds_are_not_compared(shipped: list[CaseComparison]) -> None:
+def test_upper_bounds_are_not_compared(packaged_comparisons: list[CaseComparison]) -> None:
     bounds = [index for index, case in enumerate(read_kernels()) if "best shape" in case.text("implementation")]
     assert bounds
-    assert all(shipped[index].predicted is None for index in bounds)
+    assert all(packaged_comparisons[index].predicted is None for index in bounds)
 
 
 def test_a_matmul_is_predicted_by_the_roofline(tmp_path: Path) -> None:

@@ -57,8 +57,8 @@ def test_the_regret_of_a_random_choice_is_the_mean_regret() -> None:
     ranking = rank_layouts(
         [*short_sequences, *long_sequences], make_comparisons([*short_sequences, *long_sequences], (1.0,) * 6)
     )
-    assert ranking.to_json()["mean_regret_by_chance"] == pytest.approx((2.2 / 3 + 0.0) / 2)
-    assert ranking.to_json()["list"][1]["regret_by_chance"] == 0.0
+    assert ranking.to_json()["mean_random_regret"] == pytest.approx((2.2 / 3 + 0.0) / 2)
+    assert ranking.to_json()["list"][1]["random_regret"] == 0.0
 
 
 def test_of_layouts_predicted_to_be_equally_fast_the_worst_counts() -> None:
@@ -109,7 +109,7 @@ def test_sets_have_equal_weight_and_sources_are_separate() -> None:
 def test_without_sets_there_is_nothing_to_say() -> None:
     ranking = rank_layouts([], [])
     assert ranking.to_json()["mean_regret"] is None
-    assert ranking.to_json()["mean_regret_by_chance"] is None
+    assert ranking.to_json()["mean_random_regret"] is None
     assert ranking.to_json()["mean_kendall_tau"] is None
 
 

@@ -27,7 +27,7 @@ def kernel_case(folder: Path, **change: str) -> ValidationCase:
 
 
 @pytest.mark.parametrize(
-    ("words", "dtype"),
+    ("precision", "dtype"),
     [
         ("fp8", DType.FP8),
         ("fp8 current scaling", DType.FP8),
@@ -40,9 +40,9 @@ def kernel_case(folder: Path, **change: str) -> ValidationCase:
         ("bf16 -> fp32", DType.BF16),
     ],
 )
-def test_formats_are_read_from_recipes_and_block_sizes(tmp_path: Path, words: str, dtype: DType) -> None:
-    assert operand_dtype(kernel_case(tmp_path, dtype=words)) is dtype
-    (product, *_) = timed_matmuls(kernel_case(tmp_path, dtype=words))
+def test_formats_are_read_from_recipes_and_block_sizes(tmp_path: Path, precision: str, dtype: DType) -> None:
+    assert operand_dtype(kernel_case(tmp_path, dtype=precision)) is dtype
+    (product, *_) = timed_matmuls(kernel_case(tmp_path, dtype=precision))
     assert product.dtype is dtype
 
 
@@ -101,10 +101,10 @@ def test_casts_of_an_unknown_recipe_are_not_guessed(tmp_path: Path) -> None:
 def test_a_gemm_set_is_a_layer_s_matmuls_of_one_direction(tmp_path: Path, direction: str) -> None:
     """QKV, attention's output, and two of an MLP without a gate: 2 x 15872 x 4096 x 49152 FLOP in each direction."""
     (row,) = read_kernels(write_table(tmp_path / "mine.csv", GEMM_SET | {"direction": direction, "dtype": "mxfp8"}))
-    products = timed_kernels(row)
-    assert len(products) == 4
-    assert sum(product.flops for product in products) == 2 * 15872 * 4096 * 49152
-    shapes = [kernel.shape for kernel in products if isinstance(kernel.shape, MatmulShape)]
+    matmuls = timed_kernels(row)
+    assert len(matmuls) == 4
+    assert sum(product.flops for product in matmuls) == 2 * 15872 * 4096 * 49152
+    shapes = [kernel.shape for kernel in matmuls if isinstance(kernel.shape, MatmulShape)]
     summed = {"fwd": [4096, 4096, 4096, 16384], "dgrad": [12288, 4096, 16384, 4096], "wgrad": [15872] * 4}
     assert [shape.k for shape in shapes] == summed[direction]
 

@@ -67,14 +67,14 @@ def test_model_states_of_a_stage_equal_the_zero_paper(tmp_path: Path) -> None:
 
 def test_a_rank_is_one_of_its_stage(tmp_path: Path) -> None:
     """Ranks are numbered tp, dp, pp: the first four are of the first stage."""
-    first, same, other, fullest = predict_table(
+    first, same, other, peak_rank = predict_table(
         tmp_path, {"rank": "0"}, {"rank": "3"}, {"rank": "4"}, {"rank": "max over ranks"}
     )
     stages = memory_timelines(build_scenario(memory_cases(tmp_path, {})[0]))
     assert len(stages) == 2
     assert first == same
     assert first != other
-    assert fullest == max(first, other)
+    assert peak_rank == max(first, other)
 
 
 def test_a_row_inherits_missing_cells_of_a_packaged_step(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_allocated_memory_needs_no_gpu_but_a_verdict_does(tmp_path: Path) -> Non
 def test_the_fuller_of_the_first_and_the_last_stage(tmp_path: Path) -> None:
     four = {"pp": "4", "dp": "1", "layers": "4"}
     stages = [four | {"rank": f"stage {stage}"} for stage in range(4)]
-    *each, ends = predict_table(tmp_path, *stages, four | {"rank": "max of first and last stage"})
-    assert ends == max(each[0], each[3])
+    *stage_peaks, ends = predict_table(tmp_path, *stages, four | {"rank": "max of first and last stage"})
+    assert ends == max(stage_peaks[0], stage_peaks[3])
 
 
 def test_an_unstated_rank_is_the_one_the_framework_logs(tmp_path: Path) -> None:
@@ -178,11 +178,11 @@ def test_an_unstated_rank_is_the_one_the_framework_logs(tmp_path: Path) -> None:
     small = {"vocab": "2048", "rank": ""}  # so that the first stage, which has two microbatches in flight, is fullest
     unsaid = small | {"notes": "inferred: which rank; num-layers 4"}
     other = {"framework": ""}
-    logged, last, fullest, theirs, full = predict_table(
+    logged, last, peak_rank, theirs, full = predict_table(
         tmp_path, unsaid, small | {"rank": "stage 1"}, small, unsaid | other, small | other
     )
     assert logged == last
-    assert fullest > logged
+    assert peak_rank > logged
     assert theirs == full
 
 

@@ -145,7 +145,7 @@ def test_embedding_and_head_count_as_layers_where_the_framework_does(cells: dict
 
 
 @pytest.mark.parametrize(
-    ("notes", "many"),
+    ("notes", "mtp_layers"),
     [
         ("MTP 1 layer, layout Et|(tt|)*30mL", 1),
         ("num-experts 8; mtp-num-layers 2; moe-grouped-gemm True", 2),
@@ -153,8 +153,8 @@ def test_embedding_and_head_count_as_layers_where_the_framework_does(cells: dict
         ("", None),
     ],
 )
-def test_notes_set_the_number_of_mtp_layers(notes: str, many: int | None) -> None:
-    assert scenario_mapping(step_case(**{**SMALL_MOE, "notes": notes}))["model"].get("mtp_layers") == many
+def test_notes_set_the_number_of_mtp_layers(notes: str, mtp_layers: int | None) -> None:
+    assert scenario_mapping(step_case(**{**SMALL_MOE, "notes": notes}))["model"].get("mtp_layers") == mtp_layers
 
 
 def test_recipes_of_some_models_balance_the_load_of_experts() -> None:
@@ -190,17 +190,19 @@ def test_recipes_say_how_experts_are_chosen_and_tokens_copied(cells: dict[str, s
 
 
 @pytest.mark.parametrize(
-    ("cells", "formats", "beside"),
+    ("cells", "formats", "overlaps_shared_experts"),
     [
         (MOONLIGHT, {"gradients": "bf16", "moments": "bf16"}, True),
         ({**MOONLIGHT, "notes": "DeepEP"}, {"gradients": "bf16", "moments": "bf16"}, False),
         (QWEN, {"gradients": "bf16"}, False),
     ],
 )
-def test_moe_recipes_use_fewer_fp32_states(cells: dict[str, str], formats: dict[str, str], beside: bool) -> None:
+def test_moe_recipes_use_fewer_fp32_states(
+    cells: dict[str, str], formats: dict[str, str], overlaps_shared_experts: bool
+) -> None:
     mapping = scenario_mapping(step_case(**{**cells, "framework": BRIDGE}))
     assert mapping["training"]["precision"] == {"compute": "bf16", **formats}
-    assert mapping["layout"].get("overlap_shared_experts", False) == beside
+    assert mapping["layout"].get("moe_shared_expert_overlap", False) == overlaps_shared_experts
 
 
 def test_of_models_with_the_same_layers_it_is_that_with_the_nearest_vocabulary() -> None:
@@ -269,4 +271,4 @@ def test_a_slow_host_is_slow_for_models_with_experts() -> None:
 def test_experts_that_are_padded_to_a_capacity_have_it(notes: str, capacity: float | None) -> None:
     for cells in (SMALL_MOE, QWEN):
         (routed,) = case_to_scenario(step_case(**{**cells, "notes": notes})).model.distinct_moes
-        assert routed.capacity == capacity
+        assert routed.capacity_factor == capacity

@@ -1,4 +1,4 @@
-"""What is said of a table? Counts, reasons and coverage of made-up comparisons."""
+"""Summaries of validation tables: counts, reasons and coverage of synthetic comparisons."""
 
 import json
 

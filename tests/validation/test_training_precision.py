@@ -33,7 +33,7 @@ def mapped_precision(**cells: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "formats"),
     [
         ({"framework": "megatron-lm", "precision": "fp8"}, {"compute": "fp8", "gradients": "fp32"}),
         (
@@ -65,11 +65,11 @@ def mapped_precision(**cells: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_precision_labels_follow_the_framework(cells: dict[str, str], said: dict[str, str]) -> None:
+def test_precision_labels_follow_the_framework(cells: dict[str, str], formats: dict[str, str]) -> None:
     """And what it says is legal in a scenario file."""
-    assert mapped_precision(**{**HOPPER, **cells}) == said
+    assert mapped_precision(**{**HOPPER, **cells}) == formats
     recipe = Scenario.from_mapping(scenario_mapping(step_case(**{**HOPPER, **cells}))).training.recipe
-    assert recipe.name == said["compute"]
+    assert recipe.name == formats["compute"]
     assert recipe.matmul_formats.forward in LOW_PRECISION_DTYPES
 
 
@@ -92,7 +92,7 @@ def test_an_ambiguous_precision_is_not_predicted(word: str) -> None:
 @pytest.mark.parametrize(("word", "pipelined"), [("fp8", True), ("mxfp8", True), ("nvfp4", False)])
 def test_recipes_of_llama_pipeline_tensor_parallel_collectives_but_in_nvfp4(word: str, pipelined: bool) -> None:
     layout = scenario_mapping(step_case(**{**BLACKWELL, "framework": BRIDGE, "precision": word}))["layout"]
-    assert layout["tensor_overlap"] is pipelined
+    assert layout["tp_comm_overlap"] is pipelined
 
 
 def test_an_unchanged_recipe_has_its_settings() -> None:
@@ -100,7 +100,7 @@ def test_an_unchanged_recipe_has_its_settings() -> None:
     cells = {**BLACKWELL, **FSDP_ONLY, **QWEN, "gpu": "gb200", "interconnect": "nvl72", "notes": DEFAULTS}
     sets = scenario_mapping(step_case(**{**cells, "precision": "mxfp8"}))
     assert (sets["layout"]["dispatcher"], sets["framework"]["cuda_graphs"]) == ("hybridep", True)
-    assert sets["layout"]["overlap_expert_communication"] and sets["layout"]["delay_wgrad"]
+    assert sets["layout"]["overlap_moe_expert_parallel_comm"] and sets["layout"]["delay_wgrad_compute"]
     for other in ({"precision": "bf16"}, {"precision": "mxfp8", "notes": "forced balanced routing"}):
         plain = scenario_mapping(step_case(**{**cells, **other}))
         assert (plain["layout"]["dispatcher"], plain["framework"]["cuda_graphs"]) == ("alltoall", False)

@@ -1,4 +1,4 @@
-"""HOW DOES PYTORCH RUN EACH KERNEL? One file for each family; `prepare_kernel` gives something to time."""
+"""PyTorch implementations of the measured kernels; `prepare_kernel` returns an action to time."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -33,8 +33,8 @@ __all__ = [
     "UnsupportedKernel",
     "allocated_bytes",
     "compile_settings",
-    "prepare_kernel",
     "kernel_settings",
+    "prepare_kernel",
     "touched_bytes",
 ]
 
@@ -44,11 +44,11 @@ _OPTIMIZER_OPS: Final = (
     MemoryBoundOp.GRADIENT_NORM,
     MemoryBoundOp.GRADIENT_CLIP,
 )
-_RECOMPILE_LIMIT: Final = 1  # variants of a formula that is compiled for one form of operands
+_RECOMPILE_LIMIT: Final = 1  # variants per formula copy, which is compiled for one set of operand forms
 
 
 def prepare_kernel(kernel: Kernel, device: torch.device) -> Action:
-    """What runs the kernel once, over random operands of its own; raise Unsupported where there is no such kernel."""
+    """An action that runs the kernel once over its own random operands; raise UnsupportedKernel if there is none."""
     match kernel.shape:
         case MatmulShape() as shape if kernel.kind is not KernelKind.MATMUL:
             return grouped_gemm.prepare_grouped(kernel, shape, device)
@@ -63,7 +63,7 @@ def prepare_kernel(kernel: Kernel, device: torch.device) -> Action:
 
 
 def _memory_bound_factory(op: MemoryBoundOp) -> Callable[[MemoryBoundShape, DType, torch.device], Action]:
-    """What prepares a kernel that streams its operands."""
+    """The function that prepares a memory-bound operation."""
     match op:
         case MemoryBoundOp.QUANTIZE:
             return quantization.prepare_quantization
@@ -76,9 +76,9 @@ def _memory_bound_factory(op: MemoryBoundOp) -> Callable[[MemoryBoundShape, DTyp
 
 @contextmanager
 def kernel_settings(kernel: Kernel, device: torch.device) -> Iterator[None]:
-    """PyTorch as the kernel needs it, while it is prepared and run: TF32 where that is its format, and not otherwise.
+    """Set PyTorch up for the kernel while it is prepared and run: TF32 only if that is its format.
 
-    All is as before afterwards.
+    The previous settings are restored afterwards.
     """
     fused = isinstance(kernel.shape, MemoryBoundShape) and kernel.shape.fused
     previous = torch.backends.cuda.matmul.allow_tf32
@@ -92,8 +92,8 @@ def kernel_settings(kernel: Kernel, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def compile_settings() -> Iterator[None]:
-    """Compiled formulas keep their buffers, so that backward can run again, and are never left uncompiled."""
-    from torch._dynamo import config as dynamo  # takes seconds to import, and only compiling needs it
+    """Let compiled formulas keep their buffers, to rerun backward, and fail instead of falling back."""
+    from torch._dynamo import config as dynamo  # takes seconds to import, needed only for compilation
     from torch._functorch import config as functorch
 
     variants = dynamo.patch(recompile_limit=_RECOMPILE_LIMIT, fail_on_recompile_limit_hit=True)

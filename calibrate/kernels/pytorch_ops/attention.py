@@ -1,6 +1,7 @@
-"""How does PyTorch run flash attention, forward and backward?
+"""Flash attention in PyTorch, forward and backward.
 
-Queries, keys and values lie in memory as the products before them leave them: [batch, positions, heads, head_dim].
+Queries, keys and values are laid out as the preceding matmuls leave them: [batch, positions, heads,
+head_dim].
 """
 
 import torch
@@ -14,7 +15,7 @@ from clustersim.model.kernels import AttentionShape
 
 
 def prepare_attention(shape: AttentionShape, dtype: DType, device: torch.device, *, gradient: bool) -> Action:
-    """Attention over random operands, or the gradients of its three operands; raise Unsupported for a window."""
+    """Attention over random operands, or its backward; raise UnsupportedKernel for a sliding window."""
     if shape.value_dim is not None:
         raise formulas.UnsupportedKernel(f"attention with values of {shape.value_dim}: not those of queries and keys")
     if shape.window is not None:
@@ -28,7 +29,7 @@ def prepare_attention(shape: AttentionShape, dtype: DType, device: torch.device,
 
 
 def attention_bytes(shape: AttentionShape, dtype: DType, *, gradient: bool) -> float:
-    """Bytes of operands and result; gradient: and of the gradients of all four."""
+    """Bytes of operands and result; gradient: plus their gradients."""
     queries = shape.query * shape.heads
     keys = shape.key * shape.kv_heads
     return (4.0 if gradient else 2.0) * shape.batch * (queries + keys) * shape.head_dim * dtype.bytes

@@ -1,11 +1,11 @@
-"""How does PyTorch multiply each expert's rows with the expert's own matrix?
+"""Grouped matmul of experts' tokens with their weights in PyTorch.
 
-In one kernel (`grouped_mm`), where this build has it for the device and the format; else, and where the kernel is to be
-products on streams, one product after the other: on a GPU in turns on four streams, as Transformer Engine's
-`GroupedLinear` runs them (transformer_engine/common/util/multi_stream.cpp), which wait for what came before and are
-waited for. Rows lie one behind the other; groups may have different numbers of them, which the kernel reads on the
-device and a loop knows. Weights are [groups, outputs, inputs], as a linear layer's; the weights' gradient is of each
-group's rows. Formats with scales: `scaled_grouped_gemm`.
+In one kernel (`grouped_mm`) if this build has it for the device and the format; otherwise, and for streamed
+matmuls, one matmul per group: on a GPU round-robin on four streams, as Transformer Engine's `GroupedLinear`
+runs them (transformer_engine/common/util/multi_stream.cpp), which wait for previous work and are waited for.
+Tokens are contiguous by group; groups may differ in size, which the kernel reads on the device and a loop
+knows on the host. Weights are [groups, outputs, inputs], as a linear layer's; the weight gradient sums over
+each group's tokens. Block-scaled formats: `scaled_grouped_gemm`.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape
 
 STREAM_COUNT: Final = 4
-_PROBE_SIZE: Final = 32  # rows and columns of the product that shows whether there is such a kernel
+_PROBE_SIZE: Final = 32  # dimensions of the matmul that probes for the kernel
 
 # public since torch 2.10
 _grouped_mm: Any = getattr(functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
@@ -35,9 +35,9 @@ _grouped_mm: Any = getattr(functional, "grouped_mm", None) or getattr(torch, "_g
 def prepare_grouped(
     kernel: Kernel, shape: MatmulShape, device: torch.device, group_sizes: Sequence[int] | None = None
 ) -> Action:
-    """Products of groups with random operands; rows: of each group, None: as many in each.
+    """Grouped matmul of random operands; group_sizes: tokens of each group, None: equal sizes.
 
-    Raise Unsupported where PyTorch has none.
+    Raise UnsupportedKernel if PyTorch has none.
     """
     sizes = (_group_size(shape),) * shape.batch if group_sizes is None else tuple(group_sizes)
     if kernel.dtype in LOW_PRECISION_DTYPES:
@@ -53,13 +53,13 @@ def prepare_grouped(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator] # its shapes cannot be traced in all formats, nor rows that values decide
 def grouped_matmul(tokens: Tensor, weights: Tensor, group_ends: Tensor) -> Tensor:
-    """Rows [rows, inputs] of groups that end at `ends` times weights [groups, outputs, inputs]: [rows, outputs]."""
+    """Tokens [tokens, inputs] by group times weights [groups, outputs, inputs]: [tokens, outputs]."""
     result: Tensor = _grouped_mm(tokens, weights.transpose(-2, -1), offs=group_ends)
     return result
 
 
 def loop_matmul(tokens: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The same, one product after the other; sizes: rows of each group."""
+    """The same with one matmul per group; sizes: tokens of each group."""
     return torch.cat(
         [
             group_tokens @ weight.t()
@@ -70,7 +70,7 @@ def loop_matmul(tokens: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor
 
 @cache
 def has_grouped_kernel(dtype: DType, device: torch.device) -> bool:
-    """Whether PyTorch has one kernel for all groups, on this device and in this format."""
+    """Whether PyTorch has a grouped kernel on this device and in this format."""
     if _grouped_mm is None:
         return False
     a, b = (
@@ -93,7 +93,7 @@ def _scaled_grouped(
 
 
 def _group_size(shape: MatmulShape) -> int:
-    """Rows of one group, which a weights' gradient sums over."""
+    """Tokens of one group, the reduction dimension of a weight gradient."""
     return shape.k if shape.operands is MatmulLayout.TN else shape.m
 
 
@@ -102,7 +102,7 @@ def _group_ends(group_sizes: Sequence[int], device: torch.device) -> Tensor:
 
 
 def grouped_operands(shape: MatmulShape, dtype: DType, device: torch.device, token_count: int) -> tuple[Tensor, Tensor]:
-    """Rows of all groups and the weights; of a weights' gradient, gradients (transposed) and rows of all groups."""
+    """Tokens of all groups and weights; for a weight gradient, output gradients (transposed) and tokens."""
     if shape.operands is MatmulLayout.TN:
         return normal_tensor(device, dtype, token_count, shape.m).t(), normal_tensor(
             device, dtype, token_count, shape.n
@@ -129,7 +129,7 @@ def _single_kernel(
 def _matmul_per_group(
     shape: MatmulShape, dtype: DType, device: torch.device, group_sizes: Sequence[int]
 ) -> Callable[[], Any]:
-    """A product of each group, written where the result of all of them lies."""
+    """One matmul per group, writing into a common result."""
     a, b = grouped_operands(shape, dtype, device, sum(group_sizes))
     result = normal_tensor(device, shape.accumulated or dtype, *_result_shape(shape, sum(group_sizes)))
     if shape.operands is MatmulLayout.TN:
@@ -144,7 +144,7 @@ def _matmul_per_group(
 
 
 def _run_sequentially(matmuls: Sequence[Callable[[], Tensor]], device: torch.device) -> Callable[[], Any]:
-    """One after the other, on a GPU on several streams."""
+    """Run one after the other, on a GPU on several streams."""
     if device.type != "cuda":
         return lambda: [run() for run in matmuls]
     streams = [torch.cuda.Stream() for _ in range(min(STREAM_COUNT, len(matmuls)))]  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""How does PyTorch run a matrix product?
+"""Matrix multiplication in PyTorch.
 
-`torch.mm`, or `torch.bmm` for a batch, with operands that lie in memory as autograd's do. Where the product is added
-to what is accumulated, it is the same library's product with beta = 1; into FP32 from narrower operands, only CUDA has
-it (`out_dtype`). Formats with scales: `scaled`.
+`torch.mm`, or `torch.bmm` for a batch, with operands laid out as autograd's are. Accumulation into an
+existing result is the same library call with beta = 1; into FP32 from low-precision operands it exists only
+on CUDA (`out_dtype`). Block-scaled formats: `scaled_matmul`.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from clustersim.model.kernels import MatmulLayout, MatmulShape
 
 
 def prepare_matmul(shape: MatmulShape, dtype: DType, device: torch.device) -> Action:
-    """A product with random operands; raise Unsupported where PyTorch has none."""
+    """A matmul of random operands; raise UnsupportedKernel if PyTorch has none."""
     if dtype in LOW_PRECISION_DTYPES:
         return ResultRetainingAction(scaled_matmul.random_scaled_matmul(shape, dtype, device))
     a, b = matmul_operands(shape, dtype, device)
@@ -31,7 +31,7 @@ def prepare_matmul(shape: MatmulShape, dtype: DType, device: torch.device) -> Ac
 
 
 def matmul_operands(shape: MatmulShape, dtype: DType, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Random A [(batch,) m, k] and B [(batch,) k, n], transposed in memory as the shape says."""
+    """Random A [(batch,) m, k] and B [(batch,) k, n], transposed in memory as the shape's layout says."""
     batch = () if shape.batch == 1 else (shape.batch,)
     transpose_a, transpose_b = shape.operands is MatmulLayout.TN, shape.operands is MatmulLayout.NT
     a = _random_matrix(device, dtype, (*batch, shape.m, shape.k), transposed=transpose_a)

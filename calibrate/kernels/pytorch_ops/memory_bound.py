@@ -1,8 +1,8 @@
-"""How does PyTorch run what streams through memory: norm, activation, rotary, residual, softmax, loss, embedding?
+"""Memory-bound operations in PyTorch: norm, activation, rotary, residual, softmax, loss, embedding.
 
-Forward is the formula over operands that require a gradient, as in training; backward its gradients alone, through a
-graph that is kept. What a kernel's shape leaves open is chosen as a model has it: scores are square where rows allow,
-positions cover whole sequences.
+Forward is the formula over operands that require a gradient, as in training; backward computes only the
+gradients, through a retained graph. What a kernel's shape leaves open is chosen as a model has it: scores
+are square if the row count allows, positions cover full sequences.
 """
 
 import math
@@ -28,28 +28,28 @@ from clustersim.model.training import LossImplementation
 
 @dataclass(frozen=True, slots=True)
 class RandomOperands:
-    """Makes the random operands of a routine."""
+    """Makes the random operands of an operation."""
 
     shape: MemoryBoundShape
     dtype: DType
     device: torch.device
 
     def differentiable(self, *sizes: int) -> Tensor:
-        """One that requires a gradient; [rows, width] where no sizes are given."""
+        """A tensor that requires a gradient; [rows, width] by default."""
         return normal_tensor(self.device, self.dtype, *(sizes or (self.shape.rows, self.shape.width)), gradient=True)
 
     def constant(self, dtype: DType, *sizes: int) -> Tensor:
-        """One that does not."""
+        """A tensor without gradient."""
         return normal_tensor(self.device, dtype, *sizes)
 
     def random_indices(self, upper: int) -> Tensor:
-        """[rows] random numbers below `many`."""
+        """Random indices below `upper`: [rows]."""
         return torch.randint(upper, (self.shape.rows,), device=self.device)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedFormula:
-    """A formula over its operands, and those of them that have gradients; gradient: of the result, if not random."""
+    """A formula over its operands, and those with gradients; gradient: of the result, if not random."""
 
     forward: Callable[[], Tensor]
     inputs: Sequence[Tensor]
@@ -60,7 +60,7 @@ FormulaFactory = Callable[[RandomOperands], PreparedFormula]
 
 
 def prepare_memory_bound(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
-    """A streaming routine over random operands, or its backward; raise Unsupported where there is no such kernel."""
+    """A memory-bound operation, or its backward; raise UnsupportedKernel if there is no such kernel."""
     operands = RandomOperands(shape, dtype, device)
     match shape.routine:
         case MemoryBoundOp.BIAS_GRADIENT:
@@ -154,7 +154,7 @@ def _softmax(operands: RandomOperands) -> PreparedFormula:
 
 
 def _loss(operands: RandomOperands, implementation: LossImplementation) -> PreparedFormula:
-    """The gradient is one for each token: Megatron's backward multiplies what it keeps by it, again and again."""
+    """The result's gradient is one per token: Megatron's backward repeatedly multiplies its saved tensor by it."""
     logits, targets = operands.differentiable(), operands.random_indices(operands.shape.width)
     gradient = torch.tensor(float(operands.shape.rows), device=operands.device)
     return PreparedFormula(lambda: formulas.cross_entropy(logits, targets, implementation), (logits,), gradient)
@@ -176,7 +176,7 @@ def _position_embedding(operands: RandomOperands) -> PreparedFormula:
 
 
 def _position_gradient(operands: RandomOperands) -> Action:
-    """The sum over sequences, added to what is accumulated."""
+    """Gradient of learned positions, summed over sequences and accumulated."""
     prepared = _position_embedding(operands)
     result, (weight,) = prepared.forward(), prepared.inputs
     accumulator = operands.constant(operands.shape.formats[0], *weight.shape)
@@ -216,7 +216,7 @@ def _zero(operands: RandomOperands) -> Callable[[], Tensor]:
 
 
 def _unscale(operands: RandomOperands) -> Callable[[], Tensor]:
-    """As gradient scalers do it, of which the look for what is not finite is a part."""
+    """As a gradient scaler does it, including the check for non-finite values."""
     gradient = operands.constant(operands.dtype, operands.shape.rows, operands.shape.width)
     overflow, inverse = (torch.ones((), device=operands.device) for _ in range(2))
 
@@ -242,7 +242,7 @@ _BUFFER_OPS: Final = MappingProxyType[MemoryBoundOp, Callable[[RandomOperands], 
         MemoryBoundOp.CAUSAL_MASK: _causal_mask,
     }
 )
-"""What has no gradient."""
+"""Operations without gradient."""
 
 
 _FORMULAS: Final = MappingProxyType[MemoryBoundOp, FormulaFactory](

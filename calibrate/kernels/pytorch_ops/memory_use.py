@@ -1,14 +1,15 @@
-"""How much memory does a kernel take while it is measured?
+"""Peak memory of a kernel while it is measured.
 
-All that is there at its fullest moment: operands, what autograd keeps between forward and backward, the result of the
-run before, the gradient of the result and those of the operands, and the temporaries of formulas that PyTorch runs
-operator by operator. Tensors are counted, each as many elements as the routine is over; traffic would say something
-else, since foreach Adam passes 20 times over five tensors. A backward is measured beside the forward that was run for
-it. Formulas compiled for a GPU keep what inductor's partitioner keeps, and have no temporaries.
+Everything that is allocated at the peak: operands, tensors that autograd saves between forward and backward,
+the result of the previous run, the gradients of result and operands, and the temporaries of formulas that
+PyTorch runs operator by operator. Tensors are counted, each with as many elements as the operation covers;
+memory traffic would be misleading, since foreach Adam passes 20 times over five tensors. A backward is
+measured together with the forward that was run for it. Formulas compiled for a GPU keep what inductor's
+partitioner keeps, and have no temporaries.
 
-CPUs have other kernels for three things: dropout keeps its mask as numbers of the operand's format, RMS norm is a
-formula, and a sum of two formats copies the narrower operand first. Vectors, statistics of rows and what libraries take
-for themselves (cuBLAS's workspace) are not counted. Tests measure what PyTorch allocates.
+CPUs have other kernels for three operations: dropout stores its mask in the operand's format, RMS norm is a
+formula, and a sum of two formats first copies the operand of lower precision. Vectors, row statistics and
+library workspaces (cuBLAS) are not counted. Tests compare with what PyTorch allocates.
 """
 
 from collections.abc import Mapping
@@ -23,14 +24,14 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape, MemoryBoundOp, MemoryBoundShape
 
-_INDEX_BYTES: Final = 8  # bytes of a token's number
+_INDEX_BYTES: Final = 8  # bytes of a token index
 
 
 @dataclass(frozen=True, slots=True)
 class TensorCounts:
-    """So many tensors at the fullest moment: in the kernel's format, in FP32, and of bytes.
+    """Number of tensors at the peak: in the kernel's format, in FP32, and of bytes (masks).
 
-    alike: how many where the kernel's format is FP32, so that nothing is converted; None: as many as otherwise.
+    all_fp32: number if the kernel's format is FP32, so that nothing is converted; None: as otherwise.
     """
 
     kernel_format: int
@@ -39,18 +40,18 @@ class TensorCounts:
     all_fp32: int | None = None
 
     def total_bytes(self, dtype: DType, elements: int) -> Bytes:
-        """Of so many elements in each."""
+        """Bytes if each tensor has this many elements."""
         if self.all_fp32 is not None and dtype.bytes == DType.FP32.bytes:
             return float(elements * (self.all_fp32 * dtype.bytes + self.mask))
         return float(elements * (self.kernel_format * dtype.bytes + self.fp32 * DType.FP32.bytes + self.mask))
 
 
 TensorCountTable = Mapping[tuple[MemoryBoundOp, bool], tuple[TensorCounts, TensorCounts]]
-"""By routine and whether it is fused: what a forward takes, and what a backward takes with it."""
+"""By operation and whether it is fused: peak of a forward, and of a backward including its forward."""
 
 
 def _same_if_fused(op: MemoryBoundOp, forward: TensorCounts, backward: TensorCounts | None = None) -> TensorCountTable:
-    """A routine that is one kernel either way."""
+    """Entries of an operation with the same counts fused and unfused."""
     return {(op, fused): (forward, backward or forward) for fused in (False, True)}
 
 
@@ -117,25 +118,25 @@ _CPU_TENSOR_COUNTS: Final[TensorCountTable] = MappingProxyType(
 _TOUCHED_TENSORS: Final = {
     MemoryBoundOp.ADAM: 4,
     MemoryBoundOp.SGD: 3,
-}  # as large as the weights; of other routines one at least
+}  # tensors as large as the weights; at least one for other operations
 
 
 def allocated_bytes(kernel: Kernel, device: torch.device) -> Bytes:
-    """Bytes that the kernel takes there, at its fullest moment, while it is measured."""
+    """Bytes that the kernel takes on the device at its peak while it is measured."""
     match kernel.shape:
         case MatmulShape() as shape:
             return matmul.matmul_bytes(shape, kernel.dtype)
         case AttentionShape() as shape:
             return attention.attention_bytes(shape, kernel.dtype, gradient=kernel.kind is KernelKind.ATTENTION_BACKWARD)
         case MemoryBoundShape(routine=MemoryBoundOp.QUANTIZE) as shape:
-            return float(shape.elements * (kernel.dtype.bytes + sum(d_type.bytes for d_type in shape.formats)))
+            return float(shape.elements * (kernel.dtype.bytes + sum(dtype.bytes for dtype in shape.formats)))
         case MemoryBoundShape() as shape:
             return _memory_bound_bytes(shape, kernel.dtype, on_cpu=device.type == "cpu")
     return kernel.bytes
 
 
 def touched_bytes(kernel: Kernel) -> Bytes:
-    """Bytes of distinct memory that one run of the kernel reads or writes, at least."""
+    """Lower bound of the distinct bytes that one run of the kernel reads or writes."""
     match kernel.shape:
         case MemoryBoundShape(routine=routine) as shape:
             return float(_TOUCHED_TENSORS.get(routine, 1) * shape.elements * kernel.dtype.bytes)
@@ -151,7 +152,7 @@ def _memory_bound_bytes(shape: MemoryBoundShape, dtype: DType, *, on_cpu: bool) 
 
 
 def _other_tensor_bytes(shape: MemoryBoundShape, dtype: DType, *, on_cpu: bool) -> Bytes:
-    """What has another size or format than the tensor that the routine is over."""
+    """Bytes of tensors with another size or format than the main one."""
     elements, table_elements = shape.elements, shape.table * shape.width
     other_formats = [d_type.bytes for d_type in shape.formats if d_type is not dtype]
     cast_bytes = DType.FP32.bytes if on_cpu and other_formats else 0

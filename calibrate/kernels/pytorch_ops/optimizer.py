@@ -1,8 +1,8 @@
-"""How does PyTorch update weights, and clip gradients?
+"""Optimizer updates and gradient clipping in PyTorch.
 
-`torch.optim` in its fused or its foreach form, over a list of tensors as a model has them. Gradients in another format
-than the weights that are updated are converted first, and a copy of the weights in the compute format is refreshed
-after. Moments have the weights' format: PyTorch has no other.
+`torch.optim` in its fused or foreach implementation, over a list of tensors as a model has them. Gradients
+in another format than the updated weights are converted first, and a copy of the weights in the compute
+format is refreshed afterwards. Moments have the weights' format: PyTorch supports no other.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ from clustersim.model.kernels import MemoryBoundOp, MemoryBoundShape
 
 UpdateStep = Callable[[], object]
 
-MAX_TENSOR_ELEMENTS: Final = 2**22  # elements of a tensor; models of some GB have few larger ones
+MAX_TENSOR_ELEMENTS: Final = 2**22  # elements of a tensor; models of a few GB have few larger ones
 
 
 def random_parameters(device: torch.device, dtype: DType, elements: int) -> list[Tensor]:
-    """Random tensors that have so many elements together."""
+    """Random tensors with this many elements in total."""
     full_count, remainder = divmod(elements, MAX_TENSOR_ELEMENTS)
     return [
         normal_tensor(device, dtype, size)
@@ -33,7 +33,7 @@ def random_parameters(device: torch.device, dtype: DType, elements: int) -> list
 
 
 def prepare_optimizer(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
-    """An update, or the norm or the clipping of gradients; raise Unsupported where PyTorch has no such formats."""
+    """An update, or gradient norm or clipping; raise UnsupportedKernel if PyTorch has no such formats."""
     match shape.routine:
         case MemoryBoundOp.GRADIENT_NORM:
             gradients = random_parameters(device, dtype, shape.elements)
@@ -42,7 +42,9 @@ def prepare_optimizer(shape: MemoryBoundShape, dtype: DType, device: torch.devic
             )
         case MemoryBoundOp.GRADIENT_CLIP:
             gradients = random_parameters(device, dtype, shape.elements)
-            factor = torch.ones((), device=device)  # multiplied whatever it is, and leaves them as they are
+            factor = torch.ones(
+                (), device=device
+            )  # applied unconditionally; a factor of 1 leaves the gradients unchanged
             return ResultRetainingAction(lambda: torch._foreach_mul_(gradients, factor))
     return _update_action(shape, dtype, device)
 
@@ -67,7 +69,7 @@ def _update_action(shape: MemoryBoundShape, dtype: DType, device: torch.device) 
 
 
 class SequentialAction:
-    """Run one after the other."""
+    """Runs several steps one after the other."""
 
     def __init__(self, steps: Sequence[UpdateStep]) -> None:
         self._steps = steps

@@ -1,9 +1,9 @@
-"""How does PyTorch bring operands into formats with scales? The formulas of `kernels.quantization_formulas`, compiled for a GPU.
+"""Quantization to scaled formats in PyTorch: formulas of `quantization_formulas`, compiled for a GPU.
 
-How often an operand is read tells which: once where the scale is known or found on the way (in a row, in a block), more
-often where it is found first. Of a cast that a norm has made itself the transposition is left. Weights of a step are
-many matrices, counted as one column: a matrix of as many elements stands for them. PyTorch has no cast to NVFP4's four
-bits, and no Hadamard transform of its operands.
+The number of reads of the operand selects the formula: one if the scale is known or found on the fly (per
+row or block), more if amax is a separate pass. If a norm has already quantized, only the transpose remains.
+A step's weights are many matrices, counted as one column: one matrix with as many elements represents them.
+PyTorch has no cast to NVFP4's four bits, and no Hadamard transform of its operands.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ from clustersim.model.kernels import MemoryBoundShape
 
 Formula = Callable[..., quantization_formulas.QuantizedTensors]
 
-_MAX_COLUMNS: Final = 4096  # columns of what stands for many matrices
+_MAX_COLUMNS: Final = 4096  # columns of the matrix that represents many matrices
 _DELAYED_FORMULAS: Final = MappingProxyType[int, Formula](
     {1: quantization_formulas.delayed_scaling, 2: quantization_formulas.delayed_scaling_transposed}
 )
@@ -38,11 +38,11 @@ _AMAX_FORMULAS: Final = MappingProxyType[DType, Mapping[int, Formula]](
         DType.MXFP8: {1: quantization_formulas.mx_scaling, 2: quantization_formulas.mx_scaling_transposed},
     }
 )
-"""By how many copies are made."""
+"""By format and number of quantized copies."""
 
 
 def prepare_quantization(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
-    """A cast of random operands; raise Unsupported where there is no such kernel."""
+    """Quantization of random operands; raise UnsupportedKernel if there is no such kernel."""
     if device.type == "cpu":
         raise UnsupportedKernel(f"{shape.routine.value}: PyTorch has no fused kernel for it on a CPU")
     formula, operands = select_formula(shape, dtype, device)
@@ -51,7 +51,7 @@ def prepare_quantization(shape: MemoryBoundShape, dtype: DType, device: torch.de
 
 
 def select_formula(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> tuple[Formula, tuple[Tensor, ...]]:
-    """A formula and its operands; raise Unsupported where PyTorch has none."""
+    """A formula and its operands; raise UnsupportedKernel if PyTorch has none."""
     output_format, copies, reads = shape.formats[0], len(shape.formats), shape.table
     if DType.NVFP4 in (output_format, dtype):
         raise UnsupportedKernel(f"{shape.routine.value}: PyTorch has no cast to {DType.NVFP4.value}")

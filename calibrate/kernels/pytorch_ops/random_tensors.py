@@ -1,8 +1,9 @@
-"""What does PyTorch call a number format, and how are random operands in it made?
+"""PyTorch dtypes of number formats, and random operands in them.
 
-Numbers of formats with scales are rounded from normal ones; their scales are the products' (`scaled`). PyTorch has no
-cast to E2M1: of NVFP4 two numbers of four bits make a byte, a sign and the number of its place in 0, 1/2, 1, 3/2, 2, 3,
-4, 6 (Open Compute Project, Microscaling Formats (MX) v1.0, section 5.3.3), and the first 2^20 bytes come again.
+Values of scaled formats are rounded from normal ones; their scales are those of the matmuls
+(`scaled_matmul`). PyTorch has no cast to E2M1: two 4-bit NVFP4 values are packed into a byte, each a sign
+bit and the index of its magnitude in 0, 1/2, 1, 3/2, 2, 3, 4, 6 (Open Compute Project, Microscaling Formats
+(MX) v1.0, section 5.3.3), and the first 2^20 bytes are repeated.
 """
 
 from types import MappingProxyType
@@ -27,19 +28,21 @@ TORCH_DTYPES: Final = MappingProxyType(
         DType.NVFP4: torch.float4_e2m1fn_x2,
     }
 )
-"""Those of formats with scales as the Open Compute Project has them; CDNA 3 has others (`multiplied.fp8_dtype`)."""
+"""Scaled formats as the Open Compute Project defines them; CDNA 3 has others (see `calibrate.devices`)."""
 
-_REPEATED_BLOCK: Final = 2**20  # random numbers after which those of a CPU's tensor come again: drawing is slow there
-_ROUNDING_BOUNDARIES: Final = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between neighbours of E2M1
-_AMAX_FACTOR: Final = 3.0  # what makes the largest of sixteen normal numbers about six
+_REPEATED_BLOCK: Final = (
+    2**20
+)  # random values that are repeated to fill a CPU tensor, since generating them is slow there
+_ROUNDING_BOUNDARIES: Final = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # midpoints between neighbouring E2M1 values
+_AMAX_FACTOR: Final = 3.0  # makes the largest of sixteen normal values about six, E2M1's maximum
 _SIGN_BIT: Final = 8
-_SECOND_NIBBLE: Final = 16  # what shifts the second number of a byte
+_SECOND_NIBBLE: Final = 16  # shifts the second value of a byte
 
 
 def normal_tensor(device: torch.device, dtype: DType, *sizes: int, gradient: bool = False) -> Tensor:
-    """A tensor of standard normal numbers (their bits cost the power that real ones do); gradient: requires one.
+    """A tensor of standard normal values (whose bits draw realistic power); gradient: requires one.
 
-    Of NVFP4 its last size is half as many bytes.
+    For NVFP4 the last size is halved, as bytes hold two values.
     """
     if dtype is DType.NVFP4:
         return _fp4_tensor(device, *sizes[:-1], sizes[-1] // 2)
@@ -49,7 +52,7 @@ def normal_tensor(device: torch.device, dtype: DType, *sizes: int, gradient: boo
 
 
 def fill_normal(tensor: Tensor) -> Tensor:
-    """The same tensor with standard normal numbers; it has no gaps in memory."""
+    """Fill the tensor with standard normal values and return it; it must have no gaps in memory."""
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))
     if tensor.device.type != "cpu" or flat.numel() <= _REPEATED_BLOCK:
         flat.normal_()
@@ -67,7 +70,7 @@ def _fp4_tensor(device: torch.device, *sizes: int) -> Tensor:
 
 
 def _fill_repeating(block: Tensor, target: Tensor) -> None:
-    """Fill a vector with a block, again and again."""
+    """Fill a vector by repeating a block."""
     repeats, remainder = divmod(target.numel(), len(block))
     target[: repeats * len(block)].view(repeats, len(block)).copy_(block)
     target[repeats * len(block) :].copy_(block[:remainder])

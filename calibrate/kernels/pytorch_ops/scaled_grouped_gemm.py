@@ -1,9 +1,9 @@
-"""How does PyTorch multiply experts' rows with their matrices, in formats with scales?
+"""Grouped matmul of experts in block-scaled formats in PyTorch.
 
-In one kernel with scales of rows on Hopper and in MXFP8 on the first Blackwell (pytorch/pytorch,
-aten/src/ATen/native/cuda/GroupedBlas.cpp, torch/testing/_internal/common_cuda.py; MXFP8's needs a build with MSLK);
-else one product after the other, as Transformer Engine's `GroupedLinear` runs them. Scales of MXFP8 begin a tile of
-their own for each expert.
+In one kernel with row scales on Hopper and in MXFP8 on the first Blackwell (pytorch/pytorch,
+aten/src/ATen/native/cuda/GroupedBlas.cpp, torch/testing/_internal/common_cuda.py; MXFP8's needs a build with
+MSLK); otherwise one matmul per expert, as Transformer Engine's `GroupedLinear` runs them. MXFP8 scales start
+a new tile for each expert.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,16 @@ from calibrate.kernels.pytorch_ops.random_tensors import normal_tensor
 from clustersim.common.dtypes import DType
 from clustersim.model.kernels import MatmulLayout, MatmulShape
 
-_PROBE_SIZE: Final = 128  # rows, columns and sums of the products that show whether there is such a kernel
+_PROBE_SIZE: Final = 128  # dimensions of the matmuls that probe for the kernel
 
 
 def matmul_per_expert(
     shape: MatmulShape, dtype: DType, device: torch.device, group_sizes: Sequence[int]
 ) -> list[Callable[[], Tensor]]:
-    """A product of each expert; rows: of each. Raise Unsupported where PyTorch has none of these sizes."""
+    """One matmul per expert; group_sizes: tokens of each.
+
+    Raise UnsupportedKernel if PyTorch has none of these sizes.
+    """
     return [
         scaled_matmul.random_scaled_matmul(expert_shape, dtype, device)
         for expert_shape in _expert_shapes(shape, group_sizes)
@@ -37,7 +40,7 @@ def matmul_per_expert(
 def single_kernel(
     shape: MatmulShape, dtype: DType, device: torch.device, group_sizes: Sequence[int]
 ) -> Callable[[], Tensor]:
-    """All products in one kernel; raise Unsupported where PyTorch has none of these sizes."""
+    """All matmuls in one kernel; raise UnsupportedKernel if PyTorch has none of these sizes."""
     for expert_shape in _expert_shapes(shape, group_sizes):
         scaled_matmul.require_supported(expert_shape, dtype)
     a, b = _grouped_operands(shape, dtype, device, group_sizes)
@@ -56,7 +59,7 @@ def single_kernel(
 
 @cache
 def has_grouped_kernel(dtype: DType, device: torch.device) -> bool:
-    """Whether PyTorch has one kernel for all experts, on this device and in this format."""
+    """Whether PyTorch has a grouped kernel on this device and in this format."""
     if device.type != "cuda" or not supports_grouped_gemm(device.index, dtype):
         return False
     try:
@@ -69,7 +72,7 @@ def has_grouped_kernel(dtype: DType, device: torch.device) -> bool:
 
 
 def _expert_shapes(shape: MatmulShape, group_sizes: Sequence[int]) -> list[MatmulShape]:
-    """The product of each."""
+    """The matmul shape of each expert."""
     single = replace(shape, batch=1)
     return [
         replace(single, k=size) if shape.operands is MatmulLayout.TN else replace(single, m=size)
@@ -80,7 +83,7 @@ def _expert_shapes(shape: MatmulShape, group_sizes: Sequence[int]) -> list[Matmu
 def _grouped_operands(
     shape: MatmulShape, dtype: DType, device: torch.device, group_sizes: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Rows of all experts [rows, k] and their matrices [experts, k, n]; of a weights' gradient [m, rows], [rows, n]."""
+    """Tokens [tokens, k] and weights [experts, k, n]; for a weight gradient [m, tokens], [tokens, n]."""
     if shape.operands is MatmulLayout.TN:
         return normal_tensor(device, dtype, shape.m, sum(group_sizes)), normal_tensor(
             device, dtype, shape.n, sum(group_sizes)
@@ -90,7 +93,7 @@ def _grouped_operands(
 
 
 def _row_scales(shape: MatmulShape, device: torch.device, group_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """FP32, of rows; in a weights' gradient of each expert's."""
+    """FP32 row scales; in a weight gradient, separate ones for each expert."""
     expert_count = len(group_sizes)
     if shape.operands is MatmulLayout.TN:
         return torch.ones(shape.m * expert_count, device=device), torch.ones(shape.n * expert_count, device=device)
@@ -98,19 +101,19 @@ def _row_scales(shape: MatmulShape, device: torch.device, group_sizes: Sequence[
 
 
 def _tiled_scales(shape: MatmulShape, device: torch.device, group_sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """E8M0, of blocks of 32, in tiles."""
+    """E8M0 scales of blocks of 32, tiled."""
     if shape.operands is MatmulLayout.TN:
-        blocks = sum(scaled_matmul.padded_scale_columns(DType.MXFP8, group_size) for group_size in group_sizes)
+        padded_columns = sum(scaled_matmul.padded_scale_columns(DType.MXFP8, group_size) for group_size in group_sizes)
         a_scales, b_scales = (
-            scaled_matmul.block_scales(DType.MXFP8, device, scaled_matmul.padded_scale_rows(item), blocks)
-            for item in (shape.m, shape.n)
+            scaled_matmul.block_scales(DType.MXFP8, device, scaled_matmul.padded_scale_rows(size), padded_columns)
+            for size in (shape.m, shape.n)
         )
         return a_scales, b_scales
-    blocks, row_count = (
+    padded_columns, row_count = (
         scaled_matmul.padded_scale_columns(DType.MXFP8, shape.k),
         sum(map(scaled_matmul.padded_scale_rows, group_sizes)),
     )
-    token_scales = scaled_matmul.block_scales(DType.MXFP8, device, row_count, blocks)
+    token_scales = scaled_matmul.block_scales(DType.MXFP8, device, row_count, padded_columns)
     return token_scales, scaled_matmul.block_scales(
-        DType.MXFP8, device, len(group_sizes), blocks * scaled_matmul.padded_scale_rows(shape.n)
+        DType.MXFP8, device, len(group_sizes), padded_columns * scaled_matmul.padded_scale_rows(shape.n)
     )

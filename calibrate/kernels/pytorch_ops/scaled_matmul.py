@@ -1,15 +1,17 @@
-"""How does PyTorch multiply operands in formats with scales?
+"""Matmul of operands in scaled low-precision formats in PyTorch.
 
-`torch.nn.functional.scaled_mm`, whose operands lie along what a product sums over whatever the layout (cuBLAS: TN in
-its column-major words; frameworks keep transposed copies), so all layouts are measured as that one; results are BF16.
-Scales are as its kernels read them (pytorch/pytorch, aten/src/ATen/native/cuda/ScaledBlas.cpp): one number; one of each
-row; of blocks of 128 those of rows beside each other, and of weights (128 x 128) those of columns, in multiples of
-four; of MXFP8 and NVFP4 tiles of 128 rows and four blocks, which AMD's GPUs have in plain order. In a weights' gradient
-neither operand is weights. Their numbers change no time, and are one. NVFP4's scale of the tensor is a factor of the
-whole product, which PyTorch would multiply in a kernel of its own: it is left out.
+`torch.nn.functional.scaled_mm`, whose operands are contiguous along the reduction dimension whatever the
+layout (TN in cuBLAS's column-major terms; frameworks keep transposed copies), so all layouts are measured as
+that one; results are BF16. Scales are as its kernels read them (pytorch/pytorch,
+aten/src/ATen/native/cuda/ScaledBlas.cpp): one value per tensor; one per row; for blocks of 128 those of
+adjacent rows, and for weights (128 x 128) those of columns, in multiples of four; for MXFP8 and NVFP4 tiles
+of 128 rows and four blocks, which AMD GPUs store unswizzled. In a weight gradient neither operand is a
+weight. The scale values do not affect the time and are one. NVFP4's tensor scale is a factor of the full
+result, which PyTorch would apply in a separate kernel: it is left out.
 
-Fast accumulation is of the forward (Transformer Engine), and with scales of rows of all three products (pytorch/ao,
-torchao/float8/config.py: its kernels "are only fast with use_fast_accum=True"). Experts: `scaled_grouped_gemm`.
+Fast accumulation is used in the forward (Transformer Engine), and with row scales in all three matmuls
+(pytorch/ao, torchao/float8/config.py: its kernels "are only fast with use_fast_accum=True"). Experts:
+`scaled_grouped_gemm`.
 """
 
 from collections.abc import Callable
@@ -29,15 +31,15 @@ from clustersim.model.kernels import MatmulLayout, MatmulShape
 ALIGNMENTS: Final = MappingProxyType(
     {DType.FP8: 16, DType.FP8_ROWWISE: 16, DType.FP8_BLOCKWISE: 128, DType.MXFP8: 32, DType.NVFP4: 32}
 )
-"""Numbers to a multiple of which rows of operands must be cut: what has a scale, and 16 bytes."""
-_OUTPUT_ALIGNMENT: Final = 16  # numbers to a multiple of which results must be cut
-_SCALE_TILE: Final = (128, 4)  # rows and blocks of the scales that lie together
-_VALUES_PER_SCALE: Final = MappingProxyType({DType.MXFP8: 32, DType.NVFP4: 16})  # numbers that share one of these
+"""Multiple to which rows of operands must be aligned: the values that share a scale, and 16 bytes."""
+_OUTPUT_ALIGNMENT: Final = 16  # multiple to which rows of results must be aligned
+_SCALE_TILE: Final = (128, 4)  # rows and blocks of a tile of scales
+_VALUES_PER_SCALE: Final = MappingProxyType({DType.MXFP8: 32, DType.NVFP4: 16})  # values that share a block scale
 
 
 @dataclass(frozen=True, slots=True)
 class OperandScales:
-    """Scales of one operand, of what, and how they lie in memory."""
+    """Scales of one operand, their granularity, and their layout in memory."""
 
     values: Tensor
     scaling_type: ScalingType
@@ -45,7 +47,7 @@ class OperandScales:
 
 
 def random_scaled_matmul(shape: MatmulShape, dtype: DType, device: torch.device) -> Callable[[], Tensor]:
-    """What multiplies random operands once; raise Unsupported where PyTorch has no such product."""
+    """A function that multiplies random operands once; raise UnsupportedKernel if PyTorch has no such matmul."""
     require_supported(shape, dtype)
     if shape.batch > 1:
         raise UnsupportedKernel(f"PyTorch has no product of a batch in {dtype.value}")
@@ -54,7 +56,7 @@ def random_scaled_matmul(shape: MatmulShape, dtype: DType, device: torch.device)
 
 
 def scaled_matmul(shape: MatmulShape, dtype: DType, a: Tensor, b: Tensor) -> Callable[[], Tensor]:
-    """What multiplies a [m, k] and b [k, n], the transpose of rows."""
+    """A function that multiplies a [m, k] and b [k, n], the transpose of a row-major matrix."""
     has_weights = shape.operands is not MatmulLayout.TN
     a_scales, b_scales = (
         _operand_scales(dtype, a, shape.k),
@@ -85,7 +87,7 @@ def uses_fast_accumulation(shape: MatmulShape, dtype: DType) -> bool:
 
 
 def require_supported(shape: MatmulShape, dtype: DType) -> None:
-    """Raise Unsupported where PyTorch has no product of these sizes, or none that is accumulated."""
+    """Raise UnsupportedKernel if PyTorch has no matmul of these sizes, or if it accumulates."""
     if shape.accumulated is not None:
         raise UnsupportedKernel(f"PyTorch has no product in {dtype.value} that is accumulated")
     block = ALIGNMENTS[dtype]
@@ -98,7 +100,7 @@ def require_supported(shape: MatmulShape, dtype: DType) -> None:
 
 
 def _operand_scales(dtype: DType, operand: Tensor, k: int, *, is_weight: bool = False) -> OperandScales:
-    """Of rows of k numbers."""
+    """Scales of a matrix with rows of k values."""
     device, row_count = operand.device, operand.shape[0]
     match dtype:
         case DType.FP8:
@@ -130,16 +132,16 @@ def round_up(size: int, multiple: int) -> int:
 
 
 def padded_scale_rows(samples: int) -> int:
-    """Rows of scales for so many rows."""
+    """Number of rows of the scale tensor, padded to full tiles."""
     return round_up(samples, _SCALE_TILE[0])
 
 
 def padded_scale_columns(dtype: DType, k: int) -> int:
-    """Scales of a row of k numbers."""
+    """Number of scales per row of k values, padded to full tiles."""
     return round_up(-(-k // _VALUES_PER_SCALE[dtype]), _SCALE_TILE[1])
 
 
 def block_scales(dtype: DType, device: torch.device, *sizes: int) -> Tensor:
-    """Scales of blocks, in their own format."""
+    """A tensor of block scales, in their own format."""
     scale_dtype = torch.float8_e8m0fnu if dtype is DType.MXFP8 else torch.float8_e4m3fn
     return torch.ones(sizes, device=device).to(scale_dtype)

@@ -1,8 +1,8 @@
-"""How does PyTorch choose experts, and copy tokens for them? The formulas of `kernels.moe_formulas`, and their backward.
+"""Expert selection and token permutation in PyTorch: the formulas of `moe_formulas`, and their backward.
 
-Experts are chosen by random logits, so they are used about evenly. A map marks the first tokens once more where copies
-are no multiple of the tokens. What Transformer Engine has fused kernels for, PyTorch has none for; rows that are put
-into another order, each once, are one kernel both ways.
+Experts are selected by random logits, so their load is about even. The routing map marks the first tokens
+once more if the routed tokens are no multiple of the tokens. PyTorch has no counterpart of Transformer
+Engine's fused kernels; reordering tokens (a permutation) is one kernel in each direction.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from clustersim.model.kernels import TOP_K_OPS, MemoryBoundOp, MemoryBoundShape
 
 
 def prepare_routing(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> Action:
-    """One of `TOKEN_ROUTING_OPS`, or its backward; raise Unsupported where there is no such kernel."""
+    """One of `TOKEN_ROUTING_OPS`, or its backward; raise UnsupportedKernel if there is no such kernel."""
     if shape.routine is MemoryBoundOp.PERMUTE and shape.table == shape.rows:
         return _reorder_action(shape, dtype, device)
     if shape.fused:
@@ -58,7 +58,7 @@ def _permutation_map_action(shape: MemoryBoundShape, device: torch.device) -> Ac
 
 
 def _balanced_routing(shape: MemoryBoundShape, device: torch.device) -> Tensor:
-    """[rows, width] of which `table` are marked, evenly: the copies of a token are in columns behind one another."""
+    """Mask [rows, width] with `table` marked entries, evenly: the copies of a token are in consecutive columns."""
     copies = torch.arange(shape.table, device=device)
     expert_offset = torch.div(copies, shape.rows, rounding_mode="floor")
     token_indices = copies % shape.rows
@@ -69,7 +69,7 @@ def _balanced_routing(shape: MemoryBoundShape, device: torch.device) -> Tensor:
 
 
 def _random_token_indices(shape: MemoryBoundShape, device: torch.device) -> Tensor:
-    """The token of each copy: [table] all tokens about as often, in the order of random experts."""
+    """Token index of each routed token: [table], all tokens about equally often, in random order."""
     return torch.argsort(torch.rand(shape.table, device=device)) % shape.rows
 
 

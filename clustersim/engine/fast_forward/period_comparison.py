@@ -1,8 +1,8 @@
-"""Is what was written in a period what was written in the one before, one period later?
+"""Comparison of two consecutive periods: are their records equal up to a shift in time and task ids?
 
-All rows of the trace, all pieces of blocks and all that exchanges inside them lost are compared, rank by rank, in the
-order of tasks: the same streams, numbers of tasks that went up by as much as the rank's others, causes that went up
-likewise, times that went up by the period, and seconds that are the same, but for rounding.
+All spans, all sub-segments and all delays inside them are compared, rank by rank, in task order: equal
+streams, task ids shifted by one offset per rank, predecessors shifted likewise, times shifted by the period,
+and equal lost seconds, except for rounding.
 """
 
 from collections.abc import Sequence
@@ -31,10 +31,10 @@ _OPERATION_COLUMNS: Final = 3  # rank, task, operation
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """How far the world has come.
+    """Progress of the simulation at one time.
 
-    later: seconds that were skipped so far; sizes: of what is written, with what is repeated; written: without;
-    repeats: how many there are; heads: of each stream of each rank, how many are done.
+    skipped_seconds: simulated time that was skipped so far; unrolled_sizes: lengths of the recorder's lists with
+    repetitions; recorded_sizes: without; repetition_count; stream_positions: of each stream of each rank.
     """
 
     now: Seconds
@@ -47,7 +47,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class PeriodComparison:
-    """Two periods behind one another: from the first moment to the second, and from there to the third."""
+    """Two consecutive periods: from the first snapshot to the second, and from there to the third."""
 
     recorder: Recorder
     snapshots: tuple[Snapshot, Snapshot, Snapshot]
@@ -55,21 +55,21 @@ class PeriodComparison:
 
     @property
     def period_seconds(self) -> Seconds:
-        """How long the second one is on the clock."""
+        """Duration of the second period on the clock."""
         return self.snapshots[2].now - self.snapshots[1].now
 
     @property
     def period_sizes(self) -> LogSizes:
-        """How much is written in it, with what is repeated."""
+        """Number of records in the second period, repetitions included."""
         return self.snapshots[2].unrolled_sizes.add_scaled(self.snapshots[1].unrolled_sizes, -1)
 
     @property
     def _tolerance(self) -> Seconds:
-        """What is only rounding of the clock."""
+        """Difference of times that is only rounding of the clock."""
         return RELATIVE_ROUNDING * self.snapshots[2].now
 
     def create_repetition(self, count: int, task_offsets: IntArray, first_task_ids: IntArray) -> Repetition:
-        """The second one, that many times more. tasks, first: see `Repetition`."""
+        """`count` more repetitions of the second period. task_offsets, first_task_ids: see `Repetition`."""
         _, last, now = self.snapshots
         seconds = self.period_seconds + now.skipped_seconds - last.skipped_seconds
         return Repetition(
@@ -77,11 +77,11 @@ class PeriodComparison:
         )
 
     def period_spans(self) -> FloatArray:
-        """What is written in the second one: [rows, columns]."""
+        """Spans recorded in the second period: [spans, columns]."""
         return self._split_periods(self.recorder.spans, SPANS)[1]
 
     def task_offsets(self) -> IntArray | None:
-        """By how much numbers of tasks went up: [ranks]; None where the periods are not alike."""
+        """[ranks] shift of task ids from period to period; None where the periods differ."""
         if not (self._sizes_are_equal() and self._repetitions_are_equal()):
             return None
         offsets = self._span_task_offsets()
@@ -99,7 +99,7 @@ class PeriodComparison:
         return repetitions[: last - first] == repetitions[last - first :]
 
     def _span_task_offsets(self) -> IntArray | None:
-        """`tasks`, as rows of the trace have it."""
+        """`task_offsets` by the spans alone."""
         early, late = (_sort_records(records, 2) for records in self._split_periods(self.recorder.spans, SPANS))
         difference = late - early
         difference[:, TIMES] -= self.period_seconds
@@ -118,7 +118,7 @@ class PeriodComparison:
         )
 
     def _predecessors_are_periodic(self, early: FloatArray, late: FloatArray, offsets: IntArray) -> bool:
-        """Whether rows were allowed by what is a period later, by what ended with it, or by what was there already."""
+        """Whether predecessors are shifted by the period, or end at the same time as the shifted one."""
         early_keys, late_keys = (records[:, PREDECESSOR].astype(np.int64) for records in (early, late))
         differs = (early_keys != late_keys) & (late_keys - early_keys != offsets[late_keys // EVENT_KEY_STRIDE])
         end_times = _predecessor_ends(early[differs], early), _predecessor_ends(late[differs], late)
@@ -126,7 +126,7 @@ class PeriodComparison:
         return bool((is_periodic & (end_times[0] >= 0.0)).all())
 
     def _operations_are_periodic(self, offsets: IntArray) -> bool:
-        """Whether operations inside blocks are."""
+        """Whether operations inside segments, and their delays, are shifted by the period."""
         positions, times = (
             self._split_periods(self.recorder.sub_segments, SUB_SEGMENTS),
             self._split_periods(self.recorder.sub_segment_times, SUB_SEGMENTS),
@@ -146,12 +146,12 @@ class PeriodComparison:
         )
 
     def _split_periods(self, records: Sequence[Any], list_index: int) -> tuple[FloatArray, FloatArray]:
-        """What was written in the first period and in the second."""
+        """Records of the first period and of the second."""
         first, middle, last = (snapshot.recorded_sizes[list_index] for snapshot in self.snapshots)
         return np.array(records[first:middle], dtype=np.float64), np.array(records[middle:last], dtype=np.float64)
 
     def _differs(self, early: FloatArray, late: FloatArray, offsets: IntArray, *, key_columns: int) -> bool:
-        """Whether anything is elsewhere than `tasks` on, or another number; its first columns are places."""
+        """Whether records differ by more than the shift of task ids; their first columns are compared exactly."""
         if not late.size:
             return False
         difference = late - early
@@ -162,12 +162,12 @@ class PeriodComparison:
 
 
 def _sort_records(records: FloatArray, key_columns: int) -> FloatArray:
-    """Sorted by its first few columns: what happens at the same time may be written in any order."""
+    """Sorted by the first few columns: simultaneous events are recorded in any order."""
     return records[np.lexsort(records[:, key_columns - 1 :: -1].T)] if records.size else records
 
 
 def _predecessor_ends(spans: FloatArray, all_spans: FloatArray) -> FloatArray:
-    """When the rows ended that allowed the starts of some; -1 of those that are not among all, by rank and task."""
+    """End times of the predecessors of spans; -1 where one is not among all_spans (sorted by rank and task)."""
     event_keys = (all_spans[:, RANK] * EVENT_KEY_STRIDE + all_spans[:, TASK]).astype(np.int64)
     predecessor = spans[:, PREDECESSOR].astype(np.int64)
     index = np.minimum(np.searchsorted(event_keys, predecessor), len(event_keys) - 1)

@@ -1,20 +1,23 @@
-"""Does what ranks do repeat itself? Then it is written again instead of being run again.
+"""Steady-state detection and fast-forward: periods that repeat are recorded again instead of being simulated.
 
-Microbatch after microbatch and layer after layer, a steady step does the same. One rank is watched: whenever it ends a
-task that comes once in a period, and all else of that instant is done, what was written since the last time is compared
-with what was written before (`period_comparison`). If both are alike, and the heads of all streams have moved on by as many
-tasks, then what is under way is what was under way one period before, as old as it was then. (A head that moved on
-became the head within the period, so all that it saw was compared. A head that did not waits for a task, or for a rank,
-that is yet to come.) What happens next depends on nothing else, so it repeats what happened in the period, as long as
-the tasks do. So many periods are skipped: heads go on to the tasks that are so many periods later, what is under way
-becomes what would be under way then, and the recorder notes what is to be repeated.
+Microbatch after microbatch and layer after layer, a steady step repeats itself. One rank is observed:
+whenever it ends a task that occurs once per period, and all other events of that instant are processed, the
+records since the last such time are compared with those of the period before (`period_comparison`). If they
+are equal up to the shift, and every stream advanced by the same number of tasks in both periods, the
+simulator state is periodic: the same operations are in flight with the same elapsed time. (A stream that
+advanced reached its head within the period, so everything that the head depends on was compared. A stream
+that did not advance waits for a task, or for a rank, that is yet to come.) What happens next depends on
+nothing else, so it repeats the period, as long as the tasks do. That many periods are skipped: streams
+advance to the tasks of the later period, operations in flight become those of that period, and the recorder
+notes the repetition.
 
-Where links are shared beside computation a step may never be quite steady: DeepSeek-V3's best layouts repeat every 13
-microbatches, but for what drifts by a microsecond. Then nothing is skipped.
+Where links are shared during computation a step may never be exactly steady: DeepSeek-V3's best layouts
+repeat every 13 microbatches, except for a drift of a microsecond. Then nothing is skipped.
 
-Nothing is skipped where kernels vary, others are on the network, ranks meet inside blocks, or all is run one by one.
+Nothing is skipped with jitter, with background traffic, where ranks synchronize inside segments, or without
+coalescing.
 
-Law (tests/laws/test_steady.py): the trace is that of all events one by one, but for rounding.
+Law (tests/laws/test_steady.py): the trace equals that of simulating all events, except for rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,11 +38,11 @@ from clustersim.program.task import Stream
 
 _MICROBATCHES: Final = 0
 _LAYERS: Final = 1
-"""Levels: what periods are of, and what lies within those."""
+"""Loop levels: periods are microbatches, or the layers within them."""
 
 
 def watch_steady_state(shared: SharedState, ranks: Sequence[RankProcess]) -> None:
-    """Watch the rank with most tasks, where what it does may repeat itself."""
+    """Install a detector on the rank with most tasks, where a steady state is possible."""
     has_background = shared.contention_map is not None and shared.contention_map.background
     observed = max(ranks, key=lambda rank: len(rank.done))
     if shared.jitter is None and shared.coalesce and not has_background and len(observed.done) > MIN_SAVED_TASKS:
@@ -48,11 +51,11 @@ def watch_steady_state(shared: SharedState, ranks: Sequence[RankProcess]) -> Non
 
 
 def _mark_levels(shared: SharedState, rank_id: int) -> dict[int, int]:
-    """Compute tasks that come once in a period, and of what that is a period."""
+    """Compute tasks that occur once per period, with the level of the loop."""
     program = shared.rank_program(rank_id)
     outer_loops, inner_loops = program.loops
     levels: dict[int, int] = {}
-    is_spmd = len(shared.program.programs) == 1  # otherwise other ranks are in other layers
+    is_spmd = len(shared.program.programs) == 1  # otherwise other ranks may be in other layers
     for level, loops in ((_LAYERS, inner_loops if is_spmd else ()), (_MICROBATCHES, outer_loops)):
         for loop in loops:
             task_ids = range(loop.begin, loop.end)
@@ -65,7 +68,7 @@ def _mark_levels(shared: SharedState, rank_id: int) -> dict[int, int]:
 
 @dataclass(slots=True)
 class SteadyStateDetector:
-    """The last moments of each level."""
+    """The latest snapshots of each loop level."""
 
     shared: SharedState
     ranks: Sequence[RankProcess]
@@ -78,25 +81,30 @@ class SteadyStateDetector:
         self._cursors = [cursor for rank in self.ranks for cursor in rank.cursors.values()]
 
     def notify(self, level: int) -> None:
-        """A task that comes once in a period has ended."""
+        """A task that occurs once per period has ended."""
         if not self._pending_levels:
             self.shared.environment.end_of_instant().callbacks.append(self._check_levels)
         self._pending_levels.add(level)
 
     def _check_levels(self, _: simpy.Event) -> None:
-        """Look at what was told, if nothing else is to happen in this instant; else later."""
+        """Check the levels that were notified, if nothing else is due at this instant.
+
+        Otherwise try again at its end.
+        """
         levels, self._pending_levels = self._pending_levels, set()
         if not self.shared.environment.instant_is_over:
             for level in levels:
                 self.notify(level)
-        elif not self.shared.recorder.sync_participants:  # ranks that meet inside blocks end them at times of their own
+        elif (
+            not self.shared.recorder.sync_participants
+        ):  # ranks that synchronize inside segments end them at different times
             for level in sorted(levels):
                 if self._take_snapshot(self._snapshots[level]):
-                    for snapshots in self._snapshots[level:]:  # what lies within what was skipped begins anew
+                    for snapshots in self._snapshots[level:]:  # inner loops of a skipped range start again
                         snapshots.clear()
 
     def _take_snapshot(self, snapshots: list[Snapshot]) -> bool:
-        """Note the moment, and skip what follows if the last two periods were alike; whether anything was."""
+        """Take a snapshot, and skip periods if the last two were equal; return whether any were skipped."""
         environment, recorder = self.shared.environment, self.shared.recorder
         positions, repetition_count = [cursor.position for cursor in self._cursors], len(recorder.repetitions)
         snapshots.append(
@@ -113,7 +121,7 @@ class SteadyStateDetector:
         return len(snapshots) == 3 and self._skip_periods(*snapshots)
 
     def _skip_periods(self, first: Snapshot, second: Snapshot, third: Snapshot) -> bool:
-        """Skip as many periods as follow like the last one; whether any were."""
+        """Skip as many periods as follow that equal the last one; return whether any were skipped."""
         differs = abs(third.now - 2.0 * second.now + first.now) > RELATIVE_ROUNDING * third.now
         if differs or not self._progress_is_periodic(first, second, third):
             return False
@@ -136,7 +144,7 @@ class SteadyStateDetector:
         return True
 
     def _progress_is_periodic(self, first: Snapshot, second: Snapshot, third: Snapshot) -> bool:
-        """Whether all streams have come as far as in the period before, and those that have not moved wait."""
+        """Whether all streams advanced equally in both periods, and those that did not advance are waiting."""
         if any(
             n - b != b - a
             for a, b, n in zip(first.stream_positions, second.stream_positions, third.stream_positions, strict=True)
@@ -163,7 +171,7 @@ class SteadyStateDetector:
         return rank_periods
 
     def _period_count(self, rank: RankProcess, period: SkippedPeriod) -> int:
-        """How often a rank's tasks go on like the last period's, before any for which an idle stream waits."""
+        """How often a rank's tasks repeat the last period, before any that an idle stream waits for."""
         if not period.task_count:
             return len(rank.done)
         breaks = self._find_breaks(rank, period.task_count)
@@ -178,7 +186,7 @@ class SteadyStateDetector:
         return max(count, 0)
 
     def _find_breaks(self, rank: RankProcess, period: int) -> IntArray:
-        """Tasks of a rank that are unlike those a period before."""
+        """Task ids of a rank that differ from those one period before."""
         program_index = int(self.shared.program.program_index[rank.rank_id])
         if (program_index, period) not in self._break_cache:
             signatures = self.shared.program.programs[program_index].task_signatures
@@ -191,7 +199,7 @@ class SteadyStateDetector:
 def _rank_period(
     rank: RankProcess, task_count: int, stream_task_counts: Mapping[Stream, int], task_ids: IntArray
 ) -> SkippedPeriod:
-    """One period of a rank. own: tasks that were written in it."""
+    """One period of a rank. task_ids: tasks that were recorded in it."""
     active_cursors = [
         cursor
         for stream, cursor in rank.cursors.items()

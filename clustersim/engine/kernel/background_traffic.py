@@ -1,7 +1,7 @@
-"""How do others load the network beside the ranks?
+"""Background traffic: flows of other users of the network, as simpy processes.
 
-Each of them is a process of its own, which begins its activity at its times and is gone once all ranks are done. It
-names real links, of which those that it loads are simulated themselves (`cost.rank_equivalence`).
+Each is a process that starts its flow at its given times and ends once all ranks are done. Its links are
+those of the fabric; links that it loads are always simulated in a class of their own (`cost.rank_equivalence`).
 """
 
 from collections.abc import Callable, Generator
@@ -23,7 +23,7 @@ def run_background_flow(
     link_colours: IntArray,
     is_finished: Callable[[], bool],
 ) -> Generator[simpy.Event, Any, None]:
-    """Load links at the times of one of the others. colour: [links] the number of the link that stands for each."""
+    """Process that loads links at the times of a background flow. link_colours: [links] simulated link of each."""
     demand = FlowDemand(
         background.transfer_seconds, background.fair_share, link_colours[background.link_ids], background.link_seconds
     )

@@ -1,8 +1,9 @@
-"""How is an event set for a time, and how do events happen?
+"""The event loop: a simpy environment with events at absolute times and a faster queue.
 
-simpy sets events after a delay; now + (time - now) may round to another time than the one that is meant.
-Events happen in simpy's own order, with less work for each of them (a step has tens of thousands): half of them happen
-at the instant at which they are set, behind all that was set before, so they need no heap.
+simpy schedules events after a delay; now + (time - now) may round to another time than the intended one.
+Events are processed in simpy's order, with less work for each (a step has tens of thousands): half of them
+are due at the instant at which they are scheduled, behind all that was scheduled before, so they need no
+heap.
 """
 
 from collections import deque
@@ -15,9 +16,9 @@ from clustersim.common.units import Seconds
 
 
 class SimEnvironment(simpy.Environment):
-    """An environment with events at given times, which nobody else lets happen (`run` and `step` of simpy do not)."""
+    """A simpy environment with events at absolute times; only `run_all` processes it, not simpy's `run` or `step`."""
 
-    now: Seconds = 0.0  # where simpy has a property, which is a call each time that it is read
+    now: Seconds = 0.0  # simpy has a property here, which costs a call for every access
 
     def __init__(self, start: Seconds = 0.0) -> None:
         super().__init__(start)
@@ -26,8 +27,8 @@ class SimEnvironment(simpy.Environment):
         self._deferred: deque[simpy.Event] = deque()
 
     def event_after(self, seconds: Seconds) -> simpy.Event:
-        """An event after some seconds, as simpy's `timeout`."""
-        event, time = _ScheduledEvent(self), self.now + seconds  # as `at`, without a call more for each
+        """An event after a delay in seconds, as simpy's `timeout`."""
+        event, time = _ScheduledEvent(self), self.now + seconds  # `event_at` inlined
         if time > self.now:
             heappush(self._queue, (time, NORMAL, next(self._eid), event))
         else:
@@ -35,7 +36,7 @@ class SimEnvironment(simpy.Environment):
         return event
 
     def event_at(self, time: Seconds) -> simpy.Event:
-        """An event that happens at a time, which is not past."""
+        """An event at an absolute time, which must not be in the past."""
         event = _ScheduledEvent(self)
         if time > self.now:
             heappush(self._queue, (time, NORMAL, next(self._eid), event))
@@ -44,28 +45,28 @@ class SimEnvironment(simpy.Environment):
         return event
 
     def end_of_instant(self) -> simpy.Event:
-        """An event at the end of this instant, once all that was already due has happened."""
+        """An event at the end of this instant, after all events that were already due."""
         event = _ScheduledEvent(self)
         self._deferred.append(event)
         return event
 
     @property
     def instant_is_over(self) -> bool:
-        """Whether nothing more happens in this instant."""
+        """Whether no more events are due at this instant."""
         return not (self._immediate or self._deferred)
 
     def schedule(self, event: simpy.Event, priority: EventPriority = NORMAL, delay: Seconds = 0.0) -> None:
-        """See simpy, which calls this for events that are triggered."""
+        """See simpy, which calls this for triggered events."""
         if priority == NORMAL and self.now + delay == self.now:
             self._immediate.append(event)
         else:
             heappush(self._queue, (self.now + delay, priority, next(self._eid), event))
 
     def run_all(self) -> None:
-        """Let all events happen: simpy's `run` to the end, without failed events that somebody waits for.
+        """Process all events: simpy's `run` until the queue is empty, without failed events that a process waits for.
 
-        What waits in the heap for this instant was set before it began, so before all that was set in it (but for the
-        beginnings of processes, which simpy lets go first).
+        What is due at this instant in the heap was scheduled before the instant began, so before all that was
+        scheduled in it (except starts of processes, which simpy processes first).
         """
         heap, immediate, deferred = self._queue, self._immediate, self._deferred
         while heap or immediate or deferred:
@@ -74,7 +75,7 @@ class SimEnvironment(simpy.Environment):
                 self._now = self.now
             else:
                 event = (immediate or deferred).popleft()
-            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # as simpy marks it
+            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]  # simpy's mark of a processed event
             for callback in callbacks:
                 callback(event)
             if not event._ok:
@@ -82,7 +83,7 @@ class SimEnvironment(simpy.Environment):
 
 
 class _ScheduledEvent(simpy.Event):
-    """An event that will happen: it is triggered when it is made."""
+    """An event that is triggered when it is created, as simpy's Timeout."""
 
     _ok, _value = True, None
 

@@ -1,8 +1,9 @@
-"""How does a collective go on while kernels of its members run beside it?
+"""Collectives in flight whose rate is bounded by concurrent kernels of their members.
 
-It goes at the pace of the member whose kernels slow it most, since data pass all of them. Beside a block it goes at one
-pace: the mean over the block's operations (`SegmentCost.comm_speed`). What a collective moves beside a whole block is so
-exact, beside a part of one it is an average over that block. Where nobody computes it goes at its own pace.
+The rate is that of the member whose kernels slow the collective most, since data pass through all of them.
+During a segment the rate is constant: the mean over the segment's operations (`SegmentCost`). What is
+transferred during a full segment is therefore exact, during a fraction of one it is an approximation. While
+no member computes, the rate is 1 (uncontended).
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from clustersim.engine.kernel.environment import SimEnvironment
 
 @dataclass(slots=True, eq=False)
 class InFlightCollective:
-    """A collective under way. done: it has ended; limit: lets it go at a part of its own pace from now on."""
+    """A collective in flight. done: its completion; set_rate_bound: bounds its rate (1: uncontended) from now on."""
 
     done: simpy.Event
     set_rate_bound: Callable[[float], None]
@@ -24,7 +25,7 @@ class InFlightCollective:
     _bound: float = field(init=False, default=1.0)
 
     def bound_rate(self, rank: int, rate: float) -> None:
-        """Note at which pace it can go as far as one member is concerned."""
+        """Set the rate bound of one member; the minimum over all members applies."""
         self._rank_bounds[rank] = rate
         slowest = min(self._rank_bounds.values())
         if slowest != self._bound and not self.done.triggered:
@@ -33,9 +34,9 @@ class InFlightCollective:
 
 
 class PrivateCollective:
-    """Seconds of work that nobody shares links with, at a pace that changes."""
+    """A collective on links of its own: a fluid action of given uncontended seconds, with a rate bound."""
 
-    __slots__ = ("_remaining", "_updated", "_rate", "_timer_id", "done", "environment")
+    __slots__ = ("_rate", "_remaining", "_timer_id", "_updated", "done", "environment")
 
     def __init__(self, environment: SimEnvironment, seconds: Seconds) -> None:
         self.environment, self._remaining, self._rate = environment, seconds, 1.0
@@ -44,7 +45,7 @@ class PrivateCollective:
         self._set_timer()
 
     def set_rate_bound(self, rate: float) -> None:
-        """Go on at this pace from now."""
+        """Continue at this rate from now on."""
         now = self.environment.now
         self._remaining = max(self._remaining - (now - self._updated) * self._rate, 0.0)
         self._updated, self._rate = now, rate

@@ -1,7 +1,7 @@
-"""How do the members of a group meet for a collective?
+"""Rendezvous of group members: a collective starts when its last member has arrived.
 
-Members arrive in any order; the collective starts when the last one has come. Collectives of one group are matched in
-the order in which each member issues them, as communication libraries do.
+Members arrive in any order. Collectives of one group are matched in the order in which each member issues
+them (sequence numbers), as communication libraries do.
 """
 
 from collections.abc import Callable, Hashable
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class Rendezvous:
-    """One collective in the making. `cause` is the name of the row that released the last member to come."""
+    """One pending collective. critical_predecessor: event key of what released the last member to arrive."""
 
-    __slots__ = ("_result", "_all_arrived", "_missing", "critical_predecessor")
+    __slots__ = ("_all_arrived", "_missing", "_result", "critical_predecessor")
 
     def __init__(self, environment: simpy.Environment, member_count: int) -> None:
         self._all_arrived = simpy.Event(environment)
@@ -24,7 +24,7 @@ class Rendezvous:
         self.critical_predecessor = -1
 
     def arrive(self, predecessor: int) -> simpy.Event:
-        """Count a member in; the event has happened once all have come."""
+        """Count a member in; the returned event is triggered when all have arrived."""
         self._missing -= 1
         if self._missing == 0:
             self.critical_predecessor = predecessor
@@ -32,7 +32,7 @@ class Rendezvous:
         return self._all_arrived
 
     def begin_once(self, begin: Callable[[], T]) -> T:
-        """What the members wait for once they have met: the first of them begins it, all get the same."""
+        """Begin the collective at the first call, by the first member to go on; all members get the same result."""
         if self._result is None:
             self._result = begin()
         result: T = self._result
@@ -40,7 +40,7 @@ class Rendezvous:
 
 
 class RendezvousRegistry:
-    """All collectives that have members waiting, by group and by their number within the group."""
+    """All collectives that have members waiting, by group and sequence number within the group."""
 
     def __init__(self, environment: simpy.Environment) -> None:
         self._environment = environment
@@ -48,7 +48,7 @@ class RendezvousRegistry:
         self._issue_counts: dict[tuple[Hashable, int], int] = {}
 
     def join(self, group: Hashable, rank: int, member_count: int) -> Rendezvous:
-        """The rendezvous of the next collective that `rank` issues in `group`, which `members` simulated ranks join."""
+        """Rendezvous of the next collective that `rank` issues in `group`, for member_count simulated ranks."""
         if member_count == 1:
             return Rendezvous(self._environment, member_count)
         sequence = self._issue_counts.get((group, rank), 0)

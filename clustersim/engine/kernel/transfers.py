@@ -1,7 +1,7 @@
-"""How long does a collective or message take from when it can start?
+"""Data transfers of collectives and messages: how long does one take from when it can start?
 
-Uncontended, as long as it takes alone. On a shared network, its latency and then as long as the links let it. Kernels
-beside it slow what moves data, not the latency on a shared network.
+Uncontended, its modeled duration. On shared links, its latency and then a flow of the fluid network.
+Concurrent kernels may slow the data transfer, but not the latency on shared links.
 """
 
 from collections.abc import Callable
@@ -20,27 +20,27 @@ from clustersim.program.task import CommOp
 
 
 class Transfers(Protocol):
-    """The seam between ranks and what carries their data."""
+    """Interface between ranks and the transport of their data."""
 
     @property
     def network(self) -> FluidNetwork | None:
-        """The links that exchanges share; None where each has its own."""
+        """The network of links that comm ops share; None where all are uncontended."""
 
     def begin_transfer(self, rank: int, comm_op: CommOp) -> simpy.Event:
-        """Move the data of an exchange of the rank's group; the event happens when it is done."""
+        """Begin a comm op of the rank's group; the returned event is its completion."""
 
     def prepare(self, rank: int, comm_op: CommOp) -> Callable[[], simpy.Event]:
-        """What begins an exchange that the rank's group runs again and again."""
+        """A function that begins a comm op of the rank's group, for repeated use."""
 
     def latency_and_demand(self, rank: int, comm_op: CommOp) -> tuple[Seconds, FlowDemand | None]:
-        """Seconds before anything moves, and what it asks of links that others share, in the rank's group."""
+        """Seconds before data move, and the demand on shared links (None: none), in the rank's group."""
 
     def begin_collective(self, rank: int, comm_op: CommOp) -> InFlightCollective:
-        """The same, where kernels of members may slow it."""
+        """`begin`, for a collective that kernels of its members may slow."""
 
 
 class UncontendedTransfers:
-    """Every exchange takes its own time."""
+    """Every comm op takes its modeled duration."""
 
     network: Final = None
 
@@ -49,19 +49,19 @@ class UncontendedTransfers:
         self._seconds_cache: dict[tuple[CommOp, int], Seconds] = {}
 
     def begin_transfer(self, rank: int, comm_op: CommOp) -> simpy.Event:
-        """Wait for the duration of an exchange in the rank's group."""
+        """Wait for the duration of a comm op in the rank's group."""
         return self._environment.event_after(self._comm_seconds(rank, comm_op))
 
     def prepare(self, rank: int, comm_op: CommOp) -> Callable[[], simpy.Event]:
-        """What waits for so long, each time."""
+        """A function that waits for that duration."""
         return partial(self._environment.event_after, self._comm_seconds(rank, comm_op))
 
     def latency_and_demand(self, rank: int, comm_op: CommOp) -> tuple[Seconds, FlowDemand | None]:
-        """Its duration, and nothing of links."""
+        """The duration, and no demand on links."""
         return self._comm_seconds(rank, comm_op), None
 
     def begin_collective(self, rank: int, comm_op: CommOp) -> InFlightCollective:
-        """The same, at a pace that may change."""
+        """A collective whose rate may change."""
         collective = PrivateCollective(self._environment, self._comm_seconds(rank, comm_op))
         return InFlightCollective(collective.done, collective.set_rate_bound)
 
@@ -73,17 +73,17 @@ class UncontendedTransfers:
 
 
 class ContendedTransfers:
-    """Exchanges share the links of a network."""
+    """Comm ops share the links of a fluid network."""
 
     def __init__(self, environment: SimEnvironment, demands: FlowDemands, network: FluidNetwork) -> None:
         self._environment, self._demands, self.network = environment, demands, network
 
     def begin_transfer(self, rank: int, comm_op: CommOp) -> simpy.Event:
-        """Wait for the latency of an exchange, then load the network with its bytes."""
+        """Wait for the latency of a comm op, then start its flow."""
         return self._begin_flow(*self._demands.latency_and_demand(rank, comm_op))
 
     def prepare(self, rank: int, comm_op: CommOp) -> Callable[[], simpy.Event]:
-        """What does so, each time."""
+        """A function that does so."""
         return partial(self._begin_flow, *self._demands.latency_and_demand(rank, comm_op))
 
     def _begin_flow(self, latency: Seconds, demand: FlowDemand | None) -> simpy.Event:
@@ -95,11 +95,11 @@ class ContendedTransfers:
         return flow.done
 
     def latency_and_demand(self, rank: int, comm_op: CommOp) -> tuple[Seconds, FlowDemand | None]:
-        """Its latency, and its load if it moves anything."""
+        """The latency, and the demand of the flow if it moves data."""
         return self._demands.latency_and_demand(rank, comm_op)
 
     def begin_collective(self, rank: int, comm_op: CommOp) -> InFlightCollective:
-        """The same, at a speed that is limited from time to time; what is all latency is not."""
+        """A flow whose rate may be bounded; the latency is not affected."""
         latency, demand = self._demands.latency_and_demand(rank, comm_op)
         latency_end = self._environment.event_after(latency)
         if demand is None:

@@ -1,7 +1,7 @@
-"""Which operations inside blocks did the engine write, and when did each of them run?
+"""Log of operation spans that the engine recorded itself.
 
-Blocks that are not one event are written piece by piece. When each operation of a piece ran follows from when the piece
-began, so it is worked out of those pieces that are asked for.
+Segments that are not one event are recorded by sub-segments. The times of the operations in a sub-segment
+follow from its start, so they are computed on demand.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -17,22 +17,22 @@ from clustersim.trace.trace import OperationSpans
 
 
 class EndTimes(Protocol):
-    """What is known of the ends of operations that ran one behind the other."""
+    """End times of a back-to-back sequence of operations."""
 
     def operation_times(self, start: FloatArray, first_operation: int, end_operation: int) -> FloatArray:
-        """When operations from `begin` on begin, and that before `until` ends: [runs, until - begin + 1].
+        """Start of each operation and the end of the last: [runs, end_operation - first_operation + 1].
 
-        first: [runs] when the first one of them begins.
+        start: [runs] when the first one starts.
         """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PhasedEndTimes:
-    """Operations of which some begin where a phase does, and others so long behind (an `EndTimes`).
+    """`EndTimes` of operations that start with a phase, or at an offset within one.
 
-    seconds: [phases]; phase: [operations + 1] in which each begins, and how many phases there are; behind: [operations]
-    seconds after the phase has begun. Phases are added up one by one, as a clock would that stopped at each of them, so
-    that times are equal to the last digit.
+    phase_seconds: [phases]; phase_index: [operations + 1] phase of each, and the number of phases; offset:
+    [operations] seconds since the start of the phase. Phases are summed one by one, as an event loop would that
+    stops at each of them, so that times are equal to the last bit.
     """
 
     phase_seconds: tuple[Seconds, ...]
@@ -40,11 +40,11 @@ class PhasedEndTimes:
     offset: FloatArray
 
     def phase_times(self, start: Seconds) -> list[Seconds]:
-        """When each phase begins, and the last one ends, if the first begins at `start`."""
+        """Start of each phase, and the end of the last, if the first starts at `start`."""
         return list(accumulate(self.phase_seconds, initial=start))
 
     def operation_times(self, start: FloatArray, first_operation: int, end_operation: int) -> FloatArray:
-        """See `EndTimes`; `begin` is the first of all operations, `until` one that begins with its phase, or the end."""
+        """See `EndTimes`; `first_operation` is the first one, `end_operation` starts with a phase, or is the end."""
         seconds = np.broadcast_to(np.array(self.phase_seconds), (len(start), len(self.phase_seconds)))
         times = np.add.accumulate(np.hstack([start[:, None], seconds]), axis=1)
         count = end_operation - first_operation
@@ -54,9 +54,10 @@ class PhasedEndTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperationSpanLog:
-    """Pieces: operations `begin` to before `until` of the block of a rank's task, from `first` to `last`.
+    """Sub-segments: operations `begin_operation` to before `end_operation` of a task's segment, and its times.
 
-    All but ends are [pieces]; ends: distinct ones; inner: which of these a piece has, -1 for a single operation.
+    Columns [sub-segments]: start, end in seconds; end_times_index: index into the distinct `end_times`, -1 for a
+    single operation.
     """
 
     rank: IntArray
@@ -75,7 +76,7 @@ class OperationSpanLog:
         times: Sequence[tuple[Seconds, Seconds]],
         end_times: Sequence[EndTimes | None],
     ) -> Self:
-        """Pieces as they ran: their places, their times, their ends."""
+        """Sub-segments as recorded: positions, (start, end) times, end times of their operations."""
         index_by_id: dict[int, int] = {}
         indices = [-1 if entry is None else index_by_id.setdefault(id(entry), len(index_by_id)) for entry in end_times]
         distinct = {id(entry): entry for entry in end_times if entry is not None}
@@ -94,7 +95,7 @@ class OperationSpanLog:
         )
 
     def unroll(self, source_index: IntArray, task_offset: IntArray, time_offset: FloatArray) -> Self:
-        """Pieces again: [n] which of these each is, by how much its task's number is higher, its seconds later."""
+        """The log with repetitions: [n] source entry, task id offset and time offset of each entry."""
         rank, begin_operation, end_operation, end_times_index = (
             column[source_index]
             for column in (self.rank, self.begin_operation, self.end_operation, self.end_times_index)
@@ -116,16 +117,16 @@ class OperationSpanLog:
         )
 
     def __len__(self) -> int:
-        """How many operations."""
+        """Number of operations."""
         return int((self.end_operation - self.begin_operation).sum())
 
     def task_spans(self, rank: int, tasks: Set[int]) -> OperationSpans:
-        """The operations of some tasks of one rank, in the order in which their pieces ended."""
+        """The operations of some tasks of one rank, in the order in which their sub-segments ended."""
         entries = np.flatnonzero(self.rank == rank)
         return self._spans(entries[np.isin(self.task[entries], list(tasks))])
 
     def _spans(self, entries: IntArray) -> OperationSpans:
-        """The operations of some pieces."""
+        """The operations of some entries."""
         begin, counts = self.begin_operation[entries], (self.end_operation - self.begin_operation)[entries]
         first_span = np.concatenate(([0], np.cumsum(counts)))
         entry = np.repeat(np.arange(len(counts)), counts)
@@ -149,7 +150,7 @@ class OperationSpanLog:
         )
 
     def _group_equal(self, entries: IntArray) -> Iterator[IntArray]:
-        """Places among some pieces of those of the same several operations with the same ends."""
+        """Positions of entries with several operations, grouped by equal operations and end times."""
         long = np.flatnonzero(self.end_operation[entries] - self.begin_operation[entries] > 1)
         keys = np.stack(
             [column[entries[long]] for column in (self.end_times_index, self.begin_operation, self.end_operation)],

@@ -1,10 +1,11 @@
-"""When did each operation inside the blocks of a rank run?
+"""Operation-level trace: when did each operation inside the segments of a rank run?
 
-A trace says when blocks began. From there their operations can be run again, with the ranks that meet inside them and
-the collectives that were beside them, so that spans of operations need not be kept for all ranks.
+The trace has the start of every segment. From there its operations can be evaluated again, with the ranks
+that synchronize inside and the collectives that overlapped it, so operation spans need not be stored for all
+ranks.
 
-Once their starts are known, runs do not depend on each other: all runs of a block go through its operations together,
-as arrays. A run in which the rank waited for nobody needs no other rank.
+Once their starts are known, runs are independent: all runs of a segment are evaluated together, as arrays. A
+run in which the rank waited for nobody needs no other rank.
 """
 
 from collections.abc import Iterator, Set
@@ -26,12 +27,12 @@ from clustersim.symmetry.refinement import SymmetryClasses
 from clustersim.trace.trace import OperationSpans, Trace
 
 MAX_BATCH_OPERATIONS: Final = 1_000_000
-"""Operations of all ranks that are run again at once, so that each of some arrays takes 8 MB."""
+"""Operations of all ranks that are evaluated in one batch, so that each array takes about 8 MB."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OperationTraceReader:
-    """Works out the operations of a run. written: those that the engine wrote itself."""
+    """Reconstructs operation spans of a simulation. operation_log: those that the engine recorded itself."""
 
     program: Program
     classes: SymmetryClasses
@@ -41,7 +42,7 @@ class OperationTraceReader:
     operation_log: OperationSpanLog
 
     def rank_spans(self, rank: int, tasks: Set[int] | None = None) -> OperationSpans:
-        """Every operation of the blocks of a rank, or of these of its tasks only, in the order in which they ran."""
+        """Every operation in the segments of a rank, or of the given tasks only, in execution order."""
         simulated = int(self.trace.representative[rank])
         program = self.program.programs[int(self.program.program_index[simulated])]
         is_selected = np.array([isinstance(task, ComputeTask) for task in program.tasks], dtype=bool)
@@ -67,7 +68,7 @@ class OperationTraceReader:
         return table.operation_spans(simulated)
 
     def _synchronized_ranks(self, rank: int) -> IntArray:
-        """The simulated ranks that this one meets inside blocks, through others too; itself among them."""
+        """The simulated ranks that this one synchronizes with inside segments, transitively; itself included."""
         simulated = self.trace.simulated_ranks
         candidates = simulated[self.program.program_index[simulated] == self.program.program_index[rank]]
         comm_groups = {
@@ -85,7 +86,7 @@ class OperationTraceReader:
                 return synchronized
 
     def _reevaluate(self, table: "_OperationTable", rank: int, ranks: IntArray, tasks: IntArray) -> None:
-        """Run the blocks of these tasks again, on this rank and those that it meets."""
+        """Evaluate the segments of these tasks again, on this rank and those that it synchronizes with."""
         if not len(tasks):
             return
         program, rank_index = table.program, int(np.flatnonzero(ranks == rank)[0])
@@ -114,9 +115,9 @@ class OperationTraceReader:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _OperationTable:
-    """Operations of some tasks of a program. first: [tasks + 1] the row of each one's first.
+    """Operations of some tasks of a program. first_entry: [tasks + 1] entry of each task's first operation.
 
-    times: begin, end, and what shared links add to each (`OperationSpans`).
+    times: [4, entries] begin, end, exposed and transfer delay (`OperationSpans`).
     """
 
     program: RankProgram
@@ -125,25 +126,25 @@ class _OperationTable:
 
     @classmethod
     def allocate(cls, program: RankProgram, is_selected: BoolArray) -> Self:
-        """Room for the operations of the tasks that are wanted: [tasks]."""
+        """Space for the operations of the selected tasks: [tasks]."""
         sizes = np.where(is_selected, np.diff(program.operation_offsets), 0)
         first_entry = np.concatenate(([0], np.cumsum(sizes)))
         return cls(program, first_entry, np.zeros((4, int(first_entry[-1]))))
 
     def write_times(self, task: IntArray, operation: IntArray, begin: FloatArray, end: FloatArray) -> None:
-        """Write when operations of tasks began and ended: arrays of one shape, or such as become one."""
+        """Write begin and end of operations: arrays that broadcast to one shape."""
         entries = self.first_entry[task] + operation
         self.times[0, entries], self.times[1, entries] = begin, end
 
     def write_delays(
         self, task: IntArray, operation: IntArray, exposed_delay: FloatArray, transfer_delay: FloatArray
     ) -> None:
-        """Write what sharing links added to operations of tasks: [n] each."""
+        """Write the delays of operations by link sharing: [n] each."""
         entries = self.first_entry[task] + operation
         self.times[2, entries], self.times[3, entries] = exposed_delay, transfer_delay
 
     def operation_spans(self, rank: int) -> OperationSpans:
-        """All rows, as those of a rank."""
+        """All entries, as those of a rank."""
         sizes = np.diff(self.first_entry)
         task = np.repeat(np.arange(len(sizes)), sizes)
         return OperationSpans(
@@ -153,11 +154,11 @@ class _OperationTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _RankTimes:
-    """When some ranks ran their tasks, and which collectives of their data streams were beside them.
+    """When some ranks ran their tasks, and which DP and EP collectives overlapped them.
 
-    start: [ranks, tasks]; since, until: [ranks, collectives + 1], one after the other, the last one never; pace:
-    [ranks, collectives + 1] of kernels beside each; first, last: [tasks] those beside a task on any rank are from first
-    to before last.
+    start: [ranks, tasks]; overlap_begin, overlap_end: [ranks, collectives + 1] one after the other, the last is
+    padding (never in flight); level: [ranks, collectives + 1] interference level of kernels; first_overlap,
+    last_overlap: [tasks] range of collectives, end excluded, that overlap a task on any rank.
     """
 
     start: FloatArray
@@ -169,7 +170,7 @@ class _RankTimes:
 
     @classmethod
     def from_trace(cls, trace: Trace, program: RankProgram, ranks: IntArray, cost: SegmentCost | None) -> Self:
-        """Times of ranks that run the program; cost: None where collectives beside make no difference."""
+        """Times of ranks that run the program; cost: None where overlapping collectives do not slow kernels."""
         events = _task_events(trace, ranks)
         start, end = trace.start[events], trace.end[events]
         overlap_begin, overlap_end, level = _overlaps(program, start, end, cost)
@@ -189,7 +190,7 @@ class _RankTimes:
         )
 
     def batch_runs(self, program: RankProgram, tasks: IntArray) -> Iterator[tuple[Segment, IntArray]]:
-        """Runs of one block, apart those with collectives beside them and those without."""
+        """Runs of one segment, those with and those without overlapping collectives separately."""
         batches: dict[tuple[Segment, bool], list[int]] = {}
         for task_id, is_overlapped in zip(
             tasks.tolist(), (self.last_overlap > self.first_overlap)[tasks].tolist(), strict=True
@@ -201,7 +202,7 @@ class _RankTimes:
             yield segment, np.array(task_ids)
 
     def overlap_intervals(self, tasks: IntArray) -> OverlapIntervals:
-        """The collectives beside runs, which may be few beside one and many beside another: [ranks, runs] each."""
+        """Collectives that overlap the runs, padded to the largest number: [ranks, runs] each."""
         max_overlaps = int((self.last_overlap - self.first_overlap)[tasks].max())
         overlap_indices = [
             np.minimum(self.first_overlap[tasks] + offset, self.overlap_begin.shape[1] - 1)
@@ -216,7 +217,7 @@ class _RankTimes:
 def _overlaps(
     program: RankProgram, start: FloatArray, end: FloatArray, cost: SegmentCost | None
 ) -> tuple[FloatArray, FloatArray, IntArray]:
-    """When collectives were beside blocks, one after the other, and the pace of kernels meanwhile: [ranks, n] each."""
+    """When collectives overlapped segments, one after the other, and the interference level: [ranks, n] each."""
     dp_timeline, ep_timeline = (_stream_timeline(program, stream, start, end, cost) for stream in OVERLAPPING_STREAMS)
     if cost is None or not ep_timeline.level.size:
         return dp_timeline.begin, dp_timeline.end, dp_timeline.level
@@ -227,21 +228,21 @@ def _overlaps(
 def _stream_timeline(
     program: RankProgram, stream: Stream, start: FloatArray, end: FloatArray, cost: SegmentCost | None
 ) -> OverlapTimeline:
-    """The collectives of a stream; start, end: [ranks, tasks]; cost: None where they make no difference."""
+    """Collectives of a stream; start, end: [ranks, tasks]; cost: None where they do not slow kernels."""
     levels = {} if cost is None else dict(_collective_levels(program, stream, cost))
     tasks, level = np.array([*levels], dtype=np.int64), np.array([*levels.values()], dtype=np.int64)
     return OverlapTimeline(start[:, tasks], end[:, tasks], np.broadcast_to(level, (len(start), len(level))))
 
 
 def _collective_levels(program: RankProgram, stream: Stream, cost: SegmentCost) -> Iterator[tuple[int, int]]:
-    """The collectives of a stream, and at which pace kernels go beside each."""
+    """Collectives of a stream, and the interference level of kernels that overlap each."""
     for task_id, (task, task_stream) in enumerate(zip(program.tasks, program.streams, strict=True)):
         if task_stream is stream and isinstance(task, CollectiveTask):
             yield task_id, cost.interference_level(task.comm_op)
 
 
 def _task_events(trace: Trace, ranks: IntArray) -> IntArray:
-    """Trace rows of all tasks of some simulated ranks of one kind: [ranks, tasks]."""
+    """Trace events of all tasks of simulated ranks that run one program: [ranks, tasks]."""
     events = np.flatnonzero(np.isin(trace.rank, ranks))
     order = np.lexsort((trace.task[events], trace.rank[events]))
     return events[order].reshape(len(ranks), -1)

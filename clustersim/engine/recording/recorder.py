@@ -1,4 +1,4 @@
-"""Where do spans go while the engine runs?"""
+"""Recorder of the scalar engine: collects spans, operation times and delays, and builds the trace."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -25,16 +25,17 @@ from clustersim.trace.trace import ContentionDelays, Trace
 
 
 class WaitAndSlowdown(NamedTuple):
-    """Seconds of a block: a rank waited for others, communication beside slowed its kernels."""
+    """Seconds lost inside a segment: waiting for other ranks, and kernels slowed by concurrent communication."""
 
     waited: Seconds = 0.0
     slowed: Seconds = 0.0
 
 
 class ContentionDelay(NamedTuple):
-    """An operation whose exchange shares links: seconds more than if nobody shared them, nor slowed its kernel.
+    """Delays of an operation by link sharing, in seconds, against uncontended links.
 
-    kernel: that its kernel runs; exposed: that its exchange moves without the kernel; moved: that its exchange takes.
+    kernel_delay: of its kernel, by a transfer that lasts longer; exposed_delay: of the part of its transfer that
+    the kernel does not hide; transfer_delay: of its transfer.
     """
 
     kernel_delay: Seconds = 0.0
@@ -42,7 +43,7 @@ class ContentionDelay(NamedTuple):
     transfer_delay: Seconds = 0.0
 
     def without_rounding(self, now: Seconds) -> "ContentionDelay":
-        """The same without what is only rounding of the clock."""
+        """The same without differences that are only rounding of the clock."""
         threshold = RELATIVE_ROUNDING * abs(now)
         return (
             ContentionDelay(*(seconds if abs(seconds) > threshold else 0.0 for seconds in self))
@@ -52,27 +53,33 @@ class ContentionDelay(NamedTuple):
 
 
 OperationPosition = tuple[int, int, int]
-"""Of an operation: its rank, the rank's task, and where in the task's block."""
+"""Rank, task id, and index of the operation in the task's segment."""
 NO_DELAY: Final = ContentionDelay()
 RELATIVE_ROUNDING: Final = 1e-12
-"""Part of the clock below which a difference of two times says nothing: float64 keeps 2e-16, and times are sums."""
+"""Relative to the clock, differences of times below this are rounding: float64 has 2e-16, and times are sums."""
 
 
 SpanRecord = tuple[int, int, int, int, Seconds, Seconds, Seconds, Seconds, Seconds, Seconds]
-"""A span: rank, task, stream, cause; when it was queued, ready, started and ended; what was lost inside it (`WaitAndSlowdown`).
+"""Rank, task, stream, predecessor; queued, ready, start, end; seconds lost inside it (`WaitAndSlowdown`).
 
-The cause is the name of the row whose end allowed the start: its rank times `NAMES` plus its task; -1: nothing did.
+The predecessor is the key of the event whose end allowed the start: rank * `EVENT_KEY_STRIDE` + task; -1:
+none.
 """
 _COLUMN_COUNT: Final = 10
 RANK, TASK, STREAM, PREDECESSOR = range(4)
 TIMES: Final = slice(4, 8)
 WAIT_AND_SLOWDOWN: Final = slice(8, 10)
-"""Columns of a row. The first four are whole numbers, which float64 holds exactly."""
+"""Columns of a span record. The first four are integers, which float64 holds exactly."""
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Appends rows. A row is named by its rank and its task, as it may be written anywhere (`NAMES`)."""
+    """Append-only lists. Events are identified by rank and task (`EVENT_KEY_STRIDE`), as their order is arbitrary.
+
+    sync_participants: event keys by (order of the group in the segment, task, group key); sub_segments: rank,
+    task, first and end operation; delays: position, exposed and transfer delay; repetitions: what is repeated on
+    unrolling; skipped_seconds: simulated time that the clock did not pass, because periods were skipped.
+    """
 
     spans: list[SpanRecord] = field(default_factory=list)
     sync_participants: dict[tuple[int, int, Hashable], list[int]] = field(default_factory=dict)
@@ -86,38 +93,38 @@ class Recorder:
 
     @property
     def span_count(self) -> int:
-        """How many there are, with those that are repeated."""
+        """Number of spans, repeated ones included."""
         return len(self.spans) + self._repeated_sizes.spans
 
     @property
     def unrolled_sizes(self) -> LogSizes:
-        """How much is written, with what is repeated."""
+        """Lengths of the lists, repetitions included."""
         return self.recorded_sizes.add_scaled(self._repeated_sizes)
 
     @property
     def recorded_sizes(self) -> LogSizes:
-        """How much is written, without what is repeated."""
+        """Lengths of the lists, without repetitions."""
         return LogSizes(len(self.spans), len(self.sub_segments), len(self.delays))
 
     def add_span(self, span: SpanRecord) -> None:
-        """Write the span of a task."""
+        """Record the span of a task."""
         self.spans.append(span)
 
     def add_repetition(self, repetition: Repetition) -> None:
-        """Let what was written last be written again, a few times; what follows is that much later."""
+        """Repeat the most recent records a number of times; all that follows is shifted accordingly."""
         self.repetitions.append(repetition)
         self._repeated_sizes = self._repeated_sizes.add_scaled(repetition.period_sizes, repetition.count)
         self.skipped_seconds += repetition.period_seconds * repetition.count
 
     def add_sync(self, rank: int, task: int, group_keys: Sequence[Hashable]) -> None:
-        """Note that a span is of a block in which its rank met the members of groups, first come first."""
+        """Record the groups with which a rank synchronized inside a task's segment, ordered by first comm op."""
         for order, group_key in enumerate(group_keys):
             self.sync_participants.setdefault((order, task, group_key), []).append(rank * EVENT_KEY_STRIDE + task)
 
     def add_operation(
         self, position: OperationPosition, start: Seconds, end: Seconds, delay: ContentionDelay = NO_DELAY
     ) -> None:
-        """Write the span of an operation: of a rank, inside a task's block, at this place."""
+        """Record the span of a single operation."""
         if delay.exposed_delay or delay.transfer_delay:
             self.delays.append((*position, delay.exposed_delay, delay.transfer_delay))
         self.add_sub_segment(position, position[-1] + 1, (start, end), None)
@@ -129,16 +136,16 @@ class Recorder:
         times: tuple[Seconds, Seconds],
         end_times: EndTimes | None,
     ) -> None:
-        """Write operations that ran one behind the other, from a place to before place `until`.
+        """Record consecutive operations, from a position to before `end_operation`.
 
-        times: of all of them; ends: of each of them, None of one alone.
+        times: (start, end) of all of them; end_times: of every operation, None for a single one.
         """
         self.sub_segments.append((*position, end_operation))
         self.sub_segment_times.append(times)
         self.sub_segment_ends.append(end_times)
 
     def build_trace(self, representative: IntArray) -> Trace:
-        """All spans, in columns."""
+        """The trace, with repetitions unrolled."""
         values = np.fromiter(chain.from_iterable(self.spans), np.float64, _COLUMN_COUNT * len(self.spans))
         columns = values.reshape(-1, _COLUMN_COUNT)
         if self.repetitions:
@@ -151,24 +158,35 @@ class Recorder:
         queued, ready, start, end, waited, slowed = np.ascontiguousarray(columns[:, TIMES.start :].T)
         events = _EventIndex.from_columns(rank, task)
         return Trace(
-            rank=rank, task=task, stream=stream, critical_predecessor=np.where(predecessor < 0, -1, events.lookup(predecessor)),
+            rank=rank,
+            task=task,
+            stream=stream,
+            critical_predecessor=np.where(predecessor < 0, -1, events.lookup(predecessor)),
             blocking_event=self._blocking_events(events, waited),
-            queued=queued, ready=ready, start=start, end=end, waited=waited, slowed=slowed,
+            queued=queued,
+            ready=ready,
+            start=start,
+            end=end,
+            waited=waited,
+            slowed=slowed,
             contention=self._contention_delays(events),
             representative=representative,
-        )  # fmt: skip
+        )
 
     def _blocking_events(self, event_index: "_EventIndex", waited: FloatArray) -> IntArray:
-        """For each row the one of those that met that waited least; through groups of several roles, role by role."""
+        """For each event, the event that waited least among those that synchronized with it.
+
+        The groups of a segment are considered one after the other.
+        """
         blocking = np.arange(len(waited))
-        for _, event_keys in sorted(self.sync_participants.items(), key=lambda item: item[0][0]):
+        for _, event_keys in sorted(self.sync_participants.items(), key=lambda participant: participant[0][0]):
             events = event_index.lookup(np.array(event_keys))
             earliest = events[int(np.argmin(waited[blocking[events]]))]
             blocking[events] = blocking[earliest]
         return blocking
 
     def _contention_delays(self, event_index: "_EventIndex") -> ContentionDelays:
-        """What sharing links changed."""
+        """Delays by link sharing, by event."""
         if not self.delays:
             return ContentionDelays.empty()
         delays = np.array(self.delays, dtype=np.float64)
@@ -183,7 +201,7 @@ class Recorder:
         return ContentionDelays(event[by_event], operation[by_event], exposed_delay[by_event], transfer_delay[by_event])
 
     def operation_log(self) -> OperationSpanLog:
-        """The operations inside blocks that were run piece by piece."""
+        """Spans of operations that were run by sub-segments."""
         log = OperationSpanLog.from_sub_segments(self.sub_segments, self.sub_segment_times, self.sub_segment_ends)
         if not self.repetitions:
             return log
@@ -193,14 +211,14 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class _EventIndex:
-    """Where the row of each name is. number: [ranks] of simulated ranks; row: [simulated ranks, tasks]."""
+    """Event index by key. rank_index: [ranks] among simulated ranks; event: [simulated ranks, tasks]."""
 
     rank_index: IntArray
     event: IntArray
 
     @classmethod
     def from_columns(cls, rank: IntArray, task: IntArray) -> Self:
-        """Rows by their rank and task."""
+        """Index events by their rank and task."""
         is_present = np.bincount(rank) > 0
         rank_index = np.cumsum(is_present) - 1
         event = np.full((int(is_present.sum()), int(task.max(initial=-1)) + 1), -1)
@@ -208,7 +226,7 @@ class _EventIndex:
         return cls(rank_index, event)
 
     def lookup(self, event_keys: IntArray) -> IntArray:
-        """The rows of names; of none (-1) any."""
+        """Event indices of event keys; arbitrary for key -1."""
         events: IntArray = self.event[
             self.rank_index[event_keys // EVENT_KEY_STRIDE], event_keys % EVENT_KEY_STRIDE % self.event.shape[1]
         ]

@@ -1,12 +1,13 @@
-"""What does a trace look like whose middle was not run, because it repeats what was run before?
+"""Unrolling: the full trace of a simulation whose middle was fast-forwarded, because it repeats earlier periods.
 
-A recorder notes where its last rows begin to be repeated and how often (`Repetition`); rows that follow were written with
-the clock as it was, and with the numbers that their tasks really have. `UnrolledLog` says of every row of the whole trace
-which written row it is, and by how much its time, its task and its cause are later.
+The recorder notes which of its latest records are repeated and how often (`Repetition`); records that follow
+have the time of the clock, and their final task ids. `UnrolledLog` gives for every record of the full trace
+which stored record it is, and the offsets of its time and its task id.
 
-Example: rows a b c d e f, of which c d are written when they are found to repeat twice more, 1 s each time. The whole
-is a b c d c' d' c'' d'' e f, where c' is c one second and one period of tasks later, and e and f are two seconds later
-than they were written. What is repeated may hold repeats itself: layers within microbatches.
+Example: records a b c d e f, of which c d are stored when they are detected to repeat twice more, 1 s each
+time. The full trace is a b c d c' d' c'' d'' e f, where c' is c one second and one period of tasks after it,
+and e and f are two seconds after their stored times. A repeated range may contain repetitions itself: layers
+within microbatches.
 """
 
 from collections.abc import Sequence
@@ -27,12 +28,12 @@ class LogSizes(NamedTuple):
     delays: int
 
     def add_scaled(self, other: "LogSizes", factor: int = 1) -> "LogSizes":
-        """Both together, the other one several times."""
+        """The sum with `factor` times another."""
         return LogSizes(*(size + other_size * factor for size, other_size in zip(self, other, strict=True)))
 
 
 EVENT_KEY_STRIDE: Final = 1 << 24
-"""More tasks than any rank has: the name of a row is its rank times this, plus its task."""
+"""More tasks than any rank has: the key of an event is its rank times this, plus its task id."""
 NO_RECORDS: Final = LogSizes(0, 0, 0)
 SPANS, SUB_SEGMENTS, DELAYS = range(3)
 """Places in it."""
@@ -40,10 +41,10 @@ SPANS, SUB_SEGMENTS, DELAYS = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """What lies from `begin` to `end`, counted with earlier repeats, is there `times` more.
+    """The records from `begin` to `end`, counted with earlier repetitions, occur `count` more times.
 
-    written: how much was really written until then; seconds: from one time to the next; tasks: [ranks] by how much
-    numbers of tasks go up; first: [ranks] the first task of each in it.
+    recorded_sizes: stored records at that time; period_seconds: from one period to the next; task_offsets:
+    [ranks] tasks per period; first_task_ids: [ranks] first task of each in the range.
     """
 
     begin: LogSizes
@@ -55,9 +56,10 @@ class Repetition:
     first_task_ids: IntArray
 
     def shift_event_keys(self, event_keys: IntArray, periods: IntArray | int) -> IntArray:
-        """Names of rows so many times later; those from before it and the period before it stay what they are.
+        """Event keys some periods later; keys from before the range and the period before it stay.
 
-        What is repeated follows from what is of the same period or of the one before, but for what was there already.
+        Predecessors of repeated events are of the same period or the one before, unless they were fixed from the
+        beginning.
         """
         rank, task = event_keys // EVENT_KEY_STRIDE, event_keys % EVENT_KEY_STRIDE
         is_fixed = (event_keys < 0) | (task < self.first_task_ids[rank] - self.task_offsets[rank])
@@ -65,13 +67,13 @@ class Repetition:
 
     @property
     def period_sizes(self) -> LogSizes:
-        """How much is there each time."""
+        """Number of records in one period."""
         return self.end.add_scaled(self.begin, -1)
 
 
 @dataclass(slots=True)
 class UnrolledLog:
-    """source: which written row each of the whole trace is; later: seconds; further: numbers of tasks."""
+    """source_index: stored record of each record of the full trace; time_offset: seconds; task_offset: task ids."""
 
     source_index: IntArray
     time_offset: FloatArray
@@ -80,7 +82,7 @@ class UnrolledLog:
 
     @classmethod
     def from_repetitions(cls, repetitions: Sequence[Repetition], rank: IntArray, list_index: int) -> Self:
-        """All rows of a list; rank: [written] of each that was written."""
+        """All records of a list; rank: [stored records] rank of each."""
         record_count = len(rank) + sum(
             repetition.period_sizes[list_index] * repetition.count for repetition in repetitions
         )
@@ -99,12 +101,13 @@ class UnrolledLog:
         return unrolled
 
     def _append_recorded(self, begin: int, end: int, time_offset: Seconds) -> None:
-        """Rows from `first` to before `last` as they were written, by some seconds later."""
+        """Append stored records `begin` to before `end`, shifted by some seconds."""
         target = slice(self._filled, self._filled + end - begin)
         self.source_index[target], self.time_offset[target] = np.arange(begin, end), time_offset
         self._filled = target.stop
 
     def _append_repetition(self, repetition: Repetition, list_index: int, rank: IntArray) -> None:
+        """Append the repetitions of a range that was appended before."""
         period = slice(repetition.begin[list_index], repetition.end[list_index])
         period_size = period.stop - period.start
         target = slice(self._filled, self._filled + period_size * repetition.count)
@@ -120,7 +123,7 @@ class UnrolledLog:
 
 
 def unroll_predecessors(repetitions: Sequence[Repetition], predecessors: IntArray) -> IntArray:
-    """Names of the rows that allowed the starts of all rows, from those of the written ones that they are: [rows]."""
+    """Predecessor keys of all events, from those of their stored events: [events]; changes `predecessors` in place."""
     for repetition in repetitions:
         period_size = repetition.period_sizes.spans
         repeated = np.tile(predecessors[repetition.begin.spans : repetition.end.spans], repetition.count)

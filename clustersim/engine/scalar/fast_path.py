@@ -1,6 +1,7 @@
-"""What do pieces of a block take that follow each other, where nobody shares their links?
+"""Fast path: consecutive sub-segments that run as one event while their links are idle.
 
-A piece of kernels is one phase; an exchange is its latency and then, if it moves anything, its load.
+A sub-segment of kernels is one phase; a transfer is its latency phase and then, if it moves data, its flow
+phase.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from clustersim.engine.scalar.sub_segment import SubSegment
 
 
 class FastPathPhase(NamedTuple):
-    """One of a piece. piece: its place in the course; load: what it asks of links, if it is the time that data move."""
+    """One phase of a sub-segment. demand: on links, if data move in it."""
 
     sub_segment_index: int
     seconds: Seconds
@@ -27,10 +28,10 @@ class FastPathPhase(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FastPath:
-    """Pieces that follow each other without a meeting, at least one of which asks something of links.
+    """Consecutive sub-segments without synchronization, at least one of which loads links.
 
-    first: [pieces + 1] the first phase of each, and how many phases there are; links: those that any of them loads;
-    ends: when phases and operations begin.
+    first_phase: [sub-segments + 1] index of the first phase of each, and the number of phases; link_ids: links
+    that any of them loads; end_times: start times of phases and operations.
     """
 
     sub_segments: tuple[SubSegment, ...]
@@ -41,9 +42,9 @@ class FastPath:
 
     @classmethod
     def from_sub_segments(cls, sub_segments: Sequence[SubSegment], curves: ProgressCurves) -> "FastPath | None":
-        """The pieces up to one that cannot be in a course; None where these load no links, or are only one.
+        """The longest eligible prefix; None where it loads no links, or is a single sub-segment.
 
-        whole: paces of their block.
+        curves: of the full segment.
         """
         selected = tuple(takewhile(_is_eligible, sub_segments))
         phases = [tuple(_sub_segment_phases(index, sub_segment)) for index, sub_segment in enumerate(selected)]
@@ -58,7 +59,7 @@ class FastPath:
 def _end_times(
     sub_segments: Sequence[SubSegment], phases: Sequence[FastPathPhase], curves: ProgressCurves
 ) -> PhasedEndTimes:
-    """When operations of pieces begin: exchanges with their phase, kernels behind the first one of their piece."""
+    """Start times of operations: a transfer starts with its phase, a kernel at an offset within its sub-segment."""
     sizes = [sub_segment.end - sub_segment.begin for sub_segment in sub_segments]
     first_phase = np.searchsorted([phase.sub_segment_index for phase in phases], np.arange(len(sub_segments) + 1))
     uncontended = np.array(curves.uncontended)
@@ -73,7 +74,7 @@ def _end_times(
 
 
 def _is_eligible(sub_segment: SubSegment) -> bool:
-    """Whether a piece meets nobody, always lasts as long, and loads links at full speed if nobody else does."""
+    """Whether a sub-segment needs no synchronization, has a constant duration, and loads idle links at full rate."""
     if sub_segment.sync_op is not None or sub_segment.curves is None:
         return False
     transfer = sub_segment.transfer

@@ -1,9 +1,9 @@
-"""How do pieces of a block go on that share links with nobody for now?
+"""Run of a fast path: sub-segments on idle links as one event, with a fallback to flows.
 
-As one event, at the end of the last of them. Their links are kept meanwhile, and nothing moves there as far as the
-network is concerned. Where somebody else comes to one of these links, the exchange that is under way becomes an
-activity, which has had its links for itself so far, and the passage ends with it; between exchanges the passage goes
-on, and looks at its links again when the next exchange would load them.
+The event is at the end of the last sub-segment. Its links are reserved meanwhile; the network has no flows on
+them. When another flow arrives on one of these links, the transfer in flight becomes an ordinary flow with
+its progress so far, and the run ends with it; between transfers the run continues, and checks its links again
+when the next transfer would load them.
 """
 
 from bisect import bisect_right
@@ -18,12 +18,13 @@ from clustersim.engine.scalar.sub_segment import ContendedTransfer
 
 
 class FastPathRun:
-    """A course under way. done: happens at its end; reached: the pieces that are done then.
+    """A fast path in progress. done: triggered at its end; completed_count: sub-segments that are complete then.
 
-    shared: the last of these, if it shared its links, so that it may have taken longer; times: of phases as planned.
+    contended: the transfer of the last of them, if it shared its links and may have taken longer; phase_times:
+    planned starts of phases, and the end.
     """
 
-    __slots__ = ("_environment", "_network", "fast_path", "done", "completed_count", "contended", "phase_times")
+    __slots__ = ("_environment", "_network", "completed_count", "contended", "done", "fast_path", "phase_times")
 
     contended: ContendedTransfer | None
 
@@ -35,7 +36,7 @@ class FastPathRun:
         environment.event_at(self.phase_times[-1]).callbacks.append(self._finish)
 
     def planned_start(self, index: int) -> Seconds:
-        """When a piece begins, as planned."""
+        """Planned start of a sub-segment."""
         return self.phase_times[self.fast_path.first_phase[index]]
 
     def _finish(self, _: simpy.Event) -> None:
@@ -45,7 +46,7 @@ class FastPathRun:
             self.done.succeed()
 
     def _on_conflict(self) -> None:
-        """Give up the links, to which somebody else comes; what is under way there becomes an activity."""
+        """Release the links when another flow arrives; a transfer in flight becomes a flow."""
         self._network.release(self.fast_path.link_ids, self._on_conflict)
         phase = bisect_right(self.phase_times, self._environment.now) - 1
         phases = self.fast_path.phases
@@ -61,7 +62,7 @@ class FastPathRun:
             )
 
     def _try_resume(self, phase: int) -> None:
-        """Go on if the links are free again; otherwise share them."""
+        """Continue if the links are idle again; otherwise share them."""
         demand = self.fast_path.phases[phase].demand
         if self._network.are_idle(self.fast_path.link_ids):
             self._network.reserve(self.fast_path.link_ids, self._on_conflict)
@@ -69,7 +70,7 @@ class FastPathRun:
             self._finish_with_flow(phase, self._network.start_flow(demand))
 
     def _finish_with_flow(self, phase: int, transferred: simpy.Event) -> None:
-        """End with the exchange whose data move in a phase, when they have."""
+        """End with the transfer of a phase, when it completes."""
         index = self.fast_path.phases[phase].sub_segment_index
         self.contended, self.completed_count = self.fast_path.sub_segments[index].transfer, index + 1
         transferred.callbacks.append(self._on_transferred)

@@ -1,9 +1,11 @@
-"""How does a stretch of operations go on when a collective begins or ends beside it?
+"""Fluid actions: operations of known duration whose rate changes while collectives overlap them.
 
-Operations that nobody else can observe are one event. Where each of them ends is known at every pace: alone, and beside
-a collective of the rank's data stream, which makes kernels take longer, each kind of collective in its own way. When
-the pace changes midway, the operation under way is found by bisection, and as much of it as is done at the one pace is
-done at the other. When each operation ended follows from the times of these changes, so no event is needed for it.
+Operations that no other rank observes are one event. The end time of each is known at every interference
+level: uncontended (level 0), and while a DP or EP collective is in flight, which slows every kind of kernel
+by its own factor. When the level changes midway, the running operation is found by bisection, and the
+completed fraction of it carries over to the curve of the new level. The end times of all operations follow
+from the times of these changes, so they need no events. In SimGrid's terms: an action with remaining work,
+rate and last update.
 """
 
 from bisect import bisect_right
@@ -21,9 +23,10 @@ from clustersim.engine.kernel.environment import SimEnvironment
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgressCurves:
-    """Ends of operations from the stretch's start, at each pace, each from 0 on: [paces][operations + 1].
+    """Cumulative end times of operations at each interference level: [levels][operations + 1], from 0 on.
 
-    Pace 0 is alone; one at which nothing is slowed is the same list. equal: no collective beside changes anything.
+    Level 0 is uncontended; a level at which nothing is slowed is the same list object. is_unaffected: no level
+    changes anything.
     """
 
     end_times: tuple[list[Seconds], ...]
@@ -35,16 +38,16 @@ class ProgressCurves:
         object.__setattr__(self, "is_unaffected", all(curve is self.uncontended for curve in self.end_times))
 
     def operation_times(self, start: FloatArray, first_operation: int, end_operation: int) -> FloatArray:
-        """When operations beside which nothing is begin, and the last one ends: [runs, until - begin + 1].
+        """Start of each uncontended operation, and the end of the last: [runs, end_operation - first_operation + 1].
 
-        first: [runs] when operation `begin` begins.
+        start: [runs] when `first_operation` starts.
         """
         ends = np.array(self.uncontended[first_operation : end_operation + 1])
         times: FloatArray = start[:, None] + (ends - ends[0])
         return times
 
     def slice_operations(self, begin: int, end: int) -> "ProgressCurves":
-        """Some operations of the stretch."""
+        """Curves of the operations `begin` to before `end`."""
         uncontended = _slice_curve(self.uncontended, begin, end)
         return ProgressCurves(
             tuple(
@@ -55,9 +58,9 @@ class ProgressCurves:
 
 
 def progress_curves(kernel_seconds: FloatArray, fixed_seconds: FloatArray, slowdown: FloatArray) -> ProgressCurves:
-    """Paces of operations; kernels, rest: [operations] seconds that a collective slows, and that it does not.
+    """Curves of operations; kernel_seconds, fixed_seconds: [operations] time that collectives slow, or do not.
 
-    slowing: [paces - 1, operations] the part by which kernels take longer at each pace but the first.
+    slowdown: [levels - 1, operations] relative slowdown of kernels at each level from 1 on.
     """
     uncontended = _cumulative_seconds(kernel_seconds + fixed_seconds)
     contended = (
@@ -80,19 +83,19 @@ def _slice_curve(end_times: Sequence[Seconds], begin: int, end: int) -> list[Sec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VariableRateEndTimes:
-    """When operations ended whose pace changed (an `engine.written.Inner`), worked out if somebody asks.
+    """End times (`operation_log.EndTimes`) of operations whose interference level changed; evaluated on demand.
 
-    spans: since when, in seconds from the first one's begin, they went on at which pace, from which place in its ends.
+    rate_changes: (seconds since the start, level from then on, progress on the curve of that level).
     """
 
     curves: ProgressCurves
     rate_changes: tuple[tuple[Seconds, int, Seconds], ...]
 
     def operation_times(self, start: FloatArray, first_operation: int, end_operation: int) -> FloatArray:
-        """See `EndTimes`; `begin` is the first of all operations, `until` behind the last.
+        """See `EndTimes`; `first_operation` is the first of all operations, `end_operation` behind the last.
 
-        Gone on from place a at time s, at a pace at which an operation ends at e, it ends at s + e - a, if the pace did
-        not change before.
+        From progress a at time s, an operation that ends at e on the curve of the level ends at s + e - a, unless the
+        level changes before.
         """
         end_times = np.zeros(len(self.curves.uncontended))
         for since, level, progress in self.rate_changes:
@@ -104,7 +107,7 @@ class VariableRateEndTimes:
 
 @dataclass(slots=True, eq=False)
 class FluidAction:
-    """A stretch under way. done: it has ended; beside: its pace now; disturbed: it was ever another than alone."""
+    """A fluid action in progress. done: its completion; level: current interference level; was_slowed: ever above 0."""
 
     environment: SimEnvironment
     curves: ProgressCurves
@@ -126,7 +129,7 @@ class FluidAction:
         self._schedule_end()
 
     def set_level(self, level: int) -> None:
-        """Go on at another pace."""
+        """Continue at another interference level."""
         if level == self.level or self.done.triggered:
             return
         now, end_times = self.environment.now, self.curves.end_times
@@ -137,18 +140,18 @@ class FluidAction:
 
     @property
     def slowed_seconds(self) -> Seconds:
-        """By how much the stretch, which ends now, took longer than alone."""
+        """Seconds by which the action, which ends now, took longer than uncontended."""
         return self.environment.now - self._start - self.curves.uncontended[-1]
 
     def end_times(self) -> VariableRateEndTimes:
-        """When its operations ended, all being done."""
+        """End times of its operations; it must be done."""
         rate_changes = (*self._rate_changes, (self._updated, self.level, self._progress))
         return VariableRateEndTimes(
             self.curves, tuple((since - self._start, level, progress) for since, level, progress in rate_changes)
         )
 
     def _schedule_end(self) -> None:
-        """Be done when this pace leads to the end; a timer that is set for an earlier time will see to it then."""
+        """Complete when the current level leads to the end; a timer already set for earlier will check again."""
         remaining = max(self.curves.end_times[self.level][-1] - self._progress, 0.0)
         self._due = self._updated + remaining
         if self._due < self._timer_time:
@@ -171,7 +174,7 @@ class FluidAction:
 
 
 def _map_progress(progress: Seconds, old_curve: Sequence[Seconds], new_curve: Sequence[Seconds]) -> Seconds:
-    """The same place in a stretch, told at another pace."""
+    """The same progress on another curve: same operation, same completed fraction of it."""
     index = min(bisect_right(old_curve, progress), len(old_curve) - 1)
     begin, end = old_curve[index - 1], old_curve[index]
     fraction = (progress - begin) / (end - begin) if end > begin else 1.0

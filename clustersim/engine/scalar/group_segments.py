@@ -1,11 +1,13 @@
-"""How does a block run in which simulated ranks meet?
+"""Group segments: segments with synchronization inside, run jointly by all members of one group.
 
-All of a block's meetings are of one group, whose members run the same program. So once the last member has begun the
-block, all its meetings follow from when each began: the block is one event for each member, as for a rank that meets
-nobody. Where a collective begins or ends beside a member, the run so far is worked out again (`segment_eval`), and what is left
-of it ends when that says. No member ends before the last one has come, because they meet inside.
+All synchronization of the segment is with one group, whose members run the same program. So once the last
+member has begun the segment, all its synchronization points follow from when each began: the segment is one
+event per member, computed by max-plus arithmetic (`segment_eval`). When a collective begins or ends on
+another stream of a member, the run is evaluated again, and the ends of those members that are not done are
+rescheduled. No member ends before the last one has begun, because they synchronize inside.
 
-Blocks in which ranks meet in groups of several roles, or whose exchanges share links, are left to the ranks.
+Segments that synchronize with groups of several kinds, or whose comm ops share links, are run by each rank
+itself (`RankProcess`).
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +36,10 @@ from clustersim.symmetry.refinement import SymmetryClasses
 
 @dataclass(slots=True, eq=False)
 class Participant:
-    """One member of a run. done: it has ended the block; lost: what it lost there, once it has."""
+    """One member in a run. done: it has ended the segment; loss: seconds lost there, once it has.
+
+    overlaps: (begin, end, interference level) of collectives on its other streams.
+    """
 
     member_index: int
     run: "GroupSegmentRun"
@@ -45,7 +50,7 @@ class Participant:
     timer_id: int = 0
 
     def set_level(self, level: int) -> None:
-        """Note that a collective begins (its pace) or ends (0) beside the member, and go on accordingly."""
+        """Note that a collective begins (its interference level) or ends (0) on another stream, and reschedule."""
         now = self.run.environment.now
         if self.overlaps and self.overlaps[-1][1] == inf:
             self.overlaps[-1] = self.overlaps[-1][0], now, self.overlaps[-1][2]
@@ -55,9 +60,9 @@ class Participant:
 
 
 class GroupSegmentRun:
-    """One run of a block by the members of a group, who come to it one after the other."""
+    """One run of a segment by the members of a group, who begin it one after the other."""
 
-    __slots__ = ("_missing", "_summary", "_durations", "_participants", "_start", "environment")
+    __slots__ = ("_durations", "_missing", "_participants", "_start", "_summary", "environment")
 
     def __init__(
         self, environment: SimEnvironment, durations: SegmentDurations, summary: MaxPlusSummary | None
@@ -68,7 +73,7 @@ class GroupSegmentRun:
         self._missing = durations.rank_count
 
     def arrive(self, member_index: int, *, level: int) -> Participant:
-        """Begin the block as the member at this place; beside: its pace now."""
+        """Begin the segment as a member; level: its current interference level."""
         participant = Participant(member_index, self, simpy.Event(self.environment))
         self._participants.append(participant)
         self._start[member_index] = self.environment.now
@@ -81,11 +86,11 @@ class GroupSegmentRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all members have come."""
+        """Whether all members have arrived."""
         return not self._missing
 
     def schedule_ends(self) -> None:
-        """Let every member end when it will if nothing changes."""
+        """Schedule the end of every member, as it is if nothing changes."""
         if self._missing or not self._participants:
             return
         if self._summary is None or any(participant.overlaps for participant in self._participants):
@@ -108,17 +113,18 @@ class GroupSegmentRun:
         event.callbacks.append(lambda _: self._on_timer(participant, timer_id))
 
     def _on_timer(self, participant: Participant, timer_id: int) -> None:
-        """End the block for a member, unless it is due at another time since this timer was set."""
+        """End the segment for a member, unless its end was rescheduled since this timer was set."""
         if timer_id == participant.timer_id:
             participant.done.succeed()
             if all(member.done.triggered for member in self._participants):
-                self._participants.clear()  # they know the run: only a collector would find what it holds
+                # participants refer to the run: break the cycle, so that no garbage collection is needed
+                self._participants.clear()
 
     def _overlap_intervals(self) -> OverlapIntervals:
-        """Collectives beside the members: [members] of the first of each one, then the second, ..."""
+        """Overlapping collectives of the members: [members] of the first of each, then of the second, ..."""
         max_overlaps = max(len(participant.overlaps) for participant in self._participants)
         begins, ends = np.full((2, max_overlaps, len(self._participants)), inf)
-        ends *= -1.0  # where there is none, it ends before it begins
+        ends *= -1.0  # padding: an interval that ends before it begins
         levels = np.ones((max_overlaps, len(self._participants)), dtype=np.int64)
         for participant in self._participants:
             for index, (begin, end, level) in enumerate(participant.overlaps):
@@ -131,7 +137,7 @@ class GroupSegmentRun:
 
 
 class GroupSegments:
-    """All runs of blocks in which ranks meet, and the groups that run them."""
+    """All groups that run segments jointly, and their runs in progress."""
 
     def __init__(
         self,
@@ -144,11 +150,11 @@ class GroupSegments:
         self._environment, self._program, self._classes, self._cost = environment, program, classes, cost
         self._jitter = jitter
         self._simulated = np.unique(classes.representative)
-        self._group_cache: dict[tuple[str, int], _SegmentGroup] = {}  # by colour
-        self._rank_cache: dict[tuple[str, int], _SegmentGroup] = {}  # by rank
+        self._group_cache: dict[tuple[str, int], _SegmentGroup] = {}  # by kind of group and group colour
+        self._rank_cache: dict[tuple[str, int], _SegmentGroup] = {}  # by kind of group and rank
 
     def arrive(self, rank: int, task_id: int, segment: Segment, comm_group: str, *, level: int) -> Participant:
-        """Begin the block of task `number` as a rank, together with the others of its group of a role."""
+        """Begin the segment of task `task_id` as a rank, jointly with the other members of its group."""
         group = self._rank_cache.get((comm_group, rank))
         if group is None:
             group = self._rank_cache[comm_group, rank] = self._group_of_rank(comm_group, rank)
@@ -163,7 +169,7 @@ class GroupSegments:
         return participant
 
     def _group_of_rank(self, comm_group: str, rank: int) -> "_SegmentGroup":
-        """The group of a role that a rank is in."""
+        """The group of a kind that a rank is in."""
         colour = int(self._classes.group_colours[comm_group][self._program.group_indices[comm_group][rank]])
         if (comm_group, colour) not in self._group_cache:
             self._group_cache[comm_group, colour] = self._create_group(comm_group, colour)
@@ -181,7 +187,7 @@ class GroupSegments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SegmentGroup:
-    """Ranks that run blocks together. place: of each of them; runs: by task, those that not all have come to."""
+    """Ranks that run segments jointly. member_index: by rank; runs: pending ones by task id."""
 
     durations: RankSegmentDurations
     member_index: dict[int, int]

@@ -1,13 +1,26 @@
-"""How does one rank work through its streams?
+"""When does one rank run its tasks? The rank of the scalar engine: simpy processes that execute its streams.
 
-For each task of a stream: wait until the rank's earlier tasks that it names are done, perform it, write its span, tell
-those who wait. A compute task takes its block's time; where other simulated ranks take part in a block's exchanges,
-all of them run it together (`joint`), or piece by piece, so that they can meet inside it. A collective starts
-when its last member has come. A message starts when it is sent (receive buffers are posted ahead) and is done at both
-ends together.
+A simulated rank stands for all ranks of its symmetry class. A collective therefore waits only for the
+simulated ranks that stand for its members: for nobody if all members are of one class.
 
-While a collective of the data stream, or of the experts', moves data, kernels of the compute stream go at another pace,
-and so does the collective where they slow it (`moving`). Beside both they go at the slower pace of the two.
+For each task of a stream: wait until its dependencies are done, run it, record its span, wake those who wait
+for it.
+
+    ComputeTask      lasts as long as its segment. An isolated segment (no other simulated rank takes part in
+        its collectives, and no links are shared) is one event. If other simulated ranks take part, the group
+        runs it jointly (`group_segments`); if links are shared, it is split into sub-segments
+        (`split_segment`).
+    CollectiveTask   starts when the last member of its group has arrived (`rendezvous`).
+    SendTask         starts when it is issued, as receive buffers are pre-posted; it ends with its ReceiveTask.
+
+While a DP or EP collective is in flight, compute kernels run at a reduced rate, given by an interference
+level: an index into the slowdowns by kernel class (0: nothing in flight), not a degree. With both in flight,
+the level of the pair applies (for each class the larger slowdown of the two). Where the device model also has
+slowdowns of collectives by kernels, the collective is slowed as well (`in_flight_collective`).
+
+While a stream waits or runs a task, fast-forward (`fast_forward.steady_state`) may skip periods, that is
+microbatches or layers of a steady state. This moves the head of the stream to a task of a later period, so
+whoever resumes after a `yield` reads the head from the cursor again.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -39,11 +52,12 @@ StreamProcess = Generator[simpy.Event, Any, None]
 
 @dataclass(slots=True)
 class StreamCursor:
-    """How far a stream has come: `queue[place]` is its head.
+    """Position of a stream in its tasks: `task_ids[position]` is the head, the task that it runs or waits to run.
 
-    gathers: the head has come to a collective and waits for others. skipped: something was (`skip_periods`) since the head
-    began to wait; moved: what is repeated, if it has moved on with it; idle: for how many seconds more it has waited,
-    if it has not.
+    in_rendezvous: the head has arrived at a collective and waits for other members. For fast-forward: skipped:
+    periods were skipped since the head began to wait; repetitions: the skips that moved the head to a later
+    period, by which event keys noted before are still to be shifted; skipped_wait: seconds of the skips that did
+    not move it, which it waited in addition to those on the clock.
     """
 
     task_ids: list[int]
@@ -54,7 +68,7 @@ class StreamCursor:
     skipped_wait: Seconds = 0.0
 
     def shift_event_key(self, event_key: int) -> int:
-        """The name of the row that allowed the head, after what has moved on; it is told once."""
+        """Key of the head's critical predecessor after the skipped periods; clears `repetitions`."""
         for repetition in self.repetitions:
             event_key = int(repetition.shift_event_keys(np.array(event_key), repetition.count))
         self.repetitions.clear()
@@ -62,18 +76,23 @@ class StreamCursor:
 
 
 def ignore_mark(level: int) -> None:
-    """What a rank tells of marked tasks that have ended: nobody listens."""
+    """Default `on_mark` callback: does nothing."""
 
 
 def _ignore_awaited(stream: Stream, task_id: int) -> None:
-    """What a stream waits for beside which no kernels go at another pace: nobody asks."""
+    """No-op for streams that do not interfere with kernels."""
 
 
 @dataclass(slots=True)
 class RankProcess:
     """One simulated rank: which of its tasks are done, and who waits for which.
 
-    marks: tasks whose ends are told, and as what (`steady`).
+    mark_levels: tasks whose completion is reported to `on_mark`, and the loop level to report (`steady_state`:
+    microbatches or layers; no interference level); done: [tasks] 1 for completed tasks; cursors: by stream.
+    _interference_level, _stream_levels: of what is in flight on the rank, and on each overlapping stream;
+    _level_listener: the running operations, which are notified when that changes; _awaited_task_ids: compute task
+    that each overlapping stream waits for (`_note_awaited`); _last_no_overlap_task_id: last compute task during
+    which none of these can have a collective in flight; _collectives: the latest of each, perhaps done.
     """
 
     rank_id: int
@@ -86,11 +105,11 @@ class RankProcess:
     _completion_events: dict[int, simpy.Event] = field(init=False, default_factory=dict)
     _interference_level: int = field(init=False, default=0)
     _stream_levels: dict[Stream, int] = field(init=False, default_factory=lambda: dict.fromkeys(OVERLAPPING_STREAMS, 0))
-    _current_action: FluidAction | Participant | None = field(init=False, default=None)
+    _level_listener: FluidAction | Participant | None = field(init=False, default=None)
     _awaited_task_ids: dict[Stream, int] = field(
         init=False, default_factory=lambda: dict.fromkeys(OVERLAPPING_STREAMS, -1)
     )
-    _no_overlap_until: int = field(init=False, default=-1)
+    _last_no_overlap_task_id: int = field(init=False, default=-1)
     _current_segment: Segment | None = field(init=False, default=None)
     _collectives: dict[Stream, tuple[InFlightCollective, CommOp]] = field(init=False, default_factory=dict)
     _curve_cache: dict[Segment, ProgressCurves] = field(init=False, default_factory=dict)
@@ -102,7 +121,7 @@ class RankProcess:
         self.done = bytearray(len(self.shared.rank_program(self.rank_id).tasks))
 
     def start(self) -> None:
-        """Let every stream of the rank run."""
+        """Start a process for every stream of the rank, except the receive stream, which senders advance."""
         program = self.shared.rank_program(self.rank_id)
         task_ids: dict[Stream, list[int]] = {}
         for task_id, stream in enumerate(program.streams):
@@ -110,7 +129,7 @@ class RankProcess:
         self._awaited_task_ids |= {
             stream: len(program.tasks) for stream in OVERLAPPING_STREAMS if stream not in task_ids
         }
-        self._no_overlap_until = min(self._awaited_task_ids.values())
+        self._last_no_overlap_task_id = min(self._awaited_task_ids.values())
         self.cursors |= {
             stream: StreamCursor(task_ids[stream]) for stream in sorted(task_ids) if stream is not Stream.RECEIVE
         }
@@ -118,7 +137,7 @@ class RankProcess:
             self.shared.environment.process(self._run_stream(stream, cursor))
 
     def finish_task(self, task_id: int) -> None:
-        """Note that a task is done and wake those who wait for it."""
+        """Mark a task as done and wake the streams that wait for it."""
         self.done[task_id] = True
         event = self._completion_events.pop(task_id, None)
         if event is not None:
@@ -127,13 +146,19 @@ class RankProcess:
             self.on_mark(self.mark_levels[task_id])
 
     def _run_stream(self, stream: Stream, cursor: StreamCursor) -> StreamProcess:
+        """Run the tasks of a stream in order.
+
+        predecessor: event key (rank and task id) of the task whose end allowed the head to start; queued: when the
+        stream ended the task before; ready: when all dependencies were done; start: when also all members of its
+        collective had arrived.
+        """
         environment, done, tasks = self.shared.environment, self.done, self.shared.rank_program(self.rank_id).tasks
         add_span, begin_transfer, deliver_message = (
             self.shared.recorder.add_span,
             self.shared.transfers.begin_transfer,
             self.shared.deliver_message,
         )
-        rank_id, task_ids, first_key = self.rank_id, cursor.task_ids, self.rank_id * EVENT_KEY_STRIDE
+        rank_id, task_ids, event_key_base = self.rank_id, cursor.task_ids, self.rank_id * EVENT_KEY_STRIDE
         note_awaited = self._note_awaited if stream in OVERLAPPING_STREAMS else _ignore_awaited
         predecessor, now = -1, environment.now
         while cursor.position < len(task_ids):
@@ -144,7 +169,7 @@ class RankProcess:
                     note_awaited(stream, dependency)
                     yield self._completion_event(dependency)
                     note_awaited(stream, -1)
-                    predecessor, now = first_key + dependency, environment.now
+                    predecessor, now = event_key_base + dependency, environment.now
                     if cursor.skipped:
                         predecessor, queued = yield from self._await_after_skip(
                             note_awaited, stream, (predecessor, queued)
@@ -153,14 +178,14 @@ class RankProcess:
                         task = tasks[task_id]
                         break
                 elif predecessor < 0:
-                    predecessor = first_key + dependency
+                    predecessor = event_key_base + dependency
             ready, start = now, now
             waited = slowed = 0.0
             match task:
                 case ComputeTask():
                     seconds = self._isolated_seconds(task_id, task.segment)
                     if seconds is None:
-                        waited, slowed = yield from self._run_observable_segment(task_id, task.segment)
+                        waited, slowed = yield from self._run_non_isolated_segment(task_id, task.segment)
                     else:
                         yield environment.event_after(seconds)
                 case CollectiveTask():
@@ -174,16 +199,16 @@ class RankProcess:
             predecessor = cursor.shift_event_key(predecessor) if cursor.repetitions else predecessor
             add_span((rank_id, task_id, stream, predecessor, queued, ready, start, now, waited, slowed))
             cursor.position += 1
-            predecessor = first_key + task_id
+            predecessor = event_key_base + task_id
             self.finish_task(task_id)
-        note_awaited(stream, len(done))
+        note_awaited(stream, len(done))  # behind all tasks: nothing can be in flight any more
 
     def _await_after_skip(
         self, note_awaited: Callable[[Stream, int], None], stream: Stream, predecessor_and_queued: tuple[int, Seconds]
     ) -> Generator[simpy.Event, Any, tuple[int, Seconds]]:
-        """Wait for what else the head waits for, which may be another task by now, like what it was.
+        """Wait for the dependencies of the head again after skipped periods, which may have moved it to a later task.
 
-        known: what allowed it so far, and when it was queued; the same as they are in the end.
+        predecessor_and_queued: of the head before the wait; returns both as they are after it.
         """
         cursor, (predecessor, queued) = self.cursors[stream], predecessor_and_queued
         while cursor.skipped:
@@ -199,7 +224,7 @@ class RankProcess:
     def _run_collective(
         self, stream: Stream, cursor: StreamCursor, predecessor: int
     ) -> Generator[simpy.Event, Any, tuple[Seconds, int, Seconds]]:
-        """Run a collective: when it began, what allowed it, and for how long it waited beyond what the clock says."""
+        """Run a collective; return its start, its critical predecessor, and seconds of waiting in skipped periods."""
         shared, tasks = self.shared, self.shared.rank_program(self.rank_id).tasks
         comm_op = cast(CollectiveTask, tasks[cursor.task_ids[cursor.position]]).comm_op
         rendezvous = shared.join_collective(self.rank_id, comm_op, stream)
@@ -221,47 +246,48 @@ class RankProcess:
         return start, rendezvous.critical_predecessor, skipped_wait
 
     def unmet_dependencies(self, cursor: StreamCursor) -> list[int]:
-        """What the head of a stream waits for before it can begin."""
+        """Dependencies of the head of a stream that are not done."""
         if cursor.position == len(cursor.task_ids):
             return []
         task = self.shared.rank_program(self.rank_id).tasks[cursor.task_ids[cursor.position]]
         return [dependency for dependency in task.depends_on if not self.done[dependency]]
 
     def skip_periods(self, period: SkippedPeriod, repetition: Repetition) -> None:
-        """Take what is under way for what is that many periods later, and all up to there as done."""
+        """Advance every stream past the tasks of the skipped periods, and mark these as done."""
         task_offset = period.task_count * repetition.count
         awaited: set[int] = set()
         for stream, cursor in self.cursors.items():
-            cursor.skipped, period_tasks = True, period.stream_task_counts[stream]
-            if not period_tasks:
+            cursor.skipped, tasks_per_period = True, period.stream_task_counts[stream]
+            if not tasks_per_period:
                 cursor.skipped_wait += repetition.period_seconds * repetition.count
                 continue
             awaited.update(self.unmet_dependencies(cursor)[:1])
-            cursor.position += period_tasks * repetition.count
+            cursor.position += tasks_per_period * repetition.count
             cursor.repetitions.append(repetition)
             if 0 <= self._awaited_task_ids.get(stream, -1) < len(self.done):
                 self._awaited_task_ids[stream] += task_offset
-        self._no_overlap_until = min(self._awaited_task_ids.values())
+        self._last_no_overlap_task_id = min(self._awaited_task_ids.values())
         self._current_task_id += task_offset if period.stream_task_counts.get(Stream.COMPUTE) else 0
         self._completion_events = {
             task_id + task_offset if task_id in awaited else task_id: event
             for task_id, event in self._completion_events.items()
         }
-        in_flight = self.done[period.first_undone : period.end_done]
+        partly_done = self.done[period.first_undone : period.end_done]
         self.done[period.first_undone : period.first_undone + task_offset] = b"\1" * task_offset
-        self.done[period.first_undone + task_offset : period.end_done + task_offset] = in_flight
+        self.done[period.first_undone + task_offset : period.end_done + task_offset] = partly_done
 
     def _note_awaited(self, stream: Stream, task_id: int) -> None:
-        """Note for which compute task a stream of `BESIDE` waits, so that nothing moves there; -1: for none.
+        """Note the compute task that an overlapping stream waits for, with nothing in flight meanwhile.
 
-        None, too, where it waits for another stream's task.
+        task_id: -1 when it stops waiting, as a collective may then be in flight; behind all tasks when it has none
+        left. A task of another stream counts as -1: it may end during any compute task.
         """
         if task_id >= 0:
             self._set_stream_level(stream, 0)
         streams = self.shared.rank_program(self.rank_id).streams
         is_other_stream = 0 <= task_id < len(streams) and streams[task_id] is not Stream.COMPUTE
         self._awaited_task_ids[stream] = -1 if is_other_stream else task_id
-        self._no_overlap_until = min(self._awaited_task_ids.values())
+        self._last_no_overlap_task_id = min(self._awaited_task_ids.values())
 
     def _completion_event(self, task_id: int) -> simpy.Event:
         event = self._completion_events.get(task_id)
@@ -270,9 +296,10 @@ class RankProcess:
         return event
 
     def _set_stream_level(self, stream: Stream, level: int) -> None:
-        """Let the compute stream know its pace beside what is under way on a stream (0: nothing), if it is new.
+        """Set the interference level of what is in flight on a stream (0: nothing), and that of the running segment.
 
-        One that follows another like it at once changes nothing.
+        The end of a collective is no call of its own: its stream then begins the next one (which changes nothing if
+        that has the same level), waits or ends.
         """
         if stream not in OVERLAPPING_STREAMS or level == self._stream_levels[stream]:
             return
@@ -280,11 +307,11 @@ class RankProcess:
         combined = self.shared.cost.combined_interference_level(*self._stream_levels.values())
         if combined != self._interference_level:
             self._interference_level = combined
-            if self._current_action is not None:
-                self._current_action.set_level(combined)
+            if self._level_listener is not None:
+                self._level_listener.set_level(combined)
 
     def _begin_collective(self, stream: Stream, comm_op: CommOp, rendezvous: Rendezvous) -> simpy.Event:
-        """The end of a collective that begins now, whose members' kernels slow it if they may be beside it."""
+        """Begin a collective; return its completion. Overlapped kernels slow it where the device model says so."""
         transfers = self.shared.transfers
         if stream not in OVERLAPPING_STREAMS or not self.shared.cost.compute_slows_comm:
             return rendezvous.begin_once(partial(transfers.begin_transfer, self.rank_id, comm_op))
@@ -294,12 +321,12 @@ class RankProcess:
         return collective.done
 
     def _set_current_segment(self, segment: Segment | None) -> None:
-        """Note which block runs."""
+        """Note the running segment (None: none), and update collectives in flight."""
         self._current_segment = segment
         self._update_comm_rates()
 
     def _update_comm_rates(self) -> None:
-        """Tell collectives that are under way at which pace they can go beside what the rank computes."""
+        """Bound the rate of collectives in flight by the kernels of the running segment."""
         for collective, comm_op in self._collectives.values():
             segment, cost = self._current_segment, self.shared.cost
             collective.bound_rate(
@@ -307,27 +334,27 @@ class RankProcess:
             )
 
     def _run_segment(self, task_id: int, segment: Segment) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
-        """Run a block as one event, or piece by piece where others meet or share links with it inside."""
+        """Run a segment: jointly with its group, as one event, or by sub-segments (sync or shared links inside)."""
         comm_group = self.shared.group_segment_kind(self.rank_id, segment)
         if comm_group is not None:
-            participant = self._current_action = self.shared.group_segments.arrive(
+            participant = self._level_listener = self.shared.group_segments.arrive(
                 self.rank_id, task_id, segment, comm_group, level=self._interference_level
             )
             yield participant.done
-            self._current_action = None
+            self._level_listener = None
             return participant.loss
         curves, no_overlap = self._segment_curves(task_id, segment), self._has_no_overlap(task_id)
         if self.shared.is_isolated(self.rank_id, segment, no_overlap=no_overlap):
-            action = yield from self._run_action(curves, no_overlap=no_overlap)
+            action = yield from self._run_fluid_action(curves, no_overlap=no_overlap)
             return WaitAndSlowdown(slowed=0.0 if action is None else action.slowed_seconds)
         return (yield from self._run_sub_segments(segment, curves, no_overlap=no_overlap and self.shared.coalesce))
 
     def _run_sub_segments(
         self, segment: Segment, curves: ProgressCurves, *, no_overlap: bool
     ) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
-        """Run a block piece by piece; quiet: nothing is beside it, and several may be one event.
+        """Run a segment by sub-segments; no_overlap: no DP or EP collective can be in flight (allows a `FastPath`).
 
-        Operations between exchanges that share links, or where others meet, are one piece.
+        Operations between contended comm ops and synchronization points are one sub-segment.
         """
         sub_segments, position = self._splitter.sub_segments(segment, curves, no_overlap=no_overlap), 0
         waited = slowed = 0.0
@@ -348,7 +375,9 @@ class RankProcess:
             waited += start - arrival
             if sub_segment.transfer is None:
                 sub_curves = sub_segment.curves or curves.slice_operations(sub_segment.begin, sub_segment.end)
-                action = yield from self._run_action(sub_curves, no_overlap=self._has_no_overlap(self._current_task_id))
+                action = yield from self._run_fluid_action(
+                    sub_curves, no_overlap=self._has_no_overlap(self._current_task_id)
+                )
                 slowed += 0.0 if action is None else action.slowed_seconds
                 self._record_sub_segment(sub_segment, curves if action is None else action.end_times(), start)
             else:
@@ -361,15 +390,15 @@ class RankProcess:
         return WaitAndSlowdown(waited, slowed)
 
     def _isolated_seconds(self, task_id: int, segment: Segment) -> Seconds | None:
-        """Seconds of the block of a task that nobody else sees and that nothing can be beside; None of others."""
-        if self._interference_level or self._no_overlap_until < task_id:  # not `_has_no_overlap`
+        """Duration of a task's segment if it is isolated and no DP or EP collective overlaps it; None otherwise."""
+        if self._interference_level or self._last_no_overlap_task_id < task_id:  # `_has_no_overlap` inlined
             return None
         if segment not in self._isolated_cache:
             self._isolated_cache[segment] = self._always_isolated_seconds(task_id, segment)
         return self._isolated_cache[segment]
 
     def _always_isolated_seconds(self, task_id: int, segment: Segment) -> Seconds | None:
-        """Seconds of every run of a block that nobody else sees; None where others do, or runs differ."""
+        """Duration of a segment that is isolated in every run; None if it is not, or if durations vary."""
         shared = self.shared
         if shared.jitter is not None or shared.cost.compute_slows_comm or not shared.is_isolated(self.rank_id, segment):
             return None
@@ -379,8 +408,11 @@ class RankProcess:
             else None
         )
 
-    def _run_observable_segment(self, task_id: int, segment: Segment) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
-        """Run a block that others may see, or collectives that its kernels slow."""
+    def _run_non_isolated_segment(self, task_id: int, segment: Segment) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
+        """Run a segment whose end may depend on others: overlapping collectives, other simulated ranks, shared links.
+
+        Or whose kernels slow collectives or have jitter.
+        """
         self._set_current_segment(segment)
         self._current_task_id = task_id
         loss = yield from self._run_segment(task_id, segment)
@@ -389,7 +421,7 @@ class RankProcess:
         return loss
 
     def _segment_curves(self, task_id: int, segment: Segment) -> ProgressCurves:
-        """Paces of the block of a task; those of all its runs where kernels do not vary."""
+        """Progress curves of a task's segment; cached unless kernels have jitter."""
         curves = self._curve_cache.get(segment)
         if curves is None:
             curves = self.shared.progress_curves.segment_curves(self.rank_id, task_id, segment)
@@ -398,28 +430,28 @@ class RankProcess:
         return curves
 
     def _has_no_overlap(self, task_id: int) -> bool:
-        """Whether no collective can be beside the block of a task: their streams wait for its end, or a later one's.
+        """Whether no DP or EP collective can overlap a task's segment: their streams wait for its end or a later one's.
 
-        The compute stream runs its tasks in ascending number.
+        The compute stream runs its tasks in ascending id.
         """
-        return not self._interference_level and self._no_overlap_until >= task_id
+        return not self._interference_level and self._last_no_overlap_task_id >= task_id
 
     def _record_sub_segment(self, sub_segment: SubSegment, end_times: EndTimes, start: Seconds) -> None:
-        """Write the operations of a piece that has just ended."""
+        """Record the operations of a sub-segment that has just ended."""
         now = self.shared.environment.now
         self.shared.recorder.add_sub_segment(
             (self.rank_id, self._current_task_id, sub_segment.begin), sub_segment.end, (start, now), end_times
         )
 
     def _start_fast_path(self, fast_path: FastPath | None) -> FastPathRun | None:
-        """Begin pieces as one event, if nobody is on their links."""
+        """Run sub-segments as one event, if their links are idle."""
         network = self.shared.transfers.network
         if fast_path is None or network is None or not network.are_idle(fast_path.link_ids):
             return None
         return FastPathRun(self.shared.environment, network, fast_path)
 
     def _record_fast_path(self, run: FastPathRun) -> None:
-        """Write the operations of a passage that has just ended."""
+        """Record the operations of a fast path that has just ended."""
         recorder, sub_segments = self.shared.recorder, run.fast_path.sub_segments
         uncontended_count = run.completed_count - (run.contended is not None)
         if uncontended_count:
@@ -440,13 +472,13 @@ class RankProcess:
             )
 
     def _contention_delay(self, start: Seconds, transfer: ContendedTransfer) -> ContentionDelay:
-        """What an exchange that has just ended took more than alone."""
+        """Delay by link sharing of a transfer that has just ended."""
         now = self.shared.environment.now
         delay = now - start - transfer.uncontended_seconds
         return ContentionDelay(0.0, delay, delay).without_rounding(now)
 
     def _synchronize(self, comm_op: CommOp) -> Generator[simpy.Event, Any, Rendezvous]:
-        """Wait for the other ranks that take part in an exchange."""
+        """Wait for the other members of a comm op's group."""
         rendezvous = self.shared.join_collective(self.rank_id, comm_op, Stream.COMPUTE)
         yield rendezvous.arrive(-1)
         return rendezvous
@@ -454,7 +486,7 @@ class RankProcess:
     def _run_contended_operation(
         self, operation_index: int, segment: Segment, transfer: ContendedTransfer, rendezvous: Rendezvous | None
     ) -> Generator[simpy.Event, Any, ContentionDelay]:
-        """Run an operation of a task whose exchange shares links, with its kernel beside it if it has one."""
+        """Run an operation whose comm op shares links, overlapped with its kernel if it has one; return its delays."""
         shared, start, overlap = self.shared, self.shared.environment.now, transfer.overlap
         transferred = transfer.begin() if rendezvous is None else rendezvous.begin_once(transfer.begin)
         if overlap is None:
@@ -462,7 +494,7 @@ class RankProcess:
             return self._contention_delay(start, transfer)
         transfer_ends: list[Seconds] = []
         transferred.callbacks.append(lambda _: transfer_ends.append(shared.environment.now))
-        action = yield from self._run_action(
+        action = yield from self._run_fluid_action(
             shared.progress_curves.kernel_curves(self.rank_id, self._current_task_id, segment, operation_index)
         )
         slowed = 0.0 if action is None else action.slowed_seconds
@@ -479,20 +511,20 @@ class RankProcess:
         exposed = (total_seconds - kernel_runtime) - (
             overlap.duration(kernel_seconds - slowed, overlap.comm_seconds) - uncontended_runtime
         )
-        exposed = max(exposed, -transfer.exposed_seconds)  # jitter may have exposed more than the timing says
+        exposed = max(exposed, -transfer.exposed_seconds)  # jitter may have exposed more than the cost model expects
         return ContentionDelay(
             kernel_runtime - uncontended_runtime, exposed, transfer_seconds - overlap.comm_seconds
         ).without_rounding(shared.environment.now)
 
-    def _run_action(
+    def _run_fluid_action(
         self, curves: ProgressCurves, *, no_overlap: bool = False
     ) -> Generator[simpy.Event, Any, FluidAction | None]:
-        """Run operations that nobody else can observe; return how they went, None where nothing was beside them."""
+        """Run operations without synchronization or shared links; return their fluid action, None if not slowed."""
         environment = self.shared.environment
         if no_overlap or curves.is_unaffected:
             yield environment.event_after(curves.uncontended[-1])
             return None
-        action = self._current_action = FluidAction(environment, curves, self._interference_level)
+        action = self._level_listener = FluidAction(environment, curves, self._interference_level)
         yield action.done
-        self._current_action = None
+        self._level_listener = None
         return action if action.was_slowed else None

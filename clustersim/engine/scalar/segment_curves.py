@@ -1,4 +1,4 @@
-"""How long do the operations of each task take on each rank, with its own jitter?"""
+"""Progress curves of the segment of each task on each rank, with the rank's own jitter."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from clustersim.program.task import Segment
 
 
 class SegmentCurves:
-    """Paces of blocks; without jitter, ranks that share a block's timing share them (so they are on equal machines)."""
+    """Progress curves of segments; without jitter, ranks that share a segment's timing share its curves."""
 
     def __init__(self, program: Program, cost: SegmentCost, jitter: Jitter | None) -> None:
         self._program, self._cost, self._jitter = program, cost, jitter
@@ -20,7 +20,7 @@ class SegmentCurves:
         self._factor_cache: dict[int, FloatArray] = {}
 
     def segment_curves(self, rank: int, task_id: int, segment: Segment) -> ProgressCurves:
-        """Paces of the block of task `number` of a rank."""
+        """Curves of the segment of task `task_id` of a rank."""
         timing = self._cost.time_segment(rank, segment)
         cached = self._curve_cache.get(id(timing))
         if cached is None or self._jitter is not None:
@@ -33,7 +33,7 @@ class SegmentCurves:
         return cached[1]
 
     def kernel_curves(self, rank: int, task_id: int, segment: Segment, operation_index: int) -> ProgressCurves:
-        """Paces of the kernel alone of one operation of the block."""
+        """Curves of the kernel of one operation of the segment, without its communication."""
         timing, slowdown = self._cost.time_segment(rank, segment), self._cost.slowdown(rank, segment)
         if self._jitter is not None:
             return _operation_curves(self._kernel_seconds(rank, task_id, timing), operation_index, slowdown)
@@ -46,14 +46,14 @@ class SegmentCurves:
         return cached[1]
 
     def _kernel_seconds(self, rank: int, task_id: int, timing: SegmentTiming) -> FloatArray:
-        """Seconds of the kernels of task `number`: [operations]."""
+        """[operations] kernel durations of task `task_id`, with jitter."""
         if self._jitter is None:
             return timing.kernel_seconds
         first = self._rank_program(rank).operation_offsets[task_id]
         return timing.kernel_seconds * self._rank_factors(self._jitter, rank)[first : first + len(timing.durations)]
 
     def _rank_factors(self, jitter: Jitter, rank: int) -> FloatArray:
-        """Factors of all operations of a rank's blocks, in the order in which it runs them."""
+        """Jitter factors of all segment operations of a rank, in execution order."""
         if rank not in self._factor_cache:
             self._factor_cache[rank] = jitter.rank_factors(rank, self._rank_program(rank).operation_offsets[-1])
         return self._factor_cache[rank]

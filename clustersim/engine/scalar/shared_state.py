@@ -1,4 +1,11 @@
-"""What do simulated ranks share? The clock, the program, the costs, the network, the meeting places and the mail."""
+"""State that simulated ranks share: event loop, program, costs, network, pending collectives, message delivery.
+
+It also answers what a rank must know of the others before it runs a segment:
+
+    is_isolated          no other simulated rank takes part and no link is shared: the segment is one event
+    group_segment_kind   all synchronization inside is with one group: the segment is one event per member
+    is_contended         a comm op shares links: it becomes a flow of the fluid network
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,23 +31,25 @@ from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import CommOp, ReceiveTask, Segment, SendTask, Stream
 from clustersim.symmetry.refinement import SymmetryClasses
 
-_RECEIVE: Final = Stream.RECEIVE  # as a global, for each message
+_RECEIVE: Final = Stream.RECEIVE  # module constant: read for every message
 ReceiveTasks = Mapping[tuple[str, Action], int]
-"""Tasks of a rank that receive, by the role of the pair and the tag of the message."""
+"""Receive tasks of a rank: task id by kind of pair and message tag."""
 
 
 class TaskListener(Protocol):
-    """Whoever can be told that one of its tasks is done."""
+    """Interface of a rank to those that complete its tasks, such as the sender of a message."""
 
     def finish_task(self, task_id: int) -> None:
-        """Note that task `number` is done."""
+        """Mark a task as done."""
 
 
 @dataclass(slots=True)
 class SharedState:
-    """Shared state of one simulation; nothing here outlives it. sharing: which exchanges share a network's links.
+    """Shared state of one simulation; nothing in it outlives the simulation.
 
-    environment, network: the clock and the links, which jobs on one machine share, too.
+    coalesce: isolated segments are single events; contention_map: which comm ops share links, None: no network;
+    environment, network: event loop and links, shared between co-scheduled jobs; ranks: the simulated ranks by
+    id.
     """
 
     program: Program
@@ -89,18 +98,18 @@ class SharedState:
         return self.recorder.span_count >= self._task_count
 
     def rank_program(self, rank: int) -> RankProgram:
-        """The tasks of a rank."""
+        """The program of a rank."""
         return self.program.programs[int(self.program.program_index[rank])]
 
     def join_collective(self, rank: int, comm_op: CommOp, stream: Stream) -> Rendezvous:
-        """Meet the other simulated members of the rank's group for the next collective of one of its streams."""
+        """The pending collective, shared with the other simulated members, that is the rank's next one on a stream."""
         group, member_count = self._group_of_rank(comm_op.comm_group, rank)
         return self._rendezvous.join((group, stream), rank, member_count)
 
     def is_isolated(self, rank: int, segment: Segment, *, no_overlap: bool = False) -> bool:
-        """Whether the block may be one event: its exchanges concern no other simulated rank and share no links.
+        """Whether the segment may be one event: its comm ops involve no other simulated rank and share no links.
 
-        calm: no collective of the rank's data stream can be beside it.
+        no_overlap: no DP or EP collective of the rank can run concurrently.
         """
         if not self.coalesce:
             return False
@@ -115,9 +124,9 @@ class SharedState:
         return isolated
 
     def group_segment_kind(self, rank: int, segment: Segment) -> str | None:
-        """The role whose group runs a rank's block as one (`joint`); None where each rank runs it by itself.
+        """The kind of group that runs a rank's segment jointly (`GroupSegments`); None: each rank by itself.
 
-        All members must say so: of two that meet, one may meet others in a group of another role, too.
+        All members must agree: one of two that synchronize may also synchronize with a group of another kind.
         """
         if not self.coalesce:
             return None
@@ -131,13 +140,13 @@ class SharedState:
         return self._agreed_group_cache[segment, rank]
 
     def _proposed_group(self, rank: int, segment: Segment) -> str | None:
-        """`_find_sync_group`, worked out once: every member of a group asks of every other."""
+        """Cached `_find_sync_group`: every member of a group queries every other."""
         if (segment, rank) not in self._proposed_group_cache:
             self._proposed_group_cache[segment, rank] = self._find_sync_group(rank, segment)
         return self._proposed_group_cache[segment, rank]
 
     def _find_sync_group(self, rank: int, segment: Segment) -> str | None:
-        """The only role in whose groups a rank meets others inside a block, if none of its exchanges shares links."""
+        """The only kind of group with which a rank synchronizes inside a segment; None if a comm op shares links."""
         comm_ops = segment.distinct_comm_ops
         comm_groups = {comm_op.comm_group: None for comm_op in comm_ops if self.synchronizes(rank, comm_op)}
         if len(comm_groups) != 1 or any(self.is_contended(rank, comm_op) for comm_op in comm_ops):
@@ -151,12 +160,12 @@ class SharedState:
         return sorted(set(self.classes.representative[members].tolist()))
 
     def record_sync(self, rank: int, task_id: int, segment: Segment) -> None:
-        """Remember whose blocks ran together: task `number` of a rank."""
+        """Record with which groups task `task_id` of a rank synchronized, unless its segment is isolated."""
         if not self.is_isolated(rank, segment):
             self.recorder.add_sync(rank, task_id, self._sync_groups(rank, segment))
 
     def _sync_groups(self, rank: int, segment: Segment) -> list[tuple[str, int]]:
-        """The groups whose other members a rank meets inside a block, by name, in the order of their first meetings."""
+        """Keys of the groups with which a rank synchronizes inside a segment, in the order of their first comm ops."""
         sync_groups = self._sync_group_cache.get((segment, rank))
         if sync_groups is None:
             groups = dict.fromkeys(
@@ -168,9 +177,9 @@ class SharedState:
         return sync_groups
 
     def is_contended(self, rank: int, comm_op: CommOp, *, no_overlap: bool = False) -> bool:
-        """Whether an exchange inside a block shares links with others, in the rank's group.
+        """Whether a comm op inside a segment shares links with other traffic, in the rank's group.
 
-        calm: no collective of the rank's data stream can be beside it, nor of those that it stands for in the group.
+        no_overlap: no DP or EP collective of the rank can run concurrently, nor of the members that it stands for.
         """
         if self.contention_map is None or comm_op not in self.contention_map.contended:
             return False
@@ -181,11 +190,11 @@ class SharedState:
         return bool(self.contention_map.contended[comm_op][group_index] and not is_uncontended)
 
     def synchronizes(self, rank: int, comm_op: CommOp) -> bool:
-        """Whether other simulated ranks take part in an exchange."""
+        """Whether other simulated ranks take part in a comm op."""
         return self._group_of_rank(comm_op.comm_group, rank)[1] > 1
 
     def deliver_message(self, sender: int, send: SendTask, start: Seconds, predecessor: int) -> None:
-        """Finish the receive that a message was for, and write its span."""
+        """Complete the receive task of a message that has arrived, and record its span."""
         comm_group = send.comm_op.comm_group
         receiver, receive_tasks = self._receiver_of(comm_group, sender)
         task_id, now = receive_tasks[comm_group, send.tag], self.environment.now
@@ -193,7 +202,7 @@ class SharedState:
         self.ranks[receiver].finish_task(task_id)
 
     def _receiver_of(self, comm_group: str, sender: int) -> tuple[int, ReceiveTasks]:
-        """The simulated rank that stands for the one that a rank sends to, and its tasks that receive."""
+        """The simulated rank that stands for the receiver of a rank's messages, and its receive tasks."""
         result = self._receiver_cache.get((comm_group, sender))
         if result is None:
             pair = self.program.groups[comm_group].members[self.program.group_indices[comm_group][sender]]
@@ -202,7 +211,7 @@ class SharedState:
         return result
 
     def _group_of_rank(self, comm_group: str, rank: int) -> tuple[tuple[str, int], int]:
-        """The rank's group, named by its colour, and how many simulated ranks stand for its members."""
+        """Key of the rank's group (kind, colour), and how many simulated ranks stand for its members."""
         result = self._group_cache.get((comm_group, rank))
         if result is None:
             group_index = self.program.group_indices[comm_group][rank]

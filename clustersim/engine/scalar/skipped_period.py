@@ -1,4 +1,4 @@
-"""What is one period of what a rank does, once it does the same again and again?"""
+"""One period of a rank in steady state, which is skipped a number of times."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,8 +10,9 @@ from clustersim.program.task import Stream
 class SkippedPeriod:
     """One period of a rank.
 
-    tasks: of the rank, streams: of each of its streams. first: the rank's first task that is not done, last: behind all
-    that are done. lowest, furthest: tasks that the period is of, and that are under way.
+    task_count: tasks of the rank; stream_task_counts: of each of its streams; first_undone: its first task that
+    is not done; end_done: one behind its last task that is done; lowest_task_id, highest_task_id: tasks that were
+    recorded in the period or are in flight.
     """
 
     task_count: int

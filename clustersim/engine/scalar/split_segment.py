@@ -1,7 +1,7 @@
-"""Where is a block cut that is not one event, and what is known of its pieces before they run?
+"""Segment splitting: sub-segments of a segment that is not a single event, and what is constant about them.
 
-Ranks meet before pieces only. What a piece asks of other ranks and of the network is the same whenever the block runs,
-so it is worked out once.
+Ranks synchronize at the start of sub-segments only. What a sub-segment needs from other ranks and from the
+network is the same in every run of the segment, so it is computed once.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from clustersim.program.task import CommOp, Operation, Segment
 
 @dataclass(slots=True)
 class SegmentSplitter:
-    """Cuts the blocks of one rank."""
+    """Splits the segments of one rank."""
 
     rank: int
     shared: SharedState
@@ -25,7 +25,10 @@ class SegmentSplitter:
     _fast_path_cache: dict[tuple[Segment, int], FastPath | None] = field(default_factory=dict)
 
     def sub_segments(self, segment: Segment, curves: ProgressCurves, *, no_overlap: bool) -> list[SubSegment]:
-        """The pieces of a block. whole: its paces; quiet: nothing can be beside it."""
+        """The sub-segments of a segment.
+
+        curves: of all its operations; no_overlap: nothing can be concurrent with it.
+        """
         sub_segments = self._sub_segment_cache.get((segment, no_overlap))
         if sub_segments is None:
             ranges = pairwise(self._boundaries(segment, no_overlap=no_overlap))
@@ -35,7 +38,7 @@ class SegmentSplitter:
         return sub_segments
 
     def fast_path(self, segment: Segment, curves: ProgressCurves, position: int) -> FastPath | None:
-        """What a block can do as one event from a piece on where nothing can be beside it, if links are free."""
+        """Sub-segments from a position on that run as one event if nothing is concurrent and their links are idle."""
         key = segment, position
         if key not in self._fast_path_cache:
             self._fast_path_cache[key] = FastPath.from_sub_segments(
@@ -44,7 +47,7 @@ class SegmentSplitter:
         return self._fast_path_cache[key]
 
     def _boundaries(self, segment: Segment, *, no_overlap: bool) -> list[int]:
-        """Where pieces begin, and the end."""
+        """Operation indices at which sub-segments begin, and the end."""
         positions = range(len(segment.operations) + 1)
         if not self.shared.coalesce:
             return list(positions)
@@ -61,11 +64,11 @@ class SegmentSplitter:
         return SubSegment(begin, end, comm_op if synchronizes else None, transfer, sub_curves)
 
     def _comm_properties(self, operation: Operation, *, no_overlap: bool) -> tuple[bool, bool]:
-        """Whether others take part in an operation's exchange, and whether it shares links."""
+        """Whether other simulated ranks take part in an operation's comm op, and whether it shares links."""
         comm_op = operation.comm_op
         if comm_op is None:
             return False, False
-        key = id(comm_op), no_overlap  # blocks keep their exchanges, which take longer to hash
+        key = id(comm_op), no_overlap  # ids are stable, as segments own their comm ops; hashing them by value is slower
         if key not in self._comm_op_cache:
             synchronizes = self.shared.synchronizes(self.rank, comm_op)
             self._comm_op_cache[key] = synchronizes, self.shared.is_contended(self.rank, comm_op, no_overlap=no_overlap)

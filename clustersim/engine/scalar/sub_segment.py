@@ -1,4 +1,4 @@
-"""What is a piece of a block that is not one event? Pure data, worked out by `cuts`."""
+"""Sub-segments: what a segment that is not a single event is split into. Pure data, computed by `split_segment`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from clustersim.program.task import CommOp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContendedTransfer:
-    """The exchange of an operation that shares links.
+    """The transfer of an operation whose comm op shares links.
 
-    begin: moves its data; latency: seconds before anything moves; load: what it asks of links then, None: nothing;
-    alone: seconds that it takes if nobody shares them; beside: with its kernel, if it has one; exposed: seconds of it
-    that the kernel does not hide.
+    begin: starts it; latency: seconds before data move; demand: on links from then on, None: nothing moves;
+    uncontended_seconds: its duration on uncontended links; overlap: model of its overlap with a kernel, if it has
+    one; exposed_seconds: what the kernel does not hide of it.
     """
 
     begin: Callable[[], simpy.Event]
@@ -31,10 +31,10 @@ class ContendedTransfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubSegment:
-    """Operations of a block that are run at once.
+    """Operations `begin` to before `end` of a segment, which run as one event.
 
-    met: the exchange for which other simulated ranks come before it; transfer: of an exchange that shares links; paces:
-    of its operations as one, None where they differ from run to run.
+    sync_op: comm op for which other simulated ranks must arrive first; transfer: of a comm op that shares links;
+    curves: progress curves of its operations, None where they differ from run to run.
     """
 
     begin: int

@@ -1,11 +1,11 @@
-"""How do cohorts of ranks run together, without a clock?
+"""Vectorized engine: batches of ranks that run the same program, as arrays and without an event queue.
 
-Each stream of a cohort runs its tasks in order, as soon as what they wait for is known. A collective within a cohort is
-a maximum over its groups; one that joins cohorts waits until all of them have come to it; a message is known at both
-ends when it is sent.
+Each stream of a batch runs its tasks in order, as soon as the times of their dependencies are known. A
+collective within a batch is a maximum over its groups; one that connects batches runs when all of them have
+arrived at it; both ends of a message are known when it is sent.
 
-This does what the ranks of `scalar.rank_process` do one by one, and gives the same spans. It is for the case in which many
-ranks of a kind must be simulated and nobody shares a link; what it cannot run (`can_vectorize`) is left to them.
+It gives the same spans as the scalar engine. It is for programs with many simulated ranks and uncontended
+links; what it does not support (`can_vectorize`) is left to the scalar engine.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from clustersim.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _BatchIndex:
-    """Where simulated ranks are: kind: [ranks] cohort, local: [ranks] place in it, by rank number."""
+    """Location of simulated ranks: [ranks] index of the batch, and position in it."""
 
     batch: IntArray
     position: IntArray
@@ -37,7 +37,7 @@ class _BatchIndex:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _BatchArrival:
-    """A cohort that has come to a collective: with which task, and when."""
+    """A batch that has arrived at a collective: with which task, and when."""
 
     batch_index: int
     task_id: int
@@ -46,13 +46,13 @@ class _BatchArrival:
 
 @dataclass(slots=True, eq=False)
 class _PendingCollective:
-    """A collective in the making: which cohorts have come to it."""
+    """A collective that not all batches have arrived at."""
 
     arrivals: dict[int, _BatchArrival] = field(default_factory=dict)
 
 
 class VectorizedEngine:
-    """All cohorts of a program and what joins them."""
+    """All batches of a program and what connects them."""
 
     def __init__(self, program: Program, classes: SymmetryClasses, cost: SegmentCost, jitter: Jitter | None) -> None:
         self._program, self._classes, self._cost = program, classes, cost
@@ -71,7 +71,7 @@ class VectorizedEngine:
         self._targets: dict[tuple[int, str], tuple[int, IntArray]] = {}
 
     def simulate_all(self) -> Trace | None:
-        """Run everything; None where cohorts wait for each other in a circle."""
+        """Run all tasks; None where batches wait for each other in a cycle."""
         has_progress = True
         while has_progress:
             has_progress = False
@@ -85,7 +85,7 @@ class VectorizedEngine:
         return self._writer.build_trace(self._program, self._classes.representative)
 
     def _try_run_task(self, batch_index: int, task_id: int) -> bool:
-        """Run a cohort's task if all that it waits for is known; say whether it is done."""
+        """Run a task of a batch if the times of its dependencies are known; return whether it is done."""
         batch = self._batches[batch_index]
         if batch.done[task_id]:
             return True
@@ -104,7 +104,7 @@ class VectorizedEngine:
         return batch.done[task_id]
 
     def _arrive(self, batch_index: int, task_id: int, task: CollectiveTask) -> None:
-        """Come to a collective; the last cohort that does so lets it run."""
+        """Arrive at a collective; the last batch to arrive runs it."""
         comm_group, stream = task.comm_op.comm_group, self._batches[batch_index].program.streams[task_id]
         sequence = self._issue_counts.get((batch_index, comm_group, stream), 0)
         self._issue_counts[batch_index, comm_group, stream] = sequence + 1
@@ -119,7 +119,7 @@ class VectorizedEngine:
             del self._pending[connected[0], comm_group, stream, sequence]
 
     def _run_collective(self, comm_group: str, arrivals: list[_BatchArrival]) -> None:
-        """Run a collective of all groups of a role in the cohorts that have come."""
+        """Run a collective of all groups of a kind in the batches that have arrived."""
         ranks = np.concatenate([self._batches[arrival.batch_index].ranks for arrival in arrivals])
         ready = np.concatenate([arrival.times.ready for arrival in arrivals])
         predecessor = np.concatenate([arrival.times.predecessor for arrival in arrivals])
@@ -138,7 +138,7 @@ class VectorizedEngine:
             begin = stop
 
     def _run_send(self, batch_index: int, task_id: int, task: SendTask) -> None:
-        """Send a message from every rank of a cohort, and receive it."""
+        """Send a message from every rank of a batch, and receive it."""
         batch, comm_group = self._batches[batch_index], task.comm_op.comm_group
         times = batch.ready_times(task_id)
         end = times.ready + self._cost.comm_seconds(batch.ranks, task.comm_op)
@@ -151,7 +151,7 @@ class VectorizedEngine:
         )
 
     def _receiver_batch(self, batch_index: int, comm_group: str) -> tuple[int, IntArray]:
-        """The cohort that a cohort sends to, and for each of its ranks the place of the sender."""
+        """The batch that a batch sends to, and for each of its ranks the position of the sender."""
         if (batch_index, comm_group) not in self._targets:
             ranks = self._batches[batch_index].ranks
             pairs = self._program.groups[comm_group].members[self._program.group_indices[comm_group][ranks]]
@@ -177,7 +177,7 @@ class VectorizedEngine:
         return _BatchIndex(batch, position)
 
     def _connect_batches(self) -> dict[str, dict[int, list[int]]]:
-        """For each role and cohort that communicates in it, all cohorts that its groups join it with."""
+        """For each kind of group and batch that communicates in it, all batches that its groups connect."""
         connected: dict[str, dict[int, list[int]]] = {}
         for comm_group in {comm_group for batch in self._batches for comm_group in _collective_kinds(batch)}:
             batch_indices = [
@@ -191,7 +191,7 @@ class VectorizedEngine:
 
 
 def _connect_by_groups(indices: list[int], groups: list[set[int]]) -> dict[int, list[int]]:
-    """Connect numbers whose sets have something in common."""
+    """Connected components of indices whose sets of groups intersect."""
     components: list[tuple[list[int], set[int]]] = []
     for index, index_groups in zip(indices, groups, strict=True):
         touching = [component for component in components if component[1] & index_groups]
@@ -223,17 +223,17 @@ def _find_receive_tasks(batch: RankBatch) -> dict[tuple[str, Action], int]:
 
 
 def can_vectorize(program: Program) -> bool:
-    """Whether cohorts can run a program.
+    """Whether the vectorized engine supports a program.
 
-    Collectives inside blocks stay among ranks of one kind, and all ranks of a kind send their messages to all ranks of
-    one kind.
+    Collectives inside segments must stay among ranks of one program, and all ranks of a program must send their
+    messages to all ranks of one program.
     """
     comm_groups = {comm_op.comm_group for comm_op in program.segment_comm_ops}
     return all(map(program.has_uniform_program, comm_groups)) and all(_sends_are_paired(program))
 
 
 def _sends_are_paired(program: Program) -> Iterator[bool]:
-    """For each role of messages whether whole kinds send to whole kinds."""
+    """For each kind of p2p pairs whether all ranks of one program send to all ranks of one program."""
     sizes = np.bincount(program.program_index, minlength=len(program.programs))
     for groups in program.groups.values():
         if groups.ordered:

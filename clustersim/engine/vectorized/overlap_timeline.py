@@ -1,7 +1,8 @@
-"""Which collectives are beside the blocks of ranks, and at which pace do kernels go meanwhile?
+"""Timelines of the collectives that overlap segments, and the interference level of kernels meanwhile.
 
-Each stream runs its collectives one after the other; of two streams both may be under way. Beside both, kernels go at
-the slower pace of the two, so what both streams do is cut where either begins or ends something.
+Each stream runs its collectives one after the other; of two streams both may have one in flight. Then the
+level of the pair applies (the slower of the two), so merged timelines are split where either stream begins or
+ends one.
 """
 
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from clustersim.cost.segment import SegmentCost
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OverlapTimeline:
-    """Collectives that follow each other: [ranks, collectives] when they moved, and the pace of kernels beside them.
+    """Consecutive collectives: [ranks, collectives] begin, end, and the interference level of concurrent kernels.
 
-    A pace of 0 is that of kernels alone.
+    Level 0: kernels are not slowed.
     """
 
     begin: FloatArray
@@ -25,7 +26,7 @@ class OverlapTimeline:
     level: IntArray
 
     def merge_timeline(self, stream_timeline: Self, cost: SegmentCost) -> "OverlapTimeline":
-        """What this stream and another do together, in the pieces in which both stay the same."""
+        """Timeline of two streams, in intervals in which neither changes."""
         edges = np.sort(np.hstack([self.begin, self.end, stream_timeline.begin, stream_timeline.end]), axis=1)
         begin, end = edges[:, :-1], edges[:, 1:]
         combined_level = np.array(
@@ -39,11 +40,11 @@ class OverlapTimeline:
 
     @property
     def _level_count(self) -> int:
-        """One more than the highest number of a pace."""
+        """One more than the highest level."""
         return int(self.level.max(initial=0)) + 1
 
     def _level_at(self, times: FloatArray) -> IntArray:
-        """The pace beside what is under way at these times: [ranks, n] both."""
+        """The level at given times: [ranks, n] both."""
         level = np.zeros(times.shape, dtype=np.int64)
         for rank_index, (rank_times, begin, end) in enumerate(zip(times, self.begin, self.end, strict=True)):
             position = np.searchsorted(begin, rank_times, side="right") - 1

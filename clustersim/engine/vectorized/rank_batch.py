@@ -1,9 +1,9 @@
-"""How do all ranks that run the same program work through it side by side?
+"""Rank batch: all simulated ranks that run the same program, as arrays.
 
-Times are arrays over the ranks of a cohort: those simulated ranks that run the same tasks. Where nobody shares a link,
-a span's times follow from those of the spans that it waits for, by maxima and sums. So a cohort may run a task as soon
-as these are known, however far its ranks are apart in time, and needs no clock. What a collective beside a block slows
-must be known before the block runs: collectives that do not wait for it, of the rank's own data stream, go first.
+Times are arrays over the ranks of the batch. On uncontended links, a span's times follow from those of its
+dependencies by maxima and sums. So a batch may run a task as soon as these are known, however far apart its
+ranks are in time, and needs no event queue. Collectives that overlap a segment, and slow it, must be known
+before the segment runs: those of the rank's own overlapping streams that do not depend on it go first.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from clustersim.program.task import OVERLAPPING_STREAMS, Segment, Stream
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadyTimes:
-    """When the ranks of a cohort turn to a task, when they can start it, and because of which rows: [ranks] each."""
+    """When the ranks of a batch reach a task and can start it, and the events that decide it: [ranks] each."""
 
     queued: FloatArray
     ready: FloatArray
@@ -37,9 +37,9 @@ class ReadyTimes:
 
 @dataclass(slots=True, eq=False)
 class _OverlappingStream:
-    """Collectives of one stream beside blocks. tasks: theirs, in order; needed: `_required_computes` each starts.
+    """Collectives of a stream that overlaps segments. required_computes: `_required_computes` of each, in order.
 
-    passed: how many have ended before any block yet to come.
+    ended_count: how many ended before any segment that has not run.
     """
 
     task_ids: list[int]
@@ -47,7 +47,7 @@ class _OverlappingStream:
     ended_count: int = 0
 
     def concurrent_with(self, task_id: int) -> list[int]:
-        """Those that do not wait for a compute task, but for those that have passed."""
+        """Collectives that do not depend on a compute task, without those that ended earlier."""
         end = self.ended_count
         while end < len(self.required_computes) and self.required_computes[end] < task_id:
             end += 1
@@ -56,7 +56,7 @@ class _OverlappingStream:
 
 @dataclass(slots=True, eq=False)
 class RankBatch:
-    """The simulated ranks of one kind, their blocks, and the trace rows that they fill."""
+    """The simulated ranks of one program, their segment durations, and the trace events that they write."""
 
     program: RankProgram
     events: BatchEvents
@@ -74,7 +74,7 @@ class RankBatch:
 
     @property
     def ranks(self) -> IntArray:
-        """The simulated ranks of the cohort."""
+        """The simulated ranks of the batch."""
         return self.events.ranks
 
     def ready_times(self, task_id: int) -> ReadyTimes:
@@ -92,13 +92,13 @@ class RankBatch:
         return ReadyTimes(queued, ready, predecessor)
 
     def finish_task(self, task_id: int, span: BatchSpan) -> None:
-        """Write what the ranks did in a task."""
+        """Write the spans of a task."""
         self.events.write_span(task_id, span)
         self.done[task_id] = True
         self._last_tasks[self.program.streams[task_id]] = task_id
 
     def can_compute(self, task_id: int) -> bool:
-        """Whether all collectives are known that may run beside the block of a compute task."""
+        """Whether the times of all collectives that may overlap the segment of a compute task are known."""
         for overlapping in self._overlapping:
             while overlapping.ended_count < len(overlapping.task_ids) and self._has_ended(
                 overlapping.task_ids[overlapping.ended_count]
@@ -111,14 +111,14 @@ class RankBatch:
         )
 
     def _has_ended(self, task_id: int) -> bool:
-        """Whether a collective ended on every rank before the compute stream goes on."""
+        """Whether a collective ended on every rank before the compute stream continues."""
         last = self._last_tasks.get(Stream.COMPUTE)
         if last is None or not self.done[task_id]:
             return False
         return bool((self.events.end[task_id] <= self.events.end[last]).all())
 
     def _overlap_intervals(self, task_id: int) -> OverlapIntervals:
-        """When collectives beside a compute task move data, and the pace of kernels meanwhile."""
+        """When collectives that overlap a compute task are in flight, and the interference level meanwhile."""
         stream_tasks = [tasks for overlapping in self._overlapping if (tasks := overlapping.concurrent_with(task_id))]
         if len(stream_tasks) == 1:
             return [
@@ -132,8 +132,8 @@ class RankBatch:
         first, second = (self._timeline(tasks) for tasks in stream_tasks)
         merged = first.merge_timeline(second, self.durations.cost)
         return [
-            OverlapInterval(*item)
-            for item in zip(merged.begin.T, merged.end.T, np.maximum(merged.level, 1).T, strict=True)
+            OverlapInterval(*rank_intervals)
+            for rank_intervals in zip(merged.begin.T, merged.end.T, np.maximum(merged.level, 1).T, strict=True)
         ]
 
     def _timeline(self, task_ids: list[int]) -> OverlapTimeline:
@@ -143,11 +143,11 @@ class RankBatch:
         )
 
     def _interference_level(self, task_id: int) -> int:
-        """Of kernels beside a collective."""
+        """Interference level of kernels that overlap a collective."""
         return self.durations.cost.interference_level(self.program.tasks[task_id].comm_op)  # type: ignore[union-attr]
 
     def run_segment(self, task_id: int, segment: Segment) -> None:
-        """Run a block on all ranks."""
+        """Run a segment on all ranks."""
         times = self.ready_times(task_id)
         durations, summary = self.durations.durations_and_summary(task_id, segment)
         run = evaluate_segment(times.ready, durations) if summary is None else summary.evaluate(times.ready)
@@ -162,7 +162,7 @@ class RankBatch:
 
 
 def _required_computes(program: RankProgram, task_ids: list[int]) -> list[int]:
-    """For each of some tasks of one stream the last compute task that must have ended before it starts, or -1."""
+    """For each task of one stream the last compute task that must have ended before it starts, or -1."""
     required: list[int] = []
     stream_required: dict[Stream, int] = {}
     for task_id, (task, stream) in enumerate(zip(program.tasks, program.streams, strict=True)):

@@ -1,4 +1,4 @@
-"""What do the operations of each task take on many ranks that run the same program, and who meets for them?"""
+"""Durations of each task's operations on all ranks that run the same program, and the groups that synchronize."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -15,12 +15,12 @@ from clustersim.program.task import Segment
 from clustersim.symmetry.refinement import SymmetryClasses
 
 DRAW_SIZE: Final = 512
-"""Operations whose factors are drawn at once."""
+"""Operations whose jitter factors are drawn at once."""
 
 
 @dataclass(slots=True, eq=False)
 class RankSegmentDurations:
-    """ranks: simulated ranks of one kind; meetings: for each role who of them meet, None where each is alone."""
+    """ranks: simulated ranks of one program; group_syncs: by kind of group, None where all groups are singletons."""
 
     program: RankProgram
     ranks: IntArray
@@ -34,11 +34,11 @@ class RankSegmentDurations:
 
     @property
     def has_interference(self) -> bool:
-        """Whether collectives of the data stream slow any kernel of these ranks."""
+        """Whether DP or EP collectives slow any kernel of these ranks."""
         return self.cost.comm_slows_compute(self.ranks)
 
     def durations_and_summary(self, task_id: int, segment: Segment) -> tuple[SegmentDurations, MaxPlusSummary | None]:
-        """Pieces of the block of task `number`, and how it runs undisturbed (`summarize_segment`)."""
+        """Durations of the segment of task `task_id`, and its max-plus summary without overlapping collectives."""
         timed, summary = self._cached_segment(segment)
         factors = self.draw_factors(self.program.operation_offsets[task_id], len(segment.operations))
         if factors is None:
@@ -47,7 +47,7 @@ class RankSegmentDurations:
         return varied, summarize_segment(varied)
 
     def batched_durations(self, segment: Segment, factors: FloatArray | None) -> SegmentDurations:
-        """Pieces of several runs of a block; factors: [ranks, runs, operations] if there is jitter."""
+        """Durations of several runs of a segment; factors: [ranks, runs, operations] of jitter, if there is any."""
         timed = self._cached_segment(segment)[0]
         durations = timed.durations
         runs = replace(
@@ -59,7 +59,7 @@ class RankSegmentDurations:
         return runs if factors is None else _apply_jitter(timed, runs, factors)
 
     def draw_factors(self, first_operation: int, count: int) -> FloatArray | None:
-        """Factors of some operations of the program, none before those that were asked for last: [ranks, count]."""
+        """Jitter factors of a range of operations, in ascending order of calls only: [ranks, count]."""
         if self.jitter is None:
             return None
         if self._factors is None:
@@ -99,7 +99,7 @@ class RankSegmentDurations:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SegmentTimings:
-    """A block on many ranks. timings: those that there are; number: [ranks] which of them each rank has."""
+    """A segment on many ranks. timings: the distinct ones; timing_index: [ranks] which of them each rank has."""
 
     timings: list[SegmentTiming]
     timing_index: IntArray
@@ -107,7 +107,7 @@ class _SegmentTimings:
 
 
 def _apply_jitter(timed: _SegmentTimings, durations: SegmentDurations, factors: FloatArray) -> SegmentDurations:
-    """Pieces with kernels that take other times; factors: [ranks, .., operations]."""
+    """Durations with varied kernels; factors: [ranks, ..., operations]."""
     kernel_seconds = durations.kernel_seconds * factors
     if not any(timing.overlaps for timing in timed.timings):
         return replace(durations, kernel_seconds=kernel_seconds)
@@ -118,7 +118,7 @@ def _apply_jitter(timed: _SegmentTimings, durations: SegmentDurations, factors: 
 
 
 class _JitterFactors:
-    """Factors of operations of many ranks, drawn some operations ahead: there may be 10^8 of them."""
+    """Jitter factors of many ranks, drawn some operations in advance: there may be 10^8 of them."""
 
     def __init__(self, jitter: Jitter, ranks: IntArray) -> None:
         self._jitter = jitter
@@ -127,7 +127,7 @@ class _JitterFactors:
         self._drawn = np.empty((len(ranks), 0))
 
     def draw_range(self, first_operation: int, count: int) -> FloatArray:
-        """Factors of operations `first` and on, none before those that were asked for last: [ranks, count]."""
+        """Factors of operations from `first_operation` on, in ascending order of calls only: [ranks, count]."""
         self._skip_to(first_operation)
         begin, drawn = first_operation - self._first_operation, self._drawn
         missing = begin + count - drawn.shape[1]
@@ -142,7 +142,7 @@ class _JitterFactors:
         return self._drawn[:, begin : begin + count]
 
     def _skip_to(self, first_operation: int) -> None:
-        """Draw what is not asked for in portions, and keep nothing of it."""
+        """Draw skipped factors in chunks, without keeping them."""
         end = self._first_operation + self._drawn.shape[1]
         if first_operation <= end:
             return
@@ -154,12 +154,12 @@ class _JitterFactors:
 
 
 def rank_group_colours(program: Program, classes: SymmetryClasses, comm_group: str, ranks: IntArray) -> IntArray:
-    """Colour of the group of a role that each of some simulated ranks is in; ranks of equal colours meet."""
+    """[ranks] colour of the group of a kind that each simulated rank is in; ranks of equal colours synchronize."""
     return classes.group_colours[comm_group][program.group_indices[comm_group][ranks]]
 
 
 def find_group_syncs(program: Program, classes: SymmetryClasses, ranks: IntArray) -> dict[str, GroupSync | None]:
-    """Who of some ranks meet in the groups of each role; None where each is alone."""
+    """The groups in which ranks synchronize, by kind; None where all groups are singletons."""
     group_syncs: dict[str, GroupSync | None] = {}
     for comm_group, group_indices in program.group_indices.items():
         if (group_indices[ranks] >= 0).all() and not program.groups[comm_group].ordered:

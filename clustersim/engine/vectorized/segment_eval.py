@@ -1,11 +1,12 @@
-"""How does a block run on many ranks side by side?
+"""Segment evaluation: run a segment on many ranks at once, by max-plus arithmetic on arrays.
 
-Operations run back to back. A rank goes on with an exchange when the last member of its group has come to it. While a
-collective runs on another stream of the rank, its kernels take longer by a part, each by its own and beside each kind
-of collective by another; what it communicates inside the block does not.
+Operations run back to back. A rank starts a collective when the last member of its group has arrived. While a
+collective is in flight on another stream of the rank, its kernels are slowed, each by its own factor for that
+kind of collective; communication inside the segment is not.
 
-All times are arrays over the ranks. Without a collective beside, a block in which ranks meet in groups of one role is
-three sums and two maxima: until the first meeting, from there to the last one, and the rest.
+All times are arrays over the ranks. Without overlapping collectives, a segment that synchronizes with groups
+of one kind reduces to three sums and two maxima (`MaxPlusSummary`): until the first synchronization, from
+there to the last one, and the remainder.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from clustersim.engine.vectorized.group_sync import GroupSync
 
 
 class OverlapInterval(NamedTuple):
-    """A collective beside, or one on every rank: [ranks] when it begins and ends, and the pace of kernels meanwhile."""
+    """A collective in flight on another stream of each rank: [ranks] begin, end, interference level of kernels."""
 
     begin: FloatArray
     end: FloatArray
@@ -28,18 +29,19 @@ class OverlapInterval(NamedTuple):
 
 
 OverlapIntervals = Sequence[OverlapInterval]
-"""Collectives beside, one after the other on every rank."""
+"""Overlapping collectives, one after the other on every rank."""
 NO_OVERLAP: Final[OverlapIntervals] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentDurations:
-    """Durations of a block's operations on n ranks.
+    """Durations of a segment's operations on n ranks.
 
-    kernels, rest: [n or 1, operations] seconds of kernels alone, and of what a collective beside does not slow;
-    slowing: [paces - 1, n or 1, operations] the part by which it does slow kernels; meetings: for each operation who
-    meets for it, None if nobody. Of several runs, for `evaluate_operations`: [n or 1, runs or 1, operations], and slowing
-    [paces - 1, n or 1, 1, operations].
+    kernel_seconds, fixed_seconds: [n or 1, operations] uncontended kernel time, and time that overlapping
+    collectives do not slow; slowdown: [levels - 1, n or 1, operations] relative slowdown of kernels at each
+    interference level from 1 on; group_syncs: for each operation the groups that synchronize before it, None if
+    there are none. For batches of runs (`evaluate_operations`): [n or 1, runs or 1, operations], and slowdown
+    [levels - 1, n or 1, 1, operations].
     """
 
     rank_count: int
@@ -50,13 +52,13 @@ class SegmentDurations:
 
     @property
     def has_sync(self) -> bool:
-        """Whether any ranks meet."""
+        """Whether any ranks synchronize."""
         return any(group_sync is not None for group_sync in self.group_syncs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentRun:
-    """How a block ran: [n] each. waited: seconds for others, slowed: by collectives beside, both inside the block."""
+    """Result of a segment: [n] each. waited: seconds for other ranks, slowed: by overlapping collectives."""
 
     end: FloatArray
     waited: FloatArray
@@ -65,10 +67,10 @@ class SegmentRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaxPlusSummary:
-    """A block in which ranks meet in the groups of one role, undisturbed.
+    """A segment that synchronizes with groups of one kind, without overlapping collectives.
 
-    lead: [n] seconds before the first meeting (without one: all); middle, tail: [n] from there to the last one, and
-    after it; waited: [n] seconds in the middle in which others were waited for.
+    lead: [n] seconds before the first synchronization (without any: in total); middle, tail: [n] from there to
+    the last one, and after it; waited: [n] seconds of waiting in the middle.
     """
 
     group_sync: GroupSync | None
@@ -78,7 +80,7 @@ class MaxPlusSummary:
     waited: FloatArray
 
     def evaluate(self, start: FloatArray) -> SegmentRun:
-        """Run from these times."""
+        """Run from these start times."""
         arrival = start + self.lead
         if self.group_sync is None:
             return SegmentRun(arrival, self.waited, self.waited)
@@ -87,7 +89,7 @@ class MaxPlusSummary:
 
 
 def summarize_segment(durations: SegmentDurations) -> MaxPlusSummary | None:
-    """The outline of a block; None where ranks meet in groups of several roles."""
+    """The summary of a segment; None where it synchronizes with groups of several kinds."""
     operation_seconds, zeros = durations.kernel_seconds + durations.fixed_seconds, np.zeros(durations.rank_count)
     sync_points = [index for index, group_sync in enumerate(durations.group_syncs) if group_sync is not None]
     if not sync_points:
@@ -113,7 +115,7 @@ def summarize_segment(durations: SegmentDurations) -> MaxPlusSummary | None:
 
 
 def blocking_ranks(durations: SegmentDurations, waited: FloatArray) -> IntArray:
-    """For each rank the place of the one that waited least among those that it meets: [n]."""
+    """For each rank the index of the one that waited least among those that it synchronizes with: [n]."""
     blocking = np.arange(durations.rank_count)
     for group_sync in dict.fromkeys(durations.group_syncs):
         if group_sync is not None:
@@ -123,9 +125,9 @@ def blocking_ranks(durations: SegmentDurations, waited: FloatArray) -> IntArray:
 
 
 def overlapping_intervals(run: SegmentRun, start: FloatArray, overlaps: OverlapIntervals) -> OverlapIntervals:
-    """The collectives that may be beside a block, if any is beside it where it runs undisturbed.
+    """The collectives that may overlap a segment, if any overlaps it when it runs without them; otherwise none.
 
-    What slows one rank makes another wait for it, and so may bring any collective beside that rank's block that has not
+    A slowed rank makes others wait for it, and so may let any collective overlap their segments that has not
     ended before.
     """
     remaining = [overlap for overlap in overlaps if (overlap.end > start).any()]
@@ -139,7 +141,7 @@ def overlapping_intervals(run: SegmentRun, start: FloatArray, overlaps: OverlapI
 def evaluate_segment(
     start: FloatArray, durations: SegmentDurations, overlaps: OverlapIntervals = NO_OVERLAP
 ) -> SegmentRun:
-    """Run a block, operations that follow each other without a meeting or a change of kind at once."""
+    """Run a segment, summing up operations between synchronization points and changes of kind."""
     now, waited, slowed = start, np.zeros(durations.rank_count), np.zeros(durations.rank_count)
     for begin, end in pairwise((*_boundaries(durations), len(durations.group_syncs))):
         now, waited = _apply_sync(durations.group_syncs[begin], now, waited)
@@ -152,9 +154,9 @@ def evaluate_segment(
 def evaluate_operations(
     start: FloatArray, durations: SegmentDurations, overlaps: OverlapIntervals
 ) -> tuple[SegmentRun, FloatArray, FloatArray]:
-    """Run a block operation by operation; also when each began and ended: [n, operations].
+    """Run a segment operation by operation; return also when each began and ended: [n, operations].
 
-    Or run it several times at once, from start and beside collectives [n, runs]: [n, runs, operations].
+    Or several runs at once, with start and overlaps [n, runs]: [n, runs, operations].
     """
     begins, ends = np.empty((2, *start.shape, len(durations.group_syncs)))
     now, waited, slowed = start, np.zeros_like(start), np.zeros_like(start)
@@ -174,7 +176,7 @@ def evaluate_operations(
 
 
 def _apply_sync(group_sync: GroupSync | None, arrival: FloatArray, waited: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """When ranks go on that come to a meeting, and how long they have waited then."""
+    """When ranks that arrive at a synchronization continue, and their accumulated waiting time."""
     if group_sync is None:
         return arrival, waited
     synced = group_sync.group_max(arrival)
@@ -188,9 +190,9 @@ def _advance(
     slowdown: FloatArray,
     overlaps: OverlapIntervals,
 ) -> tuple[FloatArray, FloatArray]:
-    """When work ends of which a part is kernels, evenly; and how many seconds of it collectives beside have cost.
+    """End of work with evenly distributed kernels, and the seconds that overlapping collectives cost it.
 
-    slowing: [paces - 1, ...] of all these kernels.
+    slowdown: [levels - 1, ...] of all these kernels.
     """
     uncontended = kernel_seconds + fixed_seconds
     end, slowed = start + uncontended, np.zeros_like(start)
@@ -215,10 +217,10 @@ def _advance(
 
 
 def _boundaries(durations: SegmentDurations) -> tuple[int, ...]:
-    """Where to cut a block so that a piece has no meeting but before its first operation, and work of one kind.
+    """Where to split a segment: a range synchronizes only before its first operation, and has work of one kind.
 
-    Kernels and communication are slowed differently, so they may not be added up, neither may kernels that collectives
-    slow by different parts, nor two that are both.
+    Kernels and communication are slowed differently, so they must not be summed up, neither must kernels with
+    different slowdown, nor two operations that are both.
     """
     group_syncs, slowdown = durations.group_syncs, durations.slowdown
     slowdown_changes = (slowdown[..., 1:] != slowdown[..., :-1]).any(axis=(0, 1))

@@ -1,4 +1,4 @@
-"""Where do spans go while whole cohorts run? One row for every rank and task, in columns filled task by task."""
+"""Trace writer of the vectorized engine: one event for every rank and task, in columns filled task by task."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -12,7 +12,7 @@ from clustersim.trace.trace import ContentionDelays, Trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchSpan:
-    """What the ranks of a cohort did in one task: [ranks] each. cause: trace rows."""
+    """Spans of the ranks of a batch in one task: [ranks] each. predecessor: trace events."""
 
     queued: FloatArray
     ready: FloatArray
@@ -23,7 +23,7 @@ class BatchSpan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchEvents:
-    """The rows of one cohort, which is [tasks, ranks] in every column. first: the trace row of its first."""
+    """The events of one batch: [tasks, ranks] in every column. first_event: trace index of its first event."""
 
     first_event: int
     ranks: IntArray
@@ -37,20 +37,20 @@ class BatchEvents:
     blocking_event: IntArray
 
     def write_span(self, task_id: int, span: BatchSpan) -> None:
-        """Write what all ranks did in a task."""
+        """Write the spans of a task."""
         self.queued[task_id], self.ready[task_id] = span.queued, span.ready
         self.start[task_id], self.end[task_id] = span.start, span.end
         self.predecessor[task_id] = span.predecessor
 
     def event_indices(self, task_id: int) -> IntArray:
-        """Trace rows of a task: [ranks]."""
+        """Trace events of a task: [ranks]."""
         begin = self.first_event + task_id * len(self.ranks)
         return np.arange(begin, begin + len(self.ranks))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceWriter:
-    """The rows of all cohorts, one cohort after the other."""
+    """The events of all batches, one batch after the other."""
 
     batches: tuple[BatchEvents, ...]
     times: FloatArray
@@ -58,7 +58,7 @@ class TraceWriter:
 
     @classmethod
     def allocate(cls, program: Program, program_ranks: list[IntArray]) -> Self:
-        """Room for the tasks of every kind; ranks: those that are simulated of each kind."""
+        """Space for the tasks of every program; program_ranks: the simulated ranks of each."""
         tasks = [len(program_tasks.tasks) for program_tasks in program.programs]
         sizes = [task_count * len(ranks) for task_count, ranks in zip(tasks, program_ranks, strict=True)]
         offsets = np.concatenate(([0], np.cumsum(sizes))).tolist()
@@ -77,7 +77,7 @@ class TraceWriter:
         return cls(tuple(batches), times, event_links)
 
     def build_trace(self, program: Program, representative: IntArray) -> Trace:
-        """All spans."""
+        """The trace of all batches."""
         tasks = [np.repeat(np.arange(len(batch.queued)), len(batch.ranks)) for batch in self.batches]
         ranks = [np.tile(batch.ranks, len(batch.queued)) for batch in self.batches]
         streams = [
@@ -87,11 +87,20 @@ class TraceWriter:
         queued, ready, start, end, waited, slowed = self.times
         predecessor, blocking = self.event_links
         return Trace(
-            rank=_concatenate(ranks), task=_concatenate(tasks), stream=_concatenate(streams), critical_predecessor=predecessor, blocking_event=blocking,
-            queued=queued, ready=ready, start=start, end=end, waited=waited, slowed=slowed,
+            rank=_concatenate(ranks),
+            task=_concatenate(tasks),
+            stream=_concatenate(streams),
+            critical_predecessor=predecessor,
+            blocking_event=blocking,
+            queued=queued,
+            ready=ready,
+            start=start,
+            end=end,
+            waited=waited,
+            slowed=slowed,
             contention=ContentionDelays.empty(),
             representative=representative,
-        )  # fmt: skip
+        )
 
 
 def _batch_events(first_event: int, ranks: IntArray, times: FloatArray, event_links: IntArray) -> BatchEvents:

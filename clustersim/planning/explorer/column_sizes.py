@@ -1,7 +1,7 @@
-"""How large are the parts of a model that one rank holds and sends, for every way to cut it?
+"""How many bytes does one rank hold and send of each counted quantity, for every way to shard the model?
 
-Kept bytes are T (a + b k) for T tokens that attend to k keys: two sequences, of which one is twice as long, give a
-and b. They are of one context-parallel rank; with more, T is smaller and k is not.
+Saved bytes are T (a + b k) for T tokens that attend to k keys: two sequence lengths, one twice the other,
+determine a and b. They are for one context-parallel rank; with more, T shrinks and k does not.
 """
 
 from collections.abc import Iterator
@@ -24,8 +24,14 @@ from clustersim.scenario.validation_rules.moe import check_expert_sharding, chec
 
 _LAYER_KINDS: Final = (ActivationKind.LAYER_INPUT, ActivationKind.LAYER_FULL, ActivationKind.LAYER_WEIGHT_GRADIENT)
 _END_KINDS: Final = (
-    ActivationKind.STAGE_OUTPUT, ActivationKind.EMBEDDING_SAVED, ActivationKind.HEAD_SAVED, ActivationKind.LOSS_GRADIENT, ActivationKind.CAST_GRADIENT, ActivationKind.EMBEDDING_WEIGHT_GRADIENT, ActivationKind.HEAD_WEIGHT_GRADIENT,
-)  # fmt: skip
+    ActivationKind.STAGE_OUTPUT,
+    ActivationKind.EMBEDDING_SAVED,
+    ActivationKind.HEAD_SAVED,
+    ActivationKind.LOSS_GRADIENT,
+    ActivationKind.CAST_GRADIENT,
+    ActivationKind.EMBEDDING_WEIGHT_GRADIENT,
+    ActivationKind.HEAD_WEIGHT_GRADIENT,
+)
 _CONSTANT_KINDS: Final = (
     ActivationKind.LAYER_WEIGHT_GRADIENT,
     ActivationKind.EMBEDDING_WEIGHT_GRADIENT,
@@ -37,12 +43,12 @@ LAYER_PARAMETER_COLUMNS: Final = {
     ADAPTERS: "adapters' parameters of a layer",
     EXPERTS: "experts' parameters of a layer",
 }
-"""Columns of a layer's parameters, by their group."""
+"""Columns of a layer's parameters, by parameter group."""
 CAST_COLUMN: Final = "weights of a layer that are cast"
-"""The elements of which there may be copies in the format of products."""
+"""The weight elements of which there may be copies in the matmul format."""
 END_PARAMETER_COLUMNS: Final = ("embedding parameters", "head parameters", "parameters of the only stage's head")
 EXPERT_GRADIENT_COLUMN: Final = "gradient of a layer's experts"
-"""The gradient of the largest weight of experts, where dense weights' are counted with what ZeRO-3 gathers."""
+"""Gradient of the largest expert weight, where dense weights count with what ZeRO-3 gathers."""
 COMM_COLUMNS: Final = (
     "activation to tp",
     "operand to tp",
@@ -53,29 +59,29 @@ COMM_COLUMNS: Final = (
     "message",
     "tied gradient",
 )
-"""Operands are what products read, and may be gathered in their format."""
-_TOKENS_PER_TP_RANK: Final = 64  # tokens for each tensor-parallel rank: any number that they divide
+"""Operands are matmul inputs, which may be gathered in the matmul format."""
+_TOKENS_PER_TP_RANK: Final = 64  # tokens per tensor-parallel rank; any value works
 
 RowValues = list[float]
 
 
 def kind_column(name: str, kind: int) -> str:
-    """The column of something of a kind of layer."""
+    """Column name of a quantity of one kind of layer."""
     return name if kind == 0 else f"{name}, kind {kind}"
 
 
 def saved_column(recompute: str) -> str:
-    """The column of what a layer keeps that is partly recomputed."""
+    """Column of what a layer saves under a selective recompute policy."""
     return f"layer kept, {recompute}"
 
 
 def layer_parameter_columns(space: ExplorerSpace) -> dict[str, str]:
-    """Columns of a layer's parameters, by their group."""
+    """Columns of a layer's parameters, by parameter group."""
     return {group: name for group, name in LAYER_PARAMETER_COLUMNS.items() if group != EXPERTS or space.is_moe}
 
 
 def column_names(space: ExplorerSpace) -> tuple[str, ...]:
-    """Names of all parts."""
+    """Names of all columns."""
     layer_columns = (
         *(activation_kind.value for activation_kind in _LAYER_KINDS),
         *map(saved_column, space.selective_policies),
@@ -95,7 +101,7 @@ def column_names(space: ExplorerSpace) -> tuple[str, ...]:
 
 
 def column_sizes(space: ExplorerSpace) -> LookupTable:
-    """Bytes of every part, and numbers of parameters, [columns][features]; what cannot cut a model is missing."""
+    """Bytes of every column, and parameter counts, [columns][features]; illegal tensor-parallel degrees are missing."""
     size_cache: dict[tuple[Any, ...], dict[str, RowValues]] = {}
     activation_classes = space.first_equivalent_recipes(lambda recipe: recipe.activations)
     weight_classes = space.first_equivalent_recipes(
@@ -108,8 +114,8 @@ def column_sizes(space: ExplorerSpace) -> LookupTable:
     )
 
     def expert_columns(precision: int, tp: int, *experts: Any) -> Iterator[tuple[str, RowValues]]:
-        """What a rank sends to others' experts, whose tokens are a part of those of all tensor-parallel ranks."""
-        comm_rows = expert_rows(activation_classes[precision], *experts)  # tokens are sent as activations
+        """What a rank sends to expert ranks: its tokens are a share of those of all TP ranks."""
+        comm_rows = expert_rows(activation_classes[precision], *experts)  # tokens are sent in the activations' format
         yield from ((name, [constant, per_token / tp, 0, 0]) for name, constant, per_token in comm_rows)
 
     names = column_names(space)
@@ -140,7 +146,7 @@ def _is_legal_expert_split(space: ExplorerSpace, settings: dict[str, Any]) -> bo
 
 
 def _layer_and_end_columns(space: ExplorerSpace, **settings: Any) -> Iterator[tuple[str, RowValues]]:
-    """All columns but the tied gradient, which depends on the format of gradients."""
+    """All columns except the tied gradient, which depends on the gradient format."""
     short, long = _two_lengths(space, **settings)
     for activation_kind in _END_KINDS:
         yield activation_kind.value, _activation_row(activation_kind, None, short, long)
@@ -155,13 +161,13 @@ def _layer_and_end_columns(space: ExplorerSpace, **settings: Any) -> Iterator[tu
 
 
 def _two_lengths(space: ExplorerSpace, **settings: Any) -> tuple[Plan, Plan]:
-    """Plans of two sequences, of which one is twice as long."""
+    """Plans of two sequence lengths, the second twice the first."""
     length = _TOKENS_PER_TP_RANK * settings["tp"]
     return space.plan_with(**settings, sequence=length), space.plan_with(**settings, sequence=2 * length)
 
 
 def _layer_columns(space: ExplorerSpace, spec: LayerSpec, short: Plan, long: Plan) -> Iterator[tuple[str, RowValues]]:
-    """Columns of a kind of layer."""
+    """Columns of one kind of layer."""
     for activation_kind in _LAYER_KINDS:
         yield activation_kind.value, _activation_row(activation_kind, spec, short, long)
     for mode in space.selective_policies:
@@ -172,7 +178,9 @@ def _layer_columns(space: ExplorerSpace, spec: LayerSpec, short: Plan, long: Pla
     for group, name in layer_parameter_columns(space).items():
         yield name, _constant_row(layer.parameters_by_group.get(group, 0))
     yield CAST_COLUMN, _constant_row(sum(operator.cached_cast_elements for operator in layer.operators))
-    expert_layer = replace(layer, operators=tuple(item for item in layer.operators if item.parameter_group == EXPERTS))
+    expert_layer = replace(
+        layer, operators=tuple(operator for operator in layer.operators if operator.parameter_group == EXPERTS)
+    )
     yield EXPERT_GRADIENT_COLUMN, _constant_row(Activations(short).weight_gradient_bytes(expert_layer))
 
 
@@ -185,7 +193,7 @@ def _activation_row(activation_kind: ActivationKind, spec: LayerSpec | None, sho
 
 
 def _expert_comm_rows(space: ExplorerSpace, **settings: Any) -> Iterator[tuple[str, float, float]]:
-    """What a rank sends of each exchange around experts, by its name: once, and for each of its tokens."""
+    """For each expert collective (name, constant bytes, bytes per token) that a rank sends."""
     short_plan, long_plan = _two_lengths(space, model=0, tp=1, split=False, **settings)
     short, long = (dict(expert_bytes_sent(plan)) for plan in (short_plan, long_plan))
     tokens = short_plan.training.sequence
@@ -199,15 +207,15 @@ def _constant_row(size: float) -> RowValues:
 
 
 def _token_row(tokens: int, short: float, long: float) -> RowValues:
-    """By tokens, and by tokens and keys: bytes of so many tokens, and of twice as many."""
+    """A row of bytes per token, and per token and key, from the bytes of `tokens` tokens and of twice as many."""
     one, two = short / tokens, long / (2 * tokens)
     return [0, 2 * one - two, (two - one) / tokens, 0]
 
 
 def _comm_rows(plan: Plan) -> Iterator[RowValues]:
-    """What each rank of a ring sends: of an activation and an operand, of a byte of each token, of its elements.
+    """Rows of what each rank of a ring sends, in the order of `COMM_COLUMNS` without the tied gradient.
 
-    Then of keys and values; last a message.
+    Then keys and values of context parallelism; last a pipeline message.
     """
     tokens, remote_share = plan.training.sequence, (plan.layout.tp - 1) / plan.layout.tp
     sharding, token_bytes = (
@@ -222,7 +230,7 @@ def _comm_rows(plan: Plan) -> Iterator[RowValues]:
     yield [0, remote_share * element_bytes, 0, 0]
     yield [0, remote_share * operand_bytes, 0, 0]
     kv_bytes = sharding.kv_bytes / tokens
-    yield [0, -kv_bytes, 0, kv_bytes]  # all ranks' keys but for its own
+    yield [0, -kv_bytes, 0, kv_bytes]  # keys of all other ranks
     message = RankProgramBuilder(
         replace(plan, layout=replace(plan.layout, pp=2)), UnitBuilder(plan), SegmentCache()
     ).p2p_message(0, 1)

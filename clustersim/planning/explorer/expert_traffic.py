@@ -1,11 +1,11 @@
-"""What does a rank send of its tokens to the ranks of experts, and to which of them how much?
+"""How many bytes of its tokens does a rank send to the expert ranks, and to which of them?
 
-The exchanges are those that `parallel.token_dispatch` lists. Of an all-gather or a scattered sum a rank sends all but its own
-part round a ring, of an all-to-all all rows but those of its own experts. Kernels that send a token once to each domain
-and on from there (`collectives.hierarchical_dispatch`) send as many bytes as different ranks get a token, since each of these gets
-it once, whoever passes it on: a rank's tokens reach another if one of their experts is there (`collectives.dispatch_fanout`).
-All ranks do the same, so what one sends on for others is what others send on for it. What a rank gets only to pass it
-on is not counted.
+The communication is that of `TokenDispatch`. A rank sends everything but its own share in a (ring)
+all-gather or reduce-scatter, and all tokens but those of its own experts in an all-to-all. Kernels that
+send a token once to each NVLink domain and forward it there (`HierarchicalDispatch`) send as many bytes as
+the number of distinct ranks a token reaches: a token reaches a rank if one of its experts is there
+(`dispatch_fanout`). All ranks behave the same, so what one forwards for others equals what others forward
+for it; tokens received only to be forwarded do not count.
 """
 
 from collections.abc import Iterator
@@ -23,18 +23,18 @@ from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.validation_rules.moe import check_expert_sharding
 
 ETP_OPS: Final = ("gather rows", "sum parts of experts")
-"""Exchanges between the ranks that have parts of the same experts."""
+"""Collectives between the ranks that hold shards of the same experts (ETP)."""
 EP_OPS: Final = (
     "count rows", "dispatch tokens", "dispatch probabilities", "combine tokens", "gradients of probabilities",
     "gather routing", "gather probabilities",
 )  # fmt: skip
-"""Exchanges between the ranks that have each other's experts."""
+"""Collectives between the ranks that hold different experts (EP)."""
 _FUSED_DISPATCHERS: Final = (TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.HYBRIDEP)
 _DISPATCH_COLLECTIVES: Final = (CollectiveType.DISPATCH, CollectiveType.COMBINE)
 
 
 def token_dispatch(plan: Plan) -> TokenDispatch:
-    """How tokens travel in the model's mixture."""
+    """The token dispatch of the model's MoE layers."""
     dispatches = (
         plan.layer_sharding(spec).dispatch for spec in plan.model.distinct_specs if isinstance(spec.mlp, MoeMlp)
     )
@@ -42,7 +42,7 @@ def token_dispatch(plan: Plan) -> TokenDispatch:
 
 
 def expert_bytes_sent(plan: Plan) -> Iterator[tuple[str, Bytes]]:
-    """Bytes that a rank sends of each exchange around experts, by its name."""
+    """(name, bytes) that a rank sends in each expert collective of a microbatch and layer, forward and backward."""
     dispatch = token_dispatch(plan)
     op_lists = (
         dispatch.dispatch_ops(),
@@ -55,7 +55,7 @@ def expert_bytes_sent(plan: Plan) -> Iterator[tuple[str, Bytes]]:
 
 
 def sent_fraction(dispatch: TokenDispatch, comm_op: CommOp) -> float:
-    """Part of an exchange's payload that leaves a rank."""
+    """Fraction of a collective's payload that leaves the rank."""
     ep, etp = dispatch.layout.ep, dispatch.layout.effective_etp
     if comm_op.collective in _DISPATCH_COLLECTIVES:
         fractions = _reached_fractions(dispatch.routing, ep, 1)
@@ -66,16 +66,16 @@ def sent_fraction(dispatch: TokenDispatch, comm_op: CommOp) -> float:
 
 
 def _reached_fractions(routing: TokenRouting, ep: int, neighbors: int) -> list[float]:
-    """Parts of the tokens that have an expert on each of `ep` ranks, or on so many neighbours of them."""
+    """Fraction of tokens with an expert on each of ep ranks (or on each block of this many neighbors along ep)."""
     return [reached_token_fraction(routing, first / ep, (first + neighbors) / ep) for first in range(0, ep, neighbors)]
 
 
 def dispatch_bytes_table(space: ExplorerSpace) -> LookupTable | None:
-    """Bytes of one dispatch, for each token of a rank; None where there are no experts.
+    """Bytes of one dispatch per token of a rank; None where there is no expert parallelism.
 
-    ranks: to each place along ep; all: whether all ranks that have a part of an expert get it, or only the one at the
-    sender's place, which shares it with them; nodes: by how many neighbours along ep a node has, bytes to each such
-    block that cross the network once; None where each rank's go straight to it.
+    ranks: to each position along ep; all: whether all ETP ranks of an expert receive it, or only the one at the
+    sender's position, which then shares it; nodes: by number of neighbors per node along ep, the bytes to each
+    such block that cross the network once; None where tokens go to each rank directly.
     """
 
     def ask(precision: int, dispatcher: str, ep: int, etp: int) -> dict[str, Any] | None:

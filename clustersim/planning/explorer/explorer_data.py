@@ -1,8 +1,9 @@
-"""What would another layout, model or number of GPUs need and take? Tables for a page that answers without a server.
+"""What would another layout, model or GPU count need? Lookup tables for a page that runs without a server.
 
-The tables come from the package itself, asked for scenarios with some settings changed (`settings`): checks
-(`legality`), schedules, memory and lowering (`column_sizes`, `stage_counts`, `zero_memory`), stages, groups.
-Steps are simulated beforehand (`scaling_studies`). What the page cannot vary is as in the scenario: attention, loss,
+The tables are filled by calling the package on scenarios with some settings changed
+(`settings.ExplorerSpace`): legality (`legality`), schedules, memory and communication volumes
+(`column_sizes`, `stage_counts`, `zero_memory`), stages and process groups. Step times are simulated in
+advance (`scaling_studies`). Whatever the page cannot vary is as in the scenario: attention, loss,
 optimizer, framework, cluster.
 """
 
@@ -64,10 +65,10 @@ MODELS: Final = (
     "gpt2-small", "gpt2-xl", "gpt3-1.3b", "gpt3-6.7b", "megatron-7.5b", "llama3-8b", "gpt3-13b", "megatron-22b",
     "llama3-70b", "gpt3-175b", "nemotron4-340b", "llama3-405b", "megatron-530b", "megatron-1t",
 )  # fmt: skip
-"""Shipped models that the page offers, from small to large."""
+"""Model presets that the page offers, from small to large."""
 _LOW_PRECISION_DTYPES: Final = (DType.FP8, DType.MXFP8, DType.NVFP4)
 MAX_EXPLORED_GPUS: Final = 2**15
-MIN_EXPLORED_GPUS: Final = 1024  # or four times the scenario's, where the cluster can have as many
+MIN_EXPLORED_GPUS: Final = 1024  # or four times the scenario's GPU count, as far as the cluster allows
 _MIXED_RECIPES: Final = (
     ("mixed precision, BF16", mixed_precision()),
     ("BF16 with BF16 gradients", mixed_precision(gradients=DType.BF16)),
@@ -76,12 +77,12 @@ _MIXED_RECIPES: Final = (
 
 
 def build_exploration(scenario: Scenario, report_progress: Callable[[int], None] = lambda _done: None) -> ExplorerData:
-    """All that the explorer page shows; `done` is told how many of `explore_steps.step_count` steps are simulated."""
+    """All data of the explorer page; report_progress gets the number of simulated steps, out of `step_count`."""
     return replace(build_exploration_tables(scenario), studies=simulate_studies(scenario, report_progress))
 
 
 def build_exploration_tables(scenario: Scenario) -> ExplorerData:
-    """What needs no simulation; without studies."""
+    """The data that needs no simulation; studies are empty."""
     formats = dict(_offered_recipes(scenario))
     largest, gpu_counts = _largest_cluster(scenario)
     space = ExplorerSpace(
@@ -104,7 +105,7 @@ def _setting_tables(space: ExplorerSpace) -> ExplorerTables:
     schedule_table, rejection_table = build_schedule_tables(space)
     return ExplorerTables(
         derived=(*space.derived_counts, *FEATURES),
-        chunks=space.build_table(lambda **each: chunk_count(space.schedule_with(each)), "schedule", "chunks"),
+        chunks=space.build_table(lambda **settings: chunk_count(space.schedule_with(settings)), "schedule", "chunks"),
         flags=space.data_parallel_flags(),
         rules=legality_tables(space, rejection_table),
         stages=stage_table(space),
@@ -131,15 +132,15 @@ def _setting_tables(space: ExplorerSpace) -> ExplorerTables:
 def _offered_models(scenario: Scenario) -> Iterator[TransformerModel]:
     model = _simplified_model(scenario)
     yield model
-    if model.distinct_moes:  # others would be cut in other ways, and not spread over ranks
+    if model.distinct_moes:  # other models have other legal degrees and no expert parallelism
         return
     yield from (PRESETS[name].model for name in MODELS if PRESETS[name].model != scenario.model)
 
 
 def _simplified_model(scenario: Scenario) -> TransformerModel:
-    """The model without what changes neither what layers hold nor what they send: windows and turned heads.
+    """The model without attention windows and partial rotary embeddings, which change no bytes held or sent.
 
-    Raise InputError where the page cannot tell what they do.
+    Raise InputError for models that the page does not support (MTP, layers with different memory).
     """
     model = scenario.model
     if model.mtp_layers:
@@ -160,11 +161,11 @@ def _simplified_model(scenario: Scenario) -> TransformerModel:
 
 
 def _without_window(spec: LayerSpec) -> LayerSpec:
-    return change_layer(spec, window=None, rotary=1.0) if isinstance(spec.attention, FullAttention) else spec
+    return change_layer(spec, window=None, rotary_percent=1.0) if isinstance(spec.attention, FullAttention) else spec
 
 
 def _check_moe_supported(scenario: Scenario) -> None:
-    """Raise InputError for what the page does not know beside experts."""
+    """Raise InputError for settings that the page does not support together with experts."""
     layout, model = scenario.layout, scenario.model
     unsupported = {
         f"layout.data: cuts weights over {layout.data.shard_size} of the ranks that hold them": layout.data.shard_size,
@@ -172,13 +173,14 @@ def _check_moe_supported(scenario: Scenario) -> None:
             (layout.order[0], layout.order[-1]) != (TENSOR.name, PIPELINE.name)
         ),
         "model.experts: take whole rows, as they have a capacity": any(
-            distinct_moe.capacity for distinct_moe in model.distinct_moes
+            distinct_moe.capacity_factor for distinct_moe in model.distinct_moes
         ),
         "model: has mixtures that differ": len(set(model.distinct_moes)) > 1,
     }
     for description in (description for description, applies in unsupported.items() if applies):
         raise InputError(
-            f"{description}, which the explorer's page does not know beside the experts of {model.name}; run, check and "
+            f"{description}, which the explorer's page does not know beside the experts of {model.name}; run, check "
+            "and "
             "what-if do"
         )
 
@@ -188,7 +190,7 @@ def _model_summary(model: TransformerModel) -> ModelDescription:
 
 
 def _model_dimensions(model: TransformerModel) -> Iterator[tuple[str, int]]:
-    """What the page says of cuts: of the layers' attention, their dense MLP and their experts, as they have them."""
+    """The dimensions that limit parallel degrees: of attention, dense MLP and experts, as far as layers have them."""
     yield from {"layers": model.layer_count, "hidden": model.hidden, "vocab": model.vocab}.items()
     for attention in model.distinct_attentions:
         kv_heads = attention.kv_heads
@@ -201,7 +203,7 @@ def _model_dimensions(model: TransformerModel) -> Iterator[tuple[str, int]]:
 
 
 def _offered_recipes(scenario: Scenario) -> Iterator[tuple[PrecisionRecipe, str]]:
-    """The scenario's number formats and the usual ones that its accelerators can compute in."""
+    """The scenario's precision recipe and the common ones that its accelerators support, each with a label."""
     configured = _configured_recipe(scenario)
     alternatives = [(precision, name) for name, precision in _MIXED_RECIPES] + [*_low_precision_recipes(scenario)]
     yield configured, dict(alternatives).get(configured, "as in the scenario")
@@ -211,13 +213,20 @@ def _offered_recipes(scenario: Scenario) -> Iterator[tuple[PrecisionRecipe, str]
 
 
 def _configured_recipe(scenario: Scenario) -> PrecisionRecipe:
-    """The recipe that the file asks for, without what the page does not know (`_omission_notes`)."""
+    """The recipe of the scenario file, without what the page does not support (`_unsupported_format_notes`)."""
     recipe = ScenarioConfig.model_validate(scenario.to_mapping()).training.precision.recipe()
-    return replace(recipe, stored=None, gathered=None, dispatch_format=None, first_layers=0, last_layers=0)
+    return replace(
+        recipe,
+        stored=None,
+        gathered=None,
+        dispatch_format=None,
+        num_layers_at_start_in_bf16=0,
+        num_layers_at_end_in_bf16=0,
+    )
 
 
 def _low_precision_recipes(scenario: Scenario) -> Iterator[tuple[PrecisionRecipe, str]]:
-    """The usual recipe of each format with scales; beside adapters there are none."""
+    """The default recipe of each scaled low-precision format; none with LoRA."""
     names = (
         ()
         if scenario.training.lora is not None
@@ -248,7 +257,7 @@ def _machine_summary(scenario: Scenario, largest: Cluster, gpus: int) -> Explore
 
 
 def _largest_cluster(scenario: Scenario) -> tuple[Cluster, tuple[int, ...]]:
-    """The largest healthy cluster of the scenario's kind that is offered, and the sizes up to it."""
+    """The largest healthy cluster of this kind that is offered, and the GPU counts offered up to its size."""
     section = ScenarioConfig.model_validate(scenario.to_mapping()).cluster
     base = Path() if scenario.path is None else scenario.path.parent
     allocation = read_allocation(section.placement, base)
@@ -266,16 +275,16 @@ def _largest_cluster(scenario: Scenario) -> tuple[Cluster, tuple[int, ...]]:
     for gpus in reversed([gpus for gpus in gpu_counts if gpus > gpu_count and can_grow]):
         try:
             machine = read_cluster(section, base, gpus, allocation)
-            return job_view(machine, allocation, gpus), tuple(item for item in gpu_counts if item <= gpus)
-        except InputError:  # the fabric connects fewer
+            return job_view(machine, allocation, gpus), tuple(count for count in gpu_counts if count <= gpus)
+        except InputError:  # the fabric supports fewer GPUs
             continue
-    return scenario.cluster, tuple(element for element in gpu_counts if element <= gpu_count)
+    return scenario.cluster, tuple(count for count in gpu_counts if count <= gpu_count)
 
 
 def _tier_units(fabric: Fabric, gpus: IntArray) -> tuple[tuple[tuple[str, IntArray], ...], str]:
-    """The unit of each GPU on every tier, from the narrowest, and the tier beyond (as `Fabric.highest_tier` names them).
+    """The unit of each GPU on every tier, innermost first, and the tier above (names as in `Fabric.highest_tier`).
 
-    Of fabrics that are any graph only NVLink domains and nodes are known without asking for a route.
+    Fabrics that are general graphs only have NVLink domains and nodes, since tiers would need routes.
     """
     domain, node = fabric.domain_ids(gpus), fabric.node_ids(gpus)
     if not isinstance(fabric, ClosFabric):
@@ -287,7 +296,7 @@ def _tier_units(fabric: Fabric, gpus: IntArray) -> tuple[tuple[tuple[str, IntArr
 
 
 def _partial_domain_notes(scenario: Scenario, gpu_counts: Sequence[int]) -> Iterator[str]:
-    """Where jobs of some sizes use other parts of each NVLink domain than the largest does, as which they are drawn."""
+    """A note if some job sizes use other GPUs of each NVLink domain than the largest, as which all are drawn."""
     fabric = scenario.cluster.fabric
     if not isinstance(fabric, ClosFabric) or fabric.node.nvlink is None:
         return
@@ -295,13 +304,14 @@ def _partial_domain_notes(scenario: Scenario, gpu_counts: Sequence[int]) -> Iter
     drawn_gpus = even_domain_gpus(gpu_counts[-1], node, domain)
     if any(even_domain_gpus(gpus, node, domain) != drawn_gpus for gpus in gpu_counts if gpus > drawn_gpus):
         yield (
-            f"NVLink domains are drawn with the {drawn_gpus} GPUs of each that the largest size offered, {gpu_counts[-1]:,}, "
+            f"NVLink domains are drawn with the {drawn_gpus} GPUs of each that the largest size offered, "
+            f"{gpu_counts[-1]:,}, "
             "uses; other sizes may use more or fewer of each, as simulated steps do"
         )
 
 
 def record_notes(scenario: Scenario) -> Iterator[str]:
-    """What real steps say of the record, if it is of the scenario's accelerator."""
+    """What hold-out steps say of the calibration record, if it was measured on the scenario's accelerator."""
     record = scenario.cost.record
     holdout = holdout_result(record)
     if record is not None and holdout is not None and holdout.accelerator == scenario.cluster.accelerator.name:
@@ -309,9 +319,10 @@ def record_notes(scenario: Scenario) -> Iterator[str]:
 
 
 def _unsupported_format_notes(recipe: PrecisionRecipe) -> Iterator[str]:
-    """What of a recipe the page does not know."""
+    """A note about features of the recipe that the page does not support."""
     features = {
-        f"layers at the ends in {recipe.activations.value}": recipe.first_layers or recipe.last_layers,
+        f"layers at the ends in {recipe.activations.value}": recipe.num_layers_at_start_in_bf16
+        or recipe.num_layers_at_end_in_bf16,
         "matrices that are kept or gathered in other formats": recipe.has_matrix_formats,
         "tokens that travel to experts in other formats": recipe.dispatch_format,
     }
@@ -321,7 +332,7 @@ def _unsupported_format_notes(recipe: PrecisionRecipe) -> Iterator[str]:
 
 
 def _omission_notes(scenario: Scenario) -> Iterator[str]:
-    """What of the scenario the page leaves out."""
+    """Notes about everything in the scenario that the page leaves out."""
     yield from record_notes(scenario)
     yield from _unsupported_format_notes(scenario.training.recipe)
     if scenario.training.offload != NO_OFFLOAD:
@@ -338,7 +349,7 @@ def _omission_notes(scenario: Scenario) -> Iterator[str]:
     if scenario.training.lora is not None:
         yield "all models are drawn with the scenario's adapters beside frozen weights"
     if scenario.degradations != Degradations() or scenario.jitter is not None or scenario.has_background_load:
-        yield "disturbances and jitter of the scenario are left out: all GPUs and links are healthy"
+        yield "degradations and jitter of the scenario are left out: all GPUs and links are healthy"
     if isinstance(scenario.cluster.fabric, RankMappedFabric):
         yield (
             "ranks are placed as in the scenario (cluster.placement); of fewer GPUs its first ranks are drawn, and "

@@ -1,7 +1,7 @@
-"""Why are settings impossible? The sentences of `validation_rules.consistency`, each over the settings that it depends on.
+"""Why are settings illegal?
 
-What a remedy says beside is as in a scenario that is plain otherwise: to a batch that is too small, that is always a
-larger one.
+The messages of `validation_rules.consistency`, each tabulated over the settings it depends on. Remedies are
+those of an otherwise plain scenario: for a batch that is too small, always a larger one.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,11 +38,11 @@ _SHARD_RULES: Final = (
     (("cp", "dp", "zero"), "", (consistency.check_shard_size,)),
     (("pp", "zero"), "", (consistency.check_secondary_shards,)),
 )
-"""(settings that a rule depends on, one more that its sentence names, the rule)"""
+"""(settings that a rule depends on, one more setting that its message mentions or "", the checks)"""
 
 
 def legality_tables(space: ExplorerSpace, schedule_rejections: LookupTable) -> tuple[tuple[LookupTable, ...], ...]:
-    """Tables of sentences, in groups, of which the first that says anything is told. refused: those of schedules."""
+    """Tables of messages, in groups of which the first message is shown. schedule_rejections: of schedules."""
     pipeline_rules = (*_HEAD_RULES, *(_MOE_RULES if space.is_moe else ()), *_PIPELINE_RULES)
     matrix_keys = ("model", "precision", "tp", *(["etp"] if space.is_moe else []))
     final_rules = (
@@ -52,7 +52,7 @@ def legality_tables(space: ExplorerSpace, schedule_rejections: LookupTable) -> t
         *_SHARD_RULES,
     )
     degree_tables, pipeline_tables, final_tables = (
-        tuple(_rule_table(space, *rule) for rule in item) for item in (_DEGREE_RULES, pipeline_rules, final_rules)
+        tuple(_rule_table(space, *rule) for rule in rules) for rules in (_DEGREE_RULES, pipeline_rules, final_rules)
     )
     return degree_tables, (*pipeline_tables, schedule_rejections, *final_tables)
 

@@ -1,7 +1,7 @@
-"""How does the step time change with GPUs and degrees? A few dozen steps, simulated for the explorer page.
+"""How does the step time scale with GPUs and degrees? A few dozen steps simulated for the explorer page.
 
-Weak scaling keeps the batch of each replica, strong scaling the whole batch; both change dp alone. Layouts and ZeRO
-stages are compared on the scenario's own GPUs and batch. All on a healthy cluster, one step each.
+Weak scaling keeps the batch per replica, strong scaling the global batch; both change dp only. Layouts and
+ZeRO stages are compared on the scenario's own GPUs and batch. All on a healthy cluster, one step each.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,16 +19,16 @@ from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
 GPU_COUNT_RATIOS: Final = ((1, 8), (1, 4), (1, 2), (1, 1), (2, 1), (4, 1))
-"""Numbers of GPUs, as parts (numerator, denominator) of the scenario's."""
+"""GPU counts as fractions (numerator, denominator) of the scenario's."""
 MAX_STUDY_LAYOUTS: Final = 10
-MAX_STUDY_PASSES: Final = 2**13  # of microbatches through stages, that are simulated: a second or two
-_PLAIN_OVERRIDES: Final = ("steps=1", "disturbances={}", "cost.symmetry=auto")
+MAX_STUDY_PASSES: Final = 2**13  # maximum of microbatches x stages per simulated step: a second or two
+_PLAIN_OVERRIDES: Final = ("steps=1", "degradations={}", "cost.symmetry=auto")
 _ZERO_STRATEGIES: Final = ("ddp", "zero1", "zero2", "zero3")
 
 
 @dataclass(frozen=True, slots=True)
 class _StepVariant:
-    """A step to be simulated, by what it may change. None: as in the scenario."""
+    """A step to simulate. None: as in the scenario."""
 
     gpus: int
     tp: int
@@ -42,7 +42,7 @@ class _StepVariant:
 
 @dataclass(frozen=True, slots=True)
 class _StudyPlan:
-    """A study before its steps are simulated: each with its label."""
+    """A study before its steps are simulated: (label, variant) of each."""
 
     name: str
     title: str
@@ -51,12 +51,12 @@ class _StudyPlan:
 
 
 def step_count(scenario: Scenario) -> int:
-    """How many steps `simulate_studies` simulates."""
+    """The number of steps that `simulate_studies` simulates."""
     return len({variant for study in _plan_studies(scenario) for _, variant in study.variants})
 
 
 def simulate_studies(scenario: Scenario, report_progress: Callable[[int], None]) -> tuple[ScalingStudy, ...]:
-    """All studies of a scenario; `done` is told how many steps are simulated."""
+    """All studies of a scenario; report_progress gets the number of steps simulated so far."""
     point_cache: dict[_StepVariant, ScalingPoint] = {}
     baseline = _baseline(scenario)
 
@@ -67,7 +67,9 @@ def simulate_studies(scenario: Scenario, report_progress: Callable[[int], None])
         return replace(point_cache[variant], label=label, is_baseline=variant == baseline)
 
     return tuple(
-        ScalingStudy(study.name, study.title, study.description, tuple(cached_point(*item) for item in study.variants))
+        ScalingStudy(
+            study.name, study.title, study.description, tuple(cached_point(*variant) for variant in study.variants)
+        )
         for study in _plan_studies(scenario)
     )
 
@@ -89,7 +91,7 @@ def _plan_studies(scenario: Scenario) -> Iterator[_StudyPlan]:
         "strong",
         "batch stays",
         f"Strong scaling: {fixed} and the batch of {batch:,} sequences stay, dp grows with the GPUs.",
-        tuple((_layout_label(item), item) for item in scaled),
+        tuple((_layout_label(layout_scenario), layout_scenario) for layout_scenario in scaled),
     )
     yield _StudyPlan(
         "layouts",
@@ -126,7 +128,7 @@ def _layout_label(variant: _StepVariant) -> str:
 
 
 def _scaled_variants(baseline: _StepVariant) -> Iterator[_StepVariant]:
-    """The scenario on fewer and more GPUs, as far as dp can follow."""
+    """The scenario on fewer and more GPUs, where dp and batch scale by the same ratio."""
     for numerator, denominator in GPU_COUNT_RATIOS:
         if baseline.dp * numerator % denominator == 0 and baseline.batch * numerator % denominator == 0:
             yield replace(
@@ -135,7 +137,7 @@ def _scaled_variants(baseline: _StepVariant) -> Iterator[_StepVariant]:
 
 
 def _nearby_layouts(scenario: Scenario, baseline: _StepVariant) -> list[_StepVariant]:
-    """The layouts of the same GPUs that are nearest to the scenario's, by factors of two of tp and pp."""
+    """Layouts on the same GPUs that are nearest to the scenario's, in powers of two of tp and pp."""
     replicas = baseline.gpus // scenario.layout.cp
     candidates = [
         replace(baseline, tp=tp, pp=pp, dp=replicas // (tp * pp))
@@ -145,12 +147,14 @@ def _nearby_layouts(scenario: Scenario, baseline: _StepVariant) -> list[_StepVar
         and tp <= max(baseline.tp, scenario.cluster.gpus_per_node)
         and pp <= scenario.model.layer_count
     ]
-    nearest = sorted(candidates, key=lambda each: (_distance(each, baseline), each.tp, each.pp))[:MAX_STUDY_LAYOUTS]
-    return sorted(nearest, key=lambda each: (each.tp, each.pp))
+    nearest = sorted(candidates, key=lambda layout: (_distance(layout, baseline), layout.tp, layout.pp))[
+        :MAX_STUDY_LAYOUTS
+    ]
+    return sorted(nearest, key=lambda layout: (layout.tp, layout.pp))
 
 
 def _expert_variants(scenario: Scenario, baseline: _StepVariant) -> Iterator[_StepVariant]:
-    """Experts over twice and half, four times and a quarter of the ranks, and the other dispatchers."""
+    """Expert parallelism over 1/4, 1/2, 1, 2 and 4 times the ranks, and the other token dispatchers."""
     ep, dispatcher = scenario.layout.ep, scenario.layout.dispatcher
     for degree in (ep // 4, ep // 2, ep, 2 * ep, 4 * ep):
         if degree:
@@ -172,14 +176,14 @@ def _distance(one: _StepVariant, other: _StepVariant) -> float:
 
 
 def _zero_stages(scenario: Scenario) -> Iterator[tuple[str, int | None]]:
-    """Every stage in words; the scenario's own as it is."""
+    """(name, stage) of every ZeRO stage; None for the scenario's own."""
     strategy = scenario.layout.data
     for stage, name in enumerate(("DDP (ZeRO 0)", "ZeRO 1", "ZeRO 2", "ZeRO 3")):
         yield name, None if strategy.zero_stage == stage and not isinstance(strategy, NaiveDataParallel) else stage
 
 
 def _overrides(scenario: Scenario, variant: _StepVariant) -> Iterator[str]:
-    """What makes a variant of the scenario."""
+    """The overrides that turn the scenario into a variant."""
     layout: Layout = scenario.layout.as_configured
     yield from _PLAIN_OVERRIDES
     yield f"cluster.gpus={variant.gpus}"
@@ -201,7 +205,7 @@ def _overrides(scenario: Scenario, variant: _StepVariant) -> Iterator[str]:
 
 
 def _simulate_point(scenario: Scenario, variant: _StepVariant) -> ScalingPoint:
-    """A simulated step, or why there is none."""
+    """A simulated step, or the reason why there is none."""
     try:
         changed = scenario.with_overrides(_overrides(scenario, variant))
     except InputError as error:
@@ -229,11 +233,11 @@ def _simulate_point(scenario: Scenario, variant: _StepVariant) -> ScalingPoint:
 
 
 def _stage_passes(scenario: Scenario) -> int:
-    """Microbatches through stages, which is what a simulation's time grows with."""
+    """Microbatches times stages, to which simulation time is proportional."""
     return scenario.microbatch_count * len(scenario.placement.stage_ranks)
 
 
 def _error_reason(scenario: Scenario, error: InputError) -> str:
-    """The error without the name of the file."""
+    """The first line of the error without the file name."""
     first = str(error).splitlines()[0]
     return first.removeprefix(f"{scenario.path or scenario.name}: ")

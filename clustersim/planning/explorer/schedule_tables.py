@@ -1,8 +1,9 @@
 """What do pipeline ranks hold, and how large is a schedule's bubble, for any number of microbatches?
 
-The package's order is played. Once every rank is in its steady state, a microbatch for each pipeline rank more adds as
-much as the last ones did; so two numbers of microbatches are played for all larger ones that leave the same remainder.
-Orders of several chunks are regular only where pipeline ranks divide the microbatches; others are played in full.
+The package's own order is dry-run. Once every rank is in steady state, one more microbatch per pipeline
+rank adds as much as the last ones did, so two microbatch counts determine all larger ones with the same
+remainder. Orders with several chunks are regular only if pipeline ranks divide the microbatches; others are
+dry-run in full.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,26 +24,26 @@ from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.validation import dry_run
 
 _BUBBLE_MICROBATCHES: Final = tuple(2**power for power in range(11))
-"""Microbatches at which the page draws the bubble."""
-_STEADY_PER_RANK: Final = 2  # times as many microbatches as pipeline ranks
-_FORWARD, _BACKWARD = 1.0, 2.0  # as long as these take in a bubble of equal stages
+"""Microbatch counts at which the page draws the bubble."""
+_STEADY_PER_RANK: Final = 2  # microbatches per pipeline rank to reach steady state
+_FORWARD, _BACKWARD = 1.0, 2.0  # relative durations in a bubble of equal stages
 PeakCandidate = list[int]
-"""Which of a rank's stages runs backward, then the microbatches that each of them holds."""
+"""Which of a rank's stages runs backward, then the number of microbatches that each stage holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRun:
-    """finish: of the step, in forwards; held: for each pipeline rank its moments."""
+    """A dry run. makespan: of the step, in units of a forward; held: for each pipeline rank its peak candidates."""
 
     makespan: float
     held: list[list[PeakCandidate]]
 
     def bubble(self, passes: int) -> float:
-        """The share of the step in which a rank waits for others, which runs so many forwards and backwards."""
+        """Share of the step in which a rank waits, if it runs this many forwards and backwards."""
         return 1 - passes * (_FORWARD + _BACKWARD) / self.makespan
 
     def extrapolate(self, previous: "ScheduleRun", times: int) -> "ScheduleRun":
-        """As much further, `times` over, as this is from `before`."""
+        """Extrapolate: add `times` times the difference from `previous`."""
         held = [
             [
                 [count + times * (count - previous_count) for count, previous_count in zip(*pair, strict=True)]
@@ -57,16 +58,16 @@ ScheduleRunner = Callable[[Schedule, int, int], ScheduleRun]
 
 
 def build_schedule_tables(space: ExplorerSpace) -> tuple[LookupTable, LookupTable]:
-    """What schedules do with microbatches, and the sentences of those that cannot run so many."""
+    """Tables of bubble and held microbatches by schedule, and of the messages of those that cannot run."""
     axes = {key: space.setting_values[key] for key in ("schedule", "chunks", "pp")}
     axes["microbatches"] = tuple(sorted({*space.setting_values["microbatches"], *_BUBBLE_MICROBATCHES}))
     max_stages = (
         max(model.layer_count for model in space.models) + 2
-    )  # stages: the first and the last can do without layers
+    )  # stages: the first and the last may have no layers
     run_cache: dict[tuple[Schedule, int, int], ScheduleRun] = {}
 
     def runnable_schedule(schedule: str, chunks: int, pp: int, microbatches: int) -> Schedule | None:
-        """The schedule, where it is one with so many chunks and there are not too many stages and passes."""
+        """The schedule if it has this many chunks and its stages and passes are not too many, else None."""
         candidate = space.schedule_with({"schedule": schedule, "chunks": chunks})
         is_in_range = pp in space.feasible_pp_degrees and pp * chunks <= max_stages
         return (
@@ -100,7 +101,7 @@ def build_schedule_tables(space: ExplorerSpace) -> tuple[LookupTable, LookupTabl
 
 
 def run_or_extrapolate(schedule: Schedule, pp: int, microbatches: int, runner: ScheduleRunner) -> ScheduleRun:
-    """What a step does, played or as what follows from fewer microbatches."""
+    """The dry run of a step, or its extrapolation from fewer microbatches."""
     base_count = extrapolation_base(schedule, pp, microbatches)
     if not base_count:
         return runner(schedule, pp, microbatches)
@@ -110,7 +111,7 @@ def run_or_extrapolate(schedule: Schedule, pp: int, microbatches: int, runner: S
 
 
 def extrapolation_base(schedule: Schedule, pp: int, microbatches: int) -> int:
-    """The fewest microbatches from which, and from as many and one for each pipeline rank, these follow; or 0."""
+    """The smallest microbatch count n from which the step follows, given n and n + pp microbatches; 0 if none."""
     base_count = _STEADY_PER_RANK * pp + microbatches % pp
     return (
         base_count if base_count + pp < microbatches and (chunk_count(schedule) == 1 or microbatches % pp == 0) else 0
@@ -118,7 +119,7 @@ def extrapolation_base(schedule: Schedule, pp: int, microbatches: int) -> int:
 
 
 def dry_run_schedule(schedule: Schedule, pp: int, microbatches: int) -> ScheduleRun:
-    """Play a step in full."""
+    """Dry-run a step in full."""
     order = schedule.order(pp, microbatches)
     plan = Plan(load_preset("llama-tiny"), Training(1, microbatches), Layout(pp=pp), schedule.placement)
     slots = [{stage.index: slot for slot, stage in enumerate(plan.stages_on_rank(rank))} for rank in range(pp)]
@@ -127,7 +128,7 @@ def dry_run_schedule(schedule: Schedule, pp: int, microbatches: int) -> Schedule
 
 
 def _peak_candidates(actions: Sequence[Action], slots: Mapping[int, int]) -> list[PeakCandidate]:
-    """When a rank's backwards begin, but for moments at which another backward of the stage meets as much or more."""
+    """States when backwards begin, without those dominated by another backward of the same stage."""
     held = [0] * len(slots)
     states: set[tuple[int, ...]] = set()
     for action in actions:
@@ -143,7 +144,7 @@ def _peak_candidates(actions: Sequence[Action], slots: Mapping[int, int]) -> lis
 
 
 def _pareto_states(states: set[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Those of which one is the fullest, however large stages are: none holds as much or more, nor do two around it."""
+    """States that can be the memory peak for some stage sizes: neither dominated nor midway between others."""
     maximal: list[tuple[int, ...]] = []
     for state in sorted(states, key=sum, reverse=True):
         if not any(all(map(le, state, other)) for other in maximal):

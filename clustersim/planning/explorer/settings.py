@@ -1,7 +1,8 @@
 """Which settings does the explorer page offer, and what is the scenario with some of them?
 
-Tables are made of scenarios in which a few settings are changed; whatever a table does not name is as plain as can be
-(one rank, one sequence, nothing recomputed), or as in the scenario (attention, loss, optimizer, framework, cluster).
+Tables are computed from scenarios in which a few settings are changed; whatever a table does not name is as
+simple as possible (one rank, one sequence, no recomputation), or as in the scenario (attention, loss,
+optimizer, framework, cluster).
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
@@ -50,7 +51,7 @@ RECOMPUTE_POLICIES: Final[Mapping[str, Recompute]] = {
     "full": FullRecompute(),
 }
 EXPLORED_SCHEDULES: Final = ("1f1b", "gpipe", "interleaved", "bfs")
-"""Those of the shelf whose order does not depend on durations, and whose backwards are whole."""
+"""Built-in schedules whose order does not depend on durations, and whose backwards are not split."""
 EXPLORED_SCHEDULE_TYPES: Final = tuple(type(build_schedule(name)) for name in EXPLORED_SCHEDULES)
 OFFERED_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
     "tp": (1, 2, 4, 8, 16, 32, 64),
@@ -61,11 +62,11 @@ OFFERED_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
     "sequence": tuple(2**power for power in range(8, 18)),
     "batch": tuple(2**power for power in range(15)),
 }
-"""Values that the page offers beside the scenario's."""
+"""Values that the page offers in addition to the scenario's."""
 MOE_OFFERED_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
     "tp": (1, 2, 4, 8), "ep": (1, 2, 4, 8, 16, 32, 64), "etp": (1, 2, 4, 8),
 }  # fmt: skip
-"""Those of mixtures of experts, whose layers are cut less, so that there are not too many ways."""
+"""Those of MoE models, with fewer degrees so that the combinations stay tractable."""
 _MODULES_PREFIX: Final = "modules:"
 DERIVED_COUNTS: Final = (
     ("dp", ("gpus",), ("tp", "cp", "pp")),
@@ -74,9 +75,9 @@ DERIVED_COUNTS: Final = (
     ("microbatches", ("batch",), ("dp", "microbatch")),
     ("stages", ("pp", "chunks"), ()),
 )
-"""Whole numbers that follow from settings: (name, factors, divisors).
+"""Integers that follow from settings: (name, factors, divisors).
 
-replicas: ranks with the same weights; room: ranks for each slice of a layer.
+replicas: ranks with the same weights; room: ranks for each shard of a layer.
 """
 MOE_DERIVED_COUNTS: Final = (
     ("folded", ("gpus",), ("pp",)),
@@ -84,8 +85,10 @@ MOE_DERIVED_COUNTS: Final = (
     ("edp", ("folded",), ("parts",)),
     ("sent", ("microbatch", "sequence"), ("cp", "tp")),
 )
-"""Those of mixtures. folded: ranks that experts are folded onto; parts: that have parts of all experts together;
-edp: that have the same; sent: tokens that a rank sends to experts.
+"""Those of MoE models. folded: ranks of the expert mesh per pipeline rank.
+
+parts: ranks that hold shards of all experts together; edp: ranks that hold the same experts; sent: tokens that a rank
+dispatches.
 """
 FEATURES: Final = (
     ("one", (), ()),
@@ -93,17 +96,17 @@ FEATURES: Final = (
     ("scores", ("microbatch", "sequence", "sequence"), ("cp",)),
     ("keys", ("microbatch", "sequence"), ()),
 )
-"""To what parts are proportional: nothing, tokens of a microbatch on a rank, these by keys, all ranks' keys."""
+"""What columns are proportional to: a constant, tokens of a rank's microbatch, tokens x keys, all ranks' keys."""
 _UNSPLITTABLE_MODEL: Final = resize_model(
     load_preset("llama-tiny"), heads=1, kv_heads=1
-)  # which tensor parallelism cannot cut
+)  # which cannot be split by tensor parallelism
 
 
 @dataclass(frozen=True)
 class ExplorerSpace:
-    """A scenario, and the models, number formats and numbers of GPUs that its page offers, the scenario's first.
+    """A scenario, and the models, recipes and GPU counts that its page offers, the scenario's first.
 
-    precisions: as files name them, whatever the job's accelerators and ZeRO's stage make of them (`recipe`).
+    precisions: recipes as in files, before adjustment to accelerator and ZeRO stage (`effective_recipe`).
     """
 
     scenario: Scenario
@@ -113,7 +116,7 @@ class ExplorerSpace:
 
     @cached_property
     def start(self) -> dict[str, Setting]:
-        """The scenario's settings, in the order in which the page has its controls."""
+        """The scenario's settings, in the order of the page's controls."""
         layout, training = self.scenario.layout.as_configured, self.scenario.training
         experts = {"ep": layout.ep, "etp": layout.effective_etp, "dispatcher": layout.dispatcher.value}
         return {
@@ -126,24 +129,33 @@ class ExplorerSpace:
 
     @cached_property
     def offered_values(self) -> dict[str, tuple[Setting, ...]]:
-        """Values of every setting."""
+        """Offered values of every setting."""
         batches = (self.scenario.training.global_batch * factor for factor in (2, 4))
         moe_values = MOE_OFFERED_VALUES if self.is_moe else {}
         values_by_key: dict[str, Iterable[Setting]] = {
             **{key: sorted({*values, self.start[key]}) for key, values in {**OFFERED_VALUES, **moe_values}.items()},
             "dispatcher": (token_dispatcher.value for token_dispatcher in TokenDispatcher),
-            "model": range(len(self.models)), "precision": range(len(self.precisions)), "gpus": self.gpus,
-            "zero": range(4), "split": (False, True), "schedule": EXPLORED_SCHEDULES,
+            "model": range(len(self.models)),
+            "precision": range(len(self.precisions)),
+            "gpus": self.gpus,
+            "zero": range(4),
+            "split": (False, True),
+            "schedule": EXPLORED_SCHEDULES,
             "recompute": dict.fromkeys(
-                (*RECOMPUTE_POLICIES, *self._recompute_modules, *(f"layers:{layers}" for layers in (1, 2, 4)), self._start_recompute)
+                (
+                    *RECOMPUTE_POLICIES,
+                    *self._recompute_modules,
+                    *(f"layers:{layers}" for layers in (1, 2, 4)),
+                    self._start_recompute,
+                )
             ),
             "batch": sorted({*OFFERED_VALUES["batch"], self.scenario.training.global_batch, *batches}),
-        }  # fmt: skip
+        }
         return {key: tuple(values_by_key[key]) for key in self.start}
 
     @property
     def _start_schedule(self) -> Schedule:
-        """The scenario's schedule, or the plain one where it is not offered."""
+        """The scenario's schedule, or 1F1B where the page does not offer it."""
         configured = self.scenario.schedule
         return configured if isinstance(configured, EXPLORED_SCHEDULE_TYPES) else build_schedule(EXPLORED_SCHEDULES[0])
 
@@ -159,7 +171,7 @@ class ExplorerSpace:
 
     @property
     def _recompute_modules(self) -> Iterable[str]:
-        """Recomputation by modules that mixtures are often trained with."""
+        """Selective recompute policies that are common for MoE models."""
         if self.is_moe:
             uses_mla = any(
                 isinstance(distinct_attention, LatentAttention)
@@ -178,7 +190,7 @@ class ExplorerSpace:
 
     @cached_property
     def selective_policies(self) -> tuple[str, ...]:
-        """Names of the ways to recompute parts of layers."""
+        """Names of the selective recompute policies."""
         policies = {str(name): parse_recompute(str(name)) for name in self.offered_values["recompute"]}
         return tuple(
             name for name, policy in policies.items() if isinstance(policy, SelectiveRecompute | SelectiveOpRecompute)
@@ -186,22 +198,22 @@ class ExplorerSpace:
 
     @property
     def is_moe(self) -> bool:
-        """Whether the page is of a mixture of experts, which it offers alone."""
+        """Whether the scenario's model is an MoE model, which is then the only one offered."""
         return any(distinct_moe.single_dense_mlp is None for distinct_moe in self.models[0].distinct_moes)
 
     @property
     def layer_kind_count(self) -> int:
-        """Kinds of layers that models have at most."""
+        """Maximum number of layer kinds of a model."""
         return max(len(model.distinct_specs) for model in self.models)
 
     def layer_kind(self, model: int, index: int) -> LayerSpec:
-        """A model's kind of layer; its first where it has fewer."""
+        """A model's layer kind; its first where it has fewer."""
         specs = self.models[model].distinct_specs
         return specs[index] if index < len(specs) else specs[0]
 
     @cached_property
     def stage_contents(self) -> tuple[LayerStack, ...]:
-        """Layers of all stages that can be, where they are of several kinds; else none: their number tells them."""
+        """Layer stacks of all possible stages if there are several kinds of layers, else empty."""
         if self.layer_kind_count == 1:
             return ()
         combinations = product(self.feasible_pp_degrees, self.setting_values["chunks"])
@@ -213,18 +225,18 @@ class ExplorerSpace:
         return tuple(dict.fromkeys(stage.stack for plan in plans for stage in plan.stages))
 
     def has_legal_stages(self, model: int, pp: int, chunks: int) -> bool:
-        """Whether a model's layers can lie on so many stages."""
+        """Whether a model's layers can be distributed over these stages."""
         return pp in self.feasible_pp_degrees and not [
             *check_layers(self.scenario_with(model=model, pp=pp, chunks=chunks))
         ]
 
     @cached_property
     def setting_values(self) -> dict[str, tuple[Any, ...]]:
-        """All values of settings, and of numbers that follow from them."""
+        """All values of settings and of integers that follow from them."""
         values: dict[str, tuple[Any, ...]] = {**self.offered_values, "chunks": (1, *self.offered_values["chunks"])}
         for name, *keys in self.derived_counts:
             numerators, denominators = (
-                {prod(item) for item in product(*(values[key] for key in names))} for names in keys
+                {prod(combination) for combination in product(*(values[key] for key in names))} for names in keys
             )
             values[name] = tuple(
                 sorted(
@@ -242,15 +254,15 @@ class ExplorerSpace:
 
     @property
     def derived_counts(self) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
-        """Whole numbers that follow from settings."""
+        """Integers that follow from settings."""
         return (*DERIVED_COUNTS, *MOE_DERIVED_COUNTS) if self.is_moe else DERIVED_COUNTS
 
     def build_table(self, compute: Callable[..., Any], *keys: str) -> LookupTable:
-        """Ask for every combination of some settings."""
+        """Tabulate a function over every combination of some settings."""
         return LookupTable.tabulate(compute, **{key: self.setting_values[key] for key in keys})
 
     def data_parallel_flags(self) -> dict[str, LookupTable]:
-        """What data parallelism asks of the pipeline: whether there is one, and more than one microbatch."""
+        """What data parallelism depends on: is there a pipeline, more than one microbatch, are experts replicated?"""
         return {
             "pipelined": self.build_table(lambda pp: pp > 1, "pp"),
             "several": self.build_table(lambda microbatches: microbatches > 1, "microbatches"),
@@ -259,18 +271,18 @@ class ExplorerSpace:
 
     @cached_property
     def feasible_pp_degrees(self) -> set[int]:
-        """Pipeline ranks that divide some number of GPUs."""
+        """Pipeline degrees that divide some offered number of GPUs."""
         return {pp for pp in self.setting_values["pp"] if any(gpus % pp == 0 for gpus in self.gpus)}
 
     @cached_property
     def legal_tp_degrees(self) -> set[tuple[int, int]]:
-        """Models, and the tensor-parallel degrees that can cut them."""
+        """(model, tp) pairs for which the model's dimensions divide."""
         combinations = product(self.setting_values["model"], self.setting_values["tp"])
         scenarios = {(model, tp): self.scenario_with(model=model, tp=tp) for model, tp in combinations}
         return {key for key, scenario in scenarios.items() if not [*check_heads(scenario), *check_widths(scenario)]}
 
     def scenario_with(self, **settings: Any) -> Scenario:
-        """The scenario with some settings, and the plainest of the others; it need not be legal."""
+        """The scenario with some settings, and the simplest values of the others; it need not be legal."""
         completed = _complete_settings(settings)
         model, schedule = completed["model"], self.schedule_with(settings)
         layout = replace(
@@ -294,14 +306,19 @@ class ExplorerSpace:
             global_batch=completed["batch"],
         )
         return replace(
-            self.scenario, model=shown_model, layout=layout, training=training,
-            cluster=replace(self.scenario.cluster, gpu_count=completed.get("gpus", layout.world_size)), schedule=schedule, steps=1,
-        )  # fmt: skip
+            self.scenario,
+            model=shown_model,
+            layout=layout,
+            training=training,
+            cluster=replace(self.scenario.cluster, gpu_count=completed.get("gpus", layout.world_size)),
+            schedule=schedule,
+            steps=1,
+        )
 
     def plan_with(self, **settings: Any) -> Plan:
-        """Who does which part in the scenario with some settings.
+        """The parallel plan of the scenario with some settings.
 
-        Where its hybrid sharding does not fit the replicas, weights are cut over all of them.
+        If its hybrid shard size does not fit the replicas, weights are sharded over all of them.
         """
         scenario = self.scenario_with(**settings)
         layout = scenario.layout
@@ -310,26 +327,26 @@ class ExplorerSpace:
         return Plan(scenario.model, scenario.training, layout, scenario.schedule.placement)
 
     def schedule_with(self, settings: Mapping[str, Any]) -> Schedule:
-        """The schedule of some settings; chunks count where it has any choice of them."""
+        """The schedule of some settings; the number of chunks counts only for chunked schedules."""
         chunks = settings.get("chunks", 1)
         name = settings.get("schedule", "interleaved" if chunks > 1 else "1f1b")
         return build_schedule(name, max(2, chunks)) if name in CHUNKED_SCHEDULES else build_schedule(name)
 
     def data_parallel_strategy(self, zero_stage: int) -> DataParallelStrategy:
-        """The scenario's strategy at its own ZeRO stage, the usual one at others (as `layout.data=zero2` means it)."""
+        """The scenario's strategy at its own ZeRO stage, else the default one (as `layout.data=zero2`)."""
         configured = self.scenario.layout.data
         if configured.zero_stage == zero_stage and not isinstance(configured, NaiveDataParallel):
             return configured
         return STRATEGY_BY_ZERO_STAGE[zero_stage]()
 
     def effective_recipe(self, precision: int, zero: int) -> PrecisionRecipe:
-        """Number formats as they are run at a ZeRO stage."""
+        """The precision recipe as it is run at a ZeRO stage."""
         return effective_recipe(
             self.precisions[precision], self.scenario.cluster.accelerator, self.data_parallel_strategy(zero)
         )
 
     def first_equivalent_recipes(self, key_of: Callable[[PrecisionRecipe], Hashable]) -> list[int]:
-        """For each recipe the first one of which the same holds."""
+        """For each recipe the index of the first one with the same key."""
         keys = [key_of(recipe) for recipe in self.precisions]
         return [keys.index(key) for key in keys]
 
@@ -338,11 +355,11 @@ class ExplorerSpace:
         return ScenarioConfig.model_validate(self.scenario.to_mapping()).training.lora
 
     def _adapters(self, model: TransformerModel) -> Lora | None:
-        """The scenario's adapters, beside those matrices of a model that its file means."""
+        """The scenario's LoRA adapters, on those matrices of the model that its file selects."""
         return None if self._lora_config is None else self._lora_config.lora_settings(all_projections(model))
 
     def _layer_partition(self, model: int | None, stages: int) -> LayerPartition:
-        """The scenario's own, where they are those of so many stages of its model; a rule holds for any."""
+        """The scenario's layer partition if it is for this model and stage count; a rule applies to any."""
         configured = self.scenario.layout.layers_per_stage
         counts = configured.layer_counts if isinstance(configured, PipelineLayoutString) else configured
         if model != 0 or (isinstance(counts, tuple) and len(counts) != stages):
@@ -351,12 +368,12 @@ class ExplorerSpace:
 
 
 def chunk_count(schedule: Schedule) -> int:
-    """Model chunks per pipeline rank, of a schedule that has as many on any number of ranks."""
+    """Model chunks per pipeline rank, which is the same for any number of ranks."""
     return schedule.placement(1).max_chunks
 
 
 def _complete_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain settings with some that are given, or that follow from numbers that are."""
+    """Default settings, overridden by the given ones and by what follows from given counts."""
     defaults = {"model": None, "tp": 1, "cp": 1, "precision": 0, "zero": 0, "split": False, "recompute": "none"}
     defaults |= {"ep": 1, "etp": None}
     completed = {**defaults, "microbatch": 1, "pp": settings.get("stages", 1), **settings}
@@ -372,9 +389,9 @@ def _complete_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_recompute(name: str) -> Recompute:
-    """What is recomputed, by a name of the page's.
+    """The recompute policy of a name used by the page.
 
-    >>> recompute("layers:2")
+    >>> parse_recompute("layers:2")
     FullRecompute(layers=2)
     """
     if name.startswith(_MODULES_PREFIX):
@@ -383,5 +400,5 @@ def parse_recompute(name: str) -> Recompute:
 
 
 def _modules_name(modules: Collection[RecomputeModule]) -> str:
-    """The page's name of some modules that are recomputed."""
+    """The page's name for selective recomputation of some modules."""
     return _MODULES_PREFIX + ",".join(module.value for module in RecomputeModule if module in modules)

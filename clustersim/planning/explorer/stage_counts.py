@@ -1,8 +1,9 @@
-"""How many parts are in a stage of n layers, and how many does it send for each microbatch?
+"""How many of each counted quantity does a stage of n layers have, and how many does it send per microbatch?
 
-As all layers are alike, a few n say it for any: those up to the number that is recomputed, and two more. The embedding
-and the head are told apart. What is sent is what lowering makes of small plans of models of the same kind: of one layer
-and of two, so that it is known what a layer sends, and what the ends of a stage do.
+As all layers of a kind are equal, a few values of n determine all others: those up to the number of
+recomputed layers, plus two. Stages with embedding and head are distinguished. What is sent is taken from
+lowering small plans of models of the same kind, with one layer and with two, which separates the share of a
+layer from that of stage ends.
 """
 
 from collections import Counter, defaultdict
@@ -43,16 +44,19 @@ from clustersim.results.explorer_tables import LookupTable
 from clustersim.schedules.one_f_one_b import OneFOneB
 
 RING_PASSES: Final = {
-    CollectiveType.ALL_REDUCE: 2, CollectiveType.ALL_GATHER: 1, CollectiveType.REDUCE_SCATTER: 1, CollectiveType.SHIFT: 1,
+    CollectiveType.ALL_REDUCE: 2,
+    CollectiveType.ALL_GATHER: 1,
+    CollectiveType.REDUCE_SCATTER: 1,
+    CollectiveType.SHIFT: 1,
     CollectiveType.SEND_RECV: 1,
-}  # fmt: skip
-"""Buffers that each rank of a ring sends, but for the factor (n - 1) / n."""
+}
+"""Ring passes: buffers that each rank of a ring sends, up to the factor (n - 1) / n."""
 _SEQUENCE: Final = 128
-_MODEL: Final = load_preset("llama-tiny")  # any, of equal layers
+_MODEL: Final = load_preset("llama-tiny")  # any model with equal layers
 _BOOLEANS: Final = (False, True)
 _DENSE_COMM_GROUPS: Final = ("tp", "cp", "pp", "embedding")
 _OPERAND_GATHERS: Final = ("gather input", "gather output gradient", "gather input again")
-"""Exchanges of what products read, in their format where it is cast before."""
+"""Collectives of matmul operands, which are sent in the operands' format where they are cast before."""
 _HIGH_PRECISION_COLUMN: Final = {
     "operand to tp": "activation to tp",
     "elements of operands to tp": "elements of tokens to tp",
@@ -60,11 +64,11 @@ _HIGH_PRECISION_COLUMN: Final = {
 _SMALL_DIMENSIONS: Final[dict[str, Any]] = {
     "layers": 6, "hidden": 264, "ffn": 512, "heads": 8, "kv_heads": 8, "head_dim": 33, "vocab": 512,
 }  # fmt: skip
-"""A hidden size that no adapter has as its rank: what is sent is told by its bytes."""
+"""A hidden size that no adapter has as its rank: comm ops are identified by their bytes."""
 
 
 def stage_count_tables(space: ExplorerSpace) -> dict[str, LookupTable]:
-    """Numbers of parts by what they are for: [content][columns], moments [content][moments][columns]."""
+    """Counts by purpose: [content][columns]; moments are [content][moments][columns]."""
     counts = _StageCounts(space)
     end_axes = {"embedding": _BOOLEANS, "head": _BOOLEANS}
     recompute_axis = {"recompute": space.setting_values["recompute"]}
@@ -90,7 +94,7 @@ def stage_count_tables(space: ExplorerSpace) -> dict[str, LookupTable]:
 
 @dataclass(frozen=True)
 class _StageCounts:
-    """Rows of the stages that a space has."""
+    """Count rows of the stages of an explorer space."""
 
     space: ExplorerSpace
     sent_cache: dict[tuple[Any, ...], "SentRows"] = field(default_factory=dict)
@@ -101,20 +105,20 @@ class _StageCounts:
 
     @property
     def expert_comm_groups(self) -> tuple[str, ...]:
-        """Roles in which rows of experts are sent."""
+        """The comm groups in which expert tokens are sent."""
         return ("ep", "etp") if self.space.is_moe else ()
 
     @cached_property
     def model(self) -> TransformerModel:
-        """Any, where all layers are alike: how many there are of each part does not depend on which."""
+        """Any model if all layers are equal: counts do not depend on it then."""
         return self.space.models[0] if self.space.stage_contents else _MODEL
 
     def to_row(self, counts: Mapping[str, float]) -> RowValues:
-        """Numbers by name as a row."""
+        """Counts by column name as a row of all columns."""
         return [counts.get(name, 0) for name in self.columns]
 
     def sample_stages(self, max_distinct_layers: int, embedding: bool, head: bool) -> Iterator[PipelineStage]:
-        """A stage of each content; of layers of one kind, of up to so many, from which others follow."""
+        """A stage for each content; or, with equal layers, stages of 0 ... max_distinct_layers + 2 layers."""
         specs = self.model.distinct_specs
         stacks = self.space.stage_contents or [
             (LayerGroup(specs[0], layers),) * bool(layers) for layers in range(max_distinct_layers + 3)
@@ -138,7 +142,7 @@ class _StageCounts:
         return Activations(Plan(self.model, Training(_SEQUENCE, 1, recompute=way(recompute)), Layout()))
 
     def _activation_row(self, recompute: str, counts: ActivationCounts) -> RowValues:
-        """Counts as a row: a kept layer's column is that of what is recomputed."""
+        """Counts as a row; a saved layer counts in the column of its recompute policy."""
         layer_column = (
             saved_column(recompute) if recompute in self.space.selective_policies else ActivationKind.LAYER_FULL.value
         )
@@ -162,7 +166,7 @@ class _StageCounts:
         ]
 
     def unit_parameters(self, embedding: bool, head: bool) -> list[list[RowValues]]:
-        """Parameters of each kind of unit that a stage has."""
+        """Parameters of each distinct unit (FSDP unit) of a stage."""
         stages = self.sample_stages(0, embedding, head)
         return [
             [self.to_row(dict.fromkeys(unit, 1)) for unit in dict.fromkeys(self._unit_columns(stage))]
@@ -170,7 +174,7 @@ class _StageCounts:
         ]
 
     def gathered_parameters(self, dropped: bool, embedding: bool, head: bool) -> list[list[RowValues]]:
-        """Parameters of units that ZeRO-3 has gathered at once: neighbours, or all where none are dropped."""
+        """Parameters of units that ZeRO-3 holds gathered at once: a prefetch window, or all if none is resharded."""
         strategy = self.space.data_parallel_strategy(3)
         prefetch_depth = strategy.prefetch_depth if isinstance(strategy, FullyShard) else 0
         window_rows = []
@@ -178,11 +182,11 @@ class _StageCounts:
             units = self._unit_columns(stage)
             window_size = prefetch_depth + 1 if dropped else len(units)
             windows = (units[first : first + window_size] for first in range(max(1, len(units) - window_size + 1)))
-            window_rows.append([self._sum_units(item) for item in dict.fromkeys(map(tuple, windows))])
+            window_rows.append([self._sum_units(window) for window in dict.fromkeys(map(tuple, windows))])
         return window_rows
 
     def _unit_columns(self, stage: PipelineStage) -> list[tuple[str, ...]]:
-        """Columns of the parameters of each unit of a stage."""
+        """Parameter columns of each unit of a stage."""
         first, last, only = END_PARAMETER_COLUMNS
         kinds = (self.model.distinct_specs.index(run.spec) for run in stage.stack for _ in range(run.count))
         layers = [
@@ -195,7 +199,7 @@ class _StageCounts:
         return self.to_row(Counter(name for unit in units for name in unit))
 
     def sent_in(self, comm_group: str) -> Callable[..., list[RowValues]]:
-        """What stages send in a role."""
+        """A function that gives what stages send in a comm group."""
 
         def ask(
             model: int, embedding: bool, head: bool, recompute: str = "none", split: bool = False
@@ -207,7 +211,8 @@ class _StageCounts:
                 row = end_row.copy()
                 for kind, (recomputed_count, saved_count) in enumerate(layer_counts):
                     recomputed_row, saved_row = (
-                        self.sent_rows(model, kind, item, split)[None][comm_group] for item in ("full", mode)
+                        self.sent_rows(model, kind, layer_mode, split)[None][comm_group]
+                        for layer_mode in ("full", mode)
                     )
                     row += recomputed_count * recomputed_row + saved_count * saved_row
                 result.append(row.tolist())
@@ -216,7 +221,7 @@ class _StageCounts:
         return ask
 
     def expert_sent_in(self, comm_group: str) -> Callable[..., list[RowValues]]:
-        """What stages send to the ranks of experts, or of parts of the same ones."""
+        """A function that gives what stages send to expert ranks (ep), or between shards of the same experts (etp)."""
 
         def ask(recompute: str, dispatcher: str) -> list[RowValues]:
             mode = recompute if recompute in self.space.selective_policies else "none"
@@ -225,7 +230,8 @@ class _StageCounts:
                 row = np.zeros(len(self.columns))
                 for kind, (recomputed_count, saved_count) in enumerate(layer_counts):
                     layer_rows = (
-                        self.sent_rows(0, kind, item, True, dispatcher)[None][comm_group] for item in ("full", mode)
+                        self.sent_rows(0, kind, layer_mode, True, dispatcher)[None][comm_group]
+                        for layer_mode in ("full", mode)
                     )
                     row += sum(
                         count * layer_row
@@ -237,7 +243,7 @@ class _StageCounts:
         return ask
 
     def _layer_counts(self, recompute: str) -> Iterator[list[tuple[int, int]]]:
-        """Of each content and kind of layer the number of those that are run again, and of the others."""
+        """For each content, by kind of layer, (fully recomputed layers, other layers)."""
         activations = self._plan_activations(recompute)
         for stage in self.sample_stages(_fully_recomputed_layers(recompute), embedding=False, head=False):
             counts = activations.saved_counts(stage)
@@ -248,7 +254,7 @@ class _StageCounts:
             ]
 
     def sent_rows(self, model: int, kind: int, mode: str, split: bool, dispatcher: str | None = None) -> "SentRows":
-        """What layers of a kind and the ends of stages send for a microbatch."""
+        """What a layer of a kind and the stage ends send per microbatch."""
         spec, full_model = self.space.layer_kind(model, kind), self.space.models[model]
         small_model = full_model if self.space.is_moe else resize_model(full_model, name="", **_SMALL_DIMENSIONS)
         if not self.space.is_moe:
@@ -261,22 +267,22 @@ class _StageCounts:
 
 
 def _fully_recomputed_layers(recompute: str) -> int:
-    """The layers that are told apart from all others: those that are recomputed as a whole."""
+    """Number of fully recomputed layers per stage, which are distinguished from all others."""
     policy = way(recompute)
     return policy.layers or 0 if isinstance(policy, FullRecompute) else 0
 
 
 Ends = tuple[bool, bool]
 SentRows = dict[Ends | None, dict[str, FloatArray]]
-"""Rows by role: of a layer (None), and of stages without their layers, by their ends."""
+"""Rows by comm group: of a layer (key None), and of stages without their layers, by (has embedding, has head)."""
 
 
 def _split_layer_and_ends(
     one: Mapping[Ends, dict[str, FloatArray]], two: Mapping[Ends, dict[str, FloatArray]], *, columns: Sequence[str]
 ) -> SentRows:
-    """What a layer sends, and the ends of stages, of what stages of one layer and of two do.
+    """Separate what a layer sends from what stage ends send, given stages of one layer and of two.
 
-    What ends gather is as wide as activations, whatever the recipe.
+    What stage ends gather is in the activations' format, whatever the recipe.
     """
     middle = False, False
     layer = {comm_group: row - one[middle][comm_group] for comm_group, row in two[middle].items()}
@@ -292,7 +298,7 @@ def _split_layer_and_ends(
 
 @dataclass(frozen=True)
 class _SmallLayerPlan:
-    """Small plans of so many layers of a kind on each pipeline rank."""
+    """Small plans with a given number of layers of one kind on each pipeline rank."""
 
     counts: _StageCounts
     model: TransformerModel
@@ -303,7 +309,7 @@ class _SmallLayerPlan:
     layers: int
 
     def rows_by_ends(self) -> dict[Ends, dict[str, FloatArray]]:
-        """Rows by role of stages, by their ends."""
+        """Rows by comm group of each kind of stage, by (has embedding, has head)."""
         result = {}
         for pp in (3, 1):
             plan = self._build_plan(pp)
@@ -326,7 +332,7 @@ class _SmallLayerPlan:
         return Plan(model, training, layout)
 
     def _sent_by_group(self, plan: Plan, comm_ops: Iterable[CommOp]) -> dict[str, FloatArray]:
-        """What is sent in each role, in parts."""
+        """Counts sent in each comm group, as rows."""
         counts: dict[str, dict[str, float]] = {name: defaultdict(float) for name in (*_DENSE_COMM_GROUPS, "ep", "etp")}
         for comm_op in comm_ops:
             if comm_op.name in (*EP_OPS, *ETP_OPS):
@@ -339,7 +345,7 @@ class _SmallLayerPlan:
 
 
 def _column_of(plan: Plan, comm_op: CommOp) -> tuple[str, str, float]:
-    """The role of an exchange, of which part it sends some, and the bytes of its buffer that are one of that part."""
+    """Comm group of a comm op, the column it counts in, and the bytes of its buffer that make up one unit of it."""
     match comm_op.comm_group:
         case "tp":
             return "tp", *_tp_column(plan, comm_op)
@@ -347,13 +353,13 @@ def _column_of(plan: Plan, comm_op: CommOp) -> tuple[str, str, float]:
             return "cp", "keys and values to cp", plan.layer_sharding(plan.model.distinct_specs[0]).kv_bytes
         case "pp_next" | "pp_previous":
             return "pp", "message", comm_op.payload
-        case "embedding":  # of two ranks each sends half of twice the gradient
+        case "embedding":  # each of two ranks sends half of twice the gradient
             return "embedding", "tied gradient", RING_PASSES[comm_op.collective] * comm_op.payload
     return comm_op.comm_group, "", 1.0
 
 
 def _tp_column(plan: Plan, comm_op: CommOp) -> tuple[str, float]:
-    """What tensor-parallel ranks send: an activation, narrower ones (adapters, latent attention), or single bytes."""
+    """Column and unit size of TP communication: activations, smaller tensors (adapters, MLA), or bytes per token."""
     is_operand = comm_op.name in _OPERAND_GATHERS
     if comm_op.payload == plan.activation_bytes:
         return "operand to tp" if is_operand else "activation to tp", plan.activation_bytes
@@ -364,12 +370,12 @@ def _tp_column(plan: Plan, comm_op: CommOp) -> tuple[str, float]:
 
 
 def lower_programs(plan: Plan) -> tuple[RankProgram, ...]:
-    """What each pipeline rank of a plan runs."""
+    """The program of each pipeline rank of a plan, under 1F1B."""
     return lower_step(plan, OneFOneB().order(plan.layout.pp, plan.microbatches)).programs
 
 
 def iterate_comm_ops(program: RankProgram) -> Iterator[CommOp]:
-    """All that a rank sends, one by one."""
+    """All comm ops of a rank, one by one."""
     for task in program.tasks:
         if isinstance(task, ComputeTask):
             yield from task.segment.comm_ops

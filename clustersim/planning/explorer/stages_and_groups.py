@@ -1,4 +1,4 @@
-"""Which layers lie on which pipeline rank, and who talks to whom? The plan's and the groups' own answers, as tables."""
+"""Which layers are on which pipeline rank, and which ranks communicate? Tables of the plan and its groups."""
 
 from dataclasses import replace
 from itertools import accumulate
@@ -26,7 +26,7 @@ StageEntries = list[list[list[int | bool]]]
 
 
 def stage_table(space: ExplorerSpace) -> LookupTable:
-    """For each pipeline rank [first layer, layers, embedding, head, content] of each of its stages."""
+    """For each pipeline rank, [first layer, layers, has embedding, has head, content] of each of its stages."""
     content_index = {stack: index for index, stack in enumerate(space.stage_contents)}
 
     def ask(model: int, pp: int, chunks: int) -> StageEntries | None:
@@ -45,7 +45,7 @@ def stage_table(space: ExplorerSpace) -> LookupTable:
 
 
 def comm_group_axes(space: ExplorerSpace) -> dict[str, tuple[str, ...]]:
-    """The axes along which the members of each process group differ, in the order of their ranks."""
+    """The axes along which the members of each process group differ, in rank order."""
     dense_layout = replace(Layout(**dict.fromkeys(DENSE_AXIS_NAMES, 2)), order=space.scenario.layout.order)  # type: ignore[arg-type]
     layout = replace(dense_layout, ep=2, etp=2) if space.is_moe else dense_layout
     groups, drawn_axes = (
@@ -65,20 +65,20 @@ def comm_group_axes(space: ExplorerSpace) -> dict[str, tuple[str, ...]]:
 
 
 def mesh_axes(space: ExplorerSpace) -> tuple[tuple[str, ...], ...]:
-    """The axes of each mesh over the ranks, the one with adjacent ranks first."""
+    """The axes of each mesh over the ranks, fastest-varying first."""
     experts = (tuple(axis.name for axis in MESHES[EXPERT_MESH]),) if space.is_moe else ()
     return (space.scenario.layout.order, *experts)
 
 
 def _differing_axes(layout: Layout, comm_group: CommGroup, ranks: IntArray) -> tuple[str, ...]:
-    """The axes of its mesh along which the members of a group differ."""
+    """The mesh axes along which the members of a group differ."""
     mesh = layout.meshes[comm_group.mesh]
     axis_by_name = {axis.name: axis for axis in MESHES[comm_group.mesh]}
     return tuple(name for name in mesh.degrees if len(np.unique(mesh.rank_coordinates(axis_by_name[name])[ranks])) > 1)
 
 
 def peer_table(space: ExplorerSpace) -> LookupTable:
-    """By role, for each pipeline rank those that it sends to or is grouped with."""
+    """By comm group, for each pipeline rank the ranks that it sends to or is grouped with."""
 
     def ask(pp: int, chunks: int) -> dict[str, list[list[int]]]:
         groups = process_groups(Layout(pp=pp), looped_placement(pp, chunks))
@@ -95,6 +95,6 @@ def peer_table(space: ExplorerSpace) -> LookupTable:
 
 
 def _peers(rank: int, groups: list[list[int]], is_p2p: bool) -> list[int]:
-    """The other ranks of a rank's groups; of ordered pairs, of those that it begins."""
+    """The other ranks of a rank's groups; of P2P pairs only those in which it is the sender."""
     rank_groups = (group for group in groups if (group[0] == rank if is_p2p else rank in group))
     return [peer for group in rank_groups for peer in group if peer != rank]

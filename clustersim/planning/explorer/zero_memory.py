@@ -1,8 +1,9 @@
-"""What does ZeRO make of a parameter, and what else lies in memory for the whole step?
+"""What does ZeRO do to a parameter's memory and traffic, and what else stays in memory for the whole step?
 
-Bytes of a parameter are `Footprint`'s for each number of replicas. What gradients and parameters send is what lowering
-makes of small plans, for one and for two microbatches: each more adds as much. Both depend on whether there is a
-pipeline, beside which gradients are reduced once (`parallel.data_parallel_strategy`).
+Bytes per parameter are those of `Footprint` for each number of replicas. What gradients and parameters send
+is taken from lowering small plans with one and two microbatches: each further microbatch adds the
+difference. Both depend on whether there is a pipeline, with which gradients are reduced once per step
+(`parallel.data_parallel_strategy`).
 """
 
 import math
@@ -44,36 +45,37 @@ from clustersim.results.explorer_tables import LookupTable
 
 _SEQUENCE_LENGTH: Final = 128
 _FITTED_GROUPS: Final = (DENSE, QUANTIZED, ADAPTERS)
-_SMALL_PLAN_SHARDS: Final = 2  # of small plans with hybrid sharding
-_PLAN_VARIATIONS: Final[tuple[dict[str, int], ...]] = ({}, {"wider": 2}, {"ranks": 2})
+_SMALL_PLAN_SHARDS: Final = 2  # shard size of small plans with hybrid sharding
+_PLAN_VARIATIONS: Final[tuple[dict[str, int], ...]] = ({}, {"ffn_factor": 2}, {"rank_factor": 2})
 _DP_GROUPS: Final = (DP_GROUP.name, DP_SHARD_GROUP.name, DP_REPLICATE_GROUP.name)
-_TIED_PRESET: Final = "gpt2-small"  # its embedding's matrix is the logits', too
+_TIED_PRESET: Final = "gpt2-small"  # a model with tied embeddings
 
 
 def zero_table(space: ExplorerSpace) -> LookupTable:
-    """By number format, ZeRO stage and replicas, and whether there is a pipeline and more than one microbatch.
+    """Table by precision recipe, ZeRO stage, replicas, whether there is a pipeline and more than one microbatch.
 
-    Of a mixture also whether several ranks hold the same experts. What it says of experts' parameters is for as many
-    such ranks as replicas, but for bucket, gathered, reduced and there, which are the whole layout's.
-    resident: bytes of a parameter, by category [groups]; copied: bytes of the copies of an element of weights that are
-    cast; bucket: [groups] bytes of a stage's gradients that wait at
-    most, of the first stage and of another (None: all of them), and those of a parameter; gathered: [groups] bytes of
-    a parameter that is gathered; reduced: [groups] bytes of its gradient, of one unit's; dropped: whether layers that
-    are gathered are dropped between passes; there: [columns] 0 for parts of activations that are counted elsewhere;
-    dp: bytes that a parameter sends, for no and for one microbatch [2][columns]; tied: part of a tied gradient; shards:
-    ranks that parameters, gradients or optimizer states are cut over; every: whether gradients are reduced after
-    every microbatch; again: whether backward gathers parameters.
+    MoE models: also by whether several ranks hold the same experts. Expert parameters are then for as many such
+    ranks as replicas, except bucket, gathered, reduced and there, which are the full layout's.
+
+    resident: [groups] bytes per parameter, by category; copied: bytes of cached low-precision copies per cast
+    weight element; bucket: [groups] maximum bytes of a stage's waiting gradients, of the first stage and of
+    another (None: all of them), and those per parameter; gathered: [groups] bytes per gathered parameter;
+    reduced: [groups] bytes of its gradient, of one unit; dropped: whether gathered layers are resharded between
+    forward and backward; there: [columns] 0 for activations that are counted elsewhere; dp: bytes sent per
+    parameter, for no and for one microbatch [2][columns]; tied: share of the tied gradient; shards: ranks that
+    parameters, gradients or optimizer states are sharded over; every: whether gradients are reduced after every
+    microbatch; again: whether backward gathers parameters.
     """
     equivalent_storage = space.first_equivalent_recipes(
         lambda recipe: (recipe.weight_formats, recipe.activations)
-    )  # whatever its products are in
+    )  # whatever its matmul formats are
     passes_cache = cache(lambda *key: _ring_passes(space, *key))
     column_labels = column_names(space)
 
     def plan_at(precision: int, zero: int, replicas: int, pipelined: bool, several: bool, experts_shared: bool) -> Plan:
         experts_only_sharded = (
             space.is_moe and experts_shared and replicas == 1
-        )  # where experts are cut less than all else
+        )  # where experts are less sharded than all else
         degrees = (
             {"tp": 2, "etp": 1, "split": True} if experts_only_sharded else {"ep": 1 if experts_shared else replicas}
         )
@@ -102,11 +104,11 @@ def zero_table(space: ExplorerSpace) -> LookupTable:
         flag_replicas = replicas if plan.layout.is_hybrid_sharded else min(replicas, 2)
         flags = activation_flags(storage_class, zero, flag_replicas, pipelined, several, experts_shared)
         return {
-            "resident": {use.value: [item[use] for item in resident] for use in SHARDED_CATEGORIES},
+            "resident": {use.value: [rank_bytes[use] for rank_bytes in resident] for use in SHARDED_CATEGORIES},
             "copied": _cached_cast_bytes(plan.training.recipe),
             "bucket": [
-                [*_bucket_limits(footprint, element), footprint.bucket_bytes(element, 1.0, is_first=True)]
-                for element in plan.parameter_groups
+                [*_bucket_limits(footprint, group), footprint.bucket_bytes(group, 1.0, is_first=True)]
+                for group in plan.parameter_groups
             ],
             **_gather_sizes(plan),
             "there": [flags.get(name, 1) for name in column_labels],
@@ -122,13 +124,13 @@ def zero_table(space: ExplorerSpace) -> LookupTable:
 
 
 def _cached_cast_bytes(recipe: PrecisionRecipe) -> Bytes:
-    """Bytes of the copies of an element of weights that are kept for the step."""
+    """Bytes per weight element of the low-precision copies that are cached for the step."""
     is_cached = recipe.casts is not None and recipe.casts.weight_timing is WeightCastTiming.STEP
     return cached_weight_bytes(recipe, 1) if is_cached else 0.0
 
 
 def _gather_sizes(plan: Plan) -> dict[str, Any]:
-    """What ZeRO-3 gathers of each group's parameters, and whole gradients of them beside."""
+    """Bytes per parameter of each group that ZeRO-3 gathers, and of its unreduced gradients."""
     strategy, groups = plan.layout.data, plan.parameter_groups
     is_fully_sharded = isinstance(strategy, FullyShard)
     reduces_per_unit = is_fully_sharded and not plan.accumulates_full_gradients
@@ -147,10 +149,10 @@ def _gather_sizes(plan: Plan) -> dict[str, Any]:
 
 
 def _activation_flags(space: ExplorerSpace, plan: Plan) -> dict[str, int]:
-    """By column of an activation's part whether it is there.
+    """By activation column, 1 if it counts as an activation.
 
-    The gradient of a layer's largest weight is, unless dense ones are gathered; then that of its experts, unless they
-    are, too.
+    A layer's largest weight gradient does, unless dense weights are gathered; then that of its experts does,
+    unless they are gathered as well.
     """
     activations = Activations(plan)
     flags = {kind.value: int(activations.bytes_of(kind) != 0) for kind in ActivationKind if kind not in LAYER_KINDS}
@@ -161,7 +163,8 @@ def _activation_flags(space: ExplorerSpace, plan: Plan) -> dict[str, int]:
         if space.is_moe:
             unsharded = Activations(replace(plan, layout=replace(plan.layout, data=DdpStrategy())))
             size, full_size = (
-                item.bytes_of(ActivationKind.LAYER_WEIGHT_GRADIENT, spec) for item in (activations, unsharded)
+                layer_activations.bytes_of(ActivationKind.LAYER_WEIGHT_GRADIENT, spec)
+                for layer_activations in (activations, unsharded)
             )
             flags[kind_column(ActivationKind.LAYER_WEIGHT_GRADIENT.value, layer_kind)] = int(size == full_size)
             flags[kind_column(EXPERT_GRADIENT_COLUMN, layer_kind)] = int(0 < size < full_size)
@@ -169,7 +172,7 @@ def _activation_flags(space: ExplorerSpace, plan: Plan) -> dict[str, int]:
 
 
 def group_columns(space: ExplorerSpace) -> tuple[tuple[int, ...], ...]:
-    """Of each group of parameters its columns."""
+    """For each parameter group the indices of its columns."""
     names = column_names(space)
     return tuple(
         tuple(names.index(column) for column in _group_column_names(space, group.name))
@@ -178,7 +181,7 @@ def group_columns(space: ExplorerSpace) -> tuple[tuple[int, ...], ...]:
 
 
 def expert_group_index(space: ExplorerSpace) -> int | None:
-    """The group of experts' parameters, where there is one."""
+    """Index of the expert parameter group, or None."""
     return next((index for index, group in enumerate(_parameter_groups(space)) if group.name == EXPERTS), None)
 
 
@@ -187,13 +190,13 @@ def _parameter_groups(space: ExplorerSpace) -> tuple[ParameterGroup, ...]:
 
 
 def _group_column_names(space: ExplorerSpace, group: str) -> list[str]:
-    """The columns of a group's parameters."""
+    """Column names of a group's parameters."""
     layers = [kind_column(LAYER_PARAMETER_COLUMNS[group], kind) for kind in range(space.layer_kind_count)]
     return [*layers, *END_PARAMETER_COLUMNS] if group == DENSE else layers
 
 
 def _bucket_limits(footprint: Footprint, group: ParameterGroup) -> list[Bytes | None]:
-    """Bytes of a bucket of the first stage, and of another; None: as many as there are."""
+    """Bucket bytes of the first stage and of another; None: unlimited."""
     sizes = (footprint.bucket_bytes(group, math.inf, is_first=first) for first in (True, False))
     return [None if math.isinf(size) else size for size in sizes]
 
@@ -203,11 +206,11 @@ def _build_footprint(space: ExplorerSpace, plan: Plan) -> Footprint:
 
 
 RingPassRows = dict[str, RowValues]
-"""Buffers that a parameter goes round in, by role."""
+"""By comm group, [columns] ring passes per parameter, in bytes."""
 
 
 def _dp_bytes(group: ParameterGroup, without: RingPassRows, single: RingPassRows) -> list[list[float]]:
-    """Bytes that a parameter sends, without and with one microbatch, in groups of their real size: [2][columns]."""
+    """Bytes that a parameter sends without and with one microbatch, for groups of their real size: [2][columns]."""
     share = _SMALL_PLAN_SHARDS / group.shard_count if group.replicate_group is DP_REPLICATE_GROUP else 1.0
     shard_terms = (group.shard_group, group.shard_count, 1.0), (group.secondary_group, group.secondary_shard_count, 1.0)
     terms = (*shard_terms, (group.replicate_group, group.replica_count, share))
@@ -224,7 +227,7 @@ def _dp_bytes(group: ParameterGroup, without: RingPassRows, single: RingPassRows
 def _ring_passes(
     space: ExplorerSpace, precision: int, zero: int, pipelined: bool, hybrid: bool
 ) -> tuple[RingPassRows, RingPassRows]:
-    """What a parameter goes round in without and with one microbatch; each more adds as much."""
+    """Ring bytes per parameter without and with one microbatch; each further one adds the difference."""
     plans = _SmallZeroPlan(space, precision, zero, pipelined, hybrid)
     one, two = plans.passes_per_parameter(1), plans.passes_per_parameter(2)
     return {
@@ -234,19 +237,19 @@ def _ring_passes(
 
 @dataclass(frozen=True, slots=True)
 class _PipelinedOverride(Layout):
-    """A layout whose data parallelism does what it does with a pipeline, or without one, whatever its own pp."""
+    """A layout whose data parallelism acts as with a pipeline, or as without one, whatever its own pp is."""
 
     pipelined_override: bool = False
 
     @property
     def is_pipelined(self) -> bool:
-        """Whether layers are spread over pipeline ranks, for data parallelism."""
+        """Whether layers are distributed over pipeline ranks, as seen by data parallelism."""
         return self.pipelined_override
 
 
 @dataclass(frozen=True, slots=True)
 class _SmallZeroPlan:
-    """Plans with a layer on each pipeline rank, of two replicas, or of two pairs of them over which weights are cut."""
+    """Plans with one layer per pipeline rank and two replicas, or two shard groups of two for hybrid sharding."""
 
     space: ExplorerSpace
     precision: int
@@ -255,7 +258,7 @@ class _SmallZeroPlan:
     hybrid: bool
 
     def passes_per_parameter(self, microbatches: int) -> RingPassRows:
-        """Buffers for each parameter: a stage without ends has a layer's, what others have more is their end's."""
+        """Ring bytes per parameter: of a layer from a middle stage, of the ends from differences of other stages."""
         variations = _PLAN_VARIATIONS if self.space.scenario.training.lora else _PLAN_VARIATIONS[:1]
         plans, single_stage_plan = (
             [self._build_plan(3, microbatches, **variation) for variation in variations],
@@ -280,7 +283,7 @@ class _SmallZeroPlan:
             by_group = dict(zip(_FITTED_GROUPS, layer_values, strict=True))
             values = dict(zip(END_PARAMETER_COLUMNS, end_values, strict=True))
             for group in self._group_names:
-                value = by_group.get(group, by_group[DENSE])  # experts are sent as all else is
+                value = by_group.get(group, by_group[DENSE])  # expert parameters are sent like dense ones
                 values |= {
                     kind_column(LAYER_PARAMETER_COLUMNS[group], kind): value
                     for kind in range(self.space.layer_kind_count)
@@ -297,7 +300,7 @@ class _SmallZeroPlan:
         lora = self.space.scenario.training.lora
         adapters = lora and replace(
             lora, rank=lora.rank * rank_factor, targets=(LoraTarget.O,)
-        )  # of any a parameter sends the same
+        )  # a parameter of any target sends the same
         recipe = self.space.effective_recipe(self.precision, self.zero)
         training = Training(_SEQUENCE_LENGTH, replicas * microbatches, recipe=recipe, lora=adapters)
         data = with_shard_size(
@@ -312,7 +315,7 @@ class _SmallZeroPlan:
 
 
 def _fit_groups(plans: Sequence[Plan], layer_bytes: Sequence[float]) -> list[float]:
-    """Of a layer's parameters, by group: what layers of several shapes send says what each group's do."""
+    """A layer's bytes per parameter of each group: least squares over layers of several shapes."""
     counts = np.array(
         [[_single_layer(plan).parameters_by_group.get(group, 0) for group in _FITTED_GROUPS] for plan in plans],
         dtype=float,
@@ -333,7 +336,7 @@ def _single_layer(plan: Plan) -> LayerOperators:
 
 
 def _ring_bytes(plan: Plan) -> list[dict[str, float]]:
-    """Bytes that go round between the replicas of each pipeline rank, by role."""
+    """Bytes on the rings between the replicas of each pipeline rank, by comm group."""
     bytes_by_rank = [dict.fromkeys(_DP_GROUPS, 0.0) for _ in range(plan.layout.pp)]
     for rank_bytes, program in zip(bytes_by_rank, lower_programs(plan), strict=True):
         for comm_op in iterate_comm_ops(program):
@@ -343,7 +346,7 @@ def _ring_bytes(plan: Plan) -> list[dict[str, float]]:
 
 
 def communicator_tables(space: ExplorerSpace) -> Iterator[LookupTable]:
-    """Bytes of the process groups of each axis, by its degree, and of those that hybrid sharding has beside."""
+    """Communicator memory of each axis by its degree, and the additional one of hybrid sharding."""
     communicator = space.scenario.framework.communicator_bytes
     for axis in (*DENSE_AXIS_NAMES, EXPERT.name) if space.is_moe else DENSE_AXIS_NAMES:
         yield space.build_table(
@@ -351,7 +354,9 @@ def communicator_tables(space: ExplorerSpace) -> Iterator[LookupTable]:
         )
 
     def hybrid_bytes(zero: int, replicas: int, pipelined: bool) -> float:
-        plans = (space.plan_with(zero=item, dp=replicas, pp=1 + pipelined, batch=replicas) for item in (zero, 0))
+        plans = (
+            space.plan_with(zero=zero_stage, dp=replicas, pp=1 + pipelined, batch=replicas) for zero_stage in (zero, 0)
+        )
         sharded, unsharded = (_build_footprint(space, plan).communicator_count for plan in plans)
         return (sharded - unsharded) * communicator
 
@@ -359,9 +364,9 @@ def communicator_tables(space: ExplorerSpace) -> Iterator[LookupTable]:
 
 
 def workspace_bytes(space: ExplorerSpace) -> tuple[Bytes, ...]:
-    """Bytes that libraries take, by the content of a stage."""
+    """Bytes of library workspaces, by content of a stage."""
     framework, plan = space.scenario.framework, space.plan_with()
-    uniform_stacks = (plan.model.stack,) * 2  # as many for any number of layers
+    uniform_stacks = (plan.model.stack,) * 2  # equal for any number of layers
     stages = (
         PipelineStage(0, stack, has_embedding=False, has_head=False) for stack in space.stage_contents or uniform_stacks
     )
@@ -371,7 +376,7 @@ def workspace_bytes(space: ExplorerSpace) -> tuple[Bytes, ...]:
 
 
 def pending_receives_table(space: ExplorerSpace) -> LookupTable:
-    """Messages that a rank awaits at once."""
+    """Number of receives that a rank has pending at once."""
 
     def ask(pp: int, chunks: int) -> float:
         plan = space.plan_with(pp=pp, chunks=chunks)
@@ -381,7 +386,7 @@ def pending_receives_table(space: ExplorerSpace) -> LookupTable:
 
 
 def fragmentation_factors(space: ExplorerSpace) -> dict[str, float]:
-    """What the allocator loses of each byte, by what it is used for."""
+    """Allocator fragmentation per byte, by memory category."""
     factor = space.scenario.framework.fragmentation
     ledgers = {
         category: MemoryLedger(

@@ -1,8 +1,8 @@
-"""Which layout of a job is the fastest on its cluster? Exactly what trying all of them would say, with fewer tries.
+"""Which layout of a job is the fastest on its cluster? Branch and bound: exact, with fewer simulations.
 
-    enumerate (space) -> legal? -> fits? -> a bound that no simulation undercuts (bounds) -> simulate, best bound first
+    enumerate (search_space) -> legal? -> fits? -> lower bound (bounds) -> simulate, best bound first
 
-Simulation ends where no bound is below the best times found. Whatever is set aside is counted, with its reason.
+Simulation ends when no bound is below the best times found. Every pruned layout is counted, with its reason.
 """
 
 from clustersim.planning.layouts.branch_and_bound import LayoutSearch, search_layouts

@@ -1,14 +1,16 @@
-"""How long does a step take at least?
+"""How long does a step take at least? A lower bound from pass times, without simulation.
 
-From what passes take (`layouts.pass_times`), f forward and b backward: of m microbatches
+With pass times (`pass_times`) f forward and b backward, of m microbatches:
 
-- a pipeline rank does all passes of its stages, after one microbatch has passed all stages before its first one, and
-  before the last one goes back through these: with p equal stages of 1F1B (p - 1)(f + b) + m (f + b), its own time;
-- a stage does its own, after one has passed all stages before it, and before the last one goes back through these: of
-  few microbatches in many stages this is more.
+- a pipeline rank does all passes of its stages, after one microbatch has passed all stages before its first
+  one, and before the last one goes back through these: with p equal stages of 1F1B (p - 1)(f + b) + m (f +
+  b);
+- a stage does its own passes, after one microbatch has passed all stages before it, and before the last one
+  goes back through these: with few microbatches and many stages this bound is higher.
 
-Backward in halves goes back by its input gradients alone, and a rank may do weight gradients meanwhile. No bound is
-known where kernels vary (jitter); of several steps in a row only what a rank computes counts, as they overlap.
+A split backward propagates by its input gradients alone, and weight gradients may fill the waiting time.
+There is no bound if kernels vary (jitter); of several consecutive steps only a rank's compute counts, as
+steps overlap.
 """
 
 from dataclasses import dataclass
@@ -26,13 +28,13 @@ from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 
-_UNSPLIT_BACKWARD_SCHEDULES: Final = (OneFOneB, GPipe, Interleaved, BreadthFirst)  # backward is not in halves
-_ROUNDING_MARGIN: Final = 1.0 - 1e-9  # sums are not added up in the order of the simulation
+_UNSPLIT_BACKWARD_SCHEDULES: Final = (OneFOneB, GPipe, Interleaved, BreadthFirst)  # backward is not split
+_ROUNDING_MARGIN: Final = 1.0 - 1e-9  # sums are not accumulated in the order of the simulation
 
 
 @dataclass(frozen=True, slots=True)
 class StepLowerBound:
-    """Seconds of a step at least, and in which GPUs run products and other kernels at least, the mean over them."""
+    """Lower bounds in seconds: of a step, and of mean GPU time in matmuls and in memory-bound kernels."""
 
     seconds: Seconds
     matmul_seconds: Seconds = 0.0
@@ -40,7 +42,7 @@ class StepLowerBound:
 
 
 def step_lower_bound(resolved: ResolvedScenario) -> StepLowerBound:
-    """What no simulation of the setup's step undercuts."""
+    """Lower bound of the simulated step time."""
     if resolved.jitter is not None:
         return StepLowerBound(0.0)
     plan = build_plan(resolved)
@@ -52,13 +54,13 @@ def step_lower_bound(resolved: ResolvedScenario) -> StepLowerBound:
     forward, both = (
         pass_times.forward,
         pass_times.forward + pass_times.backward,
-    )  # [stages, uses] seconds of a microbatch
+    )  # [stages, uses] seconds per microbatch
     forward_seconds, total_seconds = exclusive_seconds(forward), exclusive_seconds(both)  # [stages]
     backward_seconds = exclusive_seconds(pass_times.backward) if unsplit_backward else pass_times.propagation_seconds
     fill_seconds, drain_seconds = (
         _exclusive_cumsum(forward_seconds),
         _exclusive_cumsum(backward_seconds),
-    )  # [stages] in all stages before each
+    )  # [stages] seconds in all stages before each
     bounds = []
     for rank in range(plan.layout.pp):
         stages = list(plan.placement.stages_on_rank(rank))
@@ -70,13 +72,13 @@ def step_lower_bound(resolved: ResolvedScenario) -> StepLowerBound:
     kernel_seconds = microbatches * both.sum(axis=0) / plan.layout.pp
     return StepLowerBound(
         *(
-            float(item) * _ROUNDING_MARGIN
-            for item in (max(bounds), kernel_seconds[MATMUL_INDEX], kernel_seconds[MEMORY_BOUND_INDEX])
+            float(bound) * _ROUNDING_MARGIN
+            for bound in (max(bounds), kernel_seconds[MATMUL_INDEX], kernel_seconds[MEMORY_BOUND_INDEX])
         )
     )
 
 
 def _exclusive_cumsum(times: FloatArray) -> FloatArray:
-    """Sums of what stands before each."""
+    """Exclusive cumulative sums."""
     sums: FloatArray = np.cumsum(times) - times
     return sums

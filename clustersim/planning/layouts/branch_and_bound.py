@@ -1,11 +1,10 @@
-"""Which layouts of a space are the best? Those with the best bounds are simulated first, as long as bounds are better.
+"""Which layouts of a space are the best? Best-first branch and bound: simulate by ascending lower bound.
 
-The best `top` of every job, and all that are tied with the best of all, are those of trying all: whatever is not
-simulated is illegal, does not fit, or has a bound above the worst of them. A step of many microbatches is estimated
-first, from shorter ones (`steady`), and simulated whole only where the estimate, less what it may be off, is not above
-the worst of them.
-Layouts that are as good as each other are in the order of how plain they are, so that nothing depends on who was done
-first. What is found out is kept in a store as it comes, if there is one.
+The best `top` of every job, and all that tie with the overall best, are those of exhaustive search:
+whatever is not simulated is illegal, does not fit, or has a bound above the worst of them. A step of many
+microbatches is first extrapolated from a shorter one (`extrapolation`), and simulated in full only if the
+estimate, less its error margin, is not above the worst of them. Ties are ordered by simplicity, so the
+result does not depend on completion order. Results are journaled as they come, if there is a store.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -43,21 +42,21 @@ from clustersim.simulation import simulate
 from clustersim.uncertainty.model_file import load_uncertainty_model
 
 Progress = Callable[[str, int, int, LayoutResult | None], None]
-"""Told what is done, how much of it, of how much, and the best layout so far."""
+"""Callback with what is done, how much of it, the total, and the best layout so far."""
 K = TypeVar("K")
 T = TypeVar("T")
 DOES_NOT_FIT: Final = "does not fit in memory"
 NEEDLESS_RECOMPUTE: Final = "less recomputation fits"
 BoundQueue = list[tuple[float, int, int]]
-"""Bounds of ladders' next layouts, with the numbers of both."""
+"""Heap of (bound, chain index, position in the chain) of the next layout of each chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutSearch:
-    """How a space is searched. top: how many of the best are wanted of each job; workers: processes.
+    """A configured search. top: number of best layouts wanted per job; workers: processes.
 
-    store: a folder in which is kept what is found out, to go on from there; executor: to run on in place of processes
-    of this machine; it must have this package; sensitivity: whether the best are simulated again with things changed.
+    store: folder of the journal, to resume from; executor: used in place of local processes, it must have this
+    package installed; sensitivity: whether the best are simulated again with perturbed conditions.
     """
 
     space: SearchSpace
@@ -74,9 +73,9 @@ class LayoutSearch:
                 raise InputError(f"{name}: {value} is too few; 1 is the fewest")
 
     def run(self, progress: Progress | None = None) -> SearchResult:
-        """Search; raise InputError where no layout is left, for a store of another search, and an unknown price.
+        """Search; raise InputError if no layout is left, for a store of another search, and for an unknown price.
 
-        Ctrl-C ends it with what is known until then.
+        Ctrl-C ends it with the results so far.
         """
         started = perf_counter()
         for job in self.space.jobs:
@@ -101,13 +100,13 @@ class LayoutSearch:
 
     @property
     def _input_files(self) -> list[Path]:
-        """Those that the scenario and the clusters of jobs are read from."""
+        """The files that the scenario and the jobs' clusters are read from."""
         clusters = (path for job in self.space.jobs for path in job.resolved.cluster.files)
         return [*dict.fromkeys((*self.space.scenario.files, *clusters))]
 
     @property
     def _identity(self) -> dict[str, Any]:
-        """What tells the search from others."""
+        """What identifies the search in its store."""
         jobs = [(job.overrides, dict(job.values), sorted(job.allowed_dp or ())) for job in self.space.jobs]
         return {
             "scenario": self.space.scenario.to_mapping(),
@@ -136,7 +135,7 @@ def search_layouts(
 
 @dataclass
 class _SearchState:
-    """A search under way. ladders: layouts that are legal, of each of which the first that fits is wanted."""
+    """A search in progress. chains: legal layouts, of each chain the first that fits is wanted."""
 
     search: LayoutSearch
     store: SearchStore
@@ -152,19 +151,19 @@ class _SearchState:
 
     @cached_property
     def repeatability(self) -> float:
-        """The part by which two runs of the same step differ."""
+        """Relative difference of two runs of the same step, the tolerance for ties."""
         return load_uncertainty_model().repeat_deviation
 
     @cached_property
     def initial_layout(self) -> LayoutResult | None:
-        """The scenario as its file has it; None where it cannot be simulated."""
+        """The scenario as in its file; None if it cannot be simulated."""
         try:
             return simulate_layout(self.search.space.scenario, self.search.objective, LayoutCandidate(()))
         except ClusterSimError:
             return None
 
     def bound_all(self, pool: Executor, candidates: Sequence[LayoutCandidate]) -> None:
-        """Weigh all that the store does not know yet; raise InputError where none is left."""
+        """Compute the bounds that the store lacks; raise InputError if no candidate is left."""
         bounds, task = self.store.bounds, partial(bound_candidates, self.packed_scenario, self.search.objective)
         tasks = (
             (None, partial(task, state_group))
@@ -175,16 +174,16 @@ class _SearchState:
             self.store.add_bounds(group_bounds)
             self.report_progress("weighing layouts", len(bounds), len(candidates), None)
         candidate_bounds = [bounds[candidate] for candidate in candidates]
-        for candidate_bound in (item for item in candidate_bounds if item.bound is None):
+        for candidate_bound in (candidate for candidate in candidate_bounds if candidate.bound is None):
             count_pruned(self.pruned, candidate_bound.rejection)
         self.chains = recompute_chains(
-            self.search.space, (element for element in candidate_bounds if element.bound is not None)
+            self.search.space, (candidate for candidate in candidate_bounds if candidate.bound is not None)
         )
         if not self.chains:
             raise InputError(_empty_search_message(self.search.space.combination_count, self.pruned))
 
     def simulate_by_bound(self, pool: Executor) -> None:
-        """Best bounds first, until none is below what is wanted; a few more run than are needed, on several workers."""
+        """Simulate by ascending bound until none is below the threshold; several workers simulate a few too many."""
         queue = [(_bound_of(chain[0]), chain_index, 0) for chain_index, chain in enumerate(self.chains)]
         heapify(queue)
         for (chain_index, position), layout in self._run_tasks(pool, lambda: self._next_task(queue)):
@@ -202,7 +201,7 @@ class _SearchState:
             )
 
     def _next_task(self, queue: BoundQueue) -> tuple[tuple[int, int], Callable[[], LayoutResult | None]] | None:
-        """The next layout to try, if one may be among the best; what is known already is not tried again."""
+        """The next layout that may be among the best and is not evaluated yet, as a task."""
         thresholds = self._thresholds()
         while queue:
             bound, chain_index, position = heappop(queue)
@@ -220,7 +219,7 @@ class _SearchState:
         return None
 
     def _requeue(self, queue: BoundQueue, chain_index: int, position: int) -> None:
-        """The same again where it was estimated; the next of a ladder, where this one does not fit."""
+        """Requeue an estimated layout for full simulation, or the next of the chain if this one does not fit."""
         chain = self.chains[chain_index]
         candidate = chain[position].candidate
         if candidate in self.store.out_of_memory and position + 1 < len(chain):
@@ -229,7 +228,7 @@ class _SearchState:
             heappush(queue, (self._min_score(self.store.estimates[candidate]), chain_index, position))
 
     def test_sensitivity(self, pool: Executor) -> None:
-        """Simulate the best of all with things changed that are nobody's choice."""
+        """Simulate the tied best layouts with perturbed conditions."""
         task = partial(perturbed_score, self.packed_scenario, self.search.objective)
         rivals = [LayoutCandidate(rival.overrides, rival.job) for rival in self.build_result(0.0).rivals]
         scores: list[list[float | None]] = [[None] * len(rivals) for _ in PERTURBATIONS]
@@ -248,16 +247,16 @@ class _SearchState:
     def _run_tasks(
         self, pool: Executor, next_task: Callable[[], tuple[K, Callable[[], T]] | None]
     ) -> Iterator[tuple[K, T]]:
-        """What tasks make of it, with their keys, as they are done."""
+        """Results of tasks with their keys, in completion order."""
         is_serial = self.search.workers == 1 and self.search.executor is None
         return iterate_completed(pool, 1 if is_serial else TASKS_PER_WORKER * self.search.workers, next_task)
 
     def _min_score(self, estimate: LayoutResult) -> float:
-        """The least score that an estimate leaves possible."""
+        """The lowest score compatible with an estimate."""
         return estimate.score * (1.0 - self.search.objective.estimate_margin)
 
     def _remaining_count(self, queue: BoundQueue) -> int:
-        """How many may still be among the best."""
+        """How many layouts may still be among the best."""
         thresholds = self._thresholds()
         return sum(
             bound <= thresholds[self.chains[chain_index][position].candidate.job_index]
@@ -265,10 +264,7 @@ class _SearchState:
         )
 
     def _thresholds(self) -> list[float]:
-        """By job, the worst score of the best that are wanted, or that are as good as the best of all.
-
-        Infinite while there are fewer than are wanted.
-        """
+        """By job, the worst score among the best `top` or tied with the overall best; infinite while fewer exist."""
         scores: list[list[float]] = [[] for _ in self.search.space.jobs]
         for candidate, layout in self.store.layouts.items():
             scores[candidate.job_index].append(layout.score)
@@ -277,15 +273,15 @@ class _SearchState:
         return [max(tie_score, sorted(score)[top - 1]) if len(score) >= top else float("inf") for score in scores]
 
     def _best_so_far(self) -> LayoutResult | None:
-        """The best that is known, whole or estimated."""
+        """The best known layout, simulated or estimated."""
         candidates = {**self.store.estimates, **self.store.layouts}
-        return min(candidates.values(), key=lambda each: each.score, default=None)
+        return min(candidates.values(), key=lambda layout: layout.score, default=None)
 
     def _best(self) -> LayoutResult | None:
-        return min(self.store.layouts.values(), key=lambda each: each.score, default=None)
+        return min(self.store.layouts.values(), key=lambda layout: layout.score, default=None)
 
     def build_result(self, wall: Seconds) -> SearchResult:
-        """What is known; of a complete search the same whoever was done first."""
+        """The result so far; of a complete search it does not depend on completion order."""
         pruned, bounded, evaluated, thresholds = dict(self.pruned), [], [], self._thresholds()
         for candidate_bound, layout, pruning_reason in (
             outcome for chain in self.chains for outcome in self._chain_outcomes(chain, thresholds)
@@ -302,7 +298,9 @@ class _SearchState:
                 )
             else:
                 evaluated.append((candidate_bound.candidate, layout))
-        ranked = sorted(evaluated, key=lambda each: (each[1].score, each[0].complexity_key))
+        ranked = sorted(
+            evaluated, key=lambda candidate_layout: (candidate_layout[1].score, candidate_layout[0].complexity_key)
+        )
         tie_score = (ranked[0][1].score if ranked else 0.0) * (1.0 + self.repeatability)
         marked = [(candidate, replace(layout, tied=layout.score <= tie_score)) for candidate, layout in ranked]
         tied_indices = [index for index, (_, layout) in enumerate(marked) if layout.tied]
@@ -310,7 +308,7 @@ class _SearchState:
             objective=self.search.objective.value,
             candidates=self.search.space.combination_count,
             pruned=dict(sorted(pruned.items(), key=lambda reason: (-reason[1].count, reason[0]))),
-            bounded=tuple(sorted(bounded, key=lambda each: (each.bound, each.overrides))),
+            bounded=tuple(sorted(bounded, key=lambda bounded_layout: (bounded_layout.bound, bounded_layout.overrides))),
             simulated=tuple(layout for _, layout in marked),
             top=self.search.top,
             preferred=min(tied_indices, key=lambda index: marked[index][0].complexity_key, default=0),
@@ -324,7 +322,7 @@ class _SearchState:
     def _chain_outcomes(
         self, chain: Sequence[CandidateBound], thresholds: Sequence[float]
     ) -> Iterator[tuple[CandidateBound, LayoutResult | None, str]]:
-        """What became of the layouts of a ladder: simulated, or set aside for what is said, or neither: bounded."""
+        """(candidate, layout, reason) of a chain: simulated, or pruned for a reason, or neither (bounded)."""
         has_fit = False
         for candidate_bound in chain:
             layout = self._evaluated_layout(candidate_bound.candidate, thresholds)
@@ -339,28 +337,31 @@ class _SearchState:
                 has_fit = layout is not None
 
     def _evaluated_layout(self, candidate: LayoutCandidate, thresholds: Sequence[float]) -> LayoutResult | None:
-        """A layout as it was simulated; as it was estimated, where that does to tell that it is not wanted."""
+        """A layout as simulated, or its estimate where that suffices to exclude it."""
         estimate = self.store.estimates.get(candidate)
         if estimate is not None and self._min_score(estimate) > thresholds[candidate.job_index]:
             return estimate
         return self.store.layouts.get(candidate, estimate)
 
 
-def _bound_of(each: CandidateBound) -> float:
-    return 0.0 if each.bound is None else each.bound
+def _bound_of(candidate_bound: CandidateBound) -> float:
+    return 0.0 if candidate_bound.bound is None else candidate_bound.bound
 
 
 def _empty_search_message(candidates: int, pruned: Mapping[str, PrunedLayouts]) -> str:
     if not pruned:
         return "no layout varies; name keys and values, as in --vary layout.tp=1,2,4"
-    main_reason = max(pruned.values(), key=lambda each: each.count)
-    return f"none of {candidates:,} layouts is left; most, {main_reason.count:,}, are set aside for this: {main_reason.example}"
+    main_reason = max(pruned.values(), key=lambda pruned_layouts: pruned_layouts.count)
+    return (
+        f"none of {candidates:,} layouts is left; most, {main_reason.count:,}, are pruned by this: "
+        f"{main_reason.example}"
+    )
 
 
 def _evaluate(
     packed: PackedScenario, objective: Objective, candidate: LayoutCandidate, *, in_full: bool
 ) -> LayoutResult | None:
-    """A layout, simulated, whole or estimated from less; None where it does not fit."""
+    """A layout, simulated in full or extrapolated; None if it does not fit."""
     if not fits_in_memory(derived_scenarios(packed).resolve(candidate.overrides)):
         return None
     scenario = packed().with_overrides(candidate.overrides)
@@ -373,14 +374,14 @@ def _evaluate(
 
 
 def simulate_layout(scenario: Scenario, objective: Objective, candidate: LayoutCandidate) -> LayoutResult:
-    """A simulated layout."""
+    """Simulate a layout."""
     return _layout_record(simulate(scenario), objective, candidate)
 
 
 def _layout_record(
     result: SimulationResult | ExtrapolatedStep, objective: Objective, candidate: LayoutCandidate
 ) -> LayoutResult:
-    """What a search keeps of a step."""
+    """What a search records of a step."""
     run = estimate_run(result.scenario, result.step_time) if objective.is_run_objective else None
     economics = result.economics
     price = economics.price_per_gpu_hour
@@ -391,7 +392,7 @@ def _layout_record(
         cluster=result.scenario.cluster.name,
         score=objective.score(result) if run is None else objective.run_score(result, run),
         step_time=result.step_time,
-        band=result.step_time_interval,
+        interval=result.step_time_interval,
         tokens_per_gpu=result.tokens_per_second / result.rank_count,
         mfu=result.mfu(),
         peak_memory=result.peak_memory,
@@ -399,11 +400,11 @@ def _layout_record(
         cost=economics.cost_per_trillion_tokens,
         currency="" if price is None else price.currency,
         energy=economics.energy_per_trillion_tokens,
-        breakdown={part: seconds for part, seconds in result.breakdown.mean_seconds().items() if seconds > 0.0},
+        breakdown={category: seconds for category, seconds in result.breakdown.mean_seconds().items() if seconds > 0.0},
         run=None if run is None else asdict(run),
-        extended=isinstance(result, ExtrapolatedStep),
+        extrapolated=isinstance(result, ExtrapolatedStep),
     )
 
 
-def _ignore_progress(_what: str, _done: int, _of: int, _best: LayoutResult | None) -> None:
-    """Nobody is told."""
+def _ignore_progress(_label: str, _done: int, _total: int, _best: LayoutResult | None) -> None:
+    """Ignore progress."""

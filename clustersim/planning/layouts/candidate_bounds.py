@@ -1,4 +1,4 @@
-"""Is a layout legal, does it fit, and how good can it be at best?"""
+"""Is a layout legal, do its model states fit, and what is the lower bound of its score?"""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ STATES_DO_NOT_FIT: Final = "weights and states do not fit in memory"
 
 @dataclass(frozen=True, slots=True)
 class CandidateBound:
-    """A candidate before it is simulated. bound: of its score, from below; None where it is set aside.
+    """A candidate before simulation. bound: lower bound of its score, None if it is rejected.
 
-    said: why, a sentence `reason: what it is about`.
+    rejection: why, as a message `reason: detail`.
     """
 
     candidate: LayoutCandidate
@@ -32,17 +32,18 @@ class CandidateBound:
 
 
 def state_groups(candidates: Iterable[LayoutCandidate]) -> Iterator[list[LayoutCandidate]]:
-    """Neighbours that differ in nothing on which depends what stays in memory for the whole step."""
-    for _, group in groupby(candidates, key=lambda each: _key_without(each, STATE_NEUTRAL_KEYS)):
+    """Consecutive candidates that differ in nothing that affects what stays in memory for the whole step."""
+    for _, group in groupby(candidates, key=lambda candidate: _key_without(candidate, STATE_NEUTRAL_KEYS)):
         yield [*group]
 
 
 def recompute_chains(space: SearchSpace, bounds: Iterable[CandidateBound]) -> list[list[CandidateBound]]:
-    """Layouts of which the first that fits is wanted: those that differ in how much they compute again.
+    """Chains of layouts that differ only in how much they recompute; of each the first that fits is wanted.
 
-    More of it is slower, and needed only where less does not fit. Where somebody chose what is computed again, or
-    activations may go to the host (more of it is less to copy), each is by itself, and so is what computes other things
-    again than the rest. Each ladder from least to most, and of all of them best bounds first.
+    More recomputation is slower, and needed only where less does not fit. Where the user chose the policy, or
+    activations may be offloaded (more recomputation copies less), each layout is a chain of its own, and so is
+    a policy that is not nested with the others. Each chain is ordered from least to most, and the chains by
+    bound.
     """
     is_user_chosen = any(key == RECOMPUTE or key.startswith(OFFLOAD) for key in space.user_keys)
     policies_by_job = [
@@ -61,17 +62,17 @@ def recompute_chains(space: SearchSpace, bounds: Iterable[CandidateBound]) -> li
 
 
 def _chain_policies(job: SearchJob) -> Sequence[Recompute]:
-    """What a job's layouts may compute again, each all that the one before it does: whole layers before modules."""
+    """A job's nested recompute policies, each including the previous one: full layers take precedence over modules."""
     policies = [job.parsed_values[RECOMPUTE, value] for value in job.values.get(RECOMPUTE, ())]
     chain: list[Recompute] = []
-    for policy in sorted(policies, key=lambda each: not isinstance(each, NoRecompute | FullRecompute)):
+    for policy in sorted(policies, key=lambda policy: not isinstance(policy, NoRecompute | FullRecompute)):
         if all(_recomputes_all_of(policy, other) or _recomputes_all_of(other, policy) for other in chain):
             chain.append(policy)
-    return sorted(chain, key=lambda each: sum(_recomputes_all_of(each, other) for other in chain))
+    return sorted(chain, key=lambda policy: sum(_recomputes_all_of(policy, other) for other in chain))
 
 
 def _recomputes_all_of(one: Recompute, other: Recompute) -> bool:
-    """Whether one computes all again that the other does."""
+    """Whether one policy recomputes everything that the other does."""
     match one, other:
         case (_, NoRecompute()) | (FullRecompute(None), _):
             return True
@@ -83,7 +84,7 @@ def _recomputes_all_of(one: Recompute, other: Recompute) -> bool:
 
 
 def _recompute_policy(space: SearchSpace, candidate: LayoutCandidate) -> Recompute:
-    """What it computes again."""
+    """The recompute policy of a candidate."""
     job = space.jobs[candidate.job_index]
     values = (override.partition("=")[2] for override in candidate.overrides if override.startswith(f"{RECOMPUTE}="))
     policy: Recompute = next((job.parsed_values[RECOMPUTE, value] for value in values), job.resolved.training.recompute)
@@ -98,7 +99,7 @@ def _key_without(candidate: LayoutCandidate, keys: Collection[str]) -> tuple[int
 def bound_candidates(
     packed: PackedScenario, objective: Objective, group: Sequence[LayoutCandidate]
 ) -> list[CandidateBound]:
-    """What can be said of a family without simulating it, but for whether activations fit beside states."""
+    """Legality, state memory and bound of a group without simulating it; activation memory is checked later."""
     bounds: list[CandidateBound] = []
     is_first_legal, scenarios = True, derived_scenarios(packed)
     for index, candidate in enumerate(group):

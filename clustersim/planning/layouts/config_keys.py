@@ -1,4 +1,4 @@
-"""What do layouts differ in? Keys of a scenario file, in the order in which they are chosen."""
+"""Which keys do layouts differ in? Keys of a scenario file, in the order in which the search chooses them."""
 
 from typing import Final
 
@@ -9,11 +9,11 @@ DATA_PARALLEL: Final = "layout.data"
 MICROBATCH: Final = "training.microbatch"
 RECOMPUTE: Final = "training.recompute"
 OFFLOAD: Final = "training.offload"
-EP_OVERLAP: Final = "layout.overlap_expert_communication"
+EP_OVERLAP: Final = "layout.overlap_moe_expert_parallel_comm"
 SEQUENCE_PARALLEL: Final = "layout.sequence_parallel"
 DEGREES: Final = (TP, CP, PP)
 KEY_ORDER: Final = (*DEGREES, SEQUENCE_PARALLEL, SCHEDULE, EP, ETP, DATA_PARALLEL, EP_OVERLAP, MICROBATCH, RECOMPUTE)
 STATE_NEUTRAL_KEYS: Final = (EP_OVERLAP, MICROBATCH, RECOMPUTE)
-"""Those on which nothing depends that stays in memory for the whole step."""
+"""Keys that do not change what stays in memory for the whole step (weights, gradients, optimizer states)."""
 SAME_AS_TP: Final = "tp"
-"""A value of layout.etp: whatever layout.tp is."""
+"""A value of layout.etp: equal to layout.tp."""

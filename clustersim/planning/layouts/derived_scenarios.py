@@ -1,7 +1,8 @@
-"""What would a layout be as a setup? Thousands of layouts of one scenario, of which few are simulated.
+"""What is a layout as a resolved scenario? Thousands of layouts of one scenario, of which few are simulated.
 
-To read and check a scenario takes milliseconds. Layouts that differ in numbers only are made from the first of them,
-which is read: degrees, the microbatch, and what goes with them. What comes out is the same as if each were read.
+Reading and checking a scenario takes milliseconds. Layouts that differ in numbers only (degrees, microbatch
+and what follows from them) are derived from the first of them, which is read. The result equals that of
+reading each.
 """
 
 import re
@@ -20,29 +21,29 @@ from clustersim.scenario.validation_rules.consistency import find_problems
 _POSITIVE_INTEGER: Final = re.compile("[1-9][0-9]{0,8}")
 _BOOLEANS: Final = {"true": True, "false": False}
 _INTEGER_KEYS: Final = (TP, CP, PP, DP, ETP, MICROBATCH)
-_SHARED_FIELDS: Final = ("cost", "disturbances", "model", "framework", "reliability")
+_SHARED_FIELDS: Final = ("cost", "degradations", "model", "framework", "reliability")
 
 
 class DerivedScenarios:
-    """Setups of a scenario's layouts."""
+    """Resolved scenarios of a scenario's layouts."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._resolved_cache: dict[tuple[str, ...], ResolvedScenario] = {}
 
     def resolve(self, overrides: tuple[str, ...]) -> ResolvedScenario:
-        """With overrides as `--set` takes them; raise InputError for what is refused, with its first sentence alone."""
-        numbers, other_overrides = _split_overrides(overrides)
+        """Resolve with overrides as in `--set`; raise InputError with the first message if the layout is illegal."""
+        integer_overrides, other_overrides = _split_overrides(overrides)
         if other_overrides not in self._resolved_cache:
             self._resolved_cache[other_overrides] = self._with_shared_objects(_resolve(self._scenario, overrides))
-        resolved = _with_numbers(self._resolved_cache[other_overrides], numbers)
+        resolved = _with_numbers(self._resolved_cache[other_overrides], integer_overrides)
         violations = find_problems(resolved)
         if violations:
             raise InputError(violations[0])
         return resolved
 
     def _with_shared_objects(self, resolved: ResolvedScenario) -> ResolvedScenario:
-        """With the scenario's own objects where they are equal, so that what follows from them is known to be."""
+        """Replace equal objects by the scenario's own, so that caches keyed by identity hit."""
         scenario = self._scenario
         shared = {
             name: getattr(scenario, name)
@@ -56,46 +57,46 @@ def _resolve(scenario: Scenario, overrides: tuple[str, ...]) -> ResolvedScenario
     try:
         return scenario.resolve_unchecked(overrides)
     except InputError as error:
-        lines = str(error).splitlines()  # a count and a line for each, or one behind the name of the file
+        lines = str(error).splitlines()  # a count and a line for each, or one after the file name
         message = lines[1] if len(lines) > 1 else lines[0].partition(": ")[2]
         raise InputError(message.strip(" -")) from error
 
 
 @lru_cache(maxsize=4)
 def derived_scenarios(packed: PackedScenario) -> DerivedScenarios:
-    """Those of a scenario on its way; in each process the same."""
+    """The derived scenarios of a packed scenario, cached per process."""
     return DerivedScenarios(packed())
 
 
 def _split_overrides(overrides: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Numbers by their keys, and the other overrides with the names of these keys.
+    """Integer overrides by key, and the other overrides plus the names of these keys.
 
-    Nothing is a number where a whole section is written anew, since the order matters then.
+    If a whole section is overridden nothing is split off, since the order matters then.
     """
-    items = [override.partition("=")[::2] for override in overrides]
-    if any("." not in key for key, _ in items if key != SCHEDULE):
+    key_values = [override.partition("=")[::2] for override in overrides]
+    if any("." not in key for key, _ in key_values if key != SCHEDULE):
         return {}, overrides
-    numbers: dict[str, Any] = {}
+    integer_overrides: dict[str, Any] = {}
     other_overrides: list[str] = []
-    for (key, value), override in zip(items, overrides, strict=True):
+    for (key, value), override in zip(key_values, overrides, strict=True):
         if key in _INTEGER_KEYS and _POSITIVE_INTEGER.fullmatch(value):
-            numbers[key] = int(value)
+            integer_overrides[key] = int(value)
         elif key == SEQUENCE_PARALLEL and value in _BOOLEANS:
-            numbers[key] = _BOOLEANS[value]
+            integer_overrides[key] = _BOOLEANS[value]
         else:
             other_overrides.append(override)
-    return numbers, (*other_overrides, *sorted(numbers))
+    return integer_overrides, (*other_overrides, *sorted(integer_overrides))
 
 
-def _with_numbers(resolved: ResolvedScenario, numbers: dict[str, Any]) -> ResolvedScenario:
-    """The setup with other numbers; raise InputError for a pipeline that has no middle to run towards."""
-    degrees = {key.removeprefix("layout."): value for key, value in numbers.items() if key != MICROBATCH}
-    if resolved.layout.mirrored and {PP, DP} & numbers.keys():
+def _with_numbers(resolved: ResolvedScenario, integer_overrides: dict[str, Any]) -> ResolvedScenario:
+    """The resolved scenario with other numbers; raise InputError for a bidirectional pipeline with odd degrees."""
+    degrees = {key.removeprefix("layout."): value for key, value in integer_overrides.items() if key != MICROBATCH}
+    if resolved.layout.mirrored and {PP, DP} & integer_overrides.keys():
         configured = resolved.layout.as_configured
         degrees["pp"], degrees["dp"] = bidirectional_degrees(
             degrees.get("pp", configured.pp), degrees.get("dp", configured.dp)
         )
     training = resolved.training
-    if MICROBATCH in numbers:
-        training = replace(training, microbatch=numbers[MICROBATCH])
+    if MICROBATCH in integer_overrides:
+        training = replace(training, microbatch=integer_overrides[MICROBATCH])
     return replace(resolved, layout=replace(resolved.layout, **degrees), training=training)

@@ -1,4 +1,4 @@
-"""Where do searches run? In this process, in others of this machine, or on an executor that somebody has."""
+"""Where does a search run? In this process, in worker processes of this machine, or on a Dask cluster."""
 
 import pickle
 from collections.abc import Iterator
@@ -14,22 +14,22 @@ from clustersim.common.errors import InputError
 from clustersim.scenario import Scenario
 
 CONNECT_TIMEOUT: Final = "10s"
-"""How long a scheduler may take to answer."""
+"""Connection timeout of the Dask scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedScenario:
-    """A scenario on its way to other processes, each of which reads it once: what it refers to is then shared, too."""
+    """A pickled scenario; each process unpickles it once, so that cached objects are shared within the process."""
 
     packed: bytes
 
     @classmethod
     def pack(cls, scenario: Scenario) -> "PackedScenario":
-        """Packed."""
+        """Pickle a scenario."""
         return cls(pickle.dumps(scenario))
 
     def __call__(self) -> Scenario:
-        """Unpacked."""
+        """The unpickled scenario, cached per process."""
         return _unpack(self.packed)
 
 
@@ -44,9 +44,9 @@ LOCAL, DASK = "local", "dask://"
 
 @contextmanager
 def open_executor(name: str, workers: int) -> Iterator[tuple[Executor | None, int]]:
-    """The executor that an option names, and how many workers it has: this machine's processes are None and `workers`.
+    """The executor that an option names, and its number of workers; None and `workers` for this machine's processes.
 
-    Raises InputError for another name, where nobody answers, and where the cluster ends before the work.
+    Raises InputError for an unknown name, if the scheduler does not respond, and if the cluster ends early.
     """
     if name == LOCAL:
         yield None, workers
@@ -57,8 +57,8 @@ def open_executor(name: str, workers: int) -> Iterator[tuple[Executor | None, in
         distributed = import_module("distributed")
     except ImportError:
         raise InputError(f"executor: {name} needs Dask; pip install 'clustersim[dask]'") from None
-    for logger in ("distributed", "distributed.client"):  # which has a level of its own
-        getLogger(logger).setLevel(CRITICAL)  # what goes wrong is said here
+    for logger in ("distributed", "distributed.client"):  # which has its own log level
+        getLogger(logger).setLevel(CRITICAL)  # errors are reported here
     try:
         client = distributed.Client(f"tcp://{name.removeprefix(DASK)}", timeout=CONNECT_TIMEOUT)
     except (OSError, ValueError) as error:

@@ -1,20 +1,21 @@
-"""What does a step of many microbatches take, from one of fewer?
+"""What does a step of many microbatches take, extrapolated from one of fewer?
 
-A pipeline fills, goes on in the same way microbatch after microbatch, and drains. So seconds of a step, and of each of
-its parts, grow by the same for each microbatch more: by what one takes in between. With p pipeline ranks
+A pipeline fills, repeats the same pattern microbatch after microbatch, and drains. So the step time, and
+the time in each category, grow linearly with the number of microbatches. With p pipeline ranks
 
     t(m) = t(n) + (m - n) s / p,    n = 3p + 2
 
-where s lies between the beginnings of the last microbatch's forward and of the one p before it, on a rank that runs
-fewest of them before its first backward: it is the first to go on in the way in which all do. Seconds of parts are
-those between these beginnings on the first stage, which is the first to be done with its forwards: until then nothing
-drains. Of 240 microbatches on 16 ranks 50 are simulated: a fifth of the work.
+where s is the time between the starts of the last microbatch's forward and of the one p before it, on a
+rank that runs the fewest forwards before its first backward: it is the first to reach the steady pattern.
+Category times are those between these starts on the first stage, which finishes its forwards first: nothing
+drains until then. Of 240 microbatches on 16 ranks 50 are simulated: a fifth of the work.
 
-Where communication beside computation slows it, what begins beside what drifts from microbatch to microbatch, and the
-shorter step is not quite as steady as the long one: 1e-3 of the step is the most among DeepSeek-V3's best layouts, and
-`MAX_OVERESTIMATE` bounds by how much the estimate is too long (tests/planning/layouts/test_steady.py). It may be too short by a few
-percent where a rank that is hardly busier than others falls behind slowly. So it tells which layouts cannot be among
-the best, no more: those that may be are simulated whole.
+Where overlapping communication slows computation, what overlaps drifts from microbatch to microbatch, and
+the shorter step is not quite as steady as the long one: at most 1e-3 of the step among DeepSeek-V3's best
+layouts. `MAX_OVERESTIMATE` bounds by how much the estimate is too long
+(tests/planning/layouts/test_steady.py). It may be too short by a few percent where a rank that is hardly
+busier than others falls behind slowly. So estimates only exclude layouts from the best; those that may be
+among the best are simulated in full.
 """
 
 from dataclasses import dataclass, replace
@@ -44,24 +45,24 @@ from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 from clustersim.simulation import simulate
 
 _PERIODIC_SCHEDULES: Final = (OneFOneB, Interleaved, Overlapped1F1B, ZeroBubbleV, DualPipeV, DualPipe)
-"""Schedules in which forwards and backwards alternate, in a pattern that each microbatch repeats."""
+"""Schedules with a pattern of alternating forwards and backwards that each microbatch repeats."""
 MAX_OVERESTIMATE: Final = 5e-3
-"""The part of a step by which it may be too long; 1.1e-3 was the most of 950 random layouts."""
+"""Relative error by which the estimate may be too long; the maximum over 950 random layouts was 1.1e-3."""
 _MICROBATCHES_PER_RANK: Final = 3
 _EXTRA_MICROBATCHES: Final = 2
 _MIN_MICROBATCHES: Final = 12
-"""Microbatches that are simulated: for each pipeline rank, beside those, and in all at least."""
+"""Simulated microbatches: per pipeline rank, in addition to those, and the minimum in total."""
 _MIN_REDUCTION: Final = 3
-"""How many times as many it takes to be worth it: one that is simulated whole after all costs a third more."""
+"""Minimum ratio of microbatches to simulated ones; simulating in full after all costs a third more."""
 MIN_LAYER_PASSES: Final = 2000
-"""How often a microbatch passes a layer in a step, from which on its events count more than what is done once."""
+"""Minimum microbatches x layers of a step for which simulating its events dominates the fixed cost."""
 
 
 @dataclass(frozen=True)
 class ExtrapolatedStep:
-    """A step of `scenario`, from a shorter one, which goes on in between as it would so many `times` more.
+    """A step of `scenario`, extrapolated from a shorter one by `repeat_count` more steady periods.
 
-    seconds: that it takes for it each time; span: when it does so.
+    period_seconds: duration of a period; period_span: its (begin, end) in the shorter step.
     """
 
     scenario: Scenario
@@ -82,13 +83,13 @@ class ExtrapolatedStep:
 
     @cached_property
     def breakdown(self) -> TimeBreakdown:
-        """Where every second of each rank's step goes."""
+        """Time by category of each rank's step."""
         base = self.short_result.breakdown
         return replace(base, seconds=base.seconds + self.repeat_count * self._period_breakdown.seconds)
 
     @cached_property
     def _period_breakdown(self) -> TimeBreakdown:
-        """Where what is repeated goes."""
+        """Time by category of one period."""
         period, (begin, end) = (
             compute_breakdown(self.short_result.trace_table, self.short_result.cost.time_segment, self.period_span),
             self.period_span,
@@ -97,23 +98,23 @@ class ExtrapolatedStep:
 
     @property
     def step_time_interval(self) -> tuple[Seconds, Seconds]:
-        """Between what and what the step time is expected, as that of the shorter one is."""
+        """The prediction interval of the step time, relative to the shorter step's."""
         expected = self.short_result.relative_interval
         return self.step_time * expected.low, self.step_time * expected.high
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of the whole batch per second."""
+        """Tokens of the global batch per second."""
         training = self.scenario.training
         return tokens_per_second(training.global_batch, training.sequence, self.step_time)
 
     def mfu(self) -> float:
-        """Model FLOP utilization: FLOP for a token are those of the shorter one."""
+        """Model FLOP utilization: FLOP per token are those of the shorter step."""
         return self.short_result.mfu() * self.tokens_per_second / self.short_result.tokens_per_second
 
     @cached_property
     def economics(self) -> Economics:
-        """What the step costs and what energy it takes."""
+        """Cost and energy of the step."""
         short_result, training = self.short_result, self.scenario.training
         tokens = float(training.global_batch * training.sequence)
         busy_items = busy_time_items(
@@ -145,17 +146,17 @@ class ExtrapolatedStep:
 
     @property
     def peak_memory(self) -> Bytes:
-        """Bytes that the fullest GPU needs."""
+        """Bytes needed on the GPU with the highest memory utilization."""
         return self._peak_and_capacity[0]
 
     @property
     def memory_capacity(self) -> Bytes:
-        """Bytes that the fullest GPU has."""
+        """Capacity in bytes of the GPU with the highest memory utilization."""
         return self._peak_and_capacity[1]
 
 
 def extrapolate_step(scenario: Scenario) -> ExtrapolatedStep | None:
-    """A step from one of fewer microbatches; None where that is not known to be near, or hardly less work."""
+    """Extrapolate a step from fewer microbatches; None if that is not accurate, or saves little."""
     microbatches, ranks = scenario.microbatch_count, scenario.layout.pp
     short_count = _short_microbatch_count(scenario)
     if (
@@ -171,14 +172,14 @@ def extrapolate_step(scenario: Scenario) -> ExtrapolatedStep | None:
 
 
 def _short_microbatch_count(scenario: Scenario) -> int:
-    """How many microbatches to simulate, in whole rounds of all ranks where the schedule wants them so."""
+    """Number of microbatches to simulate, a multiple of the pipeline ranks where the schedule requires it."""
     ranks = scenario.layout.pp
     minimum = max(_MICROBATCHES_PER_RANK * ranks + _EXTRA_MICROBATCHES, _MIN_MICROBATCHES)
     return ceil(minimum / ranks) * ranks if _is_interleaved(scenario) else minimum
 
 
 def _steady_period(short_result: SimulationResult, microbatches: int) -> tuple[Seconds, TimeWindow]:
-    """What so many microbatches take of a step that goes on steadily; and from when to when the first stage does so."""
+    """(seconds, span on the first stage) of a steady period of this many microbatches."""
     trace, last = short_result.trace, short_result.scenario.microbatch_count - 1
     periods, spans = list[tuple[int, Seconds]](), dict[int, TimeWindow]()
     for rank in trace.simulated_ranks.tolist():
@@ -194,7 +195,7 @@ def _steady_period(short_result: SimulationResult, microbatches: int) -> tuple[S
 
 
 def _first_tasks(short_result: SimulationResult, rank: int) -> dict[Action, int]:
-    """Passes of a rank, each with the first of its tasks."""
+    """Passes of a rank, each with its first task."""
     tasks = short_result.program.programs[int(short_result.program.program_index[rank])].tasks
     first: dict[Action, int] = {}
     for task_id, task in enumerate(tasks):
@@ -204,19 +205,19 @@ def _first_tasks(short_result: SimulationResult, rank: int) -> dict[Action, int]
 
 
 def _is_periodic(scenario: Scenario) -> bool:
-    """Whether each microbatch does what the one before did."""
+    """Whether each microbatch repeats the previous one."""
     varies = scenario.jitter is not None or scenario.training.expert_load is not None
     has_transients = bool(
         scenario.has_background_load or scenario.degradations.temporary_links
-    )  # which are there for a part of the step
+    )  # which are present during a fraction of the step
     has_partial_round = (
         _is_interleaved(scenario) and scenario.microbatch_count % scenario.layout.pp
-    )  # then rounds are longer
+    )  # then the rounds are longer
     has_periodic_schedule = isinstance(scenario.effective_schedule, _PERIODIC_SCHEDULES) and not has_partial_round
     return has_periodic_schedule and not (varies or has_transients) and scenario.steps == 1
 
 
 def _is_interleaved(scenario: Scenario) -> bool:
-    """Whether microbatches go round all ranks, then through the next chunk of each."""
+    """Whether microbatches go through one chunk in rounds of all ranks, then through the next chunk."""
     schedule = scenario.effective_schedule
     return isinstance(schedule.base if isinstance(schedule, Overlapped1F1B) else schedule, Interleaved)

@@ -1,8 +1,8 @@
-"""What is the best layout: the fastest, the one with most tokens from each GPU, the cheapest, or that of least energy?
+"""What is the best layout: lowest step time, most tokens per GPU, lowest cost, or lowest energy?
 
-Or, of a whole run with all that breaks, that of the fewest days or the least money. Each is a score of which less is
-better, and a bound from below where only the least of a step is known: GPUs that wait for whatever is not known draw
-least, and a run takes its steps at least.
+Or, for a whole run with failures, fewest days or lowest cost. Each objective is a score to minimize, with a
+lower bound given only a lower bound of the step: GPUs wait (drawing the least power) for whatever is
+unknown, and a run takes at least its steps.
 """
 
 from collections.abc import Iterator
@@ -25,17 +25,17 @@ _SECONDS_PER_DAY: Final = 86400.0
 
 
 class Objective(Enum):
-    """Of what a search wants as little as possible."""
+    """The score that a search minimizes."""
 
     STEP_TIME = "step-time"  # seconds
-    TOKENS_PER_GPU = "tokens-per-gpu"  # GPU seconds for a token
-    COST = "cost"  # of a trillion tokens, in the currency of prices
+    TOKENS_PER_GPU = "tokens-per-gpu"  # GPU seconds per token
+    COST = "cost"  # of a trillion tokens, in the currency of the prices
     ENERGY = "energy"  # joules for a trillion tokens
-    DAYS = "days"  # of the run, with what breaks
-    RUN_COST = "run-cost"  # of the run, with what breaks and spares, in the currency of prices
+    DAYS = "days"  # of the run, including failures
+    RUN_COST = "run-cost"  # of the run, including failures and spares, in the currency of the prices
 
     def lower_bound(self, resolved: ResolvedScenario, step_bound: StepLowerBound) -> float:
-        """The least score of what takes so long at least."""
+        """Lower bound of the score, given that of the step."""
         if self is Objective.STEP_TIME:
             return step_bound.seconds
         if self.is_run_objective:
@@ -48,7 +48,7 @@ class Objective(Enum):
         return self._economic_score(minimum_economics(resolved, step_bound))
 
     def score(self, result: SimulationResult | ExtrapolatedStep) -> float:
-        """What a simulated scenario is measured by."""
+        """The score of a simulated scenario."""
         if self is Objective.STEP_TIME:
             return result.step_time
         if self.is_run_objective:
@@ -56,35 +56,35 @@ class Objective(Enum):
         return self._economic_score(result.economics)
 
     def run_score(self, result: SimulationResult | ExtrapolatedStep, run: RunEstimate) -> float:
-        """What a simulated scenario is measured by, whose run is known."""
+        """The score of a simulated scenario whose run estimate is known."""
         if self is Objective.DAYS:
             return run.days
         return run.days * _cost_per_day(result.economics) * (run.nodes + run.spare_nodes) / run.nodes
 
     @property
     def is_run_objective(self) -> bool:
-        """Whether it is about the whole run, with what breaks."""
+        """Whether it is about the whole run, including failures."""
         return self in (Objective.DAYS, Objective.RUN_COST)
 
     def allows_estimates(self, resolved: ResolvedScenario) -> bool:
-        """Whether estimates of a step (`steady`) tell it to `estimate_margin`.
+        """Whether extrapolated steps (`extrapolation`) estimate the score within `estimate_margin`.
 
-        A whole run is not known from them. Those who wait for a slow GPU settle later than the step does.
+        Not for whole runs, nor for energy with unequal GPUs: waiting for a slow GPU settles later than the step time.
         """
         has_unequal_gpus = bool(resolved.degradations.slow_gpus) or len(resolved.cluster.accelerator_kinds()[0]) > 1
         return not (self.is_run_objective or (self is Objective.ENERGY and has_unequal_gpus))
 
     @property
     def estimate_margin(self) -> float:
-        """The part by which the score of an estimate may be too much.
+        """The relative error by which the score of an estimate may be too high.
 
-        What GPUs do settles later than how long they take, where weight gradients are put off: of 950 random layouts
-        energy was 2.0 % too much at most.
+        Energy settles later than step time where weight gradients are deferred: over 950 random layouts it was at
+        most 2.0 % too high.
         """
         return 0.03 if self is Objective.ENERGY else MAX_OVERESTIMATE
 
     def require_data(self, resolved: ResolvedScenario) -> None:
-        """Raise InputError where prices or powers are not known."""
+        """Raise InputError where required prices or powers are unknown."""
         economics = minimum_economics(resolved, StepLowerBound(1.0))
         prices = {Objective.COST, Objective.RUN_COST}
         missing = (
@@ -105,13 +105,13 @@ class Objective(Enum):
 
 
 def _cost_per_day(economics: Economics) -> float:
-    """What a day of the job costs; nothing where no price is known."""
+    """Cost of the job per day; 0 without a price."""
     cost = economics.cost_per_step
     return 0.0 if cost is None else cost / economics.step_time * _SECONDS_PER_DAY
 
 
 def minimum_economics(resolved: ResolvedScenario, step_bound: StepLowerBound) -> Economics:
-    """What a step costs and takes at least."""
+    """Minimum cost and energy of a step."""
     prices, training = resolved.economics, resolved.training
     tokens = float(training.global_batch * training.sequence)
     return Economics(
@@ -125,7 +125,7 @@ def minimum_economics(resolved: ResolvedScenario, step_bound: StepLowerBound) ->
 
 
 def _gpus_by_accelerator(resolved: ResolvedScenario, step_bound: StepLowerBound) -> Iterator[GpuGroup]:
-    """The job's GPUs by accelerator; of several kinds it is not known which compute how much of the mean."""
+    """The job's GPUs by accelerator; with several types the split of the mean compute time is unknown."""
     accelerators, accelerator_index = resolved.cluster.accelerator_kinds()
     matmul_seconds, memory_bound_seconds = (
         (step_bound.matmul_seconds, step_bound.memory_bound_seconds) if len(accelerators) == 1 else (0.0, 0.0)
@@ -147,7 +147,7 @@ def _gpus_by_accelerator(resolved: ResolvedScenario, step_bound: StepLowerBound)
 
 
 def parse_objective(name: str) -> Objective:
-    """The objective of that name; raise InputError that names the nearest."""
+    """The objective of this name; raise InputError that suggests the nearest."""
     names = [objective.value for objective in Objective]
     if name not in names:
         raise InputError(f"objective: {name!r} is unknown; {suggest_nearest(name, names)}")

@@ -1,15 +1,17 @@
 """What does a pass of a microbatch through a stage take at least?
 
-Its kernels, each as long as it takes alone on the fastest of the job's GPUs, and the collectives of tensor
-parallelism and the travel of tokens to experts, alone on their links, where they stand between its kernels. What else
-is communicated, waited for or slowed comes on top.
+Its kernels, each at its isolated duration on the fastest of the job's GPUs, plus the collectives of tensor
+parallelism and expert dispatch, uncontended, where they separate its kernels. Other communication, waiting
+and slowdown come on top.
 
-Where tokens may travel beside another microbatch's computation they still slow it: kernels that take K alone go on at
-r of their pace while tokens travel, for E seconds. What of E is beside nothing, or beside collectives that kernels wait
-for, X seconds, lasts by itself. So passes take K + X + (1 - r) max(0, E - X) at least. Collectives are not counted
-where members get unlike parts.
+Where expert communication may overlap with another microbatch's computation it still slows it: kernels that
+take K alone run at a fraction r of their rate during communication, which lasts E seconds. The part of E
+that overlaps with nothing, or with exposed collectives of X seconds, lasts by itself. So passes take at
+least K + X + (1 - r) max(0, E - X). Collectives whose members get different amounts (imbalance) are not
+counted.
 
-What passes take follows from few keys of a layout, so of thousands of layouts it is worked out some hundred times.
+Pass times depend on few keys of a layout, so for thousands of layouts they are computed only some hundred
+times.
 """
 
 from collections import Counter
@@ -38,10 +40,10 @@ from clustersim.program.task import CollectiveType, CommOp
 from clustersim.scenario.resolved import ResolvedScenario
 
 _COMM_GROUPS: Final = (TP_GROUP, EP_GROUP, ETP_GROUP, ETP_EP_GROUP)
-_COMM_GROUP_NAMES: Final = tuple(role.name for role in _COMM_GROUPS)
+_COMM_GROUP_NAMES: Final = tuple(comm_group.name for comm_group in _COMM_GROUPS)
 _USE_COUNT: Final = 4
 MATMUL_INDEX, MEMORY_BOUND_INDEX, _EXPOSED_INDEX, _OVERLAPPED_INDEX = range(_USE_COUNT)
-"""What a pass takes: products, other kernels, collectives between them, and tokens' travel beside another pass."""
+"""Times of a pass: matmuls, other kernels, collectives between them, and dispatch overlapping another pass."""
 _MAX_UNIT_CACHES: Final = 512
 _MAX_MESH_CACHES: Final = 64
 
@@ -53,7 +55,7 @@ def exclusive_seconds(times: FloatArray) -> FloatArray:
 
 
 class _UnitTimes(NamedTuple):
-    """What a pass through a unit takes, whatever the mesh: seconds of kernels by use, and how often it does which."""
+    """Times of a pass through a unit, whatever the mesh: kernel seconds by use, and the count of each comm op."""
 
     matmul_seconds: Seconds
     memory_bound_seconds: Seconds
@@ -61,7 +63,7 @@ class _UnitTimes(NamedTuple):
 
 
 class _UnitTimeCache:
-    """What passes take through the units that plans of one kind have."""
+    """Unit times of plans that share everything a unit depends on."""
 
     def __init__(self, plan: Plan, devices: tuple[DeviceModel, ...]) -> None:
         self._plan, self._devices = plan, devices
@@ -70,7 +72,7 @@ class _UnitTimeCache:
         self._times_by_key: dict[tuple[Hashable, ActionKind], _UnitTimes] = {}
 
     def unit_times(self, spec: "_UnitSpec", kind: ActionKind) -> _UnitTimes:
-        """What a pass takes."""
+        """The times of one kind of pass through a unit."""
         key = spec.key, kind
         if key not in self._times_by_key:
             self._times_by_key[key] = self._compute_times(self._build_unit(spec), kind)
@@ -93,7 +95,7 @@ class _UnitTimeCache:
 
 
 class _UnitSpec(NamedTuple):
-    """A unit of stages. key: what tells it from others of plans of its kind."""
+    """A unit of stages. key: distinguishes it within plans of its kind; build: its builder."""
 
     key: Hashable
     build: Callable[[UnitBuilder], Unit]
@@ -101,16 +103,16 @@ class _UnitSpec(NamedTuple):
 
 _UNIT_TIME_CACHES: Final = LruCache[tuple[_UnitTimeCache, Any]](_MAX_UNIT_CACHES, size=unit_size)
 _COMM_COST_CACHES: Final = LruCache[tuple[CommCost, Any]](_MAX_MESH_CACHES, size=unit_size)
-"""Results, with the objects that their keys tell by identity, so that nothing else takes their place."""
+"""Cached with the objects that their keys identify by id, so that the ids are not reused."""
 
 
 class PassTimes:
-    """What passes of a microbatch take at least, by stage and use."""
+    """Lower bounds of pass times of a microbatch, [stages, uses] in seconds."""
 
     def __init__(self, plan: Plan, resolved: ResolvedScenario) -> None:
         layout = resolved.layout
-        self._overlaps_experts = layout.overlap_expert_communication or layout.overlap_shared_experts
-        self._excludes_collectives = layout.delay_wgrad or resolved.training.expert_load is not None
+        self._overlaps_experts = layout.overlap_moe_expert_parallel_comm or layout.moe_shared_expert_overlap
+        self._excludes_collectives = layout.delay_wgrad_compute or resolved.training.expert_load is not None
         self._plan, self._resolved, self._devices = plan, resolved, device_models(resolved)
         self._max_speed = max(1.0, float(resolved.degradations.gpu_speeds(resolved.cluster.machine_gpu_ids).max()))
         self._unit_counts: dict[Hashable, tuple[_UnitSpec, FloatArray]] = {}
@@ -145,7 +147,7 @@ class PassTimes:
 
     @cached_property
     def _unit_times(self) -> _UnitTimeCache:
-        """Nothing of a unit depends on how many ranks are behind each other or hold the same, or how they keep it."""
+        """Unit times; they do not depend on pipeline and data-parallel degrees or on sharding of states."""
         plan, devices = self._plan, self._devices
         layout = replace(plan.layout, pp=1, dp=1, mirrored=False, layers_per_stage=None, data=DdpStrategy())
         kernels = tuple(id(device.kernels) for device in devices)
@@ -171,17 +173,17 @@ class PassTimes:
 
     @cached_property
     def _full_backward(self) -> FloatArray:
-        """[stages, uses] seconds of a backward in one."""
+        """[stages, uses] seconds of a full (unsplit) backward."""
         return self._stage_times(ActionKind.BACKWARD)
 
     @cached_property
     def _input_gradients(self) -> FloatArray:
-        """[stages, uses] seconds of a backward's half of inputs."""
+        """[stages, uses] seconds of the input-gradient half of a backward."""
         return self._stage_times(ActionKind.INPUT_GRADIENT)
 
     @cached_property
     def backward(self) -> FloatArray:
-        """[stages, uses] seconds, whole or in halves, whichever is shorter."""
+        """[stages, uses] seconds, full or split, whichever is shorter."""
         full, split = self._full_backward, self._input_gradients + self._stage_times(ActionKind.WEIGHT_GRADIENT)
         times = np.where((exclusive_seconds(full) <= exclusive_seconds(split))[:, None], full, split)
         times[:, _OVERLAPPED_INDEX] = np.minimum(full[:, _OVERLAPPED_INDEX], split[:, _OVERLAPPED_INDEX])
@@ -189,17 +191,17 @@ class PassTimes:
 
     @cached_property
     def propagation_seconds(self) -> FloatArray:
-        """[stages] seconds until the stage before can go on."""
+        """[stages] seconds until the previous stage can continue backward."""
         times: FloatArray = np.minimum(exclusive_seconds(self._full_backward), exclusive_seconds(self._input_gradients))
         return times
 
     def slowdown_seconds(self, seconds: FloatArray) -> Seconds:
-        """By how much a rank's kernels are longer, at least, of passes that take so long: [uses]."""
+        """Minimum slowdown in seconds of a rank's kernels by overlapping communication, from [uses] pass seconds."""
         return self._min_slowdown * max(0.0, float(seconds[_OVERLAPPED_INDEX] - seconds[_EXPOSED_INDEX]))
 
     @cached_property
     def _min_slowdown(self) -> float:
-        """The part of tokens' travel that kernels beside them do not make up for, at least."""
+        """Minimum share of overlapped communication time by which the kernels are delayed."""
         slowdowns = (
             device.interference.kernels[kind, kernel_class]
             for device in self._devices
@@ -224,7 +226,7 @@ class PassTimes:
         return times
 
     def _use_index(self, comm_op: CommOp) -> int | None:
-        """What a collective counts as; None: as nothing."""
+        """The use index that a collective counts as; None: not counted."""
         if self._excludes_collectives or comm_op.comm_group not in _COMM_GROUP_NAMES:
             return None
         return (

@@ -1,9 +1,9 @@
-"""Which layouts need not be built to know that they are none?
+"""Which layouts can be pruned without building them?
 
-What breaks a rule is counted and not walked through, so that a space of a million combinations has some thousand
-layouts. Most rules are those of `validation_rules.consistency`, each asked as soon as the keys are chosen that it depends on; what
-passes is read and checked in full, as any scenario is. The others leave out what is legal and never wanted: the same
-layout in other words, and what the framework does not run.
+Combinations that violate a rule are counted but not enumerated, so that a space of a million combinations
+yields some thousand layouts. Most rules are those of `validation_rules.consistency`, each applied as soon as
+the keys it depends on are chosen; the survivors are read and checked in full. The others drop legal layouts
+that are never wanted: duplicates (the same layout under other keys), and what the framework does not support.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,49 +36,54 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 Values = Mapping[str, str]
 ViolationCheck = Callable[[ResolvedScenario, Values], Iterator[str]]
 _MAX_PADDING_RATIO: Final = 1.1
-DUPLICATE: Final = "the same in other words"
+DUPLICATE: Final = "equivalent layout"
 
 
 @dataclass(frozen=True, slots=True)
 class PruningRule:
-    """needs: the keys that it depends on; broken: sentences `reason: what it is about` of a setup with such values."""
+    """depends_on: keys; find_violations: yields messages `reason: detail` for a resolved scenario with such values."""
 
     depends_on: tuple[str, ...]
     find_violations: ViolationCheck
 
 
 def pruning_rules(job: SearchJob, user_keys: frozenset[str]) -> tuple[PruningRule, ...]:
-    """The rules of a job. named: keys whose values somebody chose.
+    """The rules of a job. user_keys: keys whose values the user chose.
 
-    What is another layout in other words is left out only where that one is in the space, too.
+    Duplicates are dropped only where the equivalent layout is in the space as well.
     """
     resolved, has_moe = (
         job.resolved,
         any(distinct_moe.single_dense_mlp is None for distinct_moe in job.resolved.model.distinct_moes),
     )
     rules = (
-        PruningRule(DEGREES, lambda setup, _: _check_degrees(setup, job)),
+        PruningRule(DEGREES, lambda layout_scenario, _: _check_degrees(layout_scenario, job)),
         *_COMMON_RULES,
         *(_MOE_RULES if has_moe else ()),
     )
     rules += tuple(rule for (key, value), rule in _DUPLICATE_RULES.items() if value in job.values.get(key, ()))
     if LAYERS_PER_STAGE not in user_keys:
-        rules += (PruningRule((PP, SCHEDULE), lambda setup, _: _check_stage_balance(setup, resolved)),)
+        rules += (
+            PruningRule((PP, SCHEDULE), lambda layout_scenario, _: _check_stage_balance(layout_scenario, resolved)),
+        )
     if DATA_PARALLEL not in user_keys:
         rules += (
-            PruningRule((PP, DATA_PARALLEL), lambda setup, values: _check_framework_support(setup, values, resolved)),
+            PruningRule(
+                (PP, DATA_PARALLEL),
+                lambda layout_scenario, values: _check_framework_support(layout_scenario, values, resolved),
+            ),
         )
     return rules
 
 
 def _from_check(check: Callable[[ResolvedScenario], Iterator[str]]) -> ViolationCheck:
-    return lambda setup, _: check(setup)
+    return lambda layout_scenario, _: check(layout_scenario)
 
 
 def value_name(value: str) -> str:
     """The strategy or schedule that a value names.
 
-    >>> word_of("{hsdp: {shard: 8}}"), word_of("zero1")
+    >>> value_name("{hsdp: {shard: 8}}"), value_name("zero1")
     ('hsdp', 'zero1')
     """
     return value.strip('{" ').partition(":")[0].strip('" ')
@@ -100,7 +105,7 @@ def _check_schedule_needs_pipeline(resolved: ResolvedScenario, _: Values) -> Ite
 
 
 def _check_stage_balance(resolved: ResolvedScenario, baseline: ResolvedScenario) -> Iterator[str]:
-    """Where stages with a layer less would be idle for more than a tenth; embedding and loss count as layers."""
+    """Drop stage counts with more than 10 % idle layer slots; embedding and loss count as layers."""
     if (resolved.layout.pp, resolved.schedule) == (baseline.layout.pp, baseline.schedule):
         return
     layers, stages = resolved.model.layer_count, len(resolved.placement.stage_ranks)
@@ -110,7 +115,7 @@ def _check_stage_balance(resolved: ResolvedScenario, baseline: ResolvedScenario)
 
 
 def _check_framework_support(resolved: ResolvedScenario, values: Values, baseline: ResolvedScenario) -> Iterator[str]:
-    """What the file has is run; of the rest what the framework says."""
+    """The file's own strategy is allowed; others as the framework supports them."""
     if DATA_PARALLEL not in values or resolved.layout.data == baseline.layout.data:
         return
     supported, pipelined, strategy = (
@@ -134,7 +139,7 @@ def _check_etp_used(resolved: ResolvedScenario, _: Values) -> Iterator[str]:
 
 
 def _check_ep_overlap_used(resolved: ResolvedScenario, _: Values) -> Iterator[str]:
-    if resolved.layout.overlap_expert_communication and resolved.layout.ep == 1:
+    if resolved.layout.overlap_moe_expert_parallel_comm and resolved.layout.ep == 1:
         yield f"{DUPLICATE}: no tokens travel where layout.ep is 1"
 
 
@@ -144,7 +149,7 @@ def _check_sharding_used(resolved: ResolvedScenario, _: Values) -> Iterator[str]
 
 
 def _check_hybrid_shards(resolved: ResolvedScenario, _: Values) -> Iterator[str]:
-    """Hybrid sharding over all is the plain one."""
+    """Hybrid sharding over all ranks equals full sharding."""
     data, ranks = resolved.layout.data, resolved.layout.cp * resolved.layout.dp
     if isinstance(data, FullyShard) and data.shard == ranks:
         yield f"{DUPLICATE}: shards over {ranks} ranks are over all"
@@ -186,4 +191,4 @@ _DUPLICATE_RULES: Final[Mapping[tuple[str, str], PruningRule]] = {
     (ETP, "1"): PruningRule((TP, ETP), _check_etp_used),
     (EP_OVERLAP, "false"): PruningRule((EP, EP_OVERLAP), _check_ep_overlap_used),
 }
-"""Rules by the key and the value that the layout has which is the same."""
+"""Duplicate rules by the (key, value) of the equivalent layout."""

@@ -1,9 +1,9 @@
-"""What is laid out, and in which values do its layouts differ?
+"""Which jobs are searched, and in which values do their layouts differ?
 
-The default values are what planners vary, as far as the model, the cluster and the framework leave it: degrees,
-sequence parallelism, schedules and chunks, strategies of data parallelism, microbatches, recomputation, and of mixtures
-how experts are spread, and whether their tokens travel beside computation where the file has it so. What the file has
-is always among them.
+The default values are what planners vary, as far as model, cluster and framework allow: degrees, sequence
+parallelism, schedules and chunks, data-parallel strategies, microbatches, recomputation, and for MoE models
+expert parallelism and, where the file overlaps expert communication, that overlap. The file's own value is
+always included.
 """
 
 import math
@@ -42,23 +42,24 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 T = TypeVar("T")
 _POWERS: Final = tuple(2**power for power in range(11))
 _CHUNKS: Final = (2, 3, 4, 5, 6, 7, 8)
-_MOE_CHUNKS: Final = (2, 4)  # of which there are so many other choices
+_MOE_CHUNKS: Final = (2, 4)  # fewer, since MoE models have more other keys
 _MICROBATCHES: Final = (1, 2, 4, 8)
-_MOE_MICROBATCHES: Final = (1, 2)  # microbatches, but for the file's own
+_MOE_MICROBATCHES: Final = (1, 2)  # microbatches, in addition to the file's
 _MAX_STAGES: Final = 64
-_MAX_EP: Final = 64  # ranks that experts are spread over, but for the file's own
+_MAX_EP: Final = 64  # expert-parallel ranks, in addition to the file's
 _RECOMPUTE_LAYERS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-_MIN_CP_TOKENS: Final = 8192  # tokens of a rank from which on sequences are worth cutting
-_HYBRID_SHARD_SIZES: Final = 3  # sizes of hybrid sharding: a domain, four, sixteen
+_MIN_CP_TOKENS: Final = 8192  # minimum tokens per rank with context parallelism
+_HYBRID_SHARD_SIZES: Final = 3  # hybrid shard sizes: one NVLink domain, four, sixteen
 _PARSED_KEYS: Final = {SCHEDULE: "schedule", DATA_PARALLEL: "layout.data", RECOMPUTE: "training.recompute"}
 
 
 @dataclass(frozen=True, slots=True)
 class SearchJob:
-    """What is laid out. overrides: how it differs from the file's; setup: the file's own layout of it, unchecked.
+    """A job to search. overrides: differences from the file; resolved: its layout as in the file, unchecked.
 
-    values: of every key that varies, in the order in which they are tried; objects: what those stand for that are no
-    numbers; replicas: degrees that layout.dp may come to, None: any.
+    values: the values of every varied key, in the order tried; parsed_values: the objects of non-numeric
+    values; allowed_dp: allowed values of layout.dp, None: any; couples_sequence_parallel: whether it is on
+    whenever tp > 1.
     """
 
     overrides: tuple[str, ...]
@@ -70,13 +71,13 @@ class SearchJob:
 
     @property
     def combination_count(self) -> int:
-        """How many combinations of values there are."""
+        """Number of combinations of values."""
         return math.prod(len(value) for value in self.values.values())
 
     def resolved_with(self, values: Mapping[str, str]) -> ResolvedScenario:
-        """The job with such values of the keys that rules ask for; of keys that vary and have none yet, plain ones.
+        """The resolved scenario with values of the keys that rules depend on; varied keys without one get defaults.
 
-        Raises InputError for a schedule that so many pipeline ranks cannot have.
+        Raises InputError for a schedule that is impossible with this many pipeline ranks.
         """
         resolved, configured = self.resolved, self.resolved.layout.as_configured
         tp, cp, pp = (self._degree(key, values) for key in DEGREES)
@@ -94,7 +95,9 @@ class SearchJob:
             etp=None if etp == SAME_AS_TP else int(etp),
             sequence_parallel=self._uses_sequence_parallel(values, tp),
             data=self._parsed_value(DATA_PARALLEL, values, configured.data, configured.data),
-            overlap_expert_communication=values.get(EP_OVERLAP, str(configured.overlap_expert_communication)).lower()
+            overlap_moe_expert_parallel_comm=values.get(
+                EP_OVERLAP, str(configured.overlap_moe_expert_parallel_comm)
+            ).lower()
             == "true",
             layers_per_stage=configured.layers_per_stage if same_pipeline else None,
             pp=run_pp,
@@ -109,21 +112,21 @@ class SearchJob:
         return replace(resolved, layout=layout, schedule=schedule, training=training)
 
     def _uses_sequence_parallel(self, values: Mapping[str, str], tp: int) -> bool:
-        """Whether sequences are cut among tensor-parallel ranks: they are where nobody chooses."""
+        """Whether sequence parallelism is on; it follows tp where no value is chosen."""
         configured: bool = self.resolved.layout.sequence_parallel
         if SEQUENCE_PARALLEL in values:
             return values[SEQUENCE_PARALLEL].lower() == "true"
         return tp > 1 if TP in values and self.couples_sequence_parallel else configured
 
     def _degree(self, key: str, values: Mapping[str, str]) -> int:
-        """A degree."""
+        """The value of a degree."""
         if key in self.values:
             return int(values.get(key, 1))
         degree: int = getattr(self.resolved.layout.as_configured, key.partition(".")[2])
         return degree
 
     def _parsed_value(self, key: str, values: Mapping[str, str], default: T, configured: T) -> T:
-        """What a value that is no number stands for."""
+        """The object of a non-numeric value."""
         if key not in self.values:
             return configured
         parsed: T = self.parsed_values[key, values[key]] if key in values else default
@@ -142,7 +145,7 @@ def build_jobs(
     *,
     use_defaults: bool = True,
 ) -> tuple[SearchJob, ...]:
-    """A job for each of the others, which differ so from the file; raise InputError for what is no key."""
+    """A search job for each set of overrides; raise InputError for unknown keys."""
     return tuple(
         _build_job(scenario, overrides, fixed, varied, use_defaults=use_defaults) for overrides in job_overrides
     )
@@ -162,14 +165,14 @@ def _build_job(
     resolved = scenario.resolve_unchecked(overrides)
     defaults = _default_values(resolved) if use_defaults else {}
     values = {key: default for key, default in defaults.items() if key not in fixed} | {
-        key: item for key, item in varied.items() if key != DP
+        key: values for key, values in varied.items() if key != DP
     }
     parsed_values = {}
-    for key, element in values.items():
-        for value in element:
+    for key, allowed_values in values.items():
+        for value in allowed_values:
             pipeline_override = (
                 (f"{PP}=4",) if key == SCHEDULE else ()
-            )  # a pipeline of which every schedule can be read
+            )  # a pipeline for which every schedule can be parsed
             candidate = (
                 scenario.resolve_unchecked((*overrides, *pipeline_override, f"{key}={value}"))
                 if value != SAME_AS_TP
@@ -194,14 +197,14 @@ def _parse_dp(text: str) -> int:
 
 
 def _config_object(resolved: ResolvedScenario, key: str) -> Any:
-    """What a setup has for a key whose values are no numbers."""
+    """The object of a non-numeric key in a resolved scenario."""
     return {SCHEDULE: resolved.schedule, DATA_PARALLEL: resolved.layout.data, RECOMPUTE: resolved.training.recompute}[
         key
     ]
 
 
 def _file_value(scenario: Scenario, key: str) -> str:
-    """What the file has for a key, as a text of YAML."""
+    """The file's value of a key, as YAML text."""
     value: Any = scenario.raw_mapping
     for name in key.split("."):
         value = value[name]
@@ -209,16 +212,16 @@ def _file_value(scenario: Scenario, key: str) -> str:
 
 
 def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
-    """The default values of keys that vary."""
+    """The default values of varied keys."""
     layout, training, model = resolved.layout.as_configured, resolved.training, resolved.model
     gpus, domain = resolved.cluster.gpu_count, resolved.cluster.unit_sizes.domain_gpus
     heads = math.gcd(*(distinct_attention.heads for distinct_attention in model.distinct_attentions))
     moe_layers = _moe_layers(resolved)
     stages = [divisor for divisor in divisors(gpus) if divisor <= min(_MAX_STAGES, model.layer_count)]
     microbatches = _MOE_MICROBATCHES if moe_layers else _MICROBATCHES
-    cp = [item for item in _POWERS if item == 1 or training.sequence // item >= _MIN_CP_TOKENS]
+    cp = [degree for degree in _POWERS if degree == 1 or training.sequence // degree >= _MIN_CP_TOKENS]
     values = {
-        TP: _include_value([element for element in _POWERS if element <= domain and heads % element == 0], layout.tp),
+        TP: _include_value([degree for degree in _POWERS if degree <= domain and heads % degree == 0], layout.tp),
         CP: _include_value(cp, layout.cp),
         PP: _include_value(stages, layout.pp),
         SCHEDULE: tuple(_default_schedules(resolved)),
@@ -228,21 +231,21 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
         ),
         RECOMPUTE: tuple(_default_recomputes(resolved)),
     }
-    if not moe_layers:  # or all tensor-parallel ranks would send the same tokens to experts
+    if not moe_layers:  # else all tensor-parallel ranks would dispatch the same tokens
         values[SEQUENCE_PARALLEL] = ("true", "false")
     else:
         experts = math.gcd(*(moe_layer.experts for moe_layer in moe_layers))
         values[EP] = _include_value(
-            [entry for entry in _POWERS if experts % entry == 0 and entry <= min(gpus, _MAX_EP)], layout.ep
+            [degree for degree in _POWERS if experts % degree == 0 and degree <= min(gpus, _MAX_EP)], layout.ep
         )
         values[ETP] = tuple(dict.fromkeys(("1", SAME_AS_TP if layout.etp is None else str(layout.etp))))
-        if layout.overlap_expert_communication:
+        if layout.overlap_moe_expert_parallel_comm:
             values[EP_OVERLAP] = ("false", "true")
     return {key: value for key, value in values.items() if len(value) > 1}
 
 
 def _moe_layers(resolved: ResolvedScenario) -> list[MoeMlp]:
-    """The model's mixtures in which there is something to choose."""
+    """The model's MoE layers that route tokens (more than one expert)."""
     return [distinct_moe for distinct_moe in resolved.model.distinct_moes if distinct_moe.single_dense_mlp is None]
 
 
@@ -263,7 +266,7 @@ def _default_strategies(resolved: ResolvedScenario) -> Iterator[str]:
     )
     for name in dict.fromkeys((*supported.data, *supported.data_beside_pipeline)):
         if name == "ddp" and _moe_layers(resolved) and "zero1" in supported.data:
-            continue  # the same communication, and more memory, where memory is short
+            continue  # the same communication with more memory, which is scarce
         if name == "hsdp":
             shards = [domain * 4**power for power in range(_HYBRID_SHARD_SIZES) if 1 < domain * 4**power < gpus]
             yield from (f"{{hsdp: {{shard: {shard}}}}}" for shard in shards)
@@ -272,7 +275,7 @@ def _default_strategies(resolved: ResolvedScenario) -> Iterator[str]:
 
 
 def _default_recomputes(resolved: ResolvedScenario) -> Iterator[str]:
-    """Nothing, all, and between them some layers of each stage, or what recipes of mixtures and of MLA name."""
+    """None, full, and in between some layers per stage, or the usual modules of MoE and MLA recipes."""
     model = resolved.model
     yield "none"
     if resolved.training.attention.value == "standard":

@@ -1,17 +1,17 @@
 """Which layouts of a job are there?
 
-A space is one job or several, of which each is a scenario on so many GPUs of some cluster, and for some keys of its
-file the values that they take; what is left out stays as the file has it. Keys are those of `--set`. Data parallelism
-follows: it is what the other degrees leave of the GPUs. Where sequence parallelism does not vary it goes with tensor
-parallelism, and layers are dealt evenly to other numbers of stages, unless these keys are named. Combinations that
-break one of `rules` are counted.
+A space has one or several jobs, each a scenario on some GPUs of a cluster, and the values of some keys of
+its file; all other keys stay as in the file. Keys are those of `--set`. Data parallelism follows from the
+other degrees and the GPUs. Unless these keys are named, sequence parallelism follows tensor parallelism
+where it does not vary, and layers are partitioned evenly over other stage counts. Combinations that violate
+a rule (`pruning_rules`) are counted.
 
 >>> from clustersim import Scenario
 >>> tiny = Scenario.from_mapping({"model": "llama-tiny", "cluster": {"name": "dgx-h100", "gpus": 8},
 ...                               "training": {"sequence": 512, "global_batch": 8}})
->>> space = Space.only(tiny, {"layout.tp": ["4", "8"]})
->>> for each in space.candidates({}):
-...     print(*each.overrides)
+>>> space = SearchSpace.restricted_to(tiny, {"layout.tp": ["4", "8"]})
+>>> for candidate in space.candidates({}):
+...     print(*candidate.overrides)
 layout.tp=4 layout.sequence_parallel=true layout.dp=2
 layout.tp=8 layout.sequence_parallel=true layout.dp=1
 """
@@ -36,21 +36,21 @@ _SIMPLE_VALUES: Final = ("1", "1f1b", "none", "ddp", "even", "false")
 
 @dataclass(frozen=True, slots=True)
 class LayoutCandidate:
-    """One layout: what `--set` would be given. job: the place of its job in the space."""
+    """One layout, as arguments of `--set`. job_index: index of its job in the space."""
 
     overrides: tuple[str, ...]
     job_index: int = 0
 
     @property
     def complexity_key(self) -> tuple[int, int, str]:
-        """Of layouts that are as fast, the one with the least is preferred: fewest keys that are not plain."""
+        """Sort key among equally good layouts, lowest preferred: fewest keys with non-default values."""
         non_default = [override for override in self.overrides if override.partition("=")[2] not in _SIMPLE_VALUES]
         return len(non_default), len(" ".join(self.overrides)), " ".join(self.overrides)
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """Layouts of some jobs. named: keys whose values somebody chose."""
+    """Layouts of some jobs. user_keys: keys whose values the user chose."""
 
     scenario: Scenario
     jobs: tuple[SearchJob, ...]
@@ -67,10 +67,10 @@ class SearchSpace:
         clusters: Iterable[str] = (),
         batch_per_gpu: bool = False,
     ) -> Self:
-        """The default space, with keys that are fixed or that vary otherwise; raise InputError for what is no key.
+        """The default space, with keys fixed or varied as given; raise InputError for unknown keys.
 
-        gpus, clusters: sizes and clusters to lay the job out on, each with each; none: the file's.
-        batch_per_gpu: a step has as many sequences for each GPU as in the file, instead of as many in all.
+        gpus, clusters: sizes and clusters for the job, in all combinations; empty: the file's. batch_per_gpu: scale
+        the global batch with the GPUs instead of keeping it.
         """
         require_scenario(scenario)
         fixed, varied = _parse_fixed(fix or {}), _parse_varied(vary or {})
@@ -80,18 +80,18 @@ class SearchSpace:
 
     @classmethod
     def restricted_to(cls, scenario: Scenario, vary: Mapping[str, Iterable[object]]) -> Self:
-        """The space in which nothing varies that is not named; raise InputError for what is no key."""
+        """The space in which only the given keys vary; raise InputError for unknown keys."""
         varied = _parse_varied(vary)
         _require_valid_keys({}, varied)
         return cls(scenario, build_jobs(scenario, [()], {}, varied, use_defaults=False), frozenset(varied))
 
     @property
     def combination_count(self) -> int:
-        """How many combinations of values there are."""
+        """Number of combinations of values."""
         return sum(job.combination_count for job in self.jobs)
 
     def candidates(self, pruned: dict[str, PrunedLayouts]) -> Iterator[LayoutCandidate]:
-        """The layouts that break no rule, each once. aside: is told how many break which."""
+        """The layouts that violate no rule, each once. pruned: collects counts of the others by reason."""
         for job_index, job in enumerate(self.jobs):
             for resolved, values in _CombinationWalk(job, pruning_rules(job, self.user_keys), pruned).combinations():
                 yield LayoutCandidate((*job.overrides, *self._candidate_overrides(job, resolved, values)), job_index)
@@ -114,18 +114,18 @@ class SearchSpace:
 
 
 class _CombinationWalk:
-    """All combinations of a job's values, but for those that break a rule."""
+    """Depth-first walk over all combinations of a job's values, except those that violate a rule."""
 
     def __init__(self, job: SearchJob, rules: Iterable[PruningRule], pruned: dict[str, PrunedLayouts]) -> None:
         self._job, self._pruned = job, pruned
         self._keys = sorted(job.values, key=lambda key: KEY_ORDER.index(key) if key in KEY_ORDER else len(KEY_ORDER))
         self._rules: list[list[PruningRule]] = [[] for _ in range(len(self._keys) + 1)]
-        for rule in rules:  # asked once all is chosen that it depends on
+        for rule in rules:  # applied once all keys are chosen that it depends on
             last = max((depth for depth, key in enumerate(self._keys, 1) if key in rule.depends_on), default=0)
             self._rules[last].append(rule)
 
     def combinations(self) -> Iterator[tuple[ResolvedScenario, Mapping[str, str]]]:
-        """Those that break none: what a scenario of them has, as far as rules ask, and the values of keys."""
+        """(resolved scenario as far as rules need it, values by key) of each legal combination."""
         return self._descend(0, {})
 
     def _descend(self, depth: int, values: dict[str, str]) -> Iterator[tuple[ResolvedScenario, Mapping[str, str]]]:
@@ -148,7 +148,7 @@ class _CombinationWalk:
 
 
 def count_pruned(pruned: dict[str, PrunedLayouts], message: str, count: int = 1) -> None:
-    """Count what a sentence `reason: what it is about` is said of."""
+    """Count a message `reason: detail` by its reason."""
     reason, _, _ = message.partition(": ")
     previous = pruned.get(reason)
     pruned[reason] = (
@@ -164,26 +164,26 @@ def _parse_varied(vary: Mapping[str, Iterable[object]]) -> dict[str, tuple[str, 
 
 
 def _parse_fixed(fix: Mapping[str, object]) -> dict[str, str]:
-    """Keys that are fixed; raise TypeError for what is no mapping."""
+    """Fixed keys; raise TypeError if it is not a mapping."""
     if not isinstance(fix, Mapping):
         raise TypeError(f"fix: {fix!r} is no mapping of keys to values; write such as {{{TP!r}: 8}}")
     return {key: str(value) for key, value in fix.items()}
 
 
 def _require_valid_keys(fixed: Mapping[str, str], varied: Mapping[str, tuple[str, ...]]) -> None:
-    for key in (item for item in varied if not varied[item]):
+    for key in (varied_key for varied_key in varied if not varied[varied_key]):
         raise InputError(f"--vary {key}: has no values; write such as {TP}=1,2,4")
     both = next((key for key in fixed if key in varied), None)
     if both is not None:
         raise InputError(f"{both} is fixed and varied; leave one of them out")
-    for key in (element for element in (*fixed, *varied) if element.partition(".")[0] == "cluster"):
+    for key in (given_key for given_key in (*fixed, *varied) if given_key.partition(".")[0] == "cluster"):
         raise InputError(f"{key}: clusters are no layouts; gpus and clusters name sizes and clusters to compare")
 
 
 def _job_overrides(
     scenario: Scenario, gpus: tuple[int, ...], clusters: tuple[str, ...], *, batch_per_gpu: bool
 ) -> list[tuple[str, ...]]:
-    """What makes the file's job each of the jobs."""
+    """The overrides that turn the file's job into each job of the space."""
     file_gpus = scenario.cluster.gpu_count
     result = []
     for name in clusters or (None,):
@@ -193,7 +193,8 @@ def _job_overrides(
             batch = scenario.training.global_batch * size
             if batch_per_gpu and batch % file_gpus:
                 raise InputError(
-                    f"gpus: {size} GPUs with as many sequences each as {file_gpus} have would need {batch / file_gpus:g}; "
+                    f"gpus: {size} GPUs with as many sequences each as {file_gpus} have would need "
+                    f"{batch / file_gpus:g}; "
                     "name multiples"
                 )
             overrides = [] if name is None else _cluster_overrides(scenario, name)
@@ -204,7 +205,7 @@ def _job_overrides(
 
 
 def _cluster_overrides(scenario: Scenario, name: str) -> list[str]:
-    """What puts a scenario on another cluster, a shipped one or one of a file."""
+    """The overrides that put a scenario on another cluster, a preset or a file."""
     key, unused_key = ("path", "name") if is_path(name) else ("name", "path")
     return [
         *([f"cluster.{unused_key}=null"] if unused_key in scenario.raw_mapping["cluster"] else []),

@@ -1,8 +1,9 @@
-"""How is what a search found out kept, so that nothing is lost when it is killed?
+"""How are the results of a search stored, so that nothing is lost when it is killed?
 
-One file, `layouts.jsonl`, to which a line is added for some layouts as soon as they were weighed, and for each as soon
-as it was simulated, and written to the disk. Its first line tells the search from others. A line that was cut off is
-dropped. At the end what was simulated is there as a table, too, where pyarrow is installed: `layouts.parquet`.
+One journal, `layouts.jsonl`, to which a line is appended and flushed to disk whenever bounds of some
+layouts are computed and whenever a layout is simulated. Its first line identifies the search. A truncated
+line is dropped. At the end the simulated layouts are also written as a table if pyarrow is installed:
+`layouts.parquet`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,9 +24,10 @@ TABLE_NAME: Final = "layouts.parquet"
 
 
 class SearchStore:
-    """What a search has found out so far. kept: the lines of it.
+    """The results of a search so far, backed by a journal.
 
-    estimates: layouts whose step is known from shorter ones; full: those that do not fit.
+    bounds: by candidate; layouts: simulated in full; estimates: extrapolated from shorter steps; out_of_memory:
+    candidates that do not fit.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -42,14 +44,17 @@ class SearchStore:
     def open_or_resume(
         cls, folder: Path | None, identity: Mapping[str, Any], files: Iterable[Path]
     ) -> Iterator["SearchStore"]:
-        """Begin, or go on with what the folder has; raise InputError where that is another search, or reads others."""
+        """Start a store, or resume that of the folder.
+
+        Raise InputError if it is of another search or of changed files.
+        """
         with Journal.open_or_resume(
             None if folder is None else folder / JOURNAL_NAME, "search", identity, files
         ) as journal:
             yield cls(journal)
 
     def add_result(self, candidate: LayoutCandidate, layout: LayoutResult | None) -> None:
-        """Keep a simulated layout; None: it does not fit."""
+        """Record a simulated layout; None: it does not fit."""
         self._append(
             {"full": [candidate.job_index, candidate.overrides]}
             if layout is None
@@ -57,14 +62,14 @@ class SearchStore:
         )
 
     def add_bounds(self, bounds: Sequence[CandidateBound]) -> None:
-        """Keep what is known of layouts before they are simulated."""
+        """Record bounds and rejections of candidates."""
         entries = [
             [bound.candidate.job_index, bound.candidate.overrides, bound.bound, bound.rejection] for bound in bounds
         ]
         self._append({"weighed": entries})
 
     def write_table(self, result: SearchResult) -> None:
-        """Keep what a search found as a table, where there is a folder to keep it in, and pyarrow."""
+        """Write the result as a Parquet table if there is a folder and pyarrow."""
         if self._journal.path is None or find_spec("pyarrow") is None:
             return
         with atomic_file(self._journal.path.with_name(TABLE_NAME)) as file:
@@ -83,5 +88,5 @@ class SearchStore:
             self.out_of_memory.add(LayoutCandidate(tuple(overrides), job))
         if "layout" in entry:
             layout = layout_from_dict(entry["layout"])
-            target = self.estimates if layout.extended else self.layouts
+            target = self.estimates if layout.extrapolated else self.layouts
             target[LayoutCandidate(layout.overrides, layout.job)] = layout

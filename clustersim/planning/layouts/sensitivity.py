@@ -1,7 +1,7 @@
-"""Does the best layout stay the best where the world is a little other than the scenario says?
+"""Does the best layout stay the best if conditions differ a little from the scenario's?
 
-A few of the best layouts are simulated again with one thing changed, the same for all of them; steps of many
-microbatches are estimated from shorter ones.
+A few of the best layouts are simulated again with one perturbation, the same for all of them; steps of many
+microbatches are extrapolated from shorter ones.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ PERTURBATIONS: Final[tuple[tuple[str, Callable[[Scenario], Scenario | None]], ..
 def perturbed_score(
     packed: PackedScenario, objective: Objective, candidate: LayoutCandidate, index: int
 ) -> float | None:
-    """The score of a layout with a change; None where there is nothing to change, or what comes of it cannot run."""
+    """The score of a layout under a perturbation; None if it does not apply or the changed scenario cannot run."""
     _, change = PERTURBATIONS[index]
     try:
         changed = change(packed().with_overrides(candidate.overrides))
@@ -62,5 +62,5 @@ def perturbed_score(
 
 
 def label_scores(scores: list[list[float | None]]) -> tuple[SensitivityCase, ...]:
-    """Scores by change and layout, with their words."""
+    """Scores by perturbation and layout, with labels."""
     return tuple(SensitivityCase(label, tuple(row)) for (label, _), row in zip(PERTURBATIONS, scores, strict=True))

@@ -66,7 +66,7 @@ clustersim.behaviours.explorer_memory = async (figure, _arrays, tools) => {
     });
     body.push(row("all", stages.map((stage) => tools.bytes(stage.peak)), "sum"));
     body.push(row(`of ${tools.bytes(capacity)}`, stages.map(verdict)));
-    if (pp > 1) body.push(row("fullest pipeline rank", stages.map((stage) => String(stage.rank))));
+    if (pp > 1) body.push(row("peak-memory pipeline rank", stages.map((stage) => String(stage.rank))));
     document.getElementById("explorer-memory-table").replaceChildren(...body);
   }
 

@@ -1,7 +1,7 @@
 // What do any settings need and send? Look-ups in tables that Python made, products, sums and maxima: no physics.
 //
 // Settings are those of the controls, and those that follow from them (`settled`). Nothing is drawn here; what the tables
-// are is said in clustersim's `analysis.exploration`, and a test holds these answers to the package's own.
+// are is said in the docstring of `clustersim.results.explorer_tables`, and a test holds these answers to the package's own.
 clustersim.explorerModel = (facts) => {
   "use strict";
   const { tables, machine } = facts;
@@ -86,7 +86,7 @@ clustersim.explorerModel = (facts) => {
     const messages = at(tables.receives, settings) * sizes[tables.columns.indexOf("message")];
     return {
       ...Object.fromEntries(Object.entries(residentOf(settings)).map(([use, size]) => [use, dot(size, counts)])),
-      "parameters in narrow formats": sharing(settings).copied * sum(stages.map((stage) => dot(row("cast", stage), sizes))),
+      "low-precision parameter copies": sharing(settings).copied * sum(stages.map((stage) => dot(row("cast", stage), sizes))),
       "gathered parameters": gathered(sharing(settings), stages, sizes),
       "messages and buckets": messages + sum(limits.map(bucket)),
       workspaces: Math.max(...stages.map((stage) => along(tables.workspace, stage.content))),

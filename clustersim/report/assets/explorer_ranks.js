@@ -148,7 +148,7 @@
       ...(experts.there ? [["experts", experts.holds(settings, chosen)]] : []),
       ["data", samples(settings, at)],
       [["DDP", "ZeRO 1", "ZeRO 2", "ZeRO 3"][settings.zero], shard(settings, model.parametersBy(own))],
-      ["memory at its fullest", `${tools.bytes(peak)} of ${tools.bytes(facts.machine.capacity)}`],
+      ["peak memory", `${tools.bytes(peak)} of ${tools.bytes(facts.machine.capacity)}`],
     ];
     about.replaceChildren(...lines.flatMap(([name, words]) => [element("dt", name), element("dd", words)]));
   }

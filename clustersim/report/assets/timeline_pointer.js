@@ -46,7 +46,7 @@ clustersim.parts.timelinePointer = (figure, arrays, boxes, middle) => {
     return [...before, ...dependantsOf(box).map((each) => arrow(plot, box, each, "effect"))].join("");
   }
 
-  const KEYS = [["whole step", 0, 0], ["−", 2, 0], ["+", 0.5, 0], ["←", 1, -0.5], ["→", 1, 0.5]];
+  const KEYS = [["full step", 0, 0], ["−", 2, 0], ["+", 0.5, 0], ["←", 1, -0.5], ["→", 1, 0.5]];
   const NAMES = { "−": "zoom out", "+": "zoom in", "←": "earlier", "→": "later" };
 
   // Buttons for those who cannot drag.

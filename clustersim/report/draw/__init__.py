@@ -1,1 +1,1 @@
-"""HOW IS IT DRAWN? Figures of plain data: bars, the timeline, all ranks over time."""
+"""HOW IS IT DRAWN? Plotly figures: bar charts, the pipeline timeline and the all-ranks heatmap."""

@@ -1,7 +1,10 @@
-"""What does every rank of the job do, when? One row for each rank, coloured by what takes most of each moment.
+"""What does every rank of the job do over time?
 
-Ranks of one class have equal rows, so the file holds a row for each class and the page's script (`assets/heatmap.js`)
-puts them where their ranks are. It draws at most some hundred rows at a time: zoomed in, every rank has its own.
+One row for each rank, coloured by the dominant time category of each bin.
+
+Ranks of one equivalence class have equal rows, so the file holds one row for each class and the page's
+script (`assets/heatmap.js`) maps ranks to classes. It draws at most some hundred rows at a time: zoomed in,
+every rank has its own row.
 """
 
 from dataclasses import dataclass, replace
@@ -27,16 +30,16 @@ _ROW_ORDERS: Final = {
     "by replica": (DATA.name, PIPELINE.name, *_INNER_AXES),
     "by experts": tuple(axis.name for axis in (PIPELINE, EXPERT, EXPERT_DATA, EXPERT_TENSOR)),
 }
-"""In which order rows stand: the axes from the one that changes last; ranks with the same experts beside each other."""
-_BIN_COUNT: Final = 720  # about two pixels each on a large screen
+"""Row orders by label: mesh axes, slowest first; `by experts` puts ranks with equal experts together."""
+_BIN_COUNT: Final = 720  # about two pixels per bin on a large screen
 _MAX_HEIGHT: Final = 420
-_MAX_DRAWN_ROWS: Final = 512  # rows that the page's script draws at most
-_MAX_ROW_PIXELS: Final = 40  # pixels of a row where there are few
+_MAX_DRAWN_ROWS: Final = 512  # maximum number of rows that the page's script draws at once
+_MAX_ROW_PIXELS: Final = 40  # pixels of a row if there are few rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankHeatmap:
-    """What all ranks do, and where they are. layout: gives their coordinates; nodes: [ranks] their nodes."""
+    """Dominant time categories of all ranks. layout: gives their coordinates; node_ids: [ranks] node of each rank."""
 
     dominant: DominantCategories
     layout: Layout
@@ -49,7 +52,7 @@ class RankHeatmap:
 
 
 def build_heatmap(result: SimulationResult) -> RankHeatmap | None:
-    """What all ranks do over time; None where there is one rank, which the timeline shows, or nothing happens."""
+    """Build the heatmap; None for a single rank, which the timeline shows, or if nothing takes time."""
     if result.rank_count == 1 or result.trace.makespan <= 0:
         return None
     scenario = result.scenario
@@ -58,19 +61,19 @@ def build_heatmap(result: SimulationResult) -> RankHeatmap | None:
 
 
 def heatmap_panel(heatmap: RankHeatmap) -> Panel:
-    """All ranks over time, and a panel about the one that is clicked."""
+    """Panel of all ranks over time, with details of the clicked rank."""
     return render_panel(
         "heatmap.html",
         figure=heatmap_figure(heatmap),
         heatmap=heatmap,
         classes=len(np.unique(heatmap.dominant.representative)),
-        parts=category_legend(heatmap.dominant.category),
+        legend=category_legend(heatmap.dominant.category),
         most=_MAX_DRAWN_ROWS,
     )
 
 
 def heatmap_figure(heatmap: RankHeatmap) -> Figure:
-    """The figure, which its behaviour draws."""
+    """Empty figure with packed arrays, which the page's script draws."""
     dominant = heatmap.dominant
     scale = time_scale(dominant.makespan)
     class_count = int((dominant.class_of_rank >= 0).sum())
@@ -86,7 +89,9 @@ def heatmap_figure(heatmap: RankHeatmap) -> Figure:
             "category": compress_array(dominant.category.ravel()),
             "seconds": compress_array(dominant.seconds.astype(np.float32).ravel()),
             "simulated": compress_array(dominant.ranks.astype(np.uint32)),
-            "classOf": compress_array(dominant.class_of_rank.astype(np.uint16)),  # the greatest number for none
+            "classOf": compress_array(
+                dominant.class_of_rank.astype(np.uint16)
+            ),  # -1 wraps to the maximum value: not in the file
             "nodeOf": compress_array(heatmap.node_ids.astype(np.uint32)),
         },
         script_data=_script_data(heatmap, scale.unit_size),
@@ -117,12 +122,12 @@ def _script_data(heatmap: RankHeatmap, unit_size: float) -> dict[str, Any]:
 
 
 def _labelled_axes(axes: tuple[str, ...], layout: Layout) -> tuple[str, ...]:
-    """The coordinates that are told of a rank: the order's, and which experts it has."""
+    """Axes whose coordinates label a rank: those of the order, and the expert axis."""
     return axes if EXPERT.name in axes or not layout.has_expert_mesh else (*axes, EXPERT.name)
 
 
 def _cell_symbol(category: TimeCategory) -> str:
-    """What stands on the cells of a part, beside its colour; nothing on work."""
+    """Symbol drawn on the cells of a category in addition to its colour; empty for work."""
     return (
         "dot"
         if category in EXPOSED_CATEGORIES.values()
@@ -133,6 +138,6 @@ def _cell_symbol(category: TimeCategory) -> str:
 
 
 def _available_orders(layout: Layout) -> dict[str, tuple[str, ...]]:
-    """The orders that differ."""
+    """Row orders that differ in this layout."""
     is_distinct = {"by stage": layout.pp > 1 and layout.dp > 1, "by replica": True, "by experts": layout.ep > 1}
     return {label: axes for label, axes in _ROW_ORDERS.items() if is_distinct[label]}

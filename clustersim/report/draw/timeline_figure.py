@@ -1,9 +1,9 @@
-"""When does each stage do what? The pipeline figure that people know, with true durations, down to one kernel.
+"""When does each stage do what? The usual pipeline figure, to scale, down to single kernels.
 
-One row for each stage: a tall lane of computation (blue forward, green backward, lighter for later model chunks, the
-microbatch's number in the box) and a thin lane for each kind of communication. The critical path is outlined and its
-pieces are joined by a line. What is drawn depends on what the reader looks at, so the browser draws it
-(`assets/timeline.js`) from what `timeline_arrays` packs.
+One row for each stage: a tall compute lane (blue forward, green backward, lighter for later model chunks,
+the microbatch's number in the box) and a thin lane for each kind of communication. The critical path is
+outlined and its segments are joined by a line. What is drawn depends on the zoom, so the browser draws it
+(`assets/timeline.js`) from the arrays that `timeline_arrays` packs.
 """
 
 from dataclasses import asdict, replace
@@ -20,12 +20,12 @@ from clustersim.report.timeline_data import PipelineTimeline, TimelineRow
 _COMPUTE_TOP: Final = -0.42
 _COMPUTE_HEIGHT: Final = 0.56
 _LANES_HEIGHT: Final = 0.26
-_TALL_ROW_PIXELS: Final = 110  # pixels of each of one or two rows
+_TALL_ROW_PIXELS: Final = 110  # pixels of a row if there are at most two
 _TITLES: Final = ("Timeline", "Pipeline timeline")
 
 
 def timeline_panel(timeline: PipelineTimeline) -> Panel:
-    """When each row does what."""
+    """Panel of the timeline."""
     drawing, has_several_rows = build_drawing(timeline), len(timeline.rows) > 1
     has_slow_rows = any(row.qualifier for row in timeline.rows)
     lead = render_text(
@@ -37,7 +37,7 @@ def timeline_panel(timeline: PipelineTimeline) -> Panel:
 
 
 def timeline_figure(drawing: TimelineDrawing, *, name: str = "timeline") -> Figure:
-    """The figure of a drawing; figures of one page have different names."""
+    """Figure of a drawing; figures on one page need different names."""
     rows, scale = drawing.rows, time_scale(drawing.end_seconds)
     middles = [index + _COMPUTE_TOP + _COMPUTE_HEIGHT / 2 for index in range(len(rows))]
     row_pixels = _TALL_ROW_PIXELS if len(rows) <= 2 else max(20, min(52, 1000 // len(rows)))
@@ -55,7 +55,7 @@ def timeline_figure(drawing: TimelineDrawing, *, name: str = "timeline") -> Figu
 
 
 def _script_data(drawing: TimelineDrawing, unit_size: float) -> dict[str, Any]:
-    """What the browser must know beside the arrays."""
+    """Data that the page's script needs in addition to the arrays."""
     timeline = drawing.timeline
     return {
         "rows": [_row_data(row) for row in drawing.rows],
@@ -76,7 +76,7 @@ def _script_data(drawing: TimelineDrawing, unit_size: float) -> dict[str, Any]:
 
 
 def lane_geometry(lane_count: int) -> list[tuple[float, float]]:
-    """Centre (relative to the row) and height of every lane: computation above, the others share what is below it."""
+    """Centre (relative to the row) and height of every lane: compute on top, the others share the space below it."""
     lane_height = _LANES_HEIGHT / max(1, lane_count - 1)
     comm_lanes = [
         (_COMPUTE_TOP + _COMPUTE_HEIGHT + 0.03 + lane_height * (lane - 0.5), lane_height)
@@ -92,7 +92,7 @@ def _row_data(row: TimelineRow) -> dict[str, Any]:
 
 
 def _style_data(style: CategoryStyle, chunk_count: int) -> dict[str, Any]:
-    """A category's colours, one for each model chunk, and the ink that is read best on them."""
+    """Colours of a category, one shade for each model chunk, and the text colour with the best contrast on each."""
     shades = [chunk_shade(style.colour, chunk, chunk_count) for chunk in range(chunk_count)]
     return {
         "label": style.label, "colour": style.colour, "pattern": style.pattern,
@@ -101,5 +101,5 @@ def _style_data(style: CategoryStyle, chunk_count: int) -> dict[str, Any]:
 
 
 def timeline_caption(drawing: TimelineDrawing) -> str:
-    """What the reader must know about the rows and how the figure was reduced; empty if nothing."""
+    """Caption: notes on the rows and on how the figure was reduced; empty if there are none."""
     return render_text("timeline_caption", drawn=drawing).strip()

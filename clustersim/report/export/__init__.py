@@ -1,1 +1,1 @@
-"""What is handed to other tools? One table of spans, and thin writers of it: CSV, Parquet, Arrow, Perfetto, Kineto."""
+"""HOW ARE TRACES EXPORTED? One table of spans, and writers for CSV, Parquet, Arrow, Perfetto and Kineto."""

@@ -1,8 +1,9 @@
-"""Which spans of a trace belong together? Those of one message, and those of one collective.
+"""Which spans of a trace are joined by a flow? Those of one message, and those of one collective.
 
-A message is named by its pair's role, its sender and its tag; a collective by its group and its place among the
-collectives of the role that each member runs, which is the same for all of them. Only what has two ends among the ranks
-that are written has a number: a trace viewer draws an arrow from each span of a number to the next one.
+A message is identified by the p2p group of its pair, its sender and its tag; a collective by its process
+group and its sequence number among the member's collectives of that kind of group, which is the same on all
+members. Only events with two ends among the exported ranks have a flow id: a trace viewer draws arrows
+between the spans of one id.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,13 +18,13 @@ from clustersim.report.export.span_descriptions import SpanDescription
 from clustersim.report.export.span_table import SpanTable
 
 NO_FLOW: Final = 0
-"""The number of what belongs to nothing."""
-_MAX_OPERATIONS: Final = 1 << 14  # operations of a block
-_MAX_EVENTS: Final = 1 << 22  # messages, or tasks of a program
+"""Flow id of spans without a flow."""
+_MAX_OPERATIONS: Final = 1 << 14  # upper bound on the operations of a segment
+_MAX_EVENTS: Final = 1 << 22  # upper bound on messages, or on tasks of a program
 
 
 class FlowIds:
-    """Numbers of the messages and collectives among some ranks."""
+    """Flow ids of the messages and collectives among some ranks."""
 
     def __init__(self, program: Program, ranks: Sequence[int]) -> None:
         is_written = np.zeros(program.world_size, dtype=np.bool_)
@@ -42,7 +43,7 @@ class FlowIds:
         self._event_indices = [np.array([*self._task_event_indices(program.tasks)]) for program in program.programs]
 
     def flow_ids(self, rank: int, spans: SpanTable) -> IntArray:
-        """[spans] the numbers of a rank's spans."""
+        """[spans] flow ids of a rank's spans."""
         end = np.array([self._end_row(label) for label in spans.descriptions])[spans.description]
         group = np.where(end >= 0, self._group_indices[end, rank], -1)
         event = np.where(spans.is_task, self._event_indices[int(self._program_index[rank])][spans.task], spans.task)
@@ -54,7 +55,7 @@ class FlowIds:
         return np.where(group >= 0, 1 + flow_id, NO_FLOW)
 
     def _end_row(self, description: SpanDescription) -> int:
-        """The row of `_groups` for an exchange: of those that send or gather, or of those that receive; -1 for none."""
+        """Row of `_group_indices` for a comm op: senders and collectives, or receivers; -1 without a comm op."""
         return (
             -1
             if description.comm_op is None
@@ -62,7 +63,7 @@ class FlowIds:
         )
 
     def _task_event_indices(self, tasks: Sequence[Task]) -> Iterator[int]:
-        """For each task the number of its message, or how many collectives of its role came before."""
+        """For each task the index of its message's tag, or the number of earlier collectives of its comm group."""
         counts: dict[str, int] = {}
         for task in tasks:
             if isinstance(task, SendTask | ReceiveTask):
@@ -76,7 +77,7 @@ class FlowIds:
 
 
 def _ranks_by_end(groups: ProcessGroups, is_written: np.ndarray) -> list[IntArray]:
-    """For each rank the group that it is in (sends in, receives in), or -1 where no two members are written."""
+    """For each rank the group that it is in (sends in, receives in), or -1 if fewer than two members are exported."""
     members = np.append(is_written[groups.members].sum(axis=1), 0)
     positions = (0, 1) if groups.ordered else (None, None)
     group_indices = (groups.group_indices(len(is_written), member_index=position) for position in positions)

@@ -1,14 +1,16 @@
-"""How is a rank's timeline written as PyTorch's profiler (Kineto) writes one, for HTA and TraceLens to read?
+"""How is a rank's timeline exported in the format of PyTorch's profiler (Kineto), for HTA and TraceLens?
 
-One JSON file for each rank: what its GPU runs on which stream, each kernel with the operator that calls it and its
-launch on the host. Read by Holistic Trace Analysis (`TraceAnalysis(trace_dir=...)`) and AMD's TraceLens.
+One JSON file for each rank: the kernels of each GPU stream, each with the operator that calls it and its
+launch on the host. Readable by Holistic Trace Analysis (`TraceAnalysis(trace_dir=...)`) and AMD's
+TraceLens.
 
-Kernels last as they do in the simulation. Where a kernel and an exchange are one operation, the kernel begins with it
-and the exchange ends with it. A communication kernel lasts as long as data moves: NCCL's own also spin while they wait
-for other ranks, which is idle here, so that tools can tell one from the other. The host's side is drawn and not
-simulated: every kernel is launched just before it starts. Times are whole nanoseconds, in microseconds; HTA cuts them
-to microseconds unless HTA_DISABLE_NS_ROUNDING=1.
-Reference: pytorch/kineto, libkineto/src/output_json.cpp; facebookresearch/HolisticTraceAnalysis, docs/source/intro
+Kernel durations are simulated. If a kernel and a comm op are one operation, the kernel begins with it and
+the comm op ends with it. A communication kernel lasts as long as data is transferred: NCCL's own kernels
+also spin while they wait for other ranks, which is idle time here, so that tools can distinguish both. The
+host's side is drawn and not simulated: every kernel is launched just before it starts. Times are integer
+nanoseconds, written in microseconds; HTA truncates them to microseconds unless HTA_DISABLE_NS_ROUNDING=1.
+Reference: pytorch/kineto, libkineto/src/output_json.cpp; facebookresearch/HolisticTraceAnalysis,
+docs/source/intro
 """
 
 import json
@@ -28,7 +30,7 @@ from clustersim.report.export.span_table import SpanTable, to_nanoseconds
 from clustersim.results.simulation_result import SimulationResult
 
 PRODUCER: Final = "clustersim"
-_OPERATION_STREAM: Final = len(Stream)  # what runs inside passes
+_OPERATION_STREAM: Final = len(Stream)  # operations inside passes
 _STREAM_IDS: Final = {  # numbers as CUDA gives them: the first that PyTorch makes is 7
     Stream.COMPUTE: 7,
     Stream.DP: 28,
@@ -42,13 +44,13 @@ _STREAM_IDS: Final = {  # numbers as CUDA gives them: the first that PyTorch mak
     _OPERATION_STREAM: 20,
 }
 _HOST_PID: Final = 1000  # process and thread of the host
-_LEAD_NS: Final = 1_000_000  # nanoseconds before the first kernel, in which the host launches it
+_LEAD_NS: Final = 1_000_000  # nanoseconds before the first kernel for its launch on the host
 _RUNTIME_CALLS: Final = {"kernel": ("cudaLaunchKernel", 211), "gpu_memcpy": ("cudaMemcpyAsync", 41)}
-"""The runtime's function for each category, and its number in CUPTI."""
+"""The runtime function of each event category, and its CUPTI callback id."""
 _LAUNCH_NS: Final = 600  # nanoseconds on the host
 _MARGIN_NS: Final = 100  # nanoseconds of the operator around its launch
 _VARIABLE_FIELDS: Final = ("number", "launch", "inner", "start", "length")
-"""What differs from run to run of a kernel: a number, and times."""
+"""Fields that differ between runs of a kernel: an id, and times."""
 _CONSTANT_FIELDS: Final = {
     "host": _HOST_PID,
     "lasts": f"{_LAUNCH_NS / 1000:.3f}",
@@ -67,7 +69,7 @@ _KERNEL_EVENTS: Final = (
     '{"ph":"X","cat":"$category","pid":0,"tid":$stream,"ts":$start,"dur":$length,'
     '$kernel,"External id":$number,"correlation":$number}}'
 )
-"""The events of a kernel: its operator, its launch, the arrow from there, and itself; each has the kernel's number."""
+"""Events of a kernel: its operator, its launch, the arrow from there, and itself; all carry the kernel's id."""
 _STEP_EVENT: Final = (
     f'{{"ph":"X","cat":"user_annotation","name":"ProfilerStep#%d","pid":{_HOST_PID},"tid":{_HOST_PID},'
     '"ts":%s,"dur":%s,"args":{}}'
@@ -86,9 +88,10 @@ def write_kineto(result: SimulationResult, rank: TraceRank, spans: SpanTable, fi
 
 
 class _EventTemplates:
-    """What a rank runs, each kernel and exchange in words once.
+    """Event templates of a rank, one for each distinct kernel and comm op.
 
-    Of each label its kernel and its exchange: streams, and events but for `_VARIABLE_FIELDS`, empty for none.
+    Each description has two entries, for its kernel and its comm op: stream_ids, and templates (JSON text with
+    `_VARIABLE_FIELDS` left open), empty for none.
     """
 
     def __init__(self, result: SimulationResult, rank: TraceRank) -> None:
@@ -97,10 +100,10 @@ class _EventTemplates:
         self.templates: list[str] = []
 
     def add(self, description: SpanDescription, stream: int) -> None:
-        """Put a span's kernel and its exchange into words."""
+        """Add the templates of a description's kernel and comm op."""
         kernel = comm = ""
         if description.kernel is not None:
-            kernel_arguments = {"bound": description.bound, "work": description.work}
+            kernel_arguments = {"bottleneck": description.bottleneck, "work": description.work}
             kernel = _render_template(
                 to_kineto_kernel(description.kernel), _STREAM_IDS[Stream.COMPUTE], kernel_arguments
             )
@@ -112,13 +115,15 @@ class _EventTemplates:
             group = self._process_group(description.comm_op.comm_group, received=is_receive)
             comm_kernel = to_kineto_comm(description.comm_op, timing, group, self._dtype, is_receive=is_receive)
             comm = _render_template(
-                comm_kernel, _STREAM_IDS[stream], {"bound": timing.bottleneck.value, "does": description.comm_op.name}
+                comm_kernel,
+                _STREAM_IDS[stream],
+                {"bottleneck": timing.bottleneck.value, "does": description.comm_op.name},
             )
         self.templates += kernel, comm
         self.stream_ids += _STREAM_IDS[Stream.COMPUTE], _STREAM_IDS[stream]
 
     def process_groups(self) -> list[ProcessGroupInfo]:
-        """The groups that the rank communicates in."""
+        """Process groups that the rank communicates in."""
         program = self.result.program.programs[int(self.result.program.program_index[self.rank.rank])]
         comm_groups = sorted({comm_op.comm_group for comm_op in program.comm_ops if not isinstance(comm_op, HostOp)})
         candidates = (
@@ -129,7 +134,10 @@ class _EventTemplates:
         return list({group["pg_name"]: group for group in candidates if group["ranks"]}.values())
 
     def _process_group(self, comm_group: str, *, received: bool) -> ProcessGroupInfo:
-        """The group of a role that the rank is in (of pairs: sends in, or receives in), without ranks for none."""
+        """The rank's process group of a comm group (for p2p pairs: sends in, or receives in).
+
+        No ranks if it is in none.
+        """
         groups, rank = self.result.program.groups[comm_group], self.rank.rank
         group_index = int(
             groups.group_indices(self.result.rank_count, member_index=int(received) if groups.ordered else None)[rank]
@@ -145,13 +153,13 @@ class _EventTemplates:
 
 
 def _kernel_runs(templates: _EventTemplates, spans: SpanTable) -> IntArray:
-    """Every kernel and exchange by start: start and end in nanoseconds, place in the words, step: [4, n].
+    """Every kernel and comm op by start: start and end in nanoseconds, template index, step: [4, n].
 
-    Of a span that is both, the kernel begins with it and the exchange ends with it.
+    In a span with both, the kernel begins with it and the comm op ends with it.
     """
     stream = np.where(spans.is_task, spans.stream, _OPERATION_STREAM)
     key, label_index = np.unique(spans.description * len(_STREAM_IDS) + stream, return_inverse=True)
-    for description, stream_index in (divmod(item, len(_STREAM_IDS)) for item in key.tolist()):
+    for description, stream_index in (divmod(run_key, len(_STREAM_IDS)) for run_key in key.tolist()):
         templates.add(spans.descriptions[description], stream_index)
     start, end = to_nanoseconds((spans.start, spans.transfer_start)), to_nanoseconds((spans.kernel_end, spans.end))
     template_index, step = (
@@ -166,7 +174,7 @@ def _kernel_runs(templates: _EventTemplates, spans: SpanTable) -> IntArray:
 
 
 def _file_header(templates: _EventTemplates) -> str:
-    """What stands before the events; on lines of their own, because HTA looks for the rank line by line."""
+    """Text before the events; one key a line, because HTA searches for the rank line by line."""
     result, rank, groups = templates.result, templates.rank.rank, templates.process_groups()
     accelerators, kind = result.scenario.cluster.accelerator_kinds()
     accelerator = accelerators[int(kind[rank])]
@@ -210,12 +218,12 @@ def _trace_events(templates: _EventTemplates, runs: IntArray) -> Iterator[str]:
 
 
 def _format_microseconds(times: IntArray) -> list[str]:
-    """Nanoseconds in microseconds."""
+    """Nanoseconds as text in microseconds."""
     return [f"{time // 1000}.{time % 1000:03d}" for time in times.tolist()]
 
 
 def _render_template(launch: KinetoKernel, stream: int, extra: dict[str, Any]) -> str:
-    """What is written of a kernel, or of what the host computes itself, on a thread of its own, but for `_VARIABLE_FIELDS`."""
+    """Event template of a kernel or of host work (on its own thread), with `_VARIABLE_FIELDS` open."""
     arguments = {"device": 0, "context": 1, "stream": stream, "queued": 0} | launch.device_arguments | extra
     call, cbid = _RUNTIME_CALLS.get(launch.category, ("", 0))
     fields = {
@@ -228,7 +236,7 @@ def _render_template(launch: KinetoKernel, stream: int, extra: dict[str, Any]) -
 
 
 def _launch_times(start: IntArray) -> IntArray:
-    """When the host begins to launch each kernel: just before it starts, one after the other: [n] nanoseconds."""
+    """[n] nanoseconds of each kernel's launch on the host: just before it starts, without overlaps."""
     earliest_offset = np.arange(len(start)) * _LAUNCH_NS
     latest = np.minimum.accumulate((start - earliest_offset)[::-1])[::-1] + earliest_offset
     launch: IntArray = np.maximum(latest + _LEAD_NS - _LAUNCH_NS, 0)
@@ -236,8 +244,8 @@ def _launch_times(start: IntArray) -> IntArray:
 
 
 def _step_begins(templates: _EventTemplates, runs: IntArray, launch: IntArray) -> list[int]:
-    """When the host's marks of steps but the first begin: when the first pass of the step is launched."""
+    """Begin of the host's step annotations except the first: launch of the step's first compute kernel."""
     _, _, template_index, step = runs
     is_compute = np.array(templates.stream_ids)[template_index] == _STREAM_IDS[Stream.COMPUTE]
     steps = range(1, templates.result.scenario.steps)
-    return [int(launch[is_compute & (step == item)].min(initial=int(launch[-1]))) for item in steps]
+    return [int(launch[is_compute & (step == step_index)].min(initial=int(launch[-1]))) for step_index in steps]

@@ -1,14 +1,14 @@
-"""What are kernels and collectives called in a trace of PyTorch's profiler, and which arguments do tools read there?
+"""How are kernels and collectives named, and their arguments written, in PyTorch profiler traces?
 
-Matrix products and attention have the names and arguments of PyTorch's operators, from which tools work out FLOP;
-other kernels have the simulator's own names. Collectives have NCCL's kernel names, by which tools tell them from
-computation, and the arguments of PyTorch's `record_param_comms`. Payloads are counted in elements of the format of
-activations, whatever their own.
-Products of formats with scales are PyTorch's scaled products, with scales as these take them; dimensions count numbers,
-even where two of them lie in a byte. What casts write is said beside them.
-Reference: pytorch/pytorch, torch/csrc/distributed/c10d/ParamCommsUtils.hpp, aten/src/ATen/native/native_functions.yaml
-(`_scaled_mm`, `_scaled_grouped_mm`), aten/src/ATen/native/cuda/ScaledBlas.cpp (dimensions of scales); NVIDIA/nccl,
-src/device/generate.py
+Matmuls and attention have the names and arguments of PyTorch's operators, from which tools derive FLOP;
+other kernels have the simulator's own names. Collectives have NCCL's kernel names, by which tools recognize
+communication, and the arguments of PyTorch's `record_param_comms`. Payloads are counted in elements of the
+activations' dtype, whatever their own.
+Matmuls of formats with scales are PyTorch's scaled matmuls, with scales in their layout; dimensions count
+elements, even if a byte holds two. The formats that casts write are an extra argument.
+Reference: pytorch/pytorch, torch/csrc/distributed/c10d/ParamCommsUtils.hpp,
+aten/src/ATen/native/native_functions.yaml (`_scaled_mm`, `_scaled_grouped_mm`),
+aten/src/ATen/native/cuda/ScaledBlas.cpp (dimensions of scales); NVIDIA/nccl, src/device/generate.py
 """
 
 import math
@@ -23,7 +23,7 @@ from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulL
 from clustersim.program.task import CollectiveType, CommOp, HostOp, HostOpKind, TokenDispatcher
 from clustersim.report.export.span_descriptions import format_kernel_shape
 
-_NCCL_NAMES: Final = {  # the kernel's name, and the name that c10d gives the collective
+_NCCL_NAMES: Final = {  # the kernel's name, and c10d's name of the collective
     CollectiveType.ALL_REDUCE: ("AllReduce_Sum_{}", "allreduce"),
     CollectiveType.ALL_GATHER: ("AllGather", "_allgather_base"),
     CollectiveType.REDUCE_SCATTER: ("ReduceScatter_Sum_{}", "_reduce_scatter_base"),
@@ -44,36 +44,43 @@ _MEMCPY_NAMES: Final = {
     HostOpKind.D2H: "Memcpy DtoH (Device -> Pinned)",
     HostOpKind.H2D: "Memcpy HtoD (Pinned -> Device)",
 }
-_SHARDED_OUTPUT: Final = (CollectiveType.REDUCE_SCATTER, CollectiveType.SCATTER)  # each member ends with its share
-_SHARDED_INPUT: Final = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)  # each member begins with its share
-_NCCL_DTYPES: Final = {DType.FP32: "f32", DType.TF32: "f32", DType.BF16: "bf16", DType.FP16: "f16"}  # of activations
+_SHARDED_OUTPUT: Final = (CollectiveType.REDUCE_SCATTER, CollectiveType.SCATTER)  # each member's output is a shard
+_SHARDED_INPUT: Final = (CollectiveType.ALL_GATHER, CollectiveType.GATHER)  # each member's input is a shard
+_NCCL_DTYPES: Final = {
+    DType.FP32: "f32",
+    DType.TF32: "f32",
+    DType.BF16: "bf16",
+    DType.FP16: "f16",
+}  # of activation dtypes
 _C10_DTYPES: Final = {
     DType.FP32: "Float", DType.TF32: "Float", DType.BF16: "BFloat16", DType.FP16: "Half",
     **dict.fromkeys(LOW_PRECISION_DTYPES, "Float8_e4m3fn"), DType.NVFP4: "Float4_e2m1fn_x2",
 }  # fmt: skip
-_SCALE_FORMATS: Final = {  # their type, and how many elements of a row have one in common; None: a tensor's
+_SCALE_FORMATS: Final = {  # scale dtype, and elements of a row per scale; None: one scale per tensor
     DType.FP8: ("float", None),
     DType.FP8_ROWWISE: ("float", math.inf),
     DType.FP8_BLOCKWISE: ("float", 128),
     DType.MXFP8: ("c10::Float8_e8m0fnu", 32),
     DType.NVFP4: ("c10::Float8_e4m3fn", 16),
 }
-_MATMUL_OPERATORS: Final = {  # whether scaled, whether several: the operator, and how many more it is not given
+_MATMUL_OPERATORS: Final = {  # is_scaled, is_batched: the operator, and its number of absent optional arguments
     (False, False): ("aten::mm", 0),
     (False, True): ("aten::bmm", 0),
     (True, False): ("aten::_scaled_mm", 4),
     (True, True): ("aten::_scaled_grouped_mm", 5),
 }
-_MAX_LISTED_RANKS: Final = 16  # ranks of a group that an event lists
+_MAX_LISTED_RANKS: Final = 16  # maximum number of ranks of a group that an event lists
 ProcessGroupInfo = dict[str, Any]
-"""A process group, as the head of a file has it: its name among all groups, what it is for, its ranks."""
+"""A process group as in a file's header: its unique name, its description, its ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class KinetoKernel:
-    """One kernel: what the host calls it with, and what runs. arguments: of the operator; device: of the kernel.
+    """One kernel: the host operator that calls it, and the device kernel.
 
-    category: what the profiler calls its kind.
+    arguments: of the operator; device_arguments: of the kernel.
+
+    category: the profiler's event category.
     """
 
     operator: str
@@ -95,7 +102,7 @@ def to_kineto_kernel(kernel: Kernel) -> KinetoKernel:
 def to_kineto_comm(
     comm_op: CommOp, timing: CommTiming, group: ProcessGroupInfo, dtype: DType, *, is_receive: bool
 ) -> KinetoKernel:
-    """A collective, or a message that is sent or received, as c10d calls NCCL; or what others call."""
+    """A collective, or a sent or received message, as c10d calls NCCL; or a dispatcher's or the host's operation."""
     if isinstance(comm_op, HostOp):
         return _to_kineto_host_op(comm_op)
     if comm_op.routing is not None and comm_op.collective.is_token_routing:
@@ -118,14 +125,14 @@ def to_kineto_comm(
 
 
 def _to_kineto_dispatch(comm_op: CommOp, dispatcher: TokenDispatcher, group: ProcessGroupInfo) -> KinetoKernel:
-    """Kernels that send tokens to experts or get results back, by their namespace."""
+    """Token dispatch or combine kernels, by the dispatcher's namespace."""
     name = f"{_DISPATCHER_NAMESPACES[dispatcher]}::{comm_op.collective.value}"
     arguments = {"Group size": group["pg_size"], "Process Group Ranks": _format_ranks(group["ranks"])}
     return KinetoKernel(name, arguments, name, {"bytes": int(comm_op.payload)})
 
 
 def _to_kineto_host_op(host_op: HostOp) -> KinetoKernel:
-    """A copy to or from pinned memory of the host, as the profiler names it, or what the host computes itself."""
+    """A copy to or from pinned host memory, as the profiler names it, or work computed on the host."""
     if host_op.kind is HostOpKind.ON_HOST:
         return KinetoKernel(host_op.name, {}, host_op.name, {"bytes": int(host_op.payload)}, category="cpu_op")
     kernel = _MEMCPY_NAMES[host_op.kind]
@@ -134,7 +141,9 @@ def _to_kineto_host_op(host_op: HostOp) -> KinetoKernel:
 
 def _format_ranks(ranks: Sequence[int]) -> str:
     labels = [str(rank) for rank in ranks]
-    return f"[{', '.join(labels if len(labels) <= _MAX_LISTED_RANKS else [*labels[: _MAX_LISTED_RANKS - 1], '...', labels[-1]])}]"
+    if len(labels) > _MAX_LISTED_RANKS:
+        labels = [*labels[: _MAX_LISTED_RANKS - 1], "...", labels[-1]]
+    return f"[{', '.join(labels)}]"
 
 
 def _operator(kernel: Kernel) -> tuple[str, dict[str, Any]]:
@@ -148,7 +157,7 @@ def _operator(kernel: Kernel) -> tuple[str, dict[str, Any]]:
 
 
 def _attention_operator(shape: AttentionShape, dtype: DType) -> tuple[str, dict[str, Any]]:
-    """PyTorch's own attention has no window; the flash-attn package's has, and counts the keys before the query's."""
+    """PyTorch's attention has no window; flash-attn's has, which counts the keys before the query's."""
     queries = [shape.batch, shape.heads, shape.query, shape.head_dim]
     keys = [shape.batch, shape.kv_heads, shape.key, shape.head_dim]
     name, concrete = "aten::_scaled_dot_product_flash_attention", ["", "", "", "0.", str(shape.causal), "False", ""]
@@ -160,7 +169,7 @@ def _attention_operator(shape: AttentionShape, dtype: DType) -> tuple[str, dict[
 
 
 def _matmul_operator(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, Any]]:
-    """Operands of scaled products lie along what is summed over, A by rows and B by columns, as they were cast."""
+    """Scaled matmuls' operands are contiguous along the summed dimension, A by rows and B by columns."""
     m, n, k, is_scaled, is_batched = shape.m, shape.n, shape.k, dtype in LOW_PRECISION_DTYPES, shape.batch != 1
     dimensions, dtypes = [[m, k], [k, n]], [_c10_dtype(dtype)] * 2
     strides = [[k, 1], [1, k] if is_scaled or shape.operands is MatmulLayout.NT else [n, 1]]
@@ -181,7 +190,7 @@ def _matmul_operator(shape: MatmulShape, dtype: DType) -> tuple[str, dict[str, A
 
 
 def _scale_dimensions(shape: MatmulShape, dtype: DType) -> list[list[int]]:
-    """Dimensions of the scales of A and B; blocks of 128 are as high as wide in weights, which gradients have not."""
+    """Dimensions of the scales of A and B; 128x128 blocks for weights, 1x128 for gradients."""
     _, width = _SCALE_FORMATS[dtype]
     if width is None:
         return [[], []]
@@ -197,7 +206,7 @@ def _c10_dtype(dtype: DType) -> str:
 def _operator_arguments(
     dimensions: list[list[int]], dtypes: list[str], concrete: list[str], *, scalar_type: str = ""
 ) -> dict[str, Any]:
-    """Arguments that are tensors, and behind them as many more as there are values. more: of which type these are."""
+    """Tensor arguments, followed by scalar arguments for the remaining concrete values. scalar_type: their type."""
     scalar_count = len(concrete) - len(dimensions)
     return {
         "Input Dims": [*dimensions, *([[]] * scalar_count)],

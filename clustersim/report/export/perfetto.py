@@ -1,16 +1,16 @@
-"""How is a trace written for Perfetto, to be opened at ui.perfetto.dev?
+"""How is a trace exported for Perfetto (ui.perfetto.dev)?
 
-Tracks are a tree in a given order: the scenario, replicas, stages, ranks with their counters, streams. Slices carry
-what the page's hover text says, and flows join what is sent with what is received, and the members of collectives.
-Times are whole nanoseconds, so what is shorter is drawn with no length. The protobuf comes from the `perfetto` package,
-an extra: `pip install 'clustersim[trace]'`.
+Tracks are an ordered tree: the scenario, replicas, stages, ranks with their counters, streams. Slices carry
+the page's hover text as annotations; flows join sends with receives, and the members of collectives.
+Times are integer nanoseconds, so shorter slices have zero length. The protobuf schema is that of the
+`perfetto` package, an extra: `pip install 'clustersim[trace]'`.
 
-Counters are curves of what a rank holds and moves. Memory held is the ledger's, which follows the first step; what is
-moved is payloads over time (`results.stream_bandwidth`).
+Counters are memory and bandwidth of a rank over time. Memory held is the memory ledger's, which covers the
+first step; bandwidth is payload per second (`algorithm_bandwidth`).
 
-Perfetto lets no trace choose colours (github.com/google/perfetto/issues/620). It gives slices with equal correlation
-ids equal colours (pull/1628), so the words of the page's categories are these ids: as on the page, one category has
-one colour everywhere, but not the page's.
+Perfetto does not let a trace choose colours (github.com/google/perfetto/issues/620). Slices with equal
+correlation ids have equal colours (pull/1628), so the labels of the page's categories are these ids: one
+category has one colour everywhere, but not that of the page.
 Reference: perfetto.dev/docs/reference/synthetic-track-event
 """
 
@@ -45,7 +45,7 @@ from clustersim.results.stream_bandwidth import algorithm_bandwidth
 SUFFIXES: Final = (".pftrace", ".perfetto-trace", "")
 _SEQUENCE: Final = 1
 _PACKET_TAG: Final = b"\x0a"  # tag of Trace.packet, field 1, with a length
-_TIMESTAMP_BYTES: Final = 8  # bytes of a time: 2 years
+_TIMESTAMP_BYTES: Final = 8  # bytes of a padded timestamp: 2 years
 _TIMESTAMP_TAG: Final = b"\x40"  # tag of TracePacket.timestamp, field 8, a varint
 _SEQUENCE_ID_FIELD: Final = b"\x50" + bytes([_SEQUENCE])  # TracePacket.trusted_packet_sequence_id, field 10
 _EVENT_TAG: Final = b"\x5a"  # tag of TracePacket.track_event, field 11, with a length
@@ -53,10 +53,10 @@ _FLOW_TAG: Final = b"\xf9\x02"  # tag of TrackEvent.flow_ids, field 47, 8 bytes
 _VALUE_TAG: Final = b"\xe1\x02"  # tag of TrackEvent.double_counter_value, field 44, 8 bytes
 _FIXED64_BYTES: Final = 8
 _ANNOTATION_FIELDS: Final = {str: "string_value", int: "int_value", float: "double_value"}  # of DebugAnnotation
-_TIME_RESOLUTION: Final = 5e-10  # seconds: less than a trace can show
+_TIME_RESOLUTION: Final = 5e-10  # seconds: below the resolution of a trace
 _RATE_COUNTERS: Final = (
     ("data parallel collectives: payload per second", (Stream.DP,)),
-    ("tokens to and from experts beside computation: payload per second", (Stream.EP,)),
+    ("tokens to and from experts, overlapped: payload per second", (Stream.EP,)),
     ("messages sent to other stages: bytes per second", (Stream.SEND_NEXT, Stream.SEND_PREVIOUS)),
     ("messages received from other stages: bytes per second", (Stream.RECEIVE,)),
     ("copies to the host: bytes per second", (Stream.D2H,)),
@@ -65,11 +65,11 @@ _RATE_COUNTERS: Final = (
 _BYTES_UNIT: Final = {"unit": "UNIT_SIZE_BYTES"}
 _BYTES_PER_SECOND_UNIT: Final = {"unit_name": "bytes/s"}
 _CounterSeries = tuple[str, dict[str, str], IntArray, FloatArray]
-"""Of a rank: its name, its unit in Perfetto's words, [n] nanoseconds, ascending, and [n] values from then on."""
+"""A counter of a rank: name, unit fields of Perfetto, [n] nanoseconds, ascending, and [n] values from then on."""
 
 
 def require_perfetto(path: str | Path) -> None:
-    """Raise InputError for a name whose end is another format's, or where the extra is not installed."""
+    """Raise InputError for a file suffix of another format, or if the extra is not installed."""
     if path in ("", "-") or Path(path).suffix not in SUFFIXES:
         raise InputError(
             f"--trace {path}: name a file that ends in .pftrace, .perfetto-trace or nothing (Perfetto); --kineto DIR "
@@ -79,7 +79,7 @@ def require_perfetto(path: str | Path) -> None:
 
 
 def write_perfetto(export: TraceExport, file: IO[bytes]) -> None:
-    """Write ranks, their spans and, but for a sample, counters; raise InputError where the extra is not installed."""
+    """Write ranks, their spans and, except for a sample, counters; raises InputError if the extra is not installed."""
     result, writer = export.result, _PacketWriter(file, _load_protobuf(), export.result.scenario.name)
     flow_ids = FlowIds(result.program, [rank.rank for rank in export.ranks])
     for rank in export.ranks:
@@ -114,7 +114,7 @@ def _load_protobuf() -> Any:
 
 
 class _TrackSpans(NamedTuple):
-    """Spans that are drawn in one line. track: 0 ... within the rank's stream; flow: [spans] `Flows` of theirs."""
+    """Spans of one track. track: index within the rank's stream; flow_ids: [spans] as in `FlowIds`."""
 
     rank: int
     stream: Stream
@@ -134,13 +134,13 @@ def _tracks(rank: int, spans: SpanTable, flow_id_source: FlowIds) -> Iterator[_T
 
 
 def _task_of_event(result: SimulationResult, event: int) -> tuple[int, Task]:
-    """The program of a row of the trace, and its task."""
+    """Program index and task of a trace event."""
     trace, program_index = result.trace, int(result.program.program_index[result.trace.rank[event]])
     return program_index, result.program.programs[program_index].tasks[trace.task[event]]
 
 
 def _task_arguments(result: SimulationResult, description: SpanDescription, task: Task) -> Arguments:
-    """Of a task, but for its waits."""
+    """Arguments of a task, without its waits."""
     arguments: Arguments = {"does": description.title} if description.title else {}
     arguments |= {"detail": description.detail} if description.detail and description.kind != "receive" else {}
     arguments |= action_arguments(task, result.scenario)
@@ -150,7 +150,7 @@ def _task_arguments(result: SimulationResult, description: SpanDescription, task
 
 
 def _wait_arguments(result: SimulationResult, event: int, cause: int, gap_seconds: Seconds) -> Arguments:
-    """What a task waited for, -1 for nothing, and what made it longer. between: seconds in which no operation ran."""
+    """Cause of a task's start (-1 for none), its wait and slowdown. gap_seconds: seconds between its operations."""
     trace, (program_index, _) = result.trace, _task_of_event(result, event)
     waiting_since = trace.queued if trace.stream[event] == Stream.COMPUTE else trace.ready
     waited, slowed = float(trace.start[event] - waiting_since[event]), float(trace.slowed[event])
@@ -166,10 +166,10 @@ def _wait_arguments(result: SimulationResult, event: int, cause: int, gap_second
 
 
 def _memory_counter(result: SimulationResult, rank: int) -> _CounterSeries:
-    """What a rank holds; beyond activations it does not change, and the allocator rounds up by a part."""
+    """Memory of a rank over time: only activations vary, and fragmentation adds a constant fraction."""
     pipeline_rank = min(int(result.program.program_index[rank]), len(result.ledgers) - 1)
     ledger = result.ledgers[pipeline_rank]
-    activations = np.append(0.0, ledger.activations)  # none before the step
+    activations = np.append(0.0, ledger.activations)  # no activations before the step
     held_bytes = ledger.peak - (ledger.peak_activations - activations) * ledger.fragmentation
     label = "memory held in the first step" if result.scenario.steps > 1 else "memory held"
     name = f"{label}, of {format_bytes(result.memory_capacities[pipeline_rank])}"
@@ -177,7 +177,7 @@ def _memory_counter(result: SimulationResult, rank: int) -> _CounterSeries:
 
 
 def _payload_counters(result: SimulationResult, rank: int) -> Iterator[_CounterSeries]:
-    """What a rank moves, as payloads over time, on those streams that move anything."""
+    """Payload bandwidth of a rank over time, on each kind of stream with traffic."""
     trace = result.trace
     for name, streams in _RATE_COUNTERS:
         events, rate = algorithm_bandwidth(trace, result.program, rank, streams)
@@ -190,12 +190,12 @@ def _payload_counters(result: SimulationResult, rank: int) -> Iterator[_CounterS
 
 
 class _PacketWriter:
-    """Packets, one track of a rank at a time: a million spans never stand in memory as packets.
+    """Streaming writer of packets, one track at a time, so that a million spans never are in memory as packets.
 
-    A track is described when it is first met, and has a place among its siblings. A trace is its packets, each behind
-    the tag and the length of a field. What packets of a label have in common is encoded once for each track, with what
-    differs behind it: a flow or a value as the last field of the event, and the time as the last one of the packet, all
-    of fixed lengths.
+    A track is described on first use, with an order among its siblings. A trace is a sequence of packets, each
+    preceded by a field's tag and length. What packets of one description share is encoded once for each track;
+    the variable fields follow it: a flow id or counter value as the last field of the event, and the timestamp
+    as the last field of the packet, all of fixed length.
     Reference: protobuf.dev/programming-guides/encoding
     """
 
@@ -206,22 +206,22 @@ class _PacketWriter:
         self._root = self._track_id((), 0, title)
 
     def add_rank(self, rank: TraceRank) -> None:
-        """The track of a rank, below its stage and replica."""
+        """Add the track of a rank, below its stage and replica."""
         replica = self._track_id((rank.replica_index,), self._root, f"replica {rank.replica_index}")
         stage = self._track_id((rank.replica_index, rank.stage), replica, rank.stage)
         self._track_id(("rank", rank.rank), stage, rank.name)
 
     def add_counter(self, rank: int, name: str, unit: dict[str, str], times: IntArray, values: FloatArray) -> None:
-        """A curve of a rank."""
+        """Write a counter series of a rank."""
         track = self._track_id((rank, name), self._tracks["rank", rank], name, counter=unit)
         prefix = _packet_prefix(self._event("COUNTER", track), _VALUE_TAG)
         for stamp, value in zip(encode_timestamps(times), values.tolist(), strict=True):
             self._file.write(prefix + struct.pack("<d", value) + stamp)
 
     def add_spans(self, track_spans: _TrackSpans, result: SimulationResult) -> None:
-        """Spans of a track: each begins, what is inside it begins and ends, it ends.
+        """Write spans of a track: each begins, its operations begin and end, it ends.
 
-        The tracks of a stream have one name, and viewers draw them below each other.
+        The tracks of a stream share one name, and viewers draw them below each other.
         """
         track = self._track_id(
             track_spans[:3], self._tracks["rank", track_spans.rank], STREAM_LABELS[track_spans.stream]
@@ -257,7 +257,7 @@ class _PacketWriter:
             self._file.write(b"".join((prefix, *task_bytes[:2], *operations, *task_bytes[2:])))
 
     def _operation_prefixes(self, track: int, track_spans: _TrackSpans) -> list[bytes]:
-        """The packets of operations up to their flows: the same wherever one is run."""
+        """Packet prefixes of operations up to their flow ids: the same for all runs."""
         spans, is_operation = track_spans.spans, ~track_spans.spans.is_task
         key, prefix_index = np.unique(
             2 * spans.description[is_operation] + (track_spans.flow_ids[is_operation] != NO_FLOW), return_inverse=True
@@ -273,7 +273,7 @@ class _PacketWriter:
         return [prefixes[index] for index in prefix_index.tolist()]
 
     def _track_id(self, key: tuple[object, ...], parent: int, name: str, **extra: Any) -> int:
-        """The number of a line of the viewer; parent 0 is the top."""
+        """Id of a track, which is described on first use; parent 0 is the root."""
         if key not in self._tracks:
             self._tracks[key] = len(self._tracks) + 1
             self._children[parent] += 1
@@ -300,7 +300,7 @@ class _PacketWriter:
 
 
 def _variable_bytes(track_spans: _TrackSpans, selection: BoolArray, end_packet: bytes) -> tuple[Iterable[bytes], ...]:
-    """What follows the heads of some spans: the flow, when they begin, and the packet of their end, with its time."""
+    """Bytes after the prefixes of some spans: flow id, start timestamp, and the end packet with its timestamp."""
     trace, events = track_spans.spans.trace, track_spans.spans.event[selection]
     task_start, task_end = trace.start[events], trace.end[events]
     start_stamps, end_stamps = (
@@ -315,24 +315,27 @@ def _variable_bytes(track_spans: _TrackSpans, selection: BoolArray, end_packet: 
 
 
 def _packet_prefix(event: bytes, last_tag: bytes = b"") -> bytes:
-    """A packet up to what differs. event: as encoded; last: the tag of the event's last field, if that differs."""
+    """Packet up to its variable fields.
+
+    event: encoded; last_tag: tag of the event's last field, if that is variable.
+    """
     fixed_bytes = _FIXED64_BYTES if last_tag else 0
     inner = _SEQUENCE_ID_FIELD + _EVENT_TAG + _varint(len(event + last_tag) + fixed_bytes) + event + last_tag
     return _PACKET_TAG + _varint(len(inner) + fixed_bytes + len(_TIMESTAMP_TAG) + _TIMESTAMP_BYTES) + inner
 
 
 def _varint(value: int) -> bytes:
-    """A number in protobuf's encoding: seven bits a byte, the lowest first, all but the last byte marked.
+    r"""Protobuf varint: seven bits a byte, lowest first, continuation bit in all but the last byte.
 
     >>> _varint(1), _varint(300)
-    (b'\\x01', b'\\xac\\x02')
+    (b'\x01', b'\xac\x02')
     """
     low, remaining = value & 0x7F, value >> 7
     return bytes([low | 0x80]) + _varint(remaining) if remaining else bytes([low])
 
 
 def encode_timestamps(times: IntArray) -> list[bytes]:
-    """Times, with their tag, as numbers of protobuf that are all as long: their highest bits may be zeros."""
+    """Timestamps with their tag as varints of equal length, padded with zero bits."""
     bits = times[:, None] >> 7 * np.arange(_TIMESTAMP_BYTES) & 0x7F
     bits[:, :-1] |= 0x80
     encoded = bits.astype(np.uint8).tobytes()

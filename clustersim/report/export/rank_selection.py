@@ -1,8 +1,9 @@
-"""Of which ranks are traces written, and what is each called?
+"""Of which ranks are traces exported, and how is each labelled?
 
-Nobody reads a trace of every rank of a large cluster. Of more than `MAX_RANKS` simulated ranks those are written that
-the page shows: one of each pipeline rank, and stragglers. Or a user says which (`--ranks`). A rank that was not
-simulated is written from the rank that stands for it, whose times are provably its own.
+A trace of every rank of a large cluster is unreadable. If more than `MAX_RANKS` ranks were simulated, those
+that the page shows are exported: one of each pipeline rank, and stragglers; or the user selects them
+(`--ranks`). A rank that was not simulated is exported from its representative, whose times are provably
+equal.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +26,10 @@ MAX_RANKS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class TraceRank:
-    """A rank that is written.
+    """An exported rank.
 
-    simulated: the rank whose spans are its own; coordinates: on every axis, by its name; name: what it is called within
-    its stage.
+    representative: the simulated rank whose spans are its own; coordinates: by name of the mesh axis; name:
+    label within its stage.
     """
 
     rank: int
@@ -39,24 +40,24 @@ class TraceRank:
 
     @property
     def replica_index(self) -> int:
-        """Its place among the replicas of the model."""
+        """Index among the model's data-parallel replicas."""
         return self.coordinates[DATA.name]
 
 
 def default_ranks(result: SimulationResult) -> list[int]:
-    """The simulated ranks if they are few, else those that the page shows."""
+    """All simulated ranks if there are at most `MAX_RANKS`, else those that the page shows."""
     ranks: list[int] = result.trace.simulated_ranks.tolist()
     return ranks if len(ranks) <= MAX_RANKS else select_ranks(result)
 
 
 def validate_rank_selection(layout: Layout, selection: str) -> None:
-    """Raise InputError, which says what is legal, for a choice that `select_ranks_by_terms` cannot follow; an empty one is legal."""
+    """Raise InputError, which lists the legal terms, for a selection that cannot be resolved; an empty one is legal."""
     for term in selection.split(",") if selection else ():
         _resolve_term(layout, term.strip(), selection)
 
 
 def select_ranks_by_terms(result: SimulationResult, selection: str) -> list[int]:
-    """The ranks that a choice such as `0:8,stage:3,slowest:4` names, ascending; of an empty one `default_ranks`.
+    """Ranks of a selection such as `0:8,stage:3,slowest:4`, ascending; `default_ranks` if it is empty.
 
     Raises InputError as `validate_rank_selection` does.
     """
@@ -69,10 +70,10 @@ def select_ranks_by_terms(result: SimulationResult, selection: str) -> list[int]
 
 
 def describe_trace_ranks(result: SimulationResult, ranks: Sequence[int]) -> tuple[TraceRank, ...]:
-    """What is to be known of the ranks that are written, by replica, stage and rank.
+    """Descriptions of the exported ranks, sorted by replica, stage and rank.
 
-    Their names say where they are in a stage, which of the machine's GPUs they have where that is not their own number,
-    and for how many ranks of its class one is written alone.
+    Their names give the coordinates within a stage, the machine's GPU if its id differs from the rank, and how
+    many ranks of its class it represents if it is the only one exported.
     """
     layout, representatives, straggler_ranks = (
         result.scenario.layout,
@@ -103,30 +104,38 @@ def describe_trace_ranks(result: SimulationResult, ranks: Sequence[int]) -> tupl
         name = f"{'slow ' if rank in straggler_ranks else ''}rank {rank}" + (f" ({detail_text})" if detail_text else "")
         stage = stage_name(result.scenario, rank_coordinates[PIPELINE.name])
         trace_ranks.append(TraceRank(rank, representative, stage, rank_coordinates, name))
-    return tuple(sorted(trace_ranks, key=lambda each: (each.replica_index, each.coordinates[PIPELINE.name], each.rank)))
+    return tuple(
+        sorted(
+            trace_ranks,
+            key=lambda trace_rank: (trace_rank.replica_index, trace_rank.coordinates[PIPELINE.name], trace_rank.rank),
+        )
+    )
 
 
 def _resolve_term(layout: Layout, term: str, selection: str) -> tuple[Sequence[int], int]:
-    """The ranks that a word names, and how many of the slowest."""
-    keyword, colon, number = term.partition(":")
+    """Ranks that a term selects, and how many of the slowest."""
+    keyword, colon, index_text = term.partition(":")
     ranks: Sequence[int] = ()
     slowest = 0
-    match keyword, bool(colon), number.isdecimal():
+    match keyword, bool(colon), index_text.isdecimal():
         case "all", False, _:
             ranks = range(layout.world_size)
         case "stage", _, True:
-            ranks = np.flatnonzero(layout.mesh.rank_coordinates(PIPELINE) == int(number)).tolist()
+            ranks = np.flatnonzero(layout.mesh.rank_coordinates(PIPELINE) == int(index_text)).tolist()
         case "slowest", _, True:
-            slowest = int(number) if int(number) <= layout.world_size else 0
+            slowest = int(index_text) if int(index_text) <= layout.world_size else 0
         case _, False, _ if keyword.isdecimal():
             ranks = range(int(keyword), min(int(keyword) + 1, layout.world_size))
-        case _, _, True if keyword.isdecimal() and int(number) <= layout.world_size:
-            ranks = range(int(keyword), int(number))
+        case _, _, True if keyword.isdecimal() and int(index_text) <= layout.world_size:
+            ranks = range(int(keyword), int(index_text))
     if not ranks and not slowest:
         last_rank, example_end = layout.world_size - 1, min(8, layout.world_size)
         raise InputError(
-            f"--ranks {selection}: {term or 'an empty word'} does not name ranks from 0 to {last_rank:,}; write one or several "
-            f"of {last_rank} (one rank), 0:{example_end} (0 to {example_end - 1}), stage:{layout.pp - 1} (all ranks of a pipeline rank, 0 "
-            f"to {layout.pp - 1}), slowest:{min(4, layout.world_size)} (at most {layout.world_size:,}), all; separated by commas"
+            f"--ranks {selection}: {term or 'an empty word'} does not name ranks from 0 to {last_rank:,}; write one "
+            "or several "
+            f"of {last_rank} (one rank), 0:{example_end} (0 to {example_end - 1}), stage:{layout.pp - 1} (all ranks "
+            "of a pipeline rank, 0 "
+            f"to {layout.pp - 1}), slowest:{min(4, layout.world_size)} (at most {layout.world_size:,}), all; "
+            "separated by commas"
         )
     return ranks, slowest

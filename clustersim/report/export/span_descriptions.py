@@ -1,7 +1,9 @@
-"""What does a span say? Its kind, category and name, what it computes or moves, and how its duration is known.
+"""How is a span described?
 
-Said once, for the page and for all that is exported: a writer says the parts that its format has a place for. Labels do
-not depend on when a span ran, so that all runs of a block share them.
+Its kind, category and name, what it computes or transfers, and its duration's provenance.
+
+One description serves the page and all exporters, which write the attributes that their format supports. It
+does not depend on when a span ran, so that all runs of a segment share it.
 """
 
 from dataclasses import dataclass
@@ -46,10 +48,11 @@ _TASK_KINDS: Final = {CollectiveTask: "collective", SendTask: "send", ReceiveTas
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpanDescription:
-    """What a span says. Compared by identity: operations that are repeated share one.
+    """Description of a span. Compared by identity: repeated operations share one.
 
-    kind, name, bytes, memory_bytes, flop, shape, algorithm, bound, provenance: as the columns of `table.COLUMNS` say,
-    NaN or empty where there is no such thing; does, detail: of a task, in more words; work: what an operation is for.
+    kind, name, bytes, memory_bytes, flop, shape, algorithm, bottleneck, provenance: as in the columns of
+    `table.COLUMNS`, NaN or empty if not applicable; title, detail: longer texts of a task; work: work type of
+    an operation.
     """
 
     kind: str
@@ -64,17 +67,17 @@ class SpanDescription:
     memory_bytes: float = np.nan
     flop: float = np.nan
     algorithm: str = ""
-    bound: str = ""
+    bottleneck: str = ""
     provenance: str = ""
 
     @property
     def shape(self) -> str:
-        """What its kernel computes, in the field's terms; empty where nothing says it."""
+        """Shape of its kernel as text; empty if unknown."""
         return "" if self.kernel is None else format_kernel_shape(self.kernel.shape)
 
     @property
     def arguments(self) -> Arguments:
-        """What an operation inside a pass says beside its name."""
+        """Arguments of an operation inside a pass, in addition to its name."""
         arguments: Arguments = {"work": self.work} if self.work else {}
         if self.kernel is not None:
             arguments |= {"kernel": self.kernel.kind.value, "dtype": self.kernel.dtype.value}
@@ -83,27 +86,36 @@ class SpanDescription:
         if self.comm_op is not None:
             arguments |= {"collective": self.comm_op.collective.value, "group": self.comm_op.comm_group}
             arguments |= {"payload_bytes": int(self.bytes)}
-        return arguments | {"bound": self.bound, "duration_from": PROVENANCE_LABELS[Provenance(self.provenance)]}
+        return arguments | {
+            "bottleneck": self.bottleneck,
+            "duration_from": PROVENANCE_LABELS[Provenance(self.provenance)],
+        }
 
 
 def describe_operation(operation: Operation, timing: SegmentTiming, index: int, algorithm: str = "") -> SpanDescription:
-    """What an operation says at a place of its block. algorithm: of its exchange, if it has one."""
+    """Description of the operation at an index of its segment. algorithm: of its comm op, if it has one."""
     kernel, comm_op = operation.kernel, operation.comm_op
     standalone_op = comm_op if kernel is None else None
     return SpanDescription(
         kind="kernel" if comm_op is None else "exchange" if kernel is None else "overlap",
-        category=AXIS_STYLES[COMM_GROUPS[standalone_op.comm_group].accounted_axis] if standalone_op else CategoryStyle[operation.work_type.name],
+        category=AXIS_STYLES[COMM_GROUPS[standalone_op.comm_group].accounted_axis]
+        if standalone_op
+        else CategoryStyle[operation.work_type.name],
         name=" + ".join(component.name for component in (kernel, comm_op) if component is not None),
-        work=operation.work_type.value, kernel=kernel, comm_op=comm_op,
+        work=operation.work_type.value,
+        kernel=kernel,
+        comm_op=comm_op,
         bytes=np.nan if comm_op is None else float(comm_op.payload),
         memory_bytes=np.nan if kernel is None else float(kernel.bytes),
         flop=np.nan if kernel is None else float(kernel.flops),
-        algorithm=algorithm, bound=timing.bottleneck[index].value, provenance=timing.provenance[index].value,
-    )  # fmt: skip
+        algorithm=algorithm,
+        bottleneck=timing.bottleneck[index].value,
+        provenance=timing.provenance[index].value,
+    )
 
 
 def describe_pass(task: ComputeTask) -> SpanDescription:
-    """What a pass says: the sums of what is in it."""
+    """Description of a pass: the sums over its operations."""
     segment, kernels = (
         task.segment,
         [operation.kernel for operation in task.segment.operations if operation.kernel is not None],
@@ -117,7 +129,7 @@ def describe_pass(task: ComputeTask) -> SpanDescription:
 
 
 def describe_comm_task(task: CollectiveTask | SendTask | ReceiveTask, timing: CommTiming) -> SpanDescription:
-    """What a collective or a message says."""
+    """Description of a collective or a message."""
     comm_op, is_host_op = task.comm_op, isinstance(task.comm_op, HostOp)
     algorithm_note = "" if is_host_op else f"{timing.algorithm} in a group that spans {timing.tier}, "
     return SpanDescription(
@@ -125,12 +137,12 @@ def describe_comm_task(task: CollectiveTask | SendTask | ReceiveTask, timing: Co
         title=comm_op.name + ("" if is_host_op else f" ({comm_op.collective.value} of {comm_op.comm_group})"),
         detail=f"{algorithm_note}bound by {timing.bottleneck.value}, {PROVENANCE_LABELS[timing.provenance]}",
         comm_op=comm_op, bytes=float(comm_op.payload), algorithm=timing.algorithm,
-        bound=timing.bottleneck.value, provenance=timing.provenance.value,
+        bottleneck=timing.bottleneck.value, provenance=timing.provenance.value,
     )  # fmt: skip
 
 
 def style_of_task(task: Task) -> CategoryStyle:
-    """The category of a task: of a pass that is no action, what its last operation is for."""
+    """Style of a task: of a pass that is no action, by the work type of its last operation."""
     if not isinstance(task, ComputeTask):
         return AXIS_STYLES[COMM_GROUPS[task.comm_op.comm_group].accounted_axis]
     if task.action is not None:
@@ -141,12 +153,12 @@ def style_of_task(task: Task) -> CategoryStyle:
 
 
 def action_of_task(task: Task) -> Action | None:
-    """The action that a task belongs to, if any."""
+    """The schedule action that a task belongs to, if any."""
     return task.action if isinstance(task, ComputeTask) else None if isinstance(task, CollectiveTask) else task.tag
 
 
 def action_arguments(task: Task, scenario: Scenario) -> Arguments:
-    """Microbatch of its step, the step (from 1) where there are several, and chunk; empty for what belongs to none."""
+    """Microbatch within its step, step (from 1) if there are several, and chunk; empty for tasks without an action."""
     action = action_of_task(task)
     if action is None:
         return {}
@@ -156,7 +168,7 @@ def action_arguments(task: Task, scenario: Scenario) -> Arguments:
 
 
 def task_title(task: Task, scenario: Scenario) -> str:
-    """What a task is called: its category, and for which microbatch, chunk and step it is."""
+    """Title of a task: its category, and its microbatch, chunk and step."""
     arguments = action_arguments(task, scenario)
     title = "receive for" if isinstance(task, ReceiveTask) else f"{style_of_task(task).label} of"
     if not arguments:
@@ -166,7 +178,7 @@ def task_title(task: Task, scenario: Scenario) -> str:
 
 
 def format_kernel_shape(shape: KernelShape | None) -> str:
-    """What a kernel computes, in the field's terms; empty where nothing says it."""
+    """Shape of a kernel as text; empty if unknown."""
     match shape:
         case MatmulShape(m, n, k, batch, operands, accumulated):
             batch_note = f", batch {batch}" if batch > 1 else ""
@@ -181,6 +193,9 @@ def format_kernel_shape(shape: KernelShape | None) -> str:
             target_formats = (
                 " and ".join(dtype.value for dtype in shape.formats) if operation is MemoryBoundOp.QUANTIZE else ""
             )
-            options = f"{', backward' * backward}{'' if fused else ', unfused'}{f', into {target_formats}' if target_formats else ''}"
+            options = (
+                f"{', backward' * backward}{'' if fused else ', unfused'}"
+                f"{f', into {target_formats}' if target_formats else ''}"
+            )
             return f"{operation.value} {f'{row_count} x ' if row_count > 1 else ''}{width}{options}"
     return ""

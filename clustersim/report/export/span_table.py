@@ -1,7 +1,8 @@
-"""What happened on a rank, span by span? The one table that every format is written from.
+"""What happened on a rank, span by span? The table that every exporter reads.
 
-A row for each pass, collective and message, by start, and behind it one for each operation inside it. Columns of
-one length, worked out once for each simulated rank; what a span says is a label, shared by all that say the same.
+One row for each pass, collective and message, by start time, followed by one for each operation inside it.
+Columns have one length and are computed once for each simulated rank; descriptions are shared by all spans
+that have the same.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,16 +28,17 @@ from clustersim.report.export.span_descriptions import (
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.trace.trace import Trace
 
-_CACHED_TABLES: Final = 8  # simulated ranks whose tables are kept: ranks of several classes come in turn
+_CACHED_TABLES: Final = 8  # simulated ranks whose tables are cached: ranks of several classes alternate
 
 
 @dataclass(frozen=True, slots=True)
 class SpanTable:
-    """Spans of a simulated rank. program: what it runs; labels: what spans say.
+    """Spans of a simulated rank. program: its program; descriptions: distinct descriptions of spans.
 
-    row: [n] of the trace, for an operation that of its pass; task: [n] place in the program; operation: [n] place in
-    the pass, -1 for a task itself; label: [n] index into labels; start, end: [n] seconds; computed: [n] seconds when
-    its kernel ended; moving: [n] seconds when its exchange began to move data.
+    event: [n] trace event, for an operation that of its pass; task: [n] task index in the program; operation:
+    [n] index in the pass, -1 for a task itself; description: [n] index into descriptions; start, end: [n]
+    seconds; kernel_end: [n] seconds at which its kernel ended; transfer_start: [n] seconds at which its comm op
+    began to transfer data.
     """
 
     trace: Trace
@@ -56,32 +58,32 @@ class SpanTable:
 
     @property
     def is_task(self) -> BoolArray:
-        """[n] whether it is a task, and no operation inside one."""
+        """[n] whether it is a task, not an operation inside one."""
         return np.asarray(self.operation < 0)
 
     @property
     def stream(self) -> IntArray:
-        """[n] the stream of the rank that runs it."""
+        """[n] stream of the rank that runs it."""
         return self.trace.stream[self.event]
 
     def task_column(self, column: NDArray[Any], fill: float) -> NDArray[Any]:
-        """[n] a column of the trace; `no_change` for operations inside tasks."""
+        """[n] a column of the trace; `fill` for operations inside tasks."""
         return np.where(self.is_task, column[self.event], fill)
 
     def select(self, selection: BoolArray | IntArray | slice) -> "SpanTable":
-        """Some of the rows, in order."""
-        names = ("row", "task", "operation", "label", "start", "end", "computed", "moving")
+        """Selected rows, in order."""
+        names = ("event", "task", "operation", "description", "start", "end", "kernel_end", "transfer_start")
         return replace(self, **{name: getattr(self, name)[selection] for name in names})
 
     def first_tasks(self, task_count: int) -> "SpanTable":
-        """So many tasks, and what is inside them."""
-        cut = np.flatnonzero(self.is_task)[task_count : task_count + 1]
-        return self.select(slice(0, int(cut[0]))) if len(cut) else self
+        """The first `task_count` tasks with their operations."""
+        next_task = np.flatnonzero(self.is_task)[task_count : task_count + 1]
+        return self.select(slice(0, int(next_task[0]))) if len(next_task) else self
 
 
 @dataclass(frozen=True, slots=True)
 class TraceExport:
-    """What is written: some ranks of a result. most: of each at most so many tasks, for a sample; kept: tables."""
+    """Exported ranks of a result. max_tasks: limit for each rank, for a sample; table_cache: recent tables."""
 
     result: SimulationResult
     ranks: tuple[TraceRank, ...]
@@ -89,7 +91,7 @@ class TraceExport:
     table_cache: LruCache[SpanTable] = field(default_factory=lambda: LruCache(_CACHED_TABLES, unit_size))
 
     def __iter__(self) -> Iterator[tuple[TraceRank, SpanTable]]:
-        """Each rank with its spans: those of the simulated one that stands for it."""
+        """Each rank with the span table of its representative."""
         for rank in self.ranks:
             table = self.table_cache.get_or_compute(
                 (rank.representative,), partial(build_span_table, self.result, rank.representative)
@@ -98,7 +100,7 @@ class TraceExport:
 
 
 def build_span_table(result: SimulationResult, rank: int) -> SpanTable:
-    """The table of a simulated rank."""
+    """Build the table of a simulated rank."""
     trace, program = result.trace, result.program.programs[int(result.program.program_index[rank])]
     events, operations, operation_offsets = (
         trace.rank_events(rank),
@@ -138,22 +140,23 @@ def build_span_table(result: SimulationResult, rank: int) -> SpanTable:
 
 
 def to_nanoseconds(seconds: ArrayLike) -> IntArray:
-    """Whole nanoseconds, as viewers of traces have them."""
+    """Integer nanoseconds, as trace viewers use them."""
     return np.rint(np.multiply(seconds, 1e9)).astype(np.int64)
 
 
 def resolve_message_cause(trace: Trace, events: IntArray) -> IntArray:
-    """The cause of some rows of a trace; where that is the arrival of a message, what the message waited for."""
+    """Cause of some trace events; if that is the arrival of a message, the cause of its send."""
     cause = trace.critical_predecessor[events]
     is_receive = (cause >= 0) & (trace.stream[cause] == Stream.RECEIVE)
     return np.where(is_receive, trace.critical_predecessor[cause], cause)
 
 
 class _SpanDescriptions:
-    """What the spans of a rank say, and how long the parts of its operations take.
+    """Descriptions of a rank's spans, and durations inside its operations.
 
-    task: [tasks] their labels; of all operations, pass by pass, label: theirs; exposed: seconds in which its exchange
-    runs beside no kernel of it; moved: seconds that its exchange moves, infinite where it is the whole operation.
+    by_task: [tasks] description index; of all operations, pass by pass: by_operation: description index;
+    exposed_seconds: of its comm op, not overlapped by its own kernel; transfer_seconds: of its comm op,
+    infinite if it is the whole operation.
     """
 
     def __init__(self, result: SimulationResult, rank: int, program: RankProgram) -> None:
@@ -172,14 +175,14 @@ class _SpanDescriptions:
         self.by_operation = ids.astype(np.int64)
 
     def _task_id(self, task: Task) -> int:
-        """The number of a task's label; programs share blocks and exchanges, so that they are told by identity."""
+        """Description index of a task; programs share segments and comm ops, so they are keyed by identity."""
         if isinstance(task, ComputeTask):
             return self._id_of((task.segment, task.action and task.action.kind), lambda: describe_pass(task))
         key = (type(task), id(task.comm_op))
         return self._id_of(key, lambda: describe_comm_task(task, self._result.cost.comm_timing_by_group(task.comm_op)))
 
     def _segment_operations(self, segment: Segment) -> Iterator[tuple[int, Seconds, Seconds]]:
-        """Label, exposed and moved of each operation of a block."""
+        """Description index, exposed and transfer seconds of each operation of a segment."""
         timing = self._result.cost.time_segment(self._rank, segment)
         kernels = timing.kernel_seconds
         for index, operation in enumerate(segment.operations):

@@ -1,13 +1,13 @@
-"""How is the table of all spans written? As CSV, or as Parquet or Arrow where pyarrow is installed.
+"""How is the table of all spans written? As CSV, or as Parquet or Arrow if pyarrow is installed.
 
-For those who would rather ask a data frame than look at a picture. `COLUMNS` says what each column holds. A row is
-named by its rank, its task (the place in the rank's program) and its operation (the place in the pass, empty for the
-task itself); the cause of a span is named in the same way. Where the cause ran on a rank of another class, that rank is
-the simulated one which stands for it.
+For analysis in data frames. `COLUMNS` documents each column. A row is identified by its rank, its task
+(index in the rank's program) and its operation (index in the pass, empty for the task itself); the cause of
+a span is identified in the same way. If the cause ran on a rank of another class, that rank is its
+simulated representative.
 
-Rank by rank, so a large table never stands in memory as a whole; but for Arrow's, whose ranks share dictionaries. In
-CSV, nothing is an empty cell; in the others it is null, and words are dictionaries. Arrow files are Arrow's IPC file
-format (Feather version 2).
+Written rank by rank, so a large table is never in memory at once; except for Arrow, whose ranks share
+dictionaries. Missing values are empty cells in CSV and null in the others, where texts are dictionary
+encoded. Arrow files are in Arrow's IPC file format (Feather version 2).
 Parquet and Arrow need an extra: `pip install 'clustersim[table]'`.
 """
 
@@ -38,31 +38,31 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     **{axis.name: (INTEGER, f"coordinate on the {axis.label} axis, if the layout has it") for axis in BASE_AXES},
     "stream": (TEXT, "which of the rank's streams"),
     "kind": (TEXT, "pass, kernel, exchange, overlap (a kernel and an exchange), collective, send or receive"),
-    "category": (TEXT, "what the page calls and colours it"),
-    "name": (TEXT, "what it is called"),
+    "category": (TEXT, "category, as labelled and coloured on the page"),
+    "name": (TEXT, "name"),
     "step": (INTEGER, "the step it belongs to, from 0"),
-    "task": (INTEGER, "place in the rank's program"),
-    "operation": (INTEGER, "place in the pass; empty for the task itself"),
+    "task": (INTEGER, "index in the rank's program"),
+    "operation": (INTEGER, "index in the pass; empty for the task itself"),
     "microbatch": (INTEGER, "through all steps, from 0"),
     "chunk": (INTEGER, "model chunk of the stage, from 0"),
-    "queued": (NUMBER, "seconds: the stream turned to it"),
-    "ready": (NUMBER, "seconds: all that it waits for on its own rank had ended"),
+    "queued": (NUMBER, "seconds: it reached the head of its stream"),
+    "ready": (NUMBER, "seconds: all its dependencies on its own rank had ended"),
     "start": (NUMBER, "seconds"),
     "end": (NUMBER, "seconds"),
     "waited": (NUMBER, "seconds inside a pass in which it waited for other ranks"),
-    "slowed": (NUMBER, "seconds by which communication beside it made its kernels longer"),
-    "contended": (NUMBER, "seconds by which sharing links made its exchanges longer"),
+    "slowed": (NUMBER, "seconds by which concurrent communication slowed its kernels"),
+    "contended": (NUMBER, "seconds by which link contention slowed its communication"),
     "bytes": (NUMBER, "payload of communication, as nccl-tests count it"),
     "memory_bytes": (NUMBER, "read and written in device memory by kernels"),
     "flop": (NUMBER, "FLOP of kernels, as executed"),
-    "shape": (TEXT, "what a kernel computes"),
+    "shape": (TEXT, "shape of a kernel"),
     "algorithm": (TEXT, "of communication"),
-    "bound": (TEXT, "what limits it"),
-    "provenance": (TEXT, "where its duration comes from"),
-    "cause_rank": (INTEGER, "rank of the span whose end allowed the start"),
-    "cause_task": (INTEGER, "task of the span whose end allowed the start"),
+    "bottleneck": (TEXT, "resource that limits it"),
+    "provenance": (TEXT, "provenance of its duration"),
+    "predecessor_rank": (INTEGER, "rank of the critical predecessor, whose end allowed the start"),
+    "predecessor_task": (INTEGER, "task of the critical predecessor"),
 }
-_TASK_COLUMNS: Final = ("queued", "ready", "waited", "slowed", "contended")  # of tasks alone
+_TASK_COLUMNS: Final = ("queued", "ready", "waited", "slowed", "contended")  # of tasks only
 _DESCRIPTION_COLUMNS: Final = (
     "kind",
     "name",
@@ -71,15 +71,15 @@ _DESCRIPTION_COLUMNS: Final = (
     "flop",
     "shape",
     "algorithm",
-    "bound",
+    "bottleneck",
     "provenance",
 )
 
 
 def table_writer(path: str | Path) -> Callable[[Iterable[Columns], IO[bytes]], None]:
-    """What writes a table in the format that the name ends in.
+    """Function that writes a table in the format of the file's suffix.
 
-    Raises InputError for a name whose end is no format, or one whose extra is not installed.
+    Raises InputError for an unknown suffix, or if the format's extra is not installed.
     """
     suffix = Path(path).suffix
     if suffix not in _WRITERS:
@@ -91,17 +91,17 @@ def table_writer(path: str | Path) -> Callable[[Iterable[Columns], IO[bytes]], N
 
 
 def build_columns(result: SimulationResult, rank: TraceRank, spans: SpanTable) -> Columns:
-    """All rows of a rank by start; integers below 0, numbers that are NaN and empty words stand for nothing."""
+    """Columns of a rank's spans, by start; integers below 0, NaN and empty texts are missing values."""
     spans = spans.select(np.lexsort((spans.operation, spans.task, spans.start)))
     trace, cause = spans.trace, spans.task_column(spans.trace.critical_predecessor, -1)
     actions, placement = [action_of_task(task) for task in spans.program.tasks], result.scenario.placement
-    cause_rank = np.where(trace.rank[cause] == rank.representative, rank.rank, trace.rank[cause])
+    predecessor_rank = np.where(trace.rank[cause] == rank.representative, rank.rank, trace.rank[cause])
     rank_columns = {axis.name: rank.coordinates.get(axis.name, -1) for axis in BASE_AXES}
     rank_columns |= {"rank": rank.rank, "simulated_rank": rank.representative, "stage": rank.coordinates[PIPELINE.name]}
     task_columns = {
         "step": spans.program.step_indices(result.scenario.steps),
         "microbatch": np.array([-1 if action is None else action.microbatch for action in actions]),
-        "chunk": np.array([-1 if item is None else placement.chunk_index(item.stage) for item in actions]),
+        "chunk": np.array([-1 if action is None else placement.chunk_index(action.stage) for action in actions]),
     }
     columns: Columns = {name: np.full(len(spans), value) for name, value in rank_columns.items()}
     columns |= {name: spans.task_column(getattr(trace, name), np.nan) for name in _TASK_COLUMNS}
@@ -113,13 +113,13 @@ def build_columns(result: SimulationResult, rank: TraceRank, spans: SpanTable) -
     columns |= {name: getattr(spans, name) for name in ("start", "end", "task", "operation")}
     columns["category"] = _to_array([label.category.label for label in spans.descriptions])[spans.description]
     columns["stream"] = _to_array([STREAM_LABELS[stream] for stream in Stream])[spans.stream]
-    columns["cause_rank"] = np.where(cause < 0, -1, cause_rank)
-    columns["cause_task"] = np.where(cause < 0, -1, trace.task[cause])
+    columns["predecessor_rank"] = np.where(cause < 0, -1, predecessor_rank)
+    columns["predecessor_task"] = np.where(cause < 0, -1, trace.task[cause])
     return {name: columns[name] for name in COLUMNS}
 
 
 def write_csv(batches: Iterable[Columns], file: IO[bytes]) -> None:
-    """Rows of comma-separated values in UTF-8, below a row of names; what is nothing is an empty cell."""
+    """Comma-separated values in UTF-8 with a header row; missing values are empty cells."""
     text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="", write_through=False)
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -152,7 +152,7 @@ def write_arrow(batches: Iterable[Columns], file: IO[bytes]) -> None:
 
 
 def _is_missing(kind: str, values: Values) -> Values:
-    """[n] where a column says nothing."""
+    """[n] where a column's value is missing."""
     return np.asarray(values < 0 if kind == INTEGER else np.isnan(values) if kind == NUMBER else values == "")
 
 
@@ -177,7 +177,7 @@ def _schema() -> Any:
 
 
 def _record_batch(schema: Any, columns: Columns) -> Any:
-    """A record batch; of words, arrays are given to be coded, so that each batch has a dictionary of its own."""
+    """A record batch; texts are encoded by batch, so that each batch has a dictionary of its own."""
     arrow, arrays = _load_pyarrow(), []
     for field in schema:
         kind, values = COLUMNS[field.name][0], columns[field.name]
@@ -187,7 +187,7 @@ def _record_batch(schema: Any, columns: Columns) -> Any:
 
 
 def _to_array(values: list[Any]) -> Values:
-    """Numbers as numbers, words as objects."""
+    """Numbers as float64, texts as objects."""
     return np.array(values, dtype=object if isinstance(values[0], str) else np.float64)
 
 

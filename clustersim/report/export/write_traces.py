@@ -1,13 +1,13 @@
-"""How is what happened written to files? In one of several formats, unless it would fill a disk.
+"""How are traces written to files? In one of several formats, unless they would be too large.
 
-The size is estimated from a sample before anything is written: a trace of every rank of a large cluster would fill a
-disk, and no viewer opens it. Ranks are by default those of `default_ranks`; how many were written is returned.
-OutputError is raised where a path cannot be written, or would have more than `most` bytes.
+The size is estimated from a sample before anything is written: a trace of every rank of a large cluster
+would fill a disk, and no viewer opens it. Ranks default to `default_ranks`; functions return how many ranks
+were written. OutputError is raised if a path cannot be written, or would exceed `max_bytes`.
 
-Kineto's traces are a file for each rank, `rank-0.json` and so on, in a directory. Tools take all of its files for one
-run, so it must be new, or hold nothing but files that were written here: those of an earlier run are replaced, and its
-other ranks' removed. All are written before the first takes its name: where the disk is full, those of the earlier run
-stay, and none of two runs are mixed.
+Kineto traces are one file for each rank, `rank-0.json` and so on, in a directory. Tools read all its files
+as one run, so it must be new, or contain only files written by clustersim: files of an earlier run are
+replaced, and those of its other ranks removed. All are written before the first is renamed into place: if
+the disk is full, those of the earlier run remain, and files of two runs never mix.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ from clustersim.results.simulation_result import SimulationResult
 
 MAX_FILE_BYTES: Final = 2**30
 LARGE_SPAN_COUNT: Final = 100_000
-"""Writing so many takes seconds."""
+"""From this many spans on, writing takes seconds."""
 _SAMPLE_TASKS: Final = 200
-"""Passes and messages from which the size of a file is estimated."""
+"""Number of tasks (passes and messages) from which the file size is estimated."""
 _FILE_PREFIX: Final = f'{{\n"producer": "{PRODUCER} '.encode()
 RankSelection = Sequence[int] | None
 ExportWriter = Callable[[TraceExport, IO[bytes]], None]
@@ -42,7 +42,7 @@ ExportWriter = Callable[[TraceExport, IO[bytes]], None]
 def write_perfetto_file(
     result: SimulationResult, path: str | Path, ranks: RankSelection = None, *, max_bytes: Bytes = MAX_FILE_BYTES
 ) -> int:
-    """Write a trace for Perfetto of some ranks; raise InputError as `require_perfetto` does."""
+    """Write a Perfetto trace of some ranks; raises InputError as `require_perfetto` does."""
     require_perfetto(path)
     return _write_single_file(result, path, ranks, max_bytes, write_perfetto)
 
@@ -50,7 +50,7 @@ def write_perfetto_file(
 def write_table_file(
     result: SimulationResult, path: str | Path, ranks: RankSelection = None, *, max_bytes: Bytes = MAX_FILE_BYTES
 ) -> int:
-    """Write all spans of some ranks in the format that the name ends in; raise InputError as `table_writer` does."""
+    """Write all spans of some ranks in the format of the file's suffix; raises InputError as `table_writer` does."""
     write_table = table_writer(path)
 
     def write(export: TraceExport, file: IO[bytes]) -> None:
@@ -62,9 +62,9 @@ def write_table_file(
 def write_kineto_files(
     result: SimulationResult, path: str | Path, ranks: RankSelection = None, *, max_bytes: Bytes = MAX_FILE_BYTES
 ) -> int:
-    """Write a file for each of some ranks; raise OutputError where the directory holds something else.
+    """Write one file for each of some ranks; raises OutputError if the directory contains unrelated files.
 
-    It stays the same one: it may be where the user is, or where a disk is mounted.
+    The directory itself is never replaced: it may be the user's working directory, or a mount point.
     """
     require_kineto_directory(path)
     export, folder = _prepare_export(result, path, ranks, max_bytes, _write_first_rank), Path(path)
@@ -85,9 +85,9 @@ def write_kineto_files(
 
 
 def require_kineto_directory(path: str | Path) -> None:
-    """Raise OutputError now if Kineto's traces could not be written to `path` later; nothing is created."""
+    """Raise OutputError now if Kineto traces could not be written to `path` later; nothing is created."""
     folder = Path(path)
-    with as_output_error(path, (OSError, ValueError)):  # no permission; a name that is too long, a NUL
+    with as_output_error(path, (OSError, ValueError)):  # no permission; a name that is too long, or contains a NUL
         exists = folder.exists()
         if exists and not folder.is_dir():
             raise OutputError(f"{path}: is a file; name a directory for the traces")
@@ -100,7 +100,7 @@ def require_kineto_directory(path: str | Path) -> None:
 
 
 def count_spans(result: SimulationResult, ranks: RankSelection = None) -> int:
-    """How many spans traces of some ranks have: passes, the operations in them, and what is sent and received."""
+    """Number of spans in traces of some ranks: tasks, and the operations inside passes."""
     spans_by_program = [len(program.tasks) + program.operation_offsets[-1] for program in result.program.programs]
     selected = default_ranks(result) if ranks is None else ranks
     return int(np.array(spans_by_program)[result.program.program_index[list(selected)]].sum())
@@ -123,9 +123,9 @@ def _write_first_rank(export: TraceExport, file: IO[bytes]) -> None:
 def _prepare_export(
     result: SimulationResult, path: str | Path, ranks: RankSelection, max_bytes: Bytes, write: ExportWriter
 ) -> TraceExport:
-    """What is to be written; raise OutputError where it would have more bytes than `most`.
+    """Ranks to export; raises OutputError if the estimated size exceeds `max_bytes`.
 
-    For each span it would have as many as the beginning of the first rank has.
+    The estimate assumes the bytes per span of the first rank's beginning.
     """
     export = TraceExport(result, describe_trace_ranks(result, default_ranks(result) if ranks is None else ranks))
     sample, file = replace(export, ranks=export.ranks[:1], max_tasks=_SAMPLE_TASKS), io.BytesIO()
@@ -134,8 +134,10 @@ def _prepare_export(
     estimated_bytes = file.tell() / max(1, len(sampled)) * count_spans(result, [rank.rank for rank in export.ranks])
     if estimated_bytes > max_bytes:
         raise OutputError(
-            f"{path}: all operations on {count:,} rank{'s' if count > 1 else ''} would be about {format_bytes(estimated_bytes)}, "
-            f"above {format_bytes(max_bytes)}; choose fewer ranks (--ranks 0, --ranks slowest:2), give fewer microbatches "
+            f"{path}: all operations on {count:,} rank{'s' if count > 1 else ''} would be about "
+            f"{format_bytes(estimated_bytes)}, "
+            f"above {format_bytes(max_bytes)}; choose fewer ranks (--ranks 0, --ranks slowest:2), give fewer "
+            "microbatches "
             "(training.global_batch) or fewer steps, or write it all the same (--force)"
         )
     return export
@@ -146,7 +148,7 @@ def _file_name(rank: int) -> str:
 
 
 def _is_kineto_export(path: Path) -> bool:
-    """Whether a file begins as those written here do."""
+    """Whether a file starts as those written by clustersim do."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

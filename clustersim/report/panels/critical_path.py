@@ -1,4 +1,7 @@
-"""Of what does the critical path consist? A bar from 0 to the end, its longest pieces, and its parts by stage."""
+"""What does the critical path consist of?
+
+A bar from 0 to the end, its longest segments, and its time categories by stage.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,17 +22,17 @@ from clustersim.results.critical_path_segments import CriticalPathSections, Path
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import TIME_CATEGORIES
 
-_MAX_SEGMENT_ROWS: Final = 12  # of the table of pieces
-_MAX_STAGE_ROWS: Final = 16  # of the table of stages
-_BIN_COUNT: Final = 250  # of the bar of parts: a pixel each on a small screen, as plotly makes no bar thinner
-_MAX_STAGE_INTERVALS: Final = 1000  # of the bar of stages
-_MIN_SHARE: Final = 0.01  # of the step: what a piece is at least that has a line of its own
+_MAX_SEGMENT_ROWS: Final = 12  # maximum rows of the table of segments
+_MAX_STAGE_ROWS: Final = 16  # maximum rows of the table of stages
+_BIN_COUNT: Final = 250  # of the category bar: one pixel each on a small screen, plotly's minimum bar width
+_MAX_STAGE_INTERVALS: Final = 1000  # of the stage bar
+_MIN_SHARE: Final = 0.01  # relative to the step: minimum duration of a segment with its own row
 _ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CriticalPathView:
-    """The path of all steps. names: of pipeline ranks, by kind; microbatches: of a step."""
+    """The critical path over all steps. names: of pipeline ranks, by program; microbatches_per_step: of one step."""
 
     path: CriticalPathSections
     names: PipelineRowLabels
@@ -38,7 +41,7 @@ class CriticalPathView:
 
 
 def build_critical_path(result: SimulationResult) -> CriticalPathView | None:
-    """The path's pieces and parts; None where nothing takes time."""
+    """Segments and time categories of the path; None if nothing takes time."""
     if result.trace.makespan <= 0:
         return None
     scenario = result.scenario
@@ -49,7 +52,7 @@ def build_critical_path(result: SimulationResult) -> CriticalPathView | None:
 
 
 def critical_path_panel(path: CriticalPathView) -> Panel:
-    """The bar, the longest pieces in order of time, and seconds of one step by stage and part."""
+    """Panel with the bar, the longest segments in order of time, and seconds of one step by stage and category."""
     seconds_per_step = path.path.category_seconds / path.steps
     nonzero_categories = np.flatnonzero(seconds_per_step.sum(axis=0) > _ROUNDING * seconds_per_step.sum()).tolist()
     stage_rows = _stage_rows(path, seconds_per_step)
@@ -57,10 +60,10 @@ def critical_path_panel(path: CriticalPathView) -> Panel:
         "critical_path.html",
         figure=path_figure(path),
         path=path,
-        parts=legend_markup.category_legend(path.path.intervals.categories_over_time(_BIN_COUNT)[0]),
+        legend=legend_markup.category_legend(path.path.intervals.categories_over_time(_BIN_COUNT)[0]),
         lines=_segment_rows(path.path.sections) if len(path.path.sections) > 1 else (),
         stages=stage_rows if len(stage_rows) > 1 else (),
-        whole=seconds_per_step.sum(axis=0),
+        total=seconds_per_step.sum(axis=0),
         present=nonzero_categories,
         heads=(
             path.names.singular,
@@ -74,7 +77,7 @@ def critical_path_panel(path: CriticalPathView) -> Panel:
 
 
 def path_figure(path: CriticalPathView) -> Figure:
-    """Two bars from 0 to the end: what takes most, and on which stage."""
+    """Two bars from 0 to the end: the dominant category, and the stage."""
     scale, row_type = time_scale(path.path.seconds), path.names.singular
     row_count = 2 if len(path.names.labels) > 1 else 1
     row_ticks = tick_labels(
@@ -89,7 +92,7 @@ def path_figure(path: CriticalPathView) -> Figure:
 
 
 def _stage_rows(path: CriticalPathView, seconds: FloatArray) -> list[tuple[str, FloatArray]]:
-    """Those that the path touches, and seconds of their parts; of many those with most of it, and the rest together."""
+    """Stages on the path, and seconds by category; of many those with the longest share, and the others summed."""
     touched = np.flatnonzero(path.path.category_seconds.sum(axis=1) > _ROUNDING * path.path.seconds).tolist()
     shown = sorted(sorted(touched, key=lambda stage: -seconds[stage].sum())[:_MAX_STAGE_ROWS])
     rows = [(path.names.labels[stage], seconds[stage]) for stage in shown]
@@ -99,16 +102,16 @@ def _stage_rows(path: CriticalPathView, seconds: FloatArray) -> list[tuple[str, 
 
 
 _SegmentAndPredecessor = tuple[PathSection, PathSection | None]
-"""A piece, and the one from which the path came to it."""
+"""A segment, and its predecessor on the path."""
 
 
 def _segment_rows(segments: Sequence[PathSection]) -> list[tuple[_SegmentAndPredecessor, ...]]:
-    """As many of the longest pieces by themselves as leave few enough lines; pieces that take no time are left out."""
+    """Rows of the table: the longest segments separately, as the row limit allows, the others merged."""
     min_seconds = _MIN_SHARE * segments[-1].end
     with_predecessors = [
-        item
-        for item in zip(segments, (None, *segments), strict=False)
-        if item[0].seconds > _ROUNDING * segments[-1].end
+        segment_and_previous
+        for segment_and_previous in zip(segments, (None, *segments), strict=False)
+        if segment_and_previous[0].seconds > _ROUNDING * segments[-1].end
     ]
     long_indices = [index for index, (segment, _) in enumerate(with_predecessors) if segment.seconds >= min_seconds]
     long_indices.sort(key=lambda index: -with_predecessors[index][0].seconds)
@@ -130,7 +133,7 @@ def _group_segments(
 
 
 def _category_bars(path: CriticalPathView, unit_size: float) -> Traces:
-    """A trace for each part that takes most of some leg of the time."""
+    """One trace for each category that is dominant in some interval."""
     categories, start, end = path.path.intervals.categories_over_time(_BIN_COUNT)
     traces = []
     for category in np.unique(categories).tolist():
@@ -155,14 +158,22 @@ def _category_bars(path: CriticalPathView, unit_size: float) -> Traces:
 
 
 def _stage_bars(path: CriticalPathView, unit_size: float) -> Traces:
-    """Which stage the path is on, its number where there is room."""
+    """Stage that the path is on, with its index if there is space."""
     program_indices, start, end = path.path.intervals.programs_over_time(_MAX_STAGE_INTERVALS)
     marker = {"color": "@track", "line": {"width": 0.5, "color": "@muted"}}
     return [
         interval_bars(
-            path.names.singular, 1.0, start / unit_size, end / unit_size, marker, width=0.8,
-            text=[escape(path.names.short[program_index]) for program_index in program_indices], textposition="inside", insidetextanchor="middle",
-            textangle=0, textfont={"color": "@ink", "size": 11},
+            path.names.singular,
+            1.0,
+            start / unit_size,
+            end / unit_size,
+            marker,
+            width=0.8,
+            text=[escape(path.names.short[program_index]) for program_index in program_indices],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            textfont={"color": "@ink", "size": 11},
             hovertext=[escape(path.names.labels[program_index]) for program_index in program_indices],
         )
-    ]  # fmt: skip
+    ]

@@ -1,4 +1,4 @@
-"""Which parts of a step are longer, and which shorter? Bars to both sides of no change, wherever answers differ."""
+"""Which time categories are longer, and which shorter? Diverging bars, wherever results are compared."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from clustersim.report.figure import AxisScale, Figure, Traces, axis_layout, tim
 from clustersim.report.theme import TIME_CATEGORY_STYLES
 from clustersim.results.time_categories import TIME_CATEGORIES
 
-_MIN_RELATIVE_CHANGE = 1e-3  # of the largest change: what is smaller is not drawn
+_MIN_RELATIVE_CHANGE = 1e-3  # relative to the largest change: smaller ones are not drawn
 
 
 def category_change_traces(labels: Sequence[str], changes: FloatArray, scale: AxisScale) -> Traces:
-    """Bars of the parts that differ for each label. changes: [labels, parts] seconds."""
+    """Bars of the categories that differ, for each label. changes: [labels, categories] seconds."""
     max_changes = np.abs(changes).max(axis=0, initial=0.0)
     categories = [
         category
@@ -37,7 +37,7 @@ def category_change_traces(labels: Sequence[str], changes: FloatArray, scale: Ax
 def category_change_figure(
     name: str, labels: Sequence[str], changes: FloatArray, axis_title: str, **extra: Any
 ) -> Figure:
-    """A figure of them. words: of its axis."""
+    """Figure of category changes. axis_title: title of the value axis, without the unit."""
     scale = time_scale(float(np.abs(changes).max(initial=0.0)))
     x = axis_layout(f"{axis_title} [{scale.unit}]", zeroline=True)
     return bar_figure(name, category_change_traces(labels, changes, scale), x, barmode="relative", bargap=0.3, **extra)

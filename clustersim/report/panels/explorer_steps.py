@@ -1,4 +1,4 @@
-"""How does the step time scale? Steps that were simulated beforehand, drawn and listed on the explorer page."""
+"""How does the step time scale? Figures of the steps that were simulated beforehand for the explorer page."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -10,11 +10,11 @@ from clustersim.report.figure import Figure, axis_layout, time_scale
 from clustersim.results.explorer_tables import ScalingPoint, ScalingStudy
 
 _LINE_STYLES: Final = {"weak": ("#0072B2", "circle", "solid"), "strong": ("#D55E00", "square", "dash")}
-_LABEL_MARGIN: Final = 1.6  # for words beside the longest bar
+_LABEL_MARGIN: Final = 1.6  # axis length relative to the longest bar, for its label
 
 
 def step_figures(studies: Sequence[ScalingStudy]) -> dict[str, Figure]:
-    """Weak and strong scaling as lines, layouts and ZeRO stages as bars, by their titles; none without studies."""
+    """Weak and strong scaling as lines, layouts and ZeRO stages as bars, by title; empty without studies."""
     if not studies:
         return {}
     scaling = [study for study in studies if study.name in _LINE_STYLES]
@@ -46,7 +46,7 @@ def _scaling_figure(
 
 
 def _scaling_trace(study: ScalingStudy, value: Callable[[ScalingPoint], float]) -> PlotlyDict:
-    """A study along its GPUs; open crosses are steps that do not fit."""
+    """Scaling study over GPU count; open crosses are steps that exceed memory."""
     colour, symbol, dash = _LINE_STYLES[study.name]
     points = _simulated_points(study)
     return {
@@ -69,7 +69,7 @@ def _hover_text(point: ScalingPoint) -> str:
 
 
 def _rate_bars(study: ScalingStudy) -> Figure:
-    """Tokens per second and GPU of each point; hatched where it does not fit."""
+    """Tokens per second and GPU of each point; hatched if it exceeds memory."""
     points = _simulated_points(study)
     marker = {
         "color": ["#0072B2" if point.fits else "#BFC6CD" for point in points],

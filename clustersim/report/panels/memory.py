@@ -1,4 +1,7 @@
-"""What does each stage hold, and when is it most? Peaks of all stages, and one stage over time, with the capacity."""
+"""How much memory does each stage hold, and when?
+
+Peaks of all stages, and one stage over time, with the capacity.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,7 +29,7 @@ _MAX_SAMPLES: Final = 1500
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StageMemory:
-    """What a pipeline rank holds. times: [t] seconds, ascending; held: [uses, t] bytes, from times[i] on."""
+    """Memory of a pipeline rank. times: [t] seconds, ascending; held_bytes: [categories, t] bytes from times[i] on."""
 
     pipeline_rank: int
     label: str
@@ -35,15 +38,15 @@ class StageMemory:
 
     @property
     def peak_by_category(self) -> FloatArray:
-        """[uses] bytes at the moment at which most is held."""
+        """[categories] bytes at the time of peak total memory."""
         return np.asarray(self.held_bytes[:, int(self.held_bytes.sum(axis=0).argmax())])
 
 
 def memory_panels(result: SimulationResult, has_several_rows: bool) -> Iterator[Panel]:
-    """Memory over time and at the peak. several: whether pages show several pipeline ranks."""
+    """Panels of memory over time and at the peak. has_several_rows: whether the page shows several pipeline ranks."""
     stages, row_type, capacity = stage_memories(result), pipeline_row_type(result.scenario), result.memory_capacity
     step = ", in the first step" if result.scenario.steps > 1 else ""
-    lead = render_text("memory", of=f" of the {row_type}" * has_several_rows, step=step)
+    lead = render_text("memory", rank_type=f" of the {row_type}" * has_several_rows, step=step)
     yield figure_panel("Memory over time", memory_figure(stages, capacity, result.step_time), lead=lead)
     peaks = np.array([stage.peak_by_category for stage in stages])
     merged_bars = merge_bars(
@@ -51,7 +54,8 @@ def memory_panels(result: SimulationResult, has_several_rows: bool) -> Iterator[
     )
     is_sampled = len(stages) < len(result.ledgers)
     sample_note = (
-        f"{len(stages)} of {len(result.ledgers):,} {row_type}s are shown, the fullest among them." * is_sampled
+        f"{len(stages)} of {len(result.ledgers):,} {row_type}s are shown, including the one with the peak memory."
+        * is_sampled
     )
     footprint = build_footprint(result.scenario, build_plan(result.scenario))
     yield render_panel(
@@ -64,7 +68,7 @@ def memory_panels(result: SimulationResult, has_several_rows: bool) -> Iterator[
 
 
 def stage_memories(result: SimulationResult) -> list[StageMemory]:
-    """The ledgers of pipeline ranks: of many some, evenly spaced, and the fullest."""
+    """Memory of the pipeline ranks: of many an evenly spaced sample, and the peak-memory rank."""
     pipeline_ranks = sorted(
         {*sample_rows(len(result.ledgers), MAX_ROWS - 1).tolist(), result.peak_memory_pipeline_rank}
     )
@@ -77,7 +81,7 @@ def stage_memories(result: SimulationResult) -> list[StageMemory]:
 
 
 def peak_figure(bars: MergedBars, capacity: Bytes) -> Figure:
-    """What every pipeline rank holds at its own peak, by use, and the capacity."""
+    """Memory of every pipeline rank at its own peak, by category, and the capacity."""
     columns = {
         index: (category.value, MEMORY_CATEGORY_STYLES[category])
         for index, category in enumerate(Use)
@@ -85,14 +89,19 @@ def peak_figure(bars: MergedBars, capacity: Bytes) -> Figure:
     }
     axis_max = max(capacity, float(bars.values[:, list(columns)].sum(axis=1).max(initial=0.0))) / _GIB
     return stacked_bar_figure(
-        "peaks", bars, columns, axis_layout("memory at the peak [GiB]", range=[0, axis_max * 1.04]), unit_size=_GIB, format_value=format_bytes,
+        "peaks",
+        bars,
+        columns,
+        axis_layout("memory at the peak [GiB]", range=[0, axis_max * 1.04]),
+        unit_size=_GIB,
+        format_value=format_bytes,
         shapes=[_capacity_line("x", capacity)],
-    )  # fmt: skip
+    )
 
 
 def memory_figure(stages: list[StageMemory], capacity: Bytes, step_time: Seconds) -> Figure:
-    """One stage over time, stacked by use; the reader chooses the stage, the fullest comes first."""
-    scale, ordered = time_scale(step_time), fullest_first(stages)
+    """Memory of one selectable stage over time, stacked by category; the peak-memory rank is first."""
+    scale, ordered = time_scale(step_time), peak_memory_first(stages)
     axis_max = max([capacity, *(float(stage.peak_by_category.sum()) for stage in ordered)]) / _GIB
     sample_indices = [_sample_indices(stage) for stage in ordered]
     times = [stage.times[samples] for stage, samples in zip(ordered, sample_indices, strict=True)]
@@ -129,14 +138,14 @@ def memory_figure(stages: list[StageMemory], capacity: Bytes, step_time: Seconds
     )
 
 
-def fullest_first(stages: list[StageMemory]) -> list[StageMemory]:
-    """The shown stages in order, but the fullest first."""
-    fullest = max(stages, key=lambda stage: float(stage.peak_by_category.sum()))
-    return [fullest, *(stages[index] for index in sample_rows(len(stages)) if stages[index] is not fullest)]
+def peak_memory_first(stages: list[StageMemory]) -> list[StageMemory]:
+    """The shown stages in order, but the one with the highest peak first."""
+    max_stage = max(stages, key=lambda stage: float(stage.peak_by_category.sum()))
+    return [max_stage, *(stages[index] for index in sample_rows(len(stages)) if stages[index] is not max_stage)]
 
 
 def _sample_indices(stage: StageMemory) -> IntArray:
-    """Moments to draw: all, or in each of many bins the fullest, so that no peak is lost."""
+    """Indices of the times to draw: all, or the fullest of each of many bins, so that no peak is lost."""
     if len(stage.times) <= _MAX_SAMPLES:
         return np.arange(len(stage.times))
     first = np.linspace(0, len(stage.times), _MAX_SAMPLES, endpoint=False).astype(np.int64)

@@ -1,6 +1,6 @@
-"""How much is the network used, by whom, and where is it full?
+"""How much is the network used, by which axes, and which links are saturated?
 
-A heatmap of tiers over time, the links that are used most, and which axis of the layout crosses which tier.
+A heatmap of tiers over time, the busiest links, and which axis of the layout crosses which tier.
 """
 
 from dataclasses import dataclass
@@ -22,19 +22,29 @@ from clustersim.results.tolerance_groups import smooth_runs
 from clustersim.scenario import Contention
 
 OVERLOAD_COLOUR: Final = "#D55E00"
-_COLOUR_STOPS: Final = (0.0, 0.01, 0.03, 0.1, 0.3, 0.6, 1.0)  # of utilisation: little is to be seen, too
-_MIN_SHARE: Final = 5e-4  # of what a link carries
+_COLOUR_STOPS: Final = (
+    0.0,
+    0.01,
+    0.03,
+    0.1,
+    0.3,
+    0.6,
+    1.0,
+)  # utilisation; dense near zero so that light use is visible
+_MIN_SHARE: Final = 5e-4  # relative to the bytes of a link
 _ROW_PIXELS: Final = 34  # pixels
-_COLOUR_BAR_PIXELS: Final = 52  # pixels of the scale of colours
+_COLOUR_BAR_PIXELS: Final = 52  # pixels of the colour bar
 MERGE_TOLERANCE: Final = 0.05
-"""Of utilisation: neighbours in time that differ by less have one colour, that of their mean."""
+"""Utilisation: neighbouring bins that differ by less have the colour of their mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkView:
-    """What the card shows.
+    """Content of the panel.
 
-    shared: links are shared in the run; recorded: some times are those of a record; hosts: ranks copy to their hosts.
+    network_use: utilisation by tier, link and axis; is_shared: contention between axes is simulated;
+    uses_recorded_times: some times are from a calibration record; has_host_copies: ranks copy to or from their
+    hosts.
     """
 
     network_use: NetworkUtilization
@@ -44,14 +54,16 @@ class NetworkView:
 
 
 def build_network(result: SimulationResult) -> NetworkView | None:
-    """How the links were used; None where the ranks exchange nothing."""
+    """Network utilisation; None if the ranks do not communicate."""
     scenario, program = result.scenario, result.program
     cluster, cost = scenario.cluster, scenario.cost
     volumes = MeteredCollectiveCost(cluster.fabric, resolved_library(scenario), program.groups)
     usage = network_utilization(result.trace_table, cluster.fabric, volumes)
     if usage is None:
         return None
-    is_undegraded = not scenario.degradations.affects_network  # else no collective is looked up in the record
+    is_undegraded = (
+        not scenario.degradations.affects_network
+    )  # a degraded network disables the lookup of recorded collectives
     uses_recorded_times = is_undegraded and cost.record is not None and bool(cost.record.collectives)
     return NetworkView(
         usage,
@@ -62,7 +74,7 @@ def build_network(result: SimulationResult) -> NetworkView | None:
 
 
 def network_panel(network: NetworkView | None) -> Panel:
-    """The heatmap with its numbers, and the tables; a sentence where there is nothing to see."""
+    """Panel of the heatmap with means and peaks, and the tables; a sentence if there is no traffic."""
     if network is None:
         return render_panel("network.html", use=None)
     usage, order = network.network_use, list(COMM_STYLES)
@@ -77,13 +89,13 @@ def network_panel(network: NetworkView | None) -> Panel:
         names=LINK_KIND_LABELS,
         visible=_MIN_SHARE,
         over=not network.is_shared
-        and any(tier.peak_utilization > 1.0 for tier in usage.tiers),  # axes do not slow each other
+        and any(tier.peak_utilization > 1.0 for tier in usage.tiers),  # contention between axes is not simulated
         network=network,
     )
 
 
 def utilisation_figure(usage: NetworkUtilization) -> Figure:
-    """Tiers by time, the GPUs' own links at the bottom."""
+    """Heatmap of tiers by time, GPU links at the bottom."""
     scale = time_scale(usage.makespan)
     labels = [LINK_KIND_LABELS[tier.kind] for tier in usage.tiers]
     max_utilisation = max(1.0, *(tier.peak_utilization for tier in usage.tiers))
@@ -112,7 +124,7 @@ def _rounded(values: FloatArray) -> list[float]:
 
 
 def _colour_bar() -> PlotlyDict:
-    """Above the rows, in percent; its title says what has one colour."""
+    """Colour bar above the rows, in percent; its title states the merge tolerance."""
     title = f"used of nominal; neighbours within {MERGE_TOLERANCE:.0%} have one colour"
     return {
         "orientation": "h", "thickness": 8, "len": 0.6, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom",
@@ -122,7 +134,7 @@ def _colour_bar() -> PlotlyDict:
 
 
 def colour_scale(max_utilisation: float) -> list[list[Any]]:
-    """From clear to blue at 100 %, so that it reads on light and dark; orange above. most: utilisation at the end.
+    """From transparent to blue at 100 %, readable on light and dark; orange above. max_utilisation: at the end.
 
     >>> colour_scale(1.0)[0], colour_scale(1.0)[-1]
     ([0.0, 'rgba(38,143,214,0.1)'], [1.0, 'rgba(38,143,214,1)'])
@@ -140,6 +152,6 @@ def colour_scale(max_utilisation: float) -> list[list[Any]]:
 
 
 def _mean_and_peak(label: str, tier: TierUtilization) -> PlotlyDict:
-    """Mean and peak, at the right of a row."""
+    """Annotation of mean and peak, to the right of a row."""
     text = escape(f"mean {format_share(tier.mean_utilization)}, peak {format_share(tier.peak_utilization)}")
     return annotation(text, 1.01, label, xref="paper", xanchor="left")

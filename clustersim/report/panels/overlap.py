@@ -1,8 +1,8 @@
-"""How much communication hides behind computation? A bar for each stage and mesh axis, and the totals.
+"""How much communication is hidden behind computation? A bar for each stage and mesh axis, and the totals.
 
-Each bar is the time in which the rank computes or the axis moves data: computation with nothing of the axis beside it,
-both at once, then what is exposed, and what moves while the rank waits for something else. What is hatched costs
-nothing.
+Each bar covers the time in which the rank computes or the axis communicates: computation without
+communication of the axis, overlapped, exposed communication, and communication during other idle time.
+Hatched segments do not add to the step time.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,13 +35,13 @@ from clustersim.results.comm_overlap import AxisOverlap, compute_overlap
 from clustersim.results.simulation_result import SimulationResult
 
 _COMPUTE_ONLY: Final = "compute only"
-_ROUNDING: Final = 1e-9  # of what a time is a part of
-_ROW_FILL: Final = 0.84  # of a row that its bars fill
+_ROUNDING: Final = 1e-9  # relative to the step time
+_ROW_FILL: Final = 0.84  # share of a row that its bars fill
 
 
 @dataclass(frozen=True, slots=True)
 class StageOverlapView:
-    """Overlap of stages, the mean over the ranks of each. total: [1, axes] the mean over all ranks."""
+    """Overlap of stages, the mean over the ranks of each. total: [1, axes] mean over all ranks."""
 
     overlap: AxisOverlap
     total: AxisOverlap
@@ -49,20 +49,20 @@ class StageOverlapView:
 
     @property
     def active_axes(self) -> list[int]:
-        """The places in `COMM_AXES` of those that move anything."""
+        """Indices into COMM_AXES of the axes that communicate."""
         active: list[int] = np.flatnonzero(self.overlap.transfer_time.max(axis=0) > 0).tolist()
         return active
 
     @property
     def merged_bars(self) -> MergedBars:
-        """Times of every stage, axis and kind: neighbours that are alike share their bars."""
+        """Seconds of every stage, axis and kind; rows within tolerance are merged."""
         overlap = self.overlap
         seconds = np.concatenate((overlap.no_overlap, overlap.hidden, overlap.exposed, overlap.during_idle), axis=1)
         return merge_bars(self.names.labels, self.names.short, seconds, overlap.step_time)
 
 
 def build_overlap(result: SimulationResult) -> StageOverlapView | None:
-    """How communication meets computation on every stage; None where nothing moves."""
+    """Overlap of communication with computation on every stage; None without communication."""
     by_rank = compute_overlap(result.trace_table, result.cost.time_segment, result.breakdown)
     if by_rank.transfer_time.max(initial=0.0) <= 0:
         return None
@@ -75,7 +75,7 @@ def build_overlap(result: SimulationResult) -> StageOverlapView | None:
 
 
 def overlap_panel(stages: StageOverlapView) -> Panel:
-    """The bars, and for each axis how long it moves data and how much of that hides, the mean over ranks."""
+    """Panel of the bars, and for each axis its communication time and hidden share, the mean over ranks."""
     return render_panel(
         "overlap.html",
         figure=overlap_figure(stages),
@@ -88,7 +88,7 @@ def overlap_panel(stages: StageOverlapView) -> Panel:
 
 
 def overlap_figure(stages: StageOverlapView) -> Figure:
-    """Stacked bars, one for each axis of each stage, or of several that are alike."""
+    """Stacked bars, one for each axis of each stage or of several merged stages."""
     bars, axes = stages.merged_bars, stages.active_axes
     row_count = len(bars.labels)
     seconds = bars.values.reshape(row_count, 4, -1)[:, :, axes]
@@ -118,7 +118,11 @@ def overlap_figure(stages: StageOverlapView) -> Figure:
 def _overlap_bars(
     labels: Sequence[str], axes: list[int], seconds_by_kind: FloatArray, unit_size: float
 ) -> Iterator[PlotlyDict]:
-    """Each axis and kind that lasts. axes: places in `COMM_AXES`; kinds: [rows, kinds, axes] seconds; size: of a unit."""
+    """Traces of each axis and kind with nonzero time.
+
+    axes: indices into COMM_AXES; seconds_by_kind: [rows, kinds, axes] seconds; unit_size: size of the axis's
+    unit.
+    """
     starts = np.cumsum(np.insert(seconds_by_kind, 0, 0.0, axis=1), axis=1)
     for axis_index, axis_id in enumerate(axes):
         for kind, (name, marker) in enumerate(_overlap_styles(axis_id)):
@@ -129,21 +133,27 @@ def _overlap_bars(
             ]
             if seconds.any():
                 yield bar_trace(
-                    name, encode_floats(_bar_centres(len(labels), axes)[axis_index]), encode_floats(seconds / unit_size), marker,
-                    base=encode_floats(starts[:, kind, axis_index] / unit_size), legendgroup=name,
-                    showlegend=axis_index == 0 or name != _COMPUTE_ONLY, width=0.9 * _ROW_FILL / len(axes), hovertext=hover,
+                    name,
+                    encode_floats(_bar_centres(len(labels), axes)[axis_index]),
+                    encode_floats(seconds / unit_size),
+                    marker,
+                    base=encode_floats(starts[:, kind, axis_index] / unit_size),
+                    legendgroup=name,
+                    showlegend=axis_index == 0 or name != _COMPUTE_ONLY,
+                    width=0.9 * _ROW_FILL / len(axes),
+                    hovertext=hover,
                     hovertemplate="%{hovertext}<extra></extra>",
-                )  # fmt: skip
+                )
 
 
 def _bar_centres(row_count: int, axes: list[int]) -> FloatArray:
-    """Where the bars of axes stand: [axes, rows]."""
+    """Positions of the axes' bars: [axes, rows]."""
     offsets: FloatArray = _ROW_FILL * ((np.arange(len(axes)) + 0.5) / len(axes) - 0.5)
     return np.arange(row_count) + offsets[:, None]
 
 
 def _axis_labels(axes: list[int], ends: FloatArray) -> PlotlyDict:
-    """The name of the axis at the end of each bar."""
+    """Name of the axis at the end of each bar."""
     names = [COMM_AXES[axis_id].name for axis_id in axes for _ in ends]
     options = {"textfont": {"size": 9, "color": MUTED}, "cliponaxis": False, "showlegend": False}
     return text_trace(
@@ -152,15 +162,15 @@ def _axis_labels(axes: list[int], ends: FloatArray) -> PlotlyDict:
 
 
 def _overlap_styles(axis_id: int) -> Iterator[tuple[str, PlotlyDict]]:
-    """Name and look of each kind of time; computation alone has one legend entry for all axes."""
+    """Name and marker of each kind of time; computation only has one legend entry for all axes."""
     name, style = COMM_AXES[axis_id].name, AXIS_STYLES[COMM_AXES[axis_id]]
     yield _COMPUTE_ONLY, bar_marker(CategoryStyle.COMPUTE)
     yield f"{name} hidden", _patterned_marker(style, "/")
     yield f"{name} exposed", bar_marker(style)
-    yield f"{name} beside a wait", _patterned_marker(style, ".")
+    yield f"{name} during idle", _patterned_marker(style, ".")
 
 
 def _patterned_marker(style: CategoryStyle, shape: str) -> PlotlyDict:
-    """A category's bars under a pattern that says how it meets computation."""
+    """An axis's bar marker with a pattern that marks the kind of overlap."""
     pattern = {"shape": shape, "size": 6, "solidity": 0.35, "fgcolor": SURFACE, "bgcolor": style.colour}
     return {**bar_marker(style), "pattern": pattern}

@@ -1,4 +1,4 @@
-"""How long does each of several steps take? One point a step, and the line of their mean."""
+"""How long does each of several steps take? One point for each step, and the line of their mean."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ _MAX_BINS = 500
 
 
 def steps_panel(result: SimulationResult) -> Panel:
-    """The times of all steps."""
+    """Panel of the times of all steps."""
     times = result.step_times
     lead = f"{len(times):,} successive steps. What the page says of a step is their mean."
     if len(sample_steps(times)) < len(times):
@@ -27,9 +27,9 @@ def steps_panel(result: SimulationResult) -> Panel:
 
 
 def format_percentiles(percentiles: Mapping[str, Seconds]) -> str:
-    """The distribution in one line.
+    """Percentiles of the step time in one line.
 
-    >>> spread_words({"min": 1.0, "p50": 1.5, "max": 2.0})
+    >>> format_percentiles({"min": 1.0, "p50": 1.5, "max": 2.0})
     'min 1.000 s · median 1.500 s · max 2.000 s'
     """
     return " · ".join(
@@ -38,7 +38,7 @@ def format_percentiles(percentiles: Mapping[str, Seconds]) -> str:
 
 
 def sample_steps(times: FloatArray) -> IntArray:
-    """Which steps are drawn: all, or of each of many runs of steps the shortest and the longest, so none is lost."""
+    """Indices of the steps drawn: all, or the shortest and the longest of each bin, so that no extreme is lost."""
     if len(times) <= 2 * _MAX_BINS:
         return np.arange(len(times))
     bins = np.array_split(np.arange(len(times)), _MAX_BINS)
@@ -51,7 +51,7 @@ def sample_steps(times: FloatArray) -> IntArray:
 
 
 def steps_figure(step_times: FloatArray) -> Figure:
-    """Step times in order. The axis does not begin at zero: steps differ by little."""
+    """Step times in order. The axis does not begin at zero, since steps differ by little."""
     mean = float(step_times.mean())
     scale = time_scale(mean)
     samples = sample_steps(step_times)

@@ -1,8 +1,8 @@
-"""Who waits for whom? For every pipeline rank, how long its ranks wait, and the ranks that they wait for.
+"""Which ranks wait, and for which stragglers? Waiting times within every pipeline rank, and its stragglers.
 
-Waiting is what the breakdown calls bubble and wait: the rank could work, but others are not ready. The rank of a stage
-that waits least is the one that the others wait for. Bubbles are common to all of a stage and far longer than what one
-slow rank costs, so waits are drawn from the least one of the stage on.
+Waiting is what the breakdown calls bubble and wait: the rank could work, but others are not ready. The rank
+of a stage with the shortest wait is the one that the others wait for. Bubbles are common to all ranks of a
+stage and far longer than the delay by one straggler, so waits are drawn relative to the stage's shortest.
 """
 
 from collections.abc import Iterator
@@ -24,51 +24,51 @@ from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.stragglers import MIN_EXCESS, Straggler
 
 SHARED_DELAY_NOTE: Final = "A slow way delays all members of the groups that use it: the slowest rank stands first."
-_MIN_SPREAD: Final = 1e-3  # of the step: the least difference of waiting that is shown
+_MIN_SPREAD: Final = 1e-3  # relative to the step: minimum difference of waits that is shown
 _THRESHOLD_LABEL: Final = f"{100 * MIN_EXCESS:g} %"
 
 
 def has_straggler_content(result: SimulationResult) -> bool:
-    """Whether there is anything to say: something is disturbed, or ranks of one pipeline rank wait differently."""
+    """Whether the panel has content: the cluster is degraded, or waits differ within a pipeline rank."""
     waits_differ = result.wait_times.max_range >= _MIN_SPREAD * result.step_time
     return bool(describe_degradations(result.scenario) or result.stragglers.rank_count or waits_differ)
 
 
 def stragglers_panel(result: SimulationResult) -> Panel:
-    """Who waits for whom; a sentence where nobody in particular."""
+    """Panel of waits and stragglers; a sentence if there are no stragglers."""
     waits_differ = result.wait_times.max_range >= ROUNDING_TOLERANCE * result.step_time
     return render_panel(
         "waiting.html",
         figure=waiting_figure(result) if waits_differ else None,
-        found=result.stragglers,
+        report=result.stragglers,
         names=wait_row_labels(result),
         nobody=describe_no_stragglers(result),
-        words=describe_straggler,
+        describe=describe_straggler,
         slow=slow_work,
         shared=SHARED_DELAY_NOTE,
     )
 
 
 def describe_no_stragglers(result: SimulationResult) -> str:
-    """What to say where no rank is a straggler."""
+    """Explanation if no rank is a straggler."""
     degradations = describe_degradations(result.scenario)
     if not degradations:
         return (
-            f"No rank's kernels take {_THRESHOLD_LABEL} longer than is usual on its stage, so none is called a straggler; "
+            f"No rank's kernels take {_THRESHOLD_LABEL} longer than the median of its stage, so none is called a "
+            "straggler; "
             "where GPUs differ, the faster ones wait."
         )
     has_jitter = result.scenario.jitter is not None
     jitter_note = " Jitter evens out over a rank's kernels: the ranks wait for whoever comes last each time."
     return (
-        f"What is disturbed, {degradations}, is not visible as kernel or communication time of single ranks: no rank's "
-        f"kernels take {_THRESHOLD_LABEL} longer than is usual on its stage, no rank's communication {_THRESHOLD_LABEL} of the step."
-        + jitter_note
-        * has_jitter
+        f"The degradation, {degradations}, is not visible as kernel or communication time of single ranks: no rank's "
+        f"kernels take {_THRESHOLD_LABEL} longer than the median of its stage, no rank's communication "
+        f"{_THRESHOLD_LABEL} of the step." + jitter_note * has_jitter
     )
 
 
 def waiting_figure(result: SimulationResult) -> Figure:
-    """For every pipeline rank by how much its ranks wait longer than the one that waits least, and stragglers."""
+    """For every pipeline rank the excess of its ranks' waits over the shortest, and stragglers."""
     names = wait_row_labels(result)
     rows = sample_rows(len(names.labels))
     scale = time_scale(result.wait_times.max_range)
@@ -76,9 +76,7 @@ def waiting_figure(result: SimulationResult) -> Figure:
     return bar_figure(
         "waiting",
         [*_wait_traces(result, rows, scale.unit_size), *_straggler_traces(result, rows, scale.unit_size)],
-        axis_layout(
-            f"waits longer by [{scale.unit}]", range=[-0.02 * max_wait, 1.06 * max_wait]
-        ),  # stragglers stand at zero
+        axis_layout(f"extra wait [{scale.unit}]", range=[-0.02 * max_wait, 1.06 * max_wait]),  # stragglers are at zero
         height=110 + max(18, min(28, 1400 // max(1, len(rows)))) * len(rows),
         narrow=narrow_labels(
             *([escape(row_labels[row]) for row in rows] for row_labels in (names.labels, names.short))
@@ -89,22 +87,22 @@ def waiting_figure(result: SimulationResult) -> Figure:
 
 
 def wait_row_labels(result: SimulationResult) -> PipelineRowLabels:
-    """What those are called that wait."""
+    """Row labels of the figure."""
     return pipeline_row_labels(result.scenario, len(result.wait_times.mean))
 
 
 def describe_straggler(names: PipelineRowLabels, straggler: Straggler) -> str:
-    """A straggler in a sentence's beginning."""
+    """A straggler's ranks and stage, as the beginning of a sentence."""
     return f"{format_id_ranges(np.array(straggler.ranks), 'rank')} ({names.labels[straggler.program_index]})"
 
 
 def describe_slowness(straggler: Straggler) -> str:
-    """What takes longer, and by how much."""
+    """What is slower on a straggler, and by how much, as text."""
     return " and ".join(f"{work} take{'s' * (work != 'kernels')} {amount}" for work, amount in slow_work(straggler))
 
 
 def slow_work(straggler: Straggler) -> Iterator[tuple[str, str]]:
-    """Each kind of work that takes longer, and by how much."""
+    """Each kind of work that is slower, and by how much."""
     if straggler.has_slow_kernels:
         yield "kernels", f"{straggler.kernel_excess:.1%}"
     if straggler.comm_delay:
@@ -122,11 +120,17 @@ def _wait_traces(result: SimulationResult, rows: IntArray, unit_size: float) -> 
     mean_marker = {"symbol": "circle", "size": 8, "color": "@ink", "line": {"width": 1.5, "color": "@surface"}}
     return [
         bar_trace(
-            "the one that waits most", labels, encode_floats((max_waits - min_waits) / unit_size), {"color": "@muted", "opacity": 0.4},
-            customdata=hover_texts, hovertemplate="<b>%{y}</b><br>waits %{customdata}<extra></extra>",
+            "the one that waits most",
+            labels,
+            encode_floats((max_waits - min_waits) / unit_size),
+            {"color": "@muted", "opacity": 0.4},
+            customdata=hover_texts,
+            hovertemplate="<b>%{y}</b><br>waits %{customdata}<extra></extra>",
         ),
-        marker_trace("mean", encode_floats((mean_waits - min_waits) / unit_size), labels, mean_marker, hoverinfo="skip"),
-    ]  # fmt: skip
+        marker_trace(
+            "mean", encode_floats((mean_waits - min_waits) / unit_size), labels, mean_marker, hoverinfo="skip"
+        ),
+    ]
 
 
 def _straggler_traces(result: SimulationResult, rows: IntArray, unit_size: float) -> Traces:
@@ -140,7 +144,8 @@ def _straggler_traces(result: SimulationResult, rows: IntArray, unit_size: float
         [straggler.wait_seconds - result.wait_times.minimum[straggler.program_index] for straggler in stragglers]
     )
     hover_texts = [
-        f"{escape(describe_straggler(row_labels, straggler))}<br>{describe_slowness(straggler)} longer, waits {format_seconds(straggler.wait_seconds)}"
+        f"{escape(describe_straggler(row_labels, straggler))}<br>{describe_slowness(straggler)} longer, waits "
+        f"{format_seconds(straggler.wait_seconds)}"
         for straggler in stragglers
     ]
     labels = [escape(row_labels.labels[straggler.program_index]) for straggler in stragglers]

@@ -1,8 +1,9 @@
-"""Where does the step's time go? Parts, each from where the last one ends, up to the step time; and every stage.
+"""Where does the step time go? A waterfall of time categories up to the step time, and every stage.
 
-The first part, computation, is in two where it can be: what the model's FLOP take at the peak, and what kernels need
-more.
-Wide bars are the mean over ranks; thin ones below them are the critical path, whose parts sum to the step time, too.
+Computation, the first category, is split in two if possible: the time of the model's FLOP at peak, and the
+kernels' excess over it.
+Wide bars are the mean over ranks; thin ones below them are the critical path, whose categories also sum to
+the step time.
 """
 
 from collections.abc import Iterator
@@ -25,12 +26,12 @@ from clustersim.results.time_losses import BELOW_PEAK
 
 CRITICAL_PATH_LEGEND: Final = "thin: the critical path"
 IDEAL_LABEL: Final = "ideal: model FLOP at the peak"
-_BAR_WIDTH: Final = 0.62  # of a row
+_BAR_WIDTH: Final = 0.62  # relative to the row height
 _PATH_BAR_WIDTH: Final = 0.12
 
 
 def breakdown_panel(result: SimulationResult, breakdown: StepBreakdown) -> Panel:
-    """Where the time goes, drawn and in numbers; what is called ideal, or why there is none."""
+    """Panel of the time breakdown, as figure and table, with the definition of the ideal step."""
     return render_panel(
         "parts.html",
         figure=waterfall_figure(breakdown),
@@ -43,25 +44,29 @@ def breakdown_panel(result: SimulationResult, breakdown: StepBreakdown) -> Panel
 
 
 def stages_panel(breakdown: StepBreakdown, timeline: PipelineTimeline) -> Panel:
-    """The whole step of every row: neighbours that are alike share a bar."""
+    """Panel of the whole step of every row; rows within tolerance share a bar."""
     rows, scale = timeline.rows, time_scale(breakdown.step_seconds)
     merged_bars = merge_bars(
         [row.title for row in rows], [row.short for row in rows], breakdown.row_seconds, breakdown.step_seconds
     )
     figure = stacked_bar_figure(
-        "stages", merged_bars, {category.index: (category.value, TIME_CATEGORY_STYLES[category]) for category in breakdown.nonzero_categories},
-        axis_layout(f"time [{scale.unit}]", range=[0, breakdown.step_seconds / scale.unit_size or 1]), unit_size=scale.unit_size, format_value=format_seconds,
-    )  # fmt: skip
+        "stages",
+        merged_bars,
+        {category.index: (category.value, TIME_CATEGORY_STYLES[category]) for category in breakdown.nonzero_categories},
+        axis_layout(f"time [{scale.unit}]", range=[0, breakdown.step_seconds / scale.unit_size or 1]),
+        unit_size=scale.unit_size,
+        format_value=format_seconds,
+    )
     lead = render_text("stages", row=timeline.row_type) + merged_bars.merge_note("the step")
     return figure_panel(f"Each {timeline.row_type}", figure, lead=lead, caption=timeline.row_note)
 
 
 WaterfallRow = tuple[str, CategoryStyle, Seconds, Seconds]
-"""A row of the waterfall: name, look, seconds, and seconds on the critical path."""
+"""Row of the waterfall: label, style, mean seconds, and seconds on the critical path."""
 
 
 def waterfall_rows(breakdown: StepBreakdown) -> Iterator[WaterfallRow]:
-    """The rows of the waterfall, which sum to the step time; so do those of the critical path."""
+    """Rows of the waterfall; both their means and their critical-path seconds sum to the step time."""
     for category in breakdown.nonzero_categories:
         style, seconds, path_seconds = (
             TIME_CATEGORY_STYLES[category],
@@ -69,14 +74,14 @@ def waterfall_rows(breakdown: StepBreakdown) -> Iterator[WaterfallRow]:
             float(breakdown.critical_path_seconds[category.index]),
         )
         if category is TIME_CATEGORIES[0] and breakdown.ideal_seconds:
-            yield IDEAL_LABEL, style, breakdown.ideal_seconds, 0.0  # on the critical path it is not told apart
+            yield IDEAL_LABEL, style, breakdown.ideal_seconds, 0.0  # the critical path does not distinguish it
             yield BELOW_PEAK, style, seconds - breakdown.ideal_seconds, path_seconds
         else:
             yield category.value, style, seconds, path_seconds
 
 
 def waterfall_figure(breakdown: StepBreakdown) -> Figure:
-    """For each part a bar and a thin one, each starting where the last one ended; the last bar is the whole step."""
+    """For each row a wide and a thin bar, each starting where the previous one ended; the last bar is the step time."""
     rows, step_seconds, scale = (
         list(waterfall_rows(breakdown)),
         breakdown.step_seconds,
@@ -90,19 +95,28 @@ def waterfall_figure(breakdown: StepBreakdown) -> Figure:
     if path_bars:
         path_bars[0] |= {"name": CRITICAL_PATH_LEGEND, "showlegend": True}
     step_bar = bar_trace(
-        "step", ["<b>step</b>"], [step_seconds / scale.unit_size], {"color": "@ink"}, hoverinfo="skip", showlegend=False,
-        text=[f"<b>{format_step_time(step_seconds)}</b>"], textposition="outside",
-    )  # fmt: skip
+        "step",
+        ["<b>step</b>"],
+        [step_seconds / scale.unit_size],
+        {"color": "@ink"},
+        hoverinfo="skip",
+        showlegend=False,
+        text=[f"<b>{format_step_time(step_seconds)}</b>"],
+        textposition="outside",
+    )
     axis_end = step_seconds / scale.unit_size
     positions, names = list(range(len(rows) + 1)), [name for name, *_ in rows]
     narrow_ticks = wrapped_tick_labels(positions[:-1], names, tickfont={"size": 10})
     narrow = {**narrow_ticks, "tickvals": positions, "ticktext": [*narrow_ticks["ticktext"], "<b>step</b>"]}
     return bar_figure(
-        "waterfall", [*mean_bars, *path_bars, step_bar], axis_layout(f"time [{scale.unit}]", range=[0, axis_end * 1.3 if axis_end else 1]),
+        "waterfall",
+        [*mean_bars, *path_bars, step_bar],
+        axis_layout(f"time [{scale.unit}]", range=[0, axis_end * 1.3 if axis_end else 1]),
         height=70 + 34 * (len(rows) + 1),
         narrow={"font": {"size": 10}, "xaxis": {"range": [0, axis_end * 1.9 if axis_end else 1]}, "yaxis": narrow},
-        showlegend=True, bargap=0.28,
-    )  # fmt: skip
+        showlegend=True,
+        bargap=0.28,
+    )
 
 
 def _mean_bar(row: WaterfallRow, start: Seconds, total: Seconds, unit_size: float) -> PlotlyDict:
@@ -120,7 +134,14 @@ def _path_bar(row: WaterfallRow, start: Seconds, unit_size: float) -> PlotlyDict
     label, _, _, seconds = row
     name = "computation" if label == BELOW_PEAK else escape(label)
     return bar_trace(
-        f"{name} on the critical path", [escape(label)], [seconds / unit_size], {"color": "@ink", "opacity": 0.55},
-        base=[start / unit_size], width=_PATH_BAR_WIDTH, offset=_BAR_WIDTH - 0.4 + 0.03, legendgroup="path", showlegend=False,
+        f"{name} on the critical path",
+        [escape(label)],
+        [seconds / unit_size],
+        {"color": "@ink", "opacity": 0.55},
+        base=[start / unit_size],
+        width=_PATH_BAR_WIDTH,
+        offset=_BAR_WIDTH - 0.4 + 0.03,
+        legendgroup="path",
+        showlegend=False,
         hovertemplate=f"<b>{name}</b> on the critical path<br>{format_seconds(seconds)}<extra></extra>",
-    )  # fmt: skip
+    )

@@ -1,9 +1,10 @@
-"""What does the cluster look like, and what lies between the groups of a layout on it?
+"""What does the cluster look like, and which links lie between the groups of a layout on it?
 
-A picture by tiers, drawn the same for one node and for 16,384 GPUs. Each tier is a line of boxes, all of a few and ever
-fewer of many; between two tiers stands what connects them. Beside them every axis of a layout is a line from the GPUs
-up to the highest tier that its groups cross, with a dot at each tier whose links neighbours of a group have between
-them. The picture shows how many there are and how fast the way up is, not which cable goes where.
+A figure by tiers, drawn in the same way for one node and for 16,384 GPUs. Each tier is a line of boxes, all
+of a few and a logarithmic number of many; between two tiers is the bandwidth that connects them. Beside the
+tiers, every mesh axis of a layout is a line from the GPUs up to the highest tier that its groups cross,
+with a dot at each tier whose links connect neighbours of a group. The figure shows counts and uplink
+bandwidths, not cabling.
 """
 
 import math
@@ -30,19 +31,19 @@ from clustersim.results.simulation_result import SimulationResult
 
 _TIER_LABELS: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
 _MAX_BOXES: Final = 36
-_BOXES_PER_DOUBLING: Final = 2.3  # boxes for each doubling beyond eight
+_BOXES_PER_DOUBLING: Final = 2.3  # additional boxes for each doubling beyond eight
 _BOX_HEIGHT: Final = 0.26  # height of a box, in tiers
-_TEXT_HEIGHT: Final = 0.24  # height of a line of words
+_TEXT_HEIGHT: Final = 0.24  # height of a line of text
 _TIER_PIXELS: Final = 92
-_AXIS_WIDTH: Final = 0.115  # width of what an axis has beside the boxes, whose width is 1
+_AXIS_WIDTH: Final = 0.115  # width of an axis, relative to the boxes' total width of 1
 
 
 @dataclass(frozen=True, slots=True)
 class TierView:
     """One tier of a cluster.
 
-    kind: "GPU", "leaf switch"; bandwidth: of the way up, per direction, with its unit and what it is made of, empty
-    for the top; note: anything else, such as "8 per node" or "1:7 oversubscribed".
+    label: "GPU", "leaf switch"; bandwidth: of an uplink, per direction, with link kind and unit, empty for the
+    top; note: anything else, such as "8 per node" or "1:7 oversubscribed".
     """
 
     label: str
@@ -53,7 +54,10 @@ class TierView:
 
 @dataclass(frozen=True, slots=True)
 class AxisView:
-    """One axis of a layout. levels: of the tier to which each crossing leads up, from 0 on; links: each in words."""
+    """One mesh axis of a layout.
+
+    tier_levels: tier that each crossing leads up to, from 0 on; link_labels: of each crossing.
+    """
 
     span: AxisLocality
     tier_levels: tuple[int, ...]
@@ -61,24 +65,24 @@ class AxisView:
 
     @property
     def stride_label(self) -> str:
-        """How far members of a group are from each other."""
+        """Stride between members of a group."""
         return "adjacent" if self.span.stride == 1 else f"stride {self.span.stride:,}"
 
     @property
     def description(self) -> str:
-        """The groups, in words."""
+        """Count, size, stride and node count of the groups."""
         node_label = "1 node" if self.span.max_nodes == 1 else f"{self.span.max_nodes:,} nodes"
         return f"{self.span.group_count:,} × {self.span.group_size:,} GPUs, {self.stride_label}, {node_label}"
 
     @property
     def colour(self) -> str:
-        """That of its communication."""
+        """Colour of the axis's communication."""
         return COMM_STYLES[self.span.axis][1].colour
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyView:
-    """A cluster from the GPUs up, and the axes of a layout on it, if any."""
+    """A cluster's tiers from the GPUs up, and the mesh axes of a layout on it, if any."""
 
     title: str
     tiers: tuple[TierView, ...]
@@ -86,7 +90,7 @@ class TopologyView:
 
 
 def build_topology(cluster: Cluster, spans: Sequence[AxisLocality] = ()) -> TopologyView:
-    """A cluster's tiers, and the axes of a layout on it."""
+    """Tiers of a cluster, and the mesh axes of a layout on it."""
     tiers = describe_tiers(cluster)
     kind, bandwidth, top_level = cluster.fabric.links.kind, cluster.fabric.links.bandwidth, len(tiers) - 1
     links = {
@@ -104,7 +108,7 @@ def build_topology(cluster: Cluster, spans: Sequence[AxisLocality] = ()) -> Topo
 
 
 def result_topology(result: SimulationResult) -> TopologyView:
-    """The cluster of a result, and the axes of its layout on it."""
+    """Cluster of a result, and the mesh axes of its layout."""
     scenario = result.scenario
     return build_topology(
         scenario.cluster, axis_localities(scenario.layout, scenario.cluster.fabric, scenario.placement)
@@ -112,14 +116,14 @@ def result_topology(result: SimulationResult) -> TopologyView:
 
 
 def describe_size(cluster: Cluster) -> str:
-    """How many GPUs of which kind, and which of the machine's."""
+    """GPU count and model, GPUs per node, and placement on the machine."""
     size = f"{cluster.gpu_count:,} x {cluster.accelerator.name}, {cluster.gpus_per_node} per node"
     placement = describe_placement(cluster)
     return f"{size}, on {placement}" if placement else size
 
 
 def tier_labels(tiers: Sequence[hardware.FabricTier]) -> list[str]:
-    """What people call the tiers; of several of one kind, with their number from below."""
+    """Labels of the tiers; several of one kind are numbered from below."""
     kinds = [tier.kind for tier in tiers]
     labels = [_TIER_LABELS.get(kind, f"{kind} switch") for kind in kinds]
     return [
@@ -129,7 +133,7 @@ def tier_labels(tiers: Sequence[hardware.FabricTier]) -> list[str]:
 
 
 def crossing_labels(span: AxisLocality) -> list[str]:
-    """What is between neighbours of each of the axis' crossings; part of them where it is not all."""
+    """Labels of the links between neighbours for each crossing; with their share if not all cross."""
     kinds = [crossing.kind for crossing in span.crossings]
     labels = [
         LINK_KIND_LABELS[kind] if kind not in kinds[:index] else "switch to switch" for index, kind in enumerate(kinds)
@@ -141,7 +145,7 @@ def crossing_labels(span: AxisLocality) -> list[str]:
 
 
 def _uplink_label(tier: hardware.FabricTier, links: Mapping[LinkKind, float]) -> str:
-    """The bandwidth of a way up, and its kind where it is inside a node; from an NVLink domain none leads up."""
+    """Bandwidth of an uplink, with its link kind inside a node; empty above an NVLink domain, which has no uplink."""
     if tier.kind == "nvswitch":
         return ""
     link_kinds = {"gpu": (LinkKind.NVLINK, LinkKind.PCIE), "host": (LinkKind.PCIE,)}.get(tier.kind, ())
@@ -150,7 +154,7 @@ def _uplink_label(tier: hardware.FabricTier, links: Mapping[LinkKind, float]) ->
 
 
 def _tier_note(tier: hardware.FabricTier, links: Mapping[LinkKind, float]) -> str:
-    """How far a tier is oversubscribed, and what leads past an NVLink domain or from one root complex to the next."""
+    """Oversubscription of a tier, and the links that bypass an NVLink domain or connect root complexes."""
     if tier.kind == "nvswitch" and LinkKind.PCIE in links:
         return f"from each GPU: PCIe {format_bandwidth(links[LinkKind.PCIE])}"
     if tier.kind == "host" and LinkKind.HOST in links:
@@ -159,12 +163,12 @@ def _tier_note(tier: hardware.FabricTier, links: Mapping[LinkKind, float]) -> st
 
 
 def topology_page(topology: TopologyView) -> str:
-    """A page with the picture and its tables."""
+    """A page with the figure and its tables."""
     return html_document(topology.title, [topology_panel(topology, topology.title)])
 
 
 def topology_panel(topology: TopologyView, title: str = "Cluster and layout") -> Panel:
-    """The picture, what each axis crosses, and the tiers in numbers."""
+    """Panel of the figure, the crossings of each axis, and a table of tiers."""
     return render_panel(
         "topology.html",
         title=title,
@@ -176,12 +180,13 @@ def topology_panel(topology: TopologyView, title: str = "Cluster and layout") ->
 
 
 def topology_figure(topology: TopologyView) -> Figure:
-    """Boxes as bars, connections as bands, words between them; axes as lines beside them."""
+    """Boxes as bars, uplinks as bands with labels; mesh axes as lines next to them."""
     tiers, axes = topology.tiers, topology.axes
     traces: Traces = []
     for level, tier in enumerate(tiers):
         traces += [
-            _uplink_band(level, *item) for item in zip(tiers[level : level + 1], tiers[level + 1 :], strict=False)
+            _uplink_band(level, *adjacent_tiers)
+            for adjacent_tiers in zip(tiers[level : level + 1], tiers[level + 1 :], strict=False)
         ]
         traces.append(_box_trace(level, tier))
     traces += [trace for index, axis in enumerate(axes) for trace in _axis_line(index, axis)]
@@ -206,9 +211,9 @@ def topology_figure(topology: TopologyView) -> Figure:
 
 
 def box_count(count: int) -> int:
-    """How many boxes stand for `count`: all of a few, then ever fewer, so that a tier of 16,384 is 33 boxes wide.
+    """Boxes that represent `count` elements: all of a few, then logarithmic, so that 16,384 are 33 boxes.
 
-    >>> [boxes_of(count) for count in (1, 8, 100, 16384)]
+    >>> [box_count(count) for count in (1, 8, 100, 16384)]
     [1, 8, 16, 33]
     """
     return min(count, 8) + round(_BOXES_PER_DOUBLING * math.log2(max(1.0, count / 8)))
@@ -222,14 +227,18 @@ def _box_positions(count: int) -> list[float]:
 def _box_trace(level: int, tier: TierView) -> PlotlyDict:
     positions = _box_positions(tier.count)
     return {
-        "type": "bar", "x": positions, "y": [_BOX_HEIGHT] * len(positions), "base": [level - _BOX_HEIGHT / 2] * len(positions),
+        "type": "bar",
+        "x": positions,
+        "y": [_BOX_HEIGHT] * len(positions),
+        "base": [level - _BOX_HEIGHT / 2] * len(positions),
         "marker": {"color": MUTED if level else "@accent", "opacity": 0.6 if level else 1.0, "cornerradius": 3},
-        "width": 0.8 / _MAX_BOXES, "hovertemplate": escape(f"{tier.count:,} × {tier.label}") + "<extra></extra>",
-    }  # fmt: skip
+        "width": 0.8 / _MAX_BOXES,
+        "hovertemplate": escape(f"{tier.count:,} × {tier.label}") + "<extra></extra>",
+    }
 
 
 def _uplink_band(level: int, lower: TierView, upper: TierView) -> PlotlyDict:
-    """A pale band as wide as the two tiers that it joins."""
+    """A pale band as wide as the two tiers that it connects."""
     half = 0.5 / _MAX_BOXES
     lower_positions, upper_positions = _box_positions(lower.count), _box_positions(upper.count)
     bottom, top = level + _BOX_HEIGHT / 2 + 0.03, level + 1 - _BOX_HEIGHT / 2 - _TEXT_HEIGHT
@@ -252,12 +261,12 @@ def _tier_annotations(level: int, tier: TierView) -> Iterator[PlotlyDict]:
 
 
 def _axis_position(index: int) -> float:
-    """Where the place-th axis stands."""
+    """Horizontal position of an axis."""
     return 1.02 + _AXIS_WIDTH * (index + 0.6)
 
 
 def _axis_line(index: int, axis: AxisView) -> Traces:
-    """From the GPUs to the highest tier, with a cap; a darker edge, because some colours are pale."""
+    """Line from the GPUs to the highest tier, with caps; its edge is darker because some colours are pale."""
     middle, half, top = _axis_position(index), 0.25 * _AXIS_WIDTH, max(axis.tier_levels)
     x = [middle - half, middle + half, None, middle, middle, None, middle - half, middle + half]
     y = [0, 0, None, 0, top, None, top, top]
@@ -265,7 +274,7 @@ def _axis_line(index: int, axis: AxisView) -> Traces:
 
 
 def _crossing_markers(index: int, axis: AxisView, tiers: Sequence[TierView]) -> PlotlyDict:
-    """Links that neighbours of a group have between them; a ring where only some of them do."""
+    """Markers of the links between neighbours of a group; open if only some neighbours use them."""
     prefix = f"<b>{axis.span.axis}</b>: {axis.description}<br>between neighbours: "
     crossed = zip(axis.link_labels, axis.tier_levels, strict=True)
     hover_texts = [prefix + escape(f"{links}, up to {tiers[level].label}") for links, level in crossed]
@@ -276,7 +285,7 @@ def _crossing_markers(index: int, axis: AxisView, tiers: Sequence[TierView]) -> 
 
 
 def _axis_annotations(index: int, axis: AxisView, *, is_wide: bool) -> Iterator[PlotlyDict]:
-    """The name of an axis below its line, and what its groups are above, on large screens in more words."""
+    """Name of an axis below its line, and its group size above, with the stride on large screens."""
     options: PlotlyDict = {"x": _axis_position(index), "xanchor": "center"}
     size_label = f"{axis.span.group_size:,} GPUs<br>{axis.stride_label}" if is_wide else f"{axis.span.group_size:,}"
     yield annotation(f"<b>{axis.span.axis}</b>", y=-_BOX_HEIGHT / 2 - _TEXT_HEIGHT / 2, font={"size": 13}, **options)

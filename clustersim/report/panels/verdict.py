@@ -1,8 +1,8 @@
-"""What is the answer, before any picture? The card at the top of the page, and the lines at its foot.
+"""What is the answer, before any figure? The panel at the top of the page, and the one at its foot.
 
-What decides stands before one must scroll: tiles (how long a step takes, how fast that is, whether it fits, what the
-run takes), and side by side the largest losses, with what was found to make them smaller, and how far this is to be
-trusted. All other numbers, and the conventions that they follow, stand below.
+What decides is visible without scrolling: tiles (step time, speed, memory fit, training run), and next to
+each other the largest losses with the changes that reduce them, and the confidence. All other numbers, and
+the conventions that they follow, are below.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,13 +24,13 @@ from clustersim.results.time_losses import LossRemedies, TimeLoss, find_remedies
 from clustersim.results.utilization import CONVENTION, bubble_fraction, exposed_fraction, shows_causal_mfu
 from clustersim.results.what_if import WhatIfReport
 
-_MAX_LOSSES: Final = 3  # that are shown
+_MAX_LOSSES: Final = 3  # maximum number shown
 
 
 def verdict_panel(
     result: SimulationResult, what_ifs: WhatIfReport | None = None, nearest: NearestRun | None = None
 ) -> Panel:
-    """The answer; what_ifs: changes that were simulated; nearest: the published run that is most like it."""
+    """Panel of the verdict; what_ifs: simulated changes; nearest: the most similar published run."""
     scenario = result.scenario
     return render_panel(
         "verdict.html",
@@ -55,31 +55,31 @@ def verdict_panel(
 
 
 def confidence_panel(result: SimulationResult) -> Panel:
-    """Where the durations come from, and how much was simulated."""
+    """Panel of the provenance of durations, and of the simulation's extent."""
     return render_panel("foot.html", result=result, provenance=nonzero_provenance(result), wording=labels)
 
 
 def nonzero_provenance(result: SimulationResult) -> Mapping[Provenance, float]:
-    """Share of busy time by source of its durations, those that there are."""
+    """Share of busy time by provenance of its durations, nonzero shares only."""
     return {Provenance(source): share for source, share in result.provenance_shares.items() if share > 0}
 
 
 def largest_losses(
     result: SimulationResult, what_ifs: WhatIfReport | None
 ) -> list[tuple[TimeLoss, LossRemedies | None]]:
-    """The largest losses, and what of the changes that were simulated makes them smaller."""
+    """The largest losses, and for each the simulated changes that reduce it."""
     simulated_changes = what_ifs if what_ifs and what_ifs.simulated else None
     largest = time_losses(result.breakdown.mean_seconds(), ideal_seconds_of(result))[:_MAX_LOSSES]
     return [(loss, find_remedies(loss, simulated_changes) if simulated_changes else None) for loss in largest]
 
 
 def format_token_rate(tokens: float) -> str:
-    """Tokens per second: whole ones where there are many."""
+    """Tokens per second, as an integer from 1000 on."""
     return f"{tokens:,.0f}" if tokens >= 1000 else format_number(tokens)
 
 
 def _price_rows(result_economics: Economics) -> Iterator[tuple[str, str, str]]:
-    """Name, value and meaning of money and energy for a trillion tokens, as far as they are known."""
+    """Name, value and meaning of cost and energy for a trillion tokens, as far as they are known."""
     for (name, value, meaning), source in (
         (economics_labels.cost_row(result_economics), economics_labels.describe_price(result_economics)),
         (economics_labels.energy_row(result_economics), economics_labels.describe_power(result_economics)),

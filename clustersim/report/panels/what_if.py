@@ -1,7 +1,9 @@
-"""What would change the step, and by how much? A bar for every change that was simulated, and a line for every other.
+"""What would change the step time, and by how much?
 
-Bars are seconds for the work of the present step, so that one with twice the tokens is not worse for being longer: to
-the left (plain) faster, to the right (hatched) slower.
+A bar for every simulated change, and a line for every skipped one.
+
+Bars are seconds for the same work as the present step, so that a change that doubles the tokens is not
+worse for its longer step: to the left (plain) faster, to the right (hatched) slower.
 """
 
 from html import escape
@@ -14,18 +16,18 @@ from clustersim.report.figure import SURFACE, Figure, axis_layout, encode_floats
 from clustersim.report.html_document import Panel, render_panel
 from clustersim.results.what_if import WhatIfOutcome, WhatIfReport
 
-_MIN_CHANGE: Final = 5e-5  # of the step: what is less is shown as no change
-_MARGIN, _NARROW_MARGIN = 0.25, 0.9  # of the longest bar: beside it, for its words
+_MIN_CHANGE: Final = 5e-5  # relative to the step: smaller changes are shown as no change
+_MARGIN, _NARROW_MARGIN = 0.25, 0.9  # relative to the longest bar, for its label
 
 
 def what_if_panel(what_ifs: WhatIfReport) -> Panel:
-    """The strip; without bars where nothing could be tried."""
+    """Panel of the changes; without a figure if no change could be simulated."""
     figure = what_if_figure(what_ifs) if what_ifs.simulated else None
     return render_panel("what_if.html", figure=figure, what_ifs=what_ifs, keys=legend_markup)
 
 
 def what_if_figure(what_ifs: WhatIfReport) -> Figure:
-    """A bar for each change to either side of no change, in the order of the table."""
+    """Diverging bars of the changes, in the order of the table."""
     names, outcomes = (
         [what_if.description for what_if, _ in what_ifs.simulated],
         [outcome for _, outcome in what_ifs.simulated],
@@ -42,14 +44,22 @@ def what_if_figure(what_ifs: WhatIfReport) -> Figure:
         "pattern": {"shape": list(patterns), "size": 6, "fgcolor": SURFACE},
     }
     trace = bar_trace(
-        "change", labels, encode_floats(ends), marker, text=[_bar_label(outcome) for outcome in outcomes], textposition="outside",
-        cliponaxis=False, customdata=[_hover_text(outcome) for outcome in outcomes],
+        "change",
+        labels,
+        encode_floats(ends),
+        marker,
+        text=[_bar_label(outcome) for outcome in outcomes],
+        textposition="outside",
+        cliponaxis=False,
+        customdata=[_hover_text(outcome) for outcome in outcomes],
         hovertemplate="<b>%{y}</b><br>%{customdata}<extra></extra>",
-    )  # fmt: skip
+    )
     return bar_figure(
         "what-if",
         [trace],
-        axis_layout(f"the same work takes longer by [{scale.unit}]", range=padded_range(ends, _MARGIN), zeroline=True),
+        axis_layout(
+            f"change of the time for the same work [{scale.unit}]", range=padded_range(ends, _MARGIN), zeroline=True
+        ),
         height=70 + 34 * len(labels),
         narrow={
             "height": 70 + 56 * len(labels),
@@ -62,7 +72,7 @@ def what_if_figure(what_ifs: WhatIfReport) -> Figure:
 
 
 def change_sign(outcome: WhatIfOutcome) -> int:
-    """Whether the work takes longer (1), shorter (-1), or neither."""
+    """1 if the same work takes longer, -1 if shorter, 0 if neither."""
     return 0 if abs(outcome.slowdown_ratio) < _MIN_CHANGE else (1 if outcome.slowdown_seconds > 0.0 else -1)
 
 
@@ -81,7 +91,8 @@ def _bar_label(outcome: WhatIfOutcome) -> str:
 def _hover_text(outcome: WhatIfOutcome) -> str:
     token_note = "" if outcome.token_ratio == 1.0 else f" with {outcome.token_ratio:g} times the tokens"
     return (
-        f"step {format_step_time(outcome.step_time)} ({format_signed_seconds(outcome.step_time_difference)}){token_note}<br>"
-        f"tokens/s per GPU {outcome.speedup:+.2%}<br>{format_bytes(outcome.peak_memory)} on the fullest GPU: "
+        f"step {format_step_time(outcome.step_time)} "
+        f"({format_signed_seconds(outcome.step_time_difference)}){token_note}<br>"
+        f"tokens/s per GPU {outcome.speedup:+.2%}<br>{format_bytes(outcome.peak_memory)} on the peak-memory GPU: "
         f"{'fits' if outcome.fits_in_memory else 'does not fit'}"
     )

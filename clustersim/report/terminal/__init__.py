@@ -1,1 +1,1 @@
-"""WHAT DOES THE TERMINAL SAY? Answers as tables of text."""
+"""HOW ARE RESULTS PRINTED? Tables of text for the terminal."""

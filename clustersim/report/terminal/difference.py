@@ -1,4 +1,4 @@
-"""What does the terminal say of two answers? The difference first, then the input, the numbers and the parts."""
+"""How are two results compared on the terminal? The verdict first, then inputs, key numbers and time categories."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     from clustersim.report.terminal.table import Cell
 
-MAX_CATEGORIES: Final = 3  # columns of the stages' table
+MAX_CATEGORIES: Final = 3  # category columns of the stage table
 MAX_STAGES: Final = 16
 _RESULT_NAMES: Final = ("A", "B")
 
 
 def render_difference(difference: ResultDifference) -> "Group":
-    """Something that rich prints: coloured on a terminal, plain elsewhere."""
+    """Rich renderable: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
     inputs = [(change.key, format_input(change.first), format_input(change.second)) for change in difference.inputs]
@@ -36,11 +36,15 @@ def render_difference(difference: ResultDifference) -> "Group":
         plain_text(""),
         build_table(("", *_RESULT_NAMES, "change"), number_rows(difference), right_aligned=(1, 2, 3)),
         plain_text(""),
-        plain_text("where the difference comes from, the mean over ranks"),
-        build_table(("", *_RESULT_NAMES, "longer by"), _category_rows(difference), right_aligned=(1, 2, 3)),
+        plain_text("difference by time category, mean over ranks"),
+        build_table(("", *_RESULT_NAMES, "B - A"), _category_rows(difference), right_aligned=(1, 2, 3)),
     ]
     if len(difference.row_labels) > 1 and difference.changed_categories:
-        renderables += [plain_text(""), plain_text("by how much longer in B"), _stage_table(difference)]
+        renderables += [
+            plain_text(""),
+            plain_text(f"B - A by {difference.row_labels[0].rpartition(' ')[0]}"),
+            _stage_table(difference),
+        ]
     renderables += [plain_text(f"note: {note}", "yellow") for note in difference.notes]
     return Group(*renderables)
 
@@ -49,23 +53,23 @@ def _category_rows(difference: ResultDifference) -> "Iterator[Sequence[Cell]]":
     for category in difference.nonzero_categories:
         yield plain_text(category.value, TIME_CATEGORY_STYLES[category].colour), *difference.format_category(category)
     steps = map(format_step_time, difference.step_times.tolist())
-    yield [plain_text(item, "bold") for item in ("step", *steps, difference.format_delta(difference.step_time_delta))]
+    yield [plain_text(text, "bold") for text in ("step", *steps, difference.format_delta(difference.step_time_delta))]
 
 
 def largest_category_changes(difference: ResultDifference) -> list[int]:
-    """The parts that differ most on any stage, most first, as places in PARTS."""
+    """Indices of the time categories with the largest change on any stage, largest first."""
     max_changes = np.abs(difference.row_deltas).max(axis=0, initial=0.0)
     order = np.argsort(-max_changes, kind="stable")[:MAX_CATEGORIES]
     return [index for index in order.tolist() if max_changes[index] > 0.0]
 
 
 def _stage_table(difference: ResultDifference) -> "Table":
-    """The rows of the pipeline and the parts that differ most; the rest is what makes each the step's difference."""
+    """Table of pipeline ranks by the categories that change most; the last column is the sum of all others."""
     changes, categories = difference.row_deltas, largest_category_changes(difference)
     rows = []
     for row in sample_rows(len(changes), MAX_STAGES).tolist():
         selected = changes[row, categories]
         remainder = float(changes[row].sum() - selected.sum())
         rows.append((difference.row_labels[row], *map(difference.format_delta, (*selected.tolist(), remainder))))
-    headers = ("", *(TIME_CATEGORIES[category].value for category in categories), "all else")
+    headers = ("", *(TIME_CATEGORIES[category].value for category in categories), "other")
     return build_table(headers, rows, right_aligned=range(1, len(headers)))

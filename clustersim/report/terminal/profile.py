@@ -1,4 +1,4 @@
-"""What does the terminal say of a measured step beside its prediction? How far off it is, and where."""
+"""How is a measured step compared with its prediction on the terminal? The error, and where it comes from."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
@@ -23,7 +23,7 @@ _MAX_RANKS: Final = 16
 
 
 def render_profile(difference: ProfileDifference) -> "Group":
-    """Something that rich prints: coloured on a terminal, plain elsewhere."""
+    """Rich renderable: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
     renderables: list[RenderableType] = [
@@ -42,7 +42,7 @@ def render_profile(difference: ProfileDifference) -> "Group":
 
 
 def profile_headline(difference: ProfileDifference) -> str:
-    """The answer in a sentence."""
+    """The step time error in one sentence."""
     measured, predicted = difference.step_times
     sentence = f"measured {format_step_time(measured)}, predicted {format_step_time(predicted)}"
     if not difference.is_significant(predicted - measured):
@@ -76,7 +76,7 @@ def _matmul_rows(difference: ProfileDifference) -> "TableRows":
 
 
 def _count_and_time_cells(difference: ProfileDifference, pair: FloatArray) -> "Iterator[str]":
-    """How many there are, how long they take, and how much longer in B."""
+    """Counts and times of both, and the time difference of B."""
     yield from map(_format_count, pair[:, 0].tolist())
     yield from map(_format_time, pair[:, 1].tolist())
     yield difference.format_difference(float(pair[1, 1] - pair[0, 1]))
@@ -109,18 +109,18 @@ def _format_time(seconds: Seconds) -> str:
 
 
 def _format_count(count: float) -> str:
-    """How many; of ranks that differ the mean."""
+    """A count; the mean if ranks differ."""
     return "" if count == 0 else f"{count:,.0f}" if count == round(count) else f"{count:,.1f}"
 
 
-_TIME_HEADERS: Final = ("A", "B", "longer by")
-_COUNT_HEADERS: Final = ("", "number", "number", *_TIME_HEADERS)
+_TIME_HEADERS: Final = ("A", "B", "B - A")
+_COUNT_HEADERS: Final = ("", "count", "count", *_TIME_HEADERS)
 _TABLES: Final[Sequence[tuple[str, Sequence[str], "Callable[[ProfileDifference], TableRows]"]]] = (
-    ("where the step goes, the mean over these ranks", ("", *_TIME_HEADERS), _category_rows),
-    ("kernels, all streams together", _COUNT_HEADERS, _kernel_kind_rows),
-    ("collectives by name and ranks", ("", "ranks", *2 * ("number",), *2 * ("payload",), "A", "B"), _collective_rows),
-    ("matrix products that take longest", _COUNT_HEADERS, _matmul_rows),
+    ("step time breakdown, mean over these ranks", ("", *_TIME_HEADERS), _category_rows),
+    ("kernels, all streams", _COUNT_HEADERS, _kernel_kind_rows),
+    ("collectives by name and ranks", ("", "ranks", *2 * ("count",), *2 * ("payload",), "A", "B"), _collective_rows),
+    ("longest matmuls", _COUNT_HEADERS, _matmul_rows),
     ("streams", ("", "stream", "compute", "communication", "copies", "idle"), _stream_rows),
-    ("by how much longer in B, rank by rank", ("rank", *(part.value for part in STEP_CATEGORIES), "step"), _rank_rows),
+    ("B - A by rank", ("rank", *(category.value for category in STEP_CATEGORIES), "step"), _rank_rows),
 )
-"""Titles, heads and rows."""
+"""Title, headers and row function of each table."""

@@ -1,4 +1,4 @@
-"""What does the terminal say? The step time first, then the figures that people compare, then where the time goes."""
+"""How is a run summarized on the terminal? Step time first, then key numbers, then the time breakdown."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -42,20 +42,27 @@ if TYPE_CHECKING:
     from clustersim.results.co_located_jobs import CoLocatedJob
     from clustersim.results.simulation_result import SimulationResult
 
-_BAR_WIDTH: Final = 20  # characters of the longest bar: lines of 80 hold it
+_BAR_WIDTH: Final = 20  # characters of the longest bar: the table fits into 80 columns
 _MAX_STRAGGLERS: Final = 3
 
 
 def render_run(result: "SimulationResult") -> "Group":
-    """Something that rich prints: coloured on a terminal, plain elsewhere."""
+    """Rich renderable: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
     breakdown = step_breakdown(result, select_ranks(result))
     key_numbers = build_table(("", "", ""), _key_number_rows(result), right_aligned=(1,))
     return Group(
-        *_header_lines(result), plain_text(""), key_numbers, plain_text(""), breakdown_table(breakdown), plain_text(CRITICAL_PATH_NOTE, "dim"), plain_text(""),
-        *(_straggler_lines(result) if has_straggler_content(result) else ()), *_note_lines(result),
-    )  # fmt: skip
+        *_header_lines(result),
+        plain_text(""),
+        key_numbers,
+        plain_text(""),
+        breakdown_table(breakdown),
+        plain_text(CRITICAL_PATH_NOTE, "dim"),
+        plain_text(""),
+        *(_straggler_lines(result) if has_straggler_content(result) else ()),
+        *_note_lines(result),
+    )
 
 
 def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
@@ -71,12 +78,12 @@ def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
     if placement := describe_placement(scenario.cluster):
         yield plain_text(f"placed on {placement}", "dim")
     if degradations := describe_degradations(scenario):
-        yield plain_text(f"disturbed: {degradations}", "yellow")
-    yield from (plain_text(f"beside {describe_co_located_job(job)}", "yellow") for job in result.co_located_jobs)
+        yield plain_text(f"degraded: {degradations}", "yellow")
+    yield from (plain_text(f"co-scheduled: {describe_co_located_job(job)}", "yellow") for job in result.co_located_jobs)
     if result.isolated_step_time is not None:
         slowdown_percent = 100 * (result.step_time / result.isolated_step_time - 1.0)
         yield plain_text(
-            f"alone {format_step_time(result.isolated_step_time)}, {slowdown_percent:+.1f} % beside other jobs",
+            f"isolated {format_step_time(result.isolated_step_time)}, {slowdown_percent:+.1f} % with co-scheduled jobs",
             "yellow",
         )
     if scenario.steps > 1:
@@ -84,32 +91,33 @@ def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
 
 
 def describe_co_located_job(job: "CoLocatedJob") -> str:
-    """How another job's steps went."""
+    """Step times of a co-located job, and its slowdown."""
     mean_step_time, isolated = float(job.step_times.mean()), format_step_time(float(job.isolated_step_times.mean()))
     steps = {0: "first step, which ends later, takes", 1: "step takes"}.get(
         job.ended_steps, f"{job.ended_steps:,} steps take"
     )
-    summary = f"its {steps} {format_step_time(mean_step_time)} (alone {isolated}, {100 * job.slowdown:+.1f} %)"
+    summary = f"its {steps} {format_step_time(mean_step_time)} (isolated {isolated}, {100 * job.slowdown:+.1f} %)"
     return f"{job.name} on {job.rank_count:,} GPUs: {summary}"
 
 
 def _note_lines(result: "SimulationResult") -> "Iterator[Text]":
     yield from (plain_text(f"warning: {warning}", "yellow") for warning in result.scenario.warnings)
     yield from (plain_text(f"suggestion: {suggestion}", "cyan") for suggestion in result.oom_suggestions)
-    yield plain_text(f"trust: {result.interval_description}")
+    yield plain_text(result.interval_description)
     if limitation_count := len(result.model_limitations):
         effects = "1 effect is" if limitation_count == 1 else f"{limitation_count} effects are"
         yield plain_text(f"{effects} not modelled, see --json or the page", "dim")
 
 
 def _straggler_lines(result: "SimulationResult") -> "Iterator[Text]":
-    """The slowest ranks, a line each."""
+    """The slowest ranks, one line each."""
     stragglers, row_labels = result.stragglers, wait_row_labels(result)
     if not stragglers.slowest:
         yield plain_text(f"waiting: {describe_no_stragglers(result)}")
     for straggler in stragglers.slowest[:_MAX_STRAGGLERS]:
         yield plain_text(
-            f"straggler: {describe_straggler(row_labels, straggler)}: {describe_slowness(straggler)} longer than is usual there"
+            f"straggler: {describe_straggler(row_labels, straggler)}: {describe_slowness(straggler)} longer than the "
+            "median of its stage"
         )
     omitted = stragglers.rank_count - sum(len(straggler.ranks) for straggler in stragglers.slowest[:_MAX_STRAGGLERS])
     if stragglers.slowest and omitted:
@@ -117,7 +125,7 @@ def _straggler_lines(result: "SimulationResult") -> "Iterator[Text]":
 
 
 def _key_number_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str]]:
-    """Name, value and meaning of what people compare."""
+    """Name, value and meaning of the key numbers."""
     peak_reference = peak_reference_suffix(result.format_usage)
     rate = f"{format_flops(result.achieved_flops_per_gpu)} per GPU, attention as a full matrix{peak_reference}"
     tokens = result.tokens_per_second
@@ -134,11 +142,11 @@ def _key_number_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str
         usage = f"{host.total_bytes / host.capacity:.0%} of {format_bytes(host.capacity)} of a node"
         yield "host memory", format_bytes(host.total_bytes), usage
     if (most_loaded := result.most_loaded_expert_rank) is not None:
-        rank_note = f"{most_loaded.rank_ratio:.2f}x on rank {most_loaded.rank:,}, over its layers"
+        rank_note = f"{most_loaded.rank_ratio:.2f}x on rank {most_loaded.rank:,} over all its layers"
         yield (
             "experts",
             f"{most_loaded.layer_max_ratio:.2f}x",
-            f"the mean's rows on a layer's fullest rank; {rank_note}",
+            f"tokens of a layer's most loaded rank over the mean; {rank_note}",
         )
     yield from _format_rows(result)
     plural = "" if result.simulated_rank_count == 1 else "s"
@@ -152,7 +160,7 @@ def _key_number_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str
 
 
 def _format_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str]]:
-    """Of products, and what casts cost, where there are several."""
+    """Low-precision MFU, cast time and matmul formats, if there are several formats."""
     if (formats := result.format_usage) is None:
         return
     high_precision = formats.high_precision.value
@@ -166,7 +174,7 @@ def _format_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str]]:
         format_seconds(formats.quantization_seconds),
         f"{formats.quantization_seconds / result.step_time:.1%} of the step",
     )
-    yield "products", format_dtype_shares(formats), "of their FLOP"
+    yield "matmuls", format_dtype_shares(formats), "of their FLOP"
 
 
 def _peak_memory_location(result: "SimulationResult") -> str:
@@ -176,7 +184,7 @@ def _peak_memory_location(result: "SimulationResult") -> str:
 
 
 def breakdown_table(breakdown: StepBreakdown) -> "Table":
-    """Where the time goes: seconds of every part, the mean over ranks and on the critical path."""
+    """Seconds of every time category, the mean over ranks and on the critical path."""
     max_seconds = float(breakdown.mean_seconds.max(initial=0.0)) or 1.0
     rows: list[Sequence[Text]] = []
     for category in breakdown.nonzero_categories:
@@ -204,6 +212,6 @@ def breakdown_table(breakdown: StepBreakdown) -> "Table":
 
 
 def _format_bar(share: float) -> str:
-    """A bar in eighths of a character; empty for less than half of one."""
+    """Text bar in eighths of a character; empty for less than half an eighth."""
     full_blocks, eighths = divmod(round(8 * _BAR_WIDTH * share), 8)
     return "█" * full_blocks + " ▏▎▍▌▋▊▉"[eighths].strip()

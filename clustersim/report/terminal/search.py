@@ -1,4 +1,7 @@
-"""What does the terminal say of a search? The layout to take and why, the best ones, and why the others are not."""
+"""How is a layout search summarized on the terminal?
+
+The best layout and why, its rivals, and why others were excluded.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,13 +24,13 @@ _OBJECTIVE_SUFFIXES: Final = {
     "run-cost": " for the run",
 }
 _OBJECTIVE_LABELS: Final = {"tokens-per-gpu": "tokens/s/GPU", "run-cost": "cost"}
-_MAX_CATEGORIES: Final = 4  # in which layouts differ
+_MAX_CATEGORIES: Final = 4  # maximum number of categories listed
 _MAX_REASONS: Final = 8
-_MIN_RELATIVE_CHANGE: Final = 0.001  # of a step: parts that differ by less are not told
+_MIN_RELATIVE_CHANGE: Final = 0.001  # relative to the step: categories that change by less are omitted
 
 
 def render_search(result: SearchResult, *, resumable: bool = False) -> "Group":
-    """Something that rich prints: coloured on a terminal, plain elsewhere."""
+    """Rich renderable: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
     renderables: list[RenderableType] = []
@@ -39,7 +42,8 @@ def render_search(result: SearchResult, *, resumable: bool = False) -> "Group":
     renderables += [*_choice_lines(result), plain_text(""), *_best_layouts(result)]
     if len(result.best_by_job) > 1:
         job_rows = (
-            ((entry.cluster, f"{entry.gpus:,}"), entry, layout_label(entry, result)) for entry in result.best_by_job
+            ((layout.cluster, f"{layout.gpus:,}"), layout, layout_label(layout, result))
+            for layout in result.best_by_job
         )
         renderables += [
             plain_text(""),
@@ -47,7 +51,7 @@ def render_search(result: SearchResult, *, resumable: bool = False) -> "Group":
             _layout_table(("cluster", "GPUs"), result, job_rows),
         ]
     pruned = [(f"{entry.count:,}", reason, entry.example.partition(": ")[2]) for reason, entry in result.pruned.items()]
-    pruned_table = build_table(("", "set aside for", "such as"), pruned[:_MAX_REASONS], right_aligned=(0,))
+    pruned_table = build_table(("", "pruned by", "such as"), pruned[:_MAX_REASONS], right_aligned=(0,))
     renderables += [
         plain_text(""),
         *_reason_lines(result),
@@ -60,7 +64,7 @@ def render_search(result: SearchResult, *, resumable: bool = False) -> "Group":
 
 
 def headline(result: SearchResult) -> str:
-    """The layout to take, and how it compares with the first guess."""
+    """The chosen layout's step time, and the change against the file's own layout."""
     choice = result.recommended
     score_label = (
         ""
@@ -72,7 +76,7 @@ def headline(result: SearchResult) -> str:
 
 
 def _compare_with_initial(result: SearchResult, initial: LayoutResult) -> str:
-    """How the layout to take compares with the first guess."""
+    """Change of the chosen layout against the file's own."""
     if initial.headroom < 0.0:
         needed, capacity = format_bytes(initial.peak_memory), format_bytes(initial.memory)
         return f"; the file's own layout does not fit ({needed} of {capacity})"
@@ -91,13 +95,13 @@ def _compare_with_initial(result: SearchResult, initial: LayoutResult) -> str:
 
 
 def run_command(result: SearchResult, layout: LayoutResult, file: Path) -> str:
-    """What runs a layout again."""
+    """Shell command that runs a layout."""
     set_options = " ".join(f"--set {quote(override)}" for override in (*result.base_overrides, *layout.overrides))
     return f"clustersim run {quote(str(file))} {set_options}"
 
 
 def layout_label(layout: LayoutResult, result: SearchResult) -> str:
-    """What tells a layout from others, in few words; empty of the file's own."""
+    """Short label that distinguishes a layout; empty for the file's own."""
     return _format_keys(shown_keys(layout, result))
 
 
@@ -106,7 +110,7 @@ def _format_keys(keys: Mapping[str, str]) -> str:
 
 
 def format_pair(key: str, value: str) -> str:
-    """A key and its value; words that say all by themselves stand alone."""
+    """A key and its value; the value alone if it is self-explanatory."""
     key_name = key.rpartition(".")[2]
     if key_name in ("schedule", "data", "name", "path"):
         return simplify_value(value)
@@ -118,41 +122,45 @@ def format_pair(key: str, value: str) -> str:
 
 
 def simplify_value(value: str) -> str:
-    """A value that is a mapping, in few characters.
+    """A mapping value in short notation.
 
-    >>> bare("{interleaved: {chunks: 4}}"), bare("{hsdp: {shard: 8}}"), bare("{layers: 2}")
-    ('interleaved x 4', 'hsdp over 8', 'layers 2')
+    >>> simplify_value("{interleaved: {chunks: 4}}"), simplify_value("{hsdp: {shard: 8}}")
+    ('interleaved x 4', 'hsdp over 8')
+    >>> simplify_value("{layers: 2}")
+    'layers 2'
     """
     plain = value.translate(str.maketrans("", "", '{}"')).replace("interleaved: chunks: ", "interleaved x ")
     return plain.replace(": shard: ", " over ").replace("layers: ", "layers ")
 
 
 def shown_keys(layout: LayoutResult | BoundedLayout, result: SearchResult) -> dict[str, str]:
-    """The keys that matter to people, with their values: what follows from others is left out."""
+    """Relevant keys with their values; keys that follow from others are omitted."""
     hidden = set(DERIVED_KEYS) - result.varying_derived_keys
     return {key: value for key, value in override_values(layout).items() if key not in hidden and value != "null"}
 
 
 def format_interval(layout: LayoutResult) -> str:
-    """Between what and what a step is expected; the unit once where it is one."""
-    low, high = map(format_step_time, layout.band)
+    """Prediction interval of the step time; the unit is given once if it is the same."""
+    low, high = map(format_step_time, layout.interval)
     (first, unit), (_, high_unit) = low.split(" "), high.split(" ")
     return f"{first}-{high}" if unit == high_unit else f"{low}-{high}"
 
 
 def describe_counts(result: SearchResult) -> str:
-    """How many layouts there were, and what became of them."""
-    pruned_count = sum(entry.count for entry in result.pruned.values())
-    extrapolated_count = sum(entry.extended for entry in result.simulated)
+    """How many layouts there were, and how many were pruned, bounded and simulated."""
+    pruned_count = sum(layouts.count for layouts in result.pruned.values())
+    extrapolated_count = sum(entry.extrapolated for entry in result.simulated)
     extrapolated_note = f" ({extrapolated_count:,} of them with fewer microbatches)" if extrapolated_count else ""
     return (
-        f"{result.candidates:,} combinations: {pruned_count:,} set aside, {len(result.bounded):,} cannot be among the best by "
-        f"their bounds, {len(result.simulated):,} simulated{extrapolated_note}, in {format_seconds(result.wall_seconds)}"
+        f"{result.candidates:,} combinations: {pruned_count:,} pruned, {len(result.bounded):,} excluded by "
+        "their bounds, "
+        f"{len(result.simulated):,} simulated{extrapolated_note}, in "
+        f"{format_seconds(result.wall_seconds)}"
     )
 
 
 def describe_differences(result: SearchResult, other: LayoutResult) -> str:
-    """Which parts another layout has longer than the one to take, and which shorter."""
+    """Time categories that are longer or shorter in another layout than in the chosen one."""
     min_seconds = _MIN_RELATIVE_CHANGE * result.recommended.step_time
     changes = [
         (name, delta) for name, delta in result.category_differences(other).items() if abs(delta) >= min_seconds
@@ -160,7 +168,7 @@ def describe_differences(result: SearchResult, other: LayoutResult) -> str:
     change_labels = [
         f"{format_seconds(abs(delta))} {'more' if delta > 0 else 'less'} {name}" for name, delta in changes
     ]
-    return ", ".join(change_labels) if change_labels else "no part differs by as much as a thousandth of the step"
+    return ", ".join(change_labels) if change_labels else "no time category differs by 0.1% of the step"
 
 
 def _choice_lines(result: SearchResult) -> "Iterator[Text]":
@@ -170,34 +178,36 @@ def _choice_lines(result: SearchResult) -> "Iterator[Text]":
     if run := describe_training_run(result.recommended):
         yield plain_text(run)
     if tied_count > 1:
-        simplicity_note = "the plainest of them" if result.preferred else "it is the plainest of them, too"
-        yield plain_text(
-            f"{tied_count} layouts are as good, as far as runs of one and the same differ; {simplicity_note}", "dim"
-        )
+        simplicity_note = "the simplest of them" if result.preferred else "it is also the simplest of them"
+        yield plain_text(f"{tied_count} layouts tie within run-to-run variation; {simplicity_note}", "dim")
 
 
 def describe_training_run(layout: LayoutResult) -> str:
-    """What becomes of a whole run with what breaks; empty where nobody asked."""
+    """Days, goodput, spare nodes and checkpoint interval of a whole training run; empty if not requested."""
     run = layout.run
     if run is None:
         return ""
     spares = run["spare_nodes"]
     return (
-        f"{run['days']:.1f} days with what breaks, goodput {run['goodput']:.1%}, {spares:,} spare "
+        f"{run['days']:.1f} days with failures, goodput {run['goodput']:.1%}, {spares:,} spare "
         f"node{'' if spares == 1 else 's'}, a checkpoint every {format_seconds(run['interval'])}"
     )
 
 
 def _best_layouts(result: SearchResult) -> "Iterator[RenderableType]":
-    """The best, by the keys in which they differ; the others are said once."""
+    """The best layouts, by the keys in which they differ; common keys are printed once."""
     keys = [shown_keys(layout_result, result) for layout_result in result.best]
-    common = dict(item for item in keys[0].items() if all(item in keys_of_layout.items() for keys_of_layout in keys))
+    common = dict(
+        key_value
+        for key_value in keys[0].items()
+        if all(key_value in keys_of_layout.items() for keys_of_layout in keys)
+    )
     rows = []
-    for index, element in enumerate(result.best):
-        is_chosen = element is result.recommended
-        mark = "*" if is_chosen else "=" if element.tied else " "
+    for index, layout in enumerate(result.best):
+        is_chosen = layout is result.recommended
+        mark = "*" if is_chosen else "=" if layout.tied else " "
         distinct_keys = _format_keys({key: value for key, value in keys[index].items() if key not in common})
-        rows.append(((f"{(result.preferred if is_chosen else index) + 1}{mark}",), element, distinct_keys))
+        rows.append(((f"{(result.preferred if is_chosen else index) + 1}{mark}",), layout, distinct_keys))
     if result.first_guess is not None:
         rows.append((("file ",), result.first_guess, "as it is"))
     yield _layout_table(("",), result, rows)
@@ -206,14 +216,14 @@ def _best_layouts(result: SearchResult) -> "Iterator[RenderableType]":
 
 
 def _number_cells(layout: LayoutResult, result: SearchResult) -> dict[str, str]:
-    """What is compared, by its head."""
+    """Compared numbers of a layout, by header."""
     score_cell = (
         {} if result.objective == STEP_TIME_OBJECTIVE else {result.objective: result.format_score(layout.score)}
     )
     step, memory = format_step_time(layout.step_time), format_bytes(layout.peak_memory)
     return {
         "step": step,
-        "expected": format_interval(layout),
+        "90% interval": format_interval(layout),
         **score_cell,
         "MFU": f"{layout.mfu:.1%}",
         "memory": memory,
@@ -223,7 +233,7 @@ def _number_cells(layout: LayoutResult, result: SearchResult) -> dict[str, str]:
 def _layout_table(
     leading_headers: Sequence[str], result: SearchResult, rows: Iterable[tuple[Sequence[str], LayoutResult, str]]
 ) -> "Table":
-    """Rows of what stands before a layout's numbers, the layout, and its words. before: heads of the first."""
+    """Rows of leading cells, a layout's numbers, and its label. leading_headers: of the first cells."""
     headers = (*leading_headers, *_number_cells(result.recommended, result), "layout")
     cells = [(*leading_cells, *_number_cells(layout, result).values(), label) for leading_cells, layout, label in rows]
     return build_table(headers, cells, right_aligned=range(len(headers) - 1))
@@ -231,13 +241,13 @@ def _layout_table(
 
 def _reason_lines(result: SearchResult) -> "Iterator[Text]":
     if (other := result.runner_up) is not None:
-        yield plain_text(f"the next, {layout_label(other, result)}: {describe_differences(result, other)}")
+        yield plain_text(f"runner-up, {layout_label(other, result)}: {describe_differences(result, other)}")
     if result.first_guess is not None:
         yield plain_text(f"the file's own layout: {describe_differences(result, result.first_guess)}")
 
 
 def _robustness_lines(result: SearchResult) -> "Iterator[Text]":
-    """Whether the layout to take stays the best of its rivals where something is other than supposed."""
+    """Whether the chosen layout stays the best of its rivals under changed assumptions."""
     evaluated_changes = [change for change in result.sensitivity if change.scores and change.scores[0] is not None]
     if len(result.rivals) < 2 or not evaluated_changes:
         return

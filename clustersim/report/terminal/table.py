@@ -1,9 +1,9 @@
-"""How do tables of text look on a terminal? Columns side by side, without lines between them."""
+"""How do tables look on a terminal? Columns without lines between them."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # nobody waits for rich who prints nothing
+if TYPE_CHECKING:  # deferred: rich is imported only when something is printed
     from rich.table import Table
     from rich.text import Text
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # nobody waits for rich who prints nothing
 def build_table(
     headers: Sequence["Cell"], rows: Iterable[Sequence["Cell"]], right_aligned: Iterable[int] = ()
 ) -> "Table":
-    """A table with its heads, if there are any, in a pale line. right: the columns of numbers."""
+    """A table with dim headers, if there are any. right_aligned: indices of the columns of numbers."""
     from rich.table import Table
 
     number_columns = set(right_aligned)
@@ -26,7 +26,7 @@ def build_table(
 
 
 def plain_text(content: str, style: str = "") -> "Text":
-    """Words, which are no markup."""
+    """Text that is not parsed as rich markup."""
     from rich.text import Text
 
     return Text(content, style=style)

@@ -1,5 +1,5 @@
-"""WHAT IF ONE THING WERE DIFFERENT? Changes of a scenario, each a function that returns the changed one.
+"""WHAT IF ONE THING WERE DIFFERENT? Scenario transformations; each function returns a changed scenario.
 
-What looks for the cause of a gap (`validation_page`) and what looks ahead (`planning`) change a scenario in the same way.
-Whether what comes out is legal, `checks.find_problems` says.
+Root-cause analysis of prediction errors (`validation_page`) and what-if planning (`planning`) share them. Whether
+the result is valid is decided by `consistency.find_problems`.
 """

@@ -1,8 +1,8 @@
-"""What do two scenarios say otherwise?
+"""Which keys differ between two scenarios?
 
-Both are read as the file door reads them, so shorthands and keys that are left out do not differ from what they stand
-for. Shown is what the file has, and its default where it has nothing. What files say that a scenario only names is not
-a key of it; `changed_referenced_files` says which of them differ.
+Both are parsed by the config models, so shorthands and omitted keys compare equal to what they stand for.
+Reported is the file's value, or its default where the file has none. Contents of files that a scenario only
+refers to are not keys of it; `changed_referenced_files` reports which of them differ.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ JsonValue = str | int | float | bool | list[Any] | dict[str, Any] | None
 
 @dataclass(frozen=True, slots=True)
 class ChangedKey:
-    """A key with two values. first, second: as the files have them, or the default; None where there is no value."""
+    """A key with two values. first, second: as in the files, or the default; None where there is no value."""
 
     key: str
     first: JsonValue
@@ -28,7 +28,7 @@ class ChangedKey:
 
 
 def changed_keys(first: Scenario, second: Scenario) -> tuple[ChangedKey, ...]:
-    """What differs, by dotted keys, in the order of the file; no defaults of options that only one of them can have."""
+    """The keys with different values, in the file's order, without defaults of options that only one side can have."""
     first_values, second_values = _FlatScenario.from_scenario(first), _FlatScenario.from_scenario(second)
     keys = [*first_values.values, *(key for key in second_values.values if key not in first_values.values)]
     return tuple(
@@ -41,7 +41,7 @@ def changed_keys(first: Scenario, second: Scenario) -> tuple[ChangedKey, ...]:
 
 
 def changed_referenced_files(first: Scenario, second: Scenario) -> list[str]:
-    """What is read from a file and differs, though both scenarios name it by the same words."""
+    """Sections whose referenced file content differs although both scenarios refer to it by the same name."""
     keys = {change.key.partition(".")[0] for change in changed_keys(first, second)}
     values_by_section: dict[str, tuple[object, object]] = {
         "model": (first.model, second.model),
@@ -54,29 +54,29 @@ def changed_referenced_files(first: Scenario, second: Scenario) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _FlatScenario:
-    """values: what a scenario says or stands for, by path; written: what its file has of that."""
+    """A scenario by key path. values: explicit or default; raw_values: as the file spells them."""
 
     values: Mapping[KeyPath, JsonValue]
     raw_values: Mapping[KeyPath, Any]
 
     @classmethod
     def from_scenario(cls, scenario: Scenario) -> "_FlatScenario":
-        """Read as the file door reads it."""
+        """Parse a scenario's mapping as a scenario file."""
         mapping = scenario.to_mapping()
         values = dict(_flatten(ScenarioConfig.model_validate(mapping)))
         return cls(values, _flatten_raw(mapping, (), values))
 
     def display_value(self, key: KeyPath) -> JsonValue:
-        """What the file has, with its unit; else what it stands for."""
+        """The value as the file spells it, with its unit; else the default; None for an unknown key."""
         return self.raw_values.get(key, self.values[key]) if key in self.values else None
 
     def is_comparable(self, key: KeyPath, other: "_FlatScenario") -> bool:
-        """Whether a value is worth a line beside another scenario's, or is only the default of an option."""
+        """Whether a value is worth reporting next to another scenario's, or is only the default of an option."""
         return key not in self.values or key in other.values or key in self.raw_values
 
 
 def _flatten(model: ConfigModel, path: KeyPath = ()) -> Iterator[tuple[KeyPath, JsonValue]]:
-    """Every value of a section and those inside it, by path."""
+    """Every value of a config model and its nested models, by key path."""
     if isinstance(model, OneOfConfig):
         name, options = model.chosen
         yield path, name
@@ -100,20 +100,20 @@ def _flatten_value(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, Json
 
 
 def _to_json(value: object) -> Any:
-    """A value that JSON has."""
+    """The value as JSON data."""
     match value:
         case Enum():
             return value.value
         case ConfigModel():
             return {".".join(key): inner for key, inner in _flatten(value)}
         case list() | tuple():
-            return [_to_json(item) for item in value]
+            return [_to_json(element) for element in value]
         case _:
             return value
 
 
 def _flatten_raw(value: object, path: KeyPath, values: Mapping[KeyPath, JsonValue]) -> dict[KeyPath, Any]:
-    """The values that a file has, by the same paths, shorthands written out."""
+    """The values of a raw mapping by the same key paths, shorthands expanded."""
     model = ScenarioConfig.config_at(path)
     expanded = value if model is None else model.expand_shorthand(value)
     if model is not None and issubclass(model, OneOfConfig) and isinstance(expanded, Mapping):
@@ -121,10 +121,10 @@ def _flatten_raw(value: object, path: KeyPath, values: Mapping[KeyPath, JsonValu
         return {path: name, **_flatten_raw(expanded[name], (*path, name), values)}
     if path in values or not isinstance(expanded, Mapping):
         return {path: value}
-    nested = [_flatten_raw(item, (*path, str(key)), values) for key, item in expanded.items()]
-    return {key: entry for entries in nested for key, entry in entries.items()}
+    nested = [_flatten_raw(inner, (*path, str(key)), values) for key, inner in expanded.items()]
+    return {key: inner for flattened in nested for key, inner in flattened.items()}
 
 
 def _section_index(key: KeyPath) -> int:
-    """Where a key's section stands in the file."""
+    """Index of a key's top-level section in the file."""
     return list(ScenarioConfig.model_fields).index(key[0])

@@ -1,4 +1,4 @@
-"""What would a scenario be with another dispatcher, or with its experts over other ranks?"""
+"""Changes of the token dispatcher, of expert load and of expert parallelism."""
 
 import math
 from collections.abc import Iterator
@@ -15,27 +15,27 @@ from clustersim.scenario.scenario import Scenario
 
 
 def with_dispatcher(scenario: Scenario, dispatcher: TokenDispatcher) -> Scenario:
-    """Tokens travel to their experts and back in another way."""
-    return replace(scenario, layout=replace(scenario.layout, dispatcher=dispatcher, dispatcher_sms=None))
+    """The scenario with another token dispatcher."""
+    return replace(scenario, layout=replace(scenario.layout, dispatcher=dispatcher, dispatcher_num_sms=None))
 
 
 def with_expert_load(scenario: Scenario, load: ExpertLoad | None) -> Scenario:
-    """Tokens choose their experts so; None: evenly."""
+    """The scenario with another expert load; None: balanced."""
     return replace(scenario, training=replace(scenario.training, expert_load=load))
 
 
 def with_expert_parallelism(scenario: Scenario, ep: int) -> Scenario:
-    """The experts of each layer are spread over so many ranks."""
+    """The scenario with another degree of expert parallelism."""
     return replace(scenario, layout=_layout_with_ep(scenario.layout, ep))
 
 
 def _layout_with_ep(layout: Layout, ep: int) -> Layout:
-    """How far each expert is cut stays as it is, be it said or not."""
+    """The layout with another ep; etp keeps its effective value, also where it was left out."""
     return replace(layout, ep=ep, etp=layout.effective_etp)
 
 
 def feasible_ep_degrees(scenario: Scenario) -> Iterator[int]:
-    """Over how many ranks the experts of every layer can be spread, ascending."""
+    """Degrees of expert parallelism that divide the experts of every layer and the ranks, ascending."""
     layout = scenario.layout.as_configured
     rank_count = layout.tp * layout.cp * layout.dp
     expert_count = math.gcd(
@@ -49,7 +49,7 @@ def feasible_ep_degrees(scenario: Scenario) -> Iterator[int]:
 
 
 def ep_fits_domains(scenario: Scenario, ep: int) -> bool:
-    """Whether all that tokens reach is in their NVLink domain, with experts over so many ranks; PCIe's is a node."""
+    """Whether every expert-parallel group stays within one NVLink domain (with PCIe: one node)."""
     mesh = _layout_with_ep(scenario.layout, ep).meshes.get(EXPERT_MESH)
     if mesh is None:
         return True

@@ -1,7 +1,8 @@
-"""What would a scenario be with faster or slower kernels?
+"""Changes of kernel speed.
 
-Constants of the kernel model change on every accelerator of the cluster, and in the calibration record where there is
-one: its fitted constants and its measured rows. So a change of the model and of what was measured are one change.
+Constants of the kernel model change on every accelerator of the cluster, and so do fitted constants and
+measured samples of the calibration record, if there is one: modelled and measured kernels are scaled by the
+same factor.
 """
 
 from collections.abc import Callable
@@ -15,14 +16,14 @@ from clustersim.scenario.scenario import Scenario
 
 
 def effective_efficiency(scenario: Scenario) -> KernelEfficiency:
-    """The constants of the cluster's main accelerator that are in force: the record's fit, or its own."""
+    """The kernel-model constants in effect for the main accelerator: the record's fit, or the accelerator's own."""
     record, accelerator = scenario.cost.record, scenario.cluster.accelerator
     fitted = None if record is None or record.device.accelerator != accelerator.name else record.kernel_fit
     return accelerator.efficiency if fitted is None else fitted.efficiency
 
 
 def with_matmul_slowdown(scenario: Scenario, slowdown: float) -> Scenario:
-    """Matrix products and attention take so many times as long where compute bounds them; at most at the peak."""
+    """The scenario with compute-bound matmuls and attention slowed by a factor; never faster than the peak rate."""
 
     def scale_constants(efficiency: KernelEfficiency) -> KernelEfficiency:
         matmul = efficiency.matmul
@@ -40,7 +41,7 @@ def with_matmul_slowdown(scenario: Scenario, slowdown: float) -> Scenario:
 
 
 def with_memory_bound_slowdown(scenario: Scenario, slowdown: float) -> Scenario:
-    """Kernels that memory bounds take so many times as long; at most at the memory's bandwidth."""
+    """The scenario with memory-bound kernels slowed by a factor; never faster than the memory bandwidth."""
 
     def scale_constants(efficiency: KernelEfficiency) -> KernelEfficiency:
         return replace(efficiency, memory=_scale_fraction(efficiency.memory, slowdown))
@@ -52,17 +53,17 @@ def with_memory_bound_slowdown(scenario: Scenario, slowdown: float) -> Scenario:
 
 @dataclass(frozen=True, slots=True)
 class _KernelChange:
-    """constants: of a kernel model; longer: how many times as long a measured row takes."""
+    """A change of kernel speed. scale_constants: of a kernel model; sample_slowdown: factor of a measured time."""
 
     scale_constants: Callable[[KernelEfficiency], KernelEfficiency]
     sample_slowdown: Callable[[KernelSample], float]
 
     def apply_to_accelerator(self, accelerator: Accelerator) -> Accelerator:
-        """An accelerator with changed constants."""
+        """The accelerator with scaled constants."""
         return replace(accelerator, efficiency=self.scale_constants(accelerator.efficiency))
 
     def apply_to_record(self, record: CalibrationRecord) -> CalibrationRecord:
-        """A record with changed rows and changed fit."""
+        """The record with scaled samples and fit."""
         fit = record.kernel_fit
         return replace(
             record,

@@ -1,8 +1,7 @@
-"""What would a scenario be with faster or slower links?
+"""Changes of link bandwidth.
 
-All links of some kinds have a part of their bandwidth, everywhere. What was measured on the links as they are does not
-say what others do: then collectives take what the model says, so such a scenario is to be compared with one
-`without_measured_collectives`.
+All links of some kinds are scaled, everywhere. Collectives measured on the original links do not apply to
+scaled ones, so they are modelled instead; compare such a scenario with one `without_measured_collectives`.
 """
 
 from collections.abc import Sequence
@@ -15,18 +14,18 @@ from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.scenario.scenario import Scenario
 
 NETWORK_LINK_KINDS: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
-"""What leads from node to node."""
+"""Link kinds between nodes."""
 _NIC_PATH_KINDS: Final = (LinkKind.PCIE, LinkKind.HOST)
 
 
 def network_link_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
-    """Kinds of links from node to node, if the layout's ranks are on several."""
+    """Link kinds between nodes; empty if all ranks are on one node."""
     nodes = scenario.cluster.fabric.node_ids(np.arange(scenario.layout.world_size))
     return _present_kinds(scenario, NETWORK_LINK_KINDS) if len(np.unique(nodes)) > 1 else ()
 
 
 def nic_path_bottlenecks(scenario: Scenario, nic_bandwidth_factor: float) -> tuple[LinkKind, ...]:
-    """Kinds of links between GPUs and NICs that are slower than NICs of so many times their bandwidth would be."""
+    """Link kinds between GPU and NIC that would be the bottleneck with NICs scaled by a factor."""
     links = scenario.cluster.fabric.links
     max_bandwidth = {
         kind: links.bandwidth[links.kind == LINK_KINDS.index(kind)].max(initial=0.0) for kind in _NIC_PATH_KINDS
@@ -40,18 +39,18 @@ def nic_path_bottlenecks(scenario: Scenario, nic_bandwidth_factor: float) -> tup
 
 
 def nvlink_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
-    """NVLink (or xGMI), where there is any and ranks to use it."""
+    """NVLink (or xGMI), if the cluster has it and the layout has several ranks."""
     return _present_kinds(scenario, (LinkKind.NVLINK,)) if scenario.layout.world_size > 1 else ()
 
 
 def pcie_link_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
-    """Where there is no NVLink: PCIe, and what joins root complexes."""
+    """PCIe and host interconnect, if there is no NVLink and the layout has several ranks."""
     has_several_ranks = scenario.layout.world_size > 1
     return _present_kinds(scenario, _NIC_PATH_KINDS) if has_several_ranks and not nvlink_kinds(scenario) else ()
 
 
 def with_link_bandwidth(scenario: Scenario, kinds: Sequence[LinkKind], factor: float) -> Scenario:
-    """Links of some kinds have a part (or a multiple) of their bandwidth."""
+    """The scenario with the bandwidth of some link kinds scaled by a factor."""
     fabric = scenario.cluster.fabric
     kind_indices = [LINK_KINDS.index(kind) for kind in kinds]
     factors = np.where(np.isin(fabric.links.kind, kind_indices), factor, 1.0)
@@ -60,7 +59,7 @@ def with_link_bandwidth(scenario: Scenario, kinds: Sequence[LinkKind], factor: f
 
 
 def without_measured_collectives(scenario: Scenario) -> Scenario:
-    """Collectives take what the model says; the same scenario where none were measured."""
+    """The scenario with modelled instead of measured collectives; unchanged if none were measured."""
     record = scenario.cost.record
     if record is None or not record.collectives:
         return scenario

@@ -1,4 +1,4 @@
-"""What would a scenario be in other number formats?"""
+"""Changes of the precision recipe."""
 
 from dataclasses import replace
 
@@ -8,21 +8,21 @@ from clustersim.model.recipe_files import load_recipe
 from clustersim.scenario.scenario import Scenario
 from clustersim.scenario.validation_rules.precision import effective_recipe
 
-_TORCHAO_RECIPE = "fp8-rowwise"  # torchao's usual recipe
+_TORCHAO_RECIPE = "fp8-rowwise"  # torchao's default recipe
 _TRANSFORMER_ENGINE_RECIPE = (
     "fp8-current"  # Transformer Engine's Float8CurrentScaling, which Megatron Bridge's recipes take on Hopper
 )
 
 
 def default_recipe_name(scenario: Scenario, dtype: DType) -> str:
-    """The name of the recipe by which the job's framework mostly computes in a format."""
+    """The name of the recipe that the job's framework uses by default for a format."""
     if dtype is not DType.FP8:
         return str(dtype.value)
     return _TORCHAO_RECIPE if scenario.framework.name == "pytorch" else _TRANSFORMER_ENGINE_RECIPE
 
 
 def with_recipe(scenario: Scenario, name: str) -> Scenario:
-    """Products in other formats; gradients and optimizer states stay as they are."""
+    """The scenario with other matmul formats; gradients and optimizer states keep theirs."""
     current_weights, new_recipe = (
         scenario.training.recipe.weight_formats,
         mixed_precision() if name == DType.BF16.value else load_recipe(name),

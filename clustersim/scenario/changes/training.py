@@ -1,4 +1,4 @@
-"""What would a scenario be with other microbatches, recomputation or sharding, without some work, or a slow rank?"""
+"""Changes of batch, recomputation, offload, sharding and overheads; slow GPUs and nodes."""
 
 from dataclasses import replace
 
@@ -12,55 +12,55 @@ from clustersim.scenario.scenario import Scenario
 
 
 def with_global_batch_factor(scenario: Scenario, factor: int) -> Scenario:
-    """So many times the sequences in a step: every replica runs so many times the microbatches."""
+    """The scenario with the global batch multiplied by a factor, at the same microbatch size."""
     training = scenario.training
     return replace(scenario, training=replace(training, global_batch=factor * training.global_batch))
 
 
 def with_microbatch_count(scenario: Scenario, count: int) -> Scenario:
-    """A batch in which every replica runs so many microbatches."""
+    """The scenario with the global batch that gives every replica `count` microbatches."""
     training = scenario.training
     batch = count * scenario.layout.dp * training.microbatch
     return replace(scenario, training=replace(training, global_batch=batch))
 
 
 def with_microbatch_size(scenario: Scenario, sequences: int) -> Scenario:
-    """Microbatches of so many sequences, in the same batch."""
+    """The scenario with another microbatch size, in sequences, at the same global batch."""
     return replace(scenario, training=replace(scenario.training, microbatch=sequences))
 
 
 def with_recompute(scenario: Scenario, policy: Recompute) -> Scenario:
-    """Another choice of activations that are computed again."""
+    """The scenario with another activation recomputation policy."""
     return replace(scenario, training=replace(scenario.training, recompute=policy))
 
 
 def with_cuda_graphs(scenario: Scenario) -> Scenario:
-    """Passes are captured in CUDA graphs."""
+    """The scenario with forward and backward captured in CUDA graphs."""
     return replace(scenario, framework=scenario.framework.with_cuda_graphs())
 
 
 def without_offload(scenario: Scenario) -> Scenario:
-    """Everything stays on the device."""
+    """The scenario without CPU offload."""
     return replace(scenario, training=replace(scenario.training, offload=NO_OFFLOAD))
 
 
 def without_overheads(scenario: Scenario) -> Scenario:
-    """Nothing is done beside the model: weight gradients are added up as they are made."""
+    """The scenario without the framework's overheads; weight gradients are accumulated as they are computed."""
     training = scenario.training
     return replace(scenario, training=replace(training, overheads=training.overheads.layer_implementation))
 
 
 def with_dp_shard_size(scenario: Scenario, ranks: int) -> Scenario:
-    """What data parallelism shards is cut over so many of the ranks that hold the same weights."""
+    """The scenario with another shard group size of data parallelism."""
     layout = scenario.layout
     return replace(scenario, layout=replace(layout, data=with_shard_size(layout.data, ranks)))
 
 
 def with_slow_gpu(scenario: Scenario, speed: float, rank: int | None = None) -> Scenario:
-    """The kernels of one rank's GPU run at a part of their speed.
+    """The scenario with one rank's GPU running kernels at a fraction of full speed.
 
-    Without a simulation that says on which GPU it matters most it is one in the middle of the world, so of a middle
-    stage; the first has spare time where it has a layer less.
+    Without a simulation to identify the most critical GPU, rank defaults to the middle of the world, thus a
+    middle stage; the first stage has slack where it has one layer less.
     """
     return _with_slow_gpus(
         scenario,
@@ -70,7 +70,7 @@ def with_slow_gpu(scenario: Scenario, speed: float, rank: int | None = None) -> 
 
 
 def with_slow_node(scenario: Scenario, speed: float) -> Scenario:
-    """The kernels of all GPUs of a node in the middle of the world run at a part of their speed."""
+    """The scenario with all GPUs of the middle rank's node running kernels at a fraction of full speed."""
     nodes = scenario.cluster.fabric.node_ids(np.arange(scenario.layout.world_size))
     node_ranks = np.flatnonzero(nodes == nodes[len(nodes) // 2])
     return _with_slow_gpus(scenario, tuple(scenario.cluster.machine_gpu_ids[node_ranks].tolist()), speed)

@@ -1,1 +1,1 @@
-"""The sections of a scenario file, one for each part."""
+"""Config models: one pydantic model per section of the scenario file."""

@@ -1,4 +1,4 @@
-"""What may a scenario file say of other jobs on its machine?"""
+"""What may a scenario file say about co-scheduled jobs on its cluster?"""
 
 from typing import Annotated, Any, ClassVar
 
@@ -12,7 +12,7 @@ _EXAMPLE_FILE = "other.yaml"
 
 
 def _parse_scenario(value: object) -> object:
-    """A file, or what one would hold."""
+    """A file name, or the mapping of a scenario file."""
     if isinstance(value, dict) or (isinstance(value, str) and value.strip()):
         return value
     raise config_error(
@@ -21,14 +21,14 @@ def _parse_scenario(value: object) -> object:
 
 
 class CoScheduledJobConfig(ConfigModel):
-    """An entry of `disturbances.jobs`: another job on the machine, see [Other jobs](scenario.md#other-jobs)."""
+    """An entry of `degradations.jobs`: a co-scheduled job, see [Other jobs](scenario.md#other-jobs)."""
 
     shorthand_key: ClassVar[str | None] = "scenario"
     scenario: Annotated[
         str | dict[str, Any], value_parser(_parse_scenario, "a scenario file, or what one holds", _EXAMPLE_FILE)
     ] = Field(examples=[_EXAMPLE_FILE])
-    """what it trains, and how"""
+    """its scenario: model, layout and training"""
     placement: Annotated[PlacementConfig | None, BeforeValidator(none_from_word)] = None
-    """which GPUs of the machine it has; left out: its own file's, or the first that no other job has"""
+    """its GPUs; left out: those of its own file, or the first free ones"""
     start: Timestamp = 0.0
-    """when its first step begins, below zero before this job's"""
+    """start of its first step relative to this job's, may be negative"""

@@ -1,4 +1,4 @@
-"""What may a scenario file say of where durations come from?"""
+"""What may a scenario file say about the sources of durations?"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -27,26 +27,26 @@ MAX_SCALE = 1_000.0
 
 
 class RecordScaleConfig(ConfigModel):
-    """`cost.record.scale`: the cluster's accelerator relative to the one that was measured."""
+    """`cost.record.scale`: ratios of the cluster's accelerator to the one that was measured."""
 
     compute: Annotated[float, Field(gt=0.0, le=MAX_SCALE)] = 1.0
-    """rate of arithmetic of this accelerator over that of the measured one"""
+    """compute throughput of this accelerator over that of the measured one"""
     bandwidth: Annotated[float, Field(gt=0.0, le=MAX_SCALE)] = 1.0
     """memory bandwidth of this accelerator over that of the measured one"""
 
 
 class CostRecordConfig(ConfigModel):
-    """`cost.calibration_record`: a calibration record, and how it is carried over to another accelerator."""
+    """`cost.calibration_record`: a calibration record, and how it is scaled to another accelerator."""
 
     shorthand_key: ClassVar[str | None] = "file"
     file: NonEmptyText = Field(examples=["my-gpu.json"])
-    """a calibration record, shipped (published/h100-sxm-80gb) or your own"""
+    """a calibration record, packaged (published/h100-sxm-80gb) or your own"""
     scale: RecordScaleConfig | None = None
-    """to stand for another accelerator than the one that was measured; left out: it does not"""
+    """scales the record to another accelerator than the measured one; left out: not scaled"""
 
 
 def _yaml_off(value: object) -> object:
-    """YAML 1.1 reads `off_label` as false."""
+    """YAML 1.1 reads `off` as false."""
     return "off" if value is False else value
 
 
@@ -61,28 +61,29 @@ def _parse_algorithms(value: object) -> object:
 
 
 def _parse_algorithm_lists(value: object) -> object:
-    """One algorithm may stand alone."""
+    """Lists of algorithms by collective; a single name stands for a list of one."""
     parsed = _parse_algorithms(value)
     if not isinstance(parsed, dict):
         return parsed
-    return {kind: tuple(item) if isinstance(item, list) else (item,) for kind, item in parsed.items()}
+    return {kind: tuple(names) if isinstance(names, list) else (names,) for kind, names in parsed.items()}
 
 
 _COLLECTIVE_NAMES: Final = ", ".join(collective_type.value for collective_type in CollectiveType)
-_SYMMETRY_NAMES: Final = tuple(element.value for element in Symmetry)
+_SYMMETRY_NAMES: Final = tuple(symmetry.value for symmetry in Symmetry)
 
 
 class CostConfig(ConfigModel):
-    """`cost`: where durations come from, and how many ranks are simulated one by one."""
+    """`cost`: sources of durations, and use of symmetry between ranks."""
 
     record: Annotated[CostRecordConfig | None, BeforeValidator(none_from_word)] = None
-    """measured durations, see [Calibration](calibration.md), or none; left out: none"""
+    """calibration record of measured durations, see [Calibration](calibration.md), or none; left out: none"""
     collectives: Annotated[
         dict[CollectiveType, NonEmptyText],
         value_parser(_parse_algorithms, f"algorithms by collective: {_COLLECTIVE_NAMES}", "{all_reduce: ring}"),
     ] = Field({})
-    """algorithm that each named collective is forced to, see [Models](models.md#collectives), or one of your own, see
-    [Extending](extending.md#a-collective-algorithm); left out: the library's choice"""
+    """algorithm that is forced for each named collective, see [Models](models.md#collectives), or one of your own,
+    see [Extending](extending.md#a-collective-algorithm); left out: the library's choice
+    """
     candidates: Annotated[
         dict[CollectiveType, tuple[NonEmptyText, ...]],
         value_parser(
@@ -91,19 +92,28 @@ class CostConfig(ConfigModel):
             "{all_reduce: my_module:MyAlgorithm}",
         ),
     ] = Field({})
-    """algorithms that the library chooses from beside its own, likewise; left out: none"""
+    """additional algorithms that the library's tuner may choose; left out: none"""
     nccl: NcclConfig = NcclConfig()
-    """what NCCL (or RCCL) may choose from, in its own variables; left out: nothing is said"""
+    """restrictions of NCCL's (or RCCL's) choice, by its environment variables; left out: none"""
     symmetry: Annotated[
         Symmetry, enum_parser(Symmetry), value_parser(_yaml_off, "", schema_type=Literal[_SYMMETRY_NAMES])
     ] = Symmetry.AUTO
-    """off: every rank is simulated, for the same answer"""
+    """off: simulate every rank; the result is the same"""
     coalesce: bool = True
-    """operations inside a forward or backward are one event where that is exact; false: the same answer, slower"""
+    """operations inside a forward or backward are merged into one event where that is exact.
+
+    false: same result, slower
+    """
     network: Annotated[Contention, enum_parser(Contention)] = Contention.SHARED
-    """shared: communication that overlaps shares links fairly; uncontended: only groups of one role do, in step"""
+    """shared: overlapping communication shares links max-min fairly.
+
+    uncontended: only groups of one kind do, in lockstep
+    """
     interference: Annotated[float | None, fraction_parser(0.0, MAX_INTERFERENCE)] = None
-    """part by which kernels take longer beside a collective; left out: the record's, or the accelerator's"""
+    """fraction by which kernels slow down while a collective is in flight.
+
+    Left out: the record's, or the accelerator's
+    """
 
     @model_validator(mode="after")
     def _check_no_duplicates(self) -> Self:
@@ -113,14 +123,14 @@ class CostConfig(ConfigModel):
 
     @property
     def named_algorithms(self) -> Iterator[tuple[str, CollectiveType, str]]:
-        """Algorithms that are named: the key, for which collective, and which."""
+        """The named algorithms: key, collective and name of each."""
         yield from (("collectives", kind, name) for kind, name in self.collectives.items())
         yield from (("candidates", kind, name) for kind, names in self.candidates.items() for name in names)
 
     def cost_settings(
         self, record: CalibrationRecord | None, user_algorithms: Mapping[str, CollectiveAlgorithm]
     ) -> CostSettings:
-        """The settings as the inside knows them, with the record and the user's algorithms that were read."""
+        """The cost settings as the simulator represents them, with the loaded record and user algorithms."""
         overrides = self.nccl.nccl_overrides()
         forced = (f"{kind.value} by {name}" for kind, name in self.collectives.items())
         added = (f"{' and '.join(names)} beside its own for {kind.value}" for kind, names in self.candidates.items())

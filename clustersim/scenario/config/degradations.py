@@ -1,6 +1,6 @@
-"""What may a scenario file say about what is wrong with the cluster?
+"""What may a scenario file say about degradations of the cluster?
 
-Sections of `disturbances`, and of `cluster.mixed`, which picks nodes in the same words.
+Config models of `degradations`, and of `cluster.mixed`, which selects nodes with the same keys.
 """
 
 from math import inf
@@ -28,7 +28,7 @@ from clustersim.scenario.config_reader import (
 )
 from clustersim.scenario.id_ranges import MAX_SEED, IdRanges
 
-MIN_FRACTION = 0.001  # of a speed or bandwidth: what is slower is dead
+MIN_FRACTION = 0.001  # of speed or bandwidth: below it, mark the component dead
 MAX_SPEED = 10.0
 MAX_BANDWIDTH = 1.0
 MAX_LOAD = 0.99
@@ -44,7 +44,7 @@ LinkLoadFraction = Annotated[float, fraction_parser(0.0, MAX_LOAD)]
 
 
 def as_list(value: object) -> list[Any]:
-    """One entry may stand alone."""
+    """The value, as a list of one entry if it is not a list."""
     return value if isinstance(value, list) else [value]
 
 
@@ -55,9 +55,9 @@ class MixedNodesConfig(ConfigModel):
     node: IdRanges = ()
     """a node or several; left out: none"""
     nodes: IdRanges = ()
-    """the same word in the plural; left out: none"""
+    """alias of node; left out: none"""
     accelerator: NonEmptyText = Field(examples=["h200-sxm-141gb"])
-    """what they have, a file of topologies/accelerators"""
+    """their accelerator, a file of topologies/accelerators"""
 
     @model_validator(mode="after")
     def _require_nodes(self) -> Self:
@@ -67,16 +67,16 @@ class MixedNodesConfig(ConfigModel):
 
 
 class GpuSelectionConfig(ConfigModel):
-    """Some GPUs, named one by one or by their nodes."""
+    """Selects GPUs by their ids or by their nodes."""
 
     gpu: IdRanges = ()
-    """GPUs by number; left out: none"""
+    """GPU ids; left out: none"""
     gpus: IdRanges = ()
-    """the same word in the plural; left out: none"""
+    """alias of gpu; left out: none"""
     node: IdRanges = ()
     """all GPUs of these nodes; left out: none"""
     nodes: IdRanges = ()
-    """the same word in the plural; left out: none"""
+    """alias of node; left out: none"""
 
     @model_validator(mode="after")
     def _require_gpus(self) -> Self:
@@ -86,11 +86,11 @@ class GpuSelectionConfig(ConfigModel):
 
 
 class SlowGpuConfig(GpuSelectionConfig):
-    """An entry of `disturbances.slow`."""
+    """An entry of `degradations.slow`."""
 
     example: ClassVar[str] = "{gpu: 17, speed: 0.9}"
     speed: Annotated[float, fraction_parser(MIN_FRACTION, MAX_SPEED)] = Field(examples=[0.9])
-    """at which their kernels run"""
+    """fraction of full speed at which their kernels run"""
 
 
 RemainingBandwidth = Annotated[
@@ -99,27 +99,27 @@ RemainingBandwidth = Annotated[
 
 
 def _parse_dead_count(value: object) -> object:
-    """`true` is one link; `false` is no disturbance."""
+    """Number of dead links: 1 for `true`; `false` is refused."""
     if value is False:
         raise config_error("false is what links are anyway; leave the entry out")
     return 1 if value is True else value
 
 
 def _parse_dead_flag(value: object) -> object:
-    """A NIC is one, so it is dead or not."""
+    """True for `true` or 1; a NIC is a single device, so no other count is accepted."""
     if _parse_dead_count(value) != 1:
         raise config_error(f"{format_value(value)} is not true; write dead: true")
     return True
 
 
 class NicFaultConfig(GpuSelectionConfig):
-    """An entry of `disturbances.nics`."""
+    """An entry of `degradations.nics`."""
 
     example: ClassVar[str] = "{gpu: 12, bandwidth: 50 %}"
     bandwidth: RemainingBandwidth = None
-    """what is left of it, both directions; left out: all"""
+    """remaining fraction, both directions; left out: all"""
     dead: Annotated[bool, value_parser(_parse_dead_flag, "true")] = False
-    """the NIC is gone, and its GPUs send by a neighbour's"""
+    """the NIC is dead, and its GPUs send through another GPU's NIC"""
 
     @model_validator(mode="after")
     def _require_one_fault(self) -> Self:
@@ -129,7 +129,7 @@ class NicFaultConfig(GpuSelectionConfig):
 
     @property
     def bandwidth_fraction(self) -> float:
-        """The part of the bandwidth that is left."""
+        """Remaining fraction of the bandwidth, 0 for a dead NIC."""
         return self.bandwidth or 0.0
 
 
@@ -149,28 +149,28 @@ def _parse_interval(value: object) -> tuple[float, float]:
 
 
 class LinkFaultConfig(ConfigModel):
-    """An entry of `disturbances.links`."""
+    """An entry of `degradations.links`."""
 
     example: ClassVar[str] = f"{{between: {_ENDPOINTS_EXAMPLE}, bandwidth: 50 %}}"
     between: Annotated[list[str] | None, value_parser(_parse_endpoints, "a pair of names", _ENDPOINTS_EXAMPLE)] = None
-    """the ends of a link, both directions; left out: from and to"""
+    """the endpoints of a link, both directions; left out: from and to"""
     source: NonEmptyText | None = Field(None, alias="from")
-    """the end that sends, for one direction; left out: none"""
+    """the sending endpoint, for one direction; left out: none"""
     target: NonEmptyText | None = Field(None, alias="to")
-    """the end that receives; left out: none"""
+    """the receiving endpoint; left out: none"""
     bandwidth: RemainingBandwidth = None
-    """what is left of it; left out: all"""
+    """remaining fraction; left out: all"""
     dead: (
         Annotated[
             int, Field(ge=1, le=MAX_DEAD_LINKS), value_parser(_parse_dead_count, f"true, or 1 to {MAX_DEAD_LINKS:,}")
         ]
         | None
     ) = None
-    """true, or how many links of a bundle are gone; left out: none"""
+    """true, or how many parallel links are dead; left out: none"""
     during: Annotated[
         tuple[float, float] | None, value_parser(_parse_interval, "a pair of times", "[10 ms, 40 ms]")
     ] = None
-    """from when to when of the run it has that bandwidth; left out: at all times"""
+    """start and end of the fault, in time of the run; left out: the whole run"""
 
     @model_validator(mode="after")
     def _require_link_and_fault(self) -> Self:
@@ -187,7 +187,7 @@ class LinkFaultConfig(ConfigModel):
         return self
 
     def link_change(self) -> LinkDegradation:
-        """The change as the inside knows it."""
+        """The link fault as the simulator represents it."""
         fault = SlowLinkEffect(self.bandwidth) if self.bandwidth is not None else DeadLinkEffect(self.dead or 1)
         source, target = self.between or (str(self.source), str(self.target))
         return LinkDegradation(
@@ -196,23 +196,23 @@ class LinkFaultConfig(ConfigModel):
 
 
 class JitterConfig(ConfigModel):
-    """`disturbances.jitter`: how much kernels vary from one run to the next."""
+    """`degradations.jitter`: random variation of kernel times."""
 
     shorthand_key: ClassVar[str | None] = "std"
     std: Annotated[float, fraction_parser(0.0, MAX_JITTER)] = Field(examples=["1 %"])
     """standard deviation of every kernel's time over its mean"""
     distribution: Annotated[Distribution, enum_parser(Distribution)] = Distribution.NORMAL
-    """of these times; exponential only adds time"""
+    """of kernel times; exponential only adds time"""
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
-    """another seed draws other times"""
+    """of the random draws"""
 
     def jitter_model(self) -> Jitter | None:
-        """The jitter as the inside knows it; None where kernels do not vary."""
+        """The jitter model; None if kernel times do not vary."""
         return Jitter(self.std, self.distribution, self.seed) if self.std else None
 
 
 class BackgroundLoadConfig(ConfigModel):
-    """`disturbances.background`: the part of each link of a tier that others use."""
+    """`degradations.background`: constant background load, as a fraction of each link of a tier."""
 
     nic: LinkLoadFraction = 0.0
     """of links between NICs and leaves"""
@@ -222,27 +222,27 @@ class BackgroundLoadConfig(ConfigModel):
     """of links between spine and core"""
 
     def load_by_kind(self) -> dict[LinkKind, float]:
-        """Load by kind of link, where there is any."""
+        """Nonzero load fraction by link kind."""
         loads = {kind: getattr(self, kind.value) for kind in SHARED_LINK_KINDS}
         return {kind: load for kind, load in loads.items() if load}
 
 
 class BackgroundTrafficConfig(ConfigModel):
-    """An entry of `disturbances.traffic`: what others send on the network, see [Traffic](scenario.md#traffic)."""
+    """`degradations.traffic`: background traffic on the network, see [Traffic](scenario.md#traffic)."""
 
     example: ClassVar[str] = "{gpus: [8, 16], bytes: 64 MB, every: 5 ms}"
     gpus: IdRanges = Field(examples=["[8, 16]"])
-    """among which of the machine's GPUs, the root or sender first"""
+    """GPU ids of the cluster, the root or sender first"""
     collective: Annotated[CollectiveType, enum_parser(CollectiveType, *_TRAFFIC_COLLECTIVES)] = CollectiveType.SEND_RECV
-    """what it is; a message needs two GPUs"""
+    """the collective; send_recv needs exactly two GPUs"""
     payload: SizeBytes = Field(alias="bytes", examples=["64 MB"])
-    """its payload, as nccl-tests count it"""
+    """its payload, by nccl-tests' convention"""
     start: Duration = 0.0
-    """when it first begins"""
+    """time of its first start"""
     every: Duration | None = None
-    """after how long it begins again, or when it has ended if that is later; left out: it does not"""
+    """period of repetition, or its duration if that is longer; left out: not repeated"""
     until: Duration | None = None
-    """when it no longer begins again; left out: with the end of the run"""
+    """time after which it does not repeat; left out: the end of the run"""
 
     @model_validator(mode="after")
     def _require_valid_flow(self) -> Self:
@@ -256,38 +256,38 @@ class BackgroundTrafficConfig(ConfigModel):
         return self
 
     def background_flow(self, gpus: tuple[int, ...]) -> TrafficPattern:
-        """As the inside knows it."""
-        every, until = (inf if item is None else item for item in (self.every, self.until))
+        """The background flow as the simulator represents it."""
+        every, until = (inf if seconds is None else seconds for seconds in (self.every, self.until))
         return TrafficPattern(gpus, self.collective, self.payload, self.start, every, until)
 
 
 class DegradationsConfig(ConfigModel):
-    """`disturbances`: what is wrong with the cluster."""
+    """`degradations`: degradations of the cluster."""
 
     slow: Annotated[
         list[SlowGpuConfig], value_parser(as_list, "one or a list", schema_type=list[SlowGpuConfig] | SlowGpuConfig)
     ] = Field([])
-    """GPUs whose kernels run at a part of their speed; left out: none"""
+    """GPUs whose kernels run at a fraction of full speed; left out: none"""
     jitter: JitterConfig | None = None
-    """variation of every kernel of every rank; left out: none"""
+    """random variation of all kernel times on all ranks; left out: none"""
     nics: Annotated[
         list[NicFaultConfig], value_parser(as_list, "one or a list", schema_type=list[NicFaultConfig] | NicFaultConfig)
     ] = Field([])
-    """NICs that serve some GPUs; left out: none"""
+    """degraded or dead NICs of some GPUs; left out: none"""
     links: Annotated[
         list[LinkFaultConfig],
         value_parser(as_list, "one or a list", schema_type=list[LinkFaultConfig] | LinkFaultConfig),
     ] = Field([])
-    """links by the names of their ends, see [Disturbances](scenario.md#disturbances); left out: none"""
+    """degraded or dead links by their endpoints, see [Degradations](scenario.md#degradations); left out: none"""
     traffic: Annotated[
         list[BackgroundTrafficConfig],
         value_parser(as_list, "one or a list", schema_type=list[BackgroundTrafficConfig] | BackgroundTrafficConfig),
     ] = Field([])
-    """what others send meanwhile; left out: nothing"""
+    """background traffic; left out: none"""
     jobs: Annotated[
         list[CoScheduledJobConfig],
         value_parser(as_list, "one or a list", schema_type=list[CoScheduledJobConfig] | CoScheduledJobConfig),
     ] = Field([])
-    """other jobs that train meanwhile on other GPUs; left out: none"""
+    """co-scheduled jobs that train on other GPUs; left out: none"""
     background: BackgroundLoadConfig = BackgroundLoadConfig()
-    """the part of each link of a tier that others use"""
+    """constant background load of each tier's links"""

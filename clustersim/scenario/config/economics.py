@@ -1,4 +1,4 @@
-"""What may a scenario file say of costs and energy?"""
+"""What may a scenario file say about costs and energy?"""
 
 import math
 import re
@@ -30,7 +30,7 @@ def _parse_price(value: object) -> Price | str | None:
 
 
 def _parse_token_count(value: object) -> float | None:
-    """A number of tokens, such as 15.6T, 300B or 1.5e+13."""
+    """Parse a token count, such as 15.6T, 300B or 1.5e+13."""
     if value is None:
         return None
     match = _TOKEN_COUNT_PATTERN.match(value) if isinstance(value, str) else None
@@ -50,7 +50,7 @@ def _parse_pue(value: object) -> float:
 
 
 def _quantity_parser(dimension: Dimension, *, allow_zero: bool = False) -> BeforeValidator:
-    """Read a finite quantity with its unit, above zero (or zero, where that is allowed)."""
+    """A validator that parses a finite quantity with its unit, above zero (or zero, where allowed)."""
 
     def parse(value: object) -> float | None:
         if value is None:
@@ -73,24 +73,24 @@ _PowerFraction = Annotated[float | None, fraction_parser(0.0, 1.0)]
 
 
 class PowerConfig(ConfigModel):
-    """`economics.power`: what every GPU draws at most, idle, and by what it does as a part of the most."""
+    """`economics.power`: power draw of every GPU at TDP and idle, and by activity as a fraction of TDP."""
 
     shorthand_key: ClassVar[str | None] = "tdp"
     tdp: _PowerWatts = None
-    """what a GPU draws at most; left out: the accelerator's"""
+    """maximum power of a GPU; left out: the accelerator's"""
     idle: _PowerWatts = None
-    """what it draws idle; left out: the accelerator's"""
+    """idle power of a GPU; left out: the accelerator's"""
     rest: _PowerWattsOrZero = None
-    """its part of the rest of the node; left out: the accelerator's"""
-    products: _PowerFraction = None
-    """part of tdp in matrix products; left out: topologies/power"""
-    streaming: _PowerFraction = None
-    """part of tdp in other kernels; left out: topologies/power"""
-    communicating: _PowerFraction = None
-    """part of tdp in exposed communication; left out: topologies/power"""
+    """a GPU's share of the node's other power; left out: the accelerator's"""
+    matmul: _PowerFraction = None
+    """fraction of tdp in matmuls; left out: topologies/power"""
+    memory_bound: _PowerFraction = None
+    """fraction of tdp in memory-bound kernels; left out: topologies/power"""
+    exposed_communication: _PowerFraction = None
+    """fraction of tdp in exposed communication; left out: topologies/power"""
 
     def power_settings(self) -> PowerOverrides:
-        """The same as the inside knows it."""
+        """The power settings as the simulator represents them."""
         return PowerOverrides(**{name: getattr(self, name) for name in type(self).model_fields})
 
 
@@ -98,24 +98,26 @@ _PRICE_DESCRIPTION: Final = f"an amount with its currency, or a list: {', '.join
 
 
 class EconomicsConfig(ConfigModel):
-    """`economics`: prices, power, and the run that costs are asked for; it moves no time."""
+    """`economics`: prices, power, and length of the run; does not affect durations."""
 
     price_per_gpu_hour: Annotated[Price | str | None, value_parser(_parse_price, _PRICE_DESCRIPTION, "2.49 USD")] = None
-    """an amount and a currency, or a price list; left out: the list of the cluster's own cloud, else the median of
-    all"""
+    """an amount and a currency, or a price list.
+
+    Left out: the list of the cluster's own cloud, else the median of all
+    """
     pue: Annotated[float, value_parser(_parse_pue, f"1 to {MAX_PUE:g}", schema_type=float)] = 1.0
-    """power of the facility over that of its computers"""
-    carbon: Annotated[float | None, _quantity_parser(Dimension.FOOTPRINT, allow_zero=True)] = None
-    """CO2 of a kWh; left out: none is told"""
+    """power usage effectiveness: facility power over IT power"""
+    carbon_intensity: Annotated[float | None, _quantity_parser(Dimension.FOOTPRINT, allow_zero=True)] = None
+    """CO2 per kWh; left out: emissions are not reported"""
     tokens: Annotated[
         float | None, value_parser(_parse_token_count, "a number, also in M, B or T", "15.6T", "300B", "1.5e+13")
     ] = None
-    """of the whole run; left out: a trillion are told"""
+    """training tokens of the run; left out: costs are reported per trillion tokens"""
     power: PowerConfig = PowerConfig()
-    """what GPUs and nodes draw"""
+    """power draw of GPUs and nodes"""
 
     def economics_settings(self) -> EconomicsSettings:
-        """The settings as the inside knows them."""
+        """The economics settings as the simulator represents them."""
         return EconomicsSettings(
-            self.price_per_gpu_hour, self.pue, self.carbon, self.tokens, self.power.power_settings()
+            self.price_per_gpu_hour, self.pue, self.carbon_intensity, self.tokens, self.power.power_settings()
         )

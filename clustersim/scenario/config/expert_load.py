@@ -1,6 +1,7 @@
-"""What may a scenario file say of how unevenly tokens choose experts?
+"""What may a scenario file say about the imbalance of tokens over experts?
 
-`training.expert_load`: `balanced`; a variation from which loads are drawn; or rows as they were measured.
+`training.expert_load`: `balanced`; a coefficient of variation from which loads are drawn; or measured token
+counts.
 """
 
 import math
@@ -18,7 +19,7 @@ _EXAMPLE: Final = "[[120, 80, 95, 105]], of all layers, or one such list for eac
 
 
 def none_from_balanced(value: object) -> object:
-    """The word `balanced` is nothing; there are no others."""
+    """None for the word `balanced`; other words are refused."""
     if isinstance(value, str) and value != "balanced":
         raise config_error(f"{format_value(value)} is unknown; write {ExpertLoadConfig.example}")
     return None if value == "balanced" else value
@@ -31,10 +32,10 @@ def _check_variation(value: float) -> float:
 
 
 def _parse_token_counts(value: object) -> object:
-    """Lists of rows; one list alone is that of all layers."""
+    """Lists of token counts per expert; a single list applies to all layers."""
     if not isinstance(value, list) or not value:
-        raise config_error(f"{format_value(value)} is no list of rows of each expert; write {_EXAMPLE}")
-    return value if all(isinstance(item, list) for item in value) else [value]
+        raise config_error(f"{format_value(value)} is no list of tokens per expert; write {_EXAMPLE}")
+    return value if all(isinstance(element, list) for element in value) else [value]
 
 
 def _check_token_counts(token_counts: list[list[float]]) -> list[list[float]]:
@@ -42,23 +43,28 @@ def _check_token_counts(token_counts: list[list[float]]) -> list[list[float]]:
         invalid = [count for count in counts if not (math.isfinite(count) and count >= 0.0)]
         if invalid:
             raise config_error(
-                f"{format_value(invalid[0])} in list {list_index + 1} is no number of rows; write 0 or more"
+                f"{format_value(invalid[0])} in list {list_index + 1} is no number of tokens; write 0 or more"
             )
         if sum(counts) <= 0.0:
-            raise config_error(f"list {list_index + 1} has no rows at all; at least one expert gets some")
+            raise config_error(f"list {list_index + 1} has no tokens at all; at least one expert gets some")
     return token_counts
 
 
 class ExpertLoadConfig(ConfigModel):
-    """`training.expert_load`: a bare number is the variation."""
+    """`training.expert_load`: imbalance of tokens over experts; a bare number is the coefficient of variation."""
 
-    shorthand_key: ClassVar[str | None] = "variation"
-    example: ClassVar[str] = "balanced, {variation: 0.3, seed: 0} or {rows: [120, 80, 95, 105]}"
-    variation: Annotated[float, AfterValidator(_check_variation)] | None = None
-    """standard deviation over mean of experts' tokens, from which each layer's and step's are drawn; left out: none"""
+    shorthand_key: ClassVar[str | None] = "coefficient_of_variation"
+    example: ClassVar[str] = (
+        "balanced, {coefficient_of_variation: 0.3, seed: 0} or {tokens_per_expert: [120, 80, 95, 105]}"
+    )
+    coefficient_of_variation: Annotated[float, AfterValidator(_check_variation)] | None = None
+    """coefficient of variation of tokens per expert, from which each layer's and step's load is drawn.
+
+    Left out: none
+    """
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
-    """another seed draws other loads"""
-    rows: (
+    """of the random draws"""
+    tokens_per_expert: (
         Annotated[
             list[list[float]],
             value_parser(_parse_token_counts, "a list of numbers, or a list of such lists", "[120, 80, 95, 105]"),
@@ -66,16 +72,18 @@ class ExpertLoadConfig(ConfigModel):
         ]
         | None
     ) = None
-    """tokens of each expert as measured: one list for all layers, or one for each routed layer; left out: none"""
+    """measured tokens per expert: one list for all layers, or one per MoE layer; left out: none"""
 
     @model_validator(mode="after")
     def _require_one_form(self) -> Self:
-        if (self.variation is None) == (self.rows is None):
-            raise config_error(f"says loads by variation or by rows, one of the two; write {self.example}")
+        if (self.coefficient_of_variation is None) == (self.tokens_per_expert is None):
+            raise config_error(
+                f"says loads by coefficient_of_variation or by tokens_per_expert, one of the two; write {self.example}"
+            )
         return self
 
     def expert_load(self) -> ExpertLoad:
-        """The load as the inside knows it."""
-        if self.rows is not None:
-            return MeasuredExpertLoad(tuple(tuple(item) for item in self.rows))
-        return RandomExpertLoad(self.variation or 0.0, self.seed)
+        """The expert load as the simulator represents it."""
+        if self.tokens_per_expert is not None:
+            return MeasuredExpertLoad(tuple(tuple(counts) for counts in self.tokens_per_expert))
+        return RandomExpertLoad(self.coefficient_of_variation or 0.0, self.seed)

@@ -1,4 +1,4 @@
-"""What may a scenario file say of its layout?"""
+"""What may a scenario file say about its parallel layout?"""
 
 import math
 from typing import Annotated, ClassVar, Literal, Self
@@ -26,7 +26,7 @@ def _parse_axis_order(value: object) -> object:
 
 
 def _parse_stage_layout(value: object) -> object:
-    """Read a layout string; the word even is none."""
+    """Parse a pipeline layout string; None for the word `even`."""
     if value == "even" or not isinstance(value, str):
         return None if value == "even" else value
     try:
@@ -36,28 +36,29 @@ def _parse_stage_layout(value: object) -> object:
 
 
 class LayerSplitConfig(ConfigModel):
-    """`layout.layers_per_stage`: even, a list, one of Megatron-LM's layout strings, or one of its rules."""
+    """`layout.layers_per_stage`: even, a list, a Megatron-LM pipeline layout string, or a partition option."""
 
     example: ClassVar[str] = "even, [8, 8], 'Et*8|t*8L', {embedding: true, head: true} or {first: 7, last: 7}"
     counts: list[Annotated[int, Field(ge=0, le=MAX_LAYERS)]] | None = None
-    """layers of each stage (a list alone will do); left out: even"""
+    """layers of each stage (a bare list is a shorthand); left out: even"""
     layout: Annotated[
         PipelineLayoutString | None, value_parser(_parse_stage_layout, "even, or a string of stages", "Et*8|t*8L")
     ] = None
-    """`even`, or a layout string of Megatron-LM, such as `Et*7|(t*8|)*2t*9L` (a string alone will do); left out:
-    even"""
+    """`even`, or a pipeline layout string of Megatron-LM, such as `Et*7|(t*8|)*2t*9L` (a bare string is a
+    shorthand); left out: even
+    """
     embedding: bool = False
-    """the embedding counts as a layer"""
+    """the embedding counts as a layer (account_for_embedding_in_pipeline_split)"""
     head: bool = False
-    """the head counts as a layer"""
+    """the output layer counts as a layer (account_for_loss_in_pipeline_split)"""
     first: LayerCount | None = None
-    """layers of the first pipeline rank; left out: even"""
+    """layers of the first pipeline stage; left out: even"""
     last: LayerCount | None = None
-    """layers of the last pipeline rank; left out: even"""
+    """layers of the last pipeline stage; left out: even"""
 
     @classmethod
     def expand_shorthand(cls, value: object) -> object:
-        """A list gives the counts, a string is a layout string, nothing is even."""
+        """Expand a list to counts, a string to a layout string, null to the even split."""
         if value is None:
             return {}
         if isinstance(value, list):
@@ -75,7 +76,7 @@ class LayerSplitConfig(ConfigModel):
         return self
 
     def layer_partition(self) -> LayerPartition:
-        """The rule as the inside knows it."""
+        """The layer partition as the simulator represents it."""
         if self.layout is not None:
             return self.layout
         if self.counts is not None:
@@ -86,50 +87,56 @@ class LayerSplitConfig(ConfigModel):
 
 
 class LayoutConfig(ConfigModel):
-    """`layout`: degrees of parallelism. `dp` left out is what the other degrees leave of the cluster's GPUs."""
+    """`layout`: degrees of parallelism. `dp` left out is the GPU count over the product of the other degrees."""
 
     tp: Degree = 1
-    """tensor parallelism"""
+    """tensor-parallel degree"""
     cp: Degree = 1
-    """context parallelism (ring)"""
+    """context-parallel degree (ring attention)"""
     pp: Degree = 1
-    """pipeline parallelism: ranks of a pipeline"""
+    """pipeline-parallel degree: ranks of a pipeline"""
     dp: Degree | None = None
-    """data parallelism: replicas; left out: what the other degrees leave of the GPUs"""
+    """data-parallel degree: replicas; left out: GPU count over the product of the other degrees"""
     ep: Degree = 1
-    """expert parallelism: ranks that experts are spread over, among those of tp, cp and dp"""
+    """expert-parallel degree: ranks that experts are distributed over, folded onto tp, cp and dp"""
     etp: Degree | None = None
-    """expert tensor parallelism: ranks that each expert is cut over; left out: tp"""
+    """expert-tensor-parallel degree: ranks that each expert is sharded over; left out: tp"""
     dispatcher: Annotated[TokenDispatcher, enum_parser(TokenDispatcher)] = TokenDispatcher.ALL_TO_ALL
-    """how tokens travel to their experts and back"""
-    dispatcher_sms: Annotated[int, Field(ge=1, le=_MAX_SMS)] | None = None
-    """multiprocessors that the dispatcher's kernels take (deepep, hybridep); left out: the dispatcher's own"""
+    """token dispatcher: how tokens are sent to experts and back"""
+    dispatcher_num_sms: Annotated[int, Field(ge=1, le=_MAX_SMS)] | None = None
+    """SMs of the dispatcher's kernels (deepep, hybridep); left out: the dispatcher's default"""
     order: Annotated[
         list[str], value_parser(_parse_axis_order, "every axis once", schema_type=list[Literal[_AXIS_NAMES]])
     ] = Field(list(_AXIS_NAMES))
-    """axes from the one with adjacent ranks outwards; left out: [tp, cp, dp, pp]"""
+    """mesh axes, innermost (adjacent ranks) first; left out: [tp, cp, dp, pp]"""
     sequence_parallel: bool = False
-    """norms and dropout split the sequence over the tensor-parallel group"""
-    tensor_overlap: bool = False
-    """tensor-parallel collectives run in chunks beside their matmul (user buffers)"""
-    backward_overlap: bool = True
-    """backward's tensor-parallel collectives run beside the gradient that does not need them"""
-    pipeline_overlap: bool = True
-    """a stage goes on computing while its output is sent"""
-    overlap_expert_communication: bool | None = None
-    """tokens travel to experts beside another microbatch's computation; left out: true with dualpipe, dualpipev and
-    ep above 1"""
-    delay_wgrad: bool = False
-    """with it, gradients of weights are computed behind what a backward sends"""
-    overlap_shared_experts: bool = False
-    """shared experts run while tokens travel"""
-    release_outputs: bool | None = None
-    """stages free what they have sent (Megatron-LM); false: held until its backward (torch.distributed.pipelining);
-    left out: the framework's"""
+    """norms and dropout are sharded along the sequence over the tensor-parallel group"""
+    tp_comm_overlap: bool = False
+    """tensor-parallel collectives are chunked and overlap with their matmul (user buffers)"""
+    async_tensor_model_parallel_allreduce: bool = True
+    """backward's tensor-parallel collectives overlap with the weight-gradient matmul"""
+    overlap_p2p_comm: bool = True
+    """a stage continues to compute while its output is sent"""
+    overlap_moe_expert_parallel_comm: bool | None = None
+    """MoE dispatch and combine overlap with another microbatch's computation.
+
+    Left out: true with dualpipe, dualpipev and ep above 1
+    """
+    delay_wgrad_compute: bool = False
+    """weight gradients are delayed so that they overlap with MoE communication;
+    needs overlap_moe_expert_parallel_comm
+    """
+    moe_shared_expert_overlap: bool = False
+    """shared experts overlap with dispatch and combine"""
+    deallocate_pipeline_outputs: bool | None = None
+    """stages free outputs once they are sent (Megatron-LM).
+
+    false: kept until backward (torch.distributed.pipelining); left out: the framework's
+    """
     data: DataParallelConfig = DataParallelConfig(ddp=DdpConfig())
     """the data-parallel strategy, see [Sharding](scenario.md#sharding); left out: ddp"""
     layers_per_stage: LayerSplitConfig = LayerSplitConfig()
-    """how layers are split into stages; left out: even"""
+    """partition of layers into pipeline stages; left out: even"""
 
     @property
     def ranks_per_replica(self) -> int:

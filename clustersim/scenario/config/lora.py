@@ -1,7 +1,7 @@
-"""What may a scenario file say of adapters that are trained beside frozen weights?
+"""What may a scenario file say about LoRA adapters?
 
-`training.lora`: their rank, and beside which matrices of the layers they stand, in the words of Hugging Face peft
-(`q_proj`), of Megatron-Bridge (`linear_qkv`, one adapter for the fused matrix) or plain ones (`call_slowdown`, `attention`, `all`).
+`training.lora`: their rank and target matrices, by the names of Hugging Face peft (`q_proj`), of
+Megatron-Bridge (`linear_qkv`, one adapter for the fused matrix) or plain ones (`call_slowdown`, `attention`, `all`).
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ TARGET_NAMES: Final = (*_TARGET_GROUPS, *(target.value for target in LoraTarget)
 
 
 def _parse_targets(value: object) -> object:
-    """A list of known words, each in its plainest spelling, once."""
+    """Canonical names of targets, without duplicates."""
     names = value if isinstance(value, list) else [value]
     canonical_names = [_TARGET_ALIASES.get(str(name), name) for name in names]
     for name in canonical_names:
@@ -53,7 +53,7 @@ def _parse_targets(value: object) -> object:
 
 
 def _check_disjoint_targets(names: list[str]) -> list[str]:
-    """One adapter at most beside each matrix."""
+    """Check that each matrix has at most one adapter."""
     target_by_projection: dict[Projection, LoraTarget] = {}
     for target in _expand_targets(names):
         for projection in target.projections:
@@ -79,28 +79,29 @@ def _require_positive(value: float) -> float:
 
 
 class LoraConfig(ConfigModel):
-    """`training.lora`: adapters of so many ranks beside frozen weights; a bare number is the rank."""
+    """`training.lora`: low-rank adapters on frozen weights; a bare number is the rank."""
 
     shorthand_key: ClassVar[str | None] = "rank"
     example: ClassVar[str] = "{rank: 16, targets: all}, or none"
     rank: Width = Field(examples=[16])
-    """inner size of the adapters"""
+    """rank of the adapters"""
     alpha: Annotated[float, AfterValidator(_require_positive)] = 32.0
-    """adapters are scaled by alpha over rank"""
+    """adapter outputs are scaled by alpha over rank"""
     targets: Annotated[
         list[NonEmptyText],
         value_parser(_parse_targets, f"a word or a list of words: {', '.join((*TARGET_NAMES, *_TARGET_ALIASES))}"),
         AfterValidator(_check_disjoint_targets),
     ] = Field(["all"])
-    """matrices that have one: all, attention, mlp, names of peft (q_proj) or of Megatron (linear_qkv, one adapter
-    for the fused matrix); left out: [all]"""
+    """target matrices: all, attention, mlp, names of peft (q_proj) or of Megatron (linear_qkv, one adapter for the
+    fused matrix); left out: [all]
+    """
     dropout: Annotated[float, fraction_parser(0.0, MAX_DROPOUT)] = 0.0
-    """before an adapter"""
+    """dropout probability of the adapter's input"""
     base: Annotated[DType | None, enum_parser(DType, DType.NF4, none_word="none")] = None
-    """nf4: the layers' frozen matrices are kept in 4 bits (QLoRA); left out: none"""
+    """nf4: frozen weight matrices of the layers are quantized to 4 bits (QLoRA); left out: none"""
 
     def lora_settings(self, model_projections: frozenset[Projection]) -> Lora:
-        """The adapters as the inside knows them; there: the model's projections, of which groups mean those it has."""
+        """The LoRA settings as the simulator represents them; target groups are restricted to the model's matrices."""
         explicit_targets = {LoraTarget(name) for name in self.targets if name not in _TARGET_GROUPS}
         targets = (
             expand_target

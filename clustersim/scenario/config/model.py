@@ -1,4 +1,4 @@
-"""What may a scenario file say of its model?"""
+"""What may a scenario file say about its model?"""
 
 import math
 from typing import Annotated, Any, ClassVar
@@ -29,7 +29,7 @@ ExpertCount = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 
 
 def _parse_qk_norm(value: object) -> object:
-    """True is the usual kind, of each head by itself."""
+    """The kind of QK normalization; true is per head."""
     norms_by_name = {kind.value: kind for kind in QkNorm}
     if isinstance(value, bool):
         return QkNorm.PER_HEAD if value else value
@@ -39,7 +39,7 @@ def _parse_qk_norm(value: object) -> object:
 
 
 def _parse_window(value: object) -> object:
-    """Full is false: YAML reads `off_label` so, too."""
+    """The window in tokens; False for `full` and for `off`, which YAML parses as false."""
     if value == "full" or value is False:
         return False
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TOKENS:
@@ -51,67 +51,69 @@ def _parse_window(value: object) -> object:
 
 def _parse_capacity(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise config_error(f"{format_value(value)} is no capacity; write a number above 0, such as 1.25")
+        raise config_error(f"{format_value(value)} is no capacity factor; write a number above 0, such as 1.25")
     return float(value)
 
 
 class ExpertsConfig(ConfigModel):
-    """`experts` of a layer: a mixture of experts in place of the MLP; what is left out is the model's own, or none."""
+    """`experts` of a layer: an MoE layer instead of the MLP; keys left out are the model's own, or none."""
 
     shorthand_key: ClassVar[str | None] = "count"
     example: ClassVar[str] = "{count: 8, top_k: 2}"
     count: Annotated[int, Field(ge=0, le=MAX_WIDTH)] | None = None
-    """experts, of which a token passes top_k; 0: a dense MLP; left out: the model's"""
+    """routed experts per layer, of which top_k process each token; 0: a dense MLP; left out: the model's"""
     top_k: ExpertCount | None = None
-    """experts that a token passes; left out: the model's"""
+    """experts per token; left out: the model's"""
     ffn: Width | None = None
-    """width of each; left out: the model's, or the MLP's"""
+    """width of each expert; left out: the model's, or the MLP's"""
     shared: Annotated[int, Field(ge=0, le=MAX_WIDTH)] | None = None
-    """width of the experts that every token passes, together; left out: the model's, or 0"""
+    """total width of the shared experts, which process every token; left out: the model's, or 0"""
     shared_gate: bool | None = None
-    """what these make is weighted for each token; left out: the model's, or false"""
+    """the shared experts' output is gated per token; left out: the model's, or false"""
     bias: bool | None = None
     """router and experts have biases; left out: the model's, or false"""
     router: Annotated[ScoreFunction | None, enum_parser(ScoreFunction)] = None
-    """how scores are made; left out: the model's, or softmax"""
+    """score function of the router; left out: the model's, or softmax"""
     router_bias: bool | None = None
-    """a correction chooses experts beside their scores; left out: the model's, or false"""
-    groups: ExpertCount | None = None
-    """experts are in so many groups; left out: the model's, or 1"""
-    limit: ExpertCount | None = None
-    """groups that a token's experts are in at most; left out: any"""
-    capacity: Annotated[float | None, value_parser(_parse_capacity, "a number above 0", "1.25")] = None
-    """times its even share that an expert takes, padded or dropped; left out: what comes"""
+    """a bias corrects the scores for expert selection (loss-free balancing); left out: the model's, or false"""
+    num_groups: ExpertCount | None = None
+    """expert groups for group-limited routing; left out: the model's, or 1"""
+    group_topk: ExpertCount | None = None
+    """maximum number of groups per token; left out: any"""
+    capacity_factor: Annotated[float | None, value_parser(_parse_capacity, "a number above 0", "1.25")] = None
+    """expert capacity over the even share; tokens are padded or dropped; left out: dropless"""
 
 
 class ModelExpertsConfig(ExpertsConfig):
-    """`model.experts`, and where they are."""
+    """`model.experts`: expert settings, and which layers are MoE layers."""
 
     dense_layers: Annotated[int, Field(ge=0, le=MAX_LAYERS)] | None = None
-    """first layers with a dense MLP; left out: the model's, or 0"""
-    every: LayerCount | None = None
-    """every so-manieth layer has experts; left out: all"""
+    """leading layers with a dense MLP; left out: the model's, or 0"""
+    interleave_moe_layer_step: LayerCount | None = None
+    """every n-th layer is an MoE layer; left out: all"""
 
     @property
     def selects_layers(self) -> bool:
-        """Whether it says which layers have experts."""
-        return self.dense_layers is not None or self.every is not None
+        """Whether it selects which layers are MoE layers."""
+        return self.dense_layers is not None or self.interleave_moe_layer_step is not None
 
 
 class MlaConfig(ConfigModel):
-    """`model.latent`: keys and values of all heads are made from one latent vector of a token, queries from another."""
+    """`model.mla`: multi-head latent attention (MLA), low-rank compression of keys and values, and of queries."""
 
-    example: ClassVar[str] = "{query_rank: 1536, kv_rank: 512, nope: 128, rope: 64, value_dim: 128}"
-    query_rank: Annotated[int, Field(ge=0, le=MAX_WIDTH)] | None = None
-    """size of the queries' latent vector; 0: they are made from the input itself; left out: the model's"""
-    kv_rank: Width | None = None
-    """size of that of keys and values; left out: the model's"""
-    nope: Width | None = None
-    """dimensions of a head's queries and keys without rotary positions; left out: the model's"""
-    rope: Width | None = None
-    """those with them, one key for all heads; left out: the model's"""
-    value_dim: Width | None = None
-    """dimensions of a head's values; left out: the model's"""
+    example: ClassVar[str] = (
+        "{q_lora_rank: 1536, kv_lora_rank: 512, qk_nope_head_dim: 128, qk_rope_head_dim: 64, v_head_dim: 128}"
+    )
+    q_lora_rank: Annotated[int, Field(ge=0, le=MAX_WIDTH)] | None = None
+    """rank of the query compression; 0: none; left out: the model's"""
+    kv_lora_rank: Width | None = None
+    """rank of the key-value compression; left out: the model's"""
+    qk_nope_head_dim: Width | None = None
+    """query and key dimensions per head without RoPE; left out: the model's"""
+    qk_rope_head_dim: Width | None = None
+    """those with RoPE, the key shared by all heads; left out: the model's"""
+    v_head_dim: Width | None = None
+    """value dimensions per head; left out: the model's"""
 
 
 class LayerConfig(ConfigModel):
@@ -120,31 +122,31 @@ class LayerConfig(ConfigModel):
     ffn: Width | None = None
     """width of the MLP; left out: the model's"""
     heads: Width | None = None
-    """of attention; left out: the model's"""
+    """query heads of attention; left out: the model's"""
     kv_heads: Width | None = None
-    """heads of keys and values; left out: the model's, or heads"""
+    """key-value heads (GQA groups); left out: the model's, or heads"""
     head_dim: Width | None = None
     """dimensions of a head; left out: the model's, or hidden / heads"""
     mlp: Annotated[MlpType | None, enum_parser(MlpType)] = None
-    """its form; left out: the model's, or swiglu (family gpt: gelu)"""
+    """kind of MLP; left out: the model's, or swiglu (family gpt: gelu)"""
     block: Annotated[BlockForm | None, enum_parser(BlockForm)] = None
-    """how attention, MLP and norms are joined; left out: the model's, or pre_norm"""
+    """arrangement of attention, MLP and norms in the layer; left out: the model's, or pre_norm"""
     qkv_bias: bool | None = None
     """queries, keys and values have biases; left out: the model's, or false (gpt: true)"""
     qk_norm: Annotated[QkNorm | bool | None, value_parser(_parse_qk_norm, _QK_NORMS)] = None
-    """queries and keys are normalised; true is heads; left out: the model's, or false"""
+    """queries and keys are normalized; true is heads; left out: the model's, or false"""
     window: Annotated[int | bool | None, value_parser(_parse_window, f"1 to {MAX_TOKENS:,}, or full")] = None
-    """tokens that a token attends to, itself among them, or full; left out: the model's, or full"""
-    rotary: Annotated[float | None, fraction_parser(0.0, 1.0)] = None
-    """part of each head that is turned by position; left out: the model's, or 1"""
-    softcap: bool | None = None
-    """scores are capped by a tanh; left out: the model's, or false"""
-    sinks: bool | None = None
-    """every head has a learned score beside those of keys; left out: the model's, or false"""
+    """sliding window in tokens, including the token itself, or full; left out: the model's, or full"""
+    rotary_percent: Annotated[float | None, fraction_parser(0.0, 1.0)] = None
+    """fraction of each head with rotary embedding; left out: the model's, or 1"""
+    attn_logit_softcapping: bool | None = None
+    """attention scores are soft-capped by a tanh; left out: the model's, or false"""
+    attention_sinks: bool | None = None
+    """every head has a learned attention sink logit; left out: the model's, or false"""
 
     @property
     def layer_dimensions(self) -> dict[str, Any]:
-        """What the file gives of a layer's own dimensions; false is none."""
+        """The stated dimensions of a layer; false is converted to None where it means none."""
         dimensions = self.model_dump(include=set(LayerConfig.model_fields), exclude_none=True)
         return {key: None if key in _FALSE_IS_NONE and value is False else value for key, value in dimensions.items()}
 
@@ -153,61 +155,61 @@ _FALSE_IS_NONE = ("window", "qk_norm")
 
 
 class LayerGroupConfig(LayerConfig):
-    """An entry of `model.stack`: so many layers that follow each other, and what they have of their own."""
+    """An entry of `model.stack`: a group of consecutive layers and their differences from the model."""
 
     layers: LayerCount = Field(examples=[1])
-    """that follow each other"""
+    """number of consecutive layers"""
     experts: ExpertsConfig | None = None
-    """a mixture in place of the MLP, 0: none; left out: the model's"""
+    """an MoE layer instead of the MLP, 0: none; left out: the model's"""
 
 
 class ModelConfig(LayerConfig, PresetOrPathConfig):
-    """`model`: a preset, a Hugging Face config.json, or dimensions; dimensions beside a preset or path change it."""
+    """`model`: a preset, a Hugging Face config.json, or dimensions; dimensions override a preset or config.json."""
 
     shorthand_key: ClassVar[str | None] = "preset"
     preset: NonEmptyText | None = None
-    """a shipped model (`clustersim presets`); left out: none, path or dimensions are needed"""
+    """a packaged model (`clustersim presets`); left out: none, path or dimensions are needed"""
     family: NonEmptyText | None = None
-    """llama or gpt: the defaults of dimensions; left out: llama"""
+    """llama or gpt: the defaults of other keys; left out: llama"""
     name: NonEmptyText | None = None
-    """of the answer; left out: inline model"""
+    """of the model in results; left out: inline model"""
     layers: LayerCount | None = None
-    """of the whole model; beside a preset whose layers differ, the first ones are kept; left out: the preset's"""
+    """transformer layers; of a preset with heterogeneous layers the first ones are kept; left out: the preset's"""
     hidden: Width | None = None
     """width of the residual stream; left out: the preset's"""
     vocab: Width | None = None
-    """entries, as they are padded; left out: the preset's"""
+    """vocabulary size, including padding; left out: the preset's"""
     max_positions: TokenCount | None = None
-    """learned positions; left out: the preset's, or training.sequence"""
+    """number of learned positions; left out: the preset's, or training.sequence"""
     norm: Annotated[Norm | None, enum_parser(Norm)] = None
-    """its form; left out: the preset's, or rmsnorm (gpt: layernorm)"""
+    """kind of normalization; left out: the preset's, or rmsnorm (gpt: layernorm)"""
     positions: Annotated[PositionEncoding | None, enum_parser(PositionEncoding)] = None
-    """how they enter; left out: the preset's, or rotary (gpt: learned)"""
+    """kind of position encoding; left out: the preset's, or rotary (gpt: learned)"""
     tied_embeddings: bool | None = None
-    """embedding and head share a matrix; left out: the preset's, or false (gpt: true)"""
+    """embedding and output layer share weights; left out: the preset's, or false (gpt: true)"""
     linear_bias: bool | None = None
-    """matrices have biases; left out: the preset's, or false (gpt: true)"""
+    """linear layers have biases; left out: the preset's, or false (gpt: true)"""
     dropout: bool | None = None
     """layers have dropout; left out: the preset's, or false"""
     embedding_norm: bool | None = None
-    """the embedding is normalised; left out: the preset's, or false"""
-    logit_softcap: bool | None = None
-    """logits are capped by a tanh; left out: the preset's, or false"""
+    """the embedding is normalized; left out: the preset's, or false"""
+    final_logit_softcapping: bool | None = None
+    """logits are soft-capped by a tanh; left out: the preset's, or false"""
     mtp_layers: Annotated[int, Field(ge=0, le=MAX_MTP_LAYERS)] | None = None
-    """layers that predict a further token each (multi-token prediction); left out: the preset's, or 0"""
-    global_every: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
-    """every so-manieth layer has no window; left out: the preset's, or none"""
-    nope_every: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
-    """every so-manieth layer has no rotary positions; left out: the preset's, or none"""
+    """multi-token prediction (MTP) layers, each of which predicts one additional token; left out: the preset's, or 0"""
+    window_attn_skip_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
+    """every n-th layer has full attention instead of a window; left out: the preset's, or none"""
+    no_rope_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
+    """every n-th layer has no rotary embedding (NoPE); left out: the preset's, or none"""
     stack: Annotated[list[LayerGroupConfig], Field(max_length=MAX_LAYERS)] | None = None
-    """runs of layers that differ, each with what it has of its own; left out: all alike"""
+    """groups of layers that differ, each with its own dimensions; left out: all layers equal"""
     experts: ModelExpertsConfig | None = None
-    """a mixture of experts in place of the MLP, or its count; left out: the preset's, or none"""
-    latent: MlaConfig | None = None
-    """latent attention (MLA) in place of heads' own keys and values; left out: the preset's, or none"""
+    """MoE layers instead of MLPs, or their expert count; left out: the preset's, or none"""
+    mla: MlaConfig | None = None
+    """multi-head latent attention (MLA) instead of full keys and values; left out: the preset's, or none"""
 
     @property
     def dimensions(self) -> dict[str, Any]:
-        """What the file gives of `Model`'s own fields, and of all its layers."""
-        excluded = {"preset", "path", "family", "global_every", "nope_every", "stack", "experts", "latent"}
+        """The stated fields of `Model`, and of all its layers."""
+        excluded = {"preset", "path", "family", "window_attn_skip_freq", "no_rope_freq", "stack", "experts", "mla"}
         return {**self.model_dump(exclude=excluded, exclude_none=True), **self.layer_dimensions}

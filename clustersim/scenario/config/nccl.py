@@ -1,8 +1,8 @@
-"""What may a scenario file say to NCCL, in NCCL's own variables?
+"""Which NCCL environment variables may a scenario file set?
 
-Lists of algorithms and protocols have NCCL's grammar: `Ring,Tree` names what may be taken, `^NVLS` what may not, and
-`allreduce:tree,ring;allgather:ring` says it for one collective at a time (as NCCL does since 2.24). Case does not
-matter. RCCL reads the same variables.
+Lists of algorithms and protocols have NCCL's grammar: `Ring,Tree` is an allow list, `^NVLS` an exclusion, and
+`allreduce:tree,ring;allgather:ring` applies per collective (NCCL 2.24 and later). Case is ignored. RCCL reads
+the same variables.
 Reference: NVIDIA/nccl, parseList in src/tuning/cost_model.cc; the user guide's page of environment variables.
 """
 
@@ -28,7 +28,7 @@ _ALGORITHMS: Final[Mapping[str, tuple[str, ...]]] = {
     "nvlstree": ("in_network",),
     "pat": ("aggregated_trees",),
 }
-"""NCCL's names and the model's."""
+"""Model names of NCCL's algorithms."""
 _PROTOCOLS: Final = {name.lower(): (name,) for name in ("LL", "LL128", "Simple")}
 _NETWORK: Final = "the network is the cluster's (cluster.fabric)"
 _NODE: Final = "routes inside a node are the cluster's (cluster.node)"
@@ -52,13 +52,13 @@ _UNMODELLED: Final = {
     **dict.fromkeys(("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_COMM_BLOCKING"), _NO_TIMING_EFFECT),
     **dict.fromkeys(("NCCL_LAUNCH_MODE", "NCCL_CHECK_POINTERS", "NCCL_IGNORE_CPU_AFFINITY"), _NO_TIMING_EFFECT),
 }
-"""Variables of NCCL that the model has nothing for, and why."""
+"""NCCL variables that are not modelled, with the reason."""
 
 AllowedNames = dict[CollectiveType, frozenset[str]]
 
 
 def _parse_allowed(text: str, model_names: Mapping[str, tuple[str, ...]]) -> AllowedNames:
-    """What NCCL's grammar allows, by collective; collectives that it does not speak of are not there."""
+    """Names that a list in NCCL's grammar allows, by collective; collectives without an entry are unrestricted."""
     allowed: AllowedNames = {}
     for position, entry in enumerate(text.split(";")):
         function, colon, elements = entry.rpartition(":")
@@ -80,7 +80,7 @@ def _parse_collective(name: str) -> CollectiveType:
 
 
 def _parse_elements(text: str, model_names: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
-    """What a list allows, in the model's names."""
+    """Model names that a list allows."""
     is_exclusion = text.strip().startswith("^")
     listed_names = [element.strip().lower() for element in text.strip().removeprefix("^").split(",")]
     for element in listed_names:
@@ -91,7 +91,7 @@ def _parse_elements(text: str, model_names: Mapping[str, tuple[str, ...]]) -> fr
 
 
 def _list_parser(model_names: Mapping[str, tuple[str, ...]]) -> BeforeValidator:
-    """Check a list in NCCL's grammar, which stays as it is written."""
+    """A validator that checks a list in NCCL's grammar and keeps it as text."""
 
     def check(value: object) -> object:
         if not isinstance(value, str) or not value.strip():
@@ -118,23 +118,23 @@ class NcclConfig(ConfigModel):
     protocols: Annotated[str | None, _list_parser(_PROTOCOLS)] = Field(None, alias="NCCL_PROTO")
     """protocols that may be chosen; left out: all"""
     nvls: Annotated[int, Field(ge=0, le=2)] | None = Field(None, alias="NCCL_NVLS_ENABLE")
-    """NVLink SHARP: 0 is off; left out: 2, if possible"""
+    """NVLink SHARP (NVLS): 0 is off; left out: 2, if supported"""
     collnet: Annotated[int, Field(ge=0, le=1)] | None = Field(None, alias="NCCL_COLLNET_ENABLE")
-    """SHARP of InfiniBand: 1 is on; left out: 0"""
+    """SHARP of InfiniBand (CollNet): 1 is on; left out: 0"""
     least: ChannelCount | None = Field(None, alias="NCCL_MIN_NCHANNELS")
-    """least channels, inside an NVLink domain; left out: the library's"""
+    """minimum number of channels, inside an NVLink domain; left out: the library's"""
     most: ChannelCount | None = Field(None, alias="NCCL_MAX_NCHANNELS")
-    """most channels, inside an NVLink domain; left out: the library's"""
+    """maximum number of channels, inside an NVLink domain; left out: the library's"""
     messages_least: ChannelCount | None = Field(None, alias="NCCL_MIN_P2P_NCHANNELS")
-    """least channels of a message, inside an NVLink domain; left out: the library's"""
+    """minimum number of channels of a p2p message, inside an NVLink domain; left out: the library's"""
     messages_most: ChannelCount | None = Field(None, alias="NCCL_MAX_P2P_NCHANNELS")
-    """most channels of a message, inside an NVLink domain; left out: the library's"""
+    """maximum number of channels of a p2p message, inside an NVLink domain; left out: the library's"""
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unmodelled(cls, value: object) -> object:
         modelled_names = {model_field.alias for model_field in cls.model_fields.values()}
-        for name in (item for item in value if item not in modelled_names) if isinstance(value, dict) else ():
+        for name in (key for key in value if key not in modelled_names) if isinstance(value, dict) else ():
             reason = _unmodelled_reason(str(name))
             if reason:
                 raise config_error(f"{name} is NCCL's, but not modelled: {reason}; leave it out")
@@ -151,7 +151,7 @@ class NcclConfig(ConfigModel):
         return self
 
     def nccl_overrides(self) -> NcclOverrides:
-        """The switches as the inside knows them."""
+        """The NCCL overrides as the simulator represents them."""
         algorithms = {} if self.algorithms is None else _parse_allowed(self.algorithms, _ALGORITHMS)
         if self.nvls == 0:
             all_algorithms = frozenset(ALGORITHMS)
@@ -168,7 +168,7 @@ class NcclConfig(ConfigModel):
         )
 
     def set_variables(self) -> list[str]:
-        """The variables that are set."""
+        """Names of the variables that are set."""
         return [
             str(model_field.alias)
             for name, model_field in type(self).model_fields.items()
@@ -177,6 +177,6 @@ class NcclConfig(ConfigModel):
 
 
 def _unmodelled_reason(name: str) -> str:
-    """Why a variable of NCCL has no part in the model; empty for others."""
+    """Why an NCCL variable is not modelled; empty for other names."""
     prefix_reason = next((reason for start, reason in _UNMODELLED_PREFIXES.items() if name.startswith(start)), "")
     return _UNMODELLED.get(name, prefix_reason)

@@ -1,10 +1,10 @@
-"""What may a scenario file say of offload to the host, and does it agree with the rest?
+"""What may a scenario file say about CPU offload, and is it consistent with the layout?
 
 offload:
   activations: all           # or 8 layers of each stage, or 50 % of them; {layers: 8, prefetch: 2}
-  optimizer: true            # or the part of its states that is on the host, such as 50 %
-  gradients: true            # beside the whole optimizer: they go during backward (ZeRO-Offload)
-  parameters: true           # with FSDP: shards, their gradients and the optimizer
+  optimizer: true            # or the fraction of the optimizer states on the host, such as 50 %
+  gradients: true            # with the full optimizer: copied during backward (ZeRO-Offload)
+  parameters: true           # with FSDP: parameter shards, their gradients and the optimizer
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _parse_fraction = fraction_parser(0.0, 1.0).func
 
 
 def _parse_layers_or_fraction(value: object) -> object:
-    """A number of layers as it is; `all` or a share as a share."""
+    """A layer count as an integer; `all` or a percentage as a fraction."""
     if value == "all" or value is True:
         return 1.0
     if isinstance(value, int) and not isinstance(value, bool):
@@ -40,7 +40,7 @@ def _parse_layers_or_fraction(value: object) -> object:
 
 
 def _bool_as_fraction(value: object) -> object:
-    """A share, of which true is all and false nothing."""
+    """A fraction; true is 1, false is 0."""
     return float(value) if isinstance(value, bool) else value
 
 
@@ -53,48 +53,48 @@ def _none_or_value(value: object) -> object:
 
 
 class ActivationOffloadConfig(ConfigModel):
-    """`training.offload.activations`: of which layers of each stage what they keep goes to the host."""
+    """`training.offload.activations`: the layers of each stage whose saved activations are offloaded."""
 
     shorthand_key: ClassVar[str | None] = "layers"
     layers: Annotated[
         int | float, value_parser(_parse_layers_or_fraction, "all, a number of layers, or a share", "50 %")
     ] = 1.0
-    """of each stage, the first ones: a number, a share or all"""
+    """of each stage, the first ones: a count, a fraction or all"""
     prefetch: LayerCount = 1
-    """layers that are copied back ahead"""
+    """layers that are copied back ahead of their backward"""
 
     @classmethod
     def expand_shorthand(cls, value: object) -> object:
-        """True is all layers."""
+        """Expand true to all layers."""
         return {"layers": 1.0} if value is True else super().expand_shorthand(value)
 
     def activation_offload(self) -> ActivationOffload:
-        """The offload as the inside knows it."""
+        """The activation offload as the simulator represents it."""
         if isinstance(self.layers, int):
             return ActivationOffload(layers=self.layers, prefetch=self.prefetch)
         return ActivationOffload(share=self.layers, prefetch=self.prefetch)
 
 
 class OffloadConfig(ConfigModel):
-    """`training.offload`: what lives on the host."""
+    """`training.offload`: tensors that are kept in host memory."""
 
     example: ClassVar[str] = "{activations: all}, {optimizer: true} or, with FSDP, {parameters: true}"
     activations: Annotated[ActivationOffloadConfig | None, BeforeValidator(_none_or_value)] = None
-    """what layers keep from forward to backward; left out: none"""
+    """activations saved for backward; left out: none"""
     optimizer: Annotated[
         float,
         fraction_parser(0.0, 1.0),
         value_parser(_bool_as_fraction, "a share: 0 to 1, or 0 % to 100 %; true or false", "50 %"),
     ] = Field(0.0)
-    """part of the optimizer's states, which the CPU then updates; true: all"""
+    """fraction of the optimizer states, which the CPU then updates; true: all"""
     gradients: bool = False
-    """beside the whole optimizer: gradients go while backward makes them"""
+    """with the full optimizer: gradients are copied as backward produces them"""
     parameters: bool = False
-    """with FSDP: shards, their gradients and the whole optimizer"""
+    """with FSDP: parameter shards, their gradients and the full optimizer"""
 
     @classmethod
     def expand_shorthand(cls, value: object) -> object:
-        """None is nothing."""
+        """Expand `none` and false to no offload."""
         return {} if _is_none_word(value) else super().expand_shorthand(value)
 
     @model_validator(mode="after")
@@ -106,7 +106,7 @@ class OffloadConfig(ConfigModel):
         return self
 
     def offload_policy(self) -> Offload:
-        """The offload as the inside knows it."""
+        """The offload policy as the simulator represents it."""
         activations = self.activations.activation_offload() if self.activations else None
         if self.parameters:
             return Offload(activations, ShardOffload())
@@ -115,7 +115,7 @@ class OffloadConfig(ConfigModel):
 
 
 def check_offload(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether there is a host to offload to, and whether the layout has what is to be offloaded."""
+    """Check that the cluster has host memory, and that the layout has what is to be offloaded."""
     if scenario.training.offload == NO_OFFLOAD:
         return
     for check in (
@@ -148,7 +148,7 @@ def _check_layer_count(scenario: ResolvedScenario) -> Iterator[str]:
         max_layers = max(
             partition_layers(scenario.layout.layers_per_stage, scenario.model.layer_count, scenario.placement)
         )
-    except InputError:  # told of the layout
+    except InputError:  # reported by the layout's checks
         return
     if activations is not None and (activations.layers or 0) > max_layers:
         yield (
@@ -158,7 +158,7 @@ def _check_layer_count(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def _check_gradient_offload(scenario: ResolvedScenario) -> Iterator[str]:
-    """Gradients that are whole until the last microbatch cannot leave before; shards go as FSDP reduces them."""
+    """Check that gradients are reduced in every backward, so that they can be offloaded before the last microbatch."""
     layout, states = scenario.layout, scenario.training.offload.states
     is_requested = isinstance(states, OptimizerOffload) and states.gradients
     is_single_rank = layout.group_size(DP_GROUP) == 1

@@ -1,8 +1,8 @@
-"""What may a scenario file say of what its framework does in a step beside the model?
+"""What may a scenario file say about the framework's per-step overheads?
 
-overheads: none              # nothing of it
-overheads:                   # as the framework does it, but for
-  zeroing: false
+overheads: none              # no overheads
+overheads:                   # the framework's, except
+  zero_grad: false
   accumulation: added
 """
 
@@ -15,52 +15,55 @@ from clustersim.scenario.config_reader import ConfigModel, TokenCount, enum_pars
 
 
 class OverheadsConfig(ConfigModel):
-    """`training.overheads`: what differs from what the framework does."""
+    """`training.overheads`: differences from the framework's per-step overheads."""
 
     accumulation: Annotated[Accumulation | None, enum_parser(Accumulation)] = None
-    """of weight gradients; left out: the framework's"""
-    zeroing: bool | None = None
-    """gradients are set to zero each step; left out: the framework's"""
-    averaging: bool | None = None
-    """gradients are divided by the number of replicas; left out: the framework's"""
-    checking: bool | None = None
-    """gradients are looked through for infinities; left out: the framework's"""
-    unscaling: bool | None = None
+    """accumulation of weight gradients; left out: the framework's"""
+    zero_grad: bool | None = None
+    """gradients are zeroed every step; left out: the framework's"""
+    prescale_gradients: bool | None = None
+    """gradients are divided by the number of replicas before they are reduced; left out: the framework's"""
+    check_for_nan_in_grad: bool | None = None
+    """gradients are checked for inf and NaN before they are reduced; left out: the framework's"""
+    unscale_gradients: bool | None = None
     """gradients are divided by the loss scale; left out: the framework's"""
-    widening: bool | None = None
-    """gradients are copied into a wider format; left out: the framework's"""
-    norm_sums: bool | None = None
-    """partial gradients of norms are summed by kernels of their own; left out: the framework's"""
+    upcast_gradients: bool | None = None
+    """gradients are copied into a higher-precision format; left out: the framework's"""
+    allreduce_layernorm_grads: bool | None = None
+    """weight gradients of norms are all-reduced over tensor-parallel ranks under sequence parallelism;
+    left out: the framework's
+    """
     attention_copies: bool | None = None
-    """operands of attention are copied into its order; left out: the framework's"""
+    """attention operands are copied into its memory layout; left out: the framework's"""
     bias_adds: bool | None = None
-    """biases are added by kernels of their own; left out: the framework's"""
-    norm_twice: bool | None = None
-    """norms are computed again in backward; left out: the framework's"""
+    """biases are added by separate kernels; left out: the framework's"""
+    norm_weight_grad_kernel: bool | None = None
+    """weight gradients of a LayerNorm are a second kernel, which reads both operands again;
+    left out: the framework's
+    """
     norm_in_linear: bool | None = None
-    """norms run as part of the product behind them; left out: the framework's"""
+    """norms are fused into the following matmul; left out: the framework's"""
     permute_unfused: bool | None = None
-    """tokens are ordered by expert by several kernels; left out: the framework's"""
+    """token permutation by several kernels; left out: the framework's"""
     router_unfused: bool | None = None
-    """the router runs one operation after the other; left out: the framework's"""
+    """the router is unfused; left out: the framework's"""
     router_fp32: bool | None = None
-    """the router's scores are in FP32; left out: the framework's"""
+    """router scores are computed in FP32; left out: the framework's"""
     router_loss: bool | None = None
-    """the loss of experts' load is computed; left out: the framework's"""
+    """the auxiliary load-balancing loss is computed; left out: the framework's"""
     grouping: Annotated[Grouping | None, enum_parser(Grouping)] = None
-    """how products of experts are launched, and whether what is between them is in their kernels; left out: the
-    framework's"""
+    """launch of expert matmuls (grouped GEMM), and whether the ops in between are fused; left out: the framework's"""
     softmax_keys: TokenCount | None = None
-    """keys up to which standard attention's softmax is one kernel; left out: the framework's"""
-    loss: Annotated[LossReport | None, enum_parser(LossReport)] = None
+    """maximum number of keys for which standard attention's softmax is one kernel; left out: the framework's"""
+    loss_averaging: Annotated[LossReport | None, enum_parser(LossReport)] = None
     """when the loss is averaged over ranks; left out: the framework's"""
-    batches: Annotated[BatchTransfer | None, enum_parser(BatchTransfer)] = None
-    """how batches come to the device; left out: the framework's"""
+    batch_transfer: Annotated[BatchTransfer | None, enum_parser(BatchTransfer)] = None
+    """how input batches are copied to the device; left out: the framework's"""
 
     def with_framework_defaults(self, framework: Overheads, data: DataParallelStrategy) -> Overheads:
-        """What is done under a strategy of data parallelism, where the framework does what the file does not name.
+        """The stated overheads, with the framework's as defaults.
 
-        FSDP2 copies gradients into the buffer that it reduces, whatever else is fused.
+        FSDP2 copies gradients into its reduce-scatter buffer, whatever else is fused.
         """
         stated = {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
         copies_gradients = isinstance(data, FullyShard) and data.copies
@@ -69,5 +72,5 @@ class OverheadsConfig(ConfigModel):
 
 
 def resolve_overheads(config: OverheadsConfig | None, framework: Overheads, data: DataParallelStrategy) -> Overheads:
-    """What a section says; none: nothing is done beside the model."""
+    """The overheads of a section; None (the word `none`) is no overheads."""
     return NO_OVERHEADS if config is None else config.with_framework_defaults(framework, data)

@@ -1,6 +1,6 @@
-"""What may a scenario file say of the GPUs that a job gets?
+"""What may a scenario file say about the GPUs that a job is allocated?
 
-Numbers of GPUs and nodes are the machine's, as in `disturbances` and in `cluster.mixed`.
+Ids of GPUs and nodes are the cluster's, as in `degradations` and in `cluster.mixed`.
 """
 
 import re
@@ -31,7 +31,7 @@ _RANGES_PATTERN: Final = re.compile(r"[\d\s-]+")
 
 
 def _parse_order(value: object) -> object:
-    """Numbers and ranges, or the name of a file of them."""
+    """Ids and ranges, or the name of a file of them."""
     return (
         value
         if isinstance(value, str) and value.strip() and not _RANGES_PATTERN.fullmatch(value)
@@ -40,21 +40,21 @@ def _parse_order(value: object) -> object:
 
 
 class PlacementConfig(ConfigModel):
-    """`cluster.placement`: which GPUs of the cluster the job gets, and in which order ranks take them."""
+    """`cluster.placement`: which GPUs of the cluster the job gets, and their order by rank."""
 
     example: ClassVar[str] = "{per_node: 6}, {per_domain: 64}, {nodes: [0, 4-7]} or {scatter: nodes, seed: 1}"
     per_node: Degree | None = None
-    """the first GPUs of every node; left out: all"""
+    """use only the first GPUs of every node; left out: all"""
     per_domain: Degree | None = None
-    """the first GPUs of every NVLink domain; left out: all"""
+    """use only the first GPUs of every NVLink domain; left out: all"""
     nodes: IdRanges | None = None
-    """these nodes, in this order; left out: in order"""
+    """node ids, in rank order; left out: all, in order"""
     spare: Annotated[int, Field(ge=0, le=MAX_GPUS)] | None = None
-    """nodes that the machine has more than the job needs; left out: 0"""
+    """additional nodes of the cluster that the job does not use; left out: 0"""
     scatter: Annotated[Scatter, enum_parser(Scatter)] | None = None
-    """a random order of nodes, or of all GPUs; left out: none"""
+    """shuffle the nodes, or all GPUs; left out: no"""
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    """of that order; left out: 0"""
+    """of the shuffle; left out: 0"""
     order: (
         Annotated[
             str | tuple[Any, ...],
@@ -62,7 +62,7 @@ class PlacementConfig(ConfigModel):
         ]
         | None
     ) = None
-    """exactly these GPUs, rank by rank, or a file with a number or a range on each line; left out: none"""
+    """GPU ids in rank order, or a file with an id or a range on each line; left out: none"""
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
@@ -73,7 +73,7 @@ class PlacementConfig(ConfigModel):
         return self
 
     def _conflicts(self) -> Iterator[str]:
-        """Keys that say two things at once."""
+        """Messages for keys that exclude each other."""
         conflicting = [key for key in _KEYS_EXCLUDED_BY_ORDER if getattr(self, key) is not None]
         if self.order is not None and conflicting:
             yield f"has both order and {conflicting[0]}; order names every GPU, so keep one of them"
@@ -85,11 +85,11 @@ class PlacementConfig(ConfigModel):
             yield "has a seed but no scatter; write scatter: nodes, or scatter: gpus"
 
     def files(self, base: Path) -> tuple[Path, ...]:
-        """The file of the order, if it has one."""
+        """The file of the GPU order, if there is one."""
         return (data_files.resolve_relative(base, self.order),) if isinstance(self.order, str) else ()
 
     def allocation(self, base: Path) -> Allocation:
-        """The allocation as the inside knows it; raise InputError for what is named twice or cannot be read."""
+        """The allocation as the simulator represents it; raises InputError for duplicates or an unreadable file."""
         if self.order is not None:
             id_ranges = self.order if isinstance(self.order, tuple) else _read_order_file(*self.files(base))
             return ExplicitAllocation(_expand_unique_ids("order", "GPU", id_ranges))
@@ -106,11 +106,11 @@ class PlacementConfig(ConfigModel):
 
 
 def _expand_unique_ids(key: str, noun: str, id_ranges: Sequence[range]) -> tuple[int, ...]:
-    """All numbers of some ranges, in their order; raise InputError for one that comes twice."""
+    """All ids of some ranges, in order; raises InputError for duplicates."""
     count = sum(map(len, id_ranges))
     if count > MAX_GPUS:
         raise InputError(f"placement.{key}: names {count:,} {noun}s; {MAX_GPUS:,} are the most")
-    ids = tuple(id_ for id_range in id_ranges for id_ in id_range)
+    ids = tuple(gpu_id for id_range in id_ranges for gpu_id in id_range)
     duplicate = first_duplicate(ids)
     if duplicate is not None:
         raise InputError(f"placement.{key}: {noun} {duplicate:,} comes twice; keep one")
@@ -118,7 +118,7 @@ def _expand_unique_ids(key: str, noun: str, id_ranges: Sequence[range]) -> tuple
 
 
 def _read_order_file(path: Path) -> tuple[range, ...]:
-    """The GPUs of a file: on each line a number or a range, lines that are empty or start with # aside."""
+    """GPU id ranges from a file: an id or a range per line; empty lines and lines starting with # are skipped."""
     try:
         lines = data_files.read_text(path).splitlines()
     except InputError as error:

@@ -1,6 +1,6 @@
-"""What may a scenario file, or a preset, say of failures and of what is done about them?
+"""What may a scenario file, or a preset, say about failures and recovery?
 
-What a scenario leaves out is its preset's, and what that leaves out is the typical one's, key by key.
+Values merge key by key: the scenario's override its preset's, which override the default preset's.
 """
 
 import csv
@@ -89,7 +89,8 @@ def _parse_interval(value: object) -> CheckpointIntervalRule | Seconds | None:
         raise config_error(f"{error}, or one of {', '.join(rules_by_name)}") from error
     if not 0.0 < seconds < math.inf:
         raise config_error(
-            f"{format_value(value)} is not a finite time above zero; write such as 30 min, or {', '.join(rules_by_name)}"
+            f"{format_value(value)} is not a finite time above zero; write such as 30 min, or "
+            f"{', '.join(rules_by_name)}"
         )
     return seconds
 
@@ -122,42 +123,46 @@ _Bandwidth = Annotated[float | None, value_parser(_parse_bandwidth, quantity_lab
 _RemainingFraction = Annotated[float | None, fraction_parser(0.001, 1.0)]
 
 
-_RATE_DESCRIPTION: Final = f"events of each component ({', '.join(failure_component.value for failure_component in FailureComponent)}) per time"
+_RATE_DESCRIPTION: Final = (
+    "events of each component "
+    f"({', '.join(failure_component.value for failure_component in FailureComponent)}) per time"
+)
 _RATE_EXAMPLES: Final = ("6.5 per 1000 node-days", "148 in 54 days of 16384 gpus", "0.06 % per link-month")
-_INTERVAL_NAMES: Final = ", ".join(item.value for item in CheckpointIntervalRule)
+_INTERVAL_NAMES: Final = ", ".join(rule.value for rule in CheckpointIntervalRule)
 
 
 class FailureConfig(ConfigModel):
-    """An entry of `reliability.failures`: how often, what it does to the job, which nodes it takes, how long for."""
+    """An entry of `reliability.failures`: rate, effect on the job, affected nodes, and detection and repair times."""
 
     example: ClassVar[str] = "{rate: 6.5 per 1000 node-days, detection: 1 min}"
     rate: Annotated[FailureRate | None, value_parser(_parse_rate, _RATE_DESCRIPTION, *_RATE_EXAMPLES)] = None
-    """events by component and time; left out: the preset's, or trace"""
+    """failures per component and time; left out: the preset's, or trace"""
     trace: NonEmptyText | None = None
-    """a CSV of times (a column time_s, time_h or time_d) in place of a rate; left out: none"""
+    """a CSV of failure times (a column time_s, time_h or time_d) instead of a rate; left out: none"""
     effect: Annotated[FailureEffect | None, enum_parser(FailureEffect)] = None
-    """what it does to the job; corrupt: silent, found later; planned: behind a checkpoint; left out: stop"""
-    takes: Annotated[FailureDomain | None, enum_parser(FailureDomain)] = None
+    """effect on the job; corrupt: silent, detected later; planned: after a checkpoint; left out: stop"""
+    failure_domain: Annotated[FailureDomain | None, enum_parser(FailureDomain)] = None
     """what must be replaced; left out: node"""
     shape: Annotated[float | None, Field(ge=MIN_SHAPE, le=MAX_SHAPE, strict=False)] = None
-    """of a Weibull distribution; left out: 1, exponential"""
+    """Weibull shape of the times between failures; left out: 1, exponential"""
     detection: _DurationDistribution = None
-    """until it is noticed; left out: that of all failures"""
-    found: _DurationDistribution = None
-    """until what is slow or corrupt is noticed; left out: needed there"""
+    """time to detection; left out: that of all failures"""
+    latent_detection: _DurationDistribution = None
+    """time to detection of slow or corrupt components; left out: needed for those"""
     repair: _DurationDistribution = None
-    """until its nodes are whole again; left out: that of all failures"""
+    """time to repair of its nodes; left out: that of all failures"""
     gpu: _RemainingFraction = None
-    """what is left of a slow GPU's speed; left out: none is slow"""
+    """remaining fraction of a slow GPU's speed; left out: none is slow"""
     nic: _RemainingFraction = None
-    """what is left of a slow NIC's bandwidth; left out: none is slow"""
+    """remaining fraction of a slow NIC's bandwidth; left out: none is slow"""
 
     def failure(
         self, name: str, base_dir: Path, defaults: "ReliabilityConfig", rate_factor: float | None
     ) -> FailureMode:
-        """The same as the inside knows it; raise InputError for what does not go together.
+        """The failure as the simulator represents it; raises InputError for keys that exclude each other.
 
-        others: has the lengths of failures that say none; scale: times the rate, None: of one that is the scenario's.
+        defaults: durations for failures that state none; rate_factor: multiplies the rate, None for a rate of the
+        scenario.
         """
         if (self.rate is None) == (self.trace is None):
             raise InputError("needs a rate or a trace, and not both")
@@ -166,8 +171,8 @@ class FailureConfig(ConfigModel):
             raise InputError("gpu or nic says what is left of a part that is slow (effect: slow), and of no other")
         if self.gpu is not None and self.nic is not None:
             raise InputError("is of a gpu or of a nic; make two entries of it")
-        if effect in {FailureEffect.SLOW, FailureEffect.CORRUPT} and self.found is None:
-            raise InputError("found is missing: how long it takes until it is noticed, such as 2 h")
+        if effect in {FailureEffect.SLOW, FailureEffect.CORRUPT} and self.latent_detection is None:
+            raise InputError("latent_detection is missing: how long it takes until it is noticed, such as 2 h")
         trace_times, trace_end = (
             ((), 0.0) if self.trace is None else read_trace(data_files.resolve_relative(base_dir, self.trace))
         )
@@ -177,7 +182,7 @@ class FailureConfig(ConfigModel):
             name=name,
             rate=rate if rate_factor is None else FailureRate(rate.component, rate_factor * rate.per_second),
             effect=effect,
-            failure_domain=self.takes
+            failure_domain=self.failure_domain
             or (FailureDomain.NOTHING if effect is FailureEffect.PLANNED else FailureDomain.NODE),
             weibull_shape=1.0 if self.shape is None else self.shape,
             event_times=trace_times,
@@ -185,7 +190,7 @@ class FailureConfig(ConfigModel):
             detection_time=self.detection
             or (defaults.timeout if effect is FailureEffect.HANG else defaults.detection)
             or ZERO_DURATION,
-            discovery_time=self.found or ZERO_DURATION,
+            discovery_time=self.latent_detection or ZERO_DURATION,
             repair_time=self.repair or defaults.repair or ZERO_DURATION,
             slowdown=None
             if remaining_fraction is None
@@ -195,99 +200,98 @@ class FailureConfig(ConfigModel):
 
 
 class RestartConfig(ConfigModel):
-    """`reliability.restart`: what every restart takes, one behind the other."""
+    """`reliability.restart`: durations of the sequential phases of every restart."""
 
     diagnosis: _DurationDistribution = None
-    """until the cause is known; left out: the preset's"""
+    """root-cause diagnosis; left out: the preset's"""
     drain: _DurationDistribution = None
-    """until the old processes are gone; left out: the preset's"""
+    """termination of the old processes; left out: the preset's"""
     schedule: _DurationDistribution = None
-    """until the scheduler has placed the job; left out: the preset's"""
+    """queueing and allocation by the scheduler; left out: the preset's"""
     image: _DurationDistribution = None
-    """until the container is there; left out: the preset's"""
+    """container start; left out: the preset's"""
     init: _DurationDistribution = None
-    """of processes and communicators; left out: the preset's"""
+    """initialization of processes and communicators; left out: the preset's"""
     init_per_rank: Duration | None = None
-    """the same, for each rank; left out: the preset's"""
+    """additional initialization per rank; left out: the preset's"""
     load: _DurationDistribution = None
-    """of the checkpoint; left out: its bytes over read_bandwidth"""
+    """loading of the checkpoint; left out: its bytes over read_bandwidth"""
     warmup: _DurationDistribution = None
-    """until steps are at full speed; left out: the preset's"""
+    """time until steps run at full speed; left out: the preset's"""
     only_failed: bool | None = None
-    """with a spare at hand nothing else is scheduled or started anew; left out: the preset's"""
+    """if a spare is available, healthy nodes are neither rescheduled nor restarted; left out: the preset's"""
 
     def restart_times(self) -> RestartTimes:
-        """The same as the inside knows it."""
+        """The restart times as the simulator represents them."""
         return RestartTimes(**_stated_values(self))
 
 
 class CheckpointConfig(ConfigModel):
-    """`reliability.checkpoint`: how the state is kept; a bare word or duration is the interval."""
+    """`reliability.checkpoint`: checkpoint interval and cost; a bare word or duration is the interval."""
 
     shorthand_key: ClassVar[str | None] = "interval"
     write: Annotated[CheckpointWrite | None, enum_parser(CheckpointWrite)] = None
-    """beside nothing, beside steps, or into another node's memory; left out: the preset's"""
+    """blocking to storage, asynchronous, or to another node's memory; left out: the preset's"""
     interval: Annotated[
         CheckpointIntervalRule | float | None,
         value_parser(_parse_interval, f"a time with its unit, or {_INTERVAL_NAMES}", "30 min"),
     ] = None
-    """a time, or how it is found; left out: the preset's"""
+    """a time, or the rule that chooses it; left out: the preset's"""
     size: SizeBytes | None = None
-    """of the whole job's state; left out: trained weights, master weights and moments"""
+    """of the full job's state; left out: trained weights, master weights and moments"""
     bandwidth: _Bandwidth = None
-    """of storage, writing; left out: the preset's"""
+    """aggregate write bandwidth of storage; left out: the preset's"""
     read_bandwidth: _Bandwidth = None
-    """of storage, reading; left out: the preset's"""
+    """aggregate read bandwidth of storage; left out: the preset's"""
     bandwidth_per_node: _Bandwidth = None
-    """that a node reaches at most; left out: no limit"""
+    """maximum per node; left out: no limit"""
     overhead: Duration | None = None
-    """of each checkpoint; left out: the preset's"""
+    """fixed time of each checkpoint; left out: the preset's"""
     snapshot: Duration | None = None
-    """until the state is copied on the device's side; left out: the preset's"""
+    """time that training is blocked while the state is copied off the device; left out: the preset's"""
     interference: Annotated[float | None, fraction_parser(0.0, 0.99)] = None
-    """part by which steps take longer beside a checkpoint; left out: the preset's"""
+    """fractional slowdown of steps during an asynchronous write; left out: the preset's"""
     stored_every: Annotated[int | None, Field(ge=1, le=1_000_000)] = None
-    """with peers: each so-manieth goes to storage, too; left out: the preset's"""
+    """with peers: every n-th checkpoint goes to storage, too; left out: the preset's"""
 
     def checkpoint_policy(self) -> CheckpointPolicy:
-        """The same as the inside knows it; raise InputError where a bandwidth is missing."""
+        """The checkpoint policy as the simulator represents it; raises InputError for a missing bandwidth."""
         stated = _stated_values(self)
         for key in ("bandwidth", "read_bandwidth"):
             if key not in stated:
                 raise InputError(f"checkpoint.{key} is missing; write such as 200 GB/s")
-        stated["per_node"] = stated.pop("bandwidth_per_node", None)
         return CheckpointPolicy(**stated)
 
 
 class MaintenanceConfig(ConfigModel):
-    """`reliability.maintenance`: how often the whole cluster is down on purpose, and for how long; or `none`."""
+    """`reliability.maintenance`: period and duration of planned downtime of the full cluster; or `none`."""
 
     example: ClassVar[str] = "{every: 30 d, lasts: 4 h}"
     every: Duration
-    """time between two"""
+    """time from one start to the next"""
     lasts: Duration
-    """of one"""
+    """duration of each"""
 
     def maintenance_window(self) -> MaintenanceWindow:
-        """The same as the inside knows it."""
+        """The maintenance window as the simulator represents it."""
         if self.every <= self.lasts:
             raise InputError("maintenance: every is not longer than it lasts")
         return MaintenanceWindow(self.every, self.lasts)
 
 
 class SparesConfig(ConfigModel):
-    """`reliability.spares`: nodes that stand by; a bare number, or `best`, is those for any place."""
+    """`reliability.spares`: spare nodes; a bare number, or `best`, is the shared pool."""
 
     shorthand_key: ClassVar[str | None] = "nodes"
     nodes: Annotated[
         int | Literal["best"] | None, value_parser(_parse_spare_nodes, f"0 to {MAX_NODES:,}, or {BEST_WORD}")
     ] = None
-    """that stand by for any place, or best: as many as are worth it; left out: best"""
+    """spare nodes usable anywhere, or best: the optimal number; left out: best"""
     per_rack: Annotated[int | None, Field(ge=0, le=MAX_NODES)] = None
-    """that stand by for their rack; left out: 0"""
+    """spare nodes per rack, usable only there; left out: 0"""
 
     def spare_pool(self) -> SparePool:
-        """The same as the inside knows it."""
+        """The spare pool as the simulator represents it."""
         return SparePool(None if self.nodes == "best" else self.nodes, self.per_rack or 0)
 
 
@@ -295,52 +299,55 @@ _MaintenanceOrNone = MaintenanceConfig | Literal["none"] | None
 
 
 def _parse_maintenance(value: object) -> object:
-    """The word `none` is a cluster that is never down on purpose, unlike nothing, which is the preset's."""
+    """False for the word `none`: no planned downtime, unlike a missing value, which is the preset's."""
     return False if value == "none" else value
 
 
 class ReliabilityConfig(ConfigModel):
-    """`reliability`: what breaks, how often, and what is done about it; a bare word is a preset. It moves no step."""
+    """`reliability`: failures, checkpoints, restart and spares; a bare word is a preset. No effect on step times."""
 
     shorthand_key: ClassVar[str | None] = "preset"
     preset: NonEmptyText | None = None
     """a file of topologies/reliability; left out: typical"""
     failures: dict[str, FailureConfig | None] = Field({}, examples=["{gpu: {rate: 0.2 per 1000 gpu-days}}"])
-    """over the preset's, by name; null leaves one out; left out: the preset's"""
+    """overrides of the preset's failures, by name; null removes one; left out: the preset's"""
     rates: Annotated[float | None, Field(ge=0.0, le=MAX_SCALE, strict=False)] = None
-    """times all rates; left out: 1"""
+    """factor on all failure rates; left out: 1"""
     spread: Annotated[float | None, Field(ge=1.0, le=MAX_SPREAD, strict=False)] = None
-    """geometric standard deviation of what a preset's rates are elsewhere, drawn for each run; left out: the
-    preset's"""
+    """geometric standard deviation of the preset's rates across clusters, drawn for each run.
+
+    Left out: the preset's
+    """
     detection: _DurationDistribution = None
-    """of failures that do not say their own; left out: the preset's"""
+    """default time to detection; left out: the preset's"""
     timeout: _DurationDistribution = None
-    """of failures that hang; left out: the preset's"""
+    """default time to detection of hangs; left out: the preset's"""
     repair: _DurationDistribution = None
-    """of nodes; left out: the preset's"""
+    """default time to repair of nodes; left out: the preset's"""
     restart: RestartConfig = RestartConfig()
-    """what every restart takes, one behind the other"""
+    """durations of the sequential phases of every restart"""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """how the state is kept"""
+    """checkpoint interval and cost"""
     spares: SparesConfig = SparesConfig()
-    """nodes that stand by"""
+    """spare nodes"""
     elastic: Annotated[ElasticPolicy | None, enum_parser(ElasticPolicy)] = None
-    """without a spare: wait for repair, or go on with fewer replicas, which do more microbatches or a smaller batch;
-    left out: wait"""
-    rack: Annotated[int | None, Field(ge=1, le=MAX_NODES)] = None
-    """nodes of one; left out: those of an NVLink domain, or 4"""
+    """without a spare: wait for repair, or continue with fewer replicas, with more microbatches each or a smaller
+    batch; left out: wait
+    """
+    nodes_per_rack: Annotated[int | None, Field(ge=1, le=MAX_NODES)] = None
+    """nodes per rack; left out: those of an NVLink domain, or 4"""
     quarantine: bool | None = None
-    """a node with a slow part is replaced when that is found; left out: true"""
-    crews: Annotated[int | None, Field(ge=1, le=MAX_NODES)] = None
-    """nodes that are repaired at a time; left out: all"""
+    """a node with a slow component is replaced on detection; left out: true"""
+    repair_slots: Annotated[int | None, Field(ge=1, le=MAX_NODES)] = None
+    """nodes repaired concurrently; left out: all"""
     maintenance: Annotated[
         MaintenanceConfig | bool | None,
         value_parser(_parse_maintenance, "a mapping, or none", schema_type=_MaintenanceOrNone),
     ] = None
-    """of the whole cluster, or none; left out: the preset's"""
+    """planned downtime of the full cluster, or none; left out: the preset's"""
 
     def reliability_model(self, base_dir: Path) -> ReliabilityModel:
-        """The settings with those of the preset; raise InputError, whose sentence begins with a key of the section."""
+        """The reliability model merged with its preset; raises InputError that starts with a key of the section."""
         name = self.preset or DEFAULT_PRESET
         try:
             preset = _load_preset(_resolve_preset_path(name, base_dir))
@@ -354,18 +361,18 @@ class ReliabilityConfig(ConfigModel):
 
 
 class ReliabilityPresetConfig(ReliabilityConfig):
-    """A file of `topologies/reliability`. sources: of each value, by its dotted key."""
+    """A file of `topologies/reliability`. sources: provenance of each value, by its dotted key."""
 
     shorthand_key: ClassVar[str | None] = None
     description: NonEmptyText = Field(examples=["Failures of a cluster"])
-    """what it is"""
+    """one sentence about the cluster"""
     sources: dict[str, str] = Field({})
-    """of each value, by its dotted key"""
+    """provenance of each value, by its dotted key"""
 
 
 @cache
 def load_reliability(name_or_path: str) -> ReliabilityModel:
-    """Read topologies/reliability/NAME.yaml or a file of the same form, over the typical one; raise InputError."""
+    """Load topologies/reliability/NAME.yaml or a file of that form, over the default preset; raises InputError."""
     preset = _load_preset(name_or_path)
     preset_values = preset.model_copy(update={"rates": None})
     return _build_model(name_or_path, preset_values, Path(name_or_path).parent, preset, {})
@@ -383,14 +390,15 @@ def _load_preset(name: str) -> ReliabilityPresetConfig:
         preset = ReliabilityPresetConfig.model_validate(content)
     except ValidationError as error:
         raise combined_error(
-            data_files.display_name(path), translate_validation_error(error, ReliabilityPresetConfig, content)
+            data_files.display_name(path),
+            translate_validation_error(error, ReliabilityPresetConfig, content, ["reliability"]),
         ) from None
     if name == DEFAULT_PRESET:
         return preset
     if preset.preset not in {None, DEFAULT_PRESET}:
         raise InputError(f"{data_files.display_name(path)}: preset: only {DEFAULT_PRESET} is below a preset")
     default_preset = _load_preset(DEFAULT_PRESET)
-    # causes of one cluster are not added to those of another: a cluster that lists its own has no others
+    # failure causes of different clusters are not merged: a cluster that lists its own replaces all defaults
     default_preset = (
         default_preset.model_copy(update={"failures": {}, "rates": None}) if preset.failures else default_preset
     )
@@ -398,7 +406,7 @@ def _load_preset(name: str) -> ReliabilityPresetConfig:
 
 
 def _merge(base: ConfigT, override: ConfigModel) -> ConfigT:
-    """What is said above, and what is said below where nothing is."""
+    """A copy of `base` with the values that `override` states."""
     update: dict[str, Any] = {}
     for name in override.model_fields_set & set(type(base).model_fields):
         override_value, base_value = getattr(override, name), getattr(base, name)
@@ -412,7 +420,7 @@ def _merge(base: ConfigT, override: ConfigModel) -> ConfigT:
 
 
 def _merge_failures(base: dict[str, FailureConfig | None], override: dict[str, FailureConfig | None]) -> dict[str, Any]:
-    """Entries by name, each over the one below it; a rate replaces a trace, and a trace a rate."""
+    """Merge entries by name; a rate replaces a trace, and a trace a rate."""
     merged = dict(base)
     for name, override_entry in override.items():
         base_entry = merged.get(name)
@@ -434,10 +442,13 @@ def _build_model(
     preset: ReliabilityPresetConfig,
     scenario_failures: dict[str, FailureConfig | None],
 ) -> ReliabilityModel:
-    """What is said over a preset, whose rates are times its `rates`. own: failures of which the scenario says some."""
+    """Build the model from merged sections; the preset's rates are multiplied by its `rates`.
+
+    scenario_failures: the entries of the scenario itself, whose rates are not multiplied.
+    """
     failures = []
     scenario_rates = {
-        cause for cause, entry in scenario_failures.items() if entry is not None and (entry.rate or entry.trace)
+        cause for cause, failure in scenario_failures.items() if failure is not None and (failure.rate or failure.trace)
     }
     preset_factor = 1.0 if preset.rates is None else float(preset.rates)
     for cause, entry in merged.failures.items():
@@ -459,25 +470,25 @@ def _build_model(
         checkpoint=merged.checkpoint.checkpoint_policy(),
         spares=merged.spares.spare_pool(),
         elastic=merged.elastic or ElasticPolicy.WAIT,
-        rack_nodes=merged.rack,
+        rack_nodes=merged.nodes_per_rack,
         replaces_slow_nodes=merged.quarantine is not False,
-        repair_slots=merged.crews,
+        repair_slots=merged.repair_slots,
         maintenance=maintenance.maintenance_window() if isinstance(maintenance, MaintenanceConfig) else None,
         sources=preset.sources,
     )
 
 
 def _stated_values(config: ConfigModel) -> dict[str, Any]:
-    """The values that are there."""
+    """The stated values by field name."""
     values = {name: getattr(config, name) for name in type(config).model_fields}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def read_trace(path: Path) -> tuple[tuple[Seconds, ...], Seconds]:
-    """Times of failures in a CSV file, and how long it is: its last line but for one may be `end`.
+    """Failure times from a CSV file, and the length of its observation period.
 
-    A column says the unit: time_s, time_h or time_d; a second one, `what`, may say `end` in the last line, which is no
-    failure. Raises InputError that names the file and the line.
+    A column states the unit: time_s, time_h or time_d. A second column, `what`, may be `end` in the last line,
+    which marks the end of observation and is no failure. Raises InputError that names file and line.
     """
     events = list(csv.DictReader(data_files.read_text(path).splitlines()))
     columns = set(events[0]) if events else set()

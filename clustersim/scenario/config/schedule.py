@@ -1,4 +1,4 @@
-"""What may a scenario file say of its schedule?"""
+"""What may a scenario file say about its pipeline schedule?"""
 
 from typing import Annotated, Any, ClassVar
 
@@ -10,52 +10,52 @@ from clustersim.schedules.registry import SCHEDULE_NAMES
 
 
 class FixedScheduleConfig(ConfigModel):
-    """A schedule that has no options."""
+    """A schedule without options."""
 
 
 class ChunkedScheduleConfig(ConfigModel):
-    """Options of a schedule with a choice of model chunks on each rank."""
+    """Options of a schedule with a variable number of model chunks per rank."""
 
     chunks: Annotated[int, Field(ge=2, le=MAX_LAYERS)] = 2
-    """stages on each pipeline rank"""
+    """model chunks (virtual stages) per pipeline rank"""
 
 
 StageRanks = list[Annotated[int, Field(ge=0, le=MAX_LAYERS)]] | None
 
 
 class CsvScheduleConfig(ConfigModel):
-    """`schedule.csv`: a file of an order as torch.distributed.pipelining writes it, a row for each pipeline rank."""
+    """`schedule.csv`: a CSV file as torch.distributed.pipelining writes it, one row per pipeline rank."""
 
     shorthand_key: ClassVar[str | None] = "file"
     file: NonEmptyText = Field(examples=["my.csv"])
     """a CSV in the notation of torch.distributed.pipelining"""
     placement: StageRanks = None
-    """pipeline rank of each stage; left out: where its actions are"""
+    """pipeline rank of each stage; left out: derived from the actions"""
 
 
 class InlineScheduleConfig(ConfigModel):
-    """`schedule.orders`: such an order written out, with the name of what it was read from."""
+    """`schedule.orders`: the rows of such a CSV file inline, with the name of its source."""
 
     name: NonEmptyText = "written order"
-    """what it is called"""
+    """name of the schedule"""
     rows: list[str] = Field(examples=['["0F0,0B0", "1F0,1B0"]'])
-    """the CSV's rows, one for each pipeline rank"""
+    """the CSV's rows, one per pipeline rank"""
     placement: StageRanks = None
-    """pipeline rank of each stage; left out: where its actions are"""
+    """pipeline rank of each stage; left out: derived from the actions"""
 
 
 class CustomScheduleConfig(ConfigModel):
-    """`schedule.python`: a class that gives placement and order, and the arguments of its constructor."""
+    """`schedule.python`: a class that defines placement and order, and its constructor arguments."""
 
-    shorthand_key: ClassVar[str | None] = "rule"
-    rule: NonEmptyText = Field(examples=["my_module:MySchedule"])
-    """module and class that give placement and order"""
+    shorthand_key: ClassVar[str | None] = "class_path"
+    class_path: NonEmptyText = Field(examples=["my_module:MySchedule"])
+    """module and class that define placement and order"""
     arguments: dict[str, Any] = Field({})
-    """of its constructor; left out: none"""
+    """keyword arguments of the constructor; left out: none"""
 
 
 class ScheduleConfig(OneOfConfig):
-    """`schedule`: one pipeline schedule, of the shelf or from outside; `my.csv` and `my_module:MySchedule` will do."""
+    """`schedule`: a built-in or user-defined pipeline schedule; `my.csv` and `my_module:MySchedule` are shorthands."""
 
     shorthands: ClassVar[dict[str, Any]] = {name: {name: {}} for name in SCHEDULE_NAMES}
     one_f_one_b: FixedScheduleConfig | None = Field(None, alias="1f1b")
@@ -63,29 +63,29 @@ class ScheduleConfig(OneOfConfig):
     gpipe: FixedScheduleConfig | None = None
     """all forwards, then all backwards"""
     interleaved: ChunkedScheduleConfig | None = None
-    """1F1B over several chunks"""
+    """1F1B with several model chunks per rank"""
     bfs: ChunkedScheduleConfig | None = None
-    """breadth-first over several chunks"""
+    """breadth-first with several model chunks per rank"""
     zero_bubble_1p: FixedScheduleConfig | None = Field(None, alias="zb-1p")
-    """backward in halves, with the activations of 1F1B"""
+    """backward split into input and weight gradients, with the activation memory of 1F1B"""
     zero_bubble_2p: FixedScheduleConfig | None = Field(None, alias="zb-2p")
-    """backward in halves, with twice the activations"""
+    """backward split into input and weight gradients, with twice the activation memory"""
     zero_bubble_v: FixedScheduleConfig | None = Field(None, alias="zb-v")
-    """two chunks in a V, backward in halves"""
+    """two chunks in a V, backward split into input and weight gradients"""
     dual_pipe_v: FixedScheduleConfig | None = Field(None, alias="dualpipev")
-    """two chunks in a V, forwards beside backwards"""
+    """two chunks in a V, forwards overlapped with backwards"""
     dual_pipe: FixedScheduleConfig | None = Field(None, alias="dualpipe")
-    """two pipelines that run towards each other"""
+    """bidirectional pipeline, forwards overlapped with backwards"""
     csv: CsvScheduleConfig | None = None
-    """a file; its name alone will do"""
+    """a CSV file; its name alone is a shorthand"""
     orders: InlineScheduleConfig | None = None
-    """such a file, written out"""
+    """the rows of a CSV file, inline"""
     python: CustomScheduleConfig | None = None
-    """a class; `module:Class` alone will do"""
+    """a class; `module:Class` alone is a shorthand"""
 
     @classmethod
     def expand_shorthand(cls, value: object) -> object:
-        """A file's name is `csv`, a class's is `python`."""
+        """Expand a file name to `csv`, a class to `python`."""
         match value:
             case str() if value.endswith(".csv"):
                 return {"csv": value}

@@ -1,4 +1,4 @@
-"""What may a scenario file say of training?"""
+"""What may a scenario file say about training?"""
 
 from dataclasses import replace
 from enum import Enum
@@ -47,7 +47,7 @@ _MIXED_PRECISION_RECIPES = {
     DType.TF32: mixed_precision(compute=DType.TF32, master=None),
     DType.FP32: mixed_precision(compute=DType.FP32, master=None),
 }
-_COMPUTE_NAMES = (*(d_type.value for d_type in _MIXED_PRECISION_RECIPES), *data_files.list_names("recipes"))
+_COMPUTE_NAMES = (*(dtype.value for dtype in _MIXED_PRECISION_RECIPES), *data_files.list_names("recipes"))
 _MATRIX_FORMATS = (DType.BF16, *LOW_PRECISION_DTYPES)
 _MATRIX_KEYS = ("stored", "gathered", "dispatched")
 _ATTENTION_FORMATS = (DType.FP8, DType.MXFP8)
@@ -55,42 +55,42 @@ _STATE_FORMATS = (DType.FP32, DType.BF16, DType.FP16)
 
 
 def _parse_compute(value: object) -> object:
-    """A format, or a shipped recipe."""
+    """The name of a format or of a packaged recipe."""
     if not isinstance(value, str) or value not in _COMPUTE_NAMES:
         raise config_error(f"{format_value(value)} is unknown; {suggest_nearest(str(value), _COMPUTE_NAMES)}")
     return value
 
 
 class PrecisionConfig(ConfigModel):
-    """`training.precision`: formats of what is computed and of what is kept; the first gives the defaults."""
+    """`training.precision`: formats of matmuls, weights and optimizer states; compute determines the defaults."""
 
     shorthand_key: ClassVar[str | None] = "compute"
     compute: Annotated[
         str, value_parser(_parse_compute, "a format or a recipe", schema_type=Literal[_COMPUTE_NAMES])
     ] = DType.BF16.value
-    """format of products, or a recipe of topologies/recipes"""
+    """format of matmuls, or a recipe of topologies/recipes"""
     gradients: Annotated[DType, enum_parser(DType, *_STATE_FORMATS)] = DType.FP32
-    """format in which gradients are kept and reduced"""
+    """format in which gradients are accumulated and reduced"""
     master: Annotated[DType | None, enum_parser(DType, *_STATE_FORMATS, none_word="none")] = DType.FP32
     """format of master weights; left out: fp32, with compute fp32 and tf32 none"""
     moments: Annotated[DType, enum_parser(DType, *_STATE_FORMATS)] = DType.FP32
     """format of the optimizer's moments"""
     stored: Annotated[DType | None, enum_parser(DType, *_MATRIX_FORMATS)] = None
-    """format of matrices in a recipe: bf16 or its own; left out: that of the other weights"""
+    """storage format of weight matrices with a recipe: bf16 or its own; left out: that of the other weights"""
     gathered: Annotated[DType | None, enum_parser(DType, *_MATRIX_FORMATS)] = None
-    """format in which they are gathered; left out: as stored"""
+    """format in which they are all-gathered; left out: as stored"""
     dispatched: Annotated[DType | None, enum_parser(DType, *_MATRIX_FORMATS)] = None
-    """format of tokens that travel to experts; left out: that of activations"""
+    """format of tokens dispatched to experts; left out: that of activations"""
     attention: Annotated[DType | None, enum_parser(DType, *_ATTENTION_FORMATS)] = None
-    """format of flash attention's products (on Blackwell); left out: that of activations"""
-    first_layers: LayerCountOrZero = 0
-    """first layers that keep bf16"""
-    last_layers: LayerCountOrZero = 0
-    """last layers that keep bf16"""
+    """format of flash attention's matmuls (on Blackwell); left out: that of activations"""
+    num_layers_at_start_in_bf16: LayerCountOrZero = 0
+    """leading layers that stay in bf16"""
+    num_layers_at_end_in_bf16: LayerCountOrZero = 0
+    """trailing layers that stay in bf16"""
 
     def recipe(self) -> PrecisionRecipe:
-        """The formats that the file names, and the usual ones for the rest."""
-        dtype_by_name = {d_type.value: d_type for d_type in _MIXED_PRECISION_RECIPES}
+        """The precision recipe: the formats stated in the file, defaults for the others."""
+        dtype_by_name = {dtype.value: dtype for dtype in _MIXED_PRECISION_RECIPES}
         base_recipe = (
             _MIXED_PRECISION_RECIPES[dtype_by_name[self.compute]]
             if self.compute in dtype_by_name
@@ -106,16 +106,18 @@ class PrecisionConfig(ConfigModel):
             gathered=self.gathered or self.stored,
             dispatch_format=None if self.dispatched is base_recipe.activations else self.dispatched,
             attention=self.attention,
-            first_layers=self.first_layers,
-            last_layers=self.last_layers,
+            num_layers_at_start_in_bf16=self.num_layers_at_start_in_bf16,
+            num_layers_at_end_in_bf16=self.num_layers_at_end_in_bf16,
         )
 
     @model_validator(mode="after")
     def _check_recipe_keys(self) -> Self:
         stated_keys = [
-            name for name in (*_MATRIX_KEYS, "attention", "first_layers", "last_layers") if getattr(self, name)
+            name
+            for name in (*_MATRIX_KEYS, "attention", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+            if getattr(self, name)
         ]
-        if stated_keys and self.compute in {d_type.value for d_type in _MIXED_PRECISION_RECIPES}:
+        if stated_keys and self.compute in {dtype.value for dtype in _MIXED_PRECISION_RECIPES}:
             raise config_error(
                 f"{stated_keys[0]} is about recipes such as mxfp8, but compute is {self.compute}; leave it out"
             )
@@ -124,11 +126,11 @@ class PrecisionConfig(ConfigModel):
         return self
 
     def _check_matrix_format(self, name: str, dtype: object) -> None:
-        """Matrices are kept and gathered as they are computed with, or as all other weights."""
+        """Check that a storage or gather format is the recipe's matmul format or that of activations."""
         recipe = load_recipe(self.compute)
         allowed = (recipe.activations, recipe.matmul_formats.low_precision)
         if isinstance(dtype, DType) and dtype not in allowed:
-            names = " or ".join(item.value for item in allowed if item is not None)
+            names = " or ".join(dtype.value for dtype in allowed if dtype is not None)
             raise config_error(f"{name}: {self.compute} has nothing in {dtype.value}; {names} fits")
         if name == "stored" and dtype in LOW_PRECISION_DTYPES and self.master is None:
             raise config_error(
@@ -137,7 +139,7 @@ class PrecisionConfig(ConfigModel):
 
 
 class RecomputeMode(Enum):
-    """How activations that backward needs come back."""
+    """Which activations backward recomputes."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -149,10 +151,11 @@ _MODULE_NAMES = tuple(recompute_module.value for recompute_module in RecomputeMo
 
 
 def _parse_modules(value: object) -> object:
-    """A list of names, of which there is at least one."""
+    """A non-empty list of module names."""
     if value is not None and (not isinstance(value, list) or not value):
         raise config_error(
-            f"{format_value(value)} is no list of modules; such as [{', '.join(recompute_module.value for recompute_module in RecomputeModule)}]"
+            f"{format_value(value)} is no list of modules; such as "
+            f"[{', '.join(recompute_module.value for recompute_module in RecomputeModule)}]"
         )
     return value
 
@@ -165,22 +168,27 @@ _MODULES_PARSER = value_parser(
 
 
 class RecomputeConfig(ConfigModel):
-    """`training.recompute`: none, selective, selective_op, full, or full for so many layers of each stage."""
+    """`training.recompute`: none, selective, selective_op, full, or full for some layers of each stage."""
 
     shorthand_key: ClassVar[str | None] = "mode"
     mode: Annotated[RecomputeMode, enum_parser(RecomputeMode)] = RecomputeMode.FULL
-    """selective: attention; selective_op: torchtitan's, all but every second product and attention; full: whole
-    layers; left out: none, full beside layers"""
+    """selective: core attention; selective_op: torchtitan's, every second matmul and all but attention.
+
+    full: entire layers; left out: none, full if layers is given
+    """
     layers: LayerCount | None = None
-    """layers of each stage and chunk that are recomputed in full; left out: all"""
+    """number of layers of each stage and chunk that are recomputed in full; left out: all"""
     modules: Annotated[list[Annotated[RecomputeModule, enum_parser(RecomputeModule)]] | None, _MODULES_PARSER] = None
-    """what is recomputed of each layer, by Megatron-LM's names (selective alone: core_attn); left out: none"""
+    """recomputed modules of each layer, by Megatron-LM's names (selective alone: core_attn); left out: none"""
     early_stop: bool | None = None
-    """recomputation ends where backward has what it needs (torch.utils.checkpoint); left out: the framework's"""
+    """recomputation stops once backward has what it needs (torch.utils.checkpoint); left out: the framework's"""
 
     @model_validator(mode="after")
     def _check_mode(self) -> Self:
-        """So that `--set training.recompute.layers=4` works on a file that says none, too."""
+        """Check that mode, layers and modules agree.
+
+        `--set training.recompute.layers=4` works on a file with `recompute: none`, too.
+        """
         if self.layers is not None and self.mode in (RecomputeMode.SELECTIVE, RecomputeMode.SELECTIVE_OP):
             raise config_error("layers are recomputed in full, not selectively; write {layers: 4}")
         if self.modules is not None and (self.layers is not None or self._has_conflicting_mode):
@@ -189,12 +197,12 @@ class RecomputeConfig(ConfigModel):
 
     @property
     def _has_conflicting_mode(self) -> bool:
-        """Whether the file names another mode than modules have."""
+        """Whether the file states a mode that excludes modules."""
         is_stated = "mode" in self.model_fields_set
         return is_stated and self.mode in (RecomputeMode.SELECTIVE_OP, RecomputeMode.FULL)
 
     def recompute_policy(self) -> Recompute:
-        """The kind of recomputation as the inside knows it."""
+        """The recomputation policy as the simulator represents it."""
         if self.modules is not None:
             return SelectiveRecompute(frozenset(self.modules))
         match self.mode:
@@ -208,43 +216,44 @@ class RecomputeConfig(ConfigModel):
 
 
 class TrainingConfig(ConfigModel):
-    """`training`: one step."""
+    """`training`: one training step."""
 
     sequence: TokenCount = Field(examples=[8192])
-    """tokens of a sequence"""
+    """sequence length in tokens"""
     global_batch: TokenCount = Field(examples=[2048])
-    """sequences of a step"""
+    """sequences per step"""
     microbatch: TokenCount = 1
-    """sequences at a time on each replica"""
+    """sequences per microbatch on each replica"""
     precision: PrecisionConfig = PrecisionConfig()
     """number formats"""
     recompute: RecomputeConfig = RecomputeConfig.model_validate("none")
-    """activations that are computed again in backward; left out: none"""
+    """activation recomputation in backward; left out: none"""
     attention: Annotated[AttentionBackend, enum_parser(AttentionBackend)] = AttentionBackend.FLASH
-    """flash: by the fastest library there is; flash2, flash1: FlashAttention's versions; standard: unfused"""
+    """flash: the fastest library available; flash2, flash1: FlashAttention's versions; standard: unfused"""
     loss: Annotated[LossImplementation, enum_parser(LossImplementation)] = LossImplementation.VOCAB_PARALLEL
-    """cross-entropy as in Megatron, in PyTorch, as one kernel each way, or chunk by chunk"""
+    """cross-entropy as in Megatron, in PyTorch, as one kernel each for forward and backward, or in chunks"""
     optimizer: Annotated[Optimizer, enum_parser(Optimizer)] = Optimizer.ADAM
-    """which one"""
+    """the optimizer"""
     gradient_clipping: bool = True
-    """by the norm over all ranks"""
+    """by the global gradient norm"""
     fused: bool = True
     """norms, activation, rotary, residual and optimizer are fused kernels"""
     offload: OffloadConfig = OffloadConfig()
-    """what lives on the host, see [Offload](scenario.md#offload-to-the-host); left out: none"""
+    """CPU offload, see [Offload](scenario.md#offload-to-the-host); left out: none"""
     lora: Annotated[LoraConfig | None, BeforeValidator(none_from_word)] = None
-    """adapters beside frozen weights, or none; left out: none"""
+    """LoRA adapters on frozen weights, or none; left out: none"""
     expert_load: Annotated[ExpertLoadConfig | None, BeforeValidator(none_from_balanced)] = None
-    """how unevenly tokens choose experts, or balanced; left out: balanced"""
+    """imbalance of tokens over experts, or balanced; left out: balanced"""
     overheads: Annotated[OverheadsConfig | None, BeforeValidator(none_from_word)] = OverheadsConfig()
-    """work beside the model that differs from the framework's, or none: nothing of it; left out: the framework's"""
+    """differences from the framework's per-step overheads, or none: no overheads; left out: the framework's"""
 
     def training_step(
         self, model_projections: frozenset[Projection], framework: Framework, data: DataParallelStrategy
     ) -> Training:
-        """The training step as the inside knows it.
+        """The training step as the simulator represents it.
 
-        there: the model's projections; framework: what it usually does; data: the strategy of data parallelism.
+        model_projections: the model's weight matrices; framework: source of defaults; data: the data-parallel
+        strategy.
         """
         copied_fields = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
         lora = None if self.lora is None else self.lora.lora_settings(model_projections)

@@ -1,7 +1,8 @@
-"""Which sizes of a model does the accelerator have no fast kernels for?
+"""Which dimensions of a model have no fast kernels on the accelerator?
 
-What `hardware.alignment` says of an accelerator, asked of every size that a rank's operands have rows of: the hidden
-size, its part of the MLP, of the heads and of the vocabulary, and the head dimension of the attention core.
+Applies the accelerator's alignment rules (`hardware.alignment`) to every dimension that is the row length of
+a rank's operands: the hidden size, its shards of MLP, heads and vocabulary, and the head dimension of the
+attention core.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,11 @@ from clustersim.scenario.resolved import ResolvedScenario
 
 @dataclass(frozen=True, slots=True)
 class _ModelSize:
-    """A size of the model. key: in the file; split: ranks that share it; of: how often it is in what is shared."""
+    """A dimension of the model.
+
+    key: in the file; shard_count: ranks that share it; multiplicity: repetitions in the sharded dimension
+    (heads for head_dim).
+    """
 
     key: str
     value: int
@@ -25,12 +30,12 @@ class _ModelSize:
 
     @property
     def row_elements(self) -> int:
-        """Elements of a rank's rows."""
+        """Row length on one rank, in elements."""
         return -(-self.value * self.multiplicity // self.shard_count)
 
 
 def alignment_warnings(scenario: ResolvedScenario) -> Iterator[str]:
-    """Sentences about sizes that take longer than others near them, with those."""
+    """Warnings about dimensions with slow kernels, each with nearby fast values."""
     for accelerator in scenario.cluster.accelerator_kinds()[0]:
         yield from _unaligned_sizes(scenario, accelerator)
         yield from _head_dim_warnings(scenario, accelerator)
@@ -42,14 +47,16 @@ def _unaligned_sizes(scenario: ResolvedScenario, accelerator: Accelerator) -> It
         if size.row_elements % vector_elements:
             rank = f" on each of tp {size.shard_count}" if size.shard_count > 1 else ""
             yield (
-                f"model.{size.key} {size.value}: rows of {size.row_elements} elements{rank} are no multiple of {ALIGNMENT_BYTES} bytes, "
-                f"so that matrix products with them take about {1.0 / unaligned_rate:.1f} times as long on {accelerator.name}; "
+                f"model.{size.key} {size.value}: rows of {size.row_elements} elements{rank} are no multiple of "
+                f"{ALIGNMENT_BYTES} bytes, "
+                f"so that matrix products with them take about {1.0 / unaligned_rate:.1f} times as long on "
+                f"{accelerator.name}; "
                 f"{_suggest_size(size, vector_elements)} fits"
             )
 
 
 def _vector_elements(scenario: ResolvedScenario) -> int:
-    """Elements of activations in what is loaded at once."""
+    """Activation elements per vector load."""
     return int(ALIGNMENT_BYTES / scenario.training.recipe.activations.bytes)
 
 
@@ -66,7 +73,7 @@ def _model_sizes(scenario: ResolvedScenario) -> Iterator[_ModelSize]:
 
 
 def _suggest_size(size: _ModelSize, elements: int) -> str:
-    """The nearest values whose rows have a multiple of so many elements, however often they are in a row."""
+    """The nearest values whose rows are multiples of `elements`, whatever their multiplicity."""
     return nearest_multiples(size.value, elements * (size.shard_count if size.multiplicity == 1 else 1))
 
 
@@ -84,7 +91,8 @@ def _unaligned_standard_attention(scenario: ResolvedScenario, accelerator: Accel
     vector_elements, batched_rate = _vector_elements(scenario), accelerator.alignment.batched_unaligned_rate
     if batched_rate < 1.0 and head_dim % vector_elements:
         yield (
-            f"model.head_dim {head_dim}: rows of heads are no multiple of {ALIGNMENT_BYTES} bytes, so that the products of "
+            f"model.head_dim {head_dim}: rows of heads are no multiple of {ALIGNMENT_BYTES} bytes, so that the "
+            "products of "
             f"standard attention take about {1.0 / batched_rate:.0f} times as long on {accelerator.name}; "
             f"{nearest_multiples(head_dim, vector_elements)} fits"
         )

@@ -1,9 +1,9 @@
-"""Which machine is legal in a scenario and still likely a mistake?
+"""Which cluster settings are legal and still likely a mistake?
 
-An accelerator in the hosts of another, with links that it does not have; ports at rates that nobody sells, because bits
-were taken for bytes or the reverse; oversubscription of switches that nothing crosses. One sentence each. Whoever
-states a number is believed: only what stayed as the cluster's file has it is compared with the accelerator's own
-clusters.
+An accelerator in another one's hosts, with links that it does not have; NIC or NVLink bandwidths that no
+product has, because bits were taken for bytes or the reverse; oversubscription of switches that no transfer
+crosses. One sentence each. Explicit overrides are trusted: only values left as in the cluster's file are
+compared with the packaged clusters of the accelerator.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,60 +37,66 @@ from clustersim.program.task import CollectiveType
 from clustersim.scenario.resolved import ResolvedScenario
 
 FASTEST_PORT: Final = 100e9
-"""Bytes/s of the fastest network port that is sold: 800 Gbit/s (ConnectX-8; 1,600 are announced), 2026."""
+"""Bytes/s of the fastest network port on the market: 800 Gbit/s (ConnectX-8; 1,600 are announced), 2026."""
 _ACCELERATOR_KEYS: Final = MappingProxyType(
     {"node.nvlink.bandwidth": "NVLink of", "node.nvlink.gpus": "NVLink domains of", "node.pcie.bandwidth": "PCIe of"}
 )
-"""Keys of a cluster that belong to its accelerator, and how they are called."""
+"""Cluster keys that are determined by the accelerator, with their labels."""
 _TIERS: Final = MappingProxyType({"leaf": LinkKind.LEAF, "spine": LinkKind.SPINE})
 _LOW_VOLUME_GROUPS: Final = frozenset(
-    role.name
-    for role in (WORLD_GROUP, MODEL_PARALLEL_GROUP, EXPERT_MODEL_PARALLEL_GROUP, SHARDED_REPLICA_GROUP, HOST_GROUP)
+    comm_group.name
+    for comm_group in (
+        WORLD_GROUP,
+        MODEL_PARALLEL_GROUP,
+        EXPERT_MODEL_PARALLEL_GROUP,
+        SHARDED_REPLICA_GROUP,
+        HOST_GROUP,
+    )
 )
-"""Roles that send some bytes a step, or none over the network."""
+"""Comm groups that send only a few bytes per step, or none over the network."""
 
 FlatKeys = Mapping[str, Any]
-"""What a file or a section says, by dotted keys."""
+"""Values of a file or section by dotted key."""
 
 
 @dataclass(frozen=True, slots=True)
 class _StatedKeys:
-    """What is said of a machine. file: by the cluster's file; changed: by the scenario, instead."""
+    """Stated values of a cluster. file: of the cluster's file; overrides: of the scenario."""
 
     file: FlatKeys
     overrides: FlatKeys
 
     def effective_text(self, key: str) -> str:
-        """What holds for a key; empty where nobody says anything."""
+        """The effective value of a key as text; empty if not stated."""
         return str(self.overrides.get(key) or self.file_value(key) or "")
 
     def file_value(self, key: str) -> object:
-        """What the file says and the scenario leaves; None otherwise."""
+        """The file's value of a key unless the scenario overrides it; None otherwise."""
         segments = key.split(".")
         is_overridden = any(".".join(segments[:end]) in self.overrides for end in range(1, len(segments) + 1))
         return None if is_overridden else self.file.get(key)
 
 
 def cluster_warnings(scenario: ResolvedScenario, overrides: Mapping[str, Any]) -> list[str]:
-    """What is likely a mistake about the machine; changes: what replaces keys of the cluster's file."""
+    """Likely mistakes about the cluster; overrides: keys that replace those of the cluster's file."""
     stated = _StatedKeys(scenario.cluster.file_values, flatten_keys(overrides))
     return [warning for check in _CHECKS for warning in check(scenario, stated)]
 
 
 @cache
 def _packaged_clusters() -> Mapping[str, FlatKeys]:
-    """What the files of all shipped clusters say, by name."""
+    """The flattened files of all packaged clusters, by name."""
     files = {name: data_files.find_file("clusters", name) for name in data_files.list_names("clusters")}
     return MappingProxyType({name: flatten_keys(data_files.read_mapping(path)) for name, path in files.items()})
 
 
 def _clusters_with(accelerator: Accelerator) -> dict[str, FlatKeys]:
-    """The shipped clusters of an accelerator, by name."""
+    """The packaged clusters with an accelerator, by name."""
     return {name: keys for name, keys in _packaged_clusters().items() if keys.get("accelerator") == accelerator.name}
 
 
 def _mismatched_hosts(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:
-    """Accelerators whose links are not those of the machine that they stand in."""
+    """Accelerators whose NVLink or PCIe differs from that of the cluster they are placed in."""
     cluster = scenario.cluster
     for accelerator in cluster.accelerator_kinds()[0]:
         differences = [
@@ -100,7 +106,8 @@ def _mismatched_hosts(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterat
         if differences:
             matching_clusters = [*_clusters_with(accelerator)]
             owners = (
-                f"; {_shortened_list(matching_clusters)} {'have' if len(matching_clusters) > 1 else 'has'} what belongs to it"
+                f"; {_shortened_list(matching_clusters)} {'have' if len(matching_clusters) > 1 else 'has'} what "
+                "belongs to it"
                 if matching_clusters
                 else ""
             )
@@ -112,11 +119,14 @@ def _nvlink_generation_mismatch(accelerator: Accelerator, fabric: Fabric) -> Ite
     technology_ids = np.unique(table.technology[table.kind == LINK_KINDS.index(LinkKind.NVLINK)]).tolist()
     technologies = [TECHNOLOGIES[technology_id] for technology_id in technology_ids]
     if technologies and accelerator.nvlink is not None and technologies != [accelerator.nvlink]:
-        yield f"{_shortened_list([technology.value for technology in technologies])} links instead of {accelerator.nvlink.value}"
+        yield (
+            f"{_shortened_list([technology.value for technology in technologies])} links instead of "
+            f"{accelerator.nvlink.value}"
+        )
 
 
 def _key_mismatches(accelerator: Accelerator, cluster: Cluster, stated: _StatedKeys) -> Iterator[str]:
-    """Where a shipped file that the scenario leaves as it is says what no cluster of the accelerator does."""
+    """Accelerator keys of an unchanged packaged file that match no packaged cluster of the accelerator."""
     if stated.file.get("accelerator") == accelerator.name or cluster.files[0].parent != data_files.category_folder(
         "clusters"
     ):
@@ -132,12 +142,12 @@ def _key_mismatches(accelerator: Accelerator, cluster: Cluster, stated: _StatedK
 
 
 def _shortened_list(names: Sequence[str], max_names: int = 3) -> str:
-    """Some names."""
+    """The first names, and a count of the others."""
     return ", ".join(names[:max_names]) + f" and {len(names) - max_names} more" * (len(names) > max_names)
 
 
 def _implausible_nic_bandwidth(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:  # noqa: ARG001 - as other checks
-    """A network port at the rate of NVLink: networks are sold in bits."""
+    """A network port with NVLink's bandwidth: network bandwidths are quoted in bits."""
     key = "node.nic.bandwidth"
     text = stated.effective_text(key)
     rate = parse_quantity(text, Dimension.BANDWIDTH) if text else 0.0
@@ -150,7 +160,7 @@ def _implausible_nic_bandwidth(scenario: ResolvedScenario, stated: _StatedKeys) 
 
 
 def _implausible_nvlink_bandwidth(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:
-    """NVLink in bits, which is sold in bytes, and often both ways together."""
+    """NVLink bandwidth in bits: it is quoted in bytes, and often for both directions together."""
     key, accelerator = "node.nvlink.bandwidth", scenario.cluster.accelerator
     text = stated.effective_text(key)
     if (
@@ -164,7 +174,7 @@ def _implausible_nvlink_bandwidth(scenario: ResolvedScenario, stated: _StatedKey
 
 
 def _nvlink_bandwidth(accelerator: Accelerator) -> float:
-    """Bytes/s of an accelerator's NVLink: in its own clusters, or else the most of its generation; 0 if unknown."""
+    """NVLink bytes/s of an accelerator: from its packaged clusters, else its generation's maximum, else 0."""
     generation = accelerator.nvlink.value if accelerator.nvlink else ""
     same_generation = [
         keys for keys in _packaged_clusters().values() if keys.get("node.nvlink.generation") == generation
@@ -178,7 +188,7 @@ def _strip_unit(text: str) -> str:
 
 
 def _ineffective_oversubscription(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:
-    """Dead links may lead transfers anywhere, so of them nothing is said."""
+    """Oversubscribed tiers that no transfer crosses; skipped with dead links, which may reroute transfers anywhere."""
     has_dead_nics = any(nic.bandwidth_fraction == 0.0 for nic in scenario.degradations.nics)
     if has_dead_nics or any(isinstance(change.effect, DeadLinkEffect) for change in scenario.degradations.links):
         return
@@ -189,7 +199,7 @@ def _ineffective_oversubscription(scenario: ResolvedScenario, stated: _StatedKey
 
 
 def _unused_tier_reason(scenario: ResolvedScenario, tier: str) -> str:
-    """Whether the job is too small for a tier, or only keeps off it."""
+    """Why a tier is unused: the job is too small for it, or its groups do not cross it."""
     gpus, table = scenario.cluster.gpu_count, scenario.cluster.fabric.links
     if (table.kind == LINK_KINDS.index(_TIERS[tier])).any():
         return f"no transfer of this layout's {gpus:,} GPUs goes beyond the {tier} switches"
@@ -197,7 +207,7 @@ def _unused_tier_reason(scenario: ResolvedScenario, tier: str) -> str:
 
 
 def _used_link_kinds(scenario: ResolvedScenario) -> set[LinkKind]:
-    """Kinds of links that messages along the pipeline and rings of all other groups cross."""
+    """Link kinds used by pipeline messages and by rings of all other comm groups."""
     fabric, kinds = scenario.cluster.fabric, set[LinkKind]()
     for name, groups in process_groups(scenario.layout, scenario.placement).items():
         if name not in _LOW_VOLUME_GROUPS and groups.members.shape[1] > 1:
@@ -210,12 +220,15 @@ def _used_link_kinds(scenario: ResolvedScenario) -> set[LinkKind]:
 
 
 def _group_transfers(members: IntArray, fabric: Fabric, *, ordered: bool) -> Iterator[tuple[IntArray, IntArray]]:
-    """Who sends to whom in groups [groups, size]; rings keep to their rails, as all algorithms but all-to-all do."""
+    """Source and target ranks of transfers in groups [groups, size].
+
+    Rings stay on their rails, as all algorithms but all-to-all do.
+    """
     if ordered:
         yield members[:, 0], members[:, 1]
         return
-    for arrangement in group_topology(members, fabric):
-        for phase in RingAlgorithm().phases(CollectiveType.ALL_REDUCE, arrangement):
+    for topology in group_topology(members, fabric):
+        for phase in RingAlgorithm().phases(CollectiveType.ALL_REDUCE, topology):
             for flow in phase.flows:
                 yield flow.sources.reshape(-1), flow.targets.reshape(-1)
 

@@ -1,7 +1,7 @@
-"""Do the parts of a scenario agree with each other?
+"""Are the sections of a scenario consistent with each other?
 
-Each check compares numbers of two parts and says in one sentence which numbers clash and which nearby values are
-legal. What runs, but hardly as intended, is in `warnings`.
+Each check compares numbers of two sections and reports in one sentence which ones conflict and which nearby
+values are allowed. Settings that run, but hardly as intended, are reported by `warnings`.
 """
 
 import math
@@ -44,17 +44,17 @@ from clustersim.scenario.validation_rules.precision import (
 )
 from clustersim.scenario.validation_rules.recompute import check_mla_recompute
 
-MAX_PASSES = 2**17  # forward passes of microbatches through stages in one step; a real run has some thousands
+MAX_PASSES = 2**17  # stages x microbatches (forward passes) of one step; real runs have some thousands
 
 
 def find_problems(scenario: ResolvedScenario) -> list[str]:
-    """What makes the scenario impossible, one sentence each; empty if nothing does."""
+    """Why the scenario cannot run, one sentence per problem; empty if it can."""
     size_problems = [*_check_size_limits(scenario.model), *check_degrees(scenario), *check_placement(scenario)]
     return size_problems or [problem for check in _CHECKS for problem in check(scenario)]
 
 
 def _check_size_limits(model: TransformerModel) -> Iterator[str]:
-    """A config.json's dimensions have the limits of the file's own."""
+    """Check that a config.json's dimensions are within the limits of the scenario file's own keys."""
     widths = {
         "hidden": [model.hidden],
         "ffn": [mlp.ffn for mlp in model.distinct_dense_mlps],
@@ -72,7 +72,7 @@ def _check_size_limits(model: TransformerModel) -> Iterator[str]:
 
 
 def check_degrees(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether the degrees make as many ranks as the cluster has GPUs."""
+    """Check that the product of the degrees equals the cluster's GPU count."""
     layout, gpus = scenario.layout, scenario.cluster.gpu_count
     if layout.world_size == gpus:
         return
@@ -81,7 +81,7 @@ def check_degrees(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def check_placement(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether the schedule is one for so many pipeline ranks."""
+    """Check that the schedule supports this number of pipeline ranks."""
     try:
         scenario.schedule.placement(scenario.layout.pp)
     except InputError as error:
@@ -89,7 +89,7 @@ def check_placement(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def _suggest_degrees(scenario: ResolvedScenario) -> str:
-    """The change of one degree that fits, or of one degree beside dp, or of the cluster."""
+    """A suggestion: a change of one degree, of one degree together with dp, or of the GPU count."""
     layout, gpus = scenario.layout.as_configured, scenario.cluster.gpu_count
     degrees = layout.degrees
     for axis in reversed(DISPLAY_AXES):
@@ -111,7 +111,7 @@ def _format_product(layout: Layout, axes: Iterable[Axis]) -> str:
 
 
 def check_heads(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether tensor parallelism can cut the heads."""
+    """Check that tensor parallelism divides the attention heads."""
     name, tp = scenario.model.name, scenario.layout.tp
     for heads, kv_heads in dict.fromkeys(
         (distinct_attention.heads, distinct_attention.kv_heads)
@@ -121,7 +121,10 @@ def check_heads(scenario: ResolvedScenario) -> Iterator[str]:
             suggestion = nearest_values(kv_heads, divisors(heads))
             yield f"model: heads {heads} is not a multiple of kv_heads {kv_heads}; kv_heads {suggestion} fits"
         elif heads % tp:
-            yield f"layout.tp: {tp} does not divide the {heads} heads of {name}; tp {nearest_values(tp, divisors(heads))} fits"
+            yield (
+                f"layout.tp: {tp} does not divide the {heads} heads of {name}; tp "
+                f"{nearest_values(tp, divisors(heads))} fits"
+            )
         elif kv_heads % tp and tp % kv_heads:
             allowed = [d for d in divisors(heads) if kv_heads % d == 0 or d % kv_heads == 0]
             yield (
@@ -131,11 +134,14 @@ def check_heads(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def check_widths(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether tensor parallelism can cut the MLP and the vocabulary."""
+    """Check that tensor parallelism divides the MLP and the vocabulary."""
     model, tp = scenario.model, scenario.layout.tp
     for ffn in dict.fromkeys(mlp.ffn for mlp in model.distinct_dense_mlps):
         if ffn % tp:
-            yield f"layout.tp: {tp} does not divide ffn {ffn} of {model.name}; tp {nearest_values(tp, divisors(ffn))} fits"
+            yield (
+                f"layout.tp: {tp} does not divide ffn {ffn} of {model.name}; tp "
+                f"{nearest_values(tp, divisors(ffn))} fits"
+            )
     if model.vocab % tp:
         padded = math.ceil(model.vocab / (128 * tp)) * 128 * tp  # Megatron-LM: make-vocab-size-divisible-by 128, x tp
         yield (
@@ -145,7 +151,7 @@ def check_widths(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def check_layers(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether every stage has something to do."""
+    """Check that the layer split matches the stages, and that no inner stage is empty."""
     layers, stages = scenario.model.layer_count, len(scenario.placement.stage_ranks)
     stages_text = _describe_stages(scenario)
     try:
@@ -156,7 +162,8 @@ def check_layers(scenario: ResolvedScenario) -> Iterator[str]:
     if len(counts) != stages or sum(counts) != layers:
         yield (
             f"layout.layers_per_stage: {len(counts)} stage{'s' * (len(counts) > 1)} with {sum(counts)} layers, "
-            f"but {stages_text} and {scenario.model.name} has {layers} layers; such as {list(partition_evenly(layers, stages))}"
+            f"but {stages_text} and {scenario.model.name} has {layers} layers; such as "
+            f"{list(partition_evenly(layers, stages))}"
         )
     elif mtp_problem := find_mtp_layout_problem(scenario):
         yield mtp_problem
@@ -169,7 +176,7 @@ def check_layers(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def _describe_stages(scenario: ResolvedScenario) -> str:
-    """How many stages there are, and why."""
+    """The number of stages and how it follows from pp and the schedule, as text."""
     pp, stages = scenario.layout.as_configured.pp, len(scenario.placement.stage_ranks)
     chunks = 1 if scenario.layout.mirrored else scenario.placement.max_chunks
     if stages == pp * chunks:
@@ -178,18 +185,21 @@ def _describe_stages(scenario: ResolvedScenario) -> str:
 
 
 def _has_empty_stage(counts: tuple[int, ...]) -> bool:
-    """Whether a stage has nothing to do: only the first (embedding) and the last (logits) can do without layers."""
+    """Whether a stage is empty: only the first (embedding) and the last (logits) may have no layers."""
     return 0 in counts[1:-1] or not any(counts)
 
 
 def check_recompute_layers(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether a stage has as many layers as are to be recomputed."""
+    """Check that some stage has as many layers as are to be recomputed."""
     recompute, split = scenario.training.recompute, scenario.layout.layers_per_stage
     if not isinstance(recompute, FullRecompute) or [*check_layers(scenario)]:
         return
     max_layers = max(partition_layers(split, scenario.model.layer_count, scenario.placement))
     if (recompute.layers or 0) > max_layers:
-        yield f"training.recompute.layers: {recompute.layers}, but no stage holds more than {max_layers} layers; {max_layers} fits"
+        yield (
+            f"training.recompute.layers: {recompute.layers}, but no stage holds more than {max_layers} layers; "
+            f"{max_layers} fits"
+        )
 
 
 def _suggest_pp(scenario: ResolvedScenario) -> str:
@@ -200,14 +210,15 @@ def _suggest_pp(scenario: ResolvedScenario) -> str:
 
 
 def check_batch(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether replicas and their schedule can share out the batch."""
+    """Check that the batch divides over replicas and microbatches, and that the schedule accepts the count."""
     batch, microbatch, dp = scenario.training.global_batch, scenario.training.microbatch, scenario.layout.dp
     bidirectional_text = f"dp {scenario.layout.as_configured.dp} x 2 ways of {scenario.schedule.name}"
     dp_text = bidirectional_text if scenario.layout.mirrored else f"dp {dp}"
     if batch < dp * microbatch:
         fed_ranks = batch // microbatch
         yield (
-            f"training.global_batch: {batch} sequences feed at most {fed_ranks} data-parallel ranks with microbatches of "
+            f"training.global_batch: {batch} sequences feed at most {fed_ranks} data-parallel ranks with "
+            "microbatches of "
             f"{microbatch}, but {dp_text.replace('dp ', 'dp is ', 1)}; {_suggest_feasible_layout(scenario)}"
         )
     elif batch % (dp * microbatch):
@@ -224,7 +235,7 @@ def check_batch(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def _suggest_feasible_layout(scenario: ResolvedScenario) -> str:
-    """A layout of the same GPUs that the batch can feed: more tensor parallelism, or else a larger batch."""
+    """A suggestion for the same GPUs: more tensor parallelism, or else a larger batch."""
     layout, training, model = scenario.layout.as_configured, scenario.training, scenario.model
     sequences, dp_degree = training.global_batch // training.microbatch, scenario.layout.dp
     for factor in divisors(layout.dp):
@@ -249,7 +260,7 @@ def _check_pipeline_order(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def check_sequence(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether the model has such positions, and whether ranks can cut the sequence."""
+    """Check that the model has enough positions, and that cp and tp divide the sequence."""
     model, layout, sequence = scenario.model, scenario.layout, scenario.training.sequence
     if model.positions is PositionEncoding.LEARNED and sequence > model.max_positions:
         yield (
@@ -277,13 +288,13 @@ def _check_jitter(scenario: ResolvedScenario) -> Iterator[str]:
     jitter = scenario.jitter
     if jitter and jitter.distribution is Distribution.NORMAL and jitter.std > MAX_NORMAL_STD:
         yield (
-            f"disturbances.jitter: normal jitter of {jitter.std:.6g} would make a duration negative; "
+            f"degradations.jitter: normal jitter of {jitter.std:.6g} would make a duration negative; "
             f"at most {MAX_NORMAL_STD:.0%} fits, or {{std: {jitter.std:.6g}, distribution: lognormal}}"
         )
 
 
 def check_adapters(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether the model has what adapters stand beside, and whether it and tensor parallelism can have their rank."""
+    """Check that the LoRA targets exist in the model, and that their rank fits the matrices and tp."""
     lora, model, tp = scenario.training.lora, scenario.model, scenario.layout.tp
     if lora is None or [*check_lora_experts(scenario)]:
         return
@@ -300,7 +311,11 @@ def check_adapters(scenario: ResolvedScenario) -> Iterator[str]:
     if not lora.targets:
         yield f"training.lora.targets: {model.name} has none of these matrices"
     min_sizes = [
-        min(layer[item]) for layer in layers for target in lora.targets for item in target.projections if item in layer
+        min(layer[projection])
+        for layer in layers
+        for target in lora.targets
+        for projection in target.projections
+        if projection in layer
     ]
     if min_sizes and lora.rank > min(min_sizes):
         yield (
@@ -326,32 +341,40 @@ def _check_torch_data_parallel(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def check_shard_size(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether the ranks that hold the same weights fall into groups that share them out."""
+    """Check that the shard group size divides the ranks that hold the same weights (dp x cp)."""
     layout = scenario.layout.as_configured
     shard_size, dp_cp_ranks = layout.data.shard_size, layout.cp * layout.dp
     allowed = [layout.cp * divisor for divisor in divisors(layout.dp)]
     if shard_size is not None and shard_size not in allowed:
-        key = "secondary" if layout.data.secondary else "shard"
+        key = "zero_hpz_partition_size" if layout.data.zero_hpz_partition_size else "shard"
         degrees_text = f"dp {layout.dp}" if layout.cp == 1 else f"cp {layout.cp} x dp {layout.dp}"
         yield (
-            f"layout.data: {key} {shard_size} does not divide the {dp_cp_ranks} ranks ({degrees_text}) that hold the same weights"
-            f"{'' if layout.cp == 1 else f' into groups of whole cp {layout.cp}'}; {key} {nearest_values(shard_size, allowed)} fits"
+            f"layout.data: {key} {shard_size} does not divide the {dp_cp_ranks} ranks ({degrees_text}) that hold the "
+            "same weights"
+            f"{'' if layout.cp == 1 else f' into groups of whole cp {layout.cp}'}; {key} "
+            f"{nearest_values(shard_size, allowed)} fits"
         )
 
 
 def check_secondary_shards(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether backward gathers from the second copy of the weights, if there is one."""
+    """Check that backward gathers parameters at all where secondary shards (hpZ) are set."""
     data, pipelined = scenario.layout.data, scenario.layout.is_pipelined
-    if isinstance(data, FullyShard) and data.secondary and not data.reshards_parameters(is_pipelined=pipelined):
+    if (
+        isinstance(data, FullyShard)
+        and data.zero_hpz_partition_size
+        and not data.reshards_parameters(is_pipelined=pipelined)
+    ):
         reason = "beside a pipeline what forward gathers stays" if pipelined else "reshard_after_forward is false"
         yield (
-            f"layout.data: secondary {data.secondary} is for backward's gathers, and there are none ({reason}); leave it "
+            f"layout.data: zero_hpz_partition_size {data.zero_hpz_partition_size} is for backward's gathers, and "
+            f"there are none ({reason}); "
+            "leave it "
             "out, or write reshard_after_forward: true"
         )
 
 
 def check_deepspeed_zero3(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether DeepSpeed's first ZeRO-3 runs beside what else the scenario has."""
+    """Check for features that DeepSpeed's ZeRO-3 of 2021 does not support."""
     layout, training = scenario.layout, scenario.training
     if not isinstance(layout.data, DeepspeedZero3Strategy):
         return
@@ -362,7 +385,7 @@ def check_deepspeed_zero3(scenario: ResolvedScenario) -> Iterator[str]:
         "training.offload": training.offload != NO_OFFLOAD,
     }
     for setting in (name for name, is_set in conflicts.items() if is_set):
-        yield f"layout.data: zero3_by_parameter runs beside no {setting}; fsdp and zero3 do, or leave it out"
+        yield f"layout.data: deepspeed_zero3 runs beside no {setting}; fsdp and zero3 do, or leave it out"
 
 
 _CheckRule = Callable[[ResolvedScenario], Iterator[str]]

@@ -1,7 +1,6 @@
-"""Can a mixture of experts be trained so?
+"""Consistency checks of MoE layers with layout and LoRA.
 
-Checks of experts beside layout and adapters, each of which says in one sentence which numbers clash and which nearby
-values are legal.
+Each reports in one sentence which numbers conflict and which nearby values are allowed.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from clustersim.scenario.resolved import ResolvedScenario
 
 
 def check_expert_parallelism(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether there are experts to be spread."""
+    """Check that there are experts if ep or etp is above 1."""
     layout, model = scenario.layout, scenario.model
     if not _routed_mlps(scenario) and layout.has_expert_mesh:
         key, degree = ("ep", layout.ep) if layout.ep > 1 else ("etp", layout.effective_etp)
@@ -27,23 +26,26 @@ def check_expert_parallelism(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def check_dispatcher(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether the dispatcher has kernels of its own, where multiprocessors are counted out to them."""
-    dispatcher, sm_count = scenario.layout.dispatcher, scenario.layout.dispatcher_sms
+    """Check that dispatcher_num_sms is set only for dispatchers with own kernels, and within the GPU's SM count."""
+    dispatcher, sm_count = scenario.layout.dispatcher, scenario.layout.dispatcher_num_sms
     available_sms = min(accelerator_kind.compute_units for accelerator_kind in scenario.cluster.accelerator_kinds()[0])
     if sm_count is not None and not dispatcher.has_custom_kernels:
-        yield f"layout.dispatcher_sms: {sm_count}, but {dispatcher.value} runs the library's kernels; leave it out"
+        yield f"layout.dispatcher_num_sms: {sm_count}, but {dispatcher.value} runs the library's kernels; leave it out"
     elif sm_count is not None and sm_count > available_sms:
-        yield f"layout.dispatcher_sms: {sm_count}, but a GPU has {available_sms} multiprocessors; {available_sms} is the most"
+        yield (
+            f"layout.dispatcher_num_sms: {sm_count}, but a GPU has {available_sms} multiprocessors; "
+            f"{available_sms} is the most"
+        )
 
 
 def check_parallel_folding(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether experts can be folded onto the ranks of all else."""
+    """Check that ep x etp can be folded onto tp x cp x dp (Megatron-LM's parallel folding)."""
     if _routed_mlps(scenario):
         yield from _check_expert_ranks(scenario.layout.as_configured)
 
 
 def check_sequence_parallel(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether each rank has tokens of its own for the experts."""
+    """Check that MoE layers with tensor parallelism have sequence parallelism."""
     layout = scenario.layout
     if _routed_mlps(scenario) and layout.tp > 1 and not layout.sequence_parallel:
         yield (
@@ -53,22 +55,23 @@ def check_sequence_parallel(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def check_expert_sharding(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether experts divide the ranks, and ranks divide an expert."""
+    """Check that ep divides the experts, and etp their width."""
     for routed_mlp in _routed_mlps(scenario):
         yield from _check_sharding(scenario, routed_mlp)
 
 
 def _routed_mlps(scenario: ResolvedScenario) -> list[MoeMlp]:
-    """The model's mixtures in which there is something to choose."""
+    """The model's MoE layers with more than one routed expert."""
     return [distinct_moe for distinct_moe in scenario.model.distinct_moes if distinct_moe.single_dense_mlp is None]
 
 
 def _check_expert_ranks(layout: Layout) -> Iterator[str]:
-    """Whether the ranks of tp, cp and dp are as many as experts are spread over, or several times so many."""
+    """Check that ep x etp divides the ranks of tp x cp x dp."""
     rank_count = layout.tp * layout.cp * layout.dp
     if rank_count % (layout.ep * layout.effective_etp):
         yield (
-            f"layout.ep: {layout.ep} x etp {layout.effective_etp} does not divide the {rank_count} ranks of tp x cp x dp "
+            f"layout.ep: {layout.ep} x etp {layout.effective_etp} does not divide the {rank_count} ranks of tp x cp "
+            "x dp "
             f"that experts are folded onto; {_suggest_ep(layout, rank_count)}"
         )
     elif layout.has_expert_mesh:
@@ -76,7 +79,7 @@ def _check_expert_ranks(layout: Layout) -> Iterator[str]:
 
 
 def _check_folding_constraints(layout: Layout) -> Iterator[str]:
-    """Whether what else the layout has goes with experts that are spread in another way than all else."""
+    """Check axis order, strategy and shard size of layouts whose expert mesh differs from the dense mesh."""
     if layout.is_pipelined and layout.order[-1] != PIPELINE.name:
         valid_order = [*(axis for axis in layout.order if axis != PIPELINE.name), PIPELINE.name]
         yield (
@@ -87,7 +90,7 @@ def _check_folding_constraints(layout: Layout) -> Iterator[str]:
         yield f"layout.data: data_parallel copies the whole model to each GPU, and ep is {layout.ep}; use ddp"
     rank_count, shard_size = layout.tp * (layout.data.shard_size or 0), layout.data.shard_size
     if shard_size and layout.cp * layout.dp % shard_size == 0 and rank_count % (layout.ep * layout.effective_etp):
-        key = "secondary" if layout.data.secondary else "shard"
+        key = "zero_hpz_partition_size" if layout.data.zero_hpz_partition_size else "shard"
         yield (
             f"layout.data: {key} {shard_size} x tp {layout.tp} = {rank_count} ranks are one copy of the weights, which "
             f"ep {layout.ep} x etp {layout.effective_etp} does not divide; {_suggest_ep(layout, rank_count)}"
@@ -100,7 +103,7 @@ def _suggest_ep(layout: Layout, rank_count: int) -> str:
 
 
 def check_expert_load(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether the load that is stated is of this model's experts."""
+    """Check that a measured expert load has the model's number of experts and MoE layers."""
     load, model = scenario.training.expert_load, scenario.model
     routed_mlps = model.moe_layers
     if load is None:
@@ -111,41 +114,60 @@ def check_expert_load(scenario: ResolvedScenario) -> Iterator[str]:
         return
     if load.varies_by_layer and len(load.token_counts) != len(routed_mlps):
         yield (
-            f"training.expert_load.rows: {len(load.token_counts)} lists, and {model.name} has {len(routed_mlps)} routed layers; "
+            f"training.expert_load.tokens_per_expert: {len(load.token_counts)} lists, and {model.name} has "
+            f"{len(routed_mlps)} "
+            "routed layers; "
             f"write one list of all layers, or {len(routed_mlps)}"
         )
         return
     for list_number, (token_counts, routed) in enumerate(zip(load.token_counts, routed_mlps, strict=False), start=1):
         if len(token_counts) != routed.experts:
             yield (
-                f"training.expert_load.rows: list {list_number} is of {len(token_counts)} experts, and {model.name} has "
+                f"training.expert_load.tokens_per_expert: list {list_number} is of {len(token_counts)} experts, and "
+                f"{model.name} "
+                "has "
                 f"{routed.experts}; write as many"
             )
 
 
 def check_routers(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether a router can choose so many experts."""
+    """Check that top_k, num_groups, group_topk and capacity_factor of the routers are consistent."""
     for distinct_moe in scenario.model.distinct_moes:
         router, top_k = distinct_moe.router, distinct_moe.top_k
         if top_k > distinct_moe.experts:
-            yield f"model.experts: top_k {top_k} is above the {distinct_moe.experts} experts; at most {distinct_moe.experts} fits"
-        elif distinct_moe.experts % router.groups:
-            suggestion, experts = nearest_values(router.groups, divisors(distinct_moe.experts)), distinct_moe.experts
-            yield f"model.experts: groups {router.groups} does not divide the {experts} experts; groups {suggestion} fits"
-        elif router.limit is not None and router.limit > router.groups:
-            yield f"model.experts: limit {router.limit} is above the {router.groups} groups; {router.groups} fits"
-        elif router.limit is not None and top_k > (
-            reachable_experts := router.limit * distinct_moe.experts // router.groups
+            yield (
+                f"model.experts: top_k {top_k} is above the {distinct_moe.experts} experts; at most "
+                f"{distinct_moe.experts} fits"
+            )
+        elif distinct_moe.experts % router.num_groups:
+            suggestion, experts = (
+                nearest_values(router.num_groups, divisors(distinct_moe.experts)),
+                distinct_moe.experts,
+            )
+            yield (
+                f"model.experts: num_groups {router.num_groups} does not divide the {experts} experts; num_groups "
+                f"{suggestion} fits"
+            )
+        elif router.group_topk is not None and router.group_topk > router.num_groups:
+            yield (
+                f"model.experts: group_topk {router.group_topk} is above the {router.num_groups} groups; "
+                f"{router.num_groups} fits"
+            )
+        elif router.group_topk is not None and top_k > (
+            reachable_experts := router.group_topk * distinct_moe.experts // router.num_groups
         ):
-            reachable_text = f"the {reachable_experts} experts that limit {router.limit} leaves"
-            yield f"model.experts: top_k {top_k} is above {reachable_text}; raise limit"
-        elif distinct_moe.capacity is not None:
-            yield from _check_capacity(scenario, distinct_moe.capacity, distinct_moe.experts / top_k)
+            reachable_text = f"the {reachable_experts} experts that group_topk {router.group_topk} leaves"
+            yield f"model.experts: top_k {top_k} is above {reachable_text}; raise group_topk"
+        elif distinct_moe.capacity_factor is not None:
+            yield from _check_capacity(scenario, distinct_moe.capacity_factor, distinct_moe.experts / top_k)
 
 
 def _check_capacity(scenario: ResolvedScenario, capacity: float, max_capacity: float) -> Iterator[str]:
     if capacity > max_capacity:
-        yield f"model.experts: capacity {capacity:g} is above {max_capacity:g}, at which every expert takes every token"
+        yield (
+            f"model.experts: capacity_factor {capacity:g} is above {max_capacity:g}, at which every expert "
+            "takes every token"
+        )
     if (dispatcher := scenario.layout.dispatcher) is not TokenDispatcher.ALL_TO_ALL:
         yield (
             f"layout.dispatcher: {dispatcher.value} sends as many rows as there are, and experts have a capacity; "
@@ -168,7 +190,7 @@ def _check_sharding(scenario: ResolvedScenario, routed: MoeMlp) -> Iterator[str]
 
 
 def check_lora_experts(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether adapters are asked for beside experts, or experts in the adapters' base format."""
+    """Check that LoRA does not target experts, nor quantize them as its base."""
     lora, model = scenario.training.lora, scenario.model
     if lora is None or all(distinct_moe.single_dense_mlp is not None for distinct_moe in model.distinct_moes):
         return

@@ -1,10 +1,11 @@
-"""Can tokens travel to experts beside the computation of another microbatch?
+"""Can MoE communication overlap with the computation of another microbatch?
 
-What excludes it are Megatron-LM's own limits (megatron/core/transformer/transformer_config.py@00caa53a, under
-`overlap_moe_expert_parallel_comm`; its newest versions run whole stages again, and nothing beside that): experts on
-several ranks, tokens sent by alltoall, DeepEP or Hybrid-EP, no recomputation of whole layers or of the mixture, which
-would dispatch again inside a backward, several chunks in a pipeline; and `delay_wgrad_compute` with it alone. Shared
-experts run beside their own tokens (`moe_shared_expert_overlap`) with alltoall only, not run again, and not with it.
+The exclusions are Megatron-LM's own (megatron/core/transformer/transformer_config.py@00caa53a, under
+`overlap_moe_expert_parallel_comm`; its newest versions allow recomputation of full stages, and nothing else
+with it): ep above 1, an alltoall, DeepEP or Hybrid-EP dispatcher, no recomputation of full layers or of the
+MoE layer, which would dispatch again inside a backward, several chunks in a pipeline; and
+`delay_wgrad_compute` with it only. Shared experts overlap with dispatch and combine
+(`moe_shared_expert_overlap`) with alltoall only, not recomputed, and not together with it.
 """
 
 from collections.abc import Iterator
@@ -20,34 +21,40 @@ from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 
-_KEY = "layout.overlap_expert_communication: true"
+_KEY = "layout.overlap_moe_expert_parallel_comm: true"
 
 
 def check_moe_overlap(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether tokens can travel beside computation, and gradients of weights be put off behind them."""
+    """Check the conditions of overlapped MoE communication and of delayed weight gradients."""
     layout = scenario.layout
-    if layout.overlap_expert_communication:
+    if layout.overlap_moe_expert_parallel_comm:
         yield from (
             f"{_KEY} {problem}"
             for problem in (*_check_dispatch(scenario), *_check_recompute(scenario), *_check_schedule(scenario))
         )
-    elif layout.delay_wgrad:
-        yield f"layout.delay_wgrad: true puts gradients off behind what travels beside computation; write {_KEY}, too"
-    if layout.delay_wgrad and isinstance(layout.data, FullyShard | DeepspeedZero3Strategy):
-        yield "layout.delay_wgrad: true is not modelled where each backward gathers weights; use zero1, or write false"
+    elif layout.delay_wgrad_compute:
+        yield (
+            "layout.delay_wgrad_compute: true puts gradients off behind what travels beside computation; "
+            f"write {_KEY}, too"
+        )
+    if layout.delay_wgrad_compute and isinstance(layout.data, FullyShard | DeepspeedZero3Strategy):
+        yield (
+            "layout.delay_wgrad_compute: true is not modelled where each backward gathers weights; use zero1, "
+            "or write false"
+        )
 
 
 def check_shared_expert_overlap(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether shared experts can run while tokens travel."""
+    """Check the conditions of shared experts overlapping dispatch and combine."""
     layout, recompute = scenario.layout, scenario.training.recompute
-    if not layout.overlap_shared_experts:
+    if not layout.moe_shared_expert_overlap:
         return
-    key = "layout.overlap_shared_experts: true"
+    key = "layout.moe_shared_expert_overlap: true"
     if layout.ep == 1 or not any(distinct_moe.shared for distinct_moe in scenario.model.distinct_moes):
         yield f"{key} needs shared experts and tokens that travel (ep above 1); write false"
     if layout.dispatcher is not TokenDispatcher.ALL_TO_ALL:
         yield f"{key} is not for dispatcher {layout.dispatcher.value}; {TokenDispatcher.ALL_TO_ALL.value} fits"
-    if layout.overlap_expert_communication:
+    if layout.overlap_moe_expert_parallel_comm:
         yield f"{key} and {_KEY} exclude each other; write one of them"
     if isinstance(recompute, SelectiveRecompute) and RecomputeModule.SHARED_EXPERTS in recompute.modules:
         yield f"{key} excludes training.recompute modules: [{RecomputeModule.SHARED_EXPERTS.value}]; leave that out"
@@ -77,11 +84,14 @@ def _check_recompute(scenario: ResolvedScenario) -> Iterator[str]:
     allowed = ", ".join(
         recompute_module.value for recompute_module in RecomputeModule if recompute_module is not RecomputeModule.MOE
     )
-    yield f"excludes training.recompute {setting}, which sends tokens again in backward; none, or modules: [{allowed}], fit"
+    yield (
+        f"excludes training.recompute {setting}, which sends tokens again in backward; none, or modules: "
+        f"[{allowed}], fit"
+    )
 
 
 def _check_schedule(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether the schedule has forwards beside backwards."""
+    """Check that the schedule pairs forwards with backwards."""
     schedule = scenario.effective_schedule
     if isinstance(schedule, DualPipe | DualPipeV | CsvSchedule | CustomSchedule):
         return

@@ -1,6 +1,6 @@
-"""Can layers that predict further tokens be trained so?
+"""Consistency checks of multi-token prediction (MTP) layers with layout and training.
 
-Checks of them beside layout and training, each of which says in one sentence what clashes and what would fit.
+Each reports in one sentence what conflicts and what would fit.
 """
 
 from collections.abc import Iterator
@@ -12,19 +12,20 @@ from clustersim.scenario.resolved import ResolvedScenario
 
 
 def find_mtp_layout_problem(scenario: ResolvedScenario) -> str | None:
-    """Whether a layout string has a place for all layers that predict further tokens."""
+    """The problem of a layout string whose number of MTP layers is not the model's; None if there is none."""
     model, split = scenario.model, scenario.layout.layers_per_stage
     if not isinstance(split, PipelineLayoutString) or sum(split.mtp_layer_counts) == model.mtp_layers:
         return None
     layout_count, model_count = sum(split.mtp_layer_counts), model.mtp_layers
     return (
-        f"layout.layers_per_stage: has {layout_count} m, but {model.name} has {model_count} layers that predict further tokens; "
+        f"layout.layers_per_stage: has {layout_count} m, but {model.name} has {model_count} layers that predict "
+        "further tokens; "
         f"write {model_count or 'no'} m, or model.mtp_layers {layout_count}"
     )
 
 
 def add_mtp_layers(scenario: ResolvedScenario, layer_counts: tuple[int, ...]) -> tuple[int, ...]:
-    """Layers of each stage, with those that predict further tokens."""
+    """Layer count of each stage, MTP layers included."""
     mtp_stage, mtp_layers = (
         mtp_stage_index(scenario.layout.layers_per_stage, len(layer_counts)),
         scenario.model.mtp_layers,
@@ -33,7 +34,7 @@ def add_mtp_layers(scenario: ResolvedScenario, layer_counts: tuple[int, ...]) ->
 
 
 def check_mtp(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether the model can have layers that predict further tokens, and tensor parallelism cut their projection."""
+    """Check that MTP is compatible with position encoding and LoRA, and that tp divides its projection."""
     model, tp = scenario.model, scenario.layout.tp
     if not model.mtp_layers:
         return

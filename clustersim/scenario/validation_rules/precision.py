@@ -1,7 +1,7 @@
-"""Can the job's accelerators and matrices have the formats that its recipe wants?
+"""Do the cluster's accelerators and the model's matrices support the formats of the precision recipe?
 
-Libraries take sizes of matrices in multiples of a block: 16 elements (Transformer Engine, `assert_dim_for_fp8_exec`, as
-cuBLAS wants rows of whole 16 bytes), with MXFP8 32 (its blocks).
+Libraries require matrix sizes in multiples of a block: 16 elements (Transformer Engine,
+`assert_dim_for_fp8_exec`; cuBLAS requires rows of a multiple of 16 bytes), with MXFP8 32 (its blocks).
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,13 @@ _DEFAULT_BLOCK_SIZE: Final = 16
 
 
 def effective_recipe(recipe: PrecisionRecipe, accelerator: Accelerator, data: DataParallelStrategy) -> PrecisionRecipe:
-    """A recipe as an accelerator reads operands, and as a strategy holds weights."""
+    """A recipe adapted to how the accelerator reads operands and how the data-parallel strategy stores weights."""
     is_rowwise, is_fsdp = accelerator.efficiency.matmul.by_rows, isinstance(data, FullyShard)
     return recipe.for_hardware(tn_only=is_rowwise, weights_sharded=is_fsdp)
 
 
 def check_matmul_formats(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether every accelerator computes in every format of the products."""
+    """Check that every accelerator supports every format of the matmuls."""
     matmul_formats = scenario.training.recipe.matmul_formats
     formats = dict.fromkeys((matmul_formats.forward, matmul_formats.input_gradient, matmul_formats.weight_gradient))
     for accelerator, dtype in product(scenario.cluster.accelerator_kinds()[0], formats):
@@ -40,7 +40,7 @@ def check_matmul_formats(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def check_attention_format(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether every accelerator has attention in the format that the recipe wants, and what asks for it is flash."""
+    """Check that the recipe's attention format is used with flash attention and supported by every accelerator."""
     dtype, attention = scenario.training.recipe.attention, scenario.training.attention
     if dtype is None:
         return
@@ -62,7 +62,7 @@ def _supports_attention_format(accelerator: Accelerator, dtype: DType) -> bool:
 
 
 def _accelerators_supporting(dtype: DType) -> str:
-    """Which shipped accelerators compute in a format."""
+    """Which packaged accelerators support a format, as text."""
     names = [name for name in data_files.list_names("accelerators") if dtype in load_accelerator(name).formats]
     return (
         f"{', '.join(names)} compute in {dtype.value}" if names else f"no shipped accelerator computes in {dtype.value}"
@@ -70,7 +70,7 @@ def _accelerators_supporting(dtype: DType) -> str:
 
 
 def check_matrix_block_size(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether the matrices of narrow products are cut into whole blocks."""
+    """Check that the shards of low-precision matmul operands are multiples of the block size."""
     recipe, model, layout = scenario.training.recipe, scenario.model, scenario.layout
     if (low_precision := recipe.matmul_formats.low_precision) is None or recipe.casts is None:
         return
@@ -78,7 +78,7 @@ def check_matrix_block_size(scenario: ResolvedScenario) -> Iterator[str]:
     sizes = [
         ("hidden", model.hidden, 1),
         *(("ffn", mlp.ffn, layout.tp) for mlp in model.distinct_dense_mlps),
-        *(("experts.ffn", mixture.ffn, layout.effective_etp) for mixture in model.distinct_moes),
+        *(("experts.ffn", moe_mlp.ffn, layout.effective_etp) for moe_mlp in model.distinct_moes),
         *(
             ("heads x head_dim", distinct_attention.heads * distinct_attention.head_dim, layout.tp)
             for distinct_attention in model.distinct_attentions
@@ -88,13 +88,14 @@ def check_matrix_block_size(scenario: ResolvedScenario) -> Iterator[str]:
         if size % (block_size * shards):
             shards_text = f" over tp {shards}" if shards > 1 else ""
             yield (
-                f"training.precision: {name} has blocks of {block_size}, but {key} of {model.name} is {size}{shards_text}; "
+                f"training.precision: {name} has blocks of {block_size}, but {key} of {model.name} is "
+                f"{size}{shards_text}; "
                 f"{nearest_multiples(size, block_size * shards)} fits"
             )
 
 
 def check_token_block_size(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether the tokens of narrow products are whole blocks."""
+    """Check that the tokens of low-precision matmuls are a multiple of the block size."""
     training, recipe = scenario.training, scenario.training.recipe
     if (low_precision := recipe.matmul_formats.low_precision) is None or recipe.casts is None:
         return
@@ -104,21 +105,27 @@ def check_token_block_size(scenario: ResolvedScenario) -> Iterator[str]:
     )
     if tokens % block_size:
         yield (
-            f"training.precision: {recipe.name} has blocks of {block_size}, but a microbatch has {tokens} tokens on a rank; "
+            f"training.precision: {recipe.name} has blocks of {block_size}, but a microbatch has {tokens} tokens on "
+            "a rank; "
             f"{nearest_multiples(tokens, block_size)} fits"
         )
 
 
 def check_high_precision_layers(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether the model has as many layers as are to be without narrow products."""
+    """Check that the model has as many layers as are to be kept in high precision."""
     recipe, layers = scenario.training.recipe, scenario.model.layer_count
-    for key, layer_count in (("first_layers", recipe.first_layers), ("last_layers", recipe.last_layers)):
+    for key, layer_count in (
+        ("num_layers_at_start_in_bf16", recipe.num_layers_at_start_in_bf16),
+        ("num_layers_at_end_in_bf16", recipe.num_layers_at_end_in_bf16),
+    ):
         if layer_count > layers:
-            yield f"training.precision.{key}: {layer_count}, but {scenario.model.name} has {layers} layers; {layers} fits"
+            yield (
+                f"training.precision.{key}: {layer_count}, but {scenario.model.name} has {layers} layers; {layers} fits"
+            )
 
 
 def check_lora_precision(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether adapters are trained beside products that are cast for."""
+    """Check that LoRA is not combined with quantized matmuls."""
     recipe = scenario.training.recipe
     if scenario.training.lora is not None and recipe.casts is not None:
         yield f"training.lora: adapters beside products in {recipe.name} are not modelled; precision bf16 fits"

@@ -10,7 +10,7 @@ from clustersim.scenario.resolved import ResolvedScenario
 
 
 def useless_core_recompute(scenario: ResolvedScenario) -> Iterator[str]:
-    """The attention core, where flash attention keeps nothing of it."""
+    """Warn about recomputing the attention core with flash attention, which does not store its scores."""
     training = scenario.training
     match training.recompute:
         case SelectiveRecompute(modules) if (
@@ -21,7 +21,7 @@ def useless_core_recompute(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def check_mla_recompute(scenario: ResolvedScenario) -> Iterator[str]:
-    """Whether there is latent attention whose projections are to be recomputed; Megatron-LM refuses it, too."""
+    """Check that MLA projections are recomputed only in models with MLA; Megatron-LM refuses it, too."""
     recompute, model = scenario.training.recompute, scenario.model
     if not isinstance(recompute, SelectiveRecompute) or RecomputeModule.MLA_UP_PROJECTION not in recompute.modules:
         return
@@ -32,13 +32,14 @@ def check_mla_recompute(scenario: ResolvedScenario) -> Iterator[str]:
             if recompute_module is not RecomputeModule.MLA_UP_PROJECTION
         )
         yield (
-            f"training.recompute.modules: {RecomputeModule.MLA_UP_PROJECTION.value} is of latent attention, which {model.name} has not; "
+            f"training.recompute.modules: {RecomputeModule.MLA_UP_PROJECTION.value} is of latent attention, which "
+            f"{model.name} has not; "
             f"{allowed} fit"
         )
 
 
 def absent_recompute_modules(scenario: ResolvedScenario) -> Iterator[str]:
-    """Megatron-LM runs with them, too, and recomputes nothing for them."""
+    """Warn about recomputed modules that no layer has; Megatron-LM accepts and ignores them."""
     recompute = scenario.training.recompute
     if not isinstance(recompute, SelectiveRecompute):
         return
@@ -52,7 +53,7 @@ def absent_recompute_modules(scenario: ResolvedScenario) -> Iterator[str]:
         if recompute_module in recompute.modules - present_modules
     ):
         qualifier = " of its own" if module is RecomputeModule.LAYERNORM else ""
-        present_text = ", ".join(item.value for item in RecomputeModule if item in present_modules)
+        present_text = ", ".join(module.value for module in RecomputeModule if module in present_modules)
         yield (
             f"training.recompute.modules: {module.value} has no effect: no layer of {scenario.model.name} has such a "
             f"module{qualifier}; it has {present_text}"

@@ -1,7 +1,7 @@
-"""What is legal in a scenario and still likely a mistake?
+"""Which settings are legal and still likely a mistake?
 
-Layouts that run, but hardly as intended, combinations that the usual software does not have, and work that is not
-needed. One sentence each.
+Layouts that run, but hardly as intended, combinations that common frameworks do not support, and simulations
+that are needlessly slow. One sentence each.
 """
 
 import math
@@ -28,23 +28,23 @@ from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.zero_bubble import ZeroBubble
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
-WARN_RANKS = 2048  # to simulate one by one
-WARN_NODES = 384  # each unlike the others on a shared network: 256 take 5 s
-WARN_TASKS = 25e6  # to keep: more than 3.5 GB
-WARN_UNFOLDED_TASKS = 1e6  # of ranks that are simulated one by one: 20 s and more
-WARN_DESYNC_TP_TASKS = 1e6  # where tensor-parallel groups are out of step and share links: 5 s and more
-TASKS_PER_PASS = 3.3  # a block and its messages: 423 for the 128 passes of a rank of Llama 3 405B
-TASKS_PER_UNIT = 2.5  # of sharded parameters: 412 for both passes of Llama 3 70B's 80 layers
+WARN_RANKS = 2048  # simulated individually
+WARN_NODES = 384  # without symmetry between nodes, on a shared network: 256 take 5 s
+WARN_TASKS = 25e6  # in memory: more than 3.5 GB
+WARN_UNFOLDED_TASKS = 1e6  # tasks of individually simulated ranks: 20 s and more
+WARN_DESYNC_TP_TASKS = 1e6  # tasks of desynchronized tensor-parallel groups with link contention: 5 s and more
+TASKS_PER_PASS = 3.3  # a segment and its messages: 423 for the 128 passes of a rank of Llama 3 405B
+TASKS_PER_UNIT = 2.5  # per FSDP unit: 412 for forward and backward of Llama 3 70B's 80 layers
 GB_PER_TASK, SECONDS_PER_TASK = 0.142e-6, 1.5e-6  # 69 million took 9.8 GB and 106 s
 
 
 def find_warnings(scenario: ResolvedScenario) -> list[str]:
-    """What is legal and still likely a mistake, one sentence each."""
+    """Settings that are legal and still likely a mistake, one sentence each."""
     return [warning for check in _WARNINGS for warning in check(scenario)]
 
 
 def slow_simulation_warnings(scenario: ResolvedScenario) -> list[str]:
-    """Those of `find_warnings` that say that a simulation takes long."""
+    """Those warnings that predict a slow simulation."""
     return [warning for check in _SLOW_SIMULATION_CHECKS for warning in check(scenario)]
 
 
@@ -56,15 +56,15 @@ def _replicated_heads(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def _ineffective_tensor_overlap(scenario: ResolvedScenario) -> Iterator[str]:
-    if scenario.layout.tensor_overlap and scenario.cross_domain_tp_group_count:
+    if scenario.layout.tp_comm_overlap and scenario.cross_domain_tp_group_count:
         yield (
-            "layout.tensor_overlap has no effect: user buffers work within one NVLink domain, and a tensor-parallel "
+            "layout.tp_comm_overlap has no effect: user buffers work within one NVLink domain, and a tensor-parallel "
             "group that reaches beyond it has none"
         )
 
 
 def _sliding_window_with_ring_cp(scenario: ResolvedScenario) -> Iterator[str]:
-    """Transformer Engine's AttnFuncWithCPAndKVP2P (context_parallel.py): windows want `a2a` or `all_gather`."""
+    """Transformer Engine's AttnFuncWithCPAndKVP2P (context_parallel.py): windows require `a2a` or `all_gather`."""
     if scenario.layout.cp > 1 and any(
         distinct_attention.window is not None for distinct_attention in scenario.model.distinct_attentions
     ):
@@ -90,7 +90,7 @@ def _symmetry_off(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def _slow_without_symmetry(scenario: ResolvedScenario) -> Iterator[str]:
-    """About 10 ms and 250 kB a rank for the passes of a usual step (`tests/benchmarks/README.md`)."""
+    """About 10 ms and 250 kB per rank for the passes of a typical step (`tests/benchmarks/README.md`)."""
     ranks, reason = scenario.layout.world_size, _no_symmetry_reason(scenario)
     is_large = ranks > WARN_RANKS or _estimated_task_count(scenario) > WARN_UNFOLDED_TASKS
     if scenario.cost.network is Contention.SHARED and reason and is_large:
@@ -101,18 +101,19 @@ def _slow_without_symmetry(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def _slow_scattered_placement(scenario: ResolvedScenario) -> Iterator[str]:
-    """Nodes out of order share racks with others each, so no two of them are alike."""
+    """Nodes in scattered order each share racks with different nodes, so no two nodes are equivalent."""
     cluster = scenario.cluster
     scattered = bool((np.diff(cluster.machine_gpu_ids) < 0).any())
     if scenario.cost.network is Contention.SHARED and scattered and cluster.node_count > WARN_NODES:
         yield (
-            f"cluster.placement: each of the {cluster.node_count:,} nodes shares links with others, and on a shared network "
+            f"cluster.placement: each of the {cluster.node_count:,} nodes shares links with others, and on a shared "
+            "network "
             "all of them are simulated, which takes minutes; cost.network uncontended takes seconds"
         )
 
 
 def _memory_for_spans(scenario: ResolvedScenario) -> Iterator[str]:
-    """Where all ranks differ, what each does is kept for every step. A larger dp has fewer passes of the same batch."""
+    """Without symmetry the spans of every rank and step are stored. A larger dp has fewer passes for the same batch."""
     reason, tasks, steps = _no_symmetry_reason(scenario), _estimated_task_count(scenario), scenario.steps
     if scenario.cost.network is Contention.SHARED or not reason or tasks < WARN_TASKS:
         return
@@ -122,19 +123,20 @@ def _memory_for_spans(scenario: ResolvedScenario) -> Iterator[str]:
     yield (
         f"{reason}: about {tasks / 1e6:,.0f} million tasks of {scenario.layout.world_size:,} ranks in {steps:,} "
         f"step{'s' * (steps > 1)} take some {tasks * GB_PER_TASK:,.0f} GB of memory and "
-        f"{tasks * SECONDS_PER_TASK:,.0f} s; {symmetry_text}{fewer_steps_text}or a smaller layout.dp and global_batch takes less"
+        f"{tasks * SECONDS_PER_TASK:,.0f} s; {symmetry_text}{fewer_steps_text}or a smaller layout.dp and "
+        "global_batch takes less"
     )
 
 
 def _no_symmetry_reason(scenario: ResolvedScenario) -> str:
-    """Why all ranks are simulated; empty if ranks that do the same are simulated once."""
+    """Why all ranks are simulated; empty if only representatives of equivalent ranks are."""
     if scenario.jitter is not None:
         return "jitter makes every rank differ"
     return "cost.symmetry is off" if scenario.cost.symmetry is Symmetry.OFF else ""
 
 
 def _estimated_task_count(scenario: ResolvedScenario) -> float:
-    """About how many tasks all ranks run in all steps, for which each is kept a row."""
+    """Estimated number of tasks of all ranks in all steps; each is stored as one trace event."""
     layout, chunks = scenario.layout, scenario.placement.max_chunks
     is_fsdp = isinstance(layout.data, FullyShard)
     units = scenario.model.layer_count / (layout.pp * chunks) if is_fsdp else 0.0
@@ -143,7 +145,7 @@ def _estimated_task_count(scenario: ResolvedScenario) -> float:
 
 
 def _slow_desynchronized_tp_groups(scenario: ResolvedScenario) -> Iterator[str]:
-    """Blocks of a tensor-parallel group that is out of step meet other groups' exchange by exchange."""
+    """Segments of a desynchronized tensor-parallel group contend with other groups at every collective."""
     if scenario.cost.network is Contention.UNCONTENDED or _estimated_task_count(scenario) <= WARN_DESYNC_TP_TASKS:
         return
     degradations, groups = scenario.degradations, scenario.layout.mesh.groups_along(TENSOR)
@@ -154,16 +156,16 @@ def _slow_desynchronized_tp_groups(scenario: ResolvedScenario) -> Iterator[str]:
     domains = np.unique(scenario.cluster.fabric.domain_ids(groups.reshape(-1)), return_counts=True)[1]
     is_one_domain = (
         not scenario.cross_domain_tp_group_count and int(domains.max()) == groups.shape[1]
-    )  # on their NVLink
+    )  # every group within one NVLink domain
     if (has_unequal_speeds or has_link_faults) and not is_one_domain:
         yield (
-            "disturbances put some ranks of a tensor-parallel group out of step; on a shared network such a scenario "
+            "degradations put some ranks of a tensor-parallel group out of step; on a shared network such a scenario "
             "can take minutes, with cost.network uncontended it takes seconds"
         )
 
 
 def _zero_with_pipeline(scenario: ResolvedScenario) -> Iterator[str]:
-    """What is sharded beyond the optimizer's states beside a pipeline (DeepSpeed: `runtime/pipe/engine.py`)."""
+    """ZeRO stage 2 and 3 with pipeline parallelism (DeepSpeed: `runtime/pipe/engine.py`)."""
     layout = scenario.layout
     if not layout.is_pipelined or layout.data.zero_stage < 2:
         return
@@ -180,17 +182,18 @@ def _zero_with_pipeline(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def _flash_attention_unsupported(scenario: ResolvedScenario) -> Iterator[str]:
-    """bf16 came with compute capability 8.0, the least that FlashAttention-2 needs (Dao-AILab/flash-attention)."""
+    """bf16 requires compute capability 8.0, the minimum for FlashAttention-2 too (Dao-AILab/flash-attention)."""
     for accelerator in scenario.cluster.accelerator_kinds()[0]:
         if scenario.training.attention is not AttentionBackend.STANDARD and DType.BF16 not in accelerator.peak:
             yield (
-                f"attention flash on {accelerator.name}: FlashAttention-2 needs compute capability 8.0 and this, without bf16, "
+                f"attention flash on {accelerator.name}: FlashAttention-2 needs compute capability 8.0 and this, "
+                "without bf16, "
                 "has less; training.attention standard is the safe choice"
             )
 
 
 def _uncommon_interleaving(scenario: ResolvedScenario) -> Iterator[str]:
-    """Megatron-LM's arguments: whole rounds of p microbatches; equal stages, embedding and loss counted as layers."""
+    """Megatron-LM's checks: microbatches a multiple of pp; equal stages, embedding and loss counted as layers."""
     pp, chunks, layers = scenario.layout.pp, scenario.placement.max_chunks, scenario.model.layer_count
     if not isinstance(scenario.schedule, Interleaved):
         return
@@ -208,7 +211,7 @@ def _uncommon_interleaving(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def _staggered_schedule_end(scenario: ResolvedScenario) -> Iterator[str]:
-    """ZB-2p and ZB-V have ranks begin and end one forward after each other; the bubble is gone from steps in a row."""
+    """In ZB-2p and ZB-V ranks start and end staggered; the bubble vanishes only over consecutive steps."""
     schedule, stages = scenario.schedule, scenario.placement.stage_ranks
     is_staggered = isinstance(schedule, ZeroBubbleV) or (isinstance(schedule, ZeroBubble) and schedule.memory > 1)
     if not is_staggered or scenario.layout.pp == 1:
@@ -226,7 +229,7 @@ def _staggered_schedule_end(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def _ineffective_link_faults(scenario: ResolvedScenario) -> Iterator[str]:
-    """Disturbances of links that no transfer of the job crosses; a dead link may lead transfers anywhere."""
+    """Faults of links that the job does not use; skipped with dead links, which may reroute transfers anywhere."""
     fabric, degradations = scenario.cluster.fabric, scenario.degradations
     has_dead_nics = any(nic.bandwidth_fraction == 0.0 for nic in degradations.nics)
     if has_dead_nics or any(isinstance(change.effect, DeadLinkEffect) for change in degradations.links):
@@ -235,26 +238,30 @@ def _ineffective_link_faults(scenario: ResolvedScenario) -> Iterator[str]:
     unused_kinds = dict.fromkeys(_KINDS_ABOVE_TIER.get(highest_tier, ()))
     ineffective_keys = [f"background.{kind.value}" for kind in degradations.background_load if kind in unused_kinds]
     ineffective_keys += ["nics"] * (LinkKind.NIC in unused_kinds and bool(degradations.nics))
-    for entry, change in enumerate(degradations.links):
-        ineffective_keys += [f"links.{entry}"] * (fabric.link_info(change.link_ids(fabric)[0]).kind in unused_kinds)
+    for change_index, change in enumerate(degradations.links):
+        ineffective_keys += [f"links.{change_index}"] * (
+            fabric.link_info(change.link_ids(fabric)[0]).kind in unused_kinds
+        )
     for key in ineffective_keys:
-        yield f"disturbances.{key} changes nothing: no transfer leaves the {highest_tier} tier"
+        yield f"degradations.{key} changes nothing: no transfer leaves the {highest_tier} tier"
 
 
 def _degradations_outside_job(scenario: ResolvedScenario) -> Iterator[str]:
-    """Disturbances of GPUs that the job does not have."""
+    """Degradations of GPUs that are not allocated to the job."""
     degradations, gpu_ids = scenario.degradations, scenario.cluster.machine_gpu_ids
     entries = (
         [("slow", slow_gpus.gpu_ids) for slow_gpus in degradations.slow_gpus],
         [("nics", nic.gpu_ids) for nic in degradations.nics],
     )
-    for entry, (key, gpus) in chain.from_iterable(map(enumerate, entries)):
+    for entry_index, (key, gpus) in chain.from_iterable(map(enumerate, entries)):
         if not np.isin(gpus, gpu_ids).any():
-            yield f"disturbances.{key}.{entry} changes nothing: the job has none of these GPUs (cluster.placement)"
+            yield (
+                f"degradations.{key}.{entry_index} changes nothing: the job has none of these GPUs (cluster.placement)"
+            )
 
 
 def _ineffective_channel_limits(scenario: ResolvedScenario) -> Iterator[str]:
-    """Only messages are sent on channels here, and only where the rate of one is known do these limit them."""
+    """Channel counts are modelled for point-to-point messages only, and only if the rate of a channel is known."""
     limits = scenario.cost.nccl_overrides.channel_limits
     if limits == ChannelLimits():
         return

@@ -1,4 +1,4 @@
-"""A network that notes who ran at which speed from when."""
+"""A fluid network that records the rate changes of its flows."""
 
 from bisect import insort
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from clustersim.engine.kernel.network.fluid_network import Flow, FlowDemand, Flu
 
 
 class RecordingNetwork(FluidNetwork):
-    """`notes`: (when, who, their speed from then on), in the order of time; 0 is the end."""
+    """`rate_changes`: (time, flow, its rate from then on), in the order of time; 0 is the end."""
 
     def __init__(self, environment: SimEnvironment, link_count: int) -> None:
         super().__init__(environment, link_count)
@@ -35,7 +35,7 @@ class RecordingNetwork(FluidNetwork):
         super()._finish_flow(flow, timer)
 
     def constant_rate_intervals(self) -> Iterator[tuple[float, dict[Flow, float]]]:
-        """(how long, everybody's speed in it) of every stretch between two changes."""
+        """(duration, rate of every flow in it) of every interval between two rate changes."""
         running: dict[Flow, float] = {}
         for (when, flow, speed), (end, *_) in pairwise(self.rate_changes):
             running[flow] = speed
@@ -45,14 +45,14 @@ class RecordingNetwork(FluidNetwork):
                 yield end - when, running.copy()
 
     def link_utilization(self, running: dict[Flow, float]) -> FloatArray:
-        """Seconds per second that each link is busy."""
+        """Utilization of each link, in seconds busy per second."""
         utilization: FloatArray = np.zeros(self.link_count)
         for flow, speed in running.items():
             utilization[flow.demand.link_indices] += speed * flow.demand.utilization
         return utilization
 
     def check_invariants(self) -> None:
-        """No link is busy for more than a second per second, and everybody's work is done, no more and no less."""
+        """No link is utilized beyond 1, and the completed work of every flow equals its demand."""
         completed_seconds: dict[Flow, float] = {}
         for seconds, running in self.constant_rate_intervals():
             assert self.link_utilization(running).max(initial=0.0) <= 1 + 1e-12
@@ -67,7 +67,7 @@ class RecordingNetwork(FluidNetwork):
 
 
 def run_flows(link_count: int, *starts: tuple[float, FlowDemand]) -> tuple[list[float], RecordingNetwork]:
-    """When each of some loads is done that begin at given times, and the network that carried them."""
+    """Completion times of demands that start at given times, and the network that carried them."""
     environment = SimEnvironment()
     network = RecordingNetwork(environment, link_count)
     ends = [0.0] * len(starts)
@@ -84,5 +84,5 @@ def run_flows(link_count: int, *starts: tuple[float, FlowDemand]) -> tuple[list[
 
 
 def flow_demand(seconds: float, *links: int, busy: float = 1.0, share: float = 1.0) -> FlowDemand:
-    """Work of so many seconds that keeps some links equally busy."""
+    """A demand of given seconds that loads some links equally."""
     return FlowDemand(seconds, share, np.array(links, np.int64), np.full(len(links), busy))

@@ -1,4 +1,4 @@
-"""When do activities that share links end? Closed forms, and what holds in every network."""
+"""Completion times of flows that share links: closed forms and properties of every network."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ def test_two_on_one_link_take_twice_as_long() -> None:
 
 
 def test_a_late_flow_shares_the_link_from_its_start() -> None:
-    """Alone until 1, half speed until the first is done at 1 + 2·(3-1) = 5; the second has 3 - 2 = 1 left by then."""
+    """Uncontended until 1, half speed until the first ends at 1 + 2·(3-1) = 5; the second has 3 - 2 = 1 left then."""
     assert run_flows(1, (0.0, flow_demand(3.0, 0)), (1.0, flow_demand(3.0, 0)))[0] == [5.0, 6.0]
 
 
@@ -66,7 +66,7 @@ def test_consecutive_flows_do_not_share() -> None:
 
 
 def test_links_below_capacity_slow_no_flow() -> None:
-    """Four that each keep a spine link busy for a quarter of their time fill it; a fifth slows all to 4/5."""
+    """Four flows that each use a quarter of a spine link fill it; a fifth slows all to 4/5."""
     assert run_flows(1, *[(0.0, flow_demand(1 / 3, 0, busy=0.25))] * 4)[0] == [1 / 3] * 4
     assert run_flows(1, *[(0.0, flow_demand(1.0, 0, busy=0.25))] * 5)[0] == [1.25] * 5
 
@@ -78,7 +78,7 @@ def test_a_class_of_groups_shares_its_link_with_itself() -> None:
 
 
 def test_the_parking_lot() -> None:
-    """A long one over three links and a short one on each: all at half speed, whatever the number of links."""
+    """A long flow over three links and a short one on each: all at half speed, whatever the number of links."""
     ends, _ = run_flows(3, (0.0, flow_demand(2.0, 0, 1, 2)), *[(0.0, flow_demand(2.0, link)) for link in range(3)])
     assert ends == [4.0] * 4
     ends, _ = run_flows(3, (0.0, flow_demand(2.0, 0, 1, 2)), (0.0, flow_demand(1.0, 0)), (0.0, flow_demand(2.0, 1)))
@@ -86,9 +86,9 @@ def test_the_parking_lot() -> None:
 
 
 def test_shares_weight_the_fair_rates() -> None:
-    """One activity has twice as many flows on the link as the other, so two thirds of it.
+    """One demand has twice the share of the other on the link, so two thirds of its bandwidth.
 
-    It is done at 1.5; the other has done half of its second by then, and does the rest alone.
+    It is done at 1.5; the other has done half of its second by then, and does the remainder uncontended.
     """
     assert run_flows(1, (0.0, flow_demand(1.0, 0, share=2.0)), (0.0, flow_demand(1.0, 0)))[0] == pytest.approx(
         [1.5, 2.0], rel=1e-12
@@ -96,7 +96,7 @@ def test_shares_weight_the_fair_rates() -> None:
 
 
 def test_only_the_connected_component_is_solved_again() -> None:
-    """Links 0 and 1 have nothing to do with each other: those on 0 get their speeds once, and once when one is done."""
+    """Links 0 and 1 are in different components: flows on 0 get their rates once, and again when one of them ends."""
     other_component = [(0.25 * index, flow_demand(0.1, 1)) for index in range(20)]
     _, network = run_flows(2, (0.0, flow_demand(1.0, 0)), (0.0, flow_demand(2.0, 0)), *other_component)
     link_0_speeds = [(when, speed) for when, flow, speed in network.rate_changes if flow.demand.link_ids == (0,)]
@@ -104,13 +104,13 @@ def test_only_the_connected_component_is_solved_again() -> None:
 
 
 def test_simultaneous_starts_are_solved_once() -> None:
-    """Ten come together: but for the first, which found the link free, each gets its speed once."""
+    """Ten start together: except for the first, which found the link free, each gets its rate once."""
     _, network = run_flows(1, *[(1.0, flow_demand(1.0, 0))] * 10)
     assert [speed for _, _, speed in network.rate_changes] == [1.0, *[0.1] * 10, *[0.0] * 10]
 
 
 def test_an_immediate_successor_inherits_the_rate() -> None:
-    """The first is done at 2; who waits for the one that waits for it starts then: the second is never re-rated."""
+    """The first is done at 2; its successor starts then, so the rate of the long flow is not recomputed."""
     environment = SimEnvironment()
     network = RecordingNetwork(environment, 1)
 
@@ -150,7 +150,7 @@ def test_no_link_is_overloaded_and_all_work_completes(starts: list[tuple[float, 
 @given(st.lists(flow_demands(), min_size=1, max_size=10))
 @examples(100)
 def test_every_slowed_flow_crosses_a_full_link(starts: list[tuple[float, FlowDemand]]) -> None:
-    """Max-min fairness wastes nothing: whoever is slower than alone crosses a full link."""
+    """Max-min fairness is work-conserving: a flow below its uncontended rate crosses a full link."""
     _, network = run_flows(6, *starts)
     for _, running in network.constant_rate_intervals():
         busy = network.link_utilization(running)

@@ -1,4 +1,4 @@
-"""Rates of activities that share resources, against allocations worked out by hand."""
+"""Max-min fair rates of flows that share resources, against allocations worked out by hand."""
 
 from collections.abc import Callable
 from math import inf, nextafter
@@ -39,7 +39,7 @@ def test_two_flows_on_one_link_have_half_each(solve: Solver) -> None:
 
 @all_solvers
 def test_the_parking_lot(solve: Solver) -> None:
-    """One long flow over links of 1, 2 and 4, and a short one on each: the long has half of the narrowest link."""
+    """One long flow over links of 1, 2 and 4, and a short one on each: the long one gets half of the slowest link."""
     entries = usage(*((link, 0, 1.0) for link in range(3)), *((link, link + 1, 1.0) for link in range(3)))
     rates = solve(entries, floats(1.0, 2.0, 4.0), np.full(4, inf), np.ones(4))
     assert rates.tolist() == [0.5, 0.5, 1.5, 3.5]
@@ -77,7 +77,7 @@ def test_a_heavy_user_has_the_same_rate_and_more_load(solve: Solver) -> None:
 
 @all_solvers
 def test_equal_flows_fold_into_one_weighted_flow(solve: Solver) -> None:
-    """Four flows on links of 6 and 9, beside two others: at 1.0 each link 0 is full, which leaves 5 for the last."""
+    """Four flows on links of 6 and 9 with two others: at 1.0 each link 0 is full, which leaves 5 for the last."""
     four = [(0, flow, 1.0) for flow in range(4)] + [(1, flow, 1.0) for flow in range(4)]
     unfolded = solve(usage(*four, (0, 4, 2.0), (1, 5, 1.0)), floats(6.0, 9.0), np.full(6, inf), np.ones(6))
     assert unfolded.tolist() == [1.0, 1.0, 1.0, 1.0, 1.0, 5.0]
@@ -102,7 +102,7 @@ def test_entries_of_one_pair_add(solve: Solver) -> None:
 
 @all_solvers
 def test_a_reached_cap_is_the_exact_rate(solve: Solver) -> None:
-    """Also where the link is full at the same level, and although level times share is not the cap again."""
+    """Also where the link is full at the same level, although level times share differs from the cap by rounding."""
     level = 0.7 / 0.3
     assert level * 0.3 != 0.7
     for capacity in (9.0, 0.6 * level):
@@ -112,9 +112,9 @@ def test_a_reached_cap_is_the_exact_rate(solve: Solver) -> None:
 
 @all_solvers
 def test_rounding_leaves_no_flow_without_a_rate(solve: Solver) -> None:
-    """Three activities stop one step of rounding below a full link, and their loads add up to more than it.
+    """Three flows stop one rounding step below a full link, and their loads add up to more than its capacity.
 
-    What is left for the fourth is negative (as computed); it keeps the level that the link had reached.
+    The computed remainder for the fourth is negative; it keeps the level that the link had reached.
     """
     level = 3.1 / (0.3 + 0.3 + 0.3)
     below = nextafter(level, 0.0)

@@ -1,4 +1,4 @@
-"""Jobs that are laid out in tests: small enough for every layout of a space to be simulated."""
+"""Scenarios for layout searches: small enough to simulate every layout of a search space."""
 
 from itertools import product
 from typing import Any
@@ -23,15 +23,15 @@ MOE: dict[str, Any] = {
 
 
 def search_scenario(*overrides: str, moe: bool = False) -> Scenario:
-    """One of them."""
+    """A dense or MoE scenario with overrides."""
     return Scenario.from_mapping(MOE if moe else DENSE, list(overrides))
 
 
 def exhaustive_step_times(scenario: Scenario, vary: dict[str, list[str]]) -> dict[frozenset[str], float]:
-    """Brute force: the step time of every combination of values that is legal and fits, by what was varied.
+    """Brute force: the step time of every legal combination of values that fits in memory, by the varied overrides.
 
-    Written without the space: data parallelism is what is left, sequence parallelism goes with tensor parallelism, and
-    layers are dealt evenly.
+    Written without the search space: data parallelism is derived from the other degrees, sequence parallelism is
+    on with tensor parallelism, and layers are partitioned evenly.
     """
     step_times = {}
     for values in product(*vary.values()):
@@ -55,6 +55,6 @@ def exhaustive_step_times(scenario: Scenario, vary: dict[str, list[str]]) -> dic
 
 
 def varied_overrides(space: SearchSpace, overrides: tuple[str, ...]) -> frozenset[str]:
-    """What of a layout's overrides was varied."""
+    """The overrides of a layout that belong to varied keys."""
     (search_job,) = space.jobs
     return frozenset(override for override in overrides if override.partition("=")[0] in search_job.values)

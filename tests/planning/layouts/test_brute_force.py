@@ -1,4 +1,4 @@
-"""A search finds exactly what trying all layouts finds, with fewer simulations, and its bounds are bounds."""
+"""A search finds what brute force finds, with fewer simulations, and its lower bounds hold."""
 
 from functools import cache
 
@@ -32,10 +32,10 @@ SPACES = st.lists(st.sampled_from([*VALUES]), min_size=1, max_size=3, unique=Tru
 
 
 @examples(40)
-@given(vary=SPACES, top=st.integers(1, 5), mixture=st.booleans())
-def test_a_search_finds_what_brute_force_finds(vary: dict[str, list[str]], top: int, mixture: bool) -> None:
-    """The best, and all that are tied with it; but for layouts that are another in other words, as fast as that one."""
-    scenario = search_scenario(moe=mixture)
+@given(vary=SPACES, top=st.integers(1, 5), moe=st.booleans())
+def test_a_search_finds_what_brute_force_finds(vary: dict[str, list[str]], top: int, moe: bool) -> None:
+    """The best, and all that are tied with it, except equivalent layouts written differently, which are as fast."""
+    scenario = search_scenario(moe=moe)
     brute_force = exhaustive_step_times(scenario, vary)
     space = SearchSpace.restricted_to(scenario, vary)
     if not brute_force:
@@ -51,14 +51,14 @@ def test_a_search_finds_what_brute_force_finds(vary: dict[str, list[str]], top: 
     missed = [seconds for chosen, seconds in brute_force.items() if chosen not in times and seconds < worst]
     assert all(any(seconds == pytest.approx(searched, rel=1e-9) for searched in times.values()) for seconds in missed)
     tied = [element for element in result.simulated if element.step_time <= best * (1.0 + result.repeatability)]
-    assert result.recommended == min(tied, key=lambda each: LayoutCandidate(each.overrides).complexity_key)
+    assert result.recommended == min(tied, key=lambda layout: LayoutCandidate(layout.overrides).complexity_key)
     assert result.candidates == sum(pruned_layouts.count for pruned_layouts in result.pruned.values()) + len(
         result.bounded
     ) + len(times)
 
 
 def test_the_recommendation_does_not_depend_on_top() -> None:
-    """Four sequences at once are about a hundredth slower than eight: as good, in smaller microbatches, so plainer."""
+    """Microbatches of four are about 1 % slower than of eight: tied, and as smaller microbatches the plainer layout."""
     scenario = search_scenario(
         "layout={}", "cluster.gpus=1", "model.layers=8", "training.sequence=4096", "training.global_batch=16"
     )
@@ -82,26 +82,26 @@ def test_the_recommendation_does_not_depend_on_top() -> None:
 SCENARIO_OVERRIDES: list[tuple[str, ...]] = [
     (),
     ("cost.network=uncontended",),
-    ("disturbances.slow=[{gpu: 3, speed: 0.8}]",),
-    ("disturbances.slow=[{gpu: 0-7, speed: 125 %}]",),
+    ("degradations.slow=[{gpu: 3, speed: 0.8}]",),
+    ("degradations.slow=[{gpu: 0-7, speed: 125 %}]",),
     ("steps=2",),
     ("training.precision=fp8",),
     ("framework={name: megatron, cuda_graphs: true}",),
-    ("layout.backward_overlap=false",),
-    ("layout.tensor_overlap=true",),
+    ("layout.async_tensor_model_parallel_allreduce=false",),
+    ("layout.tp_comm_overlap=true",),
     ("cluster.name=dgx-a100",),
-    ("disturbances.jitter=0.02",),
+    ("degradations.jitter=0.02",),
 ]
 WITH_FAILURES = ("economics.tokens=100B", "reliability.rates=100")
 SCHEDULES = ["1f1b", "gpipe", "{bfs: {chunks: 2}}", "zb-1p", "zb-2p", "zb-v", "dualpipe", "dualpipev"]
 
 
 @examples(120)
-@given(data=st.data(), mixture=st.booleans(), other=st.sampled_from(SCENARIO_OVERRIDES))
-def test_no_layout_is_faster_than_its_bound(data: st.DataObject, mixture: bool, other: tuple[str, ...]) -> None:
-    overrides = data.draw(st.sampled_from(candidates(mixture))).overrides
+@given(data=st.data(), moe=st.booleans(), other=st.sampled_from(SCENARIO_OVERRIDES))
+def test_no_layout_is_faster_than_its_bound(data: st.DataObject, moe: bool, other: tuple[str, ...]) -> None:
+    overrides = data.draw(st.sampled_from(candidates(moe))).overrides
     try:
-        chosen = search_scenario(*other, *WITH_FAILURES, moe=mixture).with_overrides(overrides)
+        chosen = search_scenario(*other, *WITH_FAILURES, moe=moe).with_overrides(overrides)
     except InputError:
         return
     bound, result = step_lower_bound(chosen), simulate(chosen)
@@ -112,7 +112,7 @@ def test_no_layout_is_faster_than_its_bound(data: st.DataObject, mixture: bool, 
 
 
 def test_the_energy_bound_holds_on_mixed_gpus() -> None:
-    """An A100 on PCIe draws 300 W for products, one on SXM 400 W, at the same peak; PCIe has 7 of 8 layers."""
+    """An A100 PCIe draws 300 W for matmuls, an A100 SXM 400 W, at the same peak; the PCIe GPUs have 7 of 8 layers."""
     mixed_cluster = (
         "cluster={name: dgx-a100, gpus: 16, mixed: [{nodes: 0, accelerator: a100-pcie-80gb}]}",
         "model.layers=8",
@@ -124,14 +124,14 @@ def test_the_energy_bound_holds_on_mixed_gpus() -> None:
 
 
 @cache
-def candidates(mixture: bool) -> list[LayoutCandidate]:
-    """Of the default space, and with schedules that nobody asks for."""
-    return [*SearchSpace.from_scenario(search_scenario(moe=mixture), vary={"schedule": SCHEDULES}).candidates({})]
+def candidates(moe: bool) -> list[LayoutCandidate]:
+    """Candidates of the default space, with schedules that it does not include."""
+    return [*SearchSpace.from_scenario(search_scenario(moe=moe), vary={"schedule": SCHEDULES}).candidates({})]
 
 
-@pytest.mark.parametrize("other", [(), ("disturbances.slow=[{gpu: 0-3, speed: 125 %}]",)])
+@pytest.mark.parametrize("other", [(), ("degradations.slow=[{gpu: 0-3, speed: 125 %}]",)])
 def test_the_bound_is_tight_for_1f1b_without_communication(other: tuple[str, ...]) -> None:
-    """One GPU for each stage, no tensor parallelism: only messages between stages and the optimizer come on top."""
+    """One GPU per stage, no tensor parallelism: only messages between stages and the optimizer are not in the bound."""
     chosen = search_scenario("layout.tp=1", "layout.pp=4", "layout.sequence_parallel=false", "cluster.gpus=4", *other)
     result = simulate(chosen)
     category_seconds = result.breakdown.mean_seconds()

@@ -1,4 +1,4 @@
-"""A layout drafted from others is what reading it makes, and its bound what it is where nothing is remembered."""
+"""Derived scenarios equal resolved ones, and their bounds do not depend on caches."""
 
 from dataclasses import fields
 from functools import cache
@@ -29,8 +29,8 @@ SCHEDULES = ["1f1b", "{interleaved: {chunks: 2}}", "zb-v", "dualpipe", "dualpipe
 
 @cache
 def derived_scenarios(index: int) -> tuple[Scenario, DerivedScenarios, list[LayoutCandidate]]:
-    mixture, overrides = SCENARIOS[index]
-    scenario = search_scenario(*overrides, moe=mixture)
+    moe, overrides = SCENARIOS[index]
+    scenario = search_scenario(*overrides, moe=moe)
     return (
         scenario,
         DerivedScenarios(scenario),
@@ -39,9 +39,9 @@ def derived_scenarios(index: int) -> tuple[Scenario, DerivedScenarios, list[Layo
 
 
 @examples(100)
-@given(number=st.sampled_from(range(len(SCENARIOS))), data=st.data())
-def test_a_derived_scenario_equals_the_resolved_one(number: int, data: st.DataObject) -> None:
-    scenario, derived, candidates = derived_scenarios(number)
+@given(scenario_index=st.sampled_from(range(len(SCENARIOS))), data=st.data())
+def test_a_derived_scenario_equals_the_resolved_one(scenario_index: int, data: st.DataObject) -> None:
+    scenario, derived, candidates = derived_scenarios(scenario_index)
     overrides = data.draw(st.sampled_from(candidates)).overrides
     try:
         expected = scenario.with_overrides(overrides)
@@ -62,9 +62,9 @@ def compared_fields() -> list[str]:
 
 
 @examples(60)
-@given(number=st.sampled_from(range(len(SCENARIOS))), data=st.data())
-def test_cached_parts_do_not_change_the_bound(number: int, data: st.DataObject) -> None:
-    _, derived, candidates = derived_scenarios(number)
+@given(scenario_index=st.sampled_from(range(len(SCENARIOS))), data=st.data())
+def test_cached_parts_do_not_change_the_bound(scenario_index: int, data: st.DataObject) -> None:
+    _, derived, candidates = derived_scenarios(scenario_index)
     try:
         resolved = derived.resolve(data.draw(st.sampled_from(candidates)).overrides)
     except InputError:
@@ -83,7 +83,7 @@ def test_overrides_of_full_sections_apply_in_order() -> None:
 
 
 def test_recompute_chains_contain_nested_module_sets() -> None:
-    """Full recomputation runs the modules again, too; the core alone and a layer of several have no order."""
+    """Full recomputation includes the modules; the attention core and one of several layers are not ordered."""
     space = SearchSpace.from_scenario(search_scenario(moe=True))
     layouts = [candidate for candidate in space.candidates({}) if candidate.overrides[0] == "layout.tp=1"]
     chains = recompute_chains(space, [CandidateBound(layout, 1.0) for layout in layouts])
@@ -100,7 +100,7 @@ def test_recompute_chains_contain_nested_module_sets() -> None:
 
 
 def test_recompute_chains_are_ordered_by_recomputation_not_by_bound() -> None:
-    """Kernels that vary have no bound, so that of all layouts it is 0."""
+    """With random kernel variation there is no bound, so it is 0 for all layouts."""
     space = SearchSpace.from_scenario(search_scenario("model.layers=12"), fix={"layout.tp": "1", "layout.pp": "1"})
     bounds_of_candidates = [
         CandidateBound(candidate, 0.0)
@@ -120,7 +120,7 @@ def recompute_values(candidate_bound: CandidateBound) -> list[str]:
 
 @pytest.mark.parametrize("offload", ["{activations: all}", "{activations: 2}"])
 def test_with_activation_offload_there_are_no_recompute_chains(offload: str) -> None:
-    """What is computed again is not copied, which may be faster."""
+    """What is recomputed is not copied, which may be faster."""
     key = "training.offload"
     spaces = (
         SearchSpace.from_scenario(search_scenario(f"{key}={offload}")),

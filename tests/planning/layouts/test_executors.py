@@ -1,4 +1,4 @@
-"""Wherever layouts are simulated, the answer is the same; workers that die are survived."""
+"""All executors give the same answer; killed workers are survived."""
 
 import os
 import re
@@ -48,7 +48,7 @@ def test_processes_give_the_same_answer(sequential: dict[str, Any]) -> None:
 
 @pytest.fixture
 def cluster() -> Iterator[LocalCluster]:
-    """Two workers in processes of their own, with nannies that restart them."""
+    """Two workers in separate processes, with nannies that restart them."""
     with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as started:  # type: ignore[no-untyped-call]
         yield started
 
@@ -77,7 +77,7 @@ def test_a_search_survives_a_killed_worker(cluster: LocalCluster, sequential: di
 
 @pytest.mark.slow
 def test_a_lost_cluster_is_reported() -> None:
-    """The scheduler is a process of its own, which is killed before it has done any."""
+    """The scheduler is a separate process, which is killed before any layout is simulated."""
     arguments = "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard"
     scheduler = subprocess.Popen(
         [sys.executable, "-m", *arguments],

@@ -1,4 +1,4 @@
-"""A step of many microbatches follows from one of fewer, near enough to tell that it is not among the best."""
+"""Steps of many microbatches extrapolated from fewer, accurately enough to exclude layouts from the best."""
 
 from pathlib import Path
 from unittest.mock import patch
@@ -28,21 +28,21 @@ SCHEDULES = [
 SCENARIO_OVERRIDES = [
     (),
     ("cost.network=uncontended",),
-    ("disturbances.slow=[{gpu: 3, speed: 0.8}]",),
+    ("degradations.slow=[{gpu: 3, speed: 0.8}]",),
     ("training.precision=fp8",),
-    ("layout.tensor_overlap=true",),
+    ("layout.tp_comm_overlap=true",),
 ]
 
 
 @pytest.fixture
 def extrapolate_small_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are simulated in no time."""
+    """Extrapolate models of few layers as well, which are simulated quickly."""
     monkeypatch.setattr(extrapolation, "MIN_LAYER_PASSES", 0)
 
 
-@pytest.mark.usefixtures("small_models_too")
+@pytest.mark.usefixtures("extrapolate_small_models")
 def test_a_single_gpu_step_is_linear_in_the_microbatches() -> None:
-    """Nothing is communicated: t(m) = a + b m to rounding, and so is each part of it."""
+    """Without communication t(m) = a + b m up to rounding, and so is each category."""
     single_gpu = ("layout={tp: 1, pp: 1, dp: 1, data: ddp}", "cluster.gpus=1", "training.global_batch=43", *LONG_STEP)
     chosen = search_scenario(*single_gpu)
     estimate, full = extrapolate_step(chosen), simulate(chosen)
@@ -57,9 +57,9 @@ def test_a_single_gpu_step_is_linear_in_the_microbatches() -> None:
 
 
 @examples(60)
-@given(data=st.data(), mixture=st.booleans(), other=st.sampled_from(SCENARIO_OVERRIDES), more=st.integers(0, 12))
+@given(data=st.data(), moe=st.booleans(), other=st.sampled_from(SCENARIO_OVERRIDES), more=st.integers(0, 12))
 def test_the_estimate_exceeds_the_step_by_at_most_the_limit(
-    data: st.DataObject, mixture: bool, other: tuple[str, ...], more: int
+    data: st.DataObject, moe: bool, other: tuple[str, ...], more: int
 ) -> None:
     tp, pp = (data.draw(st.sampled_from([1, 2, 4])) for _ in range(2))
     strategy = data.draw(st.sampled_from(["ddp", "zero1", "fsdp", "{hsdp: {shard: 2}}"]))
@@ -77,7 +77,7 @@ def test_the_estimate_exceeds_the_step_by_at_most_the_limit(
         *other,
     )
     try:
-        chosen = search_scenario(*overrides, moe=mixture)
+        chosen = search_scenario(*overrides, moe=moe)
     except InputError:
         assume(False)
     with patch.object(extrapolation, "MIN_LAYER_PASSES", 0):
@@ -97,11 +97,11 @@ def test_the_estimate_exceeds_the_step_by_at_most_the_limit(
     assert estimate.mfu() * estimate.step_time == pytest.approx(full.mfu() * full.step_time)
 
 
-@pytest.mark.usefixtures("small_models_too")
+@pytest.mark.usefixtures("extrapolate_small_models")
 def test_energy_is_extrapolated_as_accurately_as_the_step() -> None:
-    """But beside a GPU of half the speed: the others wait for it in another way from the fourth microbatch on."""
+    """Except with a GPU of half the speed: waiting for it changes from the fourth microbatch on."""
     chosen = search_scenario("layout={tp: 1, dp: 8, data: zero2}", *LONG_STEP, "training.global_batch=1024")
-    slow = chosen.with_overrides(["disturbances.slow=[{gpu: 3, speed: 0.5}]"])
+    slow = chosen.with_overrides(["degradations.slow=[{gpu: 3, speed: 0.5}]"])
     assert [Objective.ENERGY.allows_estimates(scenario) for scenario in (chosen, slow)] == [True, False]
     for item in (chosen, slow):
         estimate, full = extrapolate_step(item), simulate(item)
@@ -111,15 +111,15 @@ def test_energy_is_extrapolated_as_accurately_as_the_step() -> None:
         assert (abs(error) < MAX_OVERESTIMATE) == (item is chosen)
 
 
-@pytest.mark.usefixtures("small_models_too")
+@pytest.mark.usefixtures("extrapolate_small_models")
 @pytest.mark.parametrize(
     "other",
     [
         ("training.global_batch=35",),
         ("steps=2",),
-        ("disturbances.jitter=0.05",),
+        ("degradations.jitter=0.05",),
         (
-            "disturbances.traffic=[{gpus: [0, 1], bytes: 1 MB, every: 1 ms}]",
+            "degradations.traffic=[{gpus: [0, 1], bytes: 1 MB, every: 1 ms}]",
             "cluster.gpus=2",
             "layout.dp=2",
             "training.global_batch=80",
@@ -140,10 +140,10 @@ def test_steps_without_a_steady_state_are_not_extrapolated(other: tuple[str, ...
     assert extrapolate_step(search_scenario(*base, *other)) is None
 
 
-@pytest.mark.usefixtures("small_models_too")
+@pytest.mark.usefixtures("extrapolate_small_models")
 def test_random_expert_load_is_not_extrapolated() -> None:
     even = search_scenario("layout={ep: 2, dp: 2}", "cluster.gpus=2", "training.global_batch=80", *LONG_STEP, moe=True)
-    uneven = even.with_overrides(["training.expert_load={variation: 0.4}"])
+    uneven = even.with_overrides(["training.expert_load={coefficient_of_variation: 0.4}"])
     assert extrapolate_step(even) is not None
     assert extrapolate_step(uneven) is None
 
@@ -158,20 +158,20 @@ VARY = {
 
 
 def many_microbatches_scenario(batch: int) -> Scenario:
-    """A job with many microbatches."""
+    """A scenario with many microbatches."""
     return search_scenario(f"training.global_batch={batch}", "cluster.gpus=4", "model.layers=8")
 
 
 def search_layouts(batch: int, top: int, store: Path | None = None, workers: int = 1) -> SearchResult:
-    """The best of its layouts."""
+    """Search over its layouts."""
     space = SearchSpace.restricted_to(many_microbatches_scenario(batch), VARY)
     return LayoutSearch(space, top, workers=workers, store=store, sensitivity=False).run()
 
 
-@pytest.mark.usefixtures("small_models_too")
+@pytest.mark.usefixtures("extrapolate_small_models")
 @pytest.mark.parametrize("top", [2, 3])
 def test_a_search_with_extrapolation_finds_what_brute_force_finds(top: int) -> None:
-    """But for layouts that are another in other words, which are as fast as that one."""
+    """Except for equivalent layouts written differently, which are as fast."""
     brute_force, space, result = (
         exhaustive_step_times(many_microbatches_scenario(384), VARY),
         SearchSpace.restricted_to(many_microbatches_scenario(384), VARY),
@@ -180,24 +180,24 @@ def test_a_search_with_extrapolation_finds_what_brute_force_finds(top: int) -> N
     times = {
         varied_overrides(space, layout_result.overrides): layout_result.step_time
         for layout_result in result.simulated
-        if not layout_result.extended
+        if not layout_result.extrapolated
     }
     assert all(brute_force[chosen] == seconds for chosen, seconds in times.items())
     assert result.best[0].step_time == min(brute_force.values())
-    assert not any(item.extended for item in result.simulated if item.tied or item in result.best)
+    assert not any(item.extrapolated for item in result.simulated if item.tied or item in result.best)
     worst = result.best[-1].step_time
     missed = [seconds for chosen, seconds in brute_force.items() if chosen not in times and seconds < worst]
     assert all(any(seconds == pytest.approx(searched, rel=1e-9) for searched in times.values()) for seconds in missed)
-    estimated = [element for element in result.simulated if element.extended]
+    estimated = [element for element in result.simulated if element.extrapolated]
     assert estimated
     for entry in estimated:
         assert entry.step_time == pytest.approx(brute_force[varied_overrides(space, entry.overrides)], rel=1e-2)
 
 
 def test_extrapolated_results_are_equal_from_a_store_and_on_two_workers(tmp_path: Path) -> None:
-    """Of so many microbatches that nothing needs to be patched, which other processes would not see."""
+    """With so many microbatches that nothing needs to be patched, which other processes would not see."""
     first = search_layouts(2048, 2, tmp_path)
-    assert any(layout_result.extended for layout_result in first.simulated)
+    assert any(layout_result.extrapolated for layout_result in first.simulated)
     for other in (search_layouts(2048, 2, tmp_path), search_layouts(2048, 2, workers=2)):
         assert other.simulated == first.simulated
         assert other.bounded == first.bounded

@@ -1,4 +1,4 @@
-"""Which layouts are there? What varies by default, what follows, and what is said of what is no layout."""
+"""Candidate layouts: which keys vary by default, which are derived, and messages for bad search spaces."""
 
 import re
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_the_first_guess_is_in_the_default_space() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("arguments", "message"),
     [
         ({"objective": "enrgy"}, "objective: 'enrgy' is unknown; did you mean energy?"),
         ({"top": 0}, "top: 0 is too few; 1 is the fewest"),
@@ -44,9 +44,9 @@ def test_the_first_guess_is_in_the_default_space() -> None:
         ({"vary": {"layout.tp": 2}}, "vary: layout.tp: 2 is no list of values"),
     ],
 )
-def test_bad_python_arguments_give_the_command_lines_messages(said: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=re.escape(words)):
-        search_layouts(search_scenario(), **said)
+def test_bad_python_arguments_give_the_command_lines_messages(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        search_layouts(search_scenario(), **arguments)
 
 
 def test_wrong_argument_types_are_type_errors() -> None:
@@ -93,7 +93,7 @@ def test_the_data_parallel_degree_is_derived() -> None:
 
 
 def test_sequence_parallelism_varies_where_it_is_optional() -> None:
-    """Not among one tensor-parallel rank, and always where experts would get the same tokens from each of them."""
+    """Off with one tensor-parallel rank; on where experts would get the same tokens from every tensor-parallel rank."""
     for scenario, kinds in (
         (search_scenario(), {("1", "false"), ("2", "false"), ("2", "true")}),
         (search_scenario(moe=True), {("1", "false"), ("2", "true")}),
@@ -128,7 +128,7 @@ def test_fixed_keys_do_not_vary() -> None:
 
 
 def test_explicit_values_are_not_pruned_by_heuristics() -> None:
-    """ZeRO-2 beside a pipeline is run by no framework, and five layers in three stages are not even."""
+    """No framework runs ZeRO-2 with a pipeline, so it is pruned by default but not if requested."""
     default_candidates = {
         candidate
         for candidate in SearchSpace.from_scenario(search_scenario()).candidates({})
@@ -203,5 +203,5 @@ def test_bad_search_spaces_are_refused(arguments: dict[str, object], sentence: s
 
 
 def test_an_empty_space_names_the_rule_that_pruned_most() -> None:
-    with pytest.raises(InputError, match=r"none of 3 layouts is left; most, 3, are set aside for this: degrees .* 8$"):
+    with pytest.raises(InputError, match=r"none of 3 layouts is left; most, 3, are pruned by this: degrees .* 8$"):
         LayoutSearch(SearchSpace.restricted_to(search_scenario(), {"layout.tp": ["3", "5", "16"]})).run()

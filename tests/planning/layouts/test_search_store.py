@@ -1,4 +1,4 @@
-"""Nothing that a search found out is lost when it ends before its time."""
+"""The store of a search: nothing is lost when a search is interrupted."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def comparable_report(result: SearchResult) -> dict[str, object]:
 
 
 class InterruptAfter:
-    """Ctrl-C once so many layouts were simulated."""
+    """Progress callback that raises KeyboardInterrupt after a number of simulated layouts."""
 
     def __init__(self, layout_count: int) -> None:
         self.layout_count = layout_count
@@ -59,12 +59,12 @@ def test_a_completed_search_is_read_from_its_store(tmp_path: Path, monkeypatch: 
     assert comparable_report(layout_search(tmp_path).run()) == comparable_report(first)
 
 
-@pytest.mark.parametrize("cut", [1, 20, 200])
-def test_a_truncated_line_is_dropped(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("length", [1, 20, 200])
+def test_a_truncated_line_is_dropped(tmp_path: Path, length: int) -> None:
     """As when the process is killed while it writes."""
     complete = layout_search(tmp_path).run()
     path = tmp_path / JOURNAL_NAME
-    path.write_text(path.read_text()[:-cut])
+    path.write_text(path.read_text()[:-length])
     assert comparable_report(layout_search(tmp_path).run()) == comparable_report(complete)
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
@@ -86,8 +86,8 @@ def test_the_store_of_another_search_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_changed_input_file_makes_another_search(tmp_path: Path) -> None:
-    """Layouts on the cluster as it was are none of the cluster as it is."""
-    shipped = find_file("clusters", "dgx-h100").read_text()
+    """Layouts of the cluster file before the change are not layouts of the changed cluster."""
+    packaged_text = find_file("clusters", "dgx-h100").read_text()
     path = tmp_path / "own.yaml"
 
     def result() -> SearchResult:
@@ -96,10 +96,10 @@ def test_a_changed_input_file_makes_another_search(tmp_path: Path) -> None:
             SearchSpace.restricted_to(scenario, VARY), top=3, store=tmp_path / "found", sensitivity=False
         ).run()
 
-    path.write_text(shipped)
+    path.write_text(packaged_text)
     first = result()
     assert comparable_report(result()) == comparable_report(first)
-    path.write_text(shipped.replace("bandwidth: 450 GB/s", "bandwidth: 45 GB/s"))
+    path.write_text(packaged_text.replace("bandwidth: 450 GB/s", "bandwidth: 45 GB/s"))
     with pytest.raises(InputError, match=r"is of another search .* or a file that it reads, differs"):
         result()
 

@@ -1,1 +1,1 @@
-"""HOW FAST DOES EACH ACTIVITY ADVANCE? Rates of activities that share resources."""
+"""Flow-level (fluid) network model: at which rate does each flow advance on shared links?"""

@@ -1,9 +1,10 @@
-"""What does one collective of a class of groups ask of the links that are simulated?
+"""Flow demands: what does the collective of one class of groups ask of the simulated links?
 
-One link of every colour is simulated (`symmetry.link_load_matrix`), and one group of every colour. All groups of a colour
-communicate at the same times, so the activity that stands for them keeps a link busy for as long as all those of them
-together that cross this one real link. While its pipelines fill, it is counted as loading links as much as once they
-are full: so that groups of one role that are in step take as long as their costs say, which share the filling too.
+One link of every colour is simulated (`link_load_matrix`), and one group of every colour. All groups of a
+colour communicate at the same times, so the flow that represents them loads a link by the sum over all those
+of them that use this one real link. Pipeline filling is counted as loading links as much as steady state
+does: so groups of one kind that communicate in step take as long as their costs say, in which filling is
+shared as well.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from clustersim.symmetry.refinement import SymmetryClasses
 
 @dataclass(frozen=True, slots=True)
 class _AggregatedLoads:
-    """Crossings of classes, sorted by the groups' colour. first: [colours + 1] where each colour's entries start."""
+    """Loads by group class, sorted by class. class_start: [classes + 1] first entry of each class."""
 
     class_start: IntArray
     link_class: IntArray
@@ -30,7 +31,7 @@ class _AggregatedLoads:
 
 
 class FlowDemands:
-    """Asks a source of demands for single groups, and folds the answers."""
+    """Aggregates the link demands of single groups to demands of classes."""
 
     def __init__(self, program: Program, classes: SymmetryClasses, source: LinkDemandCost) -> None:
         self._classes, self._source = classes, source
@@ -42,8 +43,8 @@ class FlowDemands:
         self._rank_cache: dict[tuple[int, int], tuple[Seconds, FlowDemand | None]] = {}
 
     def latency_and_demand(self, rank: int, comm_op: CommOp) -> tuple[Seconds, FlowDemand | None]:
-        """Seconds before anything moves, and the load of all groups of the class of the rank's group."""
-        key = rank, id(comm_op)  # the program keeps its exchanges, which take longer to hash
+        """Seconds before data move, and the demand of all groups in the class of the rank's group (None: no data)."""
+        key = rank, id(comm_op)  # ids are stable, as the program owns its comm ops; hashing them by value is slower
         result = self._rank_cache.get(key)
         if result is None:
             result = self._rank_cache[key] = self._class_demand(rank, comm_op)
@@ -69,17 +70,17 @@ class FlowDemands:
         self, link_demand: LinkDemand, group_index: int, aggregated: _AggregatedLoads, colour: int
     ) -> FlowDemand:
         work_seconds = float(link_demand.transfer[group_index])
-        entries = slice(aggregated.class_start[colour], aggregated.class_start[colour + 1])
-        utilization = aggregated.seconds_per_byte[entries] / link_demand.per_byte[group_index]
+        class_slice = slice(aggregated.class_start[colour], aggregated.class_start[colour + 1])
+        utilization = aggregated.seconds_per_byte[class_slice] / link_demand.per_byte[group_index]
         return FlowDemand(
             work_seconds,
             work_seconds / float(link_demand.flow[group_index]),
-            aggregated.link_class[entries],
+            aggregated.link_class[class_slice],
             utilization,
         )
 
     def _aggregate(self, comm_group: str, matrix: LinkLoadMatrix) -> _AggregatedLoads:
-        """Add up what groups of one colour ask of one link of each colour."""
+        """Sum what the groups of one class ask of one link of each class."""
         key = comm_group, matrix
         if key not in self._aggregated_cache:
             group_colours, link_colours = self._classes.group_colours[comm_group], self._classes.link_colours

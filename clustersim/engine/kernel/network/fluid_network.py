@@ -1,14 +1,14 @@
-"""When do activities that share links end?
+"""Fluid network: flows on shared links at max-min fair rates.
 
-An activity has seconds of work, which it does at full speed where it has its links for itself, or at the part of it to
-which it is limited. Each of its links it keeps busy for a part of every second of work; no link is busy for more than a
-second per second. Speeds are max-min fair (`max_min_rates`) and constant between changes: when an activity comes or goes,
-what is left of every activity in the same connected part of links and activities is brought up to date and their speeds
-are found again, once per instant. An activity whose speed stays the same keeps its end, so one that nobody disturbs
-takes exactly its own time.
+A flow has seconds of work, which it does at rate 1 where its links are uncontended, or at its rate bound. It
+keeps each of its links busy for a fraction of every second of work (utilization); no link is busy for more
+than a second per second. Rates are max-min fair (`max_min_rates`) and constant between changes: when a flow starts
+or ends, the remaining work of every flow in the same connected component of links and flows is updated and
+their rates are solved again, once per instant. A flow whose rate does not change keeps its timer, so an
+uncontended one takes exactly its modeled time.
 
-Reference: Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and platforms",
-J. Parallel Distrib. Comput. 74(10), 2014, section 3 (fluid models with lazy, partial updates).
+Reference: Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and
+platforms", J. Parallel Distrib. Comput. 74(10), 2014, section 3 (fluid models with lazy, partial updates).
 """
 
 from collections import defaultdict
@@ -25,14 +25,15 @@ from clustersim.engine.kernel.environment import SimEnvironment
 from clustersim.engine.kernel.network.max_min import ResourceUsage, max_min_rates
 
 MAX_CACHED_FLOWS: Final = 64
-"""Loads of a connected part up to which their speeds are remembered; larger parts seldom recur."""
+"""Flows of a component up to which its rates are cached; larger components seldom recur."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlowDemand:
-    """What an activity asks for. seconds: of work, above 0; share: by which links are divided, above 0.
+    """Demand of a flow. work_seconds: of work, above 0; fair_weight: for max-min fairness, above 0.
 
-    links: [links] numbers, each once; busy: [links] seconds that each is busy per second of work, above 0.
+    link_indices: [links] distinct; utilization: [links] busy seconds of each link per second of work, above 0;
+    link_ids: the same links as a tuple; runs_at_full_rate: no link limits the flow when it is uncontended.
     """
 
     work_seconds: Seconds
@@ -48,12 +49,12 @@ class FlowDemand:
 
 
 class Flow:
-    """One load under way; `left` seconds of work at time `since`. done: it has ended.
+    """A flow; `remaining` seconds of work at time `updated`. done: its completion.
 
-    due: the timer whose end counts; most: the speed to which it is limited; under_way: it has begun.
+    timer: the only event that may end it; rate_bound: its highest rate; is_active: it has begun and not ended.
     """
 
-    __slots__ = ("done", "timer", "remaining", "demand", "rate_bound", "updated", "rate", "is_active")
+    __slots__ = ("demand", "done", "is_active", "rate", "rate_bound", "remaining", "timer", "updated")
 
     timer: simpy.Event
 
@@ -64,7 +65,7 @@ class Flow:
 
 
 class FluidNetwork:
-    """Links 0 ... links-1 and the activities that load them now."""
+    """Links 0 ... link_count-1 and the flows that load them."""
 
     def __init__(self, environment: SimEnvironment, link_count: int) -> None:
         self._environment = environment
@@ -75,23 +76,23 @@ class FluidNetwork:
         self._rate_cache: dict[tuple[tuple[FlowDemand, ...], tuple[float, ...]], list[float]] = {}
 
     def create_flow(self, demand: FlowDemand) -> Flow:
-        """An activity that is yet to begin."""
+        """A flow that has not begun."""
         return Flow(demand, self._environment, self._environment.now)
 
     def start_flow(self, demand: FlowDemand) -> simpy.Event:
-        """Begin an activity; return its end."""
+        """Begin a new flow; return its completion."""
         flow = self.create_flow(demand)
         self.begin_flow(flow)
         return flow.done
 
     def set_rate_bound(self, flow: Flow, rate: float) -> None:
-        """Let an activity go at this speed at most from now, or once it begins."""
+        """Bound the rate of a flow from now on, or once it begins."""
         flow.rate_bound = rate
         if flow.is_active:
             self._mark_dirty(flow.demand.link_ids)
 
     def begin_flow(self, flow: Flow) -> None:
-        """Begin an activity."""
+        """Begin a flow."""
         demand, flow.updated, flow.is_active = flow.demand, self._environment.now, True
         if self._reservations:
             for on_conflict in dict.fromkeys(
@@ -108,21 +109,21 @@ class FluidNetwork:
             self._mark_dirty(demand.link_ids)
 
     def are_idle(self, links: Iterable[int]) -> bool:
-        """Whether nobody loads these links or keeps any."""
+        """Whether nobody loads or has reserved any of these links."""
         return not any(self._link_flows.get(link) or link in self._reservations for link in links)
 
     def reserve(self, links: Iterable[int], on_conflict: Callable[[], None]) -> None:
-        """Be told before anybody loads one of these links, which are free."""
+        """Reserve idle links: on_conflict is called before anybody else loads one of them."""
         self._reservations.update(dict.fromkeys(links, on_conflict))
 
     def release(self, links: Iterable[int], on_conflict: Callable[[], None]) -> None:
-        """Keep links no longer, those of them that are kept."""
+        """Release links, as far as they are reserved with this callback."""
         for link in links:
             if self._reservations.get(link) == on_conflict:
                 del self._reservations[link]
 
     def resume_flow(self, demand: FlowDemand, since: Seconds) -> Flow:
-        """An activity that has had its links for itself since a time, and has them until now."""
+        """An active flow that began at time `updated`, on links that were uncontended until now."""
         flow = Flow(demand, self._environment, since)
         flow.rate, flow.is_active = flow.rate_bound, True
         for link in demand.link_ids:
@@ -131,19 +132,19 @@ class FluidNetwork:
         return flow
 
     def _set_rate(self, flow: Flow, rate: float) -> None:
-        """Let an activity go on at this speed from now."""
+        """Let a flow continue at this rate from now on."""
         now = self._environment.now
         flow.remaining = max(flow.remaining - (now - flow.updated) * flow.rate, 0.0)
         flow.updated, flow.rate = now, rate
         self._set_timer(flow, self._environment.event_after(flow.remaining / rate))
 
     def _set_timer(self, flow: Flow, timer: simpy.Event) -> None:
-        """End an activity when an event happens, and at no other."""
+        """End a flow when this event is triggered, and by no other."""
         flow.timer = timer
         timer.callbacks.append(lambda event: self._finish_flow(flow, event))
 
     def _finish_flow(self, flow: Flow, timer: simpy.Event) -> None:
-        """End an activity, unless its speed has changed since this timer was set."""
+        """End a flow, unless its rate has changed since this timer was set."""
         if timer is not flow.timer:
             return
         loaded_links: list[int] = []
@@ -157,7 +158,7 @@ class FluidNetwork:
         self._mark_dirty(loaded_links)
 
     def _mark_dirty(self, links: Sequence[int]) -> None:
-        """Find speeds again, at the end of this instant, in the parts of these links."""
+        """Solve the rates in the components of these links again, at the end of this instant."""
         if not links:
             return
         is_scheduled = bool(self._dirty_links)
@@ -173,7 +174,7 @@ class FluidNetwork:
                 self._update_component(self._find_component(link, seen))
 
     def _find_component(self, link: int, seen: set[int]) -> list[Flow]:
-        """All activities that are connected with a link through others; notes their links as seen."""
+        """All flows that are connected with a link through others; adds their links to `seen`."""
         component: dict[Flow, None] = {}
         pending_links = [link]
         seen.add(link)
@@ -187,13 +188,13 @@ class FluidNetwork:
         return list(component)
 
     def _update_component(self, flows: list[Flow]) -> None:
-        """Give each activity of a connected part its fair speed."""
+        """Give each flow of a connected component its fair rate."""
         for flow, rate in zip(flows, self._fair_rates(flows), strict=True):
             if rate != flow.rate:
                 self._set_rate(flow, rate)
 
     def _fair_rates(self, flows: list[Flow]) -> list[float]:
-        """Fair speeds of a connected part; the same few loads meet again and again while microbatches pass."""
+        """Fair rates of a connected component; cached, as the same few demands recur while microbatches pass."""
         demands, bounds = tuple([flow.demand for flow in flows]), tuple([flow.rate_bound for flow in flows])
         if len(demands) == 1 and demands[0].runs_at_full_rate:
             return [bounds[0]]

@@ -1,21 +1,22 @@
-"""At which rates do activities advance when they share resources?
+"""Weighted max-min fair rates: at which rates do flows advance when they share resources?
 
-Activity i advances at rate x_i, at most its cap, and loads resource r with w_ri · x_i; no load exceeds a capacity. The
-rates are weighted max-min fair: nobody's x_i / p_i (its *level*; p_i is its share) can rise without lowering a level
-that is no higher. This is the fixed point of progressive filling: all levels rise together, and stop at a cap or where
-a resource is full (Bertsekas and Gallagher, Data Networks, 2nd ed., section 6.5.2).
+Flow i advances at rate x_i, at most its rate bound, and loads resource r with w_ri * x_i; no load exceeds a
+capacity. The rates are weighted max-min fair: no x_i / p_i (its *level*; p_i is its fair-share weight) can
+rise without lowering a level that is no higher. This is the fixed point of progressive filling: all levels
+rise together, and stop at a bound or where a resource is full (Bertsekas and Gallagher, Data Networks, 2nd
+ed., section 6.5.2).
 
-Resources need not be filled in the global order of their levels. One whose level is the lowest that each of its
-activities meets is a bottleneck already, because freezing others can only raise levels; so every round freezes the
-activities of all such resources at once (Ros-Giralt et al., On the Bottleneck Structure of Congestion-Controlled
-Networks, Proc. ACM Meas. Anal. Comput. Syst. 3(3), 2019). Rounds are as many as the longest chain of bottlenecks that
-wait for each other, and the rates of one connected part do not depend on any other part, bit for bit: a caller may
-solve again only the part that changed (`connected_components`).
+Resources need not be filled in the global order of their levels. One whose level is the lowest among the
+resources of each of its flows is a bottleneck already, because freezing others can only raise levels; so
+every round freezes the flows of all such resources at once (Ros-Giralt et al., On the Bottleneck Structure of
+Congestion-Controlled Networks, Proc. ACM Meas. Anal. Comput. Syst. 3(3), 2019). The number of rounds is the
+length of the longest chain of dependent bottlenecks, and the rates of one connected component do not depend
+on any other, bit for bit: a caller may solve only the component that changed (`connected_components`).
 
-There is no tolerance: levels are compared as computed. Sums run in an order that the numbers alone decide (by demand,
-then ceiling), so symmetric resources have equal levels, and the order of the inputs changes no bit; capacities and caps
-scaled by a power of two scale every rate exactly. A level never falls from one round to the next, so that rounding
-cannot leave the last activity of a resource without a rate.
+There is no tolerance: levels are compared as computed. Sums run in an order that values alone decide (by
+demand, then ceiling), so symmetric resources have equal levels, and the order of the inputs changes no bit;
+capacities and bounds scaled by a power of two scale every rate exactly. A level never falls from one round to
+the next, so that rounding cannot leave the last flow of a resource without a rate.
 """
 
 from dataclasses import dataclass
@@ -25,17 +26,17 @@ import numpy as np
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 
 MAX_SCALAR_ENTRIES = 48
-"""Entries up to which plain Python is faster than numpy (they cross between 40 and 64, CPython 3.11, numpy 2.4)."""
+"""Entries up to which plain Python is faster than numpy (crossover between 40 and 64, CPython 3.11, numpy 2.4)."""
 
 _Entry = tuple[int, float, float, int]
-"""One usage: resource, demand (load per level), the activity's ceiling, the activity."""
+"""One usage: resource, demand (load per level), ceiling (highest level) of the flow, flow."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """Which activity loads which resource: one entry per pair, in any order; entries of one pair add.
+    """Which flow loads which resource: one entry per pair, in any order; entries of one pair add up.
 
-    resource, activity: [entries] numbers; weight: [entries] load per unit of the activity's rate, above 0.
+    resource, flow: [entries] indices; weight: [entries] load per unit of the flow's rate, above 0.
     """
 
     resource: IntArray
@@ -45,7 +46,7 @@ class ResourceUsage:
 
 @dataclass(frozen=True, slots=True)
 class ConnectedComponents:
-    """Connected parts: activity, resource: [activities], [resources] the number of the part that each belongs to."""
+    """Component index of every flow [flows] and every resource [resources]."""
 
     flow: IntArray
     resource: IntArray
@@ -54,10 +55,10 @@ class ConnectedComponents:
 def max_min_rates(
     usage: ResourceUsage, capacity: FloatArray, rate_bound: FloatArray, fair_weight: FloatArray
 ) -> FloatArray:
-    """Rates of all activities: [activities], in work per second; an activity that uses nothing has its cap.
+    """Rates of all flows: [flows], in work per second; a flow that uses nothing runs at its bound.
 
-    capacity: [resources] load that each can carry, above 0 and finite; cap: [activities] rate of each alone, above 0,
-    may be infinite; share: [activities] fair-share weight, above 0. Both ways of filling give the same bits.
+    capacity: [resources] maximum load, above 0 and finite; rate_bound: [flows] above 0, may be infinite;
+    fair_weight: [flows] fair-share weight, above 0. Both implementations give the same bits.
     """
     return (
         fill_scalar(usage, capacity, rate_bound, fair_weight)
@@ -81,7 +82,7 @@ def fill_scalar(
 
 
 def _levels_scalar(entries: list[_Entry], slack: dict[int, float], ceilings: list[float]) -> list[float]:
-    """Level of every activity; `slack` is what is left of each resource, and is used up."""
+    """Level of every flow; `slack` is the remaining capacity of each resource, and is consumed."""
     levels, filled = ceilings.copy(), dict.fromkeys(slack, 0.0)
     while entries:
         _raise_resources(entries, slack, filled)
@@ -98,13 +99,13 @@ def _levels_scalar(entries: list[_Entry], slack: dict[int, float], ceilings: lis
 
 
 def _raise_resources(entries: list[_Entry], slack: dict[int, float], filled: dict[int, float]) -> None:
-    """Raise every resource to the level at which its rising activities use up what is left of it."""
+    """Raise every resource to the level at which its unfrozen flows use up its remaining capacity."""
     for resource, demand in _sum_by_resource([entry[:2] for entry in entries]).items():
         filled[resource] = max(filled[resource], slack[resource] / demand)
 
 
 def _lower_flow_levels(entries: list[_Entry], filled: dict[int, float], levels: list[float]) -> None:
-    """Set every rising activity to the lowest level that it meets: its ceiling or one of its resources."""
+    """Set every unfrozen flow to the minimum of its ceiling and the levels of its resources."""
     for _, _, ceiling, flow in entries:
         levels[flow] = ceiling
     for resource, _, _, flow in entries:
@@ -112,7 +113,7 @@ def _lower_flow_levels(entries: list[_Entry], filled: dict[int, float], levels: 
 
 
 def _sum_by_resource(terms: list[tuple[int, float]]) -> dict[int, float]:
-    """Add terms by resource, in their order, as `np.bincount` does."""
+    """Sum of terms by resource, in their order, as `np.bincount` does."""
     total: dict[int, float] = {}
     for resource, term in terms:
         total[resource] = total.get(resource, 0.0) + term
@@ -135,7 +136,7 @@ def fill_vectorized(
 
 @dataclass(frozen=True, slots=True)
 class _UsageEntries:
-    """Usages of activities that still rise: [entries] resource, activity and demand (load per level)."""
+    """Usages of unfrozen flows: [entries] resource, flow and demand (load per level)."""
 
     resource: IntArray
     flow: IntArray
@@ -145,13 +146,13 @@ class _UsageEntries:
         return _UsageEntries(self.resource[selected], self.flow[selected], self.demand[selected])
 
     def resource_loads(self, level: FloatArray, resource_count: int) -> FloatArray:
-        """Load on every resource at these levels of the activities."""
+        """Load on every resource at given levels of the flows."""
         load = np.bincount(self.resource, self.demand * level[self.flow], minlength=resource_count)
         return np.asarray(load, dtype=np.float64)
 
 
 def _levels_vectorized(entries: _UsageEntries, slack: FloatArray, ceiling: FloatArray) -> FloatArray:
-    """Level of every activity; `slack` is what is left of each resource, and is used up."""
+    """Level of every flow; `slack` is the remaining capacity of each resource, and is consumed."""
     level, filled = ceiling.copy(), np.zeros_like(slack)
     while entries.demand.size:
         demand = np.bincount(entries.resource, entries.demand, minlength=slack.size)
@@ -169,11 +170,11 @@ def _levels_vectorized(entries: _UsageEntries, slack: FloatArray, ceiling: Float
 
 
 def connected_components(usage: ResourceUsage, *, flow_count: int, resource_count: int) -> ConnectedComponents:
-    """Label the connected parts of the graph of activities and resources.
+    """Label the connected components of the bipartite graph of flows and resources.
 
-    Parts are numbered in the order of their first activity, then (resources that nobody uses) of their resource. Roots
-    are hooked on the smallest neighbouring root and paths halved until no usage crosses (Shiloach and Vishkin, An
-    O(log n) Parallel Connectivity Algorithm, J. Algorithms 3(1), 1982).
+    Components are numbered in the order of their first flow, then (unused resources) of their resource. Roots are
+    hooked on the smallest neighbouring root and paths halved until no usage connects two roots (Shiloach and
+    Vishkin, An O(log n) Parallel Connectivity Algorithm, J. Algorithms 3(1), 1982).
     """
     root = np.arange(flow_count + resource_count)
     flow_root, resource_root = usage.flow, usage.resource + flow_count
