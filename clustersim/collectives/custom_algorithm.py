@@ -7,13 +7,14 @@ than flows (latency steps, protocols) are the constants of the library's own alg
 collective, so both are compared by what they move (`NcclOverrides`).
 
 Assumption, as for all algorithms: what is listed for a group follows from the positions of its members alone,
-because equivalent groups are routed once. Validated is what holds for any algorithm: flows stay in their
-group and carry something, and each member sends and receives at least the minimum volume, whoever reduces or
-copies on the way, switches included. As fractions of the payload, with n members: an all-reduce sends each
-member's payload and delivers the sum to each, 1 and 1; an all-gather sends the own share, 1/n, and receives
-the others', (n-1)/n; a reduce-scatter vice versa; all-to-all and shift send and receive (n-1)/n. For rooted
-collectives only the total over all members is checked, because several chains or trees have several roots: a
-broadcast and a reduce n-1; scatter and gather (n-1)/n; a message 1.
+because equivalent groups are routed once. Validated is what holds for any algorithm: flows stay in their group
+and carry something, and each member (if domains differ in size, the mean member of each domain) sends and
+receives at least the minimum volume, whoever reduces or copies on the way, switches included. As fractions of
+the payload, with n members: an all-reduce sends each member's payload and delivers the sum to each, 1 and 1; an
+all-gather sends the own share, 1/n, and receives the others', (n-1)/n; a reduce-scatter vice versa; all-to-all
+and shift send and receive (n-1)/n. For rooted collectives only the total over all members is checked, because
+several chains or trees have several roots: a broadcast and a reduce n-1; scatter and gather (n-1)/n; a message
+1.
 """
 
 import hashlib
@@ -155,7 +156,21 @@ def _require_valid_flows(collective: CollectiveType, topology: GroupTopology, fl
         volume = (sources != targets).reshape(-1) * float(flows.share)
         sent += np.bincount(sources.reshape(-1), volume, len(group_of_gpu))
         received += np.bincount(targets.reshape(-1), volume, len(group_of_gpu))
-    _require_volume(collective, sent[members], received[members])
+    _require_volume(collective, *(_mean_in_uneven_domains(volume[members], topology) for volume in (sent, received)))
+
+
+def _mean_in_uneven_domains(volume: FloatArray, topology: GroupTopology) -> FloatArray:
+    """Volumes [groups, size] of members; if domains differ in size, each has the mean of its domain.
+
+    Fewer rings than a domain has members pass it then, and flows may be listed as spread over its members, as those
+    of the library's rings are (`ring`).
+    """
+    if len(set(topology.domain_sizes)) == 1:
+        return volume
+    sizes = np.array(topology.domain_sizes)
+    starts = np.cumsum(sizes) - sizes
+    means: FloatArray = np.repeat(np.add.reduceat(volume, starts, axis=1) / sizes, sizes, axis=1)
+    return means
 
 
 def _require_flow_shape(sources: IntArray, targets: IntArray, share: float, group_count: int) -> None:
