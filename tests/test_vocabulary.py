@@ -1,0 +1,104 @@
+"""The code speaks the field's words: retired words stay away, and every class name is defined once."""
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+RETIRED = yaml.safe_load((ROOT / "tests" / "retired_words.yaml").read_text())
+PACKAGES = ("clustersim", "calibrate")
+SHARED_CLASS_NAMES: dict[str, str] = {}
+"""Class names that may be defined more than once, each with its reason; at most ten."""
+
+
+@cache
+def sources() -> tuple[Path, ...]:
+    return tuple(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
+
+
+@cache
+def names(path: Path) -> frozenset[str]:
+    """Every name that a module uses or defines."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    return frozenset(token.string for token in tokens if token.type == tokenize.NAME)
+
+
+def name_words(name: str) -> list[str]:
+    """The words of a name.
+
+    >>> name_words("_find_OOMSuggestions2")
+    ['find', 'oom', 'suggestions']
+    """
+    return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower())
+
+
+def docstrings_and_comments(path: Path) -> Iterator[str]:
+    text = path.read_text()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+@cache
+def prose() -> tuple[tuple[str, str], ...]:
+    """(file, text) of everything that people read: docstrings, comments, documents, pages."""
+    documents = [ROOT / "README.md", ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    pages = [*(ROOT / "clustersim" / "report" / "templates").glob("*")]
+    texts = [(str(path.relative_to(ROOT)), path.read_text()) for path in (*documents, *pages)]
+    return (
+        *texts,
+        *((str(path.relative_to(ROOT)), text) for path in sources() for text in docstrings_and_comments(path)),
+    )
+
+
+@pytest.mark.parametrize("word", RETIRED["identifiers"])
+def test_no_name_contains_a_retired_word(word: str) -> None:
+    uses = {
+        f"{path.relative_to(ROOT)}: {name}" for path in sources() for name in names(path) if word in name_words(name)
+    }
+    assert not uses, f"{word} is retired; write {RETIRED['identifiers'][word]}"
+
+
+@pytest.mark.parametrize("word", sorted(set(RETIRED["names"]) - set(RETIRED["file_keys"])))
+def test_no_name_is_a_retired_word(word: str) -> None:
+    uses = {
+        f"{path.relative_to(ROOT)}: {name}" for path in sources() for name in names(path) if name.strip("_") == word
+    }
+    assert not uses, f"{word} says nothing as a name; write {RETIRED['names'][word]}"
+
+
+@pytest.mark.parametrize("word", RETIRED["file_keys"])
+def test_file_keys_are_attributes_only(word: str) -> None:
+    """A word that a file dictates names a field, never a function, a class, a parameter or a local variable."""
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not (isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name.strip("_") == word), path
+            assert not (isinstance(node, ast.arg) and node.arg == word), path
+
+
+@pytest.mark.parametrize("word", RETIRED["prose"])
+def test_no_sentence_uses_a_retired_word(word: str) -> None:
+    uses = {file for file, text in prose() if re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE)}
+    assert not uses, f"{word} is retired; write {RETIRED['prose'][word]}"
+
+
+def test_every_class_name_is_defined_once() -> None:
+    modules = defaultdict(list)
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                modules[node.name].append(str(path.relative_to(ROOT)))
+    repeated = {name: files for name, files in modules.items() if len(files) > 1}
+    assert set(repeated) == set(SHARED_CLASS_NAMES), repeated
+    assert len(SHARED_CLASS_NAMES) <= 10
