@@ -16,9 +16,9 @@ from clustersim.common.processes import iterate_completed, worker_pool
 
 PARENT_SOURCE = """
 import os, time
-from clustersim.common.processes import running
+from clustersim.common.processes import worker_pool
 if __name__ == "__main__":
-    with running(2) as pool:
+    with worker_pool(2) as pool:
         assert pool.submit(os.getpid).result() != os.getpid()
         print("ready", flush=True)
         time.sleep(600)

@@ -95,7 +95,7 @@ def test_predicted_fastest_layout_has_low_regret(summary: ValidationSummary) -> 
     assert ranking is not None
     assert ranking.mean_regret is not None
     assert ranking.mean_regret <= 0.025
-    high_precision = _select_sources(ranking, lambda source: "narrow formats" not in source)
+    high_precision = _select_sources(ranking, lambda source: "low precision" not in source)
     assert high_precision.mean_regret is not None
     assert high_precision.mean_regret <= 0.02
     assert (high_precision.mean_kendall_tau or 0.0) >= 0.72
