@@ -229,10 +229,10 @@ def test_slice_categories_are_the_page_labels(result: SimulationResult, path: Pa
 def test_trace_files_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from tests.report.small_trace import simulated as made\n"
-        "from clustersim.report.export import write\n"
+        "from clustersim.report.export import write_traces as write\n"
         "folder, result = Path(sys.argv[1]), made('steps=2', 'degradations.jitter=5%', 'layout.tp_comm_overlap=true')\n"
         "for name in ('a.pftrace', 'a.csv', 'a.arrow', 'kineto'):\n"
-        "    form = {'a.pftrace': write.write_trace, 'kineto': write.write_kineto_files}.get(name, write.write_spans)\n"
+        "    form = {'a.pftrace': write.write_perfetto_file, 'kineto': write.write_kineto_files}.get(name, write.write_table_file)\n"
         "    form(result, folder / name, range(8))\n"
     )
     file_contents = []
