@@ -232,8 +232,8 @@ def test_trace_files_do_not_depend_on_the_hash_seed(tmp_path: Path) -> None:
         "from clustersim.report.export import write_traces as write\n"
         "folder, result = Path(sys.argv[1]), made('steps=2', 'degradations.jitter=5%', 'layout.tp_comm_overlap=true')\n"
         "for name in ('a.pftrace', 'a.csv', 'a.arrow', 'kineto'):\n"
-        "    form = {'a.pftrace': write.write_perfetto_file, 'kineto': write.write_kineto_files}.get(name, write.write_table_file)\n"
-        "    form(result, folder / name, range(8))\n"
+        "    writers = {'a.pftrace': write.write_perfetto_file, 'kineto': write.write_kineto_files}\n"
+        "    writers.get(name, write.write_table_file)(result, folder / name, range(8))\n"
     )
     file_contents = []
     for seed in ("1", "2"):
