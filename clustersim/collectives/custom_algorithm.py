@@ -168,8 +168,7 @@ def _mean_in_uneven_domains(volume: FloatArray, topology: GroupTopology) -> Floa
     if len(set(topology.domain_sizes)) == 1:
         return volume
     sizes = np.array(topology.domain_sizes)
-    starts = np.cumsum(sizes) - sizes
-    means: FloatArray = np.repeat(np.add.reduceat(volume, starts, axis=1) / sizes, sizes, axis=1)
+    means: FloatArray = np.repeat(np.add.reduceat(volume, topology.domain_starts, axis=1) / sizes, sizes, axis=1)
     return means
 
 

@@ -124,7 +124,7 @@ class GroupTopology:
     @property
     def heads(self) -> IntArray:
         """[groups, domains, rails]: the first members of each domain, which own its rails."""
-        return self.members[:, self._domain_starts[:, None] + np.arange(self.rails)]
+        return self.members[:, self.domain_starts[:, None] + np.arange(self.rails)]
 
     @property
     def without_root_domain(self) -> "GroupTopology":
@@ -135,12 +135,12 @@ class GroupTopology:
     @property
     def domains_by_size(self) -> tuple[IntArray, ...]:
         """Members by domain, for each distinct domain size: [groups, domains of that size, members]."""
-        counts, starts = np.array(self.domain_sizes), self._domain_starts
+        counts, starts = np.array(self.domain_sizes), self.domain_starts
         sizes = dict.fromkeys(self.domain_sizes)
         return tuple(self.members[:, starts[counts == size][:, None] + np.arange(size)] for size in sizes)
 
     @property
-    def _domain_starts(self) -> IntArray:
+    def domain_starts(self) -> IntArray:
         """[domains]: index of each domain's first member."""
         return np.cumsum((0, *self.domain_sizes[:-1]))
 

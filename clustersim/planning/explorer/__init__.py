@@ -1,1 +1,1 @@
-"""clustersim/planning/explorer"""
+"""Which tables does the offline explorer page need?"""

@@ -1,1 +1,1 @@
-"""WHAT DOES A PAGE CONSIST OF? Cards, each of which asks an answer what it shows."""
+"""What does a page consist of? Panels, each of which reads a simulation result."""
