@@ -10,15 +10,14 @@ of them: the mean is used, not the median. On GPUs a queue hides all that, and c
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from calibrate.check.context import CheckContext
 from calibrate.collectives.operations import GroupMember, prepare_collective
-from calibrate.collectives.process_groups import max_over_ranks
+from calibrate.collectives.process_groups import max_over_ranks, world_group
 from calibrate.collectives.timing import CollectiveIteration
 from calibrate.kernels.pytorch_ops import prepare_kernel
 from clustersim.cost.calibration_record import CollectiveCall, CollectiveSample, KernelSample, TimeStatistics
@@ -35,7 +34,7 @@ def measure_after_kernels(
     longest_kernel = max(timed_samples, key=lambda sample: sample.kernel.flops)
     run_kernel = prepare_kernel(longest_kernel.kernel, context.device.torch)
     ranks = tuple(range(context.world.world_size))
-    member = GroupMember(_world_group(), ranks, context.world.rank, context.device.torch)
+    member = GroupMember(world_group(), ranks, context.world.rank, context.device.torch)
     full_group_calls = [call for call in calls if call.ranks == context.world.world_size]
     return [
         CollectiveSample(
@@ -46,10 +45,6 @@ def measure_after_kernels(
         )
         for call in full_group_calls
     ]
-
-
-def _world_group() -> Any:
-    return dist.group.WORLD
 
 
 def _time_iterations(iteration: CollectiveIteration, run_kernel: Callable[[], object]) -> TimeStatistics:

@@ -32,6 +32,7 @@ from calibrate.check.operator_labels import (
     record_label,
 )
 from calibrate.collectives.operations import all_gather_tensor
+from calibrate.collectives.process_groups import world_group
 from calibrate.kernels import formulas, moe_formulas
 from calibrate.kernels.pytorch_ops.grouped_gemm import grouped_matmul
 from clustersim.model import memory_bound as passes
@@ -154,7 +155,7 @@ class MoeLayer(nn.Module):
 
 
 def _all_to_all(tokens: Tensor, send_counts: list[int], receive_counts: list[int]) -> Tensor:
-    received: Tensor = all_to_all_single_autograd(tokens, receive_counts, send_counts, dist.group.WORLD)
+    received: Tensor = all_to_all_single_autograd(tokens, receive_counts, send_counts, world_group())
     return received
 
 

@@ -169,11 +169,16 @@ def _synchronize_and_destroy(device: torch.device) -> None:
     dist.destroy_process_group()
 
 
+def world_group() -> Any:
+    """The process group of all ranks (PyTorch's types declare it optional: there is none before initialization)."""
+    return dist.group.WORLD
+
+
 @contextmanager
 def temporary_group(groups: tuple[Members, ...]) -> Iterator[Any]:
     """Create disjoint process groups for the block; yield the calling rank's, or None if it is in none of them."""
     if len(groups) == 1 and len(groups[0]) == dist.get_world_size():
-        yield dist.group.WORLD
+        yield world_group()
         return
     handles = [
         dist.new_group(list(members)) for members in groups
