@@ -16,6 +16,7 @@ from clustersim.collectives.library import Library, load_library
 from clustersim.collectives.tuner import Tuner
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError
+from clustersim.common.interning import IdentityKey
 from clustersim.common.lru import LruCache, lru_memoize, unit_size
 from clustersim.cost.background_traffic import BackgroundFlow, background_flows, loaded_links
 from clustersim.cost.bottleneck_links import restrict_to_bottleneck_links
@@ -368,21 +369,17 @@ def _in_situ_kernels(
 ) -> SustainedKernels:
     """Kernel times within a training step, derived from standalone times (record or model).
 
-    Independent of the layout, of which a search tries many: so the last ones are cached, together with the
-    accelerator and record that they were built from, since these are compared by identity.
+    Independent of the layout, of which a search tries many: so the last ones are cached.
     """
     derating, attention = unmeasured_effects(accelerator.derating, record), scenario.training.attention
     rate = job_rate(derating, scenario.layout.world_size)
-    key = id(accelerator), id(record), rate, attention
-    kernel_model, _ = _IN_SITU_CACHE.get_or_compute(
-        key, lambda: (_build_in_situ_kernels(accelerator, record, derating, rate, attention), (accelerator, record))
+    key = IdentityKey(accelerator), IdentityKey(record), rate, attention
+    return _IN_SITU_CACHE.get_or_compute(
+        key, lambda: _build_in_situ_kernels(accelerator, record, derating, rate, attention)
     )
-    return kernel_model
 
 
-_IN_SITU_CACHE: Final = LruCache[tuple[SustainedKernels, tuple[Accelerator, CalibrationRecord | None]]](
-    8, size=unit_size
-)
+_IN_SITU_CACHE: Final = LruCache[SustainedKernels](8, size=unit_size)
 
 
 def _build_in_situ_kernels(

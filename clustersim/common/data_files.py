@@ -158,12 +158,12 @@ class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
         root: yaml.Node | None = super().get_single_node()
         if root is not None:
             _reject_runaway_aliases(root)
-        seen: set[int] = set()
+        seen: set[yaml.Node] = set()
         pending = [] if root is None else [("", root)]
         while pending:
             key_path, node = pending.pop()
-            if id(node) not in seen:  # aliases repeat the same node
-                seen.add(id(node))
+            if node not in seen:  # aliases repeat the same node
+                seen.add(node)
                 _reject_duplicate_keys(key_path, node)
                 pending.extend(_children_with_paths(key_path, node))
         return root
@@ -171,20 +171,22 @@ class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
 
 def _reject_runaway_aliases(root: yaml.Node) -> None:
     """Raise InputError for aliases that contain themselves, or that expand to more values than any file needs."""
-    expanded_sizes: dict[int, int] = {}  # values in each node, aliases written out; 0 while the node is still open
+    expanded_sizes: dict[
+        yaml.Node, int
+    ] = {}  # values in each node, aliases written out; 0 while the node is still open
     pending = [root]
     while pending:
         node = pending[-1]
         children = list(_child_nodes(node))
-        if id(node) not in expanded_sizes:
-            expanded_sizes[id(node)] = 0
-            if any(expanded_sizes.get(id(child)) == 0 for child in children):
+        if node not in expanded_sizes:
+            expanded_sizes[node] = 0
+            if any(expanded_sizes.get(child) == 0 for child in children):
                 raise InputError(f"line {node.start_mark.line + 1}: an alias stands for something that contains it")
-            pending.extend(child for child in children if id(child) not in expanded_sizes)
+            pending.extend(child for child in children if child not in expanded_sizes)
         else:
-            expanded_sizes[id(node)] = 1 + sum(expanded_sizes[id(child)] for child in children)
+            expanded_sizes[node] = 1 + sum(expanded_sizes[child] for child in children)
             pending.pop()
-    if expanded_sizes[id(root)] - len(expanded_sizes) > _MAX_ALIAS_VALUES:
+    if expanded_sizes[root] - len(expanded_sizes) > _MAX_ALIAS_VALUES:
         raise InputError(f"its aliases stand for more than {_MAX_ALIAS_VALUES:,} values; write fewer of them")
 
 

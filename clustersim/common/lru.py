@@ -1,7 +1,7 @@
 """Thread-safe LRU caches of results, bounded in size.
 
-A result is a function of its key alone: keys hold all inputs by value, so no entry can be stale. Arrays in
-results are made read-only, because callers share them.
+A result is a function of its key alone: keys hold all inputs, by value or as an `IdentityKey`, so no entry can
+be stale. Arrays in results are made read-only, because callers share them.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping

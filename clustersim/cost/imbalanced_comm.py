@@ -34,7 +34,7 @@ class ImbalancedComm:
     fabric: Fabric
     _factor_cache: dict[CommOp, FloatArray] = field(default_factory=dict)
     _timing_cache: dict[CommOp, CommTiming] = field(default_factory=dict)
-    _link_load_cache: dict[tuple[bytes, tuple[int, ...]], LinkLoadMatrix] = field(default_factory=dict)
+    _link_load_cache: dict[tuple[bytes, tuple[LinkLoadMatrix, ...]], LinkLoadMatrix] = field(default_factory=dict)
 
     def time_comm_op(self, comm_op: CommOp) -> CommTiming:
         """Timing of one communication op in each group of its communicator."""
@@ -104,7 +104,7 @@ class ImbalancedComm:
             factors,
             {factor: np.full(len(factors), float(index_of[source])) for factor, source in loads_by_factor.items()},
         )
-        key = group_source.tobytes(), tuple(map(id, distinct))
+        key = group_source.tobytes(), tuple(distinct)
         if key not in self._link_load_cache:
             selections = [(loads, group_source[loads.group_index] == index) for loads, index in index_of.items()]
             columns = [

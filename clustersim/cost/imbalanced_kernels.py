@@ -8,6 +8,7 @@ count keeps its exact time.
 from dataclasses import dataclass, field
 from typing import Final
 
+from clustersim.common.interning import Interner
 from clustersim.cost.timing import KernelCost, KernelTiming
 from clustersim.model.kernels import Kernel
 
@@ -16,11 +17,11 @@ _STEPS_PER_LOAD: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ImbalancedKernels:
-    """Times kernels at a multiple of their token count; the grid times are cached by kernel identity."""
+    """Times kernels at a multiple of their token count; the grid times are cached."""
 
     kernels: KernelCost
+    _kernels: Interner[Kernel] = field(default_factory=Interner)
     _cache: dict[tuple[int, int], KernelTiming] = field(default_factory=dict)
-    _pinned: dict[int, Kernel] = field(default_factory=dict)  # keeps kernels alive, so that no id is reused
 
     def time_kernel(self, kernel: Kernel, load_factor: float) -> KernelTiming:
         """Time of a kernel with `load_factor` times its tokens."""
@@ -33,10 +34,9 @@ class ImbalancedKernels:
         return KernelTiming(seconds, below.provenance, above.bottleneck, below.error, below.in_situ_slowdown)
 
     def _time_at_step(self, kernel: Kernel, step: int) -> KernelTiming:
-        key = id(kernel), step
+        key = self._kernels.index_of(kernel), step
         cached = self._cache.get(key)
         if cached is None:
-            self._pinned[id(kernel)] = kernel
             scaled = kernel if step == _STEPS_PER_LOAD else kernel.scale_rows(step / _STEPS_PER_LOAD)
             cached = self._cache[key] = self.kernels.time_kernel(scaled)
         return cached

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.interning import Interner
 from clustersim.common.units import Seconds
 from clustersim.cost.device_models import DeviceModel, DeviceModels
 from clustersim.cost.imbalanced_kernels import ImbalancedKernels
@@ -109,9 +110,9 @@ class OverlapModel:
         return maximum(kernel_busy, comm_busy) + minimum(kernel_busy, comm_busy) / chunks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SegmentTiming:
-    """Timing of every operation of a segment, in the segment's order.
+    """Timing of every operation of a segment, in the segment's order. Compared by identity, as ranks share it.
 
     durations: [operations] seconds; offsets: [operations + 1] seconds from the segment's start, the running sum
     of durations; exposed_comm: [operations] seconds of each that are communication not hidden by a kernel (all
@@ -165,10 +166,11 @@ class SegmentCost:
             np.unique(load_factors, return_inverse=True)[1].reshape(-1) for load_factors in program.expert_loads.factors
         ]
         self._canonical: dict[Segment, Segment] = {}
-        self._canonical_by_key: dict[tuple[int, ...], Segment] = {}
+        self._canonical_by_content: dict[tuple[bool, tuple[Operation, ...]], Segment] = {}
         self._timing_classes: dict[Segment, IntArray] = {}
         self._timing_cache: dict[tuple[Segment, int], SegmentTiming] = {}
-        self._operation_cache: dict[tuple[int, int], _TimedOperation] = {}
+        self._operation_cache: dict[tuple[int, Operation], _TimedOperation] = {}
+        self._kernels = Interner[Kernel]()
         self._kernel_cache: dict[tuple[int, int], KernelTiming] = {}
         self._imbalanced_kernels = [ImbalancedKernels(kind.kernels) for kind in device_models.models]
         standalone_collectives = (
@@ -183,10 +185,6 @@ class SegmentCost:
         self._slowdown_cache: dict[tuple[Segment, int], FloatArray] = {}
         self._comm_speed_cache: dict[tuple[int, Segment, CollectiveType], float] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """State without caches keyed by object identity, which is not preserved by pickling."""
-        return {**vars(self), "_alike": {}, "_operations": {}, "_kernels": {}}
-
     def time_segment(self, rank: int, segment: Segment) -> SegmentTiming:
         """Timing of a segment on one rank."""
         segment = self._canonical_segment(segment)
@@ -196,14 +194,11 @@ class SegmentCost:
         return self._timing_cache[key]
 
     def _canonical_segment(self, segment: Segment) -> Segment:
-        """The first requested segment with the same operations, which is timed for all of them.
-
-        Operations are compared by identity: layers share them, and comparing by value takes longer than timing.
-        """
+        """The first requested segment with the same operations, which is timed for all of them."""
         cached = self._canonical.get(segment)
         if cached is None:
-            key = segment.interleaved, *map(id, segment.operations)
-            cached = self._canonical[segment] = self._canonical_by_key.setdefault(key, segment)
+            content = segment.interleaved, segment.operations
+            cached = self._canonical[segment] = self._canonical_by_content.setdefault(content, segment)
         return cached
 
     def timing_classes(self, segment: Segment) -> IntArray:
@@ -347,8 +342,8 @@ class SegmentCost:
         )
 
     def _timed_operation(self, rank: int, operation: Operation) -> "_TimedOperation":
-        """Timing of a program's operation on a rank, cached by identity: segments share many of them."""
-        key = rank, id(operation)
+        """Timing of a program's operation on a rank."""
+        key = rank, operation
         cached = self._operation_cache.get(key)
         if cached is None:
             cached = self._operation_cache[key] = self._time_operation(rank, operation)
@@ -369,8 +364,8 @@ class SegmentCost:
                 return self._time_kernel(model_index, kernel), _NO_COMM, None
 
     def _time_kernel(self, model_index: int, kernel: Kernel) -> KernelTiming:
-        """Timing of a program's kernel, cached by identity: hashing it takes longer."""
-        key = model_index, id(kernel)
+        """Timing of a program's kernel."""
+        key = model_index, self._kernels.index_of(kernel)
         cached = self._kernel_cache.get(key)
         if cached is None:
             cached = self._kernel_cache[key] = self.device_models.models[model_index].kernels.time_kernel(kernel)

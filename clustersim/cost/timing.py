@@ -1,17 +1,17 @@
 """How long does a single kernel or collective take, and what is the provenance of that duration?"""
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final, Protocol
 
 from clustersim.common.arrays import FloatArray
+from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes, Seconds
 from clustersim.model.kernels import Kernel
 from clustersim.program.task import CommOp
 from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
 
 
-class Provenance(Enum):
+class Provenance(IdentityEnum):
     """Where a duration comes from, best first."""
 
     MEASURED = "measured"  # this kernel and shape was timed
@@ -26,7 +26,7 @@ LOCALLY_MEASURED: Final = (Provenance.MEASURED, Provenance.INTERPOLATED, Provena
 """Provenances that are based on a record of this machine."""
 
 
-class Bottleneck(Enum):
+class Bottleneck(IdentityEnum):
     """The resource that limits a kernel or collective."""
 
     COMPUTE = "compute"

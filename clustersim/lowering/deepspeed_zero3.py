@@ -50,7 +50,7 @@ class _PendingSlice:
     """A slice whose parameter is being gathered."""
 
     parameter_slice: ParameterSlice
-    key: tuple[int, int]
+    key: tuple[Unit, int]
     stage_pass: StagePass
 
 
@@ -60,7 +60,7 @@ class DeepspeedZero3:
 
     strategy: DeepspeedZero3Strategy
     _last_gather: tuple[int, ...] = ()
-    _slice_cache: dict[tuple[int, ActionKind], list[ParameterSlice]] = field(default_factory=dict)
+    _slice_cache: dict[tuple[Unit, ActionKind], list[ParameterSlice]] = field(default_factory=dict)
 
     def begin_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
         """Nothing to do: parameters are gathered when they are needed."""
@@ -77,7 +77,7 @@ class DeepspeedZero3:
                     self._add_compute(builder, pending)
                 pending = _PendingSlice(
                     parameter_slice,
-                    (id(unit), index),
+                    (unit, index),
                     stage_pass._replace(depends_on=(*stage_pass.depends_on, *self._last_gather)),
                 )
         if pending is not None:
@@ -91,9 +91,9 @@ class DeepspeedZero3:
         """Nothing to do: the next step gathers what it needs."""
 
     def _slices(self, unit: Unit, kind: ActionKind) -> list[ParameterSlice]:
-        if (id(unit), kind) not in self._slice_cache:
-            self._slice_cache[id(unit), kind] = [*split_by_parameter(unit, kind)]
-        return self._slice_cache[id(unit), kind]
+        if (unit, kind) not in self._slice_cache:
+            self._slice_cache[unit, kind] = [*split_by_parameter(unit, kind)]
+        return self._slice_cache[unit, kind]
 
     def _add_gather(self, builder: RankProgramBuilder, parameter_slice: ParameterSlice, stage_pass: StagePass) -> None:
         """Start the gather once all previously issued work is done; the host copies the shards one by one."""

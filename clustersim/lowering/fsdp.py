@@ -53,7 +53,7 @@ class FsdpLowering:
     strategy: FullyShard
     _unsharded_stages: set[int] = field(default_factory=set)
     _awaited_reductions: tuple[int, ...] = ()
-    _copy_cache: dict[tuple[int, WorkType], tuple[Operation, ...]] = field(default_factory=dict)
+    _copy_cache: dict[tuple[Unit, WorkType], tuple[Operation, ...]] = field(default_factory=dict)
     _pass_cache: dict[Hashable, _LoweredPass] = field(default_factory=dict)
 
     def begin_step(self, builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
@@ -186,7 +186,7 @@ class FsdpLowering:
         if not self.strategy.copies:
             return ()
         work_type = WorkType.FORWARD if stage_pass.action.kind is ActionKind.FORWARD else WorkType.BACKWARD
-        key = id(unit), work_type
+        key = unit, work_type
         if key not in self._copy_cache:
             self._copy_cache[key] = self._copy_operation(builder, unit, work_type)
         return self._copy_cache[key]

@@ -167,7 +167,7 @@ class RankProgramBuilder:
         operations = unit.operations(stage_pass.action.kind)
         return self.add_compute(
             stage_pass,
-            (id(unit), bool(copy_operations)),
+            (unit, bool(copy_operations)),
             (*copy_operations, *operations) if copy_operations else operations,
         )
 
@@ -190,7 +190,7 @@ class RankProgramBuilder:
         units = execution_order(self.units.stage_units(stage_pass.stage), kind)
         unit_passes = zip((stage_pass, *[next_pass] * (len(units) - 1)), units, strict=True)
         first, *others = (
-            self._pass_segment(unit_pass, (id(unit), False), unit.operations(kind)) for unit_pass, unit in unit_passes
+            self._pass_segment(unit_pass, (unit, False), unit.operations(kind)) for unit_pass, unit in unit_passes
         )
         return first, [(segment, len([*equal])) for segment, equal in groupby(others)]
 
@@ -272,7 +272,9 @@ class RankProgramBuilder:
         return self._add_standalone_segment(self._standalone_segment(name, operations), depends_on)
 
     def _standalone_segment(self, name: str, operations: Sequence[Operation]) -> Segment:
-        return self.segments.segment((name, tuple(operations)), name, operations)
+        """The segment of a name and operations that are made anew for each pass or rank."""
+        content = tuple((operation.body, operation.work_type) for operation in operations)
+        return self.segments.segment((name, content), name, operations)
 
     def _add_standalone_segment(self, segment: Segment, depends_on: Sequence[int]) -> int:
         return self.tasks.add(Stream.COMPUTE, ComputeTask(segment, tuple(depends_on)))

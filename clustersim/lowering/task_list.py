@@ -141,13 +141,10 @@ def shift_task_ids(task_ids: Sequence[int], offset: int) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class SegmentCache:
-    """Cache of segments: equal keys, or equal operation sequences, share one `Segment`.
-
-    Operations are compared by identity, since layers share them; the segments keep them alive.
-    """
+    """Cache of segments: equal keys, or the same operations in sequence, share one `Segment`."""
 
     _by_key: dict[Hashable, Segment] = field(default_factory=dict)
-    _by_operations: dict[Hashable, Segment] = field(default_factory=dict)
+    _by_content: dict[tuple[str, bool, tuple[Operation, ...]], Segment] = field(default_factory=dict)
 
     def segment(
         self, key: Hashable, name: str, operations: Iterable[Operation], *, interleaved: bool = False
@@ -157,9 +154,7 @@ class SegmentCache:
         if cached is None:
             segment_operations = tuple(operations)
             candidate = Segment(name, segment_operations, interleaved)
-            cached = self._by_key[key] = self._by_operations.setdefault(
-                (name, interleaved, *map(id, segment_operations)), candidate
-            )
+            cached = self._by_key[key] = self._by_content.setdefault((name, interleaved, segment_operations), candidate)
         return cached
 
 

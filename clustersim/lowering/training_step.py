@@ -60,7 +60,6 @@ from clustersim.program.task import (
     CollectiveTask,
     CollectiveType,
     CommOp,
-    ComputeTask,
     HostOpKind,
     Operation,
     ReceiveTask,
@@ -328,10 +327,12 @@ def _add_optimizer(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...
         _add_host_updates(builder, sum(len(builder.units.stage_units(stage)) for stage in stages), updates, depends_on)
     )
     if not host_tasks:
-        return _add_device_update(builder, operations, depends_on)
+        return builder.add_standalone("optimizer", operations, depends_on)
     if operations:
-        _add_device_update(builder, operations, depends_on)
-    return _add_device_update(builder, [], (host_tasks[-1],))  # the step ends when the weights are back on the device
+        builder.add_standalone("optimizer", operations, depends_on)
+    return builder.add_standalone(
+        "optimizer", [], (host_tasks[-1],)
+    )  # the step ends when the weights are back on the device
 
 
 def _prepare_gradients(
@@ -359,11 +360,6 @@ def _prepare_gradients(
     task = builder.add_standalone("unscale gradients", operations, builder.reduction_tasks)
     builder.reduction_tasks = [*_all_reduce_over_copy(builder, "found infinite", task)]
     return []
-
-
-def _add_device_update(builder: RankProgramBuilder, operations: list[Operation], depends_on: tuple[int, ...]) -> int:
-    segment = builder.segments.segment(("optimizer", tuple(operations)), "optimizer", operations)
-    return builder.tasks.add(Stream.COMPUTE, ComputeTask(segment, depends_on))
 
 
 def _add_host_updates(
@@ -452,8 +448,7 @@ def _add_squared_sum(builder: RankProgramBuilder, operations: list[Operation]) -
             builder.host_tasks.add_host_op(HostOpKind.ON_HOST, f"{_NORM_NAME} on the host", bytes_read, depends_on),
         )
         operations = [operation for operation in operations if operation.kernel is None]
-    segment = builder.segments.segment(("norm", tuple(operations)), "gradient norm", operations)
-    return builder.tasks.add(Stream.COMPUTE, ComputeTask(segment, depends_on))
+    return builder.add_standalone(_NORM_NAME, operations, depends_on)
 
 
 def _optimizer_operations(kernels: tuple[Kernel, ...]) -> list[Operation]:

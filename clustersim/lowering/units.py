@@ -10,6 +10,7 @@ and the head are never recomputed. Where backward is split, recomputation comes 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from clustersim.common.interning import Interner
 from clustersim.common.units import Bytes
 from clustersim.memory.activations import Activations
 from clustersim.model.layer_stack import LayerSpec, LayerStack
@@ -31,9 +32,9 @@ from clustersim.program.action import ActionKind
 from clustersim.program.task import Operation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Unit:
-    """Embedding, layer or head of a stage.
+    """Embedding, layer or head of a stage. Compared by identity, as equal layers share a unit.
 
     parameters_by_group: parameters on this rank by parameter group; is_head: final norm, logits and loss;
     input_gradients, weight_gradients: the halves of `backward`, where a schedule splits it.
@@ -67,16 +68,12 @@ class Unit:
 
 @dataclass(frozen=True)
 class UnitBuilder:
-    """Builds the units of a plan's stages; equal units share their operations.
-
-    Caches are keyed by stage index, and by the identity of a layer spec before its value, since hashing layer
-    stacks and specs repeatedly costs more.
-    """
+    """Builds the units of a plan's stages; equal layers share a unit."""
 
     plan: Plan
     _units_by_stage: dict[int, tuple[Unit, ...]] = field(default_factory=dict)
-    _layers_by_spec: dict[tuple[LayerSpec, bool, bool, int | None], Unit] = field(default_factory=dict)
-    _layers_by_spec_id: dict[tuple[int, bool, bool, int | None], Unit] = field(default_factory=dict)
+    _specs: Interner[LayerSpec] = field(default_factory=Interner)
+    _layer_cache: dict[tuple[int, bool, bool, int | None], Unit] = field(default_factory=dict)
     _operation_cache: dict[tuple[int, ActionKind], tuple[Operation, ...]] = field(default_factory=dict)
     _stage_class_cache: dict[int, int] = field(default_factory=dict)
     _class_by_content: dict[tuple[LayerStack, bool, bool, tuple[int | None, ...]], int] = field(default_factory=dict)
@@ -117,23 +114,20 @@ class UnitBuilder:
 
     def layer_unit(self, layer_run: StageLayers, load_index: int | None) -> Unit:
         """The unit of one layer; load_index: index of its expert load factors."""
-        spec, recomputed = layer_run.layers.spec, layer_run.recomputed
-        id_key = id(spec), recomputed, layer_run.offloaded, load_index
-        if id_key in self._layers_by_spec_id:
-            return self._layers_by_spec_id[id_key]
-        key = spec, recomputed, layer_run.offloaded, load_index
-        unit = self._layers_by_spec.get(key)
-        if unit is None:
-            layer, sharding = self.plan.layer_by_spec[spec], self.plan.layer_sharding(spec, load_index=load_index)
-            unit = _build_unit(
-                "layer", layer, sharding, self._recomputed_operations(layer, sharding, recomputed=recomputed)
-            )
-            unit = self._offload_unreduced(unit)
-            if layer_run.offloaded:
-                unit = _offload_activations(unit, Activations(self.plan).layer_bytes_of(layer_run))
-            self._layers_by_spec[key] = unit
-        self._layers_by_spec_id[id_key] = unit
-        return unit
+        spec_index = self._specs.index_of(layer_run.layers.spec)
+        key = spec_index, layer_run.recomputed, layer_run.offloaded, load_index
+        if key not in self._layer_cache:
+            self._layer_cache[key] = self._build_layer(layer_run, load_index)
+        return self._layer_cache[key]
+
+    def _build_layer(self, layer_run: StageLayers, load_index: int | None) -> Unit:
+        spec = layer_run.layers.spec
+        layer, sharding = self.plan.layer_by_spec[spec], self.plan.layer_sharding(spec, load_index=load_index)
+        recomputed = self._recomputed_operations(layer, sharding, recomputed=layer_run.recomputed)
+        unit = self._offload_unreduced(_build_unit("layer", layer, sharding, recomputed))
+        if not layer_run.offloaded:
+            return unit
+        return _offload_activations(unit, Activations(self.plan).layer_bytes_of(layer_run))
 
     def _recomputed_operations(
         self, layer: LayerOperators, sharding: LayerSharding, *, recomputed: bool

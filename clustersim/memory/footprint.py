@@ -228,14 +228,16 @@ class Footprint:
         if isinstance(self.plan.layout.data, FullyShard) and offload.offloads_shards:
             prefetched = self.plan.layout.data.prefetch_depth + 1
         leaving = (2 if self.plan.offloads_unreduced_gradients else 1) * offload.offloads_gradients
-        units = {id(unit): unit for stage in stages for unit in self.plan.stage_units(stage)}.values()
+        if not prefetched and not leaving:
+            return 0.0
         return max(
             sum(
                 unit.parameters_by_group.get(group.name, 0) / self._shard_count(group, 2)
                 * (prefetched * group.host_format.bytes + leaving * group.is_trained * group.formats.gradients.bytes)
                 for group in self.plan.parameter_groups
             )
-            for unit in units
+            for stage in stages
+            for unit in self.plan.stage_units(stage)
         )  # fmt: skip
 
     def _largest_bucket(self, group: ParameterGroup, stages: Iterable[PipelineStage]) -> Bytes:

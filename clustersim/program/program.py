@@ -7,7 +7,7 @@ have one pair (r, neighbour of r) for each sender r, so a rank sends in at most 
 receives in at most one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -16,8 +16,15 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.interning import Interner
+from clustersim.program.action import ActionKind
 from clustersim.program.loops import Loop, find_loops
 from clustersim.program.task import CommOp, ComputeTask, Segment, Stream, Task
+
+TaskBody = Segment | CommOp
+"""What a task runs."""
+PASS_KINDS: Final = tuple(ActionKind)
+"""Kinds of passes, as `RankProgram.pass_kinds` counts them."""
 
 
 @dataclass(frozen=True)
@@ -33,29 +40,44 @@ class RankProgram:
     @cached_property
     def comm_ops(self) -> tuple[CommOp, ...]:
         """All distinct collectives and messages that the rank takes part in, in task order."""
-        return _unique_comm_ops((*self.segment_comm_ops, *self.task_comm_ops))
+        return Interner((*self.segment_comm_ops, *self.task_comm_ops)).values
 
     @cached_property
     def segment_comm_ops(self) -> tuple[CommOp, ...]:
         """Distinct communication inside compute segments, for which the compute stream waits."""
-        segments = dict.fromkeys(task.segment for task in self.tasks if isinstance(task, ComputeTask))
-        return _unique_comm_ops(comm_op for segment in segments for comm_op in segment.distinct_comm_ops)
+        segments = (body for body in self.task_bodies if isinstance(body, Segment))
+        return Interner(comm_op for segment in segments for comm_op in segment.distinct_comm_ops).values
 
     @cached_property
     def task_comm_ops(self) -> tuple[CommOp, ...]:
         """Distinct communication that runs as tasks on the other streams."""
-        return _unique_comm_ops(comm_op for _, comm_op in self.issued_comm_ops)
+        return tuple(body for body in self.task_bodies if isinstance(body, CommOp))
 
     @cached_property
     def issued_comm_ops(self) -> tuple[tuple[Stream, CommOp], ...]:
-        """(stream, comm op) pairs of communication tasks, distinct by object identity, as tasks share comm ops."""
-        stream_tasks = zip(self.streams, self.tasks, strict=True)
-        issued = {
-            (stream, id(task.comm_op)): (stream, task.comm_op)
-            for stream, task in stream_tasks
-            if not isinstance(task, ComputeTask)
-        }
-        return tuple(issued.values())
+        """Distinct (stream, comm op) pairs of communication tasks."""
+        bodies, stream_bodies = self.task_bodies, zip(self.streams, self.body_index.tolist(), strict=True)
+        issued = ((stream, bodies[body_index]) for stream, body_index in dict.fromkeys(stream_bodies))
+        return tuple((stream, body) for stream, body in issued if isinstance(body, CommOp))
+
+    @cached_property
+    def task_bodies(self) -> tuple[TaskBody, ...]:
+        """Distinct segments and comm ops of tasks, in task order."""
+        return self._interned_bodies[0]
+
+    @cached_property
+    def body_index(self) -> IntArray:
+        """[tasks] index into `task_bodies` of what each task runs."""
+        return self._interned_bodies[1]
+
+    @cached_property
+    def _interned_bodies(self) -> tuple[tuple[TaskBody, ...], IntArray]:
+        """`task_bodies` and `body_index`."""
+        bodies = Interner[TaskBody]()
+        indices = [
+            bodies.index_of(task.segment if isinstance(task, ComputeTask) else task.comm_op) for task in self.tasks
+        ]
+        return bodies.values, np.array(indices, dtype=np.int64)
 
     @cached_property
     def operation_offsets(self) -> tuple[int, ...]:
@@ -64,27 +86,32 @@ class RankProgram:
         return tuple(accumulate(counts, initial=0))
 
     @cached_property
+    def pass_kinds(self) -> IntArray:
+        """[tasks] index in `PASS_KINDS` of the kind of pass that each task computes; beyond it for other tasks."""
+        kinds = (
+            task.action.kind if isinstance(task, ComputeTask) and task.action is not None else None
+            for task in self.tasks
+        )
+        index_of: dict[ActionKind | None, int] = {kind: index for index, kind in enumerate((*PASS_KINDS, None))}
+        return np.array([index_of[kind] for kind in kinds], dtype=np.int64)
+
+    @cached_property
     def task_signatures(self) -> IntArray:
         """[tasks] ids that are equal for tasks with equal body and equal relative dependencies.
 
         Relative dependencies are distances in task ids. Message tags do not count.
         """
-        body_ids: dict[int, int] = {}
-        unique_bodies: dict[Segment | CommOp, int] = {}
         signature_ids: dict[tuple[Stream, int, int | tuple[int, ...]], int] = {}
         signatures: list[int] = []
-        for task_id, (stream, task) in enumerate(zip(self.streams, self.tasks, strict=True)):
-            body = task.segment if isinstance(task, ComputeTask) else task.comm_op
-            body_id = body_ids.get(id(body))  # by identity first: hashing them by value is slower
-            if body_id is None:
-                body_id = body_ids[id(body)] = unique_bodies.setdefault(body, len(unique_bodies))
+        body_index = self.body_index.tolist()
+        for task_id, (stream, task, body) in enumerate(zip(self.streams, self.tasks, body_index, strict=True)):
             depends_on = task.depends_on
             distances = (
                 task_id - depends_on[0]
                 if len(depends_on) == 1
                 else tuple([task_id - dependency for dependency in depends_on])
             )
-            signatures.append(signature_ids.setdefault((stream, body_id, distances), len(signature_ids)))
+            signatures.append(signature_ids.setdefault((stream, body, distances), len(signature_ids)))
         return np.array(signatures, dtype=np.int64)
 
     @cached_property
@@ -95,14 +122,6 @@ class RankProgram:
     def step_indices(self, step_count: int) -> IntArray:
         """[tasks] step, from 0, that each task belongs to, where the program is `step_count` equal training steps."""
         return np.arange(len(self.tasks), dtype=np.int64) // (len(self.tasks) // step_count)
-
-
-def _unique_comm_ops(comm_ops: Iterable[CommOp]) -> tuple[CommOp, ...]:
-    """Distinct comm ops in order, by identity first: tasks share them, and hashing all of them by value is slower.
-
-    Not a set: its order, in which comm ops would be costed, changes from process to process.
-    """
-    return tuple(dict.fromkeys({id(comm_op): comm_op for comm_op in comm_ops}.values()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ import numpy as np
 from clustersim.common.arrays import IntArray
 from clustersim.common.dtypes import DType
 from clustersim.common.enums import IdentityEnum
+from clustersim.common.interning import Interner
 from clustersim.common.pickling import FieldPickling
 from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel
@@ -178,9 +179,9 @@ class CommOverlap:
     is_ring: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """One operation of a segment: kernel, blocking collective, or both overlapped.
+    """One operation of a segment: kernel, blocking collective, or both overlapped. Compared by identity, as shared.
 
     gradient_count: parameters of this rank, all of parameter_group, whose gradients are complete after it;
     h2d_bytes: offloaded activations that must be back on the device before it; is_last_use: it reads those for
@@ -235,14 +236,14 @@ class Segment(FieldPickling):
 
     @cached_property
     def distinct_operations(self) -> tuple[Operation, ...]:
-        """Distinct operations by identity, as layers share them."""
-        return tuple({id(operation): operation for operation in self.operations}.values())
+        """Distinct operations, as layers share them."""
+        return tuple(dict.fromkeys(self.operations))
 
     @cached_property
     def operation_index(self) -> IntArray:
         """[operations] index of each operation in `distinct_operations`."""
-        index_by_id = {id(operation): index for index, operation in enumerate(self.distinct_operations)}
-        return np.array([index_by_id[operation] for operation in map(id, self.operations)], dtype=np.int64)
+        index_of = {operation: index for index, operation in enumerate(self.distinct_operations)}
+        return np.array([index_of[operation] for operation in self.operations], dtype=np.int64)
 
     @cached_property
     def comm_ops(self) -> tuple[CommOp, ...]:
@@ -251,9 +252,9 @@ class Segment(FieldPickling):
 
     @cached_property
     def distinct_comm_ops(self) -> tuple[CommOp, ...]:
-        """The distinct collectives inside, in order; by identity first, because hashing them by value is slower."""
-        comm_ops = (comm_op for operation in self.distinct_operations if (comm_op := operation.comm_op) is not None)
-        return tuple(dict.fromkeys({id(comm_op): comm_op for comm_op in comm_ops}.values()))
+        """The distinct collectives inside, in order."""
+        operations = self.distinct_operations
+        return Interner(comm_op for operation in operations if (comm_op := operation.comm_op) is not None).values
 
 
 @dataclass(frozen=True, slots=True)

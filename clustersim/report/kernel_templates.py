@@ -44,9 +44,8 @@ class _TemplateBuilder:
 
     tolerance: seconds by which equal times may differ; columns: label indices, gaps and durations of each
     template; template_ids: index of each template by its key; label_ids: index of each label; label_cache:
-    label indices by segment and identity of its timing, with the timing, which keeps it alive and ids unique;
-    unshared_operations: operations of individually evaluated runs so far; omitted_spans: spans beyond the
-    limit.
+    label indices by segment and timing; unshared_operations: operations of individually evaluated runs so far;
+    omitted_spans: spans beyond the limit.
     """
 
     result: SimulationResult
@@ -55,7 +54,7 @@ class _TemplateBuilder:
     columns: list[tuple[IntArray, FloatArray, FloatArray]] = field(default_factory=list)
     template_ids: dict[object, int] = field(default_factory=dict)
     label_ids: dict[KernelLabel, int] = field(default_factory=dict)
-    label_cache: dict[tuple[Segment, int], tuple[IntArray, SegmentTiming]] = field(default_factory=dict)
+    label_cache: dict[tuple[Segment, SegmentTiming], IntArray] = field(default_factory=dict)
     unshared_operations: int = 0
     omitted_spans: int = 0
 
@@ -88,7 +87,7 @@ class _TemplateBuilder:
 
     def _isolated_template(self, segment: Segment, timing: SegmentTiming) -> int:
         """Template of runs that take their segment's isolated time."""
-        key, labels = (segment, id(timing)), self._label_ids(segment, timing)
+        key, labels = (segment, timing), self._label_ids(segment, timing)
         duration = np.array(timing.durations)
         return self._add(key, labels, np.zeros_like(duration), duration)
 
@@ -124,7 +123,7 @@ class _TemplateBuilder:
         return self.template_ids[key]
 
     def _label_ids(self, segment: Segment, timing: SegmentTiming) -> IntArray:
-        key = (segment, id(timing))
+        key = segment, timing
         if key not in self.label_cache:
             descriptions = (
                 describe_operation(operation, timing, index) for index, operation in enumerate(segment.operations)
@@ -133,8 +132,8 @@ class _TemplateBuilder:
                 self.label_ids.setdefault(build_kernel_label(description), len(self.label_ids))
                 for description in descriptions
             ]
-            self.label_cache[key] = np.array(label_ids, dtype=np.int64), timing
-        return self.label_cache[key][0]
+            self.label_cache[key] = np.array(label_ids, dtype=np.int64)
+        return self.label_cache[key]
 
     def to_kernel_templates(self, template: IntArray) -> KernelTemplates:
         """All templates, concatenated."""

@@ -22,7 +22,7 @@ from clustersim.common.units import Seconds
 from clustersim.cost.segment import SegmentTiming
 from clustersim.cost.timing import LOCALLY_MEASURED, CommTiming, Provenance
 from clustersim.model.kernels import Kernel
-from clustersim.program.task import CommOp, CommOverlap, Segment
+from clustersim.program.task import CommOp, CommOverlap, Operation, Segment
 from clustersim.results.trace_table import (
     FULL_RUN,
     SegmentTimingLookup,
@@ -125,10 +125,10 @@ _IndexedSeconds = tuple[IntArray, FloatArray]
 
 @dataclass(frozen=True, slots=True)
 class _ItemIndexer:
-    """Indices of items; also cached by identity, since hashing kernels is slower."""
+    """Indices of items; also cached by operation, since hashing kernels is slower."""
 
     index_by_key: dict[_ItemKey, int] = field(default_factory=dict)
-    _index_by_id: dict[tuple[int, int, float | None, float], int] = field(default_factory=dict)
+    _index_by_operation: dict[tuple[Operation, Provenance, float | None, float], int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.index_by_key)
@@ -142,10 +142,10 @@ class _ItemIndexer:
         sources = zip(timing.provenance, timing.error, timing.in_situ_slowdown, strict=True)
         indices: list[int] = []
         for operation, (source, error, slowdown) in zip(segment.operations, sources, strict=True):
-            id_key = id(operation.body), id(source), error, slowdown
-            index = self._index_by_id.get(id_key)
+            key = operation, source, error, slowdown
+            index = self._index_by_operation.get(key)
             if index is None:
-                index = self._index_by_id[id_key] = self.index_for((operation.body, source, error, slowdown))
+                index = self._index_by_operation[key] = self.index_for((operation.body, source, error, slowdown))
             indices.append(index)
         return np.array(indices, dtype=np.int64)
 

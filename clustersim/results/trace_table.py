@@ -13,11 +13,12 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
+from clustersim.common.interning import Interner
 from clustersim.common.units import Seconds
 from clustersim.cost.segment import SegmentTiming
-from clustersim.program.action import Action, ActionKind
-from clustersim.program.program import Program
-from clustersim.program.task import CommOp, ComputeTask, Segment, Task
+from clustersim.program.action import ActionKind
+from clustersim.program.program import PASS_KINDS, Program, TaskBody
+from clustersim.program.task import CommOp, Segment
 from clustersim.results.time_categories import (
     CATEGORY_BY_COMM_GROUP,
     CATEGORY_INDEX,
@@ -33,8 +34,8 @@ TimeWindow = tuple[Seconds, Seconds]
 """(begin, end) in seconds."""
 FULL_RUN: Final[TimeWindow] = (0.0, inf)
 
-_FORWARD_KINDS = frozenset({ActionKind.FORWARD})
-_BACKWARD_KINDS = frozenset({ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT})
+_FORWARD_KINDS: Final = [PASS_KINDS.index(ActionKind.FORWARD)]
+_BACKWARD_KINDS: Final = [PASS_KINDS.index(kind) for kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,35 +128,54 @@ def has_pipeline(program: Program) -> bool:
 def build_trace_table(trace: Trace, program: Program, step_count: int = 1) -> TraceTable:
     """Join a trace with the program of `step_count` equal steps that it ran."""
     ranks, weights = np.unique(trace.representative, return_counts=True)
-    indexer = _TaskIndexer({}, {}, {}, [])
-    task_count = sum(len(rank_program.tasks) for rank_program in program.programs)
-    task_kind = np.fromiter(
-        (indexer.task_kind(task) for rank_program in program.programs for task in rank_program.tasks),
-        np.int64,
-        task_count,
-    )
-    segment, comm_op, is_forward, is_backward = np.array(indexer.columns, dtype=np.int64).reshape(-1, 4)[task_kind].T
-    comm_ops = tuple(indexer.comm_ops)
-    crossing_groups = STAGE_CROSSING_GROUPS if has_pipeline(program) else frozenset()
-    tasks = TaskColumns(
-        segment=np.ascontiguousarray(segment),
-        comm_op=np.ascontiguousarray(comm_op),
-        is_forward=is_forward > 0,
-        is_backward=is_backward > 0,
-        category=_lookup_by_comm_op(comm_op, [CATEGORY_BY_COMM_GROUP[op.comm_group].index for op in comm_ops], -1),
-        crosses_stages=_lookup_by_comm_op(comm_op, [int(op.comm_group in crossing_groups) for op in comm_ops], 0) > 0,
-        step=np.concatenate([rank_program.step_indices(step_count) for rank_program in program.programs]),
-    )
     class_of_rank = np.full(program.world_size, -1, dtype=np.int64)
     class_of_rank[ranks] = np.arange(len(ranks))
     program_offset = np.cumsum([0, *(len(rank_program.tasks) for rank_program in program.programs)])[
         program.program_index
     ]
+    bodies = Interner(body for rank_program in program.programs for body in rank_program.task_bodies)
     return TraceTable(
-        trace=trace, program=program, step_count=step_count, ranks=ranks, weights=weights, tasks=tasks,
-        rank_class=class_of_rank[trace.rank], entry=program_offset[trace.rank] + trace.task,
-        segments=tuple(indexer.segments), comm_ops=comm_ops,
-    )  # fmt: skip
+        trace=trace,
+        program=program,
+        step_count=step_count,
+        ranks=ranks,
+        weights=weights,
+        rank_class=class_of_rank[trace.rank],
+        entry=program_offset[trace.rank] + trace.task,
+        tasks=_task_columns(program, step_count, bodies),
+        segments=tuple(body for body in bodies.values if isinstance(body, Segment)),
+        comm_ops=tuple(body for body in bodies.values if isinstance(body, CommOp)),
+    )
+
+
+def _task_columns(program: Program, step_count: int, bodies: Interner[TaskBody]) -> TaskColumns:
+    """Columns of the tasks; bodies: those of all programs."""
+    crossing_groups = STAGE_CROSSING_GROUPS if has_pipeline(program) else frozenset()
+    columns, counts = [], [0, 0]
+    for body in bodies.values:
+        if isinstance(body, Segment):
+            columns.append((counts[0], -1, -1, 0))
+        else:
+            group = body.comm_group
+            columns.append((-1, counts[1], CATEGORY_BY_COMM_GROUP[group].index, int(group in crossing_groups)))
+        counts[isinstance(body, CommOp)] += 1
+    body_indices = [
+        np.array([*map(bodies.index_of, rank_program.task_bodies)], dtype=np.int64)[rank_program.body_index]
+        for rank_program in program.programs
+    ]
+    segment, comm_op, category, crosses_stages = (
+        np.array(columns, dtype=np.int64).reshape(-1, 4)[np.concatenate(body_indices)].T
+    )
+    pass_kinds = np.concatenate([rank_program.pass_kinds for rank_program in program.programs])
+    return TaskColumns(
+        segment=np.ascontiguousarray(segment),
+        comm_op=np.ascontiguousarray(comm_op),
+        category=np.ascontiguousarray(category),
+        crosses_stages=crosses_stages > 0,
+        is_forward=np.isin(pass_kinds, _FORWARD_KINDS),
+        is_backward=np.isin(pass_kinds, _BACKWARD_KINDS),
+        step=np.concatenate([rank_program.step_indices(step_count) for rank_program in program.programs]),
+    )
 
 
 def sum_segment_runs(table: TraceTable, events: IntArray, seconds: FloatArray) -> SegmentRunTotals:
@@ -231,56 +251,10 @@ def distinct_timings(
     table: TraceTable, totals: SegmentRunTotals, segment_timing: SegmentTimingLookup
 ) -> tuple[list[tuple[Segment, SegmentTiming]], IntArray]:
     """Distinct (segment, timing) combinations among the totals, and the index of each pair's: [pairs]."""
-    index_by_key: dict[tuple[int, int], int] = {}
-    distinct: list[tuple[Segment, SegmentTiming]] = []
+    index_by_key: dict[tuple[Segment, SegmentTiming], int] = {}
     timing_index = np.empty(len(totals.rank_class), dtype=np.int64)
     ranks = table.ranks[totals.rank_class].tolist()
     for pair_index, (rank, segment) in enumerate(zip(ranks, totals.segment.tolist(), strict=True)):
-        timing = segment_timing(rank, table.segments[segment])
-        key = segment, id(timing)
-        if key not in index_by_key:
-            index_by_key[key] = len(distinct)
-            distinct.append((table.segments[segment], timing))  # keeps the timing alive, so that ids stay unique
-        timing_index[pair_index] = index_by_key[key]
-    return distinct, timing_index
-
-
-@dataclass(frozen=True, slots=True)
-class _TaskIndexer:
-    """Indices assigned to segments, comm ops and kinds of tasks in order of first occurrence.
-
-    kinds: by what tasks share, compared by identity, since hashing comm ops by value is slower; columns: of
-    each kind the index of its segment and of its comm op, and whether it computes forward or backward.
-    """
-
-    segments: dict[Segment, int]
-    comm_ops: dict[CommOp, int]
-    kinds: dict[tuple[int, ActionKind | None], int]
-    columns: list[tuple[int, int, bool, bool]]
-
-    def task_kind(self, task: Task) -> int:
-        """Index of the kind of a task."""
-        if isinstance(task, ComputeTask):
-            key = id(task.segment), None if task.action is None else task.action.kind
-        else:
-            key = id(task.comm_op), None
-        kind = self.kinds.get(key)
-        if kind is None:
-            kind = self.kinds[key] = len(self.columns)
-            self.columns.append(self._columns(task))
-        return kind
-
-    def _columns(self, task: Task) -> tuple[int, int, bool, bool]:
-        if isinstance(task, ComputeTask):
-            segment = self.segments.setdefault(task.segment, len(self.segments))
-            return segment, -1, _has_kind(task.action, _FORWARD_KINDS), _has_kind(task.action, _BACKWARD_KINDS)
-        return -1, self.comm_ops.setdefault(task.comm_op, len(self.comm_ops)), False, False
-
-
-def _has_kind(action: Action | None, kinds: frozenset[ActionKind]) -> bool:
-    return action is not None and action.kind in kinds
-
-
-def _lookup_by_comm_op(comm_op: IntArray, values: list[int], default: int) -> IntArray:
-    """Look up values by comm-op index; index -1 gives the default."""
-    return np.array([*values, default], dtype=np.int64)[comm_op]
+        key = table.segments[segment], segment_timing(rank, table.segments[segment])
+        timing_index[pair_index] = index_by_key.setdefault(key, len(index_by_key))
+    return [*index_by_key], timing_index

@@ -22,16 +22,17 @@ _TOP: Final = "the file"
 _PREFIXES: Final = ("k", "K", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 
 Schema = Mapping[str, Any]
+Sections = Mapping[str, Schema]
+"""Sections by the path of keys that leads to them."""
 
 
 def render_key_reference(schema: Schema) -> str:
     """The Markdown page of a schema such as `scenario_schema`."""
     sections_by_path = _sections_by_path(schema)
-    path_by_section_id = {id(section): path for path, section in sections_by_path.items()}
     paragraphs = [
         _HEAD,
         *_units_table(),
-        *(_section_table(path, section, schema, path_by_section_id) for path, section in sections_by_path.items()),
+        *(_section_table(path, schema, sections_by_path) for path in sections_by_path),
     ]
     return "\n".join(paragraphs)
 
@@ -55,6 +56,11 @@ def _format_units(units: list[str]) -> str:
     return _code_list(units) if is_short else f"{_code_list(base_units)}, and with {_code_list(prefixes)}"
 
 
+def _path_of(section: Schema, sections_by_path: Sections) -> str | None:
+    """The path of a section, if it is one; equal sections at different paths are different ones."""
+    return next((path for path, other in sections_by_path.items() if other is section), None)
+
+
 def _sections_by_path(schema: Schema) -> dict[str, Schema]:
     """Every section with keys, by the first path of keys that leads to it."""
     sections: dict[str, Schema] = {_TOP: schema}
@@ -64,7 +70,7 @@ def _sections_by_path(schema: Schema) -> dict[str, Schema]:
         for key, value in section["properties"].items():
             for inner, name in _nested_sections(value, schema):
                 inner_path = f"{path}{key}{name}"
-                if not any(inner is section for section in sections.values()):
+                if _path_of(inner, sections) is None:
                     sections[inner_path] = inner
                     queue.append((f"{inner_path}.", inner))
     return {path: sections[path] for path in sorted(sections, key=lambda path: _sort_key(path, schema))}
@@ -95,13 +101,14 @@ def _resolve_ref(value: Schema, schema: Schema) -> Schema:
     return target
 
 
-def _section_table(path: str, section: Schema, schema: Schema, path_by_section_id: Mapping[int, str]) -> str:
+def _section_table(path: str, schema: Schema, sections_by_path: Sections) -> str:
     """A heading, the section's description, and a table row for each of its keys."""
+    section = sections_by_path[path]
     lines = [f"## {path}", "", *_section_introduction(path, section, schema), *_COLUMNS]
     for key, value in section["properties"].items():
         cells = (
             f"`{key}`",
-            _describe_allowed(value, schema, path_by_section_id),
+            _describe_allowed(value, schema, sections_by_path),
             *reversed(_meaning_and_default(key, value, section, schema)),
         )
         lines.append(f"| {' | '.join(cell.replace('|', _PIPE) for cell in cells)} |")
@@ -155,52 +162,51 @@ def _format_default(value: Schema) -> str:
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
 
 
-def _describe_allowed(value: Schema, schema: Schema, path_by_section_id: Mapping[int, str]) -> str:
+def _describe_allowed(value: Schema, schema: Schema, sections_by_path: Sections) -> str:
     """The allowed values as text."""
     if "$ref" in value:
-        return _describe_allowed(_resolve_ref(value, schema), schema, path_by_section_id)
+        return _describe_allowed(_resolve_ref(value, schema), schema, sections_by_path)
     if "enum" in value:
         return _code_list(value["enum"])
     comment = value.get("$comment", "").removeprefix("is ")
     if (
         comment
-        and id(value) not in path_by_section_id
+        and _path_of(value, sections_by_path) is None
         and "not" not in value
         and value.get("type") != ["string", "number"]
     ):
-        links = dict.fromkeys(
-            _section_link(path_by_section_id[id(section)]) for section, _ in _nested_sections(value, schema)
-        )
+        paths = (_path_of(section, sections_by_path) for section, _ in _nested_sections(value, schema))
+        links = dict.fromkeys(_section_link(path) for path in paths if path is not None)
         examples = (
             [f"such as {', '.join(f'`{example}`' for example in value['examples'])}"] if "examples" in value else []
         )
         return ", ".join([comment, *examples, *(f"see {link}" for link in links)])
     if "anyOf" in value:
         texts = dict.fromkeys(
-            filter(None, (_describe_allowed(alternative, schema, path_by_section_id) for alternative in value["anyOf"]))
+            filter(None, (_describe_allowed(alternative, schema, sections_by_path) for alternative in value["anyOf"]))
         )
         return ", or ".join(texts)
-    return _describe_type(value, schema, path_by_section_id)
+    return _describe_type(value, schema, sections_by_path)
 
 
-def _describe_type(value: Schema, schema: Schema, path_by_section_id: Mapping[int, str]) -> str:
+def _describe_type(value: Schema, schema: Schema, sections_by_path: Sections) -> str:
     match value.get("type"):
         case "integer" | "number":
             return _describe_number_range(value)
         case "array":
-            return f"a list: {_describe_allowed(value['items'], schema, path_by_section_id)}"
+            return f"a list: {_describe_allowed(value['items'], schema, sections_by_path)}"
         case "object":
-            return _describe_mapping(value, schema, path_by_section_id)
+            return _describe_mapping(value, schema, sections_by_path)
         case other:
             return {"boolean": "`true`, `false`", "string": "a name"}.get(str(other), "")
 
 
-def _describe_mapping(value: Schema, schema: Schema, path_by_section_id: Mapping[int, str]) -> str:
+def _describe_mapping(value: Schema, schema: Schema, sections_by_path: Sections) -> str:
     inner = value.get("additionalProperties")
-    if id(value) in path_by_section_id:
-        return f"see {_section_link(path_by_section_id[id(value)])}"
+    if (path := _path_of(value, sections_by_path)) is not None:
+        return f"see {_section_link(path)}"
     if isinstance(inner, Mapping):
-        return f"by name: {_describe_allowed(inner, schema, path_by_section_id)}"
+        return f"by name: {_describe_allowed(inner, schema, sections_by_path)}"
     return "no options" if inner is False else "a mapping"
 
 

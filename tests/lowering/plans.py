@@ -14,6 +14,7 @@ from clustersim.program.placement import looped_placement
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import CollectiveTask, CommOp, ComputeTask, Operation, ReceiveTask, SendTask
 from clustersim.schedules.schedule import Schedule
+from tests.parallel.operation_listing import comparable_operations
 from tests.strategies import default_schedule
 
 SMALL = uniform_model(
@@ -55,7 +56,7 @@ def operations(program: RankProgram, kind: ActionKind, microbatch: int = 0) -> I
 
 
 def comparable_tasks(program: Program) -> list[list[tuple[object, ...]]]:
-    """All that ranks do: equal for programs that differ only in the identity of their segment objects."""
+    """All that ranks do: equal for programs that differ only in the identity of their segments and operations."""
     return [
         [_comparable_task(*item) for item in zip(rank.tasks, rank.streams, strict=True)] for rank in program.programs
     ]
@@ -63,7 +64,7 @@ def comparable_tasks(program: Program) -> list[list[tuple[object, ...]]]:
 
 def _comparable_task(task: object, stream: object) -> tuple[object, ...]:
     if isinstance(task, ComputeTask):
-        return stream, task.segment.name, task.segment.operations, task.depends_on, task.action
+        return stream, task.segment.name, comparable_operations(task.segment.operations), task.depends_on, task.action
     return stream, task
 
 

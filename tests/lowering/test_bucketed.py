@@ -30,6 +30,7 @@ from tests.lowering.plans import (
     lower_plan,
     make_plan,
 )
+from tests.parallel.operation_listing import comparable_operations
 
 HUGE = 1e12
 PARAMETERS = parameter_count(SMALL)
@@ -139,14 +140,14 @@ def test_buckets_wait_for_their_backward_piece_and_the_optimizer_for_all() -> No
 
 
 def test_split_backward_has_the_operations_of_the_unsplit_one() -> None:
-    def backward_operations(data: DataParallelStrategy) -> list[object]:
+    def backward_operations(data: DataParallelStrategy) -> list[tuple[object, ...]]:
         tasks = [task for task in rank_program(data, microbatches=1).tasks if isinstance(task, ComputeTask)]
-        return [
+        return comparable_operations(
             operation
             for task in tasks
             if task.action is not None and task.action.kind is ActionKind.BACKWARD
             for operation in task.segment.operations
-        ]
+        )
 
     assert backward_operations(DdpStrategy(bucket=10_000.0)) == backward_operations(DdpStrategy(bucket=HUGE))
 

@@ -24,6 +24,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.task import WorkType
 from tests.lowering.plans import SMALL, TRAINING, make_plan
+from tests.parallel.operation_listing import comparable_operations
 from tests.uniform_models import uniform_stage
 
 MODELS = ["llama3-8b", "llama3-405b", "gpt3-175b", "gpt2-small", "qwen2.5-7b", "llama2-70b"]
@@ -176,12 +177,12 @@ def test_early_stop_skips_the_last_all_reduce() -> None:
 def test_early_stop_changes_only_the_recomputation() -> None:
     training = replace(TRAINING, recompute=FullRecompute())
     passes = [
-        [
+        comparable_operations(
             operation
             for unit in UnitBuilder(plan).stage_units(plan.stages[0])
             for operation in unit.backward
             if operation.work_type is not WorkType.RECOMPUTE
-        ]
+        )
         for plan in (make_plan(Layout(tp=2), replace(training, early_stop=stops)) for stops in (False, True))
     ]
     assert passes[0] == passes[1]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 
 from clustersim.program.task import CommOp, CommOverlap, Operation
@@ -13,6 +14,11 @@ def golden_listing(name: str) -> str:
     """The listing that a file holds, without its comments."""
     lines = (GOLDEN / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return "\n".join(line for line in lines if not line.startswith("#"))
+
+
+def comparable_operations(operations: Iterable[Operation]) -> list[tuple[object, ...]]:
+    """The fields of operations, which are themselves compared by identity."""
+    return [tuple(getattr(operation, field.name) for field in fields(operation)) for operation in operations]
 
 
 def format_operations(operations: Iterable[Operation]) -> str:

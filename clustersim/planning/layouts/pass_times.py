@@ -18,12 +18,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from clustersim.build import device_models, uncontended_comm_cost
 from clustersim.common.arrays import FloatArray
+from clustersim.common.interning import IdentityKey
 from clustersim.common.lru import LruCache, unit_size
 from clustersim.common.units import Seconds
 from clustersim.cost.device_models import DeviceModel
@@ -101,9 +102,8 @@ class _UnitSpec(NamedTuple):
     build: Callable[[UnitBuilder], Unit]
 
 
-_UNIT_TIME_CACHES: Final = LruCache[tuple[_UnitTimeCache, Any]](_MAX_UNIT_CACHES, size=unit_size)
-_COMM_COST_CACHES: Final = LruCache[tuple[CommCost, Any]](_MAX_MESH_CACHES, size=unit_size)
-"""Cached with the objects that their keys identify by id, so that the ids are not reused."""
+_UNIT_TIME_CACHES: Final = LruCache[_UnitTimeCache](_MAX_UNIT_CACHES, size=unit_size)
+_COMM_COST_CACHES: Final = LruCache[CommCost](_MAX_MESH_CACHES, size=unit_size)
 
 
 class PassTimes:
@@ -150,21 +150,19 @@ class PassTimes:
         """Unit times; they do not depend on pipeline and data-parallel degrees or on sharding of states."""
         plan, devices = self._plan, self._devices
         layout = replace(plan.layout, pp=1, dp=1, mirrored=False, layers_per_stage=None, data=DdpStrategy())
-        kernels = tuple(id(device.kernels) for device in devices)
+        kernels = tuple(IdentityKey(device.kernels) for device in devices)
         key = plan.model, plan.training, layout, kernels
-        cache, _ = _UNIT_TIME_CACHES.get_or_compute(key, lambda: (_UnitTimeCache(plan, devices), devices))
-        return cache
+        return _UNIT_TIME_CACHES.get_or_compute(key, lambda: _UnitTimeCache(plan, devices))
 
     @cached_property
     def _comm_cost(self) -> CommCost:
         resolved, layout = self._resolved, self._resolved.layout
-        cluster, cost, degradations = resolved.cluster, resolved.cost, resolved.degradations
-        mesh = *layout.all_degrees.items(), layout.effective_etp, layout.order, layout.mirrored
-        key = id(cluster.fabric), cluster.library, cluster.is_measured, id(cost), id(degradations), mesh
-        comm_cost, _ = _COMM_COST_CACHES.get_or_compute(
-            key, lambda: (uncontended_comm_cost(resolved, _COMM_GROUPS), (cluster, cost, degradations))
-        )
-        return comm_cost
+        cluster = resolved.cluster
+        key = (
+            *map(IdentityKey, (cluster.fabric, resolved.cost, resolved.degradations)), cluster.library,
+            cluster.is_measured, *layout.all_degrees.items(), layout.effective_etp, layout.order, layout.mirrored,
+        )  # fmt: skip
+        return _COMM_COST_CACHES.get_or_compute(key, lambda: uncontended_comm_cost(resolved, _COMM_GROUPS))
 
     @cached_property
     def forward(self) -> FloatArray:

@@ -163,7 +163,7 @@ class _SpanDescriptions:
         self._result, self._rank = result, rank
         self.descriptions: list[SpanDescription] = []
         self._ids: dict[object, int] = {}
-        self.by_task = np.array([self._task_id(task) for task in program.tasks])
+        self.by_task = np.array([*map(self._task_id, program.tasks, program.body_index.tolist())])
         segments = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
         by_segment = {
             segment: np.array([*self._segment_operations(segment)]).reshape(-1, 3)
@@ -174,12 +174,12 @@ class _SpanDescriptions:
         ).T
         self.by_operation = ids.astype(np.int64)
 
-    def _task_id(self, task: Task) -> int:
-        """Description index of a task; programs share segments and comm ops, so they are keyed by identity."""
+    def _task_id(self, task: Task, body_index: int) -> int:
+        """Description index of a task, which runs this one of the program's `task_bodies`."""
         if isinstance(task, ComputeTask):
             return self._id_of((task.segment, task.action and task.action.kind), lambda: describe_pass(task))
-        key = (type(task), id(task.comm_op))
-        return self._id_of(key, lambda: describe_comm_task(task, self._result.cost.comm_timing_by_group(task.comm_op)))
+        timing = self._result.cost.comm_timing_by_group
+        return self._id_of((type(task), body_index), lambda: describe_comm_task(task, timing(task.comm_op)))
 
     def _segment_operations(self, segment: Segment) -> Iterator[tuple[int, Seconds, Seconds]]:
         """Description index, exposed and transfer seconds of each operation of a segment."""
@@ -187,7 +187,7 @@ class _SpanDescriptions:
         kernels = timing.kernel_seconds
         for index, operation in enumerate(segment.operations):
             overlap, comm_op = timing.overlaps.get(index), operation.comm_op
-            key = (id(operation), timing.bottleneck[index], timing.provenance[index])
+            key = (operation, timing.bottleneck[index], timing.provenance[index])
             algorithm = "" if comm_op is None else self._result.cost.comm_timing_by_group(comm_op).algorithm
             description_id = self._id_of(key, partial(describe_operation, operation, timing, index, algorithm))
             if overlap is None:
