@@ -48,11 +48,6 @@ class Outputs:
         targets = {"--trace": self.trace, "--kineto": self.kineto, "--spans": self.spans}
         return {option: Path(name) for option, name in targets.items() if name is not None}
 
-    @property
-    def has_report(self) -> bool:
-        """Whether a table or a page is requested."""
-        return self.table or self.html is not None
-
     def check_writable(self, inputs: Iterable[Path]) -> None:
         """Raise InputError or OutputError for outputs that cannot be written, or would overwrite an input."""
         self._check_names()

@@ -39,7 +39,7 @@ def add_gradient_zeroing(builder: RankProgramBuilder, stages: Sequence[PipelineS
             plan.with_weight_formats(group.formats), parameter_count / (group.shard_count if is_sharded else 1)
         )
     if kernels:
-        builder.add_standalone("zero gradients", _optimizer_operations(kernels), ())
+        builder.add_standalone("zero gradients", optimizer_operations(kernels), ())
 
 
 def add_weight_casts(builder: RankProgramBuilder, stages: Sequence[PipelineStage]) -> None:
@@ -52,7 +52,7 @@ def add_weight_casts(builder: RankProgramBuilder, stages: Sequence[PipelineStage
     )
     kernels = quantization.weight_cast_kernels(builder.plan.training.recipe, element_counts)
     if kernels:
-        builder.add_standalone("cast weights", _optimizer_operations(kernels), ())
+        builder.add_standalone("cast weights", optimizer_operations(kernels), ())
 
 
 def add_batch_fetch(builder: RankProgramBuilder, stage_pass: StagePass) -> StagePass:
@@ -142,5 +142,6 @@ def _is_replicated_norm(operator: Operator) -> bool:
     return norms and operator.region is ParallelRegion.REPLICATED
 
 
-def _optimizer_operations(kernels: Sequence[Kernel]) -> list[Operation]:
+def optimizer_operations(kernels: Sequence[Kernel]) -> list[Operation]:
+    """Kernels that run with the optimizer."""
     return [Operation(kernel, WorkType.OPTIMIZER) for kernel in kernels]

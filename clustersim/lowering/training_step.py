@@ -26,13 +26,13 @@ from clustersim.lowering.overheads import (
     add_norm_gradient_sync,
     add_step_loss,
     add_weight_casts,
+    optimizer_operations,
 )
 from clustersim.lowering.program_builder import DataParallelLowering, RankProgramBuilder, StagePass
 from clustersim.lowering.task_list import SegmentCache
 from clustersim.lowering.torch_data_parallel import lower_torch_data_parallel
 from clustersim.lowering.units import UnitBuilder
 from clustersim.model.gradient_kernels import unscale_kernels, unscales_gradients, upcast_kernels, with_upcast_gradients
-from clustersim.model.kernels import Kernel
 from clustersim.model.layers import gradient_norm_kernels, optimizer_step_kernels
 from clustersim.model.operators import DENSE, EXPERTS
 from clustersim.model.precision_recipe import WeightFormats
@@ -304,7 +304,7 @@ def _add_optimizer(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...
             *(
                 optimizer_operation
                 for training, count in updates
-                for optimizer_operation in _optimizer_operations(gradient_norm_kernels(training, count))
+                for optimizer_operation in optimizer_operations(gradient_norm_kernels(training, count))
             ),
         ]
         depends_on, prepare = (
@@ -320,7 +320,7 @@ def _add_optimizer(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...
         *(
             operation
             for training, count in device_updates
-            for operation in _optimizer_operations(optimizer_step_kernels(training, count))
+            for operation in optimizer_operations(optimizer_step_kernels(training, count))
         ),
     ]
     host_tasks = list(
@@ -348,12 +348,12 @@ def _prepare_gradients(
     operations = [
         optimizer_operation
         for training, count in updates
-        for optimizer_operation in _optimizer_operations(upcast_kernels(training, count))
+        for optimizer_operation in optimizer_operations(upcast_kernels(training, count))
     ]
     operations += [
         operation
         for training, count in updates
-        for operation in _optimizer_operations(unscale_kernels(with_upcast_gradients(training), count))
+        for operation in optimizer_operations(unscale_kernels(with_upcast_gradients(training), count))
     ]
     if not (norm_all_reduced and unscales_gradients(builder.plan.training)):
         return operations
@@ -449,7 +449,3 @@ def _add_squared_sum(builder: RankProgramBuilder, operations: list[Operation]) -
         )
         operations = [operation for operation in operations if operation.kernel is None]
     return builder.add_standalone(_NORM_NAME, operations, depends_on)
-
-
-def _optimizer_operations(kernels: tuple[Kernel, ...]) -> list[Operation]:
-    return [Operation(kernel, WorkType.OPTIMIZER) for kernel in kernels]

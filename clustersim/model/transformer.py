@@ -123,6 +123,11 @@ class TransformerModel:
         """The distinct MoE specs, in order of first occurrence."""
         return tuple(dict.fromkeys(spec.mlp for spec in self.distinct_specs if isinstance(spec.mlp, MoeMlp)))
 
+    @property
+    def distinct_routed_moes(self) -> tuple[MoeMlp, ...]:
+        """The distinct MoE specs that route tokens: those with more than one expert."""
+        return tuple(moe for moe in self.distinct_moes if moe.single_dense_mlp is None)
+
 
 _MODEL_FIELDS: Final = tuple(field.name for field in fields(TransformerModel) if field.name != "stack")
 _ATTENTION_FIELDS: Final = tuple(field.name for field in fields(FullAttention))

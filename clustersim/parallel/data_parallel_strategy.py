@@ -51,18 +51,15 @@ class ReductionFrequency(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class DdpStrategy:
-    """DDP: every rank holds everything; bucketed all-reduce of gradients during the last backward.
+class BucketedStrategy:
+    """Gradients are reduced in buckets. overlap: communication overlaps compute.
 
     bucket: bytes of gradients; None is Megatron-LM's rule, `max(40M, 1M * ranks)` elements for the first chunk of
-    the first pipeline rank and one bucket for every other. Gradients live in the buckets, as in Megatron-LM or
-    with torch's gradient_as_bucket_view.
+    the first pipeline rank and one bucket for every other.
     """
 
-    zero_stage: ClassVar[int] = 0
-    shard_size: ClassVar[int | None] = None
     zero_hpz_partition_size: ClassVar[int | None] = None
-    bucket: Bytes | None = DDP_BUCKET_BYTES
+    bucket: Bytes | None = None
     overlap: bool = True
 
     def gradient_sync(self, *, is_pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
@@ -74,36 +71,40 @@ class DdpStrategy:
 
         is_first_chunk: whether they belong to the first chunk of the first pipeline rank.
         """
-        return _bucket_bytes(self.bucket, ranks, gradient_bytes, is_first_chunk=is_first_chunk)
+        if self.bucket is not None:
+            return self.bucket
+        if not is_first_chunk:
+            return math.inf
+        return float(max(MEGATRON_BUCKET_SIZE, MEGATRON_BUCKET_PER_RANK * ranks) * gradient_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Zero1:
+class DdpStrategy(BucketedStrategy):
+    """DDP: every rank holds everything; bucketed all-reduce of gradients during the last backward.
+
+    Gradients live in the buckets, as in Megatron-LM or with torch's gradient_as_bucket_view.
+    """
+
+    zero_stage: ClassVar[int] = 0
+    shard_size: ClassVar[int | None] = None
+    bucket: Bytes | None = DDP_BUCKET_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Zero1(BucketedStrategy):
     """ZeRO stage 1: optimizer states are sharded; gradients are reduced and updated parameters gathered in buckets.
 
-    bucket: None is Megatron-LM's rule, as for DDP; overlap: communication overlaps compute; shard: number of
-    ranks with the same weights to shard over, None: all (Megatron-LM's `num_distributed_optimizer_instances` are
-    such groups).
+    shard: number of ranks with the same weights to shard over, None: all (Megatron-LM's
+    `num_distributed_optimizer_instances` are such groups).
     """
 
     zero_stage: ClassVar[int] = 1
-    zero_hpz_partition_size: ClassVar[int | None] = None
-    bucket: Bytes | None = None
-    overlap: bool = True
     shard: int | None = None
 
     @property
     def shard_size(self) -> int | None:
         """Shard group size (HSDP; Megatron distributed-optimizer instances). None: the whole DP group."""
         return self.shard
-
-    def gradient_sync(self, *, is_pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
-        """When gradients are reduced."""
-        return GradientSync.LAST_BACKWARD if self.overlap else GradientSync.AFTER_BACKWARD
-
-    def bucket_bytes(self, ranks: int, gradient_bytes: float, *, is_first_chunk: bool) -> Bytes:
-        """Bytes of a bucket of gradients with `gradient_bytes` each, which `ranks` ranks reduce; see DDP."""
-        return _bucket_bytes(self.bucket, ranks, gradient_bytes, is_first_chunk=is_first_chunk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,16 +185,6 @@ class DeepspeedZero3Strategy(FullyShard):
 def _reduction_frequency(configured: ReductionFrequency | None, *, is_pipelined: bool) -> ReductionFrequency:
     """Frequency of gradient reduction: as configured, else the frameworks' default."""
     return configured or (ReductionFrequency.LAST_MICROBATCH if is_pipelined else ReductionFrequency.PER_MICROBATCH)
-
-
-def _bucket_bytes(configured: Bytes | None, ranks: int, gradient_bytes: float, *, is_first_chunk: bool) -> Bytes:
-    if configured is not None:
-        return configured
-    return (
-        float(max(MEGATRON_BUCKET_SIZE, MEGATRON_BUCKET_PER_RANK * ranks) * gradient_bytes)
-        if is_first_chunk
-        else math.inf
-    )
 
 
 @dataclass(frozen=True, slots=True)

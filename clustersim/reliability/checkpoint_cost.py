@@ -24,14 +24,13 @@ _DEFAULT_HOST_BANDWIDTH: Final = (
 class CheckpointCost:
     """Cost of a checkpoint, in seconds.
 
-    checkpoint_bytes: its size; write_seconds, read_seconds: all of it, to and from storage; block_seconds: for
+    checkpoint_bytes: its size; read_seconds: all of it, from storage; block_seconds: for
     which steps wait; drain_seconds: from then until it is in storage; slowdown_fraction: relative slowdown of
     steps meanwhile; stored_every: every n-th snapshot goes to storage; has_peer_copies: nodes hold copies
     of each other's snapshots.
     """
 
     checkpoint_bytes: Bytes
-    write_seconds: Seconds
     read_seconds: Seconds
     block_seconds: Seconds
     drain_seconds: Seconds
@@ -70,14 +69,13 @@ def build_checkpoint_cost(resolved: ResolvedScenario) -> CheckpointCost:
     write = size / _storage_bandwidth(policy, policy.bandwidth, domains.nodes)
     read = size / _storage_bandwidth(policy, policy.read_bandwidth, domains.nodes)
     if policy.write is CheckpointWrite.SYNC:
-        return CheckpointCost(size, write, read, policy.overhead + write, 0.0, 0.0, 1, has_peer_copies=False)
+        return CheckpointCost(size, read, policy.overhead + write, 0.0, 0.0, 1, has_peer_copies=False)
     host = resolved.cluster.host_memory
     copy_seconds = size / domains.gpus / (_DEFAULT_HOST_BANDWIDTH if host is None else host.to_host)
     storage_stride = policy.stored_every if policy.write is CheckpointWrite.PEERS else 1
     has_peer_copies = policy.write is CheckpointWrite.PEERS
     return CheckpointCost(
         size,
-        write,
         read,
         policy.snapshot + copy_seconds,
         policy.overhead + write,

@@ -26,7 +26,6 @@ class ClusterStates:
     def __init__(self, scenario: Scenario, healthy: SimulationResult) -> None:
         self._scenario, self.healthy = scenario, healthy
         self._domains = build_failure_domains(scenario)
-        self._global_batch = float(scenario.training.global_batch)
         self.step_times: dict[str, Seconds] = {HEALTHY: healthy.step_time}
         self._slow_rates: dict[FailureSlowdown, tuple[str, float]] = {}
         self._shrunk_rates: dict[int, tuple[str, float]] = {}

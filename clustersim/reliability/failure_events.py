@@ -162,7 +162,7 @@ class _TraceReplay:
         times = np.array(trace) / rate_factor
         offset = float(rng.uniform(0.0, self._period))
         self._cycle = np.sort((times - offset) % self._period)
-        self._cycle_count, self._consumed_count = 0, 0
+        self._consumed_count = 0
 
     def arrivals_until(self, end: Seconds) -> FloatArray:
         cycle_count = int(end // self._period) + 1

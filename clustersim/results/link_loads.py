@@ -8,7 +8,7 @@ link carries over all bins equals the bytes of the flows on it, to rounding.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -48,22 +48,6 @@ class LinkLoads:
         """Total bytes on each link: [links]."""
         total: FloatArray = self.bytes_by_bin.sum(axis=1)
         return total
-
-    def to_columns(self) -> dict[str, Any]:
-        """Data-frame columns, one row per link and bin: seconds, names, bytes per second."""
-        bins = len(self.bin_edges) - 1
-        link_columns = {
-            "source": [link.source for link in self.links],
-            "target": [link.target for link in self.links],
-            "kind": [link.kind.value for link in self.links],
-            "bandwidth": [link.bandwidth for link in self.links],
-        }
-        return {
-            **{name: np.repeat(np.array(values), bins) for name, values in link_columns.items()},
-            "start": np.tile(self.bin_edges[:-1], len(self.links)),
-            "end": np.tile(self.bin_edges[1:], len(self.links)),
-            "bytes_per_second": self.byte_rates.reshape(-1),
-        }
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -58,13 +58,11 @@ def parse_action(text: str) -> Action:
     return Action(int(match[1]), ActionKind(match[2]), int(match[3]))
 
 
-def parse_order(text: str, source: str = "schedule") -> PipelineOrder:
-    """Read a CSV with one row per rank; `source` names it in errors, which count rows and cells from 1."""
-    return parse_csv(text, source).order
-
-
 def parse_csv(text: str, source: str) -> ParsedOrder:
-    """Read a CSV with the location of each entry. Blank lines at its end are ignored."""
+    """Read a CSV with one row per rank, with the location of each entry. Blank lines at its end are ignored.
+
+    source: its name in errors, which count rows and cells from 1.
+    """
     try:
         rows = list(csv.reader(io.StringIO(text.removeprefix(_BOM))))
     except csv.Error as error:

@@ -16,7 +16,7 @@ Reference: torch.distributed.pipelining.schedules `_validate_schedule` and `_sim
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import accumulate, product
+from itertools import product
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -34,7 +34,6 @@ from clustersim.program.placement import Placement
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 INPUT, WEIGHT = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
-_ACTIVATION_DELTA: Final = MappingProxyType({F: 1, B: -1, INPUT: 0, WEIGHT: -1})
 _UNIT_COSTS: Final = MappingProxyType(dict.fromkeys(ActionKind, 1.0))
 _MAX_STUCK_SHOWN: Final = 3  # maximum number of ranks listed in a deadlock message
 
@@ -158,14 +157,6 @@ def _missing_passes(actions: Sequence[Action], stages: Sequence[int], microbatch
 def _local_dependencies(action: Action) -> Iterator[Action]:
     if action.kind is not F:
         yield Action(action.stage, INPUT if action.kind is WEIGHT else F, action.microbatch)
-
-
-def peak_in_flight_microbatches(order: PipelineOrder) -> tuple[int, ...]:
-    """For each rank the peak number of (stage, microbatch) activations held at once, from `F` to `B` or `W`."""
-    return tuple(
-        max(accumulate(_ACTIVATION_DELTA[action.kind] for action in flatten_entries(entries)), default=0)
-        for entries in order
-    )
 
 
 def dry_run(

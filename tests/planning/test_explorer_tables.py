@@ -24,7 +24,7 @@ from clustersim.program.task import CollectiveTask, CollectiveType, ComputeTask,
 from clustersim.results.memory_check import memory_timelines, peak_memory
 from clustersim.scenario import Scenario
 from clustersim.schedules.registry import build_schedule
-from clustersim.schedules.validation import dry_run, peak_in_flight_microbatches
+from clustersim.schedules.validation import dry_run
 from tests.planning.explorer_page import ZERO_STAGES, ExplorerPage
 from tests.planning.explorer_scenarios import (
     MOE_SCENARIOS,
@@ -34,6 +34,7 @@ from tests.planning.explorer_scenarios import (
     explore_scenario,
     few_choices,
 )
+from tests.schedules.pipeline_orders import peak_in_flight_microbatches
 from tests.small_pipeline import pipeline_scenario
 
 

@@ -105,16 +105,6 @@ def test_tensor_parallel_traffic_is_at_the_time_of_its_operations() -> None:
     assert loads.bytes_by_bin[0, is_communicating].sum() > 0.0
 
 
-def test_the_table_has_a_row_for_each_link_and_bin() -> None:
-    result = simulate(Scenario.from_mapping(TWO_STAGES))
-    loads = result.link_loads(("nic0.0", "leaf0.0"), ("leaf0.0", "nic1.0"), bins=3)
-    table = loads.to_columns()
-    assert {len(values) for values in table.values()} == {6}
-    assert table["source"].tolist() == ["nic0.0"] * 3 + ["leaf0.0"] * 3
-    assert table["start"].tolist() == [*loads.bin_edges[:-1].tolist()] * 2
-    assert table["bytes_per_second"].tolist() == [*loads.byte_rates[0].tolist(), *loads.byte_rates[1].tolist()]
-
-
 def test_unknown_links_and_bad_bin_counts_are_refused() -> None:
     result = simulate(Scenario.from_mapping(TWO_STAGES))
     with pytest.raises(InputError, match=r"no link leads from nic0.0 to leaf0.1; from nic0.0 links lead to"):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind, OverlappedPair
-from clustersim.schedules.csv_format import format_order, parse_action, parse_csv, parse_order
+from clustersim.schedules.csv_format import format_order, parse_action, parse_csv
+from tests.schedules.pipeline_orders import parse_order
 
 ACTIONS = st.builds(Action, st.integers(0, 999), st.sampled_from(ActionKind), st.integers(0, 9999))
 

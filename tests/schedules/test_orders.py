@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clustersim.common.errors import InputError
 from clustersim.program.action import ActionKind, OverlappedPair, PipelineOrder, flatten_entries
 from clustersim.schedules.breadth_first import BreadthFirst
-from clustersim.schedules.csv_format import format_order, parse_order
+from clustersim.schedules.csv_format import format_order
 from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
@@ -20,8 +20,9 @@ from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 from clustersim.schedules.registry import build_schedule
 from clustersim.schedules.schedule import Schedule
-from clustersim.schedules.validation import dry_run, peak_in_flight_microbatches, validate_order
+from clustersim.schedules.validation import dry_run, validate_order
 from clustersim.schedules.zero_bubble_v import ZeroBubbleV
+from tests.schedules.pipeline_orders import parse_order, peak_in_flight_microbatches
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
 GOLDEN = Path(__file__).parents[1] / "golden" / "schedules"

@@ -5,12 +5,12 @@ import pytest
 from clustersim.common.errors import InputError
 from clustersim.program.placement import looped_placement
 from clustersim.schedules.breadth_first import BreadthFirst
-from clustersim.schedules.csv_format import parse_order
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
-from clustersim.schedules.validation import dry_run, peak_in_flight_microbatches, runs_with_paired_sends, validate_order
+from clustersim.schedules.validation import dry_run, runs_with_paired_sends, validate_order
+from tests.schedules.pipeline_orders import parse_order, peak_in_flight_microbatches
 
 VALID_ORDER = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 SPLIT_BACKWARD_ORDER = "0F0,0F1,0I0,0W0,0B1\n1F0,1I0,1F1,1B1,1W0\n"

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import looped_placement
-from clustersim.schedules.csv_format import format_order, parse_order
+from clustersim.schedules.csv_format import format_order
 from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.schedule import Schedule
-from clustersim.schedules.validation import dry_run, peak_in_flight_microbatches, validate_order
+from clustersim.schedules.validation import dry_run, validate_order
 from clustersim.schedules.zero_bubble import PassCosts, ZeroBubble
+from tests.schedules.pipeline_orders import parse_order, peak_in_flight_microbatches
 
 F, I, W = ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT  # noqa: E741 - their letters
 COSTS = st.builds(PassCosts, st.floats(0.5, 2), st.floats(0.5, 3), st.floats(0.1, 3), st.floats(0.2, 1.5))

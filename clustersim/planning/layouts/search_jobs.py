@@ -13,7 +13,7 @@ from json import dumps
 from typing import Any, Final, TypeVar
 
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import LatentAttention, MoeMlp
+from clustersim.model.layer_stack import LatentAttention
 from clustersim.model.training import NoRecompute
 from clustersim.parallel.layout import Layout
 from clustersim.planning.layouts.config_keys import (
@@ -216,7 +216,7 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
     layout, training, model = resolved.layout.as_configured, resolved.training, resolved.model
     gpus, domain = resolved.cluster.gpu_count, resolved.cluster.unit_sizes.domain_gpus
     heads = math.gcd(*(distinct_attention.heads for distinct_attention in model.distinct_attentions))
-    moe_layers = _moe_layers(resolved)
+    moe_layers = resolved.model.distinct_routed_moes
     stages = [divisor for divisor in divisors(gpus) if divisor <= min(_MAX_STAGES, model.layer_count)]
     microbatches = _MOE_MICROBATCHES if moe_layers else _MICROBATCHES
     cp = [degree for degree in _POWERS if degree == 1 or training.sequence // degree >= _MIN_CP_TOKENS]
@@ -244,15 +244,10 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
     return {key: value for key, value in values.items() if len(value) > 1}
 
 
-def _moe_layers(resolved: ResolvedScenario) -> list[MoeMlp]:
-    """The model's MoE layers that route tokens (more than one expert)."""
-    return [distinct_moe for distinct_moe in resolved.model.distinct_moes if distinct_moe.single_dense_mlp is None]
-
-
 def _default_schedules(resolved: ResolvedScenario) -> Iterator[str]:
     for name in resolved.framework.supported_layouts.schedules:
         if name == "interleaved":
-            chunk_counts = _MOE_CHUNKS if _moe_layers(resolved) else _CHUNKS
+            chunk_counts = _MOE_CHUNKS if resolved.model.distinct_routed_moes else _CHUNKS
             yield from (f"{{interleaved: {{chunks: {chunks}}}}}" for chunks in chunk_counts)
         else:
             yield name
@@ -265,7 +260,7 @@ def _default_strategies(resolved: ResolvedScenario) -> Iterator[str]:
         resolved.cluster.gpu_count,
     )
     for name in dict.fromkeys((*supported.data, *supported.data_beside_pipeline)):
-        if name == "ddp" and _moe_layers(resolved) and "zero1" in supported.data:
+        if name == "ddp" and resolved.model.distinct_routed_moes and "zero1" in supported.data:
             continue  # the same communication with more memory, which is scarce
         if name == "hsdp":
             shards = [domain * 4**power for power in range(_HYBRID_SHARD_SIZES) if 1 < domain * 4**power < gpus]
@@ -281,7 +276,7 @@ def _default_recomputes(resolved: ResolvedScenario) -> Iterator[str]:
     if resolved.training.attention.value == "standard":
         yield "selective"
     uses_mla = any(isinstance(distinct_attention, LatentAttention) for distinct_attention in model.distinct_attentions)
-    if _moe_layers(resolved):
+    if resolved.model.distinct_routed_moes:
         yield f"{{modules: [layernorm, moe_act{', mla_up_proj' if uses_mla else ''}]}}"
     else:
         yield from (f"{{layers: {layers}}}" for layers in _RECOMPUTE_LAYERS if layers < model.layer_count)

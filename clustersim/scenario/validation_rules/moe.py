@@ -20,7 +20,7 @@ from clustersim.scenario.resolved import ResolvedScenario
 def check_expert_parallelism(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that there are experts if ep or etp is above 1."""
     layout, model = scenario.layout, scenario.model
-    if not _routed_mlps(scenario) and layout.has_expert_mesh:
+    if not scenario.model.distinct_routed_moes and layout.has_expert_mesh:
         key, degree = ("ep", layout.ep) if layout.ep > 1 else ("etp", layout.effective_etp)
         yield f"layout.{key}: {degree} spreads experts, but {model.name} has none; leave it out"
 
@@ -40,14 +40,14 @@ def check_dispatcher(scenario: ResolvedScenario) -> Iterator[str]:
 
 def check_parallel_folding(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that ep x etp can be folded onto tp x cp x dp (Megatron-LM's parallel folding)."""
-    if _routed_mlps(scenario):
+    if scenario.model.distinct_routed_moes:
         yield from _check_expert_ranks(scenario.layout.as_configured)
 
 
 def check_sequence_parallel(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that MoE layers with tensor parallelism have sequence parallelism."""
     layout = scenario.layout
-    if _routed_mlps(scenario) and layout.tp > 1 and not layout.sequence_parallel:
+    if scenario.model.distinct_routed_moes and layout.tp > 1 and not layout.sequence_parallel:
         yield (
             f"layout.sequence_parallel: false, so all tp {layout.tp} ranks would send the same tokens to experts, "
             "which Megatron-LM refuses; write true"
@@ -56,13 +56,8 @@ def check_sequence_parallel(scenario: ResolvedScenario) -> Iterator[str]:
 
 def check_expert_sharding(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that ep divides the experts, and etp their width."""
-    for routed_mlp in _routed_mlps(scenario):
+    for routed_mlp in scenario.model.distinct_routed_moes:
         yield from _check_sharding(scenario, routed_mlp)
-
-
-def _routed_mlps(scenario: ResolvedScenario) -> list[MoeMlp]:
-    """The model's MoE layers with more than one routed expert."""
-    return [distinct_moe for distinct_moe in scenario.model.distinct_moes if distinct_moe.single_dense_mlp is None]
 
 
 def _check_expert_ranks(layout: Layout) -> Iterator[str]:
