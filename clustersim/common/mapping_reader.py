@@ -1,15 +1,16 @@
-"""Strict reader of the mappings of a data file.
+"""Strict reader of the mappings of a data file that is written by hand.
 
-Every key is read by name and type; a key that nothing reads is an error, with the nearest readable key as a
-suggestion. Messages name the file, the dotted key and the value.
+Every key is read by name and type (`common.deserialize`), with units and bounds; a key that nothing reads is an
+error, with the nearest readable key as a suggestion. Messages name the file, the dotted key and the value.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from clustersim.common import data_files
+from clustersim.common.deserialize import deserialize, require_choice
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.units import Dimension, parse_quantity
 
@@ -45,10 +46,21 @@ class MappingReader:
             raise self.input_error(key, "is missing")
         return self._content[key]
 
+    def _get_typed(self, key: str, kind: Any) -> Any:
+        """The value as a type that `deserialize` knows."""
+        return self._name_file(deserialize, self.get_value(key), kind, f"{self._prefix}{key}")
+
+    def _name_file(self, parse: Callable[..., Any], *arguments: Any) -> Any:
+        """What a parser returns; its errors are prefixed with the file."""
+        try:
+            return parse(*arguments)
+        except InputError as error:
+            raise InputError(f"{data_files.display_name(self._path)}: {error}") from error
+
     def get_text(self, key: str) -> str:
         """A nonempty string, with line breaks folded."""
-        value = self.get_value(key)
-        if not isinstance(value, str) or not value.strip():
+        value: str = self._get_typed(key, str)
+        if not value.strip():
             raise self.input_error(key, f"{format_value(value)} is not a text")
         return " ".join(value.split())
 
@@ -56,12 +68,10 @@ class MappingReader:
         """All values of this mapping as strings."""
         return {str(key): self.get_text(key) for key in self._content}
 
-    def get_text_list(self, key: str) -> list[str]:
-        """A list of strings, which may be empty."""
-        value = self.get_value(key)
-        if not isinstance(value, list) or not all(isinstance(element, str) for element in value):
-            raise self.input_error(key, f"{format_value(value)} is not a list of texts")
-        return value
+    def get_text_list(self, key: str) -> tuple[str, ...]:
+        """Strings, which may be none."""
+        values: tuple[str, ...] = self._get_typed(key, tuple[str, ...])
+        return values
 
     def get_name(self, key: str) -> str:
         """A name, which may also be written as an integer."""
@@ -81,19 +91,13 @@ class MappingReader:
 
     def get_bool(self, key: str) -> bool:
         """True or false; false where the key is absent."""
-        value = self.get_value(key) if self.has_key(key) else False
-        if not isinstance(value, bool):
-            raise self.input_error(key, f"{format_value(value)} is neither true nor false")
-        return value
+        return self.has_key(key) and bool(self._get_typed(key, bool))
 
     def get_choice(self, key: str, *choices: str, required: bool = False) -> str:
         """One of the choices; the first one where the key is absent and not required."""
         if not required and not self.has_key(key):
             return choices[0]
-        value = self.get_value(key)
-        if value not in choices:
-            raise self.input_error(key, f"{format_value(value)} is unknown; {suggest_nearest(str(value), choices)}")
-        return str(value)
+        return str(self._name_file(require_choice, self.get_value(key), choices, f"{self._prefix}{key}"))
 
     def get_int(self, key: str, *, max_value: int, min_value: int = 1) -> int:
         """An integer from `min_value` to `max_value`."""
@@ -144,9 +148,7 @@ class MappingReader:
 
     def get_section(self, key: str) -> "MappingReader":
         """A reader of a nested mapping."""
-        value = self.get_value(key)
-        if not isinstance(value, Mapping):
-            raise self.input_error(key, f"{format_value(value)} is not a mapping of keys to values")
+        value = self._get_typed(key, Mapping)
         if not value:
             raise self.input_error(key, "is empty; it is a mapping of keys to values")
         return self._nested_reader(key, value)
@@ -156,12 +158,8 @@ class MappingReader:
 
         Unknown keys of entries are ignored.
         """
-        values = self.get_value(key)
-        if not isinstance(values, list):
-            raise self.input_error(key, f"{format_value(values)} is not a list")
-        for index, value in enumerate(values):
-            if not isinstance(value, Mapping):
-                raise self.input_error(f"{key}[{index}]", f"{format_value(value)} is not a mapping of keys to values")
+        for index, value in enumerate(self._get_typed(key, list)):
+            self._name_file(deserialize, value, Mapping, f"{self._prefix}{key}[{index}]")
             entry = MappingReader(self._path, value)
             entry._prefix = f"{self._prefix}{key}[{index}] ({'-'.join(str(value.get(name)) for name in label_keys)})."
             yield entry

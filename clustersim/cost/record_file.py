@@ -15,10 +15,10 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from clustersim.common.data_files import read_mapping
+from clustersim.common.deserialize import deserialize
 from clustersim.common.errors import InputError, OutputError, format_value
 from clustersim.common.files import write_text_atomically
 from clustersim.cost.calibration_record import FORMAT_VERSION, READABLE_VERSIONS, CalibrationRecord, RecordOrigin
-from clustersim.cost.deserialize import deserialize
 from clustersim.cost.record_validation import validate_record
 
 _SAMPLE_LISTS: Final = (

@@ -98,7 +98,7 @@ def load_price_list(name_or_path: str) -> PriceList:
     section = MappingReader(path, read_mapping(path))
     description, read_date = section.get_text("description"), _read_date(section)
     gpu_hour = _read_prices(section.get_section("gpu_hour"))
-    clusters, sources = tuple(section.get_text_list("clusters")), section.get_section("sources").get_text_mapping()
+    clusters, sources = section.get_text_list("clusters"), section.get_section("sources").get_text_mapping()
     section.reject_unknown_keys()
     return PriceList(path.stem, description, read_date, gpu_hour, clusters, sources)
 

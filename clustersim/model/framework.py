@@ -183,10 +183,7 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
 
 def _read_supported_layouts(section: MappingReader) -> SupportedLayouts:
     return SupportedLayouts(
-        **{
-            layout_field.name: tuple(section.get_text_list(layout_field.name))
-            for layout_field in fields(SupportedLayouts)
-        }
+        **{layout_field.name: section.get_text_list(layout_field.name) for layout_field in fields(SupportedLayouts)}
     )
 
 

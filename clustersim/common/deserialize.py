@@ -1,12 +1,14 @@
-"""How is the plain content of a file deserialized into dataclasses?
+"""How does plain content of a data file become typed values?
 
-Strictly: keys are the field names, enums are stored by value, and nothing is converted except integers to
-floats and lists to tuples. A union is one type or None, or several dataclasses; then the one with the most
-matching field names is taken. Error messages name the key, the value and what would be valid.
+Strictly: the keys of a dataclass are its field names, enums are stored by value, and nothing is converted except
+integers to floats and lists to tuples. A union is one type or None, or several dataclasses; then the one with the
+most matching field names is taken. Error messages name the key, the value and what would be valid.
+
+`common.mapping_reader` reads files written by hand on top of this: key by key, with units and bounds.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -16,20 +18,20 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 
 _MAX_INTEGER: Final = 2**63  # bound on integers: no measured quantity comes near
-_TYPE_LABELS: Final = MappingProxyType(
+_TYPE_ERRORS: Final = MappingProxyType(
     {
-        int: "a whole number",
-        float: "a finite number",
-        str: "a text",
-        bool: "true or false",
-        tuple: "a list",
-        Mapping: "a mapping of keys to values",
+        int: "is not a whole number",
+        float: "is not a finite number",
+        str: "is not a text",
+        bool: "is neither true nor false",
+        list: "is not a list",
+        Mapping: "is not a mapping of keys to values",
     }
 )
 
 
 def deserialize(value: Any, kind: Any, key: str = "") -> Any:
-    """Convert a value to `kind`: a dataclass, enum, number, text, or a tuple, mapping or union of such.
+    """Convert a value to `kind`: a dataclass, enum, number, text, list or mapping, or a tuple or union of such.
 
     key: path of the value in the file. Raises InputError where the value does not have that type.
     """
@@ -42,7 +44,7 @@ def deserialize(value: Any, kind: Any, key: str = "") -> Any:
         return _tuple_items(value, get_args(kind), key)
     if origin is Mapping:
         key_type, value_type = get_args(kind)
-        content = _require_type(value, dict, key, _TYPE_LABELS[Mapping])
+        content = _require_type(value, Mapping, key)
         return {
             deserialize(name, key_type, key): deserialize(value, value_type, _join_keys(key, name))
             for name, value in content.items()
@@ -53,38 +55,39 @@ def deserialize(value: Any, kind: Any, key: str = "") -> Any:
 
 
 def _scalar(value: Any, kind: Any, key: str) -> Any:
-    """A number, text or boolean."""
+    """A number, text or boolean, or a list or mapping whatever it holds."""
     if kind is not float:
-        scalar = _require_type(value, kind, key, _TYPE_LABELS[kind])
+        scalar = _require_type(value, kind, key)
         if kind is int and abs(scalar) >= _MAX_INTEGER:
             raise InputError(f"{key}: {format_value(scalar)} is too large")
         return scalar
-    as_float = (
-        float(value)
-        if type(value) is int and abs(value) < _MAX_INTEGER
-        else _require_type(value, float, key, _TYPE_LABELS[float])
-    )
+    as_float = float(value) if type(value) is int and abs(value) < _MAX_INTEGER else _require_type(value, float, key)
     if not math.isfinite(as_float):
-        raise InputError(f"{key}: {format_value(as_float)} is not {_TYPE_LABELS[float]}")
+        raise InputError(f"{key}: {format_value(as_float)} {_TYPE_ERRORS[float]}")
     return as_float
 
 
-def _require_type(value: Any, kind: type, key: str, label: str) -> Any:
-    """The value, if it is of exactly this type: true is not a number."""
-    if type(value) is not kind:
-        raise InputError(f"{key}: {format_value(value)} is not {label}")
+def _require_type(value: Any, kind: type, key: str) -> Any:
+    """The value, if it is of this type: true is not a number."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise InputError(f"{key}: {format_value(value)} {_TYPE_ERRORS[kind]}")
+    return value
+
+
+def require_choice(value: Any, choices: Collection[str], key: str) -> str:
+    """The value, if it is one of the choices."""
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{key}: {format_value(value)} is unknown; {suggest_nearest(str(value), choices)}")
     return value
 
 
 def _enum_member(value: Any, kind: type[Enum], key: str) -> Enum:
     members = {member.value: member for member in kind}
-    if not isinstance(value, str) or value not in members:
-        raise InputError(f"{key}: {format_value(value)} is unknown; {suggest_nearest(str(value), members)}")
-    return members[value]
+    return members[require_choice(value, members, key)]
 
 
 def _tuple_items(value: Any, kinds: tuple[Any, ...], key: str) -> tuple[Any, ...]:
-    content = _require_type(value, list, key, _TYPE_LABELS[tuple])
+    content = _require_type(value, list, key)
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(content)
     if len(kinds) != len(content):
@@ -96,7 +99,7 @@ def _tuple_items(value: Any, kinds: tuple[Any, ...], key: str) -> tuple[Any, ...
 
 
 def _dataclass_instance(value: Any, kind: Any, key: str) -> Any:
-    content, hints = _require_type(value, dict, key, _TYPE_LABELS[Mapping]), _field_types(kind)
+    content, hints = _require_type(value, Mapping, key), _field_types(kind)
     for name in content:
         if name not in hints:
             raise InputError(f"{_join_keys(key, name)}: unknown key; {suggest_nearest(name, hints)}")
@@ -111,7 +114,7 @@ def _union_value(value: Any, kinds: tuple[Any, ...], key: str) -> Any:
     if value is None and NoneType in kinds:
         return None
     candidates = [kind for kind in kinds if kind is not NoneType]
-    keys = set(value) if isinstance(value, dict) else set()
+    keys = set(value) if isinstance(value, Mapping) else set()
     best = (
         candidates[0] if len(candidates) == 1 else max(candidates, key=lambda kind: len(keys & set(_field_types(kind))))
     )
