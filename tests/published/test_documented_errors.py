@@ -100,9 +100,11 @@ def test_errors_of_unseen_sources() -> None:
 
 def test_steps_behind_the_prediction_interval() -> None:
     model = load_uncertainty_model()
+    basis = f"from {model.step_count} published steps ({model.source_count} sources, leave-one-source-out)"
+    assert_states("README.md", basis)
     assert_states(
         VALIDATION_PAGE,
-        f"from {model.step_count} published steps ({model.source_count} sources, leave-one-source-out)",
+        basis,
         f"Equal steps that were published twice deviate by {percent(model.repeat_deviation, 1)} (standard deviation)",
     )
 
