@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from clustersim.scenario.renamed_keys import RENAMED_KEYS
 
@@ -57,3 +58,19 @@ def test_renamed_keys_are_those_that_are_refused() -> None:
     assert [(old.rpartition(".")[2], new) for old, new in listed] == [
         (old.rpartition(".")[2], ".".join([*old.split(".")[:-1], new])) for old, new in refused
     ]
+
+
+def test_launch_times_are_those_of_the_frameworks() -> None:
+    hosts = {
+        name: yaml.safe_load((ROOT / "topologies" / "frameworks" / f"{name}.yaml").read_text())["host"]
+        for name in ("megatron", "nemo", "pytorch", "megatron-2021", "megatron-2022")
+    }
+    (dense,) = {hosts[name][key] for name in ("megatron", "nemo", "pytorch") for key in ("launch", "backward_launch")}
+    (moe,) = {hosts[name]["experts_launch"] for name in ("megatron", "nemo")}
+    ((forward, backward),) = {
+        (hosts[name]["launch"], hosts[name]["backward_launch"]) for name in ("megatron-2021", "megatron-2022")
+    }
+    text = " ".join((ROOT / "docs" / "models.md").read_text(encoding="utf-8").replace("µs", "us").split())
+    assert f"Dense models have {dense} per kernel" in text
+    assert f"MoE models {moe}" in text
+    assert f"Megatron until 2023 {forward.removesuffix(' us')} and {backward}" in text
