@@ -53,7 +53,8 @@ def docstrings_and_comments(path: Path) -> Iterator[str]:
 @cache
 def prose() -> tuple[tuple[str, str], ...]:
     """(file, text) of everything that people read: docstrings, comments, documents, pages."""
-    documents = [ROOT / "README.md", ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    documents = [*ROOT.glob("*.md"), ROOT / "tests" / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")]
+    documents.remove(ROOT / "docs" / "renamed_keys.md")  # it lists what was renamed
     pages = [*(ROOT / "clustersim" / "report" / "templates").glob("*")]
     texts = [(str(path.relative_to(ROOT)), path.read_text()) for path in (*documents, *pages)]
     return (

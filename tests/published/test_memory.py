@@ -4,8 +4,9 @@ import pytest
 
 from clustersim.validation.cases import ValidationCase
 from clustersim.validation.comparison import CaseComparison
-from clustersim.validation.error_statistics import statistics_by_source, summarize_comparisons
-from clustersim.validation.memory import compare_memory, read_memory
+from clustersim.validation.error_statistics import macro_average, statistics_by_source, summarize_comparisons
+from clustersim.validation.memory import compare_memory, judge_memory_fit, read_memory
+from tests.published.documents import VALIDATION_PAGE, assert_states, percent
 
 MAX_MAPE = 0.035
 """Mean absolute percentage error allowed for allocated peaks, over all cases.
@@ -118,3 +119,31 @@ def test_peak_memory_does_not_depend_on_microbatch_count(
         for other in other_comparisons:
             assert other.measured == pytest.approx(first.measured, rel=1e-3)
             assert other.predicted == pytest.approx(first.predicted)
+
+
+def test_documents_state_the_errors_of_memory(
+    allocated: list[CaseComparison], moe_comparisons: list[CaseComparison]
+) -> None:
+    macro = macro_average(statistics_by_source(allocated).values())
+    assert macro is not None
+    error = percent(summarize_comparisons(allocated).mape, 1)
+    moe_peaks = [item for item in moe_comparisons if item.groupings["quantity"] == "peak_allocated"]
+    assert_states(
+        VALIDATION_PAGE,
+        f"the mean error of peak allocated memory is {error} (macro mean over sources {percent(macro.mape, 1)}; dgxc,",
+        f"The mean error of their allocated peaks is {percent(summarize_comparisons(moe_peaks).mape)}",
+    )
+    assert_states(
+        "README.md", f"| peak allocated memory | {summarize_comparisons(allocated).n} | {macro.sources} | {error} |"
+    )
+
+
+def test_documents_state_how_many_runs_are_judged_right() -> None:
+    verdicts = [verdict for verdict in judge_memory_fit(read_memory()) if verdict.predicted is not None]
+    wrong = [verdict for verdict in verdicts if not verdict.is_correct]
+    assert {verdict.source for verdict in wrong} == {"ml-engineering"}
+    assert_states(
+        VALIDATION_PAGE,
+        f"Of {len(verdicts)} runs that are predicted and report whether they fit, {len(verdicts) - len(wrong)} are "
+        "predicted right",
+    )

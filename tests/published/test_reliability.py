@@ -11,7 +11,7 @@ from clustersim.reliability.failure_domains import build_failure_domains
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.reliability import load_reliability
 from clustersim.validation.comparison import CaseComparison
-from clustersim.validation.error_statistics import summarize_comparisons
+from clustersim.validation.error_statistics import statistics_by_source, summarize_comparisons
 from clustersim.validation.reliability import (
     compare_reliability,
     geometric_mean_rate,
@@ -19,6 +19,7 @@ from clustersim.validation.reliability import (
     read_reliability,
 )
 from tests.benchmarks.cases import EXAMPLE
+from tests.published.documents import VALIDATION_PAGE, assert_states, percent
 
 LLAMA_3_INTERRUPTIONS = 419
 """Unexpected interruptions in 54 days on 16,384 H100."""
@@ -57,6 +58,21 @@ def test_ettr_mape_is_below_10_percent(comparisons: list[CaseComparison]) -> Non
     ).mape
     assert mape is not None
     assert mape <= 0.10
+
+
+def test_documents_state_the_error_of_ettr(comparisons: list[CaseComparison]) -> None:
+    ettr = [comparison for comparison in comparisons if comparison.groupings["quantity"] == "ettr"]
+    statistics, sources = summarize_comparisons(ettr), len(statistics_by_source(ettr))
+    rates, error = interruption_rates(read_reliability()), percent(statistics.mape)
+    _, spread = geometric_mean_rate(rates)
+    assert_states(
+        "README.md", f"| effective training time of clusters with failures | {statistics.n} | {sources} | {error} |"
+    )
+    assert_states(VALIDATION_PAGE, f"of clusters with failures, {statistics.n} cases of {sources} sources: {error}.")
+    assert_states(
+        "docs/goodput.md",
+        f"the mean error of the time is {error}, rates of {len(rates)} clusters differ by a factor of {spread:.1f}",
+    )
 
 
 def test_typical_preset_is_derived_from_the_table() -> None:
