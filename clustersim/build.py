@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from clustersim.collectives.group_link_loads import AsymmetricLoadsError
 from clustersim.collectives.library import Library, load_library
 from clustersim.collectives.tuner import Tuner
 from clustersim.common.arrays import IntArray
@@ -39,6 +40,7 @@ from clustersim.cost.sustained_rate import SustainedKernels, attention_ratio, jo
 from clustersim.cost.timing import CommCost
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import TrainingDerating
+from clustersim.hardware.rotation import HasRotation
 from clustersim.lowering.pass_costs import with_pass_costs
 from clustersim.lowering.repeat_steps import repeat_steps
 from clustersim.lowering.training_step import lower_step
@@ -56,6 +58,7 @@ from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.consistency import find_problems
 from clustersim.schedules.schedule import Schedule
 from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes
+from clustersim.symmetry.rotation_orbits import StepOrbits, find_step_orbits
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +84,21 @@ class _UncontendedBuild:
     plan: Plan
     program: Program
     comm_cost: CommModel
+    orbits: StepOrbits | None = None
 
     @classmethod
-    def from_scenario(cls, scenario: Scenario) -> "_UncontendedBuild":
-        """Build from a legal scenario; raise InputError for one whose fields were replaced inconsistently."""
+    def from_scenario(cls, scenario: Scenario, *, by_orbit: bool = False) -> "_UncontendedBuild":
+        """Build from a legal scenario; raise InputError for one whose fields were replaced inconsistently.
+
+        by_orbit: evaluate the loads of links for one member of each orbit, where the step has a rotation symmetry.
+        """
         require_consistent(scenario)
         plan = build_plan(scenario)
         program = repeat_steps(build_program(scenario, plan), scenario.steps)
         require_algorithms(scenario, program)
-        return cls(scenario, plan, program, _with_imbalance(scenario, program, _comm_cost(scenario, program)))
+        orbits = _step_orbits(scenario, program) if by_orbit else None
+        comm_cost = _with_imbalance(scenario, program, _comm_cost(scenario, program, orbits))
+        return cls(scenario, plan, program, comm_cost, orbits)
 
     def segment_cost(self, contention: ContentionMap | None) -> SegmentCost:
         """Cost of the program; contending collectives are left to the network model."""
@@ -99,12 +108,17 @@ class _UncontendedBuild:
 
 def build_simulation(scenario: Scenario) -> PreparedSimulation:
     """Build a legal scenario; raise InputError for one whose fields were replaced inconsistently."""
-    uncontended = _UncontendedBuild.from_scenario(scenario)
-    contention = None if scenario.cost.network is Contention.UNCONTENDED else _contention_maps((uncontended,))[0]
-    cost = uncontended.segment_cost(contention)
-    return PreparedSimulation(
-        uncontended.plan, cost, _equivalence_classes(scenario, cost, uncontended.comm_cost, contention), contention
-    )
+    try:
+        return _build_simulation(_UncontendedBuild.from_scenario(scenario, by_orbit=True))
+    except AsymmetricLoadsError:  # known only when a collective has been routed
+        return _build_simulation(_UncontendedBuild.from_scenario(scenario))
+
+
+def _build_simulation(build: _UncontendedBuild) -> PreparedSimulation:
+    is_uncontended = build.scenario.cost.network is Contention.UNCONTENDED
+    contention = None if is_uncontended else _contention_maps((build,))[0]
+    cost = build.segment_cost(contention)
+    return PreparedSimulation(build.plan, cost, _equivalence_classes(build, cost, contention), contention)
 
 
 def build_co_scheduled(scenarios: Sequence[Scenario]) -> tuple[PreparedSimulation, ...]:
@@ -282,9 +296,23 @@ def _segments(program: Program) -> Iterator[Segment]:
     yield from dict.fromkeys(task.segment for task in tasks if isinstance(task, ComputeTask))
 
 
-def _comm_cost(scenario: Scenario, program: Program) -> CommModel:
+def _step_orbits(scenario: Scenario, program: Program) -> StepOrbits | None:
+    """Orbits of the step where links are shared and rotating the local ranks of all nodes changes nothing in it."""
+    if (
+        scenario.cost.network is Contention.UNCONTENDED
+        or _symmetry_disabled(scenario)
+        or scenario.background_traffic
+        or scenario.degradations.affects_network
+    ):
+        return None
+    fabric = scenario.cluster.fabric
+    rotation = fabric.rotation if isinstance(fabric, HasRotation) else None
+    return None if rotation is None else find_step_orbits(program, rotation, _rank_devices(scenario).index_of_rank)
+
+
+def _comm_cost(scenario: Scenario, program: Program, orbits: StepOrbits | None) -> CommModel:
     """Cost model of collectives, p2p messages and, where there are any, host copies."""
-    cost: CommModel = _network_cost(scenario, program.groups)
+    cost: CommModel = _network_cost(scenario, program.groups, orbits)
     host, p2p_overhead = scenario.cluster.host_memory, scenario.framework.p2p_seconds
     if p2p_overhead > 0.0:
         cost = P2pLaunchOverhead(cost, p2p_overhead, program.groups)
@@ -306,10 +334,10 @@ def _node_ids(scenario: ResolvedScenario) -> IntArray:
 
 
 def _network_cost(
-    scenario: ResolvedScenario, groups: Mapping[str, ProcessGroups]
+    scenario: ResolvedScenario, groups: Mapping[str, ProcessGroups], orbits: StepOrbits | None = None
 ) -> CollectiveCost | MeasuredCollectives:
     cluster, settings = scenario.cluster, scenario.cost
-    model = CollectiveCost(cluster.fabric, resolved_library(scenario), groups)
+    model = CollectiveCost(cluster.fabric, resolved_library(scenario), groups, orbits)
     if settings.record is None or scenario.degradations.affects_network:
         return model  # measurements on a healthy network do not hold on a degraded one
     overridden = settings.nccl_overrides.constrained_collectives  # nor where the user overrides the library's choice
@@ -416,7 +444,10 @@ def _contention_maps(builds: Sequence[_UncontendedBuild]) -> tuple[ContentionMap
     demands = restrict_to_bottleneck_links(programs, fabrics[0], loaded_links(background).tolist())
     owners = [fabric.link_endpoints.port_owner(fabric.gpu_count) for fabric in fabrics]
     return map_job_contention(
-        [(build.program, job_demands) for build, job_demands in zip(builds, demands, strict=True)], owners, background
+        [(build.program, job_demands) for build, job_demands in zip(builds, demands, strict=True)],
+        owners,
+        background,
+        builds[0].orbits,
     )
 
 
@@ -432,14 +463,15 @@ def _background_traffic(scenario: Scenario) -> tuple[BackgroundFlow, ...]:
 
 
 def _equivalence_classes(
-    scenario: Scenario, cost: SegmentCost, comm_cost: CommCost, contention: ContentionMap | None
+    build: _UncontendedBuild, cost: SegmentCost, contention: ContentionMap | None
 ) -> SymmetryClasses:
     """Equivalence classes of ranks; singletons where every kernel varies independently."""
+    scenario, comm_cost = build.scenario, build.comm_cost
     links, program, device_class = scenario.cluster.fabric.links, cost.program, cost.rank_features
     if _symmetry_disabled(scenario):
         return singleton_classes(program) if contention is None else unfolded_classes(program, contention, links)
     if contention is not None:
-        return contended_classes(program, comm_cost, contention, links, model_index=device_class)
+        return contended_classes(program, comm_cost, contention, links, model_index=device_class, orbits=build.orbits)
     return equivalence_classes(program, comm_cost, model_index=device_class)
 
 

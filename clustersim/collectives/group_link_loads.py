@@ -9,12 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.collectives.flow_routes import FlowPaths, FlowRoutes
+from clustersim.collectives.flow_routes import FlowPaths, FlowRoutes, LinkClasses
 from clustersim.collectives.library import AlgorithmVariant, Library
 from clustersim.collectives.phase_cost import effective_bandwidth
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.hardware.topology import Fabric
+from clustersim.hardware.rotation import FabricRotation
 from clustersim.symmetry.link_load_matrix import NO_LINK_LOADS, LinkLoadMatrix
+from clustersim.symmetry.rotation_orbits import GroupOrbits
+
+
+class AsymmetricLoadsError(Exception):
+    """A group loads the links of an orbit unequally, so it cannot represent its images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +38,19 @@ class GroupLinkLoads:
 
 
 def group_link_loads(
-    fabric: Fabric, library: Library, variant: AlgorithmVariant, flow_routes: Sequence[FlowRoutes], domain_count: int
+    classes: LinkClasses,
+    library: Library,
+    variant: AlgorithmVariant,
+    flow_routes: Sequence[FlowRoutes],
+    domain_count: int,
 ) -> GroupLinkLoads:
-    """Sum the phases of a variant in groups over `domain_count` domains."""
-    bandwidth = np.append(effective_bandwidth(fabric.links, library, variant, domain_count), np.inf)
+    """Sum the phases of a variant in groups over `domain_count` domains; classes: of the fabric's links."""
+    bandwidth = effective_bandwidth(classes.table, library, variant, domain_count)
     group_count = len(flow_routes[0].paths[0].latency)
     per_byte, fill, largest_flow = np.zeros((3, group_count))
     matrices = [NO_LINK_LOADS]
     for phase_routes in flow_routes:
-        load_matrix = _phase_load_matrix(phase_routes, bandwidth)
+        load_matrix = _phase_load_matrix(phase_routes, classes, bandwidth)
         seconds = np.zeros(group_count)
         np.maximum.at(seconds, load_matrix.group_index, load_matrix.seconds_per_byte)
         per_byte += seconds
@@ -71,6 +80,40 @@ def scatter_to_groups(loads_by_set: Sequence[tuple[IntArray, GroupLinkLoads]], g
             )
         )
     return GroupLinkLoads(per_byte, fill, largest_flow, _concatenate(matrices))
+
+
+def fold_loads(loads: GroupLinkLoads, orbits: GroupOrbits, rotation: FabricRotation) -> GroupLinkLoads:
+    """Loads of all groups from those of the representatives of their orbits.
+
+    The load matrix keeps the entries of representative groups on the first link of each orbit, where an entry counts
+    the group's images, too. Raise AsymmetricLoadsError where a group and its images load the links of an orbit
+    unequally.
+    """
+    orbit_of_group = orbits.orbit_of_group
+    return GroupLinkLoads(
+        loads.seconds_per_byte[orbit_of_group],
+        loads.fill_seconds_per_byte[orbit_of_group],
+        loads.largest_flow[orbit_of_group],
+        _fold_matrix(loads.load_matrix, orbits, rotation),
+    )
+
+
+def _fold_matrix(matrix: LinkLoadMatrix, orbits: GroupOrbits, rotation: FabricRotation) -> LinkLoadMatrix:
+    if not len(matrix.link_index):
+        return NO_LINK_LOADS
+    link_orbit = rotation.orbit_of_link[matrix.link_index]
+    first = np.flatnonzero(np.diff(matrix.group_index * len(rotation.first_link) + link_orbit, prepend=-1))
+    link_orbit, seconds = link_orbit[first], matrix.seconds_per_byte[first]
+    counts = np.diff(first, append=len(matrix.link_index))
+    if orbits.closed:
+        orbit_size = rotation.period / rotation.multiplicity[link_orbit]
+        if (counts != orbit_size).any() or (matrix.seconds_per_byte != np.repeat(seconds, counts)).any():
+            raise AsymmetricLoadsError
+    else:
+        if (counts != 1).any():
+            raise AsymmetricLoadsError
+        seconds = seconds * rotation.multiplicity[link_orbit]
+    return LinkLoadMatrix(orbits.representatives[matrix.group_index[first]], rotation.first_link[link_orbit], seconds)
 
 
 def select_by_variant(loads_by_variant: Mapping[int, GroupLinkLoads], variant_index: IntArray) -> GroupLinkLoads:
@@ -105,11 +148,17 @@ def _largest_flow_share(phase_routes: FlowRoutes) -> FloatArray:
     return largest
 
 
-def _phase_load_matrix(phase_routes: FlowRoutes, bandwidth: FloatArray) -> LinkLoadMatrix:
-    """Seconds per byte for which each group keeps each link busy in one phase."""
-    hop_entries = [hop_entry for paths in phase_routes.paths if paths.share > 0 for hop_entry in _hop_entries(paths)]
-    loads = _sum_duplicates(_concatenate([NO_LINK_LOADS, *hop_entries]), len(bandwidth))
-    return LinkLoadMatrix(loads.group_index, loads.link_index, loads.seconds_per_byte / bandwidth[loads.link_index])
+def _phase_load_matrix(phase_routes: FlowRoutes, classes: LinkClasses, bandwidth: FloatArray) -> LinkLoadMatrix:
+    """Seconds per byte for which each group keeps each link busy in one phase. bandwidth: [classes] of links."""
+    loaded_paths = [paths for paths in phase_routes.paths if paths.share > 0]
+    hop_entries = [hop_entry for paths in loaded_paths for hop_entry in _hop_entries(paths)]
+    link_count = len(phase_routes.link_load)
+    if len({paths.share for paths in loaded_paths}) == 1:
+        loads = _count_duplicates(_concatenate(hop_entries), link_count, loaded_paths[0].share)
+    else:
+        loads = _sum_duplicates(_concatenate([NO_LINK_LOADS, *hop_entries]), link_count)
+    seconds = loads.seconds_per_byte / bandwidth[classes.class_of(loads.link_index)]
+    return LinkLoadMatrix(loads.group_index, loads.link_index, seconds)
 
 
 def _hop_entries(paths: FlowPaths) -> Iterator[LinkLoadMatrix]:
@@ -129,6 +178,14 @@ def _sum_phases(matrices: Sequence[LinkLoadMatrix], max_seconds: FloatArray) -> 
     return LinkLoadMatrix(
         total.group_index, total.link_index, np.minimum(total.seconds_per_byte, max_seconds[total.group_index])
     )
+
+
+def _count_duplicates(entries: LinkLoadMatrix, link_count: int, share: float) -> LinkLoadMatrix:
+    """As `_sum_duplicates` where all entries are equal: counting sorted pairs is several times faster than summing."""
+    pairs = np.sort(entries.group_index * link_count + entries.link_index)
+    first = np.flatnonzero(np.diff(pairs, prepend=-1))
+    group, link = np.divmod(pairs[first], link_count)
+    return LinkLoadMatrix(group, link, np.diff(first, append=len(pairs)) * share)
 
 
 def _sum_duplicates(entries: LinkLoadMatrix, link_count: int) -> LinkLoadMatrix:

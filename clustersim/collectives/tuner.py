@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from clustersim.collectives.chunking import GroupShapes, correction_factor
 from clustersim.collectives.collnet import COLLNET_ALGORITHMS
 from clustersim.collectives.flow_routes import FlowRoutes, LinkClasses, classify_links, route_phase
-from clustersim.collectives.group_link_loads import GroupLinkLoads, group_link_loads, scatter_to_groups
+from clustersim.collectives.group_link_loads import GroupLinkLoads, fold_loads, group_link_loads, scatter_to_groups
 from clustersim.collectives.heterogeneous_groups import HeterogeneousGroups
 from clustersim.collectives.library import AlgorithmVariant, Library, LinkTechnologies
 from clustersim.collectives.p2p_channels import P2pChannels, p2p_channels
@@ -33,7 +33,7 @@ from clustersim.collectives.phase_cost import (
     phase_coefficients,
     phase_latency,
 )
-from clustersim.collectives.rotated_images import representative_flows, rotated_images
+from clustersim.collectives.representative_flows import representative_flows
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError
 from clustersim.common.lru import LruCache
@@ -43,6 +43,7 @@ from clustersim.hardware.rotation import FabricRotation, HasRotation
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.program.task import CollectiveType, TokenRouting
 from clustersim.symmetry.labels import unique_by_columns
+from clustersim.symmetry.rotation_orbits import GroupOrbits, find_group_orbits
 
 CACHE_BYTES: Final = 16_000_000
 """Cache size in bytes, for variant costs and for link loads: some layouts of 16,384 GPUs, hundreds of 512."""
@@ -267,7 +268,7 @@ class Tuner(FieldPickling):
         return self._cost_cache.get_or_compute(key, partial(self._evaluate_variants, collective, members, payload))
 
     def _evaluate_variants(self, collective: CollectiveType, members: IntArray, payload: Bytes | None) -> VariantCosts:
-        rotated = rotated_images(members, self._rotation) if self._rotation else None
+        rotated = find_group_orbits(members, self._rotation) if self._rotation else None
         representatives = members if rotated is None else members[rotated.representatives]
         candidate_sets = [self._candidates(collective, topology) for topology in self.group_topologies(representatives)]
         route_one = partial(self._route_phase, rotated=rotated is not None, single_shape=len(candidate_sets) == 1)
@@ -282,16 +283,30 @@ class Tuner(FieldPickling):
         costs = _concatenate_costs(costs_by_set, [candidates.topology.group_indices for candidates in candidate_sets])
         if self._technologies.nvlink_generations:
             costs = replace(costs, p2p_channels=p2p_channels(collective, members, self.fabric))
-        return (
-            costs
-            if rotated is None
-            else replace(costs, class_of_group=costs.class_of_group[rotated.representative_index])
-        )
+        return costs if rotated is None else replace(costs, class_of_group=costs.class_of_group[rotated.orbit_of_group])
 
-    def link_loads(self, collective: CollectiveType, members: IntArray, variant: AlgorithmVariant) -> GroupLinkLoads:
-        """Link loads of a variant in each of the groups [groups, size] by itself; zero where a group cannot use it."""
-        key = collective, self.library.variants.index(variant), members.shape, members.tobytes()
-        return self._load_cache.get_or_compute(key, partial(self._link_loads, collective, members, variant))
+    def link_loads(
+        self,
+        collective: CollectiveType,
+        members: IntArray,
+        variant: AlgorithmVariant,
+        orbits: GroupOrbits | None = None,
+    ) -> GroupLinkLoads:
+        """Link loads of a variant in each of the groups [groups, size] by itself; zero where a group cannot use it.
+
+        orbits: of the groups under the fabric's rotation; the load matrix then holds representatives only
+        (`fold_loads`).
+        """
+        key = collective, self.library.variants.index(variant), orbits is not None, members.shape, members.tobytes()
+        return self._load_cache.get_or_compute(key, partial(self._folded_loads, collective, members, variant, orbits))
+
+    def _folded_loads(
+        self, collective: CollectiveType, members: IntArray, variant: AlgorithmVariant, orbits: GroupOrbits | None
+    ) -> GroupLinkLoads:
+        if orbits is None or self._rotation is None:
+            return self._link_loads(collective, members, variant)
+        loads = self._link_loads(collective, members[orbits.representatives], variant)
+        return fold_loads(loads, orbits, self._rotation)
 
     def _link_loads(self, collective: CollectiveType, members: IntArray, variant: AlgorithmVariant) -> GroupLinkLoads:
         loads_by_shape = []
@@ -304,14 +319,14 @@ class Tuner(FieldPickling):
                 loads_by_shape.append(
                     (
                         topology.group_indices,
-                        group_link_loads(self.fabric, self.library, variant, flow_routes, topology.domain_count),
+                        group_link_loads(self._link_classes, self.library, variant, flow_routes, topology.domain_count),
                     )
                 )
         return scatter_to_groups(loads_by_shape, len(members))
 
     def require_supported(self, collective: CollectiveType, members: IntArray) -> None:
         """Raise InputError if the library has no variant for one of the groups [groups, size]."""
-        rotated = rotated_images(members, self._rotation) if self._rotation else None
+        rotated = find_group_orbits(members, self._rotation) if self._rotation else None
         for topology in self.group_topologies(members if rotated is None else members[rotated.representatives]):
             self._candidates(collective, topology)
 

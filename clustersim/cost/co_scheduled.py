@@ -23,6 +23,7 @@ from clustersim.program.program import ProcessGroups, Program
 from clustersim.symmetry.labels import compact_labels
 from clustersim.symmetry.link_load_matrix import LinkTraffic
 from clustersim.symmetry.refinement import SymmetryClasses, symmetry_classes
+from clustersim.symmetry.rotation_orbits import StepOrbits
 
 T = TypeVar("T")
 
@@ -38,17 +39,21 @@ class ContendingJob:
 
 
 def map_job_contention(
-    jobs: Sequence[tuple[Program, LinkDemandCost]], owners: Sequence[IntArray], background: tuple[BackgroundFlow, ...]
+    jobs: Sequence[tuple[Program, LinkDemandCost]],
+    owners: Sequence[IntArray],
+    background: tuple[BackgroundFlow, ...],
+    orbits: StepOrbits | None = None,
 ) -> tuple[ContentionMap, ...]:
     """Contention map of each job. owners: as in `map_contention`, by job; background: background flows.
 
-    The background is attached to the first job only, since it exists once.
+    orbits: as in `map_contention`, of a single job. The background is attached to the first job only, since it exists
+    once.
     """
     job_links = [_crossed_links(*job) for job in jobs] if len(jobs) > 1 else []
     maps: list[ContentionMap] = []
     for index, ((program, demands), owner) in enumerate(zip(jobs, owners, strict=True)):
         other_job_links = job_links[:index] + job_links[index + 1 :]
-        maps.append(map_contention(program, demands, owner, background, other_job_links))
+        maps.append(map_contention(program, demands, owner, background, other_job_links, orbits))
     return (maps[0], *(replace(contention_map, background=()) for contention_map in maps[1:]))
 
 

@@ -22,6 +22,7 @@ from clustersim.hardware.topology import Fabric
 from clustersim.program.program import ProcessGroups
 from clustersim.program.task import CollectiveType, CommOp, TokenRouting
 from clustersim.symmetry.link_load_matrix import NO_LINK_LOADS
+from clustersim.symmetry.rotation_orbits import StepOrbits
 
 CommKey = tuple[str, CollectiveType, TokenRouting | None]
 """Communicator, collective type, and the token routing if an MoE dispatch kernel sends the tokens."""
@@ -32,8 +33,8 @@ NEGLIGIBLE_FRACTION: Final = 0.1
 class CollectiveCost:
     """Times communication ops on a fabric with a collective library (a `CommCost` and a `LinkDemandCost`).
 
-    groups: process groups by communicator. Groups of one member take no time. Results are cached in the
-    instance.
+    groups: process groups by communicator. Groups of one member take no time. orbits: of the step under the fabric's
+    rotation; link demands then have load matrices of representatives only. Results are cached in the instance.
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class CollectiveCost:
         fabric: Fabric,
         library: Library,
         groups: Mapping[str, ProcessGroups],
+        orbits: StepOrbits | None = None,
     ) -> None:
         self._tuner = cached_tuner(fabric, library)
+        self._orbits = {} if orbits is None else orbits.groups
         self._groups = groups
         self._dispatch_tuners: dict[tuple[TokenRouting, int], Tuner] = {}
         self._variant_costs: dict[CommKey, VariantCosts] = {}
@@ -108,7 +111,10 @@ class CollectiveCost:
         if key not in self._link_load_cache:
             members, tuner = self._members(comm_op.comm_group), self._tuner_for(comm_op)
             used_indices = np.unique(variant_index[variant_index >= 0]).tolist()
-            loads_by_variant = {n: tuner.link_loads(comm_op.collective, members, variants[n]) for n in used_indices}
+            orbits = self._orbits.get(comm_op.comm_group)
+            loads_by_variant = {
+                n: tuner.link_loads(comm_op.collective, members, variants[n], orbits) for n in used_indices
+            }
             self._link_load_cache[key] = select_by_variant(loads_by_variant, variant_index)
         return self._link_load_cache[key]
 

@@ -21,6 +21,7 @@ from clustersim.cost.timing import CommCost, CommTiming, LinkDemand, LinkDemandC
 from clustersim.program.program import Program
 from clustersim.program.task import OVERLAPPING_STREAMS, CommOp
 from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
+from clustersim.symmetry.rotation_orbits import StepOrbits
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +76,15 @@ def map_contention(
     owner: IntArray,
     background: tuple[BackgroundFlow, ...] = (),
     other_job_links: Iterable[IntArray] = (),
+    orbits: StepOrbits | None = None,
 ) -> ContentionMap:
     """Find which communication ops of a program contend for links.
 
     owner: [links] the rank whose port a link is, -1: none; background: background flows; other_job_links: ids
-    of the links that each other job crosses.
+    of the links that each other job crosses; orbits: the demands' load matrices hold representatives only.
     """
     has_background = np.isin(np.arange(len(owner)), np.concatenate([loaded_links(background), *other_job_links]))
-    is_shared = has_background | _links_of_several_groups(program.comm_ops, demands, len(owner))
+    is_shared = has_background | _links_of_several_groups(program.comm_ops, demands, len(owner), orbits)
     is_shared_with_others = has_background | (is_shared & _links_of_non_owners(program, demands, owner))
     contended: dict[CommOp, BoolArray] = {}
     self_only: dict[CommOp, BoolArray] = {}
@@ -95,6 +97,12 @@ def map_contention(
         )
         group_contended[link_loads.group_index[is_shared[link_loads.link_index]]] = True
         group_shares_with_others[link_loads.group_index[is_shared_with_others[link_loads.link_index]]] = True
+        if orbits is not None:
+            representative = orbits.groups[comm_op.comm_group].representative_of_group
+            group_contended, group_shares_with_others = (
+                group_contended[representative],
+                group_shares_with_others[representative],
+            )
         if group_contended.any():
             contended[comm_op], self_only[comm_op] = group_contended, group_contended & ~group_shares_with_others
     return ContentionMap(demands, contended, self_only, background)
@@ -117,15 +125,20 @@ def _links_of_non_owners(program: Program, demands: LinkDemandCost, owner: IntAr
     return is_crossed
 
 
-def _links_of_several_groups(comm_ops: Iterable[CommOp], demands: LinkDemandCost, link_count: int) -> BoolArray:
+def _links_of_several_groups(
+    comm_ops: Iterable[CommOp], demands: LinkDemandCost, link_count: int, orbits: StepOrbits | None
+) -> BoolArray:
     """[links] whether groups of several communicators, or several groups of one, cross a link."""
     loads_by_group: dict[str, dict[LinkLoadMatrix, None]] = {}
     for comm_op in comm_ops:
         loads_by_group.setdefault(comm_op.comm_group, {})[demands.link_demand(comm_op).link_loads] = None
     is_shared, is_crossed = np.zeros((2, link_count), dtype=np.bool_)
-    for group_loads in loads_by_group.values():
+    for comm_group, group_loads in loads_by_group.items():
         group = np.full(link_count, -1, dtype=np.int64)
         for link_loads in group_loads:
+            if orbits is not None and not orbits.groups[comm_group].closed:  # images of a group share its link
+                link_orbit = orbits.rotation.orbit_of_link[link_loads.link_index]
+                is_shared[link_loads.link_index[orbits.rotation.multiplicity[link_orbit] > 1.0]] = True
             previous = group[link_loads.link_index]
             group[link_loads.link_index] = link_loads.group_index  # of several groups on one link, the last one stays
             differs = (previous >= 0) & (previous != link_loads.group_index) | (

@@ -18,6 +18,7 @@ from clustersim.program.task import CommOp
 from clustersim.symmetry.labels import label_values, pair_labels
 from clustersim.symmetry.link_load_matrix import LinkColourRefinement, LinkLoadMatrix, LinkTraffic
 from clustersim.symmetry.refinement import SymmetryClasses, singleton_classes, symmetry_classes
+from clustersim.symmetry.rotation_orbits import StepOrbits, classes_by_orbit
 
 
 def equivalence_classes(
@@ -34,15 +35,19 @@ def contended_classes(
     contention: ContentionMap,
     links: LinkTable,
     *,
-    model_index: IntArray | None = None,
+    model_index: IntArray,
+    orbits: StepOrbits | None = None,
 ) -> SymmetryClasses:
-    """Equivalence classes of ranks, groups and links where communication ops share the network."""
-    return symmetry_classes(
-        program,
-        group_features(program, comm_cost, contention),
-        simulated_link_loads(program, contention, links),
-        device_model=model_index,
-    )
+    """Equivalence classes of ranks, groups and links where communication ops share the network.
+
+    model_index: [ranks] index of the device model of each rank; orbits: of the step, where the load matrices hold
+    representatives only.
+    """
+    features = group_features(program, comm_cost, contention)
+    traffic = simulated_link_loads(program, contention, links)
+    if orbits is not None:
+        return classes_by_orbit(program, features, traffic, model_index, orbits)
+    return symmetry_classes(program, features, traffic, device_model=model_index)
 
 
 def group_features(program: Program, comm_cost: CommCost, contention: ContentionMap) -> dict[str, FloatArray]:

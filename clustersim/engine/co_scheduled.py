@@ -39,7 +39,7 @@ def simulate_co_scheduled(jobs: Sequence[CoScheduledJob]) -> tuple[tuple[Trace, 
     All times are of the common clock.
     """
     environment = SimEnvironment(min(job.start for job in jobs))
-    network = FluidNetwork(environment, len(jobs[0].classes.link_colours))
+    network = FluidNetwork(environment, jobs[0].classes.link_class_count)
     states = [_shared_state(job, environment, network) for job in jobs]
     ranks = [create_ranks(shared) for shared in states]
     for job, job_ranks in zip(jobs, ranks, strict=True):

@@ -46,6 +46,11 @@ class SymmetryClasses:
         """Number of rank classes, which is the number of ranks to simulate."""
         return int(self.rank_colours.max()) + 1
 
+    @property
+    def link_class_count(self) -> int:
+        """Number of link classes, which is the number of links to simulate."""
+        return int(self.link_colours.max(initial=-1)) + 1
+
 
 _CACHE: Final = LruCache[SymmetryClasses](CACHE_BYTES)
 
@@ -129,7 +134,9 @@ def _refine_until_stable(
         for comm_group, process_groups in groups.items():
             refined = _refine_ranks(refined, process_groups, group_colours[comm_group])
         if refined.max() == rank_colours.max() and links.count == link_colour_count:
-            return SymmetryClasses(rank_colours, _representatives(rank_colours), group_colours, links.colour)
+            return SymmetryClasses(
+                rank_colours, lowest_members(rank_colours)[rank_colours], group_colours, links.colour
+            )
         rank_colours = refined
 
 
@@ -166,7 +173,8 @@ def _refine_ranks(rank_colours: IntArray, groups: ProcessGroups, group_colours: 
     return rank_colours
 
 
-def _representatives(rank_colours: IntArray) -> IntArray:
-    lowest = np.full(int(rank_colours.max(initial=-1)) + 1, len(rank_colours))
-    np.minimum.at(lowest, rank_colours, np.arange(len(rank_colours)))
-    return lowest[rank_colours]
+def lowest_members(colours: IntArray) -> IntArray:
+    """[colours] the lowest index that has each colour; colours: [n], from 0 on, each in use."""
+    lowest = np.empty(int(colours.max(initial=-1)) + 1, dtype=np.int64)
+    lowest[colours[::-1]] = np.arange(len(colours) - 1, -1, -1)  # of equal indices, numpy keeps the last
+    return lowest

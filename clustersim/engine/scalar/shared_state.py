@@ -84,7 +84,7 @@ class SharedState:
             self.transfers = UncontendedTransfers(self.environment, self.cost)
         else:
             environment, link_colours = self.environment, self.classes.link_colours
-            network = self.network = self.network or FluidNetwork(environment, len(link_colours))
+            network = self.network = self.network or FluidNetwork(environment, self.classes.link_class_count)
             self.transfers = ContendedTransfers(
                 environment, FlowDemands(self.program, self.classes, self.contention_map.demands), network
             )

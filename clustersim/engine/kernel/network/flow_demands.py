@@ -18,7 +18,7 @@ from clustersim.engine.kernel.network.fluid_network import FlowDemand
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp
 from clustersim.symmetry.link_load_matrix import LinkLoadMatrix
-from clustersim.symmetry.refinement import SymmetryClasses
+from clustersim.symmetry.refinement import SymmetryClasses, lowest_members
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class FlowDemands:
         self._classes, self._source = classes, source
         self._group_indices = program.group_indices
         self._is_representative = np.zeros(len(classes.link_colours), dtype=np.bool_)
-        self._is_representative[np.unique(classes.link_colours, return_index=True)[1]] = True
+        self._is_representative[lowest_members(classes.link_colours)] = True
         self._aggregated_cache: dict[tuple[str, LinkLoadMatrix], _AggregatedLoads] = {}
         self._demand_cache: dict[tuple[CommOp, int], tuple[Seconds, FlowDemand | None]] = {}
         self._rank_cache: dict[tuple[int, int], tuple[Seconds, FlowDemand | None]] = {}

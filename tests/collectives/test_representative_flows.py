@@ -7,8 +7,8 @@ import pytest
 
 from clustersim.collectives.library import load_library
 from clustersim.collectives.phase import group_topology
+from clustersim.collectives.representative_flows import representative_flows
 from clustersim.collectives.ring import RingAlgorithm
-from clustersim.collectives.rotated_images import representative_flows, rotated_images
 from clustersim.collectives.tree import TreeAlgorithm
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.hardware.clos_fabric import ClosFabric
@@ -96,19 +96,6 @@ def test_hashed_ecmp_and_partial_nodes_have_no_rotation() -> None:
     assert replace(fabric, network=replace(fabric.network, ecmp=HashedEcmp(1))).rotation is None
     assert replace(fabric, gpu_count=508).rotation is None
     assert clos_fabric("dgx-h100", 8).rotation is not None
-
-
-def test_groups_are_folded_only_if_their_images_are_groups() -> None:
-    fabric = clos_fabric("dgx-h100", 64)
-    assert fabric.rotation is not None
-    rails = np.arange(64).reshape(8, 8).T
-    folded = rotated_images(rails, fabric.rotation)
-    assert folded is not None
-    assert (folded.representatives.tolist(), folded.representative_index.tolist()) == ([0], [0] * 8)
-    crossed = rails.copy()
-    crossed[[0, 1], 3] = crossed[[1, 0], 3]
-    assert rotated_images(crossed, fabric.rotation) is None
-    assert rotated_images(rails[:7], fabric.rotation) is None
 
 
 def test_flows_over_full_nodes_reduce_to_representatives() -> None:
