@@ -134,16 +134,16 @@ def measured_peaks() -> dict[str, tuple[Kernel, float]]:
 def test_predicted_memory_is_what_pytorch_allocates(measured_peaks: dict[str, tuple[Kernel, float]]) -> None:
     """Within 5 %: row statistics are not counted.
 
-    Nor are packing buffers of BF16 matmuls and of attention on a CPU: up to a fifth of operands this small.
+    Nor are packing buffers of BF16 matmuls and of attention on a CPU: up to a fifth of operands this small; CPUs with
+    matrix units (AMX) pack copies of keys and values, too, half as much as the operands and the result.
     """
     ratios = {
         name: pytorch_ops.allocated_bytes(kernel, CPU_DEVICE) / peak for name, (kernel, peak) in measured_peaks.items()
     }
     assert len(ratios) > 100
-    packed = [name for name in ratios if "Shape" in name]
-    assert {
-        name: ratio for name, ratio in ratios.items() if not (0.8 if name in packed else 0.95) <= ratio <= 1.05
-    } == {}
+    lowest = {name: 0.8 if "Shape" in name else 0.95 for name in ratios}
+    lowest |= {name: 0.55 for name in ratios if name.startswith("attention_forward bf16")}
+    assert {name: ratio for name, ratio in ratios.items() if not lowest[name] <= ratio <= 1.05} == {}
 
 
 def test_every_cpu_op_is_measured(measured_peaks: dict[str, tuple[Kernel, float]]) -> None:

@@ -19,7 +19,8 @@ def _few_choices() -> Iterator[None]:
 
 def test_explore_writes_and_names_the_page(clustersim: ExploreRunner, plan: Path, tmp_path: Path) -> None:
     done = clustersim("explore", plan, "--html", "page.html")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "wrote page.html\n", "")
+    assert (done.returncode, done.stdout) == (0, "wrote page.html\n")
+    assert all(line.startswith("simulating variants, ") for line in done.stderr.splitlines())  # progress, if it is slow
     text = (tmp_path / "page.html").read_text()
     assert "what goes where?" in text
     assert "Step time, simulated" in text
