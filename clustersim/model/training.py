@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Self
+from typing import ClassVar, Self
 
 from clustersim.model.lora import Lora
 from clustersim.model.moe_expert_load import ExpertLoad
@@ -31,6 +31,8 @@ class AttentionBackend(Enum):
 class NoRecompute:
     """Save every activation that backward needs."""
 
+    is_selective: ClassVar[bool] = False
+
 
 @dataclass(frozen=True, slots=True)
 class SelectiveRecompute:
@@ -38,6 +40,8 @@ class SelectiveRecompute:
 
     Usually the attention core alone: scores, softmax, context (Korthikanti et al. 2022).
     """
+
+    is_selective: ClassVar[bool] = True
 
     modules: frozenset[RecomputeModule] = frozenset({RecomputeModule.CORE_ATTENTION})
 
@@ -50,6 +54,8 @@ class SelectiveOpRecompute:
     `selective_policies` activation checkpointing with option `op`, torch.utils.checkpoint's selective contexts).
     """
 
+    is_selective: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, slots=True)
 class FullRecompute:
@@ -57,6 +63,8 @@ class FullRecompute:
 
     layers: how many layers of each virtual stage are recomputed (None: all of them).
     """
+
+    is_selective: ClassVar[bool] = False
 
     layers: int | None = None
 

@@ -1,8 +1,9 @@
 """How do data-parallel replicas keep their weights equal?
 
-Strategies are types. They differ in what each rank holds (`zero_stage`), in over how many of the ranks with
-the same weights it is sharded (`shard_size`) and in when gradients are reduced (`gradient_sync`); the
-parameter groups say which ranks those are. All of them average gradients over the ranks that hold the same
+Strategies are types. They differ in what each rank holds (`zero_stage`; `shards_parameters` at stage 3), in over
+how many of the ranks with the same weights it is sharded (`shard_size`), in when gradients are reduced
+(`gradient_sync`) and in whether ranks are processes (`is_single_process`: one has all GPUs); the parameter groups
+say which ranks those are. All of them average gradients over the ranks that hold the same
 weights.
 
 Options left open follow the frameworks. Without a pipeline, ZeRO-2 and -3 reduce the gradients of every
@@ -60,6 +61,8 @@ class DdpStrategy:
     """
 
     zero_stage: ClassVar[int] = 0
+    shards_parameters: ClassVar[bool] = False
+    is_single_process: ClassVar[bool] = False
     shard_size: ClassVar[int | None] = None
     zero_hpz_partition_size: ClassVar[int | None] = None
     bucket: Bytes | None = DDP_BUCKET_BYTES
@@ -87,6 +90,8 @@ class Zero1:
     """
 
     zero_stage: ClassVar[int] = 1
+    shards_parameters: ClassVar[bool] = False
+    is_single_process: ClassVar[bool] = False
     zero_hpz_partition_size: ClassVar[int | None] = None
     bucket: Bytes | None = None
     overlap: bool = True
@@ -140,6 +145,8 @@ class FullyShard:
     """
 
     zero_stage: ClassVar[int] = 3
+    shards_parameters: ClassVar[bool] = True
+    is_single_process: ClassVar[bool] = False
     overlap: bool = True
     prefetch: int = 1
     reshard_after_forward: bool | None = None
@@ -201,6 +208,8 @@ class NaiveDataParallel:
     """torch.nn.DataParallel: one process scatters inputs and weights and gathers outputs on its first GPU."""
 
     zero_stage: ClassVar[int] = 0
+    shards_parameters: ClassVar[bool] = False
+    is_single_process: ClassVar[bool] = True
     shard_size: ClassVar[int | None] = None
     zero_hpz_partition_size: ClassVar[int | None] = None
 
@@ -224,3 +233,8 @@ def with_shard_size(strategy: DataParallelStrategy, shard_size: int | None) -> D
         case Zero1() | FullyShard():
             return replace(strategy, shard=shard_size)
     return strategy
+
+
+def with_overlap(strategy: DataParallelStrategy, *, overlap: bool) -> DataParallelStrategy:
+    """The strategy with its communication overlapped with compute, or not; unchanged where it never overlaps."""
+    return strategy if isinstance(strategy, NaiveDataParallel) else replace(strategy, overlap=overlap)
