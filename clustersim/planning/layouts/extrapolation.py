@@ -28,6 +28,7 @@ from clustersim.common.units import Bytes, Seconds
 from clustersim.program.action import FORWARD, Action
 from clustersim.program.task import ComputeTask
 from clustersim.results.economics import Economics, GpuGroup
+from clustersim.results.gpu_groups import gpu_groups
 from clustersim.results.memory_check import max_memory_utilization
 from clustersim.results.provenance import busy_time_items
 from clustersim.results.simulation_result import SimulationResult
@@ -126,7 +127,7 @@ class ExtrapolatedStep:
         gpus = map(
             self._extrapolate_gpus,
             short_result.economics.gpu_groups,
-            short_result.gpu_groups(self._period_breakdown, busy_items),
+            gpu_groups(self.scenario, self._period_breakdown, busy_items),
         )
         return replace(short_result.economics, gpu_groups=tuple(gpus), step_time=self.step_time, tokens=tokens)
 
