@@ -12,7 +12,7 @@ def with_cuda_graphs(scenario: Scenario) -> Scenario:
 
 
 def with_launch_seconds(scenario: Scenario, seconds: Seconds) -> Scenario:
-    """The scenario with other host seconds per kernel or collective of forward; backward's are scaled by the same factor."""
+    """The scenario with other host seconds per kernel or collective of forward; backward's keep their ratio."""
     framework = scenario.framework
     ratio = framework.backward_launch_seconds / framework.launch_seconds if framework.launch_seconds else 1.0
     changed_framework = replace(framework, launch_seconds=seconds, backward_launch_seconds=seconds * ratio)
