@@ -32,6 +32,8 @@ class NoRecompute:
     """Save every activation that backward needs."""
 
     is_selective: ClassVar[bool] = False
+    modules: ClassVar[frozenset[RecomputeModule]] = frozenset()
+    layers: ClassVar[int | None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class SelectiveRecompute:
     """
 
     is_selective: ClassVar[bool] = True
+    layers: ClassVar[int | None] = None
 
     modules: frozenset[RecomputeModule] = frozenset({RecomputeModule.CORE_ATTENTION})
 
@@ -55,6 +58,8 @@ class SelectiveOpRecompute:
     """
 
     is_selective: ClassVar[bool] = True
+    modules: ClassVar[frozenset[RecomputeModule]] = frozenset()
+    layers: ClassVar[int | None] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +70,13 @@ class FullRecompute:
     """
 
     is_selective: ClassVar[bool] = False
+    modules: ClassVar[frozenset[RecomputeModule]] = frozenset()
 
     layers: int | None = None
 
 
 Recompute = NoRecompute | SelectiveRecompute | SelectiveOpRecompute | FullRecompute
+"""Every policy says which `modules` it recomputes, and of how many `layers` only (None: of all)."""
 
 
 class LossImplementation(Enum):

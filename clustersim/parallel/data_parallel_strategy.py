@@ -51,8 +51,27 @@ class ReductionFrequency(Enum):
     LAST_MICROBATCH = "last_microbatch"
 
 
+class _WholeParameters:
+    """Answers of strategies whose ranks hold whole parameters, so that none are gathered.
+
+    gathers_single_parameters: parameters are gathered one by one, not by unit; for the others see `FullyShard`.
+    """
+
+    __slots__ = ()
+    shards_parameters: ClassVar[bool] = False
+    gathers_single_parameters: ClassVar[bool] = False
+    is_single_process: ClassVar[bool] = False
+    zero_hpz_partition_size: ClassVar[int | None] = None
+    prefetch_depth: ClassVar[int] = 0
+    copies: ClassVar[bool] = False
+
+    def reshards_parameters(self, *, is_pipelined: bool) -> bool:  # noqa: ARG002 - the same with and without a pipeline
+        """Whether parameters gathered by forward are freed after it."""
+        return False
+
+
 @dataclass(frozen=True, slots=True)
-class DdpStrategy:
+class DdpStrategy(_WholeParameters):
     """DDP: every rank holds everything; bucketed all-reduce of gradients during the last backward.
 
     bucket: bytes of gradients; None is Megatron-LM's rule, `max(40M, 1M * ranks)` elements for the first chunk of
@@ -61,10 +80,7 @@ class DdpStrategy:
     """
 
     zero_stage: ClassVar[int] = 0
-    shards_parameters: ClassVar[bool] = False
-    is_single_process: ClassVar[bool] = False
     shard_size: ClassVar[int | None] = None
-    zero_hpz_partition_size: ClassVar[int | None] = None
     bucket: Bytes | None = DDP_BUCKET_BYTES
     overlap: bool = True
 
@@ -81,7 +97,7 @@ class DdpStrategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Zero1:
+class Zero1(_WholeParameters):
     """ZeRO stage 1: optimizer states are sharded; gradients are reduced and updated parameters gathered in buckets.
 
     bucket: None is Megatron-LM's rule, as for DDP; overlap: communication overlaps compute; shard: number of
@@ -90,9 +106,6 @@ class Zero1:
     """
 
     zero_stage: ClassVar[int] = 1
-    shards_parameters: ClassVar[bool] = False
-    is_single_process: ClassVar[bool] = False
-    zero_hpz_partition_size: ClassVar[int | None] = None
     bucket: Bytes | None = None
     overlap: bool = True
     shard: int | None = None
@@ -146,6 +159,7 @@ class FullyShard:
 
     zero_stage: ClassVar[int] = 3
     shards_parameters: ClassVar[bool] = True
+    gathers_single_parameters: ClassVar[bool] = False
     is_single_process: ClassVar[bool] = False
     overlap: bool = True
     prefetch: int = 1
@@ -187,6 +201,8 @@ class FullyShard:
 class DeepspeedZero3Strategy(FullyShard):
     """ZeRO-3 as in DeepSpeed's first version (March 2021), parameter by parameter (`lowering.deepspeed_zero3`)."""
 
+    gathers_single_parameters: ClassVar[bool] = True
+
 
 def _reduction_frequency(configured: ReductionFrequency | None, *, is_pipelined: bool) -> ReductionFrequency:
     """Frequency of gradient reduction: as configured, else the frameworks' default."""
@@ -204,14 +220,12 @@ def _bucket_bytes(configured: Bytes | None, ranks: int, gradient_bytes: float, *
 
 
 @dataclass(frozen=True, slots=True)
-class NaiveDataParallel:
+class NaiveDataParallel(_WholeParameters):
     """torch.nn.DataParallel: one process scatters inputs and weights and gathers outputs on its first GPU."""
 
     zero_stage: ClassVar[int] = 0
-    shards_parameters: ClassVar[bool] = False
     is_single_process: ClassVar[bool] = True
     shard_size: ClassVar[int | None] = None
-    zero_hpz_partition_size: ClassVar[int | None] = None
 
     def gradient_sync(self, *, is_pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
         """When gradients are reduced."""

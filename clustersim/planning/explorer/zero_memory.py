@@ -25,7 +25,7 @@ from clustersim.model.presets import load_preset
 from clustersim.model.quantization import cached_weight_bytes
 from clustersim.model.training import Training
 from clustersim.model.transformer import resize_model
-from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, GradientSync, with_shard_size
+from clustersim.parallel.data_parallel_strategy import DdpStrategy, GradientSync, with_shard_size
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES, DP_GROUP, DP_REPLICATE_GROUP, DP_SHARD_GROUP, EXPERT
@@ -116,7 +116,7 @@ def zero_table(space: ExplorerSpace) -> LookupTable:
             "tied": 1 / group.shard_count if strategy.zero_stage > 1 else 1.0,
             "shards": group.shard_count,
             "every": plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD,
-            "again": isinstance(strategy, FullyShard) and strategy.reshards_parameters(is_pipelined=pipelined),
+            "again": strategy.reshards_parameters(is_pipelined=pipelined),
         }
 
     moe_keys = ("experts_shared",) if space.is_moe else ()
@@ -132,7 +132,7 @@ def _cached_cast_bytes(recipe: PrecisionRecipe) -> Bytes:
 def _gather_sizes(plan: Plan) -> dict[str, Any]:
     """Bytes per parameter of each group that ZeRO-3 gathers, and of its unreduced gradients."""
     strategy, groups = plan.layout.data, plan.parameter_groups
-    is_fully_sharded = isinstance(strategy, FullyShard)
+    is_fully_sharded = strategy.shards_parameters
     reduces_per_unit = is_fully_sharded and not plan.accumulates_full_gradients
     sharded_groups = [is_fully_sharded and group.shard_count > 1 for group in groups]
     return {
@@ -143,8 +143,7 @@ def _gather_sizes(plan: Plan) -> dict[str, Any]:
             reduces_per_unit * is_sharded * group.is_trained * group.formats.gradients.bytes
             for is_sharded, group in zip(sharded_groups, groups, strict=True)
         ],
-        "dropped": isinstance(strategy, FullyShard)
-        and strategy.reshards_parameters(is_pipelined=plan.layout.is_pipelined),
+        "dropped": strategy.reshards_parameters(is_pipelined=plan.layout.is_pipelined),
     }
 
 
