@@ -8,7 +8,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.model.transformer import matrix_parameter_count
 from clustersim.report.rendered_result import RenderedResult
-from clustersim.results.simulation_result import HEALTHY_CLUSTER_NOTE, MODEL_LIMITATIONS, NETWORK_LIMITATIONS
+from clustersim.results.model_limitations import HEALTHY_CLUSTER_NOTE, MODEL_LIMITATIONS, NETWORK_LIMITATIONS
 from clustersim.scenario import Contention
 
 # Keys of the JSON report as first published: keys are added, never renamed or removed.

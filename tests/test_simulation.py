@@ -375,7 +375,7 @@ def test_mixed_clusters_use_the_smallest_memory_per_stage_and_the_mean_peak() ->
     mixed = {"name": "dgx-h100", "gpus": 16, "mixed": {"node": 1, "accelerator": "a100-sxm-40gb"}}
     result = simulate(scenario(cluster=mixed))
     big, small = result.scenario.cluster.accelerator_kinds()[0]
-    assert result.memory_capacities == (big.memory_bytes, small.memory_bytes)
+    assert result.memory.capacities == (big.memory_bytes, small.memory_bytes)
     precision = result.scenario.training.recipe.compute
     assert result.peak_flops == (big.peak_flops(precision) + small.peak_flops(precision)) / 2
     report = check(scenario(cluster=mixed))
@@ -383,7 +383,7 @@ def test_mixed_clusters_use_the_smallest_memory_per_stage_and_the_mean_peak() ->
     assert report.peak_memory_bytes == result.peak_memory
     mixed_first_node = {"name": "dgx-h100", "gpus": 16, "mixed": {"node": 0, "accelerator": "a100-sxm-40gb"}}
     spread_result = simulate(scenario("layout.order=[tp, pp, cp, dp]", cluster=mixed_first_node))
-    assert spread_result.memory_capacities == (small.memory_bytes, small.memory_bytes), (
+    assert spread_result.memory.capacities == (small.memory_bytes, small.memory_bytes), (
         "each stage has GPUs of both nodes"
     )
 

@@ -22,7 +22,6 @@ from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, P
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.scenario import ScenarioConfig
-from clustersim.schedules.interleaved import Interleaved
 
 _VOCAB_MULTIPLE: Final = 128
 _LINE_WIDTH: Final = 100
@@ -73,13 +72,9 @@ def _format_flag(flag: Flag) -> str:
 def _model_flags(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
     layers = layer_specs(model.stack)
     attention = layers[0].attention
-    moe_mlp = next((layer.mlp for layer in layers if isinstance(layer.mlp, MoeMlp)), None)
+    moe_mlp = next((layer.moe for layer in layers if layer.moe is not None), None)
     dense_mlp = next(
-        (
-            layer_spec.mlp
-            for layer_spec in layers
-            if layer_spec.mlp is not None and not isinstance(layer_spec.mlp, MoeMlp)
-        ),
+        (layer_spec.mlp for layer_spec in layers if layer_spec.mlp is not None and layer_spec.moe is None),
         moe_mlp,
     )
     yield "num-layers", str(model.layer_count)
@@ -101,7 +96,7 @@ def _model_flags(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
     yield "max-position-embeddings", str(positions)
     yield from [("mtp-num-layers", str(model.mtp_layers))] if model.mtp_layers else []
     if moe_mlp is not None:
-        yield from _moe_flags(moe_mlp, [isinstance(layer.mlp, MoeMlp) for layer in layers])
+        yield from _moe_flags(moe_mlp, [layer.moe is not None for layer in layers])
 
 
 def _attention_flags(full: FullAttention, model: TransformerModel) -> Iterator[Flag]:
@@ -217,7 +212,7 @@ def _layout_flags(scenario: Scenario) -> Iterator[Flag]:
     }
     yield from ((name,) for name, is_set in flags.items() if is_set)
     yield from _data_parallel_flags(scenario)
-    if any(isinstance(run.spec.mlp, MoeMlp) for run in scenario.model.stack):
+    if any(run.spec.moe is not None for run in scenario.model.stack):
         yield from _dispatcher_flags(layout.dispatcher, layout.dispatcher_num_sms)
     yield from _pipeline_flags(scenario) if layout.pp > 1 else ()
 
@@ -281,8 +276,8 @@ def _pipeline_flags(scenario: Scenario) -> Iterator[Flag]:
             mtp_counts = (*[0] * (len(counts) - 1), scenario.model.mtp_layers)
             yield "pipeline-model-parallel-layout", _layout_string(counts, mtp_counts)
             return
-    if isinstance(scenario.schedule, Interleaved):
-        yield "num-virtual-stages-per-pipeline-rank", str(scenario.schedule.chunks)
+    if scenario.schedule.runs_in_rounds:
+        yield "num-virtual-stages-per-pipeline-rank", str(scenario.placement.max_chunks)
 
 
 def _layout_string(counts: tuple[int, ...], mtp_counts: tuple[int, ...]) -> str:

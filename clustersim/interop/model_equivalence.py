@@ -44,13 +44,12 @@ def _differing_field_names(first: object, second: object) -> list[str]:
 
 def has_router_bias(model: TransformerModel) -> bool:
     """Whether routers have an expert bias (load-balancing correction)."""
-    moe_layers = (run.spec.mlp for run in model.stack if isinstance(run.spec.mlp, MoeMlp))
-    return any(mlp.router.bias for mlp in moe_layers)
+    return any(run.spec.moe is not None and run.spec.moe.router.bias for run in model.stack)
 
 
 def has_experts(model: TransformerModel) -> bool:
     """Whether it is an MoE model."""
-    return any(isinstance(run.spec.mlp, MoeMlp) for run in model.stack)
+    return any(run.spec.moe is not None for run in model.stack)
 
 
 def _normalize(model: TransformerModel) -> TransformerModel:

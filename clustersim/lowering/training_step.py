@@ -37,7 +37,6 @@ from clustersim.model.layers import gradient_norm_kernels, optimizer_step_kernel
 from clustersim.model.operators import DENSE, EXPERTS
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import Training
-from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.expert_load_factors import build_load_factors
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import EMBEDDING_GROUP, ETP_EP_GROUP, PIPELINE, PP_NEXT_GROUP, TP_GROUP
@@ -82,7 +81,7 @@ def lower_step(plan: Plan, order: PipelineOrder, step_count: int = 1) -> Program
     order: the schedule entries of every pipeline rank; step_count: number of steps to draw expert loads for.
     """
     groups = process_groups(plan.layout, plan.placement, plan.embedding_ranks)
-    if isinstance(plan.layout.data, NaiveDataParallel):
+    if plan.layout.data.is_single_process:
         return lower_torch_data_parallel(plan, groups)
     segments, units, backward_kinds, paired_sends = (
         SegmentCache(),

@@ -32,7 +32,6 @@ from clustersim.model import memory_bound
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.layers import LayerOperators
 from clustersim.model.training import LossImplementation, Recompute, SelectiveOpRecompute, SelectiveRecompute
-from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.plan import Plan, StageLayers
 from clustersim.program.action import ActionKind
@@ -186,7 +185,7 @@ class Activations:
 
     def weight_gradient_bytes(self, layer: LayerOperators) -> Bytes:
         """Bytes of the gradient of a layer's largest weight before accumulation, or of the largest unpacked weight."""
-        is_sharded = isinstance(self.plan.layout.data, FullyShard) and not self.plan.accumulates_full_gradients
+        is_sharded = self.plan.layout.data.shards_parameters and not self.plan.accumulates_full_gradients
         gathered_groups = {group.name for group in self.plan.parameter_groups if is_sharded and group.shard_count > 1}
         resident_operators = (
             operator

@@ -29,7 +29,7 @@ from clustersim.model.overheads import Accumulation, Grouping
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.quantization import cached_weight_bytes
 from clustersim.model.training import Optimizer
-from clustersim.parallel.data_parallel_strategy import FullyShard, NaiveDataParallel, Zero2
+from clustersim.parallel.data_parallel_strategy import FullyShard, Zero2
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import DP_GROUP
 from clustersim.parallel.parameter_groups import ParameterGroup
@@ -225,7 +225,7 @@ class Footprint:
         With gradients that are never reduced, those of the unit whose backward runs are there, too.
         """
         offload, prefetched = self.plan.training.offload, 0
-        if isinstance(self.plan.layout.data, FullyShard) and offload.offloads_shards:
+        if self.plan.layout.data.shards_parameters and offload.offloads_shards:
             prefetched = self.plan.layout.data.prefetch_depth + 1
         leaving = (2 if self.plan.offloads_unreduced_gradients else 1) * offload.offloads_gradients
         if not prefetched and not leaving:
@@ -263,7 +263,7 @@ class Footprint:
     def communicator_count(self) -> int:
         """Number of communicators of the rank with more than one member."""
         layout = self.plan.layout
-        if isinstance(layout.data, NaiveDataParallel):
+        if layout.data.is_single_process:
             return 1
         return sum(degree > 1 for degree in layout.all_degrees.values()) + layout.is_hybrid_sharded
 
@@ -289,7 +289,7 @@ def _max_window(stages: Iterable[Sequence[Bytes]], count: int) -> Bytes:
 
 def _moe_layers(stages: Iterable[PipelineStage]) -> Iterable[MoeMlp]:
     """The MoE MLPs of some stages."""
-    return (run.spec.mlp for stage in stages for run in stage.stack if isinstance(run.spec.mlp, MoeMlp))
+    return (run.spec.moe for stage in stages for run in stage.stack if run.spec.moe is not None)
 
 
 def _gathered_unit_bytes(

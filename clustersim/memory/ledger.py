@@ -17,7 +17,6 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes, Seconds
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint, MemoryCategory
-from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, ScheduleEntry, flatten_entries
 
@@ -156,7 +155,7 @@ def _pass_change(activations: Activations, stage: int, kind: ActionKind) -> tupl
 
 def _gathered_logit_bytes(plan: Plan) -> Bytes:
     """Bytes of all GPUs' logits (compute format and FP32) that torch.nn.DataParallel gathers on its first."""
-    if not isinstance(plan.layout.data, NaiveDataParallel):
+    if not plan.layout.data.is_single_process:
         return 0.0
     tokens = (plan.layout.dp - 1) * plan.training.microbatch * plan.training.sequence
     return float(tokens * plan.model.vocab * (plan.training.recipe.activations.bytes + DType.FP32.bytes))

@@ -21,7 +21,7 @@ from enum import Enum
 
 from clustersim.common.units import Flop
 from clustersim.model.attention import max_attended_keys, mean_attended_keys
-from clustersim.model.layer_stack import LatentAttention, LayerSpec
+from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.lora import Lora
 from clustersim.model.training import Training
 from clustersim.model.transformer import TransformerModel, adapter_parameter_count, matrix_parameter_count
@@ -56,8 +56,7 @@ def _score_width(spec: LayerSpec, sequence: int, convention: AttentionFlopConven
     if attention is None:
         return 0
     key_count = max_attended_keys if convention is AttentionFlopConvention.FULL else mean_attended_keys
-    value_dim = attention.v_head_dim if isinstance(attention, LatentAttention) else attention.head_dim
-    return attention.heads * (attention.head_dim + value_dim) / 2 * key_count(sequence, attention.window)
+    return attention.heads * (attention.head_dim + attention.v_head_dim) / 2 * key_count(sequence, attention.window)
 
 
 def model_flops(

@@ -81,6 +81,11 @@ class FullAttention:
     attn_logit_softcapping: bool = False
     attention_sinks: bool = False
 
+    @property
+    def v_head_dim(self) -> int:
+        """Dimensions of each head's values: those of its queries and keys."""
+        return self.head_dim
+
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
@@ -229,6 +234,11 @@ class LayerSpec:
     block: BlockForm = BlockForm.PRE_NORM
     is_mtp: bool = False
     high_precision: bool = False
+
+    @property
+    def moe(self) -> MoeMlp | None:
+        """The mixture of experts, if the layer has one."""
+        return self.mlp if isinstance(self.mlp, MoeMlp) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Self
+from typing import ClassVar, Self
 
 from clustersim.model.lora import Lora
 from clustersim.model.moe_expert_load import ExpertLoad
@@ -31,6 +31,10 @@ class AttentionBackend(Enum):
 class NoRecompute:
     """Save every activation that backward needs."""
 
+    is_selective: ClassVar[bool] = False
+    modules: ClassVar[frozenset[RecomputeModule]] = frozenset()
+    layers: ClassVar[int | None] = None
+
 
 @dataclass(frozen=True, slots=True)
 class SelectiveRecompute:
@@ -38,6 +42,9 @@ class SelectiveRecompute:
 
     Usually the attention core alone: scores, softmax, context (Korthikanti et al. 2022).
     """
+
+    is_selective: ClassVar[bool] = True
+    layers: ClassVar[int | None] = None
 
     modules: frozenset[RecomputeModule] = frozenset({RecomputeModule.CORE_ATTENTION})
 
@@ -50,6 +57,10 @@ class SelectiveOpRecompute:
     `selective_policies` activation checkpointing with option `op`, torch.utils.checkpoint's selective contexts).
     """
 
+    is_selective: ClassVar[bool] = True
+    modules: ClassVar[frozenset[RecomputeModule]] = frozenset()
+    layers: ClassVar[int | None] = None
+
 
 @dataclass(frozen=True, slots=True)
 class FullRecompute:
@@ -58,10 +69,14 @@ class FullRecompute:
     layers: how many layers of each virtual stage are recomputed (None: all of them).
     """
 
+    is_selective: ClassVar[bool] = False
+    modules: ClassVar[frozenset[RecomputeModule]] = frozenset()
+
     layers: int | None = None
 
 
 Recompute = NoRecompute | SelectiveRecompute | SelectiveOpRecompute | FullRecompute
+"""Every policy says which `modules` it recomputes, and of how many `layers` only (None: of all)."""
 
 
 class LossImplementation(Enum):

@@ -103,6 +103,11 @@ class TransformerModel:
         return tuple(dict.fromkeys(spec.attention for spec in self.distinct_specs if spec.attention is not None))
 
     @property
+    def uses_latent_attention(self) -> bool:
+        """Whether some layer has multi-head latent attention (MLA)."""
+        return any(isinstance(attention, LatentAttention) for attention in self.distinct_attentions)
+
+    @property
     def position_table_rows(self) -> int:
         """Rows of the table of learned positions."""
         return self.max_positions + self.spare_positions

@@ -1,8 +1,9 @@
 """How do data-parallel replicas keep their weights equal?
 
-Strategies are types. They differ in what each rank holds (`zero_stage`), in over how many of the ranks with
-the same weights it is sharded (`shard_size`) and in when gradients are reduced (`gradient_sync`); the
-parameter groups say which ranks those are. All of them average gradients over the ranks that hold the same
+Strategies are types. They differ in what each rank holds (`zero_stage`; `shards_parameters` at stage 3), in over
+how many of the ranks with the same weights it is sharded (`shard_size`), in when gradients are reduced
+(`gradient_sync`) and in whether ranks are processes (`is_single_process`: one has all GPUs); the parameter groups
+say which ranks those are. All of them average gradients over the ranks that hold the same
 weights.
 
 Options left open follow the frameworks. Without a pipeline, ZeRO-2 and -3 reduce the gradients of every
@@ -50,15 +51,33 @@ class ReductionFrequency(Enum):
     LAST_MICROBATCH = "last_microbatch"
 
 
+class _WholeParameters:
+    """Answers of strategies whose ranks hold whole parameters, so that none are gathered.
+
+    gathers_single_parameters: parameters are gathered one by one, not by unit; for the others see `FullyShard`.
+    """
+
+    __slots__ = ()
+    shards_parameters: ClassVar[bool] = False
+    gathers_single_parameters: ClassVar[bool] = False
+    is_single_process: ClassVar[bool] = False
+    zero_hpz_partition_size: ClassVar[int | None] = None
+    prefetch_depth: ClassVar[int] = 0
+    copies: ClassVar[bool] = False
+
+    def reshards_parameters(self, *, is_pipelined: bool) -> bool:  # noqa: ARG002 - the same with and without a pipeline
+        """Whether parameters gathered by forward are freed after it."""
+        return False
+
+
 @dataclass(frozen=True, slots=True)
-class BucketedStrategy:
+class BucketedStrategy(_WholeParameters):
     """Gradients are reduced in buckets. overlap: communication overlaps compute.
 
     bucket: bytes of gradients; None is Megatron-LM's rule, `max(40M, 1M * ranks)` elements for the first chunk of
     the first pipeline rank and one bucket for every other.
     """
 
-    zero_hpz_partition_size: ClassVar[int | None] = None
     bucket: Bytes | None = None
     overlap: bool = True
 
@@ -141,6 +160,9 @@ class FullyShard:
     """
 
     zero_stage: ClassVar[int] = 3
+    shards_parameters: ClassVar[bool] = True
+    gathers_single_parameters: ClassVar[bool] = False
+    is_single_process: ClassVar[bool] = False
     overlap: bool = True
     prefetch: int = 1
     reshard_after_forward: bool | None = None
@@ -181,6 +203,8 @@ class FullyShard:
 class DeepspeedZero3Strategy(FullyShard):
     """ZeRO-3 as in DeepSpeed's first version (March 2021), parameter by parameter (`lowering.deepspeed_zero3`)."""
 
+    gathers_single_parameters: ClassVar[bool] = True
+
 
 def _reduction_frequency(configured: ReductionFrequency | None, *, is_pipelined: bool) -> ReductionFrequency:
     """Frequency of gradient reduction: as configured, else the frameworks' default."""
@@ -188,12 +212,12 @@ def _reduction_frequency(configured: ReductionFrequency | None, *, is_pipelined:
 
 
 @dataclass(frozen=True, slots=True)
-class NaiveDataParallel:
+class NaiveDataParallel(_WholeParameters):
     """torch.nn.DataParallel: one process scatters inputs and weights and gathers outputs on its first GPU."""
 
     zero_stage: ClassVar[int] = 0
+    is_single_process: ClassVar[bool] = True
     shard_size: ClassVar[int | None] = None
-    zero_hpz_partition_size: ClassVar[int | None] = None
 
     def gradient_sync(self, *, is_pipelined: bool) -> GradientSync:  # noqa: ARG002 - the same with and without a pipeline
         """When gradients are reduced."""
@@ -215,3 +239,8 @@ def with_shard_size(strategy: DataParallelStrategy, shard_size: int | None) -> D
         case Zero1() | FullyShard():
             return replace(strategy, shard=shard_size)
     return strategy
+
+
+def with_overlap(strategy: DataParallelStrategy, *, overlap: bool) -> DataParallelStrategy:
+    """The strategy with its communication overlapped with compute, or not; unchanged where it never overlaps."""
+    return strategy if isinstance(strategy, NaiveDataParallel) else replace(strategy, overlap=overlap)

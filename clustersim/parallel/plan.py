@@ -9,11 +9,9 @@ from typing import NamedTuple
 from clustersim.common.units import Bytes
 from clustersim.model.layer_stack import (
     AttentionSpec,
-    LatentAttention,
     LayerGroup,
     LayerSpec,
     LayerStack,
-    MoeMlp,
     high_precision_ends,
     slice_layers,
 )
@@ -292,7 +290,7 @@ class Plan:
         casts, low_precision = self.training.recipe.casts, self.training.recipe.matmul_formats.low_precision
         if casts is not None and casts.gathers_quantized and low_precision is not None and not spec.high_precision:
             sharding = replace(sharding, operands=GatheredOperands(low_precision, needs_amax=casts.input.has_amax_pass))
-        if isinstance(spec.mlp, MoeMlp):
+        if spec.moe is not None:
             wire_format = None if spec.high_precision else self.training.recipe.dispatch_format
             token_count, token_bytes = (
                 self.layer_shard.residual_tokens,
@@ -301,7 +299,7 @@ class Plan:
             sharding = replace(
                 sharding,
                 dispatch=TokenDispatch(
-                    self.layout, spec.mlp, token_count, token_bytes, activation_format, load_index, wire_format
+                    self.layout, spec.moe, token_count, token_bytes, activation_format, load_index, wire_format
                 ),
             )
         return sharding if spec.attention is None else replace(sharding, kv_bytes=self._kv_bytes(spec.attention))
@@ -309,8 +307,7 @@ class Plan:
     def _kv_bytes(self, attention: AttentionSpec) -> Bytes:
         """Bytes of the keys and values of the full sequence on one tensor-parallel rank."""
         kv_heads = max(1, attention.kv_heads // self.layout.tp)
-        value_dim = attention.v_head_dim if isinstance(attention, LatentAttention) else attention.head_dim
-        width = kv_heads * (attention.head_dim + value_dim)
+        width = kv_heads * (attention.head_dim + attention.v_head_dim)
         return float(self.layer_shard.batch * self.layer_shard.keys * width * self.training.recipe.activations.bytes)
 
     def is_first_chunk(self, stage: PipelineStage) -> bool:
@@ -327,4 +324,4 @@ class Plan:
 
 def _moe_layer_count(run: LayerGroup) -> int:
     """Number of MoE layers in a group of equal layers."""
-    return run.count if isinstance(run.spec.mlp, MoeMlp) else 0
+    return run.count if run.spec.moe is not None else 0

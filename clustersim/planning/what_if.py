@@ -1,8 +1,8 @@
 """What would the step be with one thing changed?
 
-Every case is the scenario with a single change, simulated again; nothing is extrapolated. A case costs
-about as much as the scenario itself, so cases that would exceed the total time budget are skipped, with a
-note.
+Every case is the scenario with a single change of the catalogue (`scenario.changes.catalogue`), simulated again;
+nothing is extrapolated. A case costs about as much as the scenario itself, so cases that would exceed the total
+time budget are skipped, with a note.
 
 A change of links is compared with the scenario without its measured collectives, if it has any: those were
 measured on the unchanged links, so the changed ones are modeled, and the difference would mix measurement
@@ -11,20 +11,33 @@ and model.
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
 
+import numpy as np
+
 from clustersim.common.units import Seconds, format_seconds
-from clustersim.planning.what_if_cases import WHAT_IF_CASES, SkippedChange
+from clustersim.results.memory_check import fits_in_memory
 from clustersim.results.simulation_result import SimulationResult
+from clustersim.results.time_categories import KERNEL_CATEGORIES, TimeCategory
 from clustersim.results.what_if import WhatIf, WhatIfOutcome, WhatIfReport
 from clustersim.scenario import Scenario
+from clustersim.scenario.changes.catalogue import changes_for
 from clustersim.scenario.changes.links import without_measured_collectives
+from clustersim.scenario.changes.scenario_change import (
+    Baseline,
+    ChangedScenario,
+    ChangeUse,
+    InapplicableChangeError,
+    ScenarioChange,
+)
 from clustersim.scenario.validation_rules.consistency import find_problems
 from clustersim.scenario.validation_rules.warnings import slow_simulation_warnings
 from clustersim.simulation import simulate
 
 TIME_BUDGET: Final[Seconds] = 10.0
+_ROUNDING: Final = 1e-9  # relative rounding error of sums of times
 _MODELED_NOTE: Final = "collectives are modelled before and after, as measured ones hold for the links as they are"
 
 
@@ -37,23 +50,46 @@ def run_what_ifs(result: SimulationResult, budget: Seconds = TIME_BUDGET) -> Wha
 def _simulate_cases(result: SimulationResult, budget: Seconds) -> Iterator[WhatIf]:
     """The results case by case, within the time budget."""
     started = perf_counter()
-    baseline_without_measurements = _ModeledBaseline(result)
-    for case in (what_if_case for what_if_case in WHAT_IF_CASES if what_if_case.is_applicable(result.scenario)):
-        changed = case.change(result)
-        if isinstance(changed, SkippedChange):
-            yield WhatIf(case.name, case.label, None, changed.reason)
-            continue
-        label = case.label + changed.label_suffix
-        remaining = budget - (perf_counter() - started)
-        expected_seconds = case.relative_cost * result.wall_seconds + (
-            baseline_without_measurements.pending_seconds if case.models_collectives else 0.0
-        )
-        if reason := _skip_reason(result.scenario, changed.scenario, expected_seconds, remaining):
-            yield WhatIf(case.name, label, None, reason)
-            continue
-        reference = baseline_without_measurements() if case.models_collectives else result
-        note = "" if reference is result else _MODELED_NOTE
-        yield WhatIf(case.name, label, _compare(reference, simulate(changed.scenario)), note)
+    modeled_baseline = _ModeledBaseline(result)
+    baseline = Baseline(result.scenario, _busiest_rank(result), result.breakdown.category_total(TimeCategory.LAUNCH))
+    for change in changes_for(ChangeUse.WHAT_IF):
+        if change.is_relevant(result.scenario):
+            remaining = budget - (perf_counter() - started)
+            yield _simulate_case(change, baseline, _Simulations(result, modeled_baseline, remaining))
+
+
+def _busiest_rank(result: SimulationResult) -> int:
+    """The first of the ranks with the most kernel time, excluding those that are slowed already."""
+    breakdown = result.breakdown
+    kernels = breakdown.seconds[:, [category.index for category in KERNEL_CATEGORIES]].sum(axis=1)
+    speeds = result.scenario.degradations.gpu_speeds(result.scenario.cluster.machine_gpu_ids)
+    owner = np.searchsorted(breakdown.ranks, breakdown.representative)
+    healthy = np.where(speeds == speeds.max(), kernels[owner], -1.0)
+    return int(np.argmax(healthy >= (1.0 - _ROUNDING) * healthy.max()))
+
+
+def _simulate_case(change: ScenarioChange, baseline: Baseline, simulations: "_Simulations") -> WhatIf:
+    """One change: its outcome, or why it has none."""
+    label = change.label + change.qualifier
+    try:
+        changed = _preferred_alternative(change, baseline)
+    except InapplicableChangeError as error:
+        return WhatIf(change.name, label, None, str(error))
+    label += changed.detail
+    if reason := simulations.skip_reason(change, changed.scenario):
+        return WhatIf(change.name, label, None, reason)
+    reference = simulations.reference(change)
+    note = "" if reference is simulations.result else _MODELED_NOTE
+    return WhatIf(change.name, label, _compare(reference, simulate(changed.scenario)), note)
+
+
+def _preferred_alternative(change: ScenarioChange, baseline: Baseline) -> ChangedScenario:
+    """The first changed scenario, or the first that fits; raise InapplicableChangeError where there is none."""
+    alternatives = change.apply(baseline)
+    changed = next(alternatives)
+    while change.requires_fit and not fits_in_memory(changed.scenario):
+        changed = next(alternatives)
+    return changed
 
 
 class _ModeledBaseline:
@@ -70,19 +106,35 @@ class _ModeledBaseline:
         return self._result
 
 
-def _skip_reason(scenario: Scenario, changed: Scenario, expected_seconds: Seconds, remaining: Seconds) -> str:
-    """Why a changed scenario is not simulated: illegal, or over the time budget; empty if it is simulated."""
-    violations = find_problems(changed)
-    if violations:
-        return violations[0]
-    if math.isinf(remaining):
-        return ""
-    new_warnings = [
-        warning for warning in slow_simulation_warnings(changed) if warning not in slow_simulation_warnings(scenario)
-    ]
-    if new_warnings:
-        return f"left out, as it takes long: {new_warnings[0]}"
-    return "" if expected_seconds <= remaining else _over_budget_note(expected_seconds, remaining)
+@dataclass(frozen=True, slots=True)
+class _Simulations:
+    """What is simulated already, and seconds of wall time that are left for more."""
+
+    result: SimulationResult
+    modeled_baseline: _ModeledBaseline
+    remaining: Seconds
+
+    def reference(self, change: ScenarioChange) -> SimulationResult:
+        """What a change is compared with."""
+        return self.modeled_baseline() if change.invalidates_measured_collectives else self.result
+
+    def skip_reason(self, change: ScenarioChange, changed: Scenario) -> str:
+        """Why a changed scenario is not simulated: illegal, or over the time budget; empty if it is simulated."""
+        if violations := find_problems(changed):
+            return violations[0]
+        if math.isinf(self.remaining):
+            return ""
+        known_warnings = slow_simulation_warnings(self.result.scenario)
+        new_warnings = [warning for warning in slow_simulation_warnings(changed) if warning not in known_warnings]
+        if new_warnings:
+            return f"left out, as it takes long: {new_warnings[0]}"
+        expected_seconds = self._expected_seconds(change)
+        return "" if expected_seconds <= self.remaining else _over_budget_note(expected_seconds, self.remaining)
+
+    def _expected_seconds(self, change: ScenarioChange) -> Seconds:
+        """Wall time of the simulation, with that of the modelled baseline where it is still missing."""
+        pending = self.modeled_baseline.pending_seconds if change.invalidates_measured_collectives else 0.0
+        return change.relative_cost * self.result.wall_seconds + pending
 
 
 def _over_budget_note(expected_seconds: Seconds, remaining: Seconds) -> str:

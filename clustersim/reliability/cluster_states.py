@@ -13,7 +13,8 @@ from clustersim.reliability.failure_domains import build_failure_domains
 from clustersim.results.memory_check import fits_in_memory
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
-from clustersim.scenario.changes.training import with_slow_gpu
+from clustersim.scenario.changes.health import with_slow_gpu, with_slow_nic
+from clustersim.scenario.changes.layout import with_replicas
 from clustersim.scenario.reliability import ElasticPolicy
 from clustersim.simulation import simulate
 
@@ -49,13 +50,8 @@ class ClusterStates:
         return self._slow_rates[slowdown]
 
     def _slowed_scenario(self, slowdown: FailureSlowdown) -> Scenario:
-        if not slowdown.affects_nic:
-            return with_slow_gpu(self._scenario, slowdown.remaining_fraction)
-        middle_rank = self._scenario.layout.world_size // 2
-        gpu = int(self._scenario.cluster.machine_gpu_ids[middle_rank])
-        return self._scenario.with_overrides(
-            [f"degradations.nics=[{{gpu: {gpu}, bandwidth: {slowdown.remaining_fraction!r}}}]"]
-        )
+        change = with_slow_nic if slowdown.affects_nic else with_slow_gpu
+        return change(self._scenario, slowdown.remaining_fraction)
 
     def _shrunk_rate(self, missing: int) -> tuple[str, float]:
         if missing not in self._shrunk_rates:
@@ -78,22 +74,8 @@ class ClusterStates:
 
     def _shrunk_scenario(self, replicas: int) -> Scenario | None:
         """The scenario with fewer replicas; None where it is not legal, or does not fit in memory."""
-        layout, training = self._scenario.layout, self._scenario.training
-        batch = replicas * training.microbatch
-        if self._scenario.reliability.elastic is ElasticPolicy.SHRINK_BATCH:
-            batch *= training.global_batch // (layout.dp * training.microbatch)
-        else:
-            batch *= -(-training.global_batch // batch)
-        degrees = layout.as_configured
-        gpus = layout.world_size // layout.dp * replicas
         try:
-            changed = self._scenario.with_overrides(
-                [
-                    f"layout.dp={degrees.dp * replicas // layout.dp}",
-                    f"cluster.gpus={gpus}",
-                    f"training.global_batch={batch}",
-                ]
-            )
+            changed = with_replicas(self._scenario, replicas)
             return changed if changed.layout.dp == replicas and fits_in_memory(changed) else None
         except ClusterSimError:
             return None

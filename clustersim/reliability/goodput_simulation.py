@@ -6,7 +6,7 @@ random numbers.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +20,6 @@ from clustersim.common.errors import InputError
 from clustersim.common.journal import Journal
 from clustersim.common.processes import worker_pool
 from clustersim.common.units import Seconds, format_seconds
-from clustersim.hardware.failures import ZERO_DURATION, DurationDistribution
 from clustersim.reliability.checkpoint_cost import (
     MIN_CHECKPOINT_COST,
     CheckpointCost,
@@ -46,7 +45,9 @@ from clustersim.results.goodput import (
 )
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
-from clustersim.scenario.reliability import CheckpointIntervalRule, ReliabilityModel, RestartTimes
+from clustersim.scenario.changes.catalogue import changes_for
+from clustersim.scenario.changes.scenario_change import Baseline, ChangeUse
+from clustersim.scenario.reliability import CheckpointIntervalRule, ReliabilityModel
 from clustersim.simulation import simulate
 
 DEFAULT_RUNS: Final = 1000
@@ -63,7 +64,6 @@ _INTERVAL_OCTAVES: Final = np.arange(-3.0, 3.01, 0.5)  # log2 of intervals relat
 _FIT_NEIGHBORS: Final = 3  # fitted points on either side of the best one
 _POOR_GOODPUT_RATIO: Final = 0.8  # relative to the best goodput; below it fewer spares are not tried
 _SPARE_COUNTS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_FAST_RESTART_SECONDS: Final = 120.0  # seconds of the restart in the what-if
 Progress = Callable[[str, int, int], None]
 
 
@@ -285,9 +285,12 @@ class _GoodputCalculation:
         """What-ifs: the same runs with one change; an automatic interval scales in proportion to Daly's."""
         before = _mean_days(self._simulate_point(parameters))
         changes = []
-        for index, (label, reliability) in enumerate(_what_if_changes(parameters.reliability)):
-            self.report_progress("asking what if", index, 4)
-            changed_cost = build_checkpoint_cost(replace(self.scenario, reliability=reliability))
+        baseline = Baseline(replace(self.scenario, reliability=parameters.reliability))
+        run_changes = changes_for(ChangeUse.GOODPUT)
+        for index, change in enumerate(run_changes):
+            self.report_progress("asking what if", index, len(run_changes))
+            changed = next(change.apply(baseline)).scenario
+            reliability, changed_cost = changed.reliability, build_checkpoint_cost(changed)
             changed_mtti = mean_time_to_interruption(reliability, self.domains)
             changed_interval = interval
             if isinstance(reliability.checkpoint.interval, CheckpointIntervalRule) and not math.isinf(mtti):
@@ -296,7 +299,7 @@ class _GoodputCalculation:
                 ) / daly_interval(max(self.checkpoint_cost.delay_seconds, MIN_CHECKPOINT_COST), mtti)
             changes.append(
                 RunChange(
-                    label,
+                    change.label,
                     _mean_days(self._simulate_point(self._job_parameters(reliability, changed_cost, changed_interval))),
                     before,
                 )
@@ -370,23 +373,6 @@ class _GoodputCalculation:
                 f"anew, up to {self.reliability.rate_geometric_std:g} times more or less in two of three; "
                 "reliability.failures says yours"
             )
-
-
-def _what_if_changes(reliability: ReliabilityModel) -> Iterator[tuple[str, ReliabilityModel]]:
-    """(label, changed reliability model) of each what-if."""
-    checkpoint = reliability.checkpoint
-    faster_storage = replace(
-        checkpoint,
-        bandwidth=2.0 * checkpoint.bandwidth,
-        read_bandwidth=2.0 * checkpoint.read_bandwidth,
-        bandwidth_per_node=None if checkpoint.bandwidth_per_node is None else 2.0 * checkpoint.bandwidth_per_node,
-    )
-    yield "half the failures", replace(reliability, rate_factor=0.5 * reliability.rate_factor)
-    yield "twice the storage bandwidth", replace(reliability, checkpoint=faster_storage)
-    fast_restart = RestartTimes(schedule=DurationDistribution.constant(_FAST_RESTART_SECONDS), load=ZERO_DURATION)
-    yield "every restart in 2 minutes", replace(reliability, restart=fast_restart)
-    immediate_detection = tuple(replace(failure, detection_time=ZERO_DURATION) for failure in reliability.failures)
-    yield "failures detected at once", replace(reliability, failures=immediate_detection)
 
 
 def _mean_goodput(runs: Sequence[TrainingRun]) -> float:

@@ -20,7 +20,6 @@ from clustersim.model.training import FullRecompute, NoRecompute, Recompute, Sel
 from clustersim.parallel.data_parallel_strategy import (
     DataParallelStrategy,
     DdpStrategy,
-    DeepspeedZero3Strategy,
     FullyShard,
     NaiveDataParallel,
     Zero1,
@@ -218,9 +217,7 @@ def _describe_data_parallel(strategy: DataParallelStrategy) -> str:
         case FullyShard(zero_hpz_partition_size=int() as secondary):
             return f"ZeRO-3 (FSDP), secondary shards over {secondary}"
         case FullyShard():
-            return "ZeRO-3" + (
-                ", parameter by parameter" if isinstance(strategy, DeepspeedZero3Strategy) else " (FSDP)"
-            )
+            return "ZeRO-3" + (", parameter by parameter" if strategy.gathers_single_parameters else " (FSDP)")
         case Zero1(zero_stage=stage, shard=shard):
             return f"ZeRO-{stage}" + (f" over {shard}" if shard else "")
         case NaiveDataParallel():

@@ -20,12 +20,12 @@ from clustersim.common.units import Bytes
 from clustersim.memory.footprint import CONSTANT_CATEGORIES, Footprint
 from clustersim.memory.host_memory import HostMemoryUse, host_memory_use
 from clustersim.memory.ledger import MemoryLedger
-from clustersim.memory.oom_suggestions import oom_suggestions
 from clustersim.memory.timeline import capacity_by_pipeline_rank, ledgers_from_order, max_utilization
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.parallel.expert_load_factors import most_loaded_factor
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.parallel.plan import Plan
+from clustersim.results.oom_suggestions import oom_suggestions
 from clustersim.scenario import Scenario
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.consistency import find_problems
@@ -139,22 +139,19 @@ def _max_host_use_of_plan(scenario: ResolvedScenario, plan: Plan) -> HostMemoryU
 
 def suggest_memory_fixes(scenario: Scenario) -> tuple[str, ...]:
     """Single changes (and a few sensible pairs of them) after which the scenario fits."""
-    domains = scenario.cluster.fabric.domain_ids(np.arange(scenario.cluster.gpu_count))
-    domain = int(np.count_nonzero(domains == domains[0]))
+    return tuple(oom_suggestions(scenario, min(memory_capacities(scenario)), _peak_of_legal_scenario))
 
-    def peak_with_plan(plan: Plan) -> Bytes:
-        """Peak memory of the scenario with another plan; raise InputError if the plan is inconsistent."""
-        errors = find_problems(replace(scenario, training=plan.training, layout=plan.layout))
-        if errors:
-            raise InputError(errors[0])
-        host = _max_host_use_of_plan(scenario, plan)
-        if host is not None and not host.fits:
-            raise InputError(f"the host lacks memory: {host.total_bytes} of {host.capacity} bytes")
-        return max(_peak_bytes(scenario, plan))
 
-    return tuple(
-        oom_suggestions(build_plan(scenario), min(memory_capacities(scenario)), peak_with_plan, domain_size=domain)
-    )
+def _peak_of_legal_scenario(scenario: Scenario) -> Bytes:
+    """Peak memory of a changed scenario; raise InputError where it is inconsistent, or hosts lack memory."""
+    errors = find_problems(scenario)
+    if errors:
+        raise InputError(errors[0])
+    plan = build_plan(scenario)
+    host = _max_host_use_of_plan(scenario, plan)
+    if host is not None and not host.fits:
+        raise InputError(f"the host lacks memory: {host.total_bytes} of {host.capacity} bytes")
+    return max(_peak_bytes(scenario, plan))
 
 
 def _peak_bytes(scenario: ResolvedScenario, plan: Plan) -> list[Bytes]:

@@ -5,7 +5,7 @@ counts what it executes). Quantization kernels convert operands into formats wit
 time, hidden or not.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from clustersim.common.dtypes import DType
@@ -14,6 +14,7 @@ from clustersim.model.kernels import TENSOR_CORE_KINDS, Kernel, KernelKind
 from clustersim.program.task import Segment
 from clustersim.results.provenance import BusyTimeItem
 from clustersim.results.trace_table import TraceTable
+from clustersim.scenario import Scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,27 @@ class FormatUsage:
     def high_precision_mfu(self, mfu: float) -> float:
         """An MFU relative to `peak_flops`, converted to one relative to `high_precision_flops`."""
         return mfu * self.peak_flops / self.high_precision_flops
+
+
+def format_usage(
+    scenario: Scenario,
+    table: TraceTable,
+    items: Iterable[BusyTimeItem],
+    mean_peak_flops: Callable[[DType], FlopPerSecond],
+) -> FormatUsage | None:
+    """Number formats of a step; None where nothing is cast. mean_peak_flops: of a GPU in a format."""
+    recipe = scenario.training.recipe
+    if recipe.casts is None:
+        return None
+    rank_count = scenario.layout.world_size
+    return FormatUsage(
+        executed_flops_by_format(table, scenario.steps),
+        mean_quantization_seconds(items, rank_count=rank_count, step_count=scenario.steps),
+        recipe.compute,
+        mean_peak_flops(recipe.compute),
+        recipe.activations,
+        mean_peak_flops(recipe.activations),
+    )
 
 
 def executed_flops_by_format(table: TraceTable, step_count: int) -> dict[DType, Flop]:

@@ -44,6 +44,16 @@ def hfu(model_flops: Flop, recomputed_flops: Flop, *, step_time: Seconds, gpu_co
     return mfu(model_flops + recomputed_flops, step_time=step_time, gpu_count=gpu_count, peak=peak)
 
 
+def flop_convention_warnings(hfu_value: float, mfu_causal: float, sequence: int) -> tuple[str, ...]:
+    """A warning where the usual FLOP convention is misleading (HFU above 1)."""
+    if hfu_value < 1:
+        return ()
+    return (
+        "HFU above 100 %: by convention attention counts as a full matrix, but causal kernels skip half of it, and "
+        f"at {sequence:,} tokens attention is most of the work; counted so, MFU is {mfu_causal:.1%} (mfu_causal)",
+    )
+
+
 def achieved_flops_per_gpu(model_flops: Flop, *, step_time: Seconds, gpu_count: int) -> FlopPerSecond:
     """Achieved model FLOP per second and GPU."""
     return model_flops / (step_time * gpu_count)

@@ -45,8 +45,6 @@ from clustersim.scenario.reliability import ReliabilityModel
 from clustersim.schedules.csv_format import parse_csv
 from clustersim.schedules.csv_schedule import CsvSchedule, csv_schedule
 from clustersim.schedules.custom_schedule import load_custom_schedule
-from clustersim.schedules.dual_pipe import DualPipe
-from clustersim.schedules.dual_pipe_v import DualPipeV
 from clustersim.schedules.registry import build_schedule
 from clustersim.schedules.schedule import Schedule
 
@@ -210,8 +208,8 @@ def read_layout(config: LayoutConfig, gpus: int, framework: Framework, schedule:
         config.deallocate_pipeline_outputs,
         config.overlap_moe_expert_parallel_comm,
     )
-    is_bidirectional = isinstance(schedule, DualPipe)
-    overlaps_by_default = (is_bidirectional or isinstance(schedule, DualPipeV)) and config.ep > 1
+    is_bidirectional = schedule.is_bidirectional
+    overlaps_by_default = schedule.overlaps_passes and config.ep > 1
     copied_fields = {field.name: getattr(config, field.name) for field in fields(Layout) if field.name != "mirrored"}
     pp, dp = config.pp, config.dp or max(1, gpus // config.ranks_per_replica)
     if is_bidirectional:

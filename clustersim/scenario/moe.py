@@ -34,7 +34,7 @@ def with_experts(model: TransformerModel, config: ModelConfig) -> TransformerMod
     if experts.selects_layers or experts.count == 0 or not model.distinct_moes:
         return _select_moe_layers(model, experts, config.ffn)
     layers = (
-        replace(spec, mlp=_replace_mlp(spec.mlp, experts, None)) if isinstance(spec.mlp, MoeMlp) else spec
+        replace(spec, mlp=_replace_mlp(spec.moe, experts, None)) if spec.moe is not None else spec
         for spec in layer_specs(model.stack)
     )
     return replace(model, stack=stack_layers(layers))
@@ -54,7 +54,7 @@ def with_group_experts(spec: LayerSpec, group: LayerGroupConfig, ffn: int | None
     """
     experts, mlp = group.experts, spec.mlp
     if mlp is None or experts is None:
-        if group.ffn is not None and isinstance(mlp, MoeMlp):
+        if group.ffn is not None and spec.moe is not None:
             raise InputError("stack: ffn is of a dense MLP, and the layer has experts; give experts.ffn")
         return spec
     if group.ffn is not None and experts.ffn is not None:

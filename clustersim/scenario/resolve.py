@@ -18,10 +18,13 @@ from clustersim.collectives.phase import CollectiveAlgorithm
 from clustersim.common import data_files
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError
+from clustersim.cost.background_traffic import TrafficPattern
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import Degradations, degrade_fabric
 from clustersim.hardware.rank_mapping import RankMappedFabric
-from clustersim.model.transformer import all_projections
+from clustersim.model.framework import Framework
+from clustersim.model.transformer import TransformerModel, all_projections
+from clustersim.parallel.layout import Layout
 from clustersim.scenario import loaders
 from clustersim.scenario.co_scheduled import CoScheduledSpec, allocation_among, find_conflicts, read_job_mapping
 from clustersim.scenario.config.cost import CostConfig
@@ -30,10 +33,12 @@ from clustersim.scenario.degradations import apply_mixed_nodes, read_background_
 from clustersim.scenario.error_messages import combined_error, translate_validation_error
 from clustersim.scenario.file_cache import CachedRead, ReadCache
 from clustersim.scenario.model import read_model
+from clustersim.scenario.reliability import ReliabilityModel
 from clustersim.scenario.resolved import ResolvedJob, ResolvedScenario
 from clustersim.scenario.settings import Contention, CostSettings, EconomicsSettings
 from clustersim.scenario.validation_rules import consistency
 from clustersim.scenario.validation_rules.precision import effective_recipe
+from clustersim.schedules.schedule import Schedule
 
 T = TypeVar("T")
 
@@ -113,6 +118,34 @@ class _ClusterView:
     co_scheduled: tuple[tuple[CoScheduledSpec, IntArray], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _ScenarioParts:
+    """What a scenario's file refers to by name or path, and the settings that need no more than that."""
+
+    model: TransformerModel
+    schedule: Schedule
+    view: _ClusterView
+    framework: Framework
+    cost: CostSettings
+
+    @property
+    def effective_framework(self) -> Framework:
+        """The framework with its launches of MoE models, if the model is one; a single expert is a plain MLP."""
+        has_experts = any(moe_mlp.experts > 1 for moe_mlp in self.model.distinct_moes)
+        launch_ratio = self.view.cluster.accelerator.host_launch_ratio
+        return self.framework.with_moe_launches(launch_ratio) if has_experts else self.framework
+
+
+@dataclass(frozen=True, slots=True)
+class _JobSettings:
+    """What shares the cluster with the job, what its run costs, and how it fails."""
+
+    background_traffic: tuple[TrafficPattern, ...]
+    co_scheduled_jobs: tuple[ResolvedJob, ...]
+    economics: EconomicsSettings
+    reliability: ReliabilityModel
+
+
 def _resolve_config(
     config: ScenarioConfig, source: ScenarioSource, read_cache: ReadCache, given_view: _ClusterView | None = None
 ) -> ResolvedScenario:
@@ -120,6 +153,35 @@ def _resolve_config(
 
     given_view: the cluster as a co-scheduled job sees it, None: build it from the config.
     """
+    parts = _read_parts(config, source, read_cache, given_view)
+    settings = _read_job_settings(config, source, read_cache, parts, shares_links=given_view is None)
+    framework, cluster = parts.effective_framework, parts.view.cluster
+    layout = _read_layout(config, source, parts)
+    training = config.training.training_step(all_projections(parts.model), framework, layout.data)
+    training = replace(training, recipe=effective_recipe(training.recipe, cluster.accelerator, layout.data))
+    return ResolvedScenario(
+        name=config.name or source.name,
+        model=parts.model,
+        cluster=cluster,
+        layout=layout,
+        schedule=parts.schedule,
+        training=training,
+        cost=parts.cost,
+        framework=framework,
+        degradations=parts.view.degradations,
+        background_traffic=settings.background_traffic,
+        co_scheduled_jobs=settings.co_scheduled_jobs,
+        jitter=None if config.degradations.jitter is None else config.degradations.jitter.jitter_model(),
+        steps=config.steps,
+        economics=settings.economics,
+        reliability=settings.reliability,
+    )
+
+
+def _read_parts(
+    config: ScenarioConfig, source: ScenarioSource, read_cache: ReadCache, given_view: _ClusterView | None
+) -> _ScenarioParts:
+    """Read what does not depend on the layout; raise InputError with all problems."""
     problems: list[str] = []
     base_dir = source.base_dir
     model = _collect_error(
@@ -136,53 +198,46 @@ def _resolve_config(
     cost = None if view is None else _cost_settings(problems, config.cost, base_dir, view.cluster, read_cache)
     if problems or model is None or schedule is None or view is None or framework is None or cost is None:
         raise combined_error(source.label, problems)
-    cluster, degradations = view.cluster, view.degradations
-    background_traffic = _collect_error(
+    return _ScenarioParts(model, schedule, view, framework, cost)
+
+
+def _read_job_settings(
+    config: ScenarioConfig, source: ScenarioSource, read_cache: ReadCache, parts: _ScenarioParts, *, shares_links: bool
+) -> _JobSettings:
+    """Read what needs the cluster, but no layout; raise InputError with all problems.
+
+    shares_links: whether the sharers of links are this job's own to state.
+    """
+    problems: list[str] = []
+    cluster = parts.view.cluster
+    traffic = _collect_error(
         problems, "degradations.", lambda: read_background_traffic(config.degradations.traffic, cluster)
     )
-    co_scheduled_jobs = tuple(_resolve_co_scheduled_jobs(problems, source, read_cache, view))
-    link_sharers = (
-        ("traffic", background_traffic),
-        ("links.during", degradations.temporary_links),
-        ("jobs", co_scheduled_jobs),
-    )
-    active_sharers = [key for key, value in link_sharers if value and given_view is None]
-    if active_sharers and cost.network is Contention.UNCONTENDED:
+    jobs = tuple(_resolve_co_scheduled_jobs(problems, source, read_cache, parts.view))
+    sharers = {"traffic": traffic, "links.during": parts.view.degradations.temporary_links, "jobs": jobs}
+    active_sharers = [key for key, value in sharers.items() if value and shares_links]
+    if active_sharers and parts.cost.network is Contention.UNCONTENDED:
         problems.append(
             f"degradations.{active_sharers[0]}: links are not shared with cost.network uncontended; write shared"
         )
     economics = _economics_settings(problems, config, cluster)
     reliability = _collect_error(
-        problems, "reliability.", lambda: read_cache.get_or_read(loaders.read_reliability, config.reliability, base_dir)
+        problems,
+        "reliability.",
+        lambda: read_cache.get_or_read(loaders.read_reliability, config.reliability, source.base_dir),
     )
-    if problems or reliability is None or background_traffic is None:
+    if problems or reliability is None or traffic is None:
         raise combined_error(source.label, problems)
-    if any(moe_mlp.experts > 1 for moe_mlp in model.distinct_moes):  # a single expert is a plain MLP
-        framework = framework.with_moe_launches(cluster.accelerator.host_launch_ratio)
-    layout = _collect_error(
-        problems, "layout.", partial(loaders.read_layout, config.layout, cluster.gpu_count, framework, schedule)
-    )
-    if layout is None:
-        raise combined_error(source.label, problems)
-    training = config.training.training_step(all_projections(model), framework, layout.data)
-    training = replace(training, recipe=effective_recipe(training.recipe, cluster.accelerator, layout.data))
-    return ResolvedScenario(
-        name=config.name or source.name,
-        model=model,
-        cluster=cluster,
-        layout=layout,
-        schedule=schedule,
-        training=training,
-        cost=cost,
-        framework=framework,
-        degradations=degradations,
-        background_traffic=background_traffic,
-        co_scheduled_jobs=co_scheduled_jobs,
-        jitter=None if config.degradations.jitter is None else config.degradations.jitter.jitter_model(),
-        steps=config.steps,
-        economics=economics,
-        reliability=reliability,
-    )
+    return _JobSettings(traffic, jobs, economics, reliability)
+
+
+def _read_layout(config: ScenarioConfig, source: ScenarioSource, parts: _ScenarioParts) -> Layout:
+    """The layout of the job on its GPUs; raise InputError where its schedule allows none such."""
+    gpu_count = parts.view.cluster.gpu_count
+    try:
+        return loaders.read_layout(config.layout, gpu_count, parts.effective_framework, parts.schedule)
+    except InputError as error:
+        raise combined_error(source.label, [f"layout.{error}"]) from error
 
 
 def _cluster_view(

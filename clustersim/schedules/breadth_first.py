@@ -19,13 +19,14 @@ from typing import ClassVar
 from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import Placement, looped_placement
-from clustersim.schedules.schedule import require_positive
+from clustersim.schedules.schedule import ScheduleTraits, require_positive
 
 
 @dataclass(frozen=True, slots=True)
-class BreadthFirst:
+class BreadthFirst(ScheduleTraits):
     """Breadth-first order with `chunks` (at least 2) model chunks per rank."""
 
+    has_whole_backwards: ClassVar[bool] = True
     chunks: int
     name: ClassVar[str] = "bfs"
 

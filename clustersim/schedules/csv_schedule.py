@@ -8,18 +8,21 @@ the list must agree, and serves to check it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from clustersim.common.errors import InputError
 from clustersim.program.action import PipelineOrder, flatten_entries, flatten_entry
 from clustersim.program.placement import Placement
 from clustersim.schedules.csv_format import ParsedOrder, format_order
+from clustersim.schedules.schedule import ScheduleTraits
 from clustersim.schedules.validation import validate_order
 
 
 @dataclass(frozen=True, slots=True)
-class CsvSchedule:
+class CsvSchedule(ScheduleTraits):
     """A validated order. name: of the file, or a label of the list; stage_placement: rank of each stage."""
 
+    may_pair_passes: ClassVar[bool] = True
     name: str
     rank_entries: PipelineOrder
     stage_placement: Placement

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import index
 from pathlib import Path
-from typing import Any, Final, Protocol, SupportsIndex
+from typing import Any, ClassVar, Final, Protocol, SupportsIndex
 
 from clustersim.common.errors import InputError, format_value
 from clustersim.common.pickling import FieldPickling
@@ -21,6 +21,7 @@ from clustersim.common.plugins import PLUGIN_EXCEPTIONS, PluginInterface, as_inp
 from clustersim.program.action import Action, OverlappedPair, PipelineOrder, ScheduleEntry
 from clustersim.program.placement import Placement
 from clustersim.schedules.csv_format import parse_entry
+from clustersim.schedules.schedule import ScheduleTraits
 from clustersim.schedules.validation import IndexLabels, validate_order
 
 _INTERFACE: Final = PluginInterface(
@@ -48,12 +49,13 @@ class CustomScheduleRule(Protocol):
 
 
 @dataclass(frozen=True)
-class CustomSchedule(FieldPickling):
+class CustomSchedule(ScheduleTraits, FieldPickling):
     """A user's Python schedule. name: module:Class; folder: where its file is looked up first.
 
     Cached results are not pickled: another process imports the class and calls it again.
     """
 
+    may_pair_passes: ClassVar[bool] = True
     name: str
     folder: Path
     arguments: Mapping[str, Any] = field(default_factory=dict)

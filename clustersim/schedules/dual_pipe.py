@@ -15,13 +15,17 @@ from clustersim.common.errors import InputError
 from clustersim.program.action import PipelineOrder
 from clustersim.program.placement import Placement
 from clustersim.schedules.dual_pipe_v import DualPipeV
-from clustersim.schedules.schedule import require_positive
+from clustersim.schedules.schedule import ScheduleTraits, require_positive
 
 
 @dataclass(frozen=True, slots=True)
-class DualPipe:
+class DualPipe(ScheduleTraits):
     """DualPipe; `ranks` are those of one of the two pipelines, half of all, and so are microbatches."""
 
+    is_periodic: ClassVar[bool] = True
+    is_bidirectional: ClassVar[bool] = True
+    overlaps_passes: ClassVar[bool] = True
+    may_pair_passes: ClassVar[bool] = True
     name: ClassVar[str] = "dualpipe"
 
     def placement(self, ranks: int) -> Placement:

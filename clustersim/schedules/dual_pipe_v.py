@@ -21,16 +21,19 @@ from typing import ClassVar
 from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind, OverlappedPair, PipelineOrder, ScheduleEntry
 from clustersim.program.placement import Placement
-from clustersim.schedules.schedule import require_positive
+from clustersim.schedules.schedule import ScheduleTraits, require_positive
 
 _F, _B = ActionKind.FORWARD, ActionKind.BACKWARD
 _I, _W = ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
 
 
 @dataclass(frozen=True, slots=True)
-class DualPipeV:
+class DualPipeV(ScheduleTraits):
     """DualPipeV. Needs at least as many microbatches as stages."""
 
+    is_periodic: ClassVar[bool] = True
+    overlaps_passes: ClassVar[bool] = True
+    may_pair_passes: ClassVar[bool] = True
     name: ClassVar[str] = "dualpipev"
 
     def placement(self, ranks: int) -> Placement:

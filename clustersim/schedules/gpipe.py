@@ -12,13 +12,14 @@ from typing import ClassVar
 
 from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import Placement, looped_placement
-from clustersim.schedules.schedule import require_positive
+from clustersim.schedules.schedule import ScheduleTraits, require_positive
 
 
 @dataclass(frozen=True, slots=True)
-class GPipe:
+class GPipe(ScheduleTraits):
     """All forwards, then all backwards. Any number of microbatches is legal."""
 
+    has_whole_backwards: ClassVar[bool] = True
     name: ClassVar[str] = "gpipe"
 
     def placement(self, ranks: int) -> Placement:

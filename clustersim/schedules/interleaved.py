@@ -20,13 +20,15 @@ from clustersim.common.errors import InputError
 from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.interleave_1f1b import interleave_1f1b
-from clustersim.schedules.schedule import require_positive
+from clustersim.schedules.schedule import ScheduleTraits, require_positive
 
 
 @dataclass(frozen=True, slots=True)
-class Interleaved:
+class Interleaved(ScheduleTraits):
     """Interleaved 1F1B with `chunks` (at least 2) model chunks per rank."""
 
+    has_whole_backwards: ClassVar[bool] = True
+    is_periodic: ClassVar[bool] = True
     chunks: int
     name: ClassVar[str] = "interleaved"
 
@@ -35,6 +37,11 @@ class Interleaved:
             raise InputError(
                 f"schedule interleaved needs at least 2 model chunks per rank, not {self.chunks}; with 1 it is 1f1b"
             )
+
+    @property
+    def runs_in_rounds(self) -> bool:
+        """Microbatches do."""
+        return True
 
     def placement(self, ranks: int) -> Placement:
         """Stages in a loop: rank r of p holds r, r + p, ..."""

@@ -13,13 +13,15 @@ from typing import ClassVar
 from clustersim.program.action import BACKWARD, FORWARD, Action, PipelineOrder
 from clustersim.program.placement import Placement, looped_placement
 from clustersim.schedules.interleave_1f1b import interleave_1f1b
-from clustersim.schedules.schedule import require_positive
+from clustersim.schedules.schedule import ScheduleTraits, require_positive
 
 
 @dataclass(frozen=True, slots=True)
-class OneFOneB:
+class OneFOneB(ScheduleTraits):
     """One forward, one backward. Any number of microbatches is legal; fewer than ranks only shorten the warm-up."""
 
+    has_whole_backwards: ClassVar[bool] = True
+    is_periodic: ClassVar[bool] = True
     name: ClassVar[str] = "1f1b"
 
     def placement(self, ranks: int) -> Placement:

@@ -13,22 +13,31 @@ megatron/core/transformer/transformer_config.py.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from clustersim.program.action import ActionKind, OverlappedPair, PipelineOrder, ScheduleEntry, flatten_entries
 from clustersim.program.placement import Placement
-from clustersim.schedules.schedule import Schedule
+from clustersim.schedules.schedule import Schedule, ScheduleTraits
 
 
 @dataclass(frozen=True, slots=True)
-class Overlapped1F1B:
+class Overlapped1F1B(ScheduleTraits):
     """1F1B or its interleaved form with overlapped pairs."""
 
+    is_periodic: ClassVar[bool] = True
+    may_pair_passes: ClassVar[bool] = True
+    needs_chunks_to_pair: ClassVar[bool] = True
     base: Schedule
 
     @property
     def name(self) -> str:
         """Name of the base schedule."""
         return self.base.name
+
+    @property
+    def runs_in_rounds(self) -> bool:
+        """Whether the base schedule's microbatches do."""
+        return self.base.runs_in_rounds
 
     def placement(self, ranks: int) -> Placement:
         """Placement of the base schedule."""

@@ -1,10 +1,39 @@
 """Interface between lowering and schedules: stage placement, and the order of passes on every pipeline rank."""
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from clustersim.common.errors import InputError
 from clustersim.program.action import PipelineOrder
 from clustersim.program.placement import Placement
+
+
+class ScheduleTraits:
+    """What a schedule is asked about its order; these are the answers of one about which nothing is known.
+
+    has_whole_backwards: no backward is split into the gradients of input and weights; is_periodic: each microbatch
+    repeats a pattern of alternating forwards and backwards; runs_in_rounds: microbatches go through one chunk in
+    rounds of all ranks, then through the next chunk; is_bidirectional: two pipelines share the ranks;
+    overlaps_passes: made for forwards beside backwards; may_pair_passes: it can have such pairs, if only in a
+    pipeline of several chunks (needs_chunks_to_pair); ends_staggered: ranks start and end a step one by one.
+    """
+
+    __slots__ = ()
+    has_whole_backwards: ClassVar[bool] = False
+    is_periodic: ClassVar[bool] = False
+    is_bidirectional: ClassVar[bool] = False
+    overlaps_passes: ClassVar[bool] = False
+    may_pair_passes: ClassVar[bool] = False
+    needs_chunks_to_pair: ClassVar[bool] = False
+
+    @property
+    def runs_in_rounds(self) -> bool:
+        """Whether microbatches go through one chunk in rounds, then through the next chunk."""
+        return False
+
+    @property
+    def ends_staggered(self) -> bool:
+        """Whether ranks start and end a step one by one."""
+        return False
 
 
 class Schedule(Protocol):
@@ -14,9 +43,24 @@ class Schedule(Protocol):
     through `csv_schedule` and `custom_schedule`.
     """
 
+    has_whole_backwards: ClassVar[bool]
+    is_periodic: ClassVar[bool]
+    is_bidirectional: ClassVar[bool]
+    overlaps_passes: ClassVar[bool]
+    may_pair_passes: ClassVar[bool]
+    needs_chunks_to_pair: ClassVar[bool]
+
     @property
     def name(self) -> str:
         """Name in scenarios and on pages."""
+
+    @property
+    def runs_in_rounds(self) -> bool:
+        """See `ScheduleTraits`."""
+
+    @property
+    def ends_staggered(self) -> bool:
+        """See `ScheduleTraits`."""
 
     def placement(self, ranks: int) -> Placement:
         """Pipeline rank of each stage, with this number of ranks; raise InputError where that is not supported."""

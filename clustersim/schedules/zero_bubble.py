@@ -30,7 +30,7 @@ from typing import Final
 
 from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import Placement, looped_placement
-from clustersim.schedules.schedule import require_positive
+from clustersim.schedules.schedule import ScheduleTraits, require_positive
 from clustersim.schedules.validation import dry_run
 
 _TIME_GRIDS: Final = (3, 5, 10)  # time steps per forward
@@ -52,7 +52,7 @@ class PassCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroBubble:
+class ZeroBubble(ScheduleTraits):
     """memory: activations that a rank may hold, in units of p microbatches. Any number of microbatches is supported."""
 
     memory: int
@@ -62,6 +62,11 @@ class ZeroBubble:
     def name(self) -> str:
         """`zb-1p` or `zb-2p`."""
         return f"zb-{self.memory}p"
+
+    @property
+    def ends_staggered(self) -> bool:
+        """Ranks do with memory for more microbatches than 1F1B keeps."""
+        return self.memory > 1
 
     def placement(self, ranks: int) -> Placement:
         """One stage on each rank."""

@@ -22,16 +22,22 @@ from typing import ClassVar
 
 from clustersim.program.action import Action, ActionKind, PipelineOrder
 from clustersim.program.placement import Placement
-from clustersim.schedules.schedule import require_positive
+from clustersim.schedules.schedule import ScheduleTraits, require_positive
 
 _F, _I, _W = ActionKind.FORWARD, ActionKind.INPUT_GRADIENT, ActionKind.WEIGHT_GRADIENT
 
 
 @dataclass(frozen=True, slots=True)
-class ZeroBubbleV:
+class ZeroBubbleV(ScheduleTraits):
     """ZB-V. Any number of microbatches is legal."""
 
+    is_periodic: ClassVar[bool] = True
     name: ClassVar[str] = "zb-v"
+
+    @property
+    def ends_staggered(self) -> bool:
+        """Ranks begin and end one pass after each other."""
+        return True
 
     def placement(self, ranks: int) -> Placement:
         """Down the ranks and back."""

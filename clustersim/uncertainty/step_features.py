@@ -12,9 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.model.layer_stack import FullAttention, LayerSpec
+from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.offload import Offload
-from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.scenario import Scenario
 
 MIN_VISIBLE_SHARE: Final = 0.05  # features with a smaller share of the step are not reported
@@ -107,10 +106,9 @@ def _software_categories(scenario: Scenario) -> Iterator[str]:
 def _strategy_categories(scenario: Scenario) -> Iterator[str]:
     layout, training = scenario.layout, scenario.training
     if layout.dp * layout.cp > 1:
-        is_torch_data_parallel = isinstance(layout.data, NaiveDataParallel)
         yield (
             "naive data parallelism"
-            if is_torch_data_parallel
+            if layout.data.is_single_process
             else f"ZeRO-{layout.data.zero_stage}"
             if layout.data.zero_stage
             else "DDP"
@@ -135,5 +133,5 @@ def _layer_categories(specs: tuple[LayerSpec, ...]) -> Iterator[str]:
     """Labels of layer types that not all models have."""
     for spec in specs:
         yield f"{spec.block.value.replace('_', ' ')} layers"
-        if isinstance(spec.attention, FullAttention) and spec.attention.window is not None:
+        if spec.attention is not None and spec.attention.window is not None:
             yield "sliding windows"

@@ -1,10 +1,10 @@
 """Is a measured step time reasonable, and which single cause would explain the gap?
 
-A scenario is simulated unchanged, then with one change at a time: every continuous cause
-(`explain_continuous`) at the strength at which the simulated step time equals the measured one, if there is
-one, and every framework switch (`explain_switches`) flipped. Causes are candidates, not a diagnosis: a step
-time is one number, and several small causes combined, or a configuration that differs from the file, would
-explain it as well.
+A scenario is simulated unchanged, then with one change of the catalogue (`scenario.changes.catalogue`) at a time:
+every continuous change at the strength at which the simulated step time equals the measured one, if there is
+one, and every discrete change that makes a step longer, or shorter, as was measured. Causes are candidates, not a
+diagnosis: a step time is one number, and several small causes combined, or a configuration that differs from the
+file, would explain it as well.
 
 Order: causes that explain the gap come first, smallest change first; then those that explain a fraction of
 it (or more than all of it), closest to the full gap first.
@@ -19,11 +19,13 @@ from clustersim.common.errors import InputError, format_value
 from clustersim.common.units import Dimension, Seconds, format_flops, format_step_time, parse_quantity
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
+from clustersim.scenario.changes.catalogue import CATALOGUE, CONTINUOUS_CHANGES
+from clustersim.scenario.changes.catalogue.strengths import MAX_JITTERED_RANKS
+from clustersim.scenario.changes.scenario_change import ChangeUse, ContinuousChange, ScenarioChange
+from clustersim.scenario.validation_rules.consistency import find_problems
 from clustersim.simulation import simulate
-from clustersim.validation.explain_continuous import CONTINUOUS_CAUSES, MAX_JITTERED_RANKS, ContinuousCause
 from clustersim.validation.explain_lower_bound import step_time_lower_bound
 from clustersim.validation.explain_root_finding import FittedStrength, StepTimeGap, find_strength
-from clustersim.validation.explain_switches import SWITCHES, FrameworkSwitch
 
 NO_GAP: Final = 1e-3  # fraction of the step time: below, there is no gap to explain
 FULL_SHARE_TOLERANCE: Final = (
@@ -41,8 +43,8 @@ CAVEAT: Final = (
 class CandidateCause:
     """One change of the scenario that may explain the gap.
 
-    description: what is changed; strength: of a continuous cause, None: a switch; step_time: simulated with the
-    change; gap_share: fraction of the gap that it explains (1: all, above 1: overshoots, below 0: widens it);
+    description: what is changed; strength: of a continuous change, None: of a discrete one; step_time: simulated
+    with the change; gap_share: fraction of the gap that it explains (1: all, above 1: overshoots, below 0: widens it);
     explains: whether gap_share is 1 within FULL_SHARE_TOLERANCE and the change fits in memory if the scenario
     does; effort: size of the change, as the absolute logarithm of a ratio.
     """
@@ -202,10 +204,10 @@ def explain_gap(
     scenario: Scenario,
     measured: Seconds,
     *,
-    causes: Sequence[ContinuousCause] = CONTINUOUS_CAUSES,
-    switches: Sequence[FrameworkSwitch] = SWITCHES,
+    continuous: Sequence[ContinuousChange] = CONTINUOUS_CHANGES,
+    discrete: Sequence[ScenarioChange] = CATALOGUE,
 ) -> GapExplanation:
-    """Compare a measured step time with the simulated one, and search the given causes of the gap.
+    """Compare a measured step time with the simulated one, and search the causes of the gap among changes.
 
     Some 50 simulations with all causes, at most 16 per cause. Raises InputError if the two times differ too
     much to be comparable.
@@ -216,7 +218,7 @@ def explain_gap(
     gap = StepTimeGap(result.step_time, measured)
     if measured < lower_bound or abs(measured / result.step_time - 1.0) <= NO_GAP:
         return GapExplanation(result, measured, lower_bound, ())
-    candidates = [*_switch_causes(result, gap, switches), *_continuous_causes(scenario, gap, causes)]
+    candidates = [*_discrete_causes(result, gap, discrete), *_continuous_causes(scenario, gap, continuous)]
     return GapExplanation(result, measured, lower_bound, tuple(sorted(candidates, key=_plausibility_key)))
 
 
@@ -235,27 +237,30 @@ def _plausibility_key(cause: CandidateCause) -> tuple[bool, float]:
     return not cause.explains, cause.effort if cause.explains else abs(cause.gap_share - 1.0)
 
 
-def _switch_causes(
-    result: SimulationResult, gap: StepTimeGap, switches: Sequence[FrameworkSwitch]
+def _discrete_causes(
+    result: SimulationResult, gap: StepTimeGap, changes: Sequence[ScenarioChange]
 ) -> Iterator[CandidateCause]:
-    """Every switch that can be flipped; a switch has no strength and no effort."""
-    for switch in switches:
-        scenario = switch.flip_towards(result.scenario, slower=gap.is_slower)
-        if scenario is not None:
-            yield _switch_cause(switch, simulate(scenario), result, gap)
+    """Every change in the direction of the gap that leaves the scenario legal; it has no strength and no effort."""
+    for change in changes:
+        changed = change.first_alternative(result.scenario) if _use_of(gap) in change.uses else None
+        if changed is not None and not find_problems(changed.scenario):
+            yield _discrete_cause(change, simulate(changed.scenario), result, gap)
 
 
-def _switch_cause(
-    switch: FrameworkSwitch, changed_result: SimulationResult, result: SimulationResult, gap: StepTimeGap
+def _use_of(gap: StepTimeGap) -> ChangeUse:
+    return ChangeUse.LONGER_STEP if gap.is_slower else ChangeUse.SHORTER_STEP
+
+
+def _discrete_cause(
+    change: ScenarioChange, changed_result: SimulationResult, result: SimulationResult, gap: StepTimeGap
 ) -> CandidateCause:
     fits_in_memory, gap_share = (
         changed_result.fits_in_memory or not result.fits_in_memory,
         gap.explained_share(changed_result.step_time),
     )
-    description = switch.description(slower=gap.is_slower) + ("" if fits_in_memory else ", but would not fit in memory")
     return CandidateCause(
-        switch.name,
-        description,
+        change.name,
+        change.label + ("" if fits_in_memory else ", but would not fit in memory"),
         None,
         changed_result.step_time,
         gap_share,
@@ -265,39 +270,39 @@ def _switch_cause(
 
 
 def _continuous_causes(
-    scenario: Scenario, gap: StepTimeGap, causes: Sequence[ContinuousCause]
+    scenario: Scenario, gap: StepTimeGap, changes: Sequence[ContinuousChange]
 ) -> Iterator[CandidateCause]:
-    """Every continuous cause, at the strength that explains the gap, or at its limit."""
-    for cause in causes:
-        strength_range = cause.strength_range(scenario, slower=gap.is_slower)
+    """Every continuous change, at the strength that explains the gap, or at its limit."""
+    for change in changes:
+        strength_range = change.strength_range(scenario, _use_of(gap))
         if strength_range is not None:
-            step_time = _StepTimeByStrength(scenario, cause)
+            step_time = _StepTimeByStrength(scenario, change)
             fitted = find_strength(step_time, gap, neutral=strength_range.neutral, limit=strength_range.limit)
-            yield _continuous_cause(cause, fitted, gap, cause.effort(strength_range, fitted.strength))
+            yield _continuous_cause(change, fitted, gap, change.effort(strength_range, fitted.strength))
 
 
 @dataclass(frozen=True, slots=True)
 class _StepTimeByStrength:
-    """Simulated step time of a scenario as a function of the strength of a cause."""
+    """Simulated step time of a scenario as a function of the strength of a change."""
 
     scenario: Scenario
-    cause: ContinuousCause
+    change: ContinuousChange
 
     def __call__(self, strength: float) -> Seconds:
         """Simulate."""
-        return simulate(self.cause.apply(self.scenario, strength)).step_time
+        return simulate(self.change.apply(self.scenario, strength)).step_time
 
 
 def _continuous_cause(
-    cause: ContinuousCause, fitted: FittedStrength, gap: StepTimeGap, effort: float
+    change: ContinuousChange, fitted: FittedStrength, gap: StepTimeGap, effort: float
 ) -> CandidateCause:
-    label = cause.describe(fitted.strength)
+    label = change.describe(fitted.strength)
     description, gap_share = (
         label if fitted.explains_gap else f"even with {label}",
         gap.explained_share(fitted.step_time),
     )
     explains = fitted.explains_gap and abs(gap_share - 1.0) <= FULL_SHARE_TOLERANCE
-    return CandidateCause(cause.name, description, fitted.strength, fitted.step_time, gap_share, explains, effort)
+    return CandidateCause(change.name, description, fitted.strength, fitted.step_time, gap_share, explains, effort)
 
 
 def _format_difference(difference: float) -> str:

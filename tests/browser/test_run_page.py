@@ -169,8 +169,8 @@ def test_memory_of_the_selected_stage_is_drawn(open_page: PageOpener, path: Path
     sums = """() => { const all = document.getElementById("memory").data.map(trace => trace.y);
               return Math.max(...all[0].map((_, at) => all.reduce((sum, held) => sum + held[at], 0))); }"""
     order = [
-        result.peak_memory_pipeline_rank,
-        *(stage for stage in range(4) if stage != result.peak_memory_pipeline_rank),
+        result.memory.most_loaded_pipeline_rank,
+        *(stage for stage in range(4) if stage != result.memory.most_loaded_pipeline_rank),
     ]
     for option_index, stage in enumerate(order):
         opened.page.locator("select[data-figure=memory]").select_option(str(option_index))

@@ -16,13 +16,14 @@ from clustersim.cost.calibration_record import (
 )
 from clustersim.planning import what_if
 from clustersim.planning.what_if import run_what_ifs
-from clustersim.planning.what_if_cases import WHAT_IF_CASES, ChangedScenario, WhatIfCase
 from clustersim.program.task import CollectiveType
 from clustersim.results.memory_check import check
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.what_if import WhatIf, WhatIfOutcome
 from clustersim.scenario import Scenario
+from clustersim.scenario.changes.catalogue import changes_for
 from clustersim.scenario.changes.links import network_link_kinds, with_link_bandwidth
+from clustersim.scenario.changes.scenario_change import ChangeSubject, ChangeUse, ScenarioChange, apply_setter
 from clustersim.scenario.changes.training import with_microbatch_size
 from clustersim.schedules.csv_format import format_order
 from clustersim.schedules.one_f_one_b import OneFOneB
@@ -71,7 +72,7 @@ def test_a_listed_order_is_only_for_its_microbatch_count() -> None:
 
 
 def test_all_registered_cases_are_run_in_order(baseline: SimulationResult) -> None:
-    applicable = [case.name for case in WHAT_IF_CASES if case.is_applicable(baseline.scenario)]
+    applicable = [change.name for change in changes_for(ChangeUse.WHAT_IF) if change.is_relevant(baseline.scenario)]
     assert [case.name for case in run_what_ifs(baseline, math.inf).cases] == applicable
 
 
@@ -160,15 +161,14 @@ def test_inapplicable_cases_give_their_reason(overrides: list[str], reasons: dic
 def test_an_illegal_change_gives_the_same_error_message_as_a_scenario_file(
     baseline: SimulationResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        what_if,
-        "WHAT_IF_CASES",
-        (
-            WhatIfCase(
-                "five", "microbatches of 5", lambda change: ChangedScenario(with_microbatch_size(change.scenario, 5))
-            ),
-        ),
+    five = ScenarioChange(
+        "five",
+        "microbatches of 5",
+        ChangeSubject.BATCH,
+        ChangeUse.WHAT_IF,
+        apply_setter(lambda scenario: with_microbatch_size(scenario, 5)),
     )
+    monkeypatch.setattr(what_if, "changes_for", lambda _: (five,))
     with pytest.raises(InputError) as refused:
         simulate_with("training.microbatch=5")
     (case,) = run_what_ifs(baseline, math.inf).cases

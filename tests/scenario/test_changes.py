@@ -24,6 +24,7 @@ from clustersim.model.training import FullRecompute
 from clustersim.program.task import CollectiveType
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.diff import ChangedKey, changed_keys, changed_referenced_files
+from clustersim.scenario.changes.health import with_slow_gpu
 from clustersim.scenario.changes.links import (
     NETWORK_LINK_KINDS,
     network_link_kinds,
@@ -37,7 +38,6 @@ from clustersim.scenario.changes.training import (
     with_global_batch_factor,
     with_microbatch_size,
     with_recompute,
-    with_slow_gpu,
 )
 from tests.conftest import examples
 

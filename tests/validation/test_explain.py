@@ -25,9 +25,8 @@ from clustersim.cost.calibration_record import (
 from clustersim.cost.record_file import write_record
 from clustersim.model.attention import causal_factor
 from clustersim.model.kernels import TENSOR_CORE_KINDS, AttentionShape
+from clustersim.scenario.changes.catalogue import CATALOGUE, CONTINUOUS_CHANGES
 from clustersim.validation.explain import CandidateCause, explain_gap, parse_step_time
-from clustersim.validation.explain_continuous import CONTINUOUS_CAUSES
-from clustersim.validation.explain_switches import SWITCHES
 
 CONFIG: dict[str, Any] = {
     "model": {"layers": 4, "hidden": 2048, "ffn": 5632, "heads": 16, "vocab": 32000},
@@ -68,9 +67,9 @@ def accelerator_override(folder: Path, **changes: float | str) -> str:
 
 def explain_by(plan: Scenario, measured: float, name: str) -> CandidateCause:
     """One cause, which alone is tried."""
-    causes = [continuous_cause for continuous_cause in CONTINUOUS_CAUSES if continuous_cause.name == name]
-    switches = [framework_switch for framework_switch in SWITCHES if framework_switch.name == name]
-    explained = explain_gap(plan, measured, causes=causes, switches=switches).causes
+    continuous = [change for change in CONTINUOUS_CHANGES if change.name == name]
+    discrete = [change for change in CATALOGUE if change.name == name]
+    explained = explain_gap(plan, measured, continuous=continuous, discrete=discrete).causes
     assert [candidate_cause.name for candidate_cause in explained] == [name]
     return explained[0]
 

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from clustersim.collectives.dispatch_fanout import reached_token_fraction
 from clustersim.common.units import Bytes
-from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.planning.explorer.settings import ExplorerSpace
@@ -35,9 +34,7 @@ _DISPATCH_COLLECTIVES: Final = (CollectiveType.DISPATCH, CollectiveType.COMBINE)
 
 def token_dispatch(plan: Plan) -> TokenDispatch:
     """The token dispatch of the model's MoE layers."""
-    dispatches = (
-        plan.layer_sharding(spec).dispatch for spec in plan.model.distinct_specs if isinstance(spec.mlp, MoeMlp)
-    )
+    dispatches = (plan.layer_sharding(spec).dispatch for spec in plan.model.distinct_specs if spec.moe is not None)
     return next(dispatch for dispatch in dispatches if dispatch is not None)
 
 

@@ -27,7 +27,6 @@ from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.presets import PRESETS
 from clustersim.model.recipe_files import load_recipe
 from clustersim.model.transformer import TransformerModel, change_layer, parameter_count
-from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.mesh import PIPELINE, TENSOR
 from clustersim.planning.explorer.column_sizes import column_names, column_sizes
 from clustersim.planning.explorer.expert_traffic import dispatch_bytes_table
@@ -344,7 +343,7 @@ def _omission_notes(scenario: Scenario) -> Iterator[str]:
             f"the scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "
             f"drawn for {EXPLORED_SCHEDULES[0]} instead, simulated steps are the scenario's"
         )
-    if isinstance(scenario.layout.data, NaiveDataParallel):
+    if scenario.layout.data.is_single_process:
         yield "the scenario's data_parallel (one process) is drawn as ddp; simulated steps are the scenario's"
     if scenario.training.lora is not None:
         yield "all models are drawn with the scenario's adapters beside frozen weights"

@@ -10,7 +10,6 @@ from math import log2
 from typing import Final
 
 from clustersim.common.errors import InputError
-from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import ScalingPoint, ScalingStudy
@@ -179,7 +178,7 @@ def _zero_stages(scenario: Scenario) -> Iterator[tuple[str, int | None]]:
     """(name, stage) of every ZeRO stage; None for the scenario's own."""
     strategy = scenario.layout.data
     for stage, name in enumerate(("DDP (ZeRO 0)", "ZeRO 1", "ZeRO 2", "ZeRO 3")):
-        yield name, None if strategy.zero_stage == stage and not isinstance(strategy, NaiveDataParallel) else stage
+        yield name, None if strategy.zero_stage == stage and not strategy.is_single_process else stage
 
 
 def _overrides(scenario: Scenario, variant: _StepVariant) -> Iterator[str]:

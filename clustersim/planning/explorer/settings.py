@@ -12,7 +12,7 @@ from itertools import product
 from math import prod
 from typing import Any, Final
 
-from clustersim.model.layer_stack import LatentAttention, LayerSpec, LayerStack
+from clustersim.model.layer_stack import LayerSpec, LayerStack
 from clustersim.model.lora import Lora
 from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.model.presets import load_preset
@@ -22,7 +22,6 @@ from clustersim.model.transformer import TransformerModel, all_projections, resi
 from clustersim.parallel.data_parallel_strategy import (
     STRATEGY_BY_ZERO_STAGE,
     DataParallelStrategy,
-    NaiveDataParallel,
     with_shard_size,
 )
 from clustersim.parallel.layer_partition import LayerPartition, PipelineLayoutString
@@ -173,14 +172,10 @@ class ExplorerSpace:
     def _recompute_modules(self) -> Iterable[str]:
         """Selective recompute policies that are common for MoE models."""
         if self.is_moe:
-            uses_mla = any(
-                isinstance(distinct_attention, LatentAttention)
-                for distinct_attention in self.models[0].distinct_attentions
-            )
             cheap = {
                 RecomputeModule.LAYERNORM,
                 RecomputeModule.MOE_ACTIVATION,
-                *([RecomputeModule.MLA_UP_PROJECTION] if uses_mla else []),
+                *([RecomputeModule.MLA_UP_PROJECTION] if self.models[0].uses_latent_attention else []),
             }
             yield from (
                 _modules_name({RecomputeModule.MOE_ACTIVATION}),
@@ -192,9 +187,7 @@ class ExplorerSpace:
     def selective_policies(self) -> tuple[str, ...]:
         """Names of the selective recompute policies."""
         policies = {str(name): parse_recompute(str(name)) for name in self.offered_values["recompute"]}
-        return tuple(
-            name for name, policy in policies.items() if isinstance(policy, SelectiveRecompute | SelectiveOpRecompute)
-        )
+        return tuple(name for name, policy in policies.items() if policy.is_selective)
 
     @property
     def is_moe(self) -> bool:
@@ -335,7 +328,7 @@ class ExplorerSpace:
     def data_parallel_strategy(self, zero_stage: int) -> DataParallelStrategy:
         """The scenario's strategy at its own ZeRO stage, else the default one (as `layout.data=zero2`)."""
         configured = self.scenario.layout.data
-        if configured.zero_stage == zero_stage and not isinstance(configured, NaiveDataParallel):
+        if configured.zero_stage == zero_stage and not configured.is_single_process:
             return configured
         return STRATEGY_BY_ZERO_STAGE[zero_stage]()
 

@@ -19,9 +19,8 @@ from clustersim.lowering.training_step import lower_step
 from clustersim.memory.activations import ActivationCounts, ActivationKind, Activations
 from clustersim.model.layer_stack import LayerGroup, LayerSpec
 from clustersim.model.presets import load_preset
-from clustersim.model.training import FullRecompute, Training
+from clustersim.model.training import Training
 from clustersim.model.transformer import TransformerModel, resize_model
-from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
@@ -175,8 +174,7 @@ class _StageCounts:
 
     def gathered_parameters(self, dropped: bool, embedding: bool, head: bool) -> list[list[RowValues]]:
         """Parameters of units that ZeRO-3 holds gathered at once: a prefetch window, or all if none is resharded."""
-        strategy = self.space.data_parallel_strategy(3)
-        prefetch_depth = strategy.prefetch_depth if isinstance(strategy, FullyShard) else 0
+        prefetch_depth = self.space.data_parallel_strategy(3).prefetch_depth
         window_rows = []
         for stage in self.sample_stages(prefetch_depth, embedding, head):
             units = self._unit_columns(stage)
@@ -268,8 +266,7 @@ class _StageCounts:
 
 def _fully_recomputed_layers(recompute: str) -> int:
     """Number of fully recomputed layers per stage, which are distinguished from all others."""
-    policy = way(recompute)
-    return policy.layers or 0 if isinstance(policy, FullRecompute) else 0
+    return way(recompute).layers or 0
 
 
 Ends = tuple[bool, bool]

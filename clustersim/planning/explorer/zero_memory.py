@@ -9,7 +9,6 @@ difference. Both depend on whether there is a pipeline, with which gradients are
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +24,7 @@ from clustersim.model.presets import load_preset
 from clustersim.model.quantization import cached_weight_bytes
 from clustersim.model.training import Training
 from clustersim.model.transformer import resize_model
-from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, GradientSync, with_shard_size
+from clustersim.parallel.data_parallel_strategy import DdpStrategy, GradientSync, with_shard_size
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES, DP_GROUP, DP_REPLICATE_GROUP, DP_SHARD_GROUP, EXPERT
@@ -49,6 +48,8 @@ _SMALL_PLAN_SHARDS: Final = 2  # shard size of small plans with hybrid sharding
 _PLAN_VARIATIONS: Final[tuple[dict[str, int], ...]] = ({}, {"ffn_factor": 2}, {"rank_factor": 2})
 _DP_GROUPS: Final = (DP_GROUP.name, DP_SHARD_GROUP.name, DP_REPLICATE_GROUP.name)
 _TIED_PRESET: Final = "gpt2-small"  # a model with tied embeddings
+RingPassRows = dict[str, RowValues]
+"""By comm group, [columns] ring passes per parameter, in bytes."""
 
 
 def zero_table(space: ExplorerSpace) -> LookupTable:
@@ -66,43 +67,41 @@ def zero_table(space: ExplorerSpace) -> LookupTable:
     parameters, gradients or optimizer states are sharded over; every: whether gradients are reduced after every
     microbatch; again: whether backward gathers parameters.
     """
-    equivalent_storage = space.first_equivalent_recipes(
-        lambda recipe: (recipe.weight_formats, recipe.activations)
-    )  # whatever its matmul formats are
-    passes_cache = cache(lambda *key: _ring_passes(space, *key))
-    column_labels = column_names(space)
+    moe_keys = ("experts_shared",) if space.is_moe else ()
+    entries = _ZeroEntries(space)
+    return space.build_table(entries.entry, "precision", "zero", "replicas", "pipelined", "several", *moe_keys)
 
-    def plan_at(precision: int, zero: int, replicas: int, pipelined: bool, several: bool, experts_shared: bool) -> Plan:
-        experts_only_sharded = (
-            space.is_moe and experts_shared and replicas == 1
-        )  # where experts are less sharded than all else
-        degrees = (
-            {"tp": 2, "etp": 1, "split": True} if experts_only_sharded else {"ep": 1 if experts_shared else replicas}
-        )
-        return space.plan_with(
-            precision=precision, zero=zero, dp=replicas, sequence=_SEQUENCE_LENGTH,
-            pp=1 + pipelined, batch=replicas * (1 + several), **degrees,
-        )  # fmt: skip
 
-    @cache
-    def activation_flags(*key: Any) -> dict[str, int]:
-        return _activation_flags(space, plan_at(*key))
+@dataclass(frozen=True, slots=True)
+class _ZeroKey:
+    """Settings of an entry; see `zero_table`."""
 
-    def zero_entry(
-        precision: int, zero: int, replicas: int, pipelined: bool, several: bool, experts_shared: bool = True
-    ) -> dict[str, Any] | None:
-        plan = plan_at(precision, zero, replicas, pipelined, several, experts_shared)
-        footprint, strategy, storage_class = (
-            _build_footprint(space, plan),
-            plan.layout.data,
-            equivalent_storage[precision],
-        )
-        group, resident = (
-            plan.parameter_groups[0],
-            [footprint.bytes_per_parameter(parameter_group) for parameter_group in plan.parameter_groups],
-        )
-        flag_replicas = replicas if plan.layout.is_hybrid_sharded else min(replicas, 2)
-        flags = activation_flags(storage_class, zero, flag_replicas, pipelined, several, experts_shared)
+    precision: int
+    zero: int
+    replicas: int
+    pipelined: bool
+    several: bool
+    experts_shared: bool = True
+
+
+class _ZeroEntries:
+    """Entries of the table, and what several of them share."""
+
+    def __init__(self, space: ExplorerSpace) -> None:
+        self._space, self._columns = space, column_names(space)
+        self._storage_classes = space.first_equivalent_recipes(
+            lambda recipe: (recipe.weight_formats, recipe.activations)
+        )  # whatever its matmul formats are
+        self._flags_by_key: dict[_ZeroKey, dict[str, int]] = {}
+        self._passes: dict[tuple[int, int, bool, bool], tuple[RingPassRows, RingPassRows]] = {}
+
+    def entry(self, **settings: Any) -> dict[str, Any]:
+        """The entry of some settings, the fields of `_ZeroKey`."""
+        key = _ZeroKey(**settings)
+        plan = self._plan(key)
+        footprint, group = _build_footprint(self._space, plan), plan.parameter_groups[0]
+        resident = [footprint.bytes_per_parameter(parameter_group) for parameter_group in plan.parameter_groups]
+        flags = self._flags(key, plan)
         return {
             "resident": {use.value: [rank_bytes[use] for rank_bytes in resident] for use in SHARDED_CATEGORIES},
             "copied": _cached_cast_bytes(plan.training.recipe),
@@ -111,16 +110,49 @@ def zero_table(space: ExplorerSpace) -> LookupTable:
                 for group in plan.parameter_groups
             ],
             **_gather_sizes(plan),
-            "there": [flags.get(name, 1) for name in column_labels],
-            "dp": _dp_bytes(group, *passes_cache(storage_class, zero, pipelined, plan.layout.is_hybrid_sharded)),
-            "tied": 1 / group.shard_count if strategy.zero_stage > 1 else 1.0,
-            "shards": group.shard_count,
-            "every": plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD,
-            "again": isinstance(strategy, FullyShard) and strategy.reshards_parameters(is_pipelined=pipelined),
+            "there": [flags.get(name, 1) for name in self._columns],
+            "dp": _dp_bytes(group, *self._ring_passes(key, hybrid=plan.layout.is_hybrid_sharded)),
+            **_sharding_facts(plan),
         }
 
-    moe_keys = ("experts_shared",) if space.is_moe else ()
-    return space.build_table(zero_entry, "precision", "zero", "replicas", "pipelined", "several", *moe_keys)
+    def _plan(self, key: _ZeroKey) -> Plan:
+        experts_only_sharded = (
+            self._space.is_moe and key.experts_shared and key.replicas == 1
+        )  # where experts are less sharded than all else
+        degrees = (
+            {"tp": 2, "etp": 1, "split": True}
+            if experts_only_sharded
+            else {"ep": 1 if key.experts_shared else key.replicas}
+        )
+        return self._space.plan_with(
+            precision=key.precision, zero=key.zero, dp=key.replicas, sequence=_SEQUENCE_LENGTH,
+            pp=1 + key.pipelined, batch=key.replicas * (1 + key.several), **degrees,
+        )  # fmt: skip
+
+    def _flags(self, key: _ZeroKey, plan: Plan) -> dict[str, int]:
+        """Activation flags, which are those of two replicas where more hold no more."""
+        replicas = key.replicas if plan.layout.is_hybrid_sharded else min(key.replicas, 2)
+        flag_key = replace(key, precision=self._storage_classes[key.precision], replicas=replicas)
+        if flag_key not in self._flags_by_key:
+            self._flags_by_key[flag_key] = _activation_flags(self._space, self._plan(flag_key))
+        return self._flags_by_key[flag_key]
+
+    def _ring_passes(self, key: _ZeroKey, *, hybrid: bool) -> tuple[RingPassRows, RingPassRows]:
+        passes_key = (self._storage_classes[key.precision], key.zero, key.pipelined, hybrid)
+        if passes_key not in self._passes:
+            self._passes[passes_key] = _ring_passes(self._space, *passes_key)
+        return self._passes[passes_key]
+
+
+def _sharding_facts(plan: Plan) -> dict[str, Any]:
+    """Over how many ranks the first group is sharded, and how often gradients and parameters travel."""
+    strategy, shard_count = plan.layout.data, plan.parameter_groups[0].shard_count
+    return {
+        "tied": 1 / shard_count if strategy.zero_stage > 1 else 1.0,
+        "shards": shard_count,
+        "every": plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD,
+        "again": strategy.reshards_parameters(is_pipelined=plan.layout.is_pipelined),
+    }
 
 
 def _cached_cast_bytes(recipe: PrecisionRecipe) -> Bytes:
@@ -132,7 +164,7 @@ def _cached_cast_bytes(recipe: PrecisionRecipe) -> Bytes:
 def _gather_sizes(plan: Plan) -> dict[str, Any]:
     """Bytes per parameter of each group that ZeRO-3 gathers, and of its unreduced gradients."""
     strategy, groups = plan.layout.data, plan.parameter_groups
-    is_fully_sharded = isinstance(strategy, FullyShard)
+    is_fully_sharded = strategy.shards_parameters
     reduces_per_unit = is_fully_sharded and not plan.accumulates_full_gradients
     sharded_groups = [is_fully_sharded and group.shard_count > 1 for group in groups]
     return {
@@ -143,8 +175,7 @@ def _gather_sizes(plan: Plan) -> dict[str, Any]:
             reduces_per_unit * is_sharded * group.is_trained * group.formats.gradients.bytes
             for is_sharded, group in zip(sharded_groups, groups, strict=True)
         ],
-        "dropped": isinstance(strategy, FullyShard)
-        and strategy.reshards_parameters(is_pipelined=plan.layout.is_pipelined),
+        "dropped": strategy.reshards_parameters(is_pipelined=plan.layout.is_pipelined),
     }
 
 
@@ -203,10 +234,6 @@ def _bucket_limits(footprint: Footprint, group: ParameterGroup) -> list[Bytes | 
 
 def _build_footprint(space: ExplorerSpace, plan: Plan) -> Footprint:
     return Footprint(plan, space.scenario.framework, space.scenario.cluster.accelerator.context_bytes)
-
-
-RingPassRows = dict[str, RowValues]
-"""By comm group, [columns] ring passes per parameter, in bytes."""
 
 
 def _dp_bytes(group: ParameterGroup, without: RingPassRows, single: RingPassRows) -> list[list[float]]:

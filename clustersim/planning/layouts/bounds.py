@@ -23,12 +23,7 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.planning.layouts.pass_times import MATMUL_INDEX, MEMORY_BOUND_INDEX, PassTimes, exclusive_seconds
 from clustersim.scenario.resolved import ResolvedScenario
-from clustersim.schedules.breadth_first import BreadthFirst
-from clustersim.schedules.gpipe import GPipe
-from clustersim.schedules.interleaved import Interleaved
-from clustersim.schedules.one_f_one_b import OneFOneB
 
-_UNSPLIT_BACKWARD_SCHEDULES: Final = (OneFOneB, GPipe, Interleaved, BreadthFirst)  # backward is not split
 _ROUNDING_MARGIN: Final = 1.0 - 1e-9  # sums are not accumulated in the order of the simulation
 
 
@@ -48,7 +43,7 @@ def step_lower_bound(resolved: ResolvedScenario) -> StepLowerBound:
     plan = build_plan(resolved)
     pass_times, microbatches = PassTimes(plan, resolved), plan.microbatches
     unsplit_backward, is_single_step = (
-        isinstance(resolved.effective_schedule, _UNSPLIT_BACKWARD_SCHEDULES),
+        resolved.effective_schedule.has_whole_backwards,
         resolved.steps == 1,
     )
     forward, both = (

@@ -65,7 +65,7 @@ def _chain_policies(job: SearchJob) -> Sequence[Recompute]:
     """A job's nested recompute policies, each including the previous one: full layers take precedence over modules."""
     policies = [job.parsed_values[RECOMPUTE, value] for value in job.values.get(RECOMPUTE, ())]
     chain: list[Recompute] = []
-    for policy in sorted(policies, key=lambda policy: not isinstance(policy, NoRecompute | FullRecompute)):
+    for policy in sorted(policies, key=lambda policy: policy.is_selective):
         if all(_recomputes_all_of(policy, other) or _recomputes_all_of(other, policy) for other in chain):
             chain.append(policy)
     return sorted(chain, key=lambda policy: sum(_recomputes_all_of(policy, other) for other in chain))

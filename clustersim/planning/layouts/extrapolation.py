@@ -28,6 +28,7 @@ from clustersim.common.units import Bytes, Seconds
 from clustersim.program.action import FORWARD, Action
 from clustersim.program.task import ComputeTask
 from clustersim.results.economics import Economics, GpuGroup
+from clustersim.results.gpu_groups import gpu_groups
 from clustersim.results.memory_check import max_memory_utilization
 from clustersim.results.provenance import busy_time_items
 from clustersim.results.simulation_result import SimulationResult
@@ -36,16 +37,8 @@ from clustersim.results.trace_table import TimeWindow
 from clustersim.results.utilization import tokens_per_second
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.training import with_microbatch_count
-from clustersim.schedules.dual_pipe import DualPipe
-from clustersim.schedules.dual_pipe_v import DualPipeV
-from clustersim.schedules.interleaved import Interleaved
-from clustersim.schedules.one_f_one_b import OneFOneB
-from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
-from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 from clustersim.simulation import simulate
 
-_PERIODIC_SCHEDULES: Final = (OneFOneB, Interleaved, Overlapped1F1B, ZeroBubbleV, DualPipeV, DualPipe)
-"""Schedules with a pattern of alternating forwards and backwards that each microbatch repeats."""
 MAX_OVERESTIMATE: Final = 5e-3
 """Relative error by which the estimate may be too long; the maximum over 950 random layouts was 1.1e-3."""
 _MICROBATCHES_PER_RANK: Final = 3
@@ -126,7 +119,7 @@ class ExtrapolatedStep:
         gpus = map(
             self._extrapolate_gpus,
             short_result.economics.gpu_groups,
-            short_result.gpu_groups(self._period_breakdown, busy_items),
+            gpu_groups(self.scenario, self._period_breakdown, busy_items),
         )
         return replace(short_result.economics, gpu_groups=tuple(gpus), step_time=self.step_time, tokens=tokens)
 
@@ -175,7 +168,7 @@ def _short_microbatch_count(scenario: Scenario) -> int:
     """Number of microbatches to simulate, a multiple of the pipeline ranks where the schedule requires it."""
     ranks = scenario.layout.pp
     minimum = max(_MICROBATCHES_PER_RANK * ranks + _EXTRA_MICROBATCHES, _MIN_MICROBATCHES)
-    return ceil(minimum / ranks) * ranks if _is_interleaved(scenario) else minimum
+    return ceil(minimum / ranks) * ranks if scenario.effective_schedule.runs_in_rounds else minimum
 
 
 def _steady_period(short_result: SimulationResult, microbatches: int) -> tuple[Seconds, TimeWindow]:
@@ -211,13 +204,7 @@ def _is_periodic(scenario: Scenario) -> bool:
         scenario.has_background_load or scenario.degradations.temporary_links
     )  # which are present during a fraction of the step
     has_partial_round = (
-        _is_interleaved(scenario) and scenario.microbatch_count % scenario.layout.pp
+        scenario.effective_schedule.runs_in_rounds and scenario.microbatch_count % scenario.layout.pp
     )  # then the rounds are longer
-    has_periodic_schedule = isinstance(scenario.effective_schedule, _PERIODIC_SCHEDULES) and not has_partial_round
+    has_periodic_schedule = scenario.effective_schedule.is_periodic and not has_partial_round
     return has_periodic_schedule and not (varies or has_transients) and scenario.steps == 1
-
-
-def _is_interleaved(scenario: Scenario) -> bool:
-    """Whether microbatches go through one chunk in rounds of all ranks, then through the next chunk."""
-    schedule = scenario.effective_schedule
-    return isinstance(schedule.base if isinstance(schedule, Overlapped1F1B) else schedule, Interleaved)

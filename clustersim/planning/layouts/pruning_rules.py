@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from clustersim.model.training import FullRecompute
-from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
+from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layer_partition import partition_layers
 from clustersim.planning.layouts.config_keys import (
     CP,
@@ -100,7 +99,7 @@ def _check_degrees(resolved: ResolvedScenario, job: SearchJob) -> Iterator[str]:
 
 
 def _check_schedule_needs_pipeline(resolved: ResolvedScenario, _: Values) -> Iterator[str]:
-    if resolved.layout.pp == 1 and not isinstance(resolved.schedule, OneFOneB):
+    if resolved.layout.pp == 1 and resolved.schedule != OneFOneB():
         yield f"schedules are for pipelines: {resolved.schedule.name}, but layout.pp is 1"
 
 
@@ -144,7 +143,8 @@ def _check_ep_overlap_used(resolved: ResolvedScenario, _: Values) -> Iterator[st
 
 
 def _check_sharding_used(resolved: ResolvedScenario, _: Values) -> Iterator[str]:
-    if resolved.layout.cp * resolved.layout.dp == 1 and not isinstance(resolved.layout.data, DdpStrategy):
+    data = resolved.layout.data
+    if resolved.layout.cp * resolved.layout.dp == 1 and (data.zero_stage > 0 or data.is_single_process):
         yield f"{DUPLICATE}: nothing is sharded over one rank"
 
 
@@ -157,7 +157,7 @@ def _check_hybrid_shards(resolved: ResolvedScenario, _: Values) -> Iterator[str]
 
 def _check_partial_recompute(resolved: ResolvedScenario, _: Values) -> Iterator[str]:
     recompute = resolved.training.recompute
-    if isinstance(recompute, FullRecompute) and recompute.layers is not None:
+    if recompute.layers is not None:
         max_layers = max(
             partition_layers(resolved.layout.layers_per_stage, resolved.model.layer_count, resolved.placement)
         )

@@ -13,7 +13,6 @@ from json import dumps
 from typing import Any, Final, TypeVar
 
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import LatentAttention
 from clustersim.model.training import NoRecompute
 from clustersim.parallel.layout import Layout
 from clustersim.planning.layouts.config_keys import (
@@ -36,7 +35,6 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.loaders import bidirectional_degrees
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
-from clustersim.schedules.dual_pipe import DualPipe
 from clustersim.schedules.one_f_one_b import OneFOneB
 
 T = TypeVar("T")
@@ -83,7 +81,7 @@ class SearchJob:
         tp, cp, pp = (self._degree(key, values) for key in DEGREES)
         dp = max(1, resolved.cluster.gpu_count // (tp * cp * pp))
         schedule = self._parsed_value(SCHEDULE, values, OneFOneB(), resolved.schedule)
-        is_bidirectional = isinstance(schedule, DualPipe)
+        is_bidirectional = schedule.is_bidirectional
         run_pp, run_dp = bidirectional_degrees(pp, dp) if is_bidirectional else (pp, dp)
         same_pipeline = (pp, schedule) == (configured.pp, resolved.schedule)
         etp = values.get(ETP, SAME_AS_TP if configured.etp is None else str(configured.etp))
@@ -275,9 +273,8 @@ def _default_recomputes(resolved: ResolvedScenario) -> Iterator[str]:
     yield "none"
     if resolved.training.attention.value == "standard":
         yield "selective"
-    uses_mla = any(isinstance(distinct_attention, LatentAttention) for distinct_attention in model.distinct_attentions)
-    if resolved.model.distinct_routed_moes:
-        yield f"{{modules: [layernorm, moe_act{', mla_up_proj' if uses_mla else ''}]}}"
+    if model.distinct_routed_moes:
+        yield f"{{modules: [layernorm, moe_act{', mla_up_proj' if model.uses_latent_attention else ''}]}}"
     else:
         yield from (f"{{layers: {layers}}}" for layers in _RECOMPUTE_LAYERS if layers < model.layer_count)
     yield "full"

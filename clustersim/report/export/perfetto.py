@@ -172,7 +172,7 @@ def _memory_counter(result: SimulationResult, rank: int) -> _CounterSeries:
     activations = np.append(0.0, ledger.activations)  # no activations before the step
     held_bytes = ledger.peak - (ledger.peak_activations - activations) * ledger.fragmentation
     label = "memory held in the first step" if result.scenario.steps > 1 else "memory held"
-    name = f"{label}, of {format_bytes(result.memory_capacities[pipeline_rank])}"
+    name = f"{label}, of {format_bytes(result.memory.capacities[pipeline_rank])}"
     return name, _BYTES_UNIT, *last_per_time(to_nanoseconds(np.append(0.0, ledger.times)), held_bytes)
 
 

@@ -70,7 +70,7 @@ def memory_panels(result: SimulationResult, has_several_rows: bool) -> Iterator[
 def stage_memories(result: SimulationResult) -> list[StageMemory]:
     """Memory of the pipeline ranks: of many an evenly spaced sample, and the peak-memory rank."""
     pipeline_ranks = sorted(
-        {*sample_rows(len(result.ledgers), MAX_ROWS - 1).tolist(), result.peak_memory_pipeline_rank}
+        {*sample_rows(len(result.ledgers), MAX_ROWS - 1).tolist(), result.memory.most_loaded_pipeline_rank}
     )
     return [
         StageMemory(
@@ -145,7 +145,7 @@ def peak_memory_first(stages: list[StageMemory]) -> list[StageMemory]:
 
 
 def _sample_indices(stage: StageMemory) -> IntArray:
-    """Indices of the times to draw: all, or the fullest of each of many bins, so that no peak is lost."""
+    """Indices of the times to draw: all, or the stage of each of many bins, so that no peak is lost."""
     if len(stage.times) <= _MAX_SAMPLES:
         return np.arange(len(stage.times))
     first = np.linspace(0, len(stage.times), _MAX_SAMPLES, endpoint=False).astype(np.int64)

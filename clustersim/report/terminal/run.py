@@ -179,7 +179,8 @@ def _format_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str]]:
 
 def _peak_memory_location(result: "SimulationResult") -> str:
     share = result.peak_memory / result.memory_capacity if result.memory_capacity else math.inf
-    location = f" on {stage_name(result.scenario, result.peak_memory_pipeline_rank)}" if len(result.ledgers) > 1 else ""
+    stage = stage_name(result.scenario, result.memory.most_loaded_pipeline_rank)
+    location = f" on {stage}" if len(result.ledgers) > 1 else ""
     return f"{share:.0%} of {format_bytes(result.memory_capacity)}{location}"
 
 

@@ -1,5 +1,6 @@
-"""WHAT IF ONE THING WERE DIFFERENT? Scenario transformations; each function returns a changed scenario.
+"""WHAT IF ONE THING WERE DIFFERENT? Functions that return a changed scenario, and the catalogue of such changes.
 
-Root-cause analysis of prediction errors (`validation_page`) and what-if planning (`planning`) share them. Whether
-the result is valid is decided by `consistency.find_problems`.
+Every question that changes a scenario takes its changes from the catalogue: what-if, sensitivity of a search,
+explanation of a measured step, goodput, and what would fit in memory. Whether a changed scenario is legal is
+decided by `consistency.find_problems`.
 """

@@ -22,6 +22,14 @@ def effective_efficiency(scenario: Scenario) -> KernelEfficiency:
     return accelerator.efficiency if fitted is None else fitted.efficiency
 
 
+def tensor_core_shares(scenario: Scenario) -> tuple[float, ...]:
+    """The fractions of the peak that matmuls, and attention in forward and backward, reach at most."""
+    efficiency = effective_efficiency(scenario)
+    return tuple(
+        curve.share for curve in (efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward)
+    )
+
+
 def with_matmul_slowdown(scenario: Scenario, slowdown: float) -> Scenario:
     """The scenario with compute-bound matmuls and attention slowed by a factor; never faster than the peak rate."""
 

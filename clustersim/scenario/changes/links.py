@@ -49,6 +49,11 @@ def pcie_link_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
     return _present_kinds(scenario, _NIC_PATH_KINDS) if has_several_ranks and not nvlink_kinds(scenario) else ()
 
 
+def node_link_kinds(scenario: Scenario) -> tuple[LinkKind, ...]:
+    """NVLink, else PCIe and host interconnect."""
+    return nvlink_kinds(scenario) or pcie_link_kinds(scenario)
+
+
 def with_link_bandwidth(scenario: Scenario, kinds: Sequence[LinkKind], factor: float) -> Scenario:
     """The scenario with the bandwidth of some link kinds scaled by a factor."""
     fabric = scenario.cluster.fabric

@@ -1,5 +1,6 @@
 """Changes of the precision recipe."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from clustersim.common.dtypes import DType
@@ -19,6 +20,13 @@ def default_recipe_name(scenario: Scenario, dtype: DType) -> str:
     if dtype is not DType.FP8:
         return str(dtype.value)
     return _TORCHAO_RECIPE if scenario.framework.name == "pytorch" else _TRANSFORMER_ENGINE_RECIPE
+
+
+def supports_matmuls(dtype: DType) -> Callable[[Scenario], bool]:
+    """A predicate: does every accelerator type of the job support matmuls in this format?"""
+    return lambda scenario: all(
+        dtype in accelerator_kind.formats for accelerator_kind in scenario.cluster.accelerator_kinds()[0]
+    )
 
 
 def with_recipe(scenario: Scenario, name: str) -> Scenario:

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from clustersim.common.errors import InputError, format_value
 from clustersim.model.layer_stack import MAX_LAYERS
 from clustersim.model.offload import NO_OFFLOAD, ActivationOffload, Offload, OptimizerOffload, ShardOffload
-from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, NaiveDataParallel
+from clustersim.parallel.data_parallel_strategy import GradientSync
 from clustersim.parallel.layer_partition import partition_layers
 from clustersim.parallel.mesh import DP_GROUP
 from clustersim.parallel.parameter_groups import parameter_groups
@@ -138,7 +138,7 @@ def _check_host_memory(scenario: ResolvedScenario) -> Iterator[str]:
 
 
 def _check_not_torch_data_parallel(scenario: ResolvedScenario) -> Iterator[str]:
-    if isinstance(scenario.layout.data, NaiveDataParallel):
+    if scenario.layout.data.is_single_process:
         yield "training.offload: torch.nn.DataParallel has no offload; use ddp, zero1, zero2 or fsdp"
 
 
@@ -173,7 +173,7 @@ def _check_parameter_offload(scenario: ResolvedScenario) -> Iterator[str]:
     layout = scenario.layout
     if not scenario.training.offload.offloads_shards:
         return
-    if not isinstance(layout.data, FullyShard):
+    if not layout.data.shards_parameters:
         reason = "layout.data is not fsdp or zero3"
     elif all(group.shard_count == 1 for group in parameter_groups(layout, scenario.training)):
         reason = f"{'shard' if layout.is_hybrid_sharded else 'dp x cp ='} 1 leaves nothing to shard"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Grouping, LossReport, Overheads
-from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, FullyShard
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
 from clustersim.scenario.config_reader import ConfigModel, TokenCount, enum_parser
 
 
@@ -66,8 +66,7 @@ class OverheadsConfig(ConfigModel):
         FSDP2 copies gradients into its reduce-scatter buffer, whatever else is fused.
         """
         stated = {name: value for name in self.model_fields_set if (value := getattr(self, name)) is not None}
-        copies_gradients = isinstance(data, FullyShard) and data.copies
-        defaults = replace(framework, accumulation=Accumulation.COPIED) if copies_gradients else framework
+        defaults = replace(framework, accumulation=Accumulation.COPIED) if data.copies else framework
         return replace(defaults, **stated)
 
 

@@ -12,9 +12,7 @@ from clustersim.cost.jitter import MAX_NORMAL_STD, Distribution
 from clustersim.model.layer_stack import MAX_LAYERS
 from clustersim.model.lora import LoraTarget
 from clustersim.model.offload import NO_OFFLOAD
-from clustersim.model.training import FullRecompute
 from clustersim.model.transformer import PositionEncoding, TransformerModel, projection_sizes
-from clustersim.parallel.data_parallel_strategy import DeepspeedZero3Strategy, FullyShard, NaiveDataParallel
 from clustersim.parallel.layer_partition import partition_evenly, partition_layers
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DISPLAY_AXES, Axis
@@ -192,10 +190,10 @@ def _has_empty_stage(counts: tuple[int, ...]) -> bool:
 def check_recompute_layers(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that some stage has as many layers as are to be recomputed."""
     recompute, split = scenario.training.recompute, scenario.layout.layers_per_stage
-    if not isinstance(recompute, FullRecompute) or [*check_layers(scenario)]:
+    if recompute.layers is None or [*check_layers(scenario)]:
         return
     max_layers = max(partition_layers(split, scenario.model.layer_count, scenario.placement))
-    if (recompute.layers or 0) > max_layers:
+    if recompute.layers > max_layers:
         yield (
             f"training.recompute.layers: {recompute.layers}, but no stage holds more than {max_layers} layers; "
             f"{max_layers} fits"
@@ -331,7 +329,7 @@ def check_adapters(scenario: ResolvedScenario) -> Iterator[str]:
 
 def _check_torch_data_parallel(scenario: ResolvedScenario) -> Iterator[str]:
     layout, node_gpus = scenario.layout, scenario.cluster.gpus_per_node
-    if not isinstance(layout.data, NaiveDataParallel):
+    if not layout.data.is_single_process:
         return
     if layout.world_size > layout.dp or scenario.cluster.node_count > 1:
         yield (
@@ -359,11 +357,7 @@ def check_shard_size(scenario: ResolvedScenario) -> Iterator[str]:
 def check_secondary_shards(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that backward gathers parameters at all where secondary shards (hpZ) are set."""
     data, pipelined = scenario.layout.data, scenario.layout.is_pipelined
-    if (
-        isinstance(data, FullyShard)
-        and data.zero_hpz_partition_size
-        and not data.reshards_parameters(is_pipelined=pipelined)
-    ):
+    if data.zero_hpz_partition_size and not data.reshards_parameters(is_pipelined=pipelined):
         reason = "beside a pipeline what forward gathers stays" if pipelined else "reshard_after_forward is false"
         yield (
             f"layout.data: zero_hpz_partition_size {data.zero_hpz_partition_size} is for backward's gathers, and "
@@ -376,7 +370,7 @@ def check_secondary_shards(scenario: ResolvedScenario) -> Iterator[str]:
 def check_deepspeed_zero3(scenario: ResolvedScenario) -> Iterator[str]:
     """Check for features that DeepSpeed's ZeRO-3 of 2021 does not support."""
     layout, training = scenario.layout, scenario.training
-    if not isinstance(layout.data, DeepspeedZero3Strategy):
+    if not layout.data.gathers_single_parameters:
         return
     conflicts = {
         "model.experts": bool(scenario.model.distinct_moes),

@@ -9,7 +9,6 @@ from clustersim.model.layer_stack import MoeMlp
 from clustersim.model.lora import Projection
 from clustersim.model.moe_expert_load import MeasuredExpertLoad
 from clustersim.model.transformer import all_projections
-from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.program.task import TokenDispatcher
@@ -81,7 +80,7 @@ def _check_folding_constraints(layout: Layout) -> Iterator[str]:
             f"layout.order: {list(layout.order)} has pp before its end, which experts on ranks of their own need last; "
             f"{valid_order} fits"
         )
-    if isinstance(layout.data, NaiveDataParallel):
+    if layout.data.is_single_process:
         yield f"layout.data: data_parallel copies the whole model to each GPU, and ep is {layout.ep}; use ddp"
     rank_count, shard_size = layout.tp * (layout.data.shard_size or 0), layout.data.shard_size
     if shard_size and layout.cp * layout.dp % shard_size == 0 and rank_count % (layout.ep * layout.effective_etp):

@@ -12,14 +12,8 @@ from collections.abc import Iterator
 
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import FullRecompute, SelectiveRecompute
-from clustersim.parallel.data_parallel_strategy import DeepspeedZero3Strategy, FullyShard
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.resolved import ResolvedScenario
-from clustersim.schedules.csv_schedule import CsvSchedule
-from clustersim.schedules.custom_schedule import CustomSchedule
-from clustersim.schedules.dual_pipe import DualPipe
-from clustersim.schedules.dual_pipe_v import DualPipeV
-from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 
 _KEY = "layout.overlap_moe_expert_parallel_comm: true"
 
@@ -37,7 +31,7 @@ def check_moe_overlap(scenario: ResolvedScenario) -> Iterator[str]:
             "layout.delay_wgrad_compute: true puts gradients off behind what travels beside computation; "
             f"write {_KEY}, too"
         )
-    if layout.delay_wgrad_compute and isinstance(layout.data, FullyShard | DeepspeedZero3Strategy):
+    if layout.delay_wgrad_compute and layout.data.shards_parameters:
         yield (
             "layout.delay_wgrad_compute: true is not modelled where each backward gathers weights; use zero1, "
             "or write false"
@@ -56,7 +50,7 @@ def check_shared_expert_overlap(scenario: ResolvedScenario) -> Iterator[str]:
         yield f"{key} is not for dispatcher {layout.dispatcher.value}; {TokenDispatcher.ALL_TO_ALL.value} fits"
     if layout.overlap_moe_expert_parallel_comm:
         yield f"{key} and {_KEY} exclude each other; write one of them"
-    if isinstance(recompute, SelectiveRecompute) and RecomputeModule.SHARED_EXPERTS in recompute.modules:
+    if RecomputeModule.SHARED_EXPERTS in recompute.modules:
         yield f"{key} excludes training.recompute modules: [{RecomputeModule.SHARED_EXPERTS.value}]; leave that out"
 
 
@@ -93,9 +87,7 @@ def _check_recompute(scenario: ResolvedScenario) -> Iterator[str]:
 def _check_schedule(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that the schedule pairs forwards with backwards."""
     schedule = scenario.effective_schedule
-    if isinstance(schedule, DualPipe | DualPipeV | CsvSchedule | CustomSchedule):
-        return
-    if not isinstance(schedule, Overlapped1F1B):
+    if not schedule.may_pair_passes:
         yield f"needs forwards beside backwards, which schedule {schedule.name} has not; dualpipev and interleaved fit"
-    elif scenario.layout.pp > 1 and scenario.placement.max_chunks == 1:
+    elif schedule.needs_chunks_to_pair and scenario.layout.pp > 1 and scenario.placement.max_chunks == 1:
         yield f"needs several chunks in a pipeline, and schedule {schedule.name} has one; interleaved and dualpipev fit"

@@ -14,7 +14,7 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.model.training import AttentionBackend
-from clustersim.parallel.data_parallel_strategy import DataParallelStrategy, FullyShard
+from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
 from clustersim.scenario.nearest_values import nearest_multiples
 from clustersim.scenario.resolved import ResolvedScenario
 
@@ -24,7 +24,7 @@ _DEFAULT_BLOCK_SIZE: Final = 16
 
 def effective_recipe(recipe: PrecisionRecipe, accelerator: Accelerator, data: DataParallelStrategy) -> PrecisionRecipe:
     """A recipe adapted to how the accelerator reads operands and how the data-parallel strategy stores weights."""
-    is_rowwise, is_fsdp = accelerator.efficiency.matmul.by_rows, isinstance(data, FullyShard)
+    is_rowwise, is_fsdp = accelerator.efficiency.matmul.by_rows, data.shards_parameters
     return recipe.for_hardware(tn_only=is_rowwise, weights_sharded=is_fsdp)
 
 

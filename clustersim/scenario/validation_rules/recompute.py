@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from clustersim.model.layer_stack import LatentAttention
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import AttentionBackend, SelectiveRecompute
 from clustersim.parallel.plan import Plan
@@ -23,9 +22,9 @@ def useless_core_recompute(scenario: ResolvedScenario) -> Iterator[str]:
 def check_mla_recompute(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that MLA projections are recomputed only in models with MLA; Megatron-LM refuses it, too."""
     recompute, model = scenario.training.recompute, scenario.model
-    if not isinstance(recompute, SelectiveRecompute) or RecomputeModule.MLA_UP_PROJECTION not in recompute.modules:
+    if RecomputeModule.MLA_UP_PROJECTION not in recompute.modules:
         return
-    if not any(isinstance(distinct_attention, LatentAttention) for distinct_attention in model.distinct_attentions):
+    if not model.uses_latent_attention:
         allowed = ", ".join(
             recompute_module.value
             for recompute_module in RecomputeModule
@@ -41,7 +40,7 @@ def check_mla_recompute(scenario: ResolvedScenario) -> Iterator[str]:
 def absent_recompute_modules(scenario: ResolvedScenario) -> Iterator[str]:
     """Warn about recomputed modules that no layer has; Megatron-LM accepts and ignores them."""
     recompute = scenario.training.recompute
-    if not isinstance(recompute, SelectiveRecompute):
+    if not recompute.modules:
         return
     layers = Plan(scenario.model, scenario.training, scenario.layout).layer_by_spec.values()
     present_modules = {

@@ -17,16 +17,13 @@ from clustersim.hardware.degradation import DeadLinkEffect
 from clustersim.hardware.topology import LinkKind
 from clustersim.model.training import AttentionBackend
 from clustersim.model.transformer import PositionEncoding
-from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, Zero2
+from clustersim.parallel.data_parallel_strategy import GradientSync
 from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.scenario.validation_rules.alignment import alignment_warnings
 from clustersim.scenario.validation_rules.nvlink_domains import nvlink_domain_warnings
 from clustersim.scenario.validation_rules.recompute import absent_recompute_modules, useless_core_recompute
-from clustersim.schedules.interleaved import Interleaved
-from clustersim.schedules.zero_bubble import ZeroBubble
-from clustersim.schedules.zero_bubble_v import ZeroBubbleV
 
 WARN_RANKS = 2048  # simulated individually
 WARN_NODES = 384  # without symmetry between nodes, on a shared network: 256 take 5 s
@@ -138,7 +135,7 @@ def _no_symmetry_reason(scenario: ResolvedScenario) -> str:
 def _estimated_task_count(scenario: ResolvedScenario) -> float:
     """Estimated number of tasks of all ranks in all steps; each is stored as one trace event."""
     layout, chunks = scenario.layout, scenario.placement.max_chunks
-    is_fsdp = isinstance(layout.data, FullyShard)
+    is_fsdp = layout.data.shards_parameters
     units = scenario.model.layer_count / (layout.pp * chunks) if is_fsdp else 0.0
     passes = 2 * scenario.microbatch_count * chunks
     return layout.world_size * passes * (TASKS_PER_PASS + TASKS_PER_UNIT * units) * scenario.steps
@@ -174,7 +171,7 @@ def _zero_with_pipeline(scenario: ResolvedScenario) -> Iterator[str]:
             "layout.data: gradients are reduced after every microbatch although there is a pipeline; Megatron-LM, "
             "PyTorch and DeepSpeed reduce them once a step (leave reduce out)"
         )
-    elif isinstance(layout.data, Zero2):
+    elif layout.data.zero_stage == 2:
         yield (
             "layout.data: zero2 with a pipeline keeps whole gradients until the last microbatch, so it takes the "
             "memory and the time of zero1; DeepSpeed refuses the two together"
@@ -195,7 +192,7 @@ def _flash_attention_unsupported(scenario: ResolvedScenario) -> Iterator[str]:
 def _uncommon_interleaving(scenario: ResolvedScenario) -> Iterator[str]:
     """Megatron-LM's checks: microbatches a multiple of pp; equal stages, embedding and loss counted as layers."""
     pp, chunks, layers = scenario.layout.pp, scenario.placement.max_chunks, scenario.model.layer_count
-    if not isinstance(scenario.schedule, Interleaved):
+    if not scenario.schedule.runs_in_rounds:
         return
     if scenario.microbatch_count % pp:
         yield (
@@ -213,8 +210,7 @@ def _uncommon_interleaving(scenario: ResolvedScenario) -> Iterator[str]:
 def _staggered_schedule_end(scenario: ResolvedScenario) -> Iterator[str]:
     """In ZB-2p and ZB-V ranks start and end staggered; the bubble vanishes only over consecutive steps."""
     schedule, stages = scenario.schedule, scenario.placement.stage_ranks
-    is_staggered = isinstance(schedule, ZeroBubbleV) or (isinstance(schedule, ZeroBubble) and schedule.memory > 1)
-    if not is_staggered or scenario.layout.pp == 1:
+    if not schedule.ends_staggered or scenario.layout.pp == 1:
         return
     if scenario.model.tied_embeddings and stages[0] != stages[-1]:
         yield (

@@ -1,0 +1,57 @@
+"""Which effects does a simulation leave out? Sentences for the reader of its result."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from clustersim.hardware.degradation import Degradations
+from clustersim.results.selected_algorithms import SelectedAlgorithm
+from clustersim.scenario import Contention, Scenario
+
+NETWORK_LIMITATIONS: Final[Mapping[Contention, str]] = {
+    Contention.UNCONTENDED: "contention between collectives of different kinds (each kind shares links among its own "
+    "groups)",
+    Contention.SHARED: "queues and congestion control of the network: links are shared fairly, as fluids",
+}
+HEALTHY_CLUSTER_NOTE: Final = "stragglers and jitter: all GPUs and links are healthy (`degradations` says otherwise)"
+MODEL_LIMITATIONS: Final = (
+    "slowdown of collectives by concurrent kernels, and of kernels by messages between stages",
+    "clock throttling, failures",
+    "data loaders, logging, checkpoints, Python overhead beyond kernel launches",
+    "small reductions of gradients of key and value heads held by several ranks",
+)
+BALANCED_EXPERTS_NOTE: Final = "uneven loads of experts: each gets as many tokens as any other"
+HOST_LIMITATIONS: Final = (
+    "contention of copies to and from the host with what NICs send over the same PCIe, and with kernels",
+    "rounding up of pinned memory, host memory of the system itself, adding up gradients on the host",
+)
+CO_LOCATED_JOBS_LIMITATION: Final = (
+    "hosts that jobs share: each launches kernels, and copies to its host, as if it had the host to itself"
+)
+
+
+def find_limitations(
+    scenario: Scenario, algorithms: Iterable[SelectedAlgorithm], *, uses_host_memory: bool
+) -> tuple[str, ...]:
+    """Effects that the simulation of a scenario leaves out. algorithms: those selected for its collectives."""
+    return (
+        NETWORK_LIMITATIONS[scenario.cost.network],
+        *((CO_LOCATED_JOBS_LIMITATION,) if scenario.co_scheduled_jobs else ()),
+        *_custom_algorithm_notes(scenario, tuple(algorithms)),
+        *(() if _models_stragglers(scenario) else (HEALTHY_CLUSTER_NOTE,)),
+        *((BALANCED_EXPERTS_NOTE,) if scenario.model.distinct_moes and scenario.training.expert_load is None else ()),
+        *MODEL_LIMITATIONS,
+        *(HOST_LIMITATIONS if uses_host_memory else ()),
+    )
+
+
+def _models_stragglers(scenario: Scenario) -> bool:
+    has_degradations = scenario.degradations != Degradations() or bool(scenario.cluster.accelerator_overrides)
+    return scenario.jitter is not None or has_degradations or scenario.has_background_load
+
+
+def _custom_algorithm_notes(scenario: Scenario, algorithms: tuple[SelectedAlgorithm, ...]) -> Iterator[str]:
+    """Notes on user-defined algorithms in use, whose latency steps are costed with the library's constants."""
+    for name in scenario.cost.nccl_overrides.custom_algorithms:
+        uses = [selected for selected in algorithms if selected.algorithm.rpartition(" ")[0] == name]
+        used_for = ", ".join(dict.fromkeys(f"{use.collective} of {use.group}" for use in uses)) or "nothing"
+        yield f"what rounds and protocols of {name} cost (taken for {used_for}): constants are the library's own"

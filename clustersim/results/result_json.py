@@ -1,0 +1,161 @@
+"""What does a result say as plain data? Seconds, bytes, fractions; the keys are part of the interface."""
+
+from typing import Any
+
+import numpy as np
+
+from clustersim.memory.footprint import MemoryCategory
+from clustersim.results.step_metrics import StepMetrics
+from clustersim.results.utilization import CONVENTION, bubble_fraction, exposed_fraction
+
+
+def result_to_json(result: StepMetrics) -> dict[str, Any]:
+    """The result as JSON data."""
+    return {
+        "name": result.scenario.name,
+        "scenario": result.scenario.to_mapping(),
+        **_step_times_json(result),
+        **_throughput_json(result),
+        **_memory_json(result),
+        "expert_loads": _expert_load_json(result),
+        "formats": _formats_json(result),
+        **_breakdown_json(result),
+        **_uncertainty_json(result),
+        "network": result.scenario.cost.network.value,
+        "collectives": [selected_algorithm.to_json() for selected_algorithm in result.selected_algorithms],
+        "ranks": result.rank_count,
+        "simulated_ranks": result.simulated_rank_count,
+        "spans": result.operation_count,
+        "simulate_wall_s": result.wall_seconds,
+        "warnings": list(result.warnings),
+        "not_modelled": list(result.model_limitations),
+    }
+
+
+def _step_times_json(result: StepMetrics) -> dict[str, Any]:
+    return {
+        "step_time_s": result.step_time,
+        "step_times_s": result.step_times.tolist(),
+        "step_time_isolated_s": result.isolated_step_time,
+        "jobs": [co_located_job.to_json() for co_located_job in result.co_located_jobs],
+        "step_time_distribution_s": result.step_time_percentiles,
+    }
+
+
+def _throughput_json(result: StepMetrics) -> dict[str, Any]:
+    return {
+        "tokens_per_s": result.tokens_per_second,
+        "tokens_per_s_per_gpu": result.tokens_per_second / result.rank_count,
+        "gpu_hours_per_trillion_tokens": result.gpu_hours_per_trillion_tokens,
+        "economics": result.economics.to_json(),
+        "model_tflops_per_gpu": result.achieved_flops_per_gpu / 1e12,
+        "mfu": result.mfu(),
+        "mfu_causal": result.mfu_causal(),
+        "hfu": result.hfu(),
+        "flop_convention": CONVENTION,
+        "bubble_fraction": bubble_fraction(result.breakdown),
+        "exposed_communication_fraction": exposed_fraction(result.breakdown),
+    }
+
+
+def _memory_json(result: StepMetrics) -> dict[str, Any]:
+    return {
+        "peak_memory_bytes": result.peak_memory,
+        "memory_capacity_bytes": result.memory_capacity,
+        "fits": result.fits_in_memory,
+        "host_memory": _host_json(result),
+    }
+
+
+def _host_json(result: StepMetrics) -> dict[str, Any] | None:
+    """Memory of the most loaded node's host; None where nothing is offloaded."""
+    host = result.host_memory
+    if host is None:
+        return None
+    return {
+        "memory_bytes": host.total_bytes,
+        "capacity_bytes": host.capacity,
+        "by_use_bytes": {category.value: size for category, size in host.bytes_by_category.items()},
+    }
+
+
+def _expert_load_json(result: StepMetrics) -> dict[str, Any] | None:
+    """Expert load imbalance across ranks; None where it is balanced."""
+    most_loaded, load = result.most_loaded_expert_rank, result.scenario.training.expert_load
+    if most_loaded is None or load is None:
+        return None
+    return {
+        "load": load.description,
+        "layer_over_mean": most_loaded.layer_max_ratio,
+        "rank": most_loaded.rank,
+        "rank_over_mean": most_loaded.rank_ratio,
+    }
+
+
+def _formats_json(result: StepMetrics) -> dict[str, Any] | None:
+    """Matmul formats and the cost of casts into them; None where nothing is cast."""
+    usage = result.format_usage
+    if usage is None:
+        return None
+    return {
+        "flop_share": {dtype.value: share for dtype, share in usage.flop_shares.items()},
+        "casts_s": usage.quantization_seconds,
+        "mfu_peak": usage.peak_format.value,
+        "mfu_peak_tflops": usage.peak_flops / 1e12,
+        f"mfu_of_{usage.high_precision.value}_peak": usage.high_precision_mfu(result.mfu()),
+    }
+
+
+def _breakdown_json(result: StepMetrics) -> dict[str, Any]:
+    return {
+        "breakdown_s": result.breakdown.mean_seconds(),
+        "critical_path_s": dict(result.critical_path_breakdown),
+        "stages": [_stage_json(result, rank) for rank in range(len(result.ledgers))],
+        "stragglers": _stragglers_json(result),
+    }
+
+
+def _stage_json(result: StepMetrics, pipeline_rank: int) -> dict[str, Any]:
+    """Time breakdown and peak memory of one pipeline rank."""
+    rank = int(np.flatnonzero(result.program.program_index == pipeline_rank)[0])
+    memory, waits = result.ledgers[pipeline_rank].peak_by_category(), result.wait_times
+    return {
+        "pipeline_rank": pipeline_rank,
+        "breakdown_s": result.breakdown.rank_seconds(rank),
+        "waits_s": {
+            "min": float(waits.minimum[pipeline_rank]),
+            "mean": float(waits.mean[pipeline_rank]),
+            "max": float(waits.maximum[pipeline_rank]),
+        },
+        "peak_memory_bytes": result.ledgers[pipeline_rank].peak,
+        "memory_bytes": {category.value: memory.get(category, 0.0) for category in MemoryCategory},
+    }
+
+
+def _stragglers_json(result: StepMetrics) -> dict[str, Any]:
+    """Number of straggling ranks and details of the slowest."""
+    slowest = [
+        {
+            "ranks": list(straggler.ranks),
+            "pipeline_rank": min(straggler.program_index, len(result.ledgers) - 1),
+            "kernels_s": straggler.kernel_seconds,
+            "slowdown_vs_median": straggler.kernel_excess,
+            "communication_delay_s": straggler.comm_delay,
+            "waits_s": straggler.wait_seconds,
+        }
+        for straggler in result.stragglers.slowest
+    ]
+    return {"ranks": result.stragglers.rank_count, "slowest": slowest}
+
+
+def _uncertainty_json(result: StepMetrics) -> dict[str, Any]:
+    holdout = result.holdout_validation
+    return {
+        "provenance_share": dict(result.provenance_shares),
+        "in_situ": {"share": result.in_situ_slowdown.share, "slowdown": result.in_situ_slowdown.slowdown},
+        "step_time_interval_s": list(result.step_time_interval),
+        "holdout_validation": None if holdout is None else holdout.to_json(),
+        "strata": list(result.relative_interval.strata),
+        "unmeasured": list(result.relative_interval.extrapolations),
+        "interval_basis": result.interval_description,
+    }

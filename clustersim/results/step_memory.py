@@ -1,0 +1,59 @@
+"""Does the simulated step fit in memory, and what would make it fit?"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from clustersim.common.units import Bytes
+from clustersim.memory.host_memory import HostMemoryUse
+from clustersim.memory.ledger import MemoryLedger
+from clustersim.results.memory_check import max_host_use, memory_capacities, suggest_memory_fixes
+from clustersim.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Memory use of a step. ledgers: memory timeline of each pipeline rank."""
+
+    scenario: Scenario
+    ledgers: tuple[MemoryLedger, ...]
+
+    @cached_property
+    def capacities(self) -> tuple[Bytes, ...]:
+        """Memory in bytes of the smallest GPU of each pipeline rank."""
+        return memory_capacities(self.scenario)
+
+    @cached_property
+    def host(self) -> HostMemoryUse | None:
+        """Memory use of the most loaded node's host; None where nothing is offloaded."""
+        return max_host_use(self.scenario)
+
+    @cached_property
+    def most_loaded_pipeline_rank(self) -> int:
+        """The pipeline rank with the highest ratio of peak memory to capacity."""
+        ratios = [ledger.peak / capacity for ledger, capacity in zip(self.ledgers, self.capacities, strict=True)]
+        return int(np.argmax(ratios))
+
+    @property
+    def peak(self) -> Bytes:
+        """Peak memory in bytes of the most loaded GPU."""
+        return self.ledgers[self.most_loaded_pipeline_rank].peak
+
+    @property
+    def capacity(self) -> Bytes:
+        """Memory in bytes of the most loaded GPU."""
+        return self.capacities[self.most_loaded_pipeline_rank]
+
+    @property
+    def fits(self) -> bool:
+        """Whether every GPU's peak is within its capacity, and offloaded memory within the hosts'."""
+        return self.peak <= self.capacity and (self.host is None or self.host.fits)
+
+    @cached_property
+    def suggestions(self) -> tuple[str, ...]:
+        """Changes that would make a scenario fit whose GPUs lack memory; empty if they do not."""
+        exceeds_memory = any(
+            ledger.peak > capacity for ledger, capacity in zip(self.ledgers, self.capacities, strict=True)
+        )
+        return suggest_memory_fixes(self.scenario) if exceeds_memory else ()

@@ -1,0 +1,49 @@
+"""Changes of the layout: its degrees, its data-parallel strategy, and which communication is overlapped."""
+
+from dataclasses import replace
+from typing import Any
+
+from clustersim.parallel.data_parallel_strategy import STRATEGY_BY_ZERO_STAGE, with_shard_size
+from clustersim.scenario.reliability import ElasticPolicy
+from clustersim.scenario.scenario import Scenario
+
+
+def with_layout(scenario: Scenario, **changes: Any) -> Scenario:
+    """The scenario with other fields of the layout."""
+    return replace(scenario, layout=replace(scenario.layout, **changes))
+
+
+def with_zero_stage(scenario: Scenario, stage: int) -> Scenario:
+    """The scenario with the usual data-parallel strategy of a ZeRO stage."""
+    return with_layout(scenario, data=STRATEGY_BY_ZERO_STAGE[stage]())
+
+
+def with_dp_shard_size(scenario: Scenario, ranks: int) -> Scenario:
+    """The scenario with another shard group size of data parallelism."""
+    return with_layout(scenario, data=with_shard_size(scenario.layout.data, ranks))
+
+
+def with_tp_factor(scenario: Scenario, factor: int) -> Scenario:
+    """The scenario with more tensor and less data parallelism."""
+    return with_layout(scenario, tp=scenario.layout.tp * factor, dp=scenario.layout.dp // factor)
+
+
+def with_pp_factor(scenario: Scenario, factor: int) -> Scenario:
+    """The scenario with more pipeline and less data parallelism, layers spread evenly over stages."""
+    layout = scenario.layout
+    return with_layout(scenario, pp=layout.pp * factor, dp=layout.dp // factor, layers_per_stage=None)
+
+
+def with_replicas(scenario: Scenario, replicas: int) -> Scenario:
+    """The scenario with fewer replicas, on fewer GPUs, and the batch that its elastic policy allows.
+
+    A batch that is kept is rounded up to as many microbatches for each replica. Raises ClusterSimError if illegal.
+    """
+    layout, training = scenario.layout, scenario.training
+    batch = replicas * training.microbatch
+    if scenario.reliability.elastic is ElasticPolicy.SHRINK_BATCH:
+        batch *= training.global_batch // (layout.dp * training.microbatch)
+    else:
+        batch *= -(-training.global_batch // batch)
+    dp, gpus = layout.as_configured.dp * replicas // layout.dp, layout.world_size // layout.dp * replicas
+    return scenario.with_overrides([f"layout.dp={dp}", f"cluster.gpus={gpus}", f"training.global_batch={batch}"])

@@ -1,0 +1,148 @@
+"""What is a change of a scenario? One thing that may be different, under a name, for some questions.
+
+A discrete change (`ScenarioChange`) gives the changed scenario, or several alternatives of increasing effect. A
+continuous one (`ContinuousChange`) has a strength, a number whose neutral value changes nothing. The catalogue
+lists all of them; a question selects its own by `ChangeUse`.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, Flag, auto
+
+from clustersim.common.errors import ClusterSimError
+from clustersim.common.units import Seconds
+from clustersim.scenario.scenario import Scenario
+
+
+class ChangeUse(Flag):
+    """The questions that a change helps to answer.
+
+    WHAT_IF: what would the step be with it? SENSITIVITY: does the best layout stay the best? LONGER_STEP,
+    SHORTER_STEP: why is a measured step longer, or shorter, than the simulated one? GOODPUT: when would a run of
+    weeks be done? MEMORY: what would make the scenario fit?
+    """
+
+    WHAT_IF = auto()
+    SENSITIVITY = auto()
+    LONGER_STEP = auto()
+    SHORTER_STEP = auto()
+    GOODPUT = auto()
+    MEMORY = auto()
+
+
+class ChangeSubject(Enum):
+    """What a change changes."""
+
+    LINKS = "bandwidth of links"
+    KERNELS = "speed of kernels"
+    GPUS = "speed of some GPUs"
+    HOST = "launches by the host"
+    LAYOUT = "layout, and how its ranks communicate"
+    EXPERT_LOAD = "tokens of each expert"
+    BATCH = "batch and microbatch"
+    RECOMPUTE = "recomputation"
+    PRECISION = "number formats"
+    OFFLOAD = "what is on the host"
+    FRAMEWORK = "kernels and overheads of the framework"
+    RELIABILITY = "failures, restarts and checkpoints"
+
+
+class InapplicableChangeError(ClusterSimError):
+    """A change does not apply to a scenario; its text says why."""
+
+
+class UnaffectedScenarioError(InapplicableChangeError):
+    """A scenario lacks what would be changed, so it would run as it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A scenario to be changed, and what is known of its step, where that was simulated.
+
+    busiest_rank: the first healthy rank with the most kernel time; launch_seconds: time that GPUs wait for their
+    host; both None: not simulated.
+    """
+
+    scenario: Scenario
+    busiest_rank: int | None = None
+    launch_seconds: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedScenario:
+    """A changed scenario. detail: what the label of the change leaves open, appended to it."""
+
+    scenario: Scenario
+    detail: str = ""
+
+
+ApplyChange = Callable[[Baseline], Iterator[ChangedScenario]]
+"""Yields changed scenarios in order of increasing effect; raises InapplicableChangeError where there is none (left)."""
+
+
+def apply_setter(setter: Callable[[Scenario], Scenario]) -> ApplyChange:
+    """Apply a function that every scenario allows."""
+    return lambda baseline: iter((ChangedScenario(setter(baseline.scenario)),))
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioChange:
+    """One thing that may be different.
+
+    name: unique within a use; label: what is changed, for users; qualifier: of the label, where the change stands
+    alone; requires_fit: the first alternative that fits in memory counts; relative_cost: time of its simulation,
+    relative to that of the unchanged scenario; is_relevant: whether a scenario has what is changed, so that the
+    change is worth mentioning.
+    """
+
+    name: str
+    label: str
+    subject: ChangeSubject
+    uses: ChangeUse
+    apply: ApplyChange
+    qualifier: str = ""
+    requires_fit: bool = False
+    relative_cost: float = 1.0
+    is_relevant: Callable[[Scenario], bool] = lambda _: True
+
+    @property
+    def invalidates_measured_collectives(self) -> bool:
+        """Whether collectives measured before the change are not those after it."""
+        return self.subject in (ChangeSubject.LINKS, ChangeSubject.LAYOUT)
+
+    def first_alternative(self, scenario: Scenario) -> ChangedScenario | None:
+        """The first changed scenario; None where the change does not apply."""
+        try:
+            return next(self.apply(Baseline(scenario)))
+        except InapplicableChangeError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class StrengthRange:
+    """Range of a strength. neutral: the strength that changes nothing; limit: the largest plausible change."""
+
+    neutral: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuousChange:
+    """One thing that may be different to a degree.
+
+    strength_range: of a scenario, for a longer step (ChangeUse.LONGER_STEP) or a shorter one, None where it cannot
+    be a cause; apply: the scenario at a strength; describe: the change at a strength, as the start of a sentence;
+    magnitude: what a strength stands for, as a number above zero.
+    """
+
+    name: str
+    subject: ChangeSubject
+    strength_range: Callable[[Scenario, ChangeUse], StrengthRange | None]
+    apply: Callable[[Scenario, float], Scenario]
+    describe: Callable[[float], str]
+    magnitude: Callable[[float], float] = float
+
+    def effort(self, strength_range: StrengthRange, strength: float) -> float:
+        """Size of the change: the absolute logarithm of the ratio of magnitudes after / before."""
+        return abs(math.log(self.magnitude(strength) / self.magnitude(strength_range.neutral)))
