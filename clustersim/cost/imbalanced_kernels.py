@@ -26,15 +26,16 @@ class ImbalancedKernels:
     def time_kernel(self, kernel: Kernel, load_factor: float) -> KernelTiming:
         """Time of a kernel with `load_factor` times its tokens."""
         step, fraction = divmod(load_factor * _STEPS_PER_LOAD, 1.0)
-        below = self._time_at_step(kernel, int(step))
+        index = self._kernels.index_of(kernel)
+        below = self._time_at_step(kernel, index, int(step))
         if fraction == 0.0:
             return below
-        above = self._time_at_step(kernel, int(step) + 1)
+        above = self._time_at_step(kernel, index, int(step) + 1)
         seconds = below.seconds + fraction * (above.seconds - below.seconds)
         return KernelTiming(seconds, below.provenance, above.bottleneck, below.error, below.in_situ_slowdown)
 
-    def _time_at_step(self, kernel: Kernel, step: int) -> KernelTiming:
-        key = self._kernels.index_of(kernel), step
+    def _time_at_step(self, kernel: Kernel, index: int, step: int) -> KernelTiming:
+        key = index, step
         cached = self._cache.get(key)
         if cached is None:
             scaled = kernel if step == _STEPS_PER_LOAD else kernel.scale_rows(step / _STEPS_PER_LOAD)

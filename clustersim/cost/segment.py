@@ -20,7 +20,6 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.interning import Interner
 from clustersim.common.units import Seconds
 from clustersim.cost.device_models import DeviceModel, DeviceModels
 from clustersim.cost.imbalanced_kernels import ImbalancedKernels
@@ -170,8 +169,7 @@ class SegmentCost:
         self._timing_classes: dict[Segment, IntArray] = {}
         self._timing_cache: dict[tuple[Segment, int], SegmentTiming] = {}
         self._operation_cache: dict[tuple[int, Operation], _TimedOperation] = {}
-        self._kernels = Interner[Kernel]()
-        self._kernel_cache: dict[tuple[int, int], KernelTiming] = {}
+        self._kernel_cache: dict[tuple[int, Operation], _TimedOperation] = {}
         self._imbalanced_kernels = [ImbalancedKernels(kind.kernels) for kind in device_models.models]
         standalone_collectives = (
             comm_op.collective for rank_program in program.programs for comm_op in rank_program.task_comm_ops
@@ -336,21 +334,26 @@ class SegmentCost:
             )
 
     def _rank_segment(self, rank: int, segment: Segment) -> "_RankSegment":
-        return _RankSegment(
-            [self._timed_operation(rank, operation) for operation in segment.distinct_operations],
-            segment.operation_index,
-        )
+        model_index = int(self.device_models.index_of_rank[rank])
+        timed_operations = [
+            self._timed_operation(rank, model_index, operation) for operation in segment.distinct_operations
+        ]
+        return _RankSegment(timed_operations, segment.operation_index)
 
-    def _timed_operation(self, rank: int, operation: Operation) -> "_TimedOperation":
-        """Timing of a program's operation on a rank."""
-        key = rank, operation
-        cached = self._operation_cache.get(key)
+    def _timed_operation(self, rank: int, model_index: int, operation: Operation) -> "_TimedOperation":
+        """Timing of a program's operation on a rank; ranks with one device model share that of a balanced kernel."""
+        depends_on_rank = operation.load_index is not None or not isinstance(operation.body, Kernel)
+        cache, key = (
+            (self._operation_cache, (rank, operation))
+            if depends_on_rank
+            else (self._kernel_cache, (model_index, operation))
+        )
+        cached = cache.get(key)
         if cached is None:
-            cached = self._operation_cache[key] = self._time_operation(rank, operation)
+            cached = cache[key] = self._time_operation(rank, model_index, operation)
         return cached
 
-    def _time_operation(self, rank: int, operation: Operation) -> "_TimedOperation":
-        model_index = int(self.device_models.index_of_rank[rank])
+    def _time_operation(self, rank: int, model_index: int, operation: Operation) -> "_TimedOperation":
         match operation.body:
             case CommOp() as comm_op:
                 timing = self.comm_timing(rank, comm_op)
@@ -361,15 +364,7 @@ class SegmentCost:
                 load_factor = float(self.program.expert_loads.factors[operation.load_index, rank])
                 return self._imbalanced_kernels[model_index].time_kernel(kernel, load_factor), _NO_COMM, None
             case kernel:
-                return self._time_kernel(model_index, kernel), _NO_COMM, None
-
-    def _time_kernel(self, model_index: int, kernel: Kernel) -> KernelTiming:
-        """Timing of a program's kernel."""
-        key = model_index, self._kernels.index_of(kernel)
-        cached = self._kernel_cache.get(key)
-        if cached is None:
-            cached = self._kernel_cache[key] = self.device_models.models[model_index].kernels.time_kernel(kernel)
-        return cached
+                return self.device_models.models[model_index].kernels.time_kernel(kernel), _NO_COMM, None
 
     def _time_overlap(self, rank: int, overlap: CommOverlap) -> "_TimedOperation":
         """Timing of a kernel overlapped with a communication op."""
