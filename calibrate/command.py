@@ -38,7 +38,7 @@ COMMANDS: Final = {
         "calibrate.import_kineto", "take over collectives of steps that PyTorch's profiler measured"
     ),
     "report": CalibrateCommand(
-        "calibrate.report.command", "say (and draw) what a record holds, beside what is shipped"
+        "calibrate.report.command", "print (and draw) what a record holds, compared with the packaged constants"
     ),
     "derive": CalibrateCommand("calibrate.derive", "carry a record over to an accelerator with the same compute die"),
     "fit-published": CalibrateCommand(
@@ -110,5 +110,5 @@ def _unknown_command_message(argument: str) -> str:
 
 def _other_commands_text() -> str:
     lines = [f"  {name:<18} {command.description}" for name, command in COMMANDS.items()]
-    check = f"  {'--check SCENARIO':<18} run real training steps beside the prediction"
+    check = f"  {'--check SCENARIO':<18} run real training steps and compare them with the prediction"
     return "\n".join(["other commands:", check, *lines])

@@ -47,7 +47,9 @@ from clustersim.interop.kineto import ProfilerTraces, read_traces
 from clustersim.program.task import CollectiveType
 from clustersim.results.profiled_step import ProfiledCollective, RankSpans, collective_durations
 
-METHOD: Final = "PyTorch's profiler: collectives of training steps, beside kernels; the shortest of their members'"
+METHOD: Final = (
+    "PyTorch's profiler: collectives of training steps, concurrent with kernels; the shortest of their members'"
+)
 _COLLECTIVE_BY_NAME: Final = {kind.value: kind for kind in CollectiveType if not kind.is_token_routing}
 _DTYPE_BY_NAME: Final = {dtype.value: dtype for dtype in DType}
 

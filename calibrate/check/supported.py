@@ -109,7 +109,7 @@ def _format_problems(scenario: Scenario) -> Iterator[str]:
 def _model_problems(scenario: Scenario) -> Iterator[str]:
     layout, model = scenario.layout, scenario.model
     if scenario.training.lora is not None:
-        yield "training.lora: adapters beside frozen weights cannot be checked; set it to none"
+        yield "training.lora: adapters of frozen weights cannot be checked; set it to none"
     if model.mtp_layers:
         yield "model.mtp_layers: layers that predict further tokens cannot be checked; set it to 0"
     if any(None in (spec.attention, spec.mlp) for spec in model.distinct_specs):
@@ -185,9 +185,9 @@ def _expert_problems(scenario: Scenario) -> Iterator[str]:
         return
     layout, training = scenario.layout, scenario.training
     if layout.tp > 1 or layout.pp > 1 or layout.effective_etp > 1:
-        yield "layout: experts beside tp, pp or etp cannot be checked; set these to 1"
+        yield "layout: experts with tp, pp or etp cannot be checked; set these to 1"
     if layout.dp > 1 and not isinstance(layout.data, DdpStrategy):
-        yield "layout.data: experts can be checked beside ddp alone; set it to ddp"
+        yield "layout.data: experts can be checked with ddp only; set it to ddp"
     if layout.ep not in (1, layout.dp):
         yield f"layout.ep: {layout.ep} of {layout.dp} replicas cannot be checked; 1 and {layout.dp} can"
     if layout.ep > 1 and layout.dispatcher is not TokenDispatcher.ALL_TO_ALL:
@@ -197,7 +197,7 @@ def _expert_problems(scenario: Scenario) -> Iterator[str]:
     ):
         yield "model.experts: capacity_factor, bias and shared_gate cannot be checked; set them to none and false"
     if training.fused or isinstance(training.recompute, FullRecompute):
-        yield "training: experts beside fused kernels or full recomputation cannot be checked; set fused to false"
+        yield "training: experts with fused kernels or full recomputation cannot be checked; set fused to false"
     overheads = training.overheads
     if overheads.router_loss:
         yield "training.overheads.router_loss: a loss of experts' load cannot be checked; set it to false"

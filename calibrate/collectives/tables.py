@@ -38,7 +38,7 @@ def fit_table(fits: Sequence[CollectiveFit]) -> str:
     for fit in fits:
         shape, residual = _group_label(fit.ranks, fit.nodes), fit.residual
         constants = f"{format_seconds(fit.alpha):>10}{format_bandwidth(fit.beta):>12}"
-        errors = f"{residual.rows:>6}{residual.error:>8.1%}{residual.left_out:>10.1%}"
+        errors = f"{residual.samples:>6}{residual.error:>8.1%}{residual.leave_one_out_error:>10.1%}"
         lines.append(f"{_collective_label(fit):<20}{shape:<20}{constants}{errors}")
     return "\n".join(lines)
 
@@ -60,10 +60,12 @@ def imbalance_table(samples: Sequence[CollectiveSample]) -> str:
 
 def format_interference_sample(sample: InterferenceSample) -> str:
     """The overlapped kernel and collective, and the slowdown of each."""
-    comm_text = "" if sample.call_together is None else f", the collective {_format_slowdown(sample.comm_slowdown)}"
+    comm_text = (
+        "" if sample.overlapped_call_time is None else f", the collective {_format_slowdown(sample.comm_slowdown)}"
+    )
     size = "" if sample.call is None else format_bytes(sample.call.payload)
     return (
-        f"{sample.beside:<15}{size:>10}  beside {sample.kernel.name}: it takes "
+        f"{sample.overlapped_with:<15}{size:>10}  overlapped with {sample.kernel.name}: it takes "
         f"{_format_slowdown(sample.kernel_slowdown)}{comm_text}"
     )
 
@@ -73,9 +75,7 @@ def interference_table(samples: Sequence[InterferenceSample]) -> str:
     kernels, calls = kernel_slowdowns(samples), comm_slowdowns(samples)
     if not kernels:
         return ""
-    lines = [
-        f"{'beside each other':<19}" + "".join(f"{kernel_class.value + ' kernels':>23}" for kernel_class in KernelClass)
-    ]
+    lines = [f"{'overlapped':<19}" + "".join(f"{kernel_class.value + ' kernels':>23}" for kernel_class in KernelClass)]
     for kind in dict.fromkeys(kind for kind, _ in kernels):
         cells = (
             _slowdown_cell(kernels.get((kind, kernel_class)), calls.get((kind, kernel_class)))
@@ -99,7 +99,7 @@ def _format_slowdown(slowdown: float) -> str:
 
 
 def _collective_label(call: CollectiveCall | CollectiveFit) -> str:
-    suffix = "" if call.format is DType.FP32 else f" {call.format.value}"
+    suffix = "" if call.dtype is DType.FP32 else f" {call.dtype.value}"
     return f"{call.collective.value}{suffix}"
 
 

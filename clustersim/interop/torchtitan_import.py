@@ -194,7 +194,7 @@ def _data_parallel_config(config: TorchtitanConfig, degrees: _ParallelDegrees) -
         raise config.error(
             "parallelism",
             "data_parallel_replicate_degree",
-            "torchtitan has DDP alone; write data_parallel_shard_degree = -1 beside other parallelism",
+            "torchtitan has DDP alone; write data_parallel_shard_degree = -1 with other parallelism",
         )
     return {"ddp": {"bucket": DDP_BUCKET}} if degrees.replicate > 1 else None
 

@@ -50,7 +50,7 @@ class GraphCapture(Enum):
 
 
 class MeasuredHostUse(Enum):
-    """Which host measurements (`cost.calibration_record.HostState`) replace a framework's launch constants."""
+    """Which host measurements (`cost.calibration_record.LaunchMode`) replace a framework's launch constants."""
 
     NOTHING = "nothing"  # none: its Python and autograd differ
     EAGER = "eager"  # eager modules on current autograd, and CUDA graphs; it has its own sharding and model parallelism

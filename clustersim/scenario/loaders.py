@@ -276,7 +276,7 @@ def _read_csv_schedule(config: CsvScheduleConfig, base_dir: Path) -> CsvSchedule
         if path.exists() or not csv_names:
             raise
         raise InputError(
-            f"{error}; {suggest_nearest(path.stem, csv_names)} (of the CSV files beside the scenario)"
+            f"{error}; {suggest_nearest(path.stem, csv_names)} (of the CSV files next to the scenario)"
         ) from error
     return csv_schedule(config.file, parse_csv(text, config.file), config.placement)
 

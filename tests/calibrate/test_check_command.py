@@ -87,7 +87,7 @@ def test_zero_steps_are_refused(path: str) -> None:
         (("training.precision={compute: bf16, gradients: bf16}",), "gradients and moments in the weights' format"),
         (("degradations.jitter=1 %",), "degradations"),
         (("training.attention=flash1",), "training.attention: torch has no flash1"),
-        (("training.lora=8",), "training.lora: adapters beside frozen weights cannot be checked; set it to none"),
+        (("training.lora=8",), "training.lora: adapters of frozen weights cannot be checked; set it to none"),
         (("training.recompute=selective_op",), "training.recompute: selective_op cannot be checked"),
         (("training.recompute=full", "training.fused=true"), "training.recompute: fused products save too late"),
         (("model.window=64",), "model.window: torch's SDPA has no sliding window; set it to full"),

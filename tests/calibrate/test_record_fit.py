@@ -99,7 +99,7 @@ def test_unmeasured_kernels_are_predicted_within_the_stated_error(noise: float, 
     """The stated error is the family's leave-one-out error; it includes the noise, which the true times lack."""
     truth = true_accelerator()
     fit = fit_kernel_model(synthetic_record(truth, measured_kernels(), noise=noise, seed=seed), H100)
-    stated = max(residual.left_out for residual in fit.residuals.values())
+    stated = max(residual.leave_one_out_error for residual in fit.residuals.values())
     assert stated < 0.01 + 2.0 * noise
     assert float(np.mean(relative_errors(fit, H100, truth, unmeasured_kernels()))) < stated + 0.01
 
@@ -158,7 +158,9 @@ def test_a_single_sample_changes_the_share_only_if_far_off() -> None:
     )
     assert near.efficiency.matmul == H100.efficiency.matmul
     assert far.efficiency.matmul.share == pytest.approx(H100.efficiency.matmul.share / 2.0, rel=0.02)
-    assert far.residuals["matmul bf16"].left_out == pytest.approx(0.5)  # without the sample, the packaged constants
+    assert far.residuals["matmul bf16"].leave_one_out_error == pytest.approx(
+        0.5
+    )  # without the sample, the packaged constants
 
 
 def with_samples(record: CalibrationRecord, *samples: object) -> CalibrationRecord:
@@ -233,7 +235,7 @@ def test_slow_family_has_a_factor() -> None:
     )
     fit = fit_kernel_model(replace(record, kernels=samples), H100)
     assert fit.factors[slow] == pytest.approx(3.0, rel=0.15)
-    assert fit.residuals[slow].left_out < 0.15
+    assert fit.residuals[slow].leave_one_out_error < 0.15
     other_factors = [factor for name, factor in fit.factors.items() if name != slow]
     assert other_factors == pytest.approx([1.0] * len(other_factors), rel=0.15)
     larger = next(

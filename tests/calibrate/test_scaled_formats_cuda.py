@@ -118,8 +118,8 @@ def test_imbalanced_group_sizes_are_multiples_of_the_scale_block(
     assert isinstance(kernel.shape, MatmulShape)
     total_rows = GROUPS * (kernel.shape.k if operands is MatmulLayout.TN else kernel.shape.m)
     for sample in samples:
-        assert sum(sample.rows) == total_rows and len(set(sample.rows)) > 1
-        assert not any(size % ALIGNMENTS[dtype] for size in sample.rows)
+        assert sum(sample.tokens_per_group) == total_rows and len(set(sample.tokens_per_group)) > 1
+        assert not any(size % ALIGNMENTS[dtype] for size in sample.tokens_per_group)
 
 
 def test_missing_format_has_an_unsupported_sample(make_gpu: GpuFactory) -> None:

@@ -364,7 +364,11 @@ def check_secondary_shards(scenario: ResolvedScenario) -> Iterator[str]:
         and data.zero_hpz_partition_size
         and not data.reshards_parameters(is_pipelined=pipelined)
     ):
-        reason = "beside a pipeline what forward gathers stays" if pipelined else "reshard_after_forward is false"
+        reason = (
+            "with a pipeline the parameters that forward gathers stay"
+            if pipelined
+            else "reshard_after_forward is false"
+        )
         yield (
             f"layout.data: zero_hpz_partition_size {data.zero_hpz_partition_size} is for backward's gathers, and "
             f"there are none ({reason}); "
@@ -385,7 +389,7 @@ def check_deepspeed_zero3(scenario: ResolvedScenario) -> Iterator[str]:
         "training.offload": training.offload != NO_OFFLOAD,
     }
     for setting in (name for name, is_set in conflicts.items() if is_set):
-        yield f"layout.data: deepspeed_zero3 runs beside no {setting}; fsdp and zero3 do, or leave it out"
+        yield f"layout.data: deepspeed_zero3 does not run with {setting}; fsdp and zero3 do, or leave it out"
 
 
 _CheckRule = Callable[[ResolvedScenario], Iterator[str]]

@@ -34,7 +34,7 @@ def check_moe_overlap(scenario: ResolvedScenario) -> Iterator[str]:
         )
     elif layout.delay_wgrad_compute:
         yield (
-            "layout.delay_wgrad_compute: true puts gradients off behind what travels beside computation; "
+            "layout.delay_wgrad_compute: true delays weight gradients behind overlapped MoE communication; "
             f"write {_KEY}, too"
         )
     if layout.delay_wgrad_compute and isinstance(layout.data, FullyShard | DeepspeedZero3Strategy):
@@ -63,7 +63,7 @@ def check_shared_expert_overlap(scenario: ResolvedScenario) -> Iterator[str]:
 def _check_dispatch(scenario: ResolvedScenario) -> Iterator[str]:
     layout = scenario.layout
     if layout.ep == 1 or not scenario.model.distinct_moes:
-        yield "lets tokens travel beside computation, but layout.ep is 1; write false"
+        yield "overlaps MoE communication with computation, but layout.ep is 1; write false"
     elif layout.dispatcher is TokenDispatcher.ALL_GATHER:
         allowed = ", ".join(
             token_dispatcher.value
@@ -96,6 +96,6 @@ def _check_schedule(scenario: ResolvedScenario) -> Iterator[str]:
     if isinstance(schedule, DualPipe | DualPipeV | CsvSchedule | CustomSchedule):
         return
     if not isinstance(schedule, Overlapped1F1B):
-        yield f"needs forwards beside backwards, which schedule {schedule.name} has not; dualpipev and interleaved fit"
+        yield f"overlaps forwards with backwards, which schedule {schedule.name} has not; dualpipev and interleaved fit"
     elif scenario.layout.pp > 1 and scenario.placement.max_chunks == 1:
         yield f"needs several chunks in a pipeline, and schedule {schedule.name} has one; interleaved and dualpipev fit"

@@ -128,4 +128,4 @@ def check_lora_precision(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that LoRA is not combined with quantized matmuls."""
     recipe = scenario.training.recipe
     if scenario.training.lora is not None and recipe.casts is not None:
-        yield f"training.lora: adapters beside products in {recipe.name} are not modelled; precision bf16 fits"
+        yield f"training.lora: adapters with matmuls in {recipe.name} are not modelled; precision bf16 fits"
