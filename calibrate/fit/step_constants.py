@@ -1,7 +1,7 @@
 """Fit of the in-training constants of accelerators and frameworks to published training steps.
 
 Two kinds of constants: an accelerator's arithmetic rate within a step relative to isolated kernels
-(`in_training.sustained`), and a framework's launch time of a forward and a backward kernel (`host.launch`,
+(`training_derating.sustained_ratio`), and a framework's launch time of a forward and a backward kernel (`host.launch`,
 `host.backward_launch`). They minimize the macro average over sources of |log(predicted / measured)|. A
 constant that too few cases depend on is not searched. Two more were evaluated, the bandwidth of memory-bound
 kernels within a step and the host's time before a pass: each lowered the error by less than a tenth of a

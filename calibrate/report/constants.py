@@ -73,7 +73,8 @@ def _kernel_model_constants(
             name = f"{kind.value.replace('_', ' ')} {dtype.value}, main loop"
             yield ComparedConstant(f"{kind.value}_{dtype.value}", name, format_flops, *rates)
     bandwidths = (
-        accelerator.memory_bandwidth * accelerator.efficiency.memory for accelerator in (reference, fitted_accelerator)
+        accelerator.memory_bandwidth * accelerator.efficiency.memory_bandwidth_fraction
+        for accelerator in (reference, fitted_accelerator)
     )
     yield ComparedConstant("memory", "memory, memory-bound kernels", format_bandwidth, *bandwidths)
     latencies = (accelerator.efficiency.kernel_latency for accelerator in (reference, fitted_accelerator))
@@ -89,7 +90,7 @@ def _measured_dtypes(samples: list[KernelSample], kind: KernelKind, *accelerator
 def _attention_share(accelerator: Accelerator, kind: KernelKind) -> float:
     efficiency = accelerator.efficiency
     forward = kind is KernelKind.ATTENTION_FORWARD
-    return (efficiency.attention_forward if forward else efficiency.attention_backward).share
+    return (efficiency.attention_forward if forward else efficiency.attention_backward).peak_fraction
 
 
 def _step_constants(record: CalibrationRecord, reference: Accelerator) -> Iterator[ComparedConstant]:

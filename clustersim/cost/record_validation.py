@@ -233,7 +233,7 @@ def _nonnegative_values(record: CalibrationRecord) -> Iterator[tuple[str, float]
 def _fit_rates(fit: KernelFit) -> Iterator[tuple[str, float]]:
     yield from ((f"kernel_fit.peak.{dtype.value}", rate) for dtype, rate in fit.peak.items())
     yield from _named_values("kernel_fit", fit, "memory_bandwidth", "compute_units")
-    yield "kernel_fit.efficiency.memory", fit.efficiency.memory
+    yield "kernel_fit.efficiency.memory", fit.efficiency.memory_bandwidth_fraction
     yield from ((f"kernel_fit.factors.{name}", factor) for name, factor in fit.factors.items())
 
 

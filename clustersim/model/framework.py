@@ -31,6 +31,7 @@ from typing import Final
 from clustersim.common.data_files import find_file, read_mapping
 from clustersim.common.errors import InputError
 from clustersim.common.mapping_reader import MappingReader
+from clustersim.common.renamed_keys import reject_renamed_keys
 from clustersim.common.units import Bytes, Dimension, Seconds
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Grouping, LossReport, Overheads
 
@@ -62,7 +63,7 @@ class SupportedLayouts:
     """What a framework supports, by scenario keywords: data-parallel strategies and schedules."""
 
     data: tuple[str, ...] = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
-    data_beside_pipeline: tuple[str, ...] = ("ddp", "zero1", "fsdp")
+    data_with_pipeline: tuple[str, ...] = ("ddp", "zero1", "fsdp")
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
 
 
@@ -152,7 +153,9 @@ class Framework:
 def load_framework(name_or_path: str = "pytorch") -> Framework:
     """Read topologies/frameworks/NAME.yaml, or a file of the same format."""
     path = find_file("frameworks", name_or_path)
-    section = MappingReader(path, read_mapping(path))
+    content = read_mapping(path)
+    reject_renamed_keys("frameworks", path, content)
+    section = MappingReader(path, content)
     memory, host, checkpoint = (section.get_section(name) for name in ("memory", "host", "checkpoint"))
     framework = Framework(
         fragmentation=memory.get_float("fragmentation", min_value=1.0),
@@ -162,17 +165,19 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         deallocate_pipeline_outputs=memory.get_bool("deallocate_pipeline_outputs"),
         launch_seconds=host.get_quantity("launch", Dimension.TIME, allow_zero=True),
         backward_launch_seconds=host.get_quantity("backward_launch", Dimension.TIME, allow_zero=True),
-        p2p_seconds=host.get_quantity("message", Dimension.TIME, allow_zero=True),
+        p2p_seconds=host.get_quantity("p2p", Dimension.TIME, allow_zero=True),
         collective_seconds=_read_seconds(host, "collective"),
-        eager_call_seconds=host.get_quantity("call", Dimension.TIME, allow_zero=True),
-        graph_launch_seconds=_read_seconds(host, "graph"),
-        moe_launch_seconds=_read_seconds(host, "experts_launch"),
-        measured_host_use=MeasuredHostUse(host.get_choice("recorded", *(member.value for member in MeasuredHostUse))),
+        eager_call_seconds=host.get_quantity("eager_call", Dimension.TIME, allow_zero=True),
+        graph_launch_seconds=_read_seconds(host, "graph_launch"),
+        moe_launch_seconds=_read_seconds(host, "moe_launch"),
+        measured_host_use=MeasuredHostUse(
+            host.get_choice("measured_host_use", *(member.value for member in MeasuredHostUse))
+        ),
         early_stop=checkpoint.get_bool("early_stop"),
         name=path.stem,
         overheads=_read_overheads(section.get_section("overheads")) if section.has_key("overheads") else NO_OVERHEADS,
-        supported_layouts=_read_supported_layouts(section.get_section("runs"))
-        if section.has_key("runs")
+        supported_layouts=_read_supported_layouts(section.get_section("supported_layouts"))
+        if section.has_key("supported_layouts")
         else SupportedLayouts(),
     )
     section.get_text("description")

@@ -155,9 +155,9 @@ def _faster_matmuls(result: SimulationResult) -> ChangedScenario | SkippedChange
     """Scale matmul and attention speed; skipped if an efficiency would exceed 100 % of the peak."""
     efficiency = effective_efficiency(result.scenario)
     curves = efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward
-    max_share = max(curve.share for curve in curves)
-    if max_share * KERNEL_SPEEDUP > 1.0:
-        return SkippedChange(f"kernels reach {max_share:.0%} of the peak already")
+    max_fraction = max(curve.peak_fraction for curve in curves)
+    if max_fraction * KERNEL_SPEEDUP > 1.0:
+        return SkippedChange(f"kernels reach {max_fraction:.0%} of the peak already")
     return ChangedScenario(with_matmul_slowdown(result.scenario, 1.0 / KERNEL_SPEEDUP))
 
 

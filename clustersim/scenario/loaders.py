@@ -18,6 +18,7 @@ from clustersim.common import data_files
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.plugins import module_file
+from clustersim.common.renamed_keys import reject_renamed_algorithm
 from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.cost.record_file import read_record
 from clustersim.cost.record_scaling import scale_record
@@ -108,6 +109,7 @@ def read_algorithm(
     supported = library.algorithms_for(collective)
     if name in supported:
         return None
+    reject_renamed_algorithm(name)
     if name in ALGORITHMS or (":" not in name and name not in installed_algorithms()):
         valid_names = (*supported, *installed_algorithms())
         raise InputError(

@@ -67,7 +67,10 @@ class MatmulSlowdown:
         efficiency = effective_efficiency(scenario)
         kernel_efficiencies = efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward
         return StrengthRange(
-            1.0, MAX_SLOWDOWN if slower else min(kernel_efficiency.share for kernel_efficiency in kernel_efficiencies)
+            1.0,
+            MAX_SLOWDOWN
+            if slower
+            else min(kernel_efficiency.peak_fraction for kernel_efficiency in kernel_efficiencies),
         )
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
@@ -91,7 +94,7 @@ class MemoryBoundSlowdown:
 
     def strength_range(self, scenario: Scenario, *, slower: bool) -> StrengthRange:
         """Up to 100 % of the memory bandwidth."""
-        return StrengthRange(1.0, MAX_SLOWDOWN if slower else effective_efficiency(scenario).memory)
+        return StrengthRange(1.0, MAX_SLOWDOWN if slower else effective_efficiency(scenario).memory_bandwidth_fraction)
 
     def apply(self, scenario: Scenario, strength: float) -> Scenario:
         """strength: slowdown factor of the kernels."""

@@ -281,7 +281,7 @@ def _kernel_fit() -> KernelFit:
 
 def test_record_of_another_device_ends_all_processes_with_one_error(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
-    text = '{"device": {"accelerator": "mi300x", "name": "AMD Instinct MI300X"}, "version": 1, '
+    text = '{"device": {"accelerator": "mi300x", "name": "AMD Instinct MI300X"}, "version": 3, '
     text += '"conditions": {"date": "2026-11-01", "command": "", "method": ""}}'
     output.write_text(text, encoding="utf-8")
     first, second = run_two_ranks("collectives", "--sizes", "1 KiB", "-o", output)

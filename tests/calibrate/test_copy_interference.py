@@ -36,7 +36,7 @@ def test_copy_interference_measures_isolated_and_overlapped_times() -> None:
     assert sample.overlapped_with == COPY
     assert sample.kernel.kernel == kernel
     assert sample.kernel.time.seconds > 0.0 and sample.overlapped_time.seconds > 0.0
-    assert sample.together.repetitions + sample.together.dropped == 12
+    assert sample.overlapped_time.repetitions + sample.overlapped_time.dropped == 12
     assert threading.active_count() == threads  # the copy thread has ended
 
 

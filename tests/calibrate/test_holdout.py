@@ -303,7 +303,7 @@ def test_out_of_memory_step_is_skipped(fake_training: FakeTraining, capsys: pyte
     assert [line.partition(":")[0] for line in lines] == [
         "no real step of 3 layers, 2 microbatches of 2", "no real step of 3 layers, 4 microbatches of 1",
     ]  # fmt: skip
-    assert all("do not fit on" in line for line in lines)
+    assert all("do not fit into the free memory" in line for line in lines)
 
 
 def test_other_errors_are_raised(fake_training: FakeTraining) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.collectives.command import imbalanced_calls as uneven_calls
+from calibrate.collectives.command import imbalanced_calls
 from calibrate.collectives.tables import format_collective_sample, imbalance_table
 from calibrate.fit.alpha_beta import fit_collectives
 from calibrate.imbalanced_shares import VARIATIONS, integer_shares, lognormal_shares
@@ -92,7 +92,7 @@ def test_imbalance_slowdown_is_reported() -> None:
     assert (sample.imbalance, sample.slowdown) == (2.0, pytest.approx(0.5))
     section = imbalance_section(
         _record(
-            uneven=(sample,),
+            imbalanced_gemms=(sample,),
             collectives=(
                 CollectiveSample(BALANCED_CALL, _constant_time(1e-3)),
                 CollectiveSample(IMBALANCED_CALL, _constant_time(2e-3)),
@@ -143,7 +143,7 @@ def test_invalid_imbalanced_samples_are_refused(key: str, value: list[Any], sent
 
 def test_imbalanced_calls_are_all_to_alls_and_excluded_from_fits() -> None:
     gather = CollectiveCall(CollectiveType.ALL_GATHER, 4096.0, 4, 1)
-    calls = uneven_calls([BALANCED_CALL, gather])
+    calls = imbalanced_calls([BALANCED_CALL, gather])
     assert [call.collective for call in calls] == [CollectiveType.ALL_TO_ALL] * len(VARIATIONS)
     assert all(len(call.shares) == 4 and call.max_share > 1.0 for call in calls)
     balanced = [

@@ -36,8 +36,8 @@ BLACKWELL = ("b200-sxm-180gb", "gb200")  # one of their machines is a quarter sl
 def test_packaged_constants_are_the_recommended_ones(fits: AcceleratorFits, name: str) -> None:
     def rounded(efficiency: KernelEfficiency) -> KernelEfficiency:
         latency, grouped = round(efficiency.kernel_latency, 9), efficiency.expert_matmul
-        rounded_grouped = replace(grouped, call=round(grouped.call, 9))
-        return replace(efficiency, kernel_latency=latency, launch_interval=0.0, grouped=rounded_grouped)
+        rounded_grouped = replace(grouped, host_launch=round(grouped.host_launch, 9))
+        return replace(efficiency, kernel_latency=latency, launch_interval=0.0, grouped_gemm=rounded_grouped)
 
     assert rounded(load_accelerator(name).efficiency) == rounded(fits.efficiencies[name])
 

@@ -90,7 +90,7 @@ def test_constants_of_a_slower_device(fitted_record: CalibrationRecord) -> None:
     assert constants_by_key["interference"].measured == pytest.approx(
         0.25
     )  # from the overlapped collective, not the copy
-    assert constants_by_key["spread"].measured == pytest.approx(
+    assert constants_by_key["gpu_spread"].measured == pytest.approx(
         0.0229 / 1.035, rel=1e-2
     )  # of 1.00 to 1.07: 0.01 x sqrt(63 / 12)
 

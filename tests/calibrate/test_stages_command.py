@@ -133,7 +133,7 @@ def test_all_stages_are_measured_within_their_budget_shares(
     assert fake_stages.seconds == {"in_situ": 25.0, "host": 10.0, "holdout": 15.0}
     assert "kernels           50 s" in output.err and "burn_in              -  a CPU needs none" in output.err
     in_situ_factor = (1.8e-3 + 1.2e-3) / (2e-3 + 1e-3)
-    assert f"in a step kernels take {in_situ_factor:.3g} times what they take alone (2 families)" in output.out
+    assert f"in situ kernels take {in_situ_factor:.3g} times as long as isolated (2 families)" in output.out
     assert "holdout step, 2 layers: predicted 980 ms, measured 1 s (-2.0%)" in output.out
 
 

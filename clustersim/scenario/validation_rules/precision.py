@@ -24,7 +24,7 @@ _DEFAULT_BLOCK_SIZE: Final = 16
 
 def effective_recipe(recipe: PrecisionRecipe, accelerator: Accelerator, data: DataParallelStrategy) -> PrecisionRecipe:
     """A recipe adapted to how the accelerator reads operands and how the data-parallel strategy stores weights."""
-    is_rowwise, is_fsdp = accelerator.efficiency.matmul.by_rows, isinstance(data, FullyShard)
+    is_rowwise, is_fsdp = accelerator.efficiency.matmul.tn_only, isinstance(data, FullyShard)
     return recipe.for_hardware(tn_only=is_rowwise, weights_sharded=is_fsdp)
 
 
