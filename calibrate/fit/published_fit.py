@@ -449,7 +449,10 @@ def _write_json(fits: AcceleratorFits, collectives: Sequence[FitQuality], target
         name: _with_format_names(asdict(kernel_efficiency)) for name, kernel_efficiency in fits.efficiencies.items()
     }
     source_errors = [asdict(source_error) for source_error in fits.source_errors]
-    text = json.dumps({"qualities": qualities, "unseen": source_errors, "efficiency": efficiency}, indent=2) + "\n"
+    text = (
+        json.dumps({"qualities": qualities, "leave_one_source_out": source_errors, "efficiency": efficiency}, indent=2)
+        + "\n"
+    )
     if target == "-":
         sys.stdout.write(text)
         return

@@ -175,7 +175,7 @@ def _check_moe_supported(scenario: Scenario) -> None:
         "model.experts: take whole rows, as they have a capacity": any(
             distinct_moe.capacity_factor for distinct_moe in model.distinct_moes
         ),
-        "model: has mixtures that differ": len(set(model.distinct_moes)) > 1,
+        "model: has MoE layers that differ": len(set(model.distinct_moes)) > 1,
     }
     for description in (description for description, applies in unsupported.items() if applies):
         raise InputError(
