@@ -238,8 +238,8 @@ def test_fit_published_writes_json_without_importing_torch(tmp_path: Path) -> No
     target = tmp_path / "fits.json"
     subprocess.run([sys.executable, "-c", _ONE_TARGET_SCRIPT, "fit-published", "--json", str(target)], check=True)
     result = json.loads(target.read_text())
-    assert result["efficiency"]["h100-sxm-80gb"]["matmul"]["share"] == pytest.approx(0.75, abs=0.1)
-    assert set(result["efficiency"]["h100-sxm-80gb"]["matmul"]["shares"]) == {"fp8", "fp8-rowwise", "fp8-blockwise"}
+    assert result["efficiency"]["h100-sxm-80gb"]["matmul"]["peak_fraction"] == pytest.approx(0.75, abs=0.1)
+    assert set(result["efficiency"]["h100-sxm-80gb"]["matmul"]["peak_fraction_by_format"]) == {"fp8", "fp8-rowwise", "fp8-blockwise"}
     kinds = {(item["accelerator"], item["kind"]) for item in result["qualities"]}
     assert {("h100-sxm-80gb", "matmul"), ("h100", "collectives < 1 MiB")} <= kinds
     assert {"accelerator", "kind", "n", "mape", "loo_mape", "large_n", "large_loo_mape"} <= set(result["qualities"][0])

@@ -51,7 +51,7 @@ def true_accelerator() -> Accelerator:
         ),
         attention_forward=replace(efficiency.attention_forward, peak_fraction=0.7, key_overhead=256.0),
         attention_backward=replace(efficiency.attention_backward, peak_fraction=0.55),
-        memory=0.79,
+        memory_bandwidth_fraction=0.79,
         kernel_latency=3e-6,
         launch_interval=2e-6,
     )
@@ -198,7 +198,7 @@ def test_formats_of_equal_width_keep_their_rates_when_one_exceeds_the_peak() -> 
 
 def test_casts_have_their_own_share_of_the_bandwidth() -> None:
     """Other memory-bound kernels are fitted as without casts."""
-    truth, sizes = with_constants(H100, casts=0.6), ((2048, 4096), (8192, 8192), (16384, 8192))
+    truth, sizes = with_constants(H100, quantization_bandwidth_ratio=0.6), ((2048, 4096), (8192, 8192), (16384, 8192))
     casts = [
         kernel
         for dtype in (DType.FP8, DType.MXFP8)

@@ -59,8 +59,8 @@
     const { rank } = stages[settings.zero];
     const least = Math.min(...counts);
     const most = Math.max(...counts);
-    const each = `${least === most ? "" : `${least} to `}${most} layer${most > 1 ? "s" : ""}`;
-    return `The ${counts.reduce((all, one) => all + one, 0)} layers lie on ${pp} GPUs one after the other${settings.chunks > 1 ? `, in ${counts.length} virtual stages` : ""}, ${each} a stage. Only activations are handed on: the peak-memory GPU sends ${bytes(model.traffic(settings, rank).pp)} a step. With ${tools.count(m)} microbatch${m > 1 ? "es" : ""} ${bubbleWords(settings)}`;
+    const layerRange = `${least === most ? "" : `${least} to `}${most} layer${most > 1 ? "s" : ""}`;
+    return `The ${counts.reduce((all, one) => all + one, 0)} layers lie on ${pp} GPUs one after the other${settings.chunks > 1 ? `, in ${counts.length} virtual stages` : ""}, ${layerRange} a stage. Only activations are handed on: the peak-memory GPU sends ${bytes(model.traffic(settings, rank).pp)} a step. With ${tools.count(m)} microbatch${m > 1 ? "es" : ""} ${bubbleWords(settings)}`;
   }
 
   explorer.onDraw((drawn) => {

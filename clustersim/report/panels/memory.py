@@ -130,7 +130,7 @@ def memory_figure(stages: list[StageMemory], capacity: Bytes, step_time: Seconds
         },
         script_data={
             "moments": list(map(len, times)),
-            "looks": styles,
+            "styles": styles,
             "end": step_time,
             "size": scale.unit_size,
             "gib": _GIB,
