@@ -91,7 +91,7 @@ def _layout_problems(scenario: Scenario) -> Iterator[str]:
 def _format_problems(scenario: Scenario) -> Iterator[str]:
     recipe, formats = scenario.training.recipe, scenario.training.recipe.weight_formats
     if recipe.matmul_formats != MatmulFormats.uniform(formats.stored):
-        yield "training.precision: only products in one format, that of the weights, can be checked"
+        yield "training.precision: only matmuls in one format, that of the weights, can be checked"
     master_format = formats.updated
     if {formats.gradients.bytes, formats.moments.bytes} != {master_format.bytes}:
         yield (
@@ -143,7 +143,7 @@ def _recompute_problems(scenario: Scenario) -> Iterator[str]:
 def _early_stop_problems(scenario: Scenario) -> Iterator[str]:
     """Fused wgrad accumulation saves its inputs at the end, too late for early_stop."""
     if scenario.training.fused and scenario.training.early_stop:
-        yield "training.recompute: fused products save too late for early_stop; set it or training.fused to false"
+        yield "training.recompute: fused matmuls save too late for early_stop; set it or training.fused to false"
 
 
 def _layer_problems(model: TransformerModel) -> Iterator[str]:

@@ -323,7 +323,7 @@ def validate(
         list[str] | None,
         typer.Argument(
             metavar="KIND FILE.csv | show CASE_ID",
-            help="Kinds: steps, memory, collectives, kernels, reliability. Without a file the shipped cases; "
+            help="Kinds: steps, memory, collectives, kernels, reliability. Without a file the packaged cases; "
             "default: all kinds.",
             autocompletion=completion.complete_validation_target,
         ),
@@ -436,7 +436,7 @@ def topology(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A shipped cluster, a topology file, or a scenario.",
+            help="A packaged cluster, a topology file, or a scenario.",
             autocompletion=completion.complete_cluster_or_file,
         ),
     ],

@@ -89,7 +89,7 @@ def test_zero_steps_are_refused(path: str) -> None:
         (("training.attention=flash1",), "training.attention: torch has no flash1"),
         (("training.lora=8",), "training.lora: adapters of frozen weights cannot be checked; set it to none"),
         (("training.recompute=selective_op",), "training.recompute: selective_op cannot be checked"),
-        (("training.recompute=full", "training.fused=true"), "training.recompute: fused products save too late"),
+        (("training.recompute=full", "training.fused=true"), "training.recompute: fused matmuls save too late"),
         (("model.window=64",), "model.window: torch's SDPA has no sliding window; set it to full"),
         (("model.block=parallel",), "model.block: only pre_norm layers"),
         (("model.rotary_percent=0.5",), "model.rotary_percent: only whole heads"),

@@ -65,7 +65,9 @@ def _accelerators_supporting(dtype: DType) -> str:
     """Which packaged accelerators support a format, as text."""
     names = [name for name in data_files.list_names("accelerators") if dtype in load_accelerator(name).formats]
     return (
-        f"{', '.join(names)} compute in {dtype.value}" if names else f"no shipped accelerator computes in {dtype.value}"
+        f"{', '.join(names)} compute in {dtype.value}"
+        if names
+        else f"no packaged accelerator computes in {dtype.value}"
     )
 
 
