@@ -35,7 +35,8 @@ from clustersim.collectives.tree import TreeAlgorithm
 from clustersim.common import data_files
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.common.renamed_keys import reject_renamed_algorithm, reject_renamed_keys
+from clustersim.common.mapping_reader import MappingReader
+from clustersim.common.renamed_keys import reject_renamed_algorithm
 from clustersim.common.units import Bytes, BytesPerSecond, Dimension, Seconds, parse_quantity
 from clustersim.hardware.link_technology import (
     NETWORK_TECHNOLOGIES,
@@ -399,7 +400,7 @@ def _load_library_file(path: Path) -> Library:
 def _parse_library_text(path: Path, text: str) -> Library:
     """Parse a library file; cached by its text, since every simulation asks for the same few."""
     content = data_files.parse_mapping(path, text)
-    reject_renamed_keys("libraries", path, content)
+    MappingReader(path, content).reject_renamed_keys("libraries")
     try:
         return _build_library(path, content)
     except (KeyError, TypeError, AttributeError) as error:

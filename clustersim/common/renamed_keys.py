@@ -4,10 +4,8 @@ There are no aliases: an old key is refused, and the error message names the new
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
-from clustersim.common.data_files import display_name
 from clustersim.common.errors import InputError
 
 RENAMED_SINCE: Final = "0.3"
@@ -18,6 +16,11 @@ _ATTENTION: Final = {
     "causal": "causal_ratio",
     "block": "query_block",
     "formats": "speedup_by_format",
+}
+_HOST_MEMORY: Final = {
+    "to_host": "device_to_host",
+    "from_host": "host_to_device",
+    "update": "optimizer_fraction",
 }
 _PIPELINE: Final = {"inside": "intra_domain_fraction", "between": "inter_domain_fraction", "chunk": "max_chunk"}
 
@@ -123,6 +126,7 @@ RENAMED_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
         "reliability.rack": "nodes_per_rack",
         "reliability.crews": "repair_slots",
     },
+    "clusters": {**_nested("node.host_memory", _HOST_MEMORY), **_nested("host_memory", _HOST_MEMORY)},
     "accelerators": {
         "host_pace": "host_launch_ratio",
         "in_training": "training_derating",
@@ -188,11 +192,12 @@ def renamed_key_message(kind: str, location: Iterable[int | str]) -> str | None:
     return None
 
 
-def reject_renamed_keys(kind: str, path: Path, content: Mapping[str, Any]) -> None:
-    """Raise InputError that names the first renamed key of a data file, and its new name."""
+def find_renamed_key(kind: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The first renamed key of a file, dotted, and what it is called now; None without one."""
     for location in _key_locations(content):
         if message := renamed_key_message(kind, location):
-            raise InputError(f"{display_name(path)}: {'.'.join(map(str, location))}: {message}")
+            return ".".join(map(str, location)), message
+    return None
 
 
 def reject_renamed_algorithm(name: str) -> None:

@@ -14,7 +14,6 @@ from clustersim.common import data_files
 from clustersim.common.dtypes import COMPUTE_DTYPES, LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.mapping_reader import MappingReader
-from clustersim.common.renamed_keys import reject_renamed_keys
 from clustersim.common.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond, Seconds
 from clustersim.hardware.alignment import KernelAlignment
 from clustersim.hardware.efficiency import (
@@ -82,9 +81,8 @@ class Accelerator:
 def load_accelerator(name_or_path: str) -> Accelerator:
     """Load a packaged accelerator by name (`h100-sxm-80gb`) or any accelerator file by path."""
     path = data_files.find_file("accelerators", name_or_path)
-    content = data_files.read_mapping(path)
-    reject_renamed_keys("accelerators", path, content)
-    section = MappingReader(path, content)
+    section = MappingReader(path, data_files.read_mapping(path))
+    section.reject_renamed_keys("accelerators")
     accelerator = Accelerator(
         name=path.stem,
         description=section.get_text("description"),

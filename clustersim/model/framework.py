@@ -31,7 +31,6 @@ from typing import Final
 from clustersim.common.data_files import find_file, read_mapping
 from clustersim.common.errors import InputError
 from clustersim.common.mapping_reader import MappingReader
-from clustersim.common.renamed_keys import reject_renamed_keys
 from clustersim.common.units import Bytes, Dimension, Seconds
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Grouping, LossReport, Overheads
 
@@ -153,9 +152,8 @@ class Framework:
 def load_framework(name_or_path: str = "pytorch") -> Framework:
     """Read topologies/frameworks/NAME.yaml, or a file of the same format."""
     path = find_file("frameworks", name_or_path)
-    content = read_mapping(path)
-    reject_renamed_keys("frameworks", path, content)
-    section = MappingReader(path, content)
+    section = MappingReader(path, read_mapping(path))
+    section.reject_renamed_keys("frameworks")
     memory, host, checkpoint = (section.get_section(name) for name in ("memory", "host", "checkpoint"))
     framework = Framework(
         fragmentation=memory.get_float("fragmentation", min_value=1.0),

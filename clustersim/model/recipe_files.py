@@ -10,7 +10,6 @@ from typing import Final
 from clustersim.common.data_files import find_file, read_mapping
 from clustersim.common.dtypes import COMPUTE_DTYPES, DType
 from clustersim.common.mapping_reader import MappingReader
-from clustersim.common.renamed_keys import reject_renamed_keys
 from clustersim.model.precision_recipe import (
     MatmulFormats,
     OperandCast,
@@ -28,9 +27,8 @@ _BACKWARD_OPERANDS: Final = ("input_backward", "weight_backward")
 def load_recipe(name_or_path: str) -> PrecisionRecipe:
     """Read topologies/recipes/NAME.yaml, or a file of the same format."""
     path = find_file("recipes", name_or_path)
-    content = read_mapping(path)
-    reject_renamed_keys("recipes", path, content)
-    section = MappingReader(path, content)
+    section = MappingReader(path, read_mapping(path))
+    section.reject_renamed_keys("recipes")
     activations = DType(section.get_choice("activations", DType.BF16.value, DType.FP16.value))
     weights = WeightFormats(activations, activations, DType.FP32, DType.FP32, DType.FP32)
     formats, casts = _read_formats(section.get_section("matmuls")), _read_casts(section.get_section("quantization"))

@@ -98,8 +98,8 @@ def test_zero_steps_are_refused(path: str) -> None:
         (("model.positions=alibi",), "a norm of the embedding, ALiBi, spare positions"),
         (
             (
-                "cluster.node.host_memory={capacity: 1 TB, bandwidth: 90 GB/s, to_host: 50 GB/s, from_host: 50 GB/s, "
-                "latency: 0 s, update: 0.5}",
+                "cluster.node.host_memory={capacity: 1 TB, bandwidth: 90 GB/s, device_to_host: 50 GB/s, "
+                "host_to_device: 50 GB/s, latency: 0 s, optimizer_fraction: 0.5}",
                 "training.offload.optimizer=true",
             ),
             "training.offload: what is on the host cannot be checked; set it to none",

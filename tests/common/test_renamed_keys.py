@@ -13,19 +13,26 @@ from clustersim.common.mapping_reader import flatten_keys
 from clustersim.common.renamed_keys import (
     COLLECTIVE_ALGORITHM,
     RENAMED_KEYS,
+    find_renamed_key,
     reject_renamed_algorithm,
-    reject_renamed_keys,
     renamed_key_message,
 )
 from clustersim.hardware.accelerator import load_accelerator
+from clustersim.hardware.cluster import Cluster, load_cluster
 from clustersim.model.framework import load_framework
 from clustersim.model.recipe_files import load_recipe
+
+
+def _load_cluster(name_or_path: str) -> Cluster:
+    return load_cluster(name_or_path, 8)
+
 
 LOADERS = {
     "accelerators": (load_accelerator, "gb200"),
     "frameworks": (load_framework, "megatron"),
     "recipes": (load_recipe, "fp8-rowwise"),
     "libraries": (load_library, "nccl"),
+    "clusters": (_load_cluster, "dgx-h100"),
 }
 FILES = pytest.mark.parametrize("category", LOADERS)
 
@@ -53,32 +60,31 @@ def test_packaged_files_use_the_new_keys(category: str) -> None:
     folders = (category, *(["dispatchers"] if category == "libraries" else []))
     contents = [_packaged(folder, name) for folder in folders for name in data_files.list_names(folder)]
     for content in contents:
-        reject_renamed_keys(category, Path("mine.yaml"), content)
+        assert find_renamed_key(category, content) is None
     assert {*RENAMED_KEYS[category].values()} <= set().union(*map(_keys, contents))
 
 
 @FILES
 def test_every_old_key_is_refused_with_its_new_name(category: str) -> None:
     for old_path, new_key in RENAMED_KEYS[category].items():
-        with pytest.raises(InputError) as error:
-            reject_renamed_keys(category, Path("mine.yaml"), _with_key(old_path, 1))
-        assert str(error.value) == f"mine.yaml: {old_path.replace('*', 'name')}: is called {new_key} since 0.3"
+        dotted = old_path.replace("*", "name")
+        assert find_renamed_key(category, _with_key(old_path, 1)) == (dotted, f"is called {new_key} since 0.3")
 
 
 @FILES
 def test_a_users_file_with_an_old_key_is_refused(category: str, tmp_path: Path) -> None:
     load, name = LOADERS[category]
-    old_path, new_key = next((old, new) for old, new in RENAMED_KEYS[category].items() if "." not in old)
+    old_path, new_key = next(iter(RENAMED_KEYS[category].items()))
+    section, _, _ = old_path.partition(".")
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({**_packaged(category, name), old_path: 1}))
+    path.write_text(yaml.safe_dump({**_packaged(category, name), section: _with_key(old_path, 1)[section]}))
     with pytest.raises(InputError, match=rf"mine.yaml: {old_path}: is called {new_key} since 0.3$"):
         load(str(path))
 
 
 def test_an_old_key_in_a_list_is_refused() -> None:
     content = {"variants": [{"algorithm": "ring"}, {"capped": True}]}
-    with pytest.raises(InputError, match=r"variants.1.capped: is called ll_limited since 0.3$"):
-        reject_renamed_keys("libraries", Path("mine.yaml"), content)
+    assert find_renamed_key("libraries", content) == ("variants.1.capped", "is called ll_limited since 0.3")
 
 
 @pytest.mark.parametrize(("old_name", "new_name"), RENAMED_KEYS[COLLECTIVE_ALGORITHM].items())
@@ -100,3 +106,8 @@ def test_other_keys_are_not_renamed() -> None:
     for location in (["efficiency"], ["efficiency", "matmul", "tiles"], ["share"], []):
         assert renamed_key_message("accelerators", location) is None
     assert "efficiency.memory" not in flatten_keys(_packaged("accelerators", "gb200"))
+
+
+def test_an_old_key_of_an_override_is_refused_with_its_new_name() -> None:
+    with pytest.raises(InputError, match=r"node.host_memory.update: is called optimizer_fraction since 0.3$"):
+        load_cluster("dgx-h100", 8, {"node.host_memory.update": 0.5})
