@@ -338,7 +338,7 @@ def validate(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
-    """Predict published runs and measurements, or your own, and say how far off the predictions are."""
+    """Predict published runs and measurements, or your own, and report the prediction errors."""
     from clustersim.cli.outputs import Outputs
     from clustersim.cli.validate import run_validation
     from clustersim.cli.validation_kinds import ValidationOptions

@@ -13,7 +13,7 @@ drains until then. Of 240 microbatches on 16 ranks 50 are simulated: a fifth of 
 Where overlapping communication slows computation, what overlaps drifts from microbatch to microbatch, and
 the shorter step is not quite as steady as the long one: at most 1e-3 of the step among DeepSeek-V3's best
 layouts. `MAX_OVERESTIMATE` bounds by how much the estimate is too long
-(tests/planning/layouts/test_steady.py). It may be too short by a few percent where a rank that is hardly
+(tests/planning/layouts/test_extrapolation.py). It may be too short by a few percent where a rank that is hardly
 busier than others falls behind slowly. So estimates only exclude layouts from the best; those that may be
 among the best are simulated in full.
 """
