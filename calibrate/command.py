@@ -32,18 +32,18 @@ CHECK: Final = CalibrateCommand("calibrate.check_command", "Does a real training
 COMMANDS: Final = {
     "collectives": CalibrateCommand("calibrate.collectives.command", "measure collectives; start it with torchrun"),
     "import-nccl-tests": CalibrateCommand(
-        "calibrate.nccl_tests.command", "take over what nccl-tests printed, as text or JSON"
+        "calibrate.nccl_tests.command", "import the output of nccl-tests, as text or JSON"
     ),
     "import-kineto": CalibrateCommand(
-        "calibrate.import_kineto", "take over collectives of steps that PyTorch's profiler measured"
+        "calibrate.import_kineto", "import collectives of steps that PyTorch's profiler measured"
     ),
     "report": CalibrateCommand(
-        "calibrate.report.command", "say (and draw) what a record holds, beside what is shipped"
+        "calibrate.report.command", "print (and draw) what a record holds, compared with the packaged constants"
     ),
-    "derive": CalibrateCommand("calibrate.derive", "carry a record over to an accelerator with the same compute die"),
+    "derive": CalibrateCommand("calibrate.derive", "derive a record of an accelerator with the same compute die"),
     "fit-published": CalibrateCommand(
         "calibrate.fit.published_fit",
-        "fit every shipped accelerator's kernel constants to the shipped table of published kernels",
+        "fit every packaged accelerator's kernel constants to the packaged table of published kernels",
     ),
     "fit-collectives": CalibrateCommand(
         "calibrate.fit.collective_quality",
@@ -51,13 +51,14 @@ COMMANDS: Final = {
     ),
     "fit-dispatchers": CalibrateCommand(
         "calibrate.fit.dispatcher_constants",
-        "compare predicted dispatches of tokens with published ones; fit their constants",
+        "compare predicted token dispatches with published ones; fit their constants",
     ),
     "fit-steps": CalibrateCommand(
-        "calibrate.fit.step_constants", "fit the constants of training steps to the shipped table of published steps"
+        "calibrate.fit.step_constants", "fit the constants of training steps to the packaged table of published steps"
     ),
-    "fit-band": CalibrateCommand(
-        "calibrate.fit.prediction_interval", "fit how far unseen steps are from predictions, by regime"
+    "fit-prediction-interval": CalibrateCommand(
+        "calibrate.fit.prediction_interval",
+        "fit prediction intervals to out-of-sample errors",
     ),
 }
 
@@ -109,6 +110,6 @@ def _unknown_command_message(argument: str) -> str:
 
 
 def _other_commands_text() -> str:
-    lines = [f"  {name:<18} {command.description}" for name, command in COMMANDS.items()]
-    check = f"  {'--check SCENARIO':<18} run real training steps beside the prediction"
+    lines = [f"  {name:<23} {command.description}" for name, command in COMMANDS.items()]
+    check = f"  {'--check SCENARIO':<23} run real training steps and compare them with the prediction"
     return "\n".join(["other commands:", check, *lines])

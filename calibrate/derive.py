@@ -56,7 +56,7 @@ _DIE_BY_ACCELERATOR: Final[Mapping[str, ComputeDie]] = MappingProxyType(
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
     parser.add_argument("record", type=Path, metavar="RECORD", help="a calibration record")
-    parser.add_argument("--to", required=True, metavar="ACCELERATOR", help="a shipped accelerator with the same die")
+    parser.add_argument("--to", required=True, metavar="ACCELERATOR", help="a packaged accelerator with the same die")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="where to write its record")
 
 

@@ -47,7 +47,9 @@ from clustersim.interop.kineto import ProfilerTraces, read_traces
 from clustersim.program.task import CollectiveType
 from clustersim.results.profiled_step import ProfiledCollective, RankSpans, collective_durations
 
-METHOD: Final = "PyTorch's profiler: collectives of training steps, beside kernels; the shortest of their members'"
+METHOD: Final = (
+    "PyTorch's profiler: collectives of training steps, concurrent with kernels; the shortest of their members'"
+)
 _COLLECTIVE_BY_NAME: Final = {kind.value: kind for kind in CollectiveType if not kind.is_token_routing}
 _DTYPE_BY_NAME: Final = {dtype.value: dtype for dtype in DType}
 
@@ -55,7 +57,7 @@ _DTYPE_BY_NAME: Final = {dtype.value: dtype for dtype in DType}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
     parser.add_argument("traces", metavar="TRACES", help="a trace (.json, .json.gz), or a directory of one run's")
-    parser.add_argument("--cluster", required=True, metavar="NAME", help="where it ran: a shipped cluster, or a file")
+    parser.add_argument("--cluster", required=True, metavar="NAME", help="where it ran: a packaged cluster, or a file")
     parser.add_argument(
         "-o", "--output", metavar="RECORD", required=True, help="record to write, or to add to, in JSON"
     )

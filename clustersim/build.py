@@ -288,7 +288,7 @@ def distinct_comm_calls(scenario: Scenario) -> tuple[CollectiveCall, ...]:
 
 
 def _call_sort_key(call: CollectiveCall) -> tuple[str, int, int, float, str]:
-    return call.collective.value, call.ranks, call.nodes, call.payload, call.format.value
+    return call.collective.value, call.ranks, call.nodes, call.payload, call.dtype.value
 
 
 def _segments(program: Program) -> Iterator[Segment]:
@@ -386,7 +386,7 @@ def _interference(
     scenario: ResolvedScenario, accelerator: Accelerator, record: CalibrationRecord | None
 ) -> Interference:
     """Interference levels: from the scenario, else measured, else from the accelerator's file."""
-    configured, measured = scenario.cost.interference, None if record is None else record.interference
+    configured, measured = scenario.cost.interference, None if record is None else record.measured_interference
     if configured is None and measured is not None:
         return measured
     return Interference.uniform(accelerator.interference if configured is None else configured)

@@ -435,9 +435,14 @@ def test_precedence_of_interference_levels() -> None:
         sample, "all_gather", TimeStatistics(1.5, 1.5, 1.5, 9), gathered, statistics, TimeStatistics(3.0, 3.0, 3.0, 9)
     )
     reduce_sample = replace(
-        gather_sample, beside="all_reduce", call=None, together=statistics, call_alone=None, call_together=None
+        gather_sample,
+        overlapped_with="all_reduce",
+        call=None,
+        overlapped_time=statistics,
+        isolated_call_time=None,
+        overlapped_call_time=None,
     )
-    record = replace(collective_record({}), beside=(gather_sample, reduce_sample))
+    record = replace(collective_record({}), interference=(gather_sample, reduce_sample))
     measured = replace(base, cost=replace(base.cost, record=record))
     overridden = replace(measured, cost=replace(measured.cost, interference=0.07))
     tables = [build_simulation(item).cost.device_models.models[0].interference for item in (base, measured, overridden)]
@@ -475,7 +480,7 @@ def test_a_uniform_interference_table_equals_one_level_exactly() -> None:
                 InterferenceSample(KernelSample(*key_fields, statistics), kind, overlapped)
                 for kind in ("all_gather", "reduce")
             ]
-    record = replace(collective_record({}), beside=tuple(samples))
+    record = replace(collective_record({}), interference=tuple(samples))
     by_record = simulate(replace(base, cost=replace(base.cost, record=record)))
     by_level = simulate(replace(base, cost=replace(base.cost, interference=0.5)))
     for name in ("start", "end", "slowed"):

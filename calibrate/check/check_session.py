@@ -102,7 +102,7 @@ def clocks(
     kernels: Mapping[Kernel, Seconds], record: CalibrationRecord, under: DeviceTelemetry | None
 ) -> Clocks | None:
     """Mean clock under which kernels were measured, weighted by predicted duration, and the clock in steps."""
-    telemetry_by_signature = {sample.signature: sample.under for sample in record.kernels}
+    telemetry_by_signature = {sample.signature: sample.telemetry for sample in record.kernels}
     weighted_clocks = [
         (seconds, state.sm_clock_mhz)
         for kernel, seconds in kernels.items()

@@ -143,7 +143,7 @@ def fit_layer_count(scenario: Scenario, budget: MemoryBudget, layers: int | None
     if largest is not None:
         return largest
     min_bytes = peak_allocated(truncate_model(scenario, min_layers))
-    kernel_text = "" if budget.total_bytes is None else " beside the operands of its largest kernel"
+    kernel_text = "" if budget.total_bytes is None else " in addition to the operands of its largest kernel"
     raise InputError(
         f"{scenario.model.name} with only {min_layers} layers needs {format_bytes(min_bytes)} here{kernel_text}, and "
         "there are "

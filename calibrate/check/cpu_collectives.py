@@ -40,7 +40,7 @@ def measure_after_kernels(
         CollectiveSample(
             call,
             _time_iterations(
-                prepare_collective(call.collective, member.with_format(call.format), call.payload).iteration, run_kernel
+                prepare_collective(call.collective, member.with_format(call.dtype), call.payload).iteration, run_kernel
             ),
         )
         for call in full_group_calls

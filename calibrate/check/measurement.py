@@ -159,8 +159,8 @@ def build_record(scenario: Scenario, measurements: CheckMeasurements, context: C
         conditions,
         kernels=measurements.kernels,
         collectives=measurements.collectives,
-        beside=measurements.interference,
-        host=measurements.host,
+        interference=measurements.interference,
+        host_launches=measurements.host,
     )
 
 
@@ -227,9 +227,12 @@ def pool_host(samples: Iterable[HostLaunchSample]) -> tuple[HostLaunchSample, ..
             duplicates[0],
             forward=median(sample.forward for sample in duplicates),
             backward=median(sample.backward for sample in duplicates),
-            alone=(median(sample.alone[0] for sample in duplicates), median(sample.alone[1] for sample in duplicates)),
+            in_kernel_times=(
+                median(sample.in_kernel_times[0] for sample in duplicates),
+                median(sample.in_kernel_times[1] for sample in duplicates),
+            ),
         )
-        for duplicates in _group_by(samples, lambda sample: sample.state)
+        for duplicates in _group_by(samples, lambda sample: sample.mode)
     )
 
 

@@ -91,7 +91,7 @@ def _layout_problems(scenario: Scenario) -> Iterator[str]:
 def _format_problems(scenario: Scenario) -> Iterator[str]:
     recipe, formats = scenario.training.recipe, scenario.training.recipe.weight_formats
     if recipe.matmul_formats != MatmulFormats.uniform(formats.stored):
-        yield "training.precision: only products in one format, that of the weights, can be checked"
+        yield "training.precision: only matmuls in one format, that of the weights, can be checked"
     master_format = formats.updated
     if {formats.gradients.bytes, formats.moments.bytes} != {master_format.bytes}:
         yield (
@@ -109,7 +109,7 @@ def _format_problems(scenario: Scenario) -> Iterator[str]:
 def _model_problems(scenario: Scenario) -> Iterator[str]:
     layout, model = scenario.layout, scenario.model
     if scenario.training.lora is not None:
-        yield "training.lora: adapters beside frozen weights cannot be checked; set it to none"
+        yield "training.lora: adapters of frozen weights cannot be checked; set it to none"
     if model.mtp_layers:
         yield "model.mtp_layers: layers that predict further tokens cannot be checked; set it to 0"
     if any(None in (spec.attention, spec.mlp) for spec in model.distinct_specs):
@@ -143,7 +143,7 @@ def _recompute_problems(scenario: Scenario) -> Iterator[str]:
 def _early_stop_problems(scenario: Scenario) -> Iterator[str]:
     """Fused wgrad accumulation saves its inputs at the end, too late for early_stop."""
     if scenario.training.fused and scenario.training.early_stop:
-        yield "training.recompute: fused products save too late for early_stop; set it or training.fused to false"
+        yield "training.recompute: fused matmuls save too late for early_stop; set it or training.fused to false"
 
 
 def _layer_problems(model: TransformerModel) -> Iterator[str]:
@@ -185,9 +185,9 @@ def _expert_problems(scenario: Scenario) -> Iterator[str]:
         return
     layout, training = scenario.layout, scenario.training
     if layout.tp > 1 or layout.pp > 1 or layout.effective_etp > 1:
-        yield "layout: experts beside tp, pp or etp cannot be checked; set these to 1"
+        yield "layout: experts with tp, pp or etp cannot be checked; set these to 1"
     if layout.dp > 1 and not isinstance(layout.data, DdpStrategy):
-        yield "layout.data: experts can be checked beside ddp alone; set it to ddp"
+        yield "layout.data: experts can be checked with ddp only; set it to ddp"
     if layout.ep not in (1, layout.dp):
         yield f"layout.ep: {layout.ep} of {layout.dp} replicas cannot be checked; 1 and {layout.dp} can"
     if layout.ep > 1 and layout.dispatcher is not TokenDispatcher.ALL_TO_ALL:
@@ -197,7 +197,7 @@ def _expert_problems(scenario: Scenario) -> Iterator[str]:
     ):
         yield "model.experts: capacity_factor, bias and shared_gate cannot be checked; set them to none and false"
     if training.fused or isinstance(training.recompute, FullRecompute):
-        yield "training: experts beside fused kernels or full recomputation cannot be checked; set fused to false"
+        yield "training: experts with fused kernels or full recomputation cannot be checked; set fused to false"
     overheads = training.overheads
     if overheads.router_loss:
         yield "training.overheads.router_loss: a loss of experts' load cannot be checked; set it to false"

@@ -29,7 +29,7 @@ def training_setup(scenario: Scenario, context: CheckContext) -> Iterator[tuple[
     except Exception as error:
         layers = "layer does" if scenario.model.layer_count == 1 else "layers do"
         out_of_memory_text = (
-            f"{scenario.model.layer_count} {layers} not fit on {context.device.name} beside what is there; use fewer "
+            f"{scenario.model.layer_count} {layers} not fit into the free memory of {context.device.name}; use fewer "
             "--layers, "
             "or a smaller training.microbatch"
         )

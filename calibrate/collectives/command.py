@@ -125,9 +125,9 @@ def imbalanced_calls(calls: Iterable[CollectiveCall]) -> tuple[CollectiveCall, .
 def with_dtypes(calls: Iterable[CollectiveCall], dtypes: Sequence[DType]) -> tuple[CollectiveCall, ...]:
     """The calls, with reductions in each of these dtypes."""
     expanded = (
-        replace(call, format=dtype)
+        replace(call, dtype=dtype)
         for call in calls
-        for dtype in (dtypes if call.collective.is_reduction else (call.format,))
+        for dtype in (dtypes if call.collective.is_reduction else (call.dtype,))
     )
     return tuple(dict.fromkeys(expanded))
 
@@ -263,7 +263,7 @@ def _plan_measurements(
         calls = (calls if dtypes is None else with_dtypes(calls, dtypes)) + imbalanced_calls(calls)
         interference_calls, kernels = largest_calls(calls), heaviest_kernels(distinct_kernels(scenario))
     measured_calls = {sample.call for sample in record.collectives}
-    measured_pairs = {(sample.kernel.signature, sample.call) for sample in record.beside}
+    measured_pairs = {(sample.kernel.signature, sample.call) for sample in record.interference}
     pairs = tuple(
         (kernel, call)
         for call in interference_calls
@@ -314,7 +314,8 @@ class _RecordWriter:
                 )
             case InterferenceSample():
                 self._save_and_print(
-                    replace(self.record, beside=(*self.record.beside, result)), format_interference_sample(result)
+                    replace(self.record, interference=(*self.record.interference, result)),
+                    format_interference_sample(result),
                 )
             case _:
                 self.skip_reasons[result.reason] += 1
@@ -331,7 +332,7 @@ class _RecordWriter:
         self.record = replace(self.record, conditions=conditions, collective_fits=fits)
         self._write()
         print(fit_table(fits))
-        print(interference_table(self.record.beside))
+        print(interference_table(self.record.interference))
         print(imbalance_table(self.record.collectives))
         for reason, count in self.skip_reasons.items():
             print(f"{count} not measured: {reason}")

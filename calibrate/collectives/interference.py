@@ -57,7 +57,7 @@ def default_kernels(device: TorchDevice) -> tuple[Kernel, ...]:
     shape = AttentionShape(1, size // 2, size // 2, heads, heads, 128, causal=True)
     (attention,) = AttentionCore(shape, matmul.dtype, dropout=False, fused=True).flash_operators()
     gradient_sum = memory_bound.GRADIENT_SUM.forward_kernel(
-        "beside.sum", matmul.dtype, memory_bound.GRADIENT_SUM.shape_for(size, size)
+        "overlapped.sum", matmul.dtype, memory_bound.GRADIENT_SUM.shape_for(size, size)
     )
     return matmul, *attention.forward, gradient_sum
 
@@ -137,10 +137,12 @@ def _measure_pair(
 ) -> InterferenceSample | SkippedCall:
     call, iteration = call_iteration
     if kernel.time is None:
-        return SkippedCall(call, f"beside {kernel.name}, which could not be run by itself ({kernel.outcome.value})")
+        return SkippedCall(
+            call, f"overlapped with {kernel.name}, which could not be run in isolation ({kernel.outcome.value})"
+        )
     times = _run_overlapped(kernel, iteration, benchmark, device)
     if times is None:
-        return SkippedCall(call, f"beside {kernel.name}: no memory for both, or nothing of them was beside each other")
+        return SkippedCall(call, f"overlapped with {kernel.name}: no memory for both, or they did not overlap")
     isolated_sample, call_times = (
         replace(kernel, time=times.kernel_isolated),
         (times.call_isolated, times.call_overlapped),

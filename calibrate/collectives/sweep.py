@@ -109,7 +109,7 @@ def _does_not_fit_reason(call: CollectiveCall, world: World) -> str:
 
 
 def _collective_label(call: CollectiveCall) -> str:
-    return call.collective.value if call.format is DType.FP32 else f"{call.collective.value} in {call.format.value}"
+    return call.collective.value if call.dtype is DType.FP32 else f"{call.collective.value} in {call.dtype.value}"
 
 
 def _group_label(call: CollectiveCall) -> str:
@@ -174,7 +174,7 @@ class _CollectiveBench:
 
     def _verify_result(self, call: CollectiveCall) -> bool:
         """Raise InputError where a result is wrong in any group; returns whether there was memory to verify it."""
-        key = call.collective, call.format, call.shares
+        key = call.collective, call.dtype, call.shares
         if key in self.checked:
             return True
         collective = self._on_all_ranks(lambda: self._prepare_local(call, _CHECK_SHARD_BYTES * call.ranks))
@@ -190,7 +190,7 @@ class _CollectiveBench:
         return (
             _NO_OP_COLLECTIVE
             if self.member is None
-            else prepare_collective(call.collective, self.member.with_format(call.format, call.shares), payload)
+            else prepare_collective(call.collective, self.member.with_format(call.dtype, call.shares), payload)
         )
 
     def _on_all_ranks(self, build: Callable[[], T]) -> T | None:

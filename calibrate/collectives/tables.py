@@ -34,11 +34,11 @@ def fit_table(fits: Sequence[CollectiveFit]) -> str:
     """One line per fit; a sentence where there is none."""
     if not fits:
         return "no fit: alpha and beta take three payloads of one collective and group"
-    lines = [f"{'collective':<20}{'group':<20}{'alpha':>10}{'beta':>12}{'rows':>6}{'error':>8}{'left out':>10}"]
+    lines = [f"{'collective':<20}{'group':<20}{'alpha':>10}{'beta':>12}{'samples':>9}{'error':>8}{'LOO':>10}"]
     for fit in fits:
         shape, residual = _group_label(fit.ranks, fit.nodes), fit.residual
         constants = f"{format_seconds(fit.alpha):>10}{format_bandwidth(fit.beta):>12}"
-        errors = f"{residual.rows:>6}{residual.error:>8.1%}{residual.left_out:>10.1%}"
+        errors = f"{residual.samples:>9}{residual.error:>8.1%}{residual.leave_one_out_error:>10.1%}"
         lines.append(f"{_collective_label(fit):<20}{shape:<20}{constants}{errors}")
     return "\n".join(lines)
 
@@ -46,7 +46,7 @@ def fit_table(fits: Sequence[CollectiveFit]) -> str:
 def imbalance_table(samples: Sequence[CollectiveSample]) -> str:
     """Slowdown of all-to-alls with imbalanced shards; empty without any."""
     times = {sample.call: sample.time.seconds for sample in samples}
-    lines = [f"{'uneven parts':<20}{'payload':>10}  {'group':<20}{'largest':>10}{'longer':>10}"]
+    lines = [f"{'imbalanced shares':<20}{'payload':>10}  {'group':<20}{'max/mean':>10}{'slowdown':>10}"]
     for call, seconds in times.items():
         balanced = times.get(replace(call, shares=()))
         if call.shares and balanced is not None:
@@ -60,10 +60,12 @@ def imbalance_table(samples: Sequence[CollectiveSample]) -> str:
 
 def format_interference_sample(sample: InterferenceSample) -> str:
     """The overlapped kernel and collective, and the slowdown of each."""
-    comm_text = "" if sample.call_together is None else f", the collective {_format_slowdown(sample.comm_slowdown)}"
+    comm_text = (
+        "" if sample.overlapped_call_time is None else f", the collective {_format_slowdown(sample.comm_slowdown)}"
+    )
     size = "" if sample.call is None else format_bytes(sample.call.payload)
     return (
-        f"{sample.beside:<15}{size:>10}  beside {sample.kernel.name}: it takes "
+        f"{sample.overlapped_with:<15}{size:>10}  overlapped with {sample.kernel.name}: slowdown "
         f"{_format_slowdown(sample.kernel_slowdown)}{comm_text}"
     )
 
@@ -73,16 +75,14 @@ def interference_table(samples: Sequence[InterferenceSample]) -> str:
     kernels, calls = kernel_slowdowns(samples), comm_slowdowns(samples)
     if not kernels:
         return ""
-    lines = [
-        f"{'beside each other':<19}" + "".join(f"{kernel_class.value + ' kernels':>23}" for kernel_class in KernelClass)
-    ]
+    lines = [f"{'overlapped':<19}" + "".join(f"{kernel_class.value + ' kernels':>23}" for kernel_class in KernelClass)]
     for kind in dict.fromkeys(kind for kind, _ in kernels):
         cells = (
             _slowdown_cell(kernels.get((kind, kernel_class)), calls.get((kind, kernel_class)))
             for kernel_class in KernelClass
         )
         lines.append(f"{kind.value:<19}" + "".join(f"{cell:>23}" for cell in cells))
-    return "\n".join([*lines, "kernels take so much longer, and (in brackets) the collective, where it was measured"])
+    return "\n".join([*lines, "slowdown of kernels, and (in brackets) of the collective, where it was measured"])
 
 
 def _slowdown_cell(kernel_slowdown: float | None, comm_slowdown: float | None) -> str:
@@ -95,11 +95,11 @@ def _slowdown_cell(kernel_slowdown: float | None, comm_slowdown: float | None) -
 
 
 def _format_slowdown(slowdown: float) -> str:
-    return f"+{slowdown:.0%}" if slowdown < _STALL_SLOWDOWN else "stand still"
+    return f"+{slowdown:.0%}" if slowdown < _STALL_SLOWDOWN else "stalls"
 
 
 def _collective_label(call: CollectiveCall | CollectiveFit) -> str:
-    suffix = "" if call.format is DType.FP32 else f" {call.format.value}"
+    suffix = "" if call.dtype is DType.FP32 else f" {call.dtype.value}"
     return f"{call.collective.value}{suffix}"
 
 

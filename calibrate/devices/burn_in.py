@@ -16,7 +16,7 @@ from calibrate.devices.load_generator import LoadGenerator
 from clustersim.common.units import Seconds, format_seconds
 from clustersim.cost.calibration_record import DeviceTelemetry, TelemetrySample
 
-STAGE_NAME: Final = "soak"
+STAGE_NAME: Final = "burn_in"
 _SAMPLE_SECONDS: Final = 0.5  # seconds of load per telemetry sample
 _WINDOW_SECONDS: Final = 10.0
 _MAX_DRIFT: Final = 0.01
@@ -61,9 +61,7 @@ def _relative_drift(speeds: Sequence[SpeedSample]) -> float | None:
 
 def _describe_drift(speeds: Sequence[SpeedSample], drift: float | None) -> str:
     if not speeds or drift is None:
-        return (
-            f"too short a soak to tell whether clocks are steady: it takes {format_seconds(_WINDOW_SECONDS)} at least"
-        )
+        return f"too short to tell whether clocks are steady: burn-in takes {format_seconds(_WINDOW_SECONDS)} at least"
     change = speeds[-1][1] / speeds[0][1] - 1.0
     text = f"steady after {format_seconds(round(speeds[-1][0]))}: {change:+.1%} from the first half second"
     return (

@@ -33,7 +33,7 @@ def fit_collectives(samples: Iterable[CollectiveSample]) -> tuple[CollectiveFit,
     shapes: dict[GroupShapeKey, list[CollectiveSample]] = {}
     for sample in (candidate for candidate in samples if not candidate.call.shares):
         call = sample.call
-        shapes.setdefault((call.collective, call.ranks, call.nodes, call.format), []).append(sample)
+        shapes.setdefault((call.collective, call.ranks, call.nodes, call.dtype), []).append(sample)
     fits = (_fit_shape(shape, group) for shape, group in shapes.items())
     return tuple(fit for fit in fits if fit is not None)
 

@@ -45,11 +45,11 @@ class AttentionGrid:
 def single_point_grid(constants: AttentionEfficiency) -> AttentionGrid:
     """Grid of one point: the given constants."""
     return AttentionGrid(
-        shares=np.array([constants.share]),
-        causal_factors=(constants.causal,),
+        shares=np.array([constants.peak_fraction]),
+        causal_factors=(constants.causal_ratio,),
         head_overheads=(constants.head_overhead,),
         key_overheads=(constants.key_overhead,),
-        block_sizes=(constants.block,),
+        block_sizes=(constants.query_block,),
     )
 
 
@@ -107,11 +107,13 @@ def fit_low_precision_speedup(
     """Constants of one direction with the speed-up of the scaled format of these samples (relative to BF16)."""
     search = GridSearch(np.array([sample.seconds for sample in samples]), [sample.publication for sample in samples])
     bf16_samples = [replace(sample, dtype=DType.BF16) for sample in samples]
-    compute = _compute_seconds_at_peak(accelerator, constants, bf16_samples) / constants.share
+    compute = _compute_seconds_at_peak(accelerator, constants, bf16_samples) / constants.peak_fraction
     seconds = np.maximum(compute[None, :] / SPEEDUPS[:, None], _memory_seconds(accelerator, samples))
     search.evaluate([(float(speedup),) for speedup in SPEEDUPS], seconds + accelerator.efficiency.kernel_latency)
     optimum = search.optimum()
-    return replace(constants, formats={**constants.formats, samples[0].dtype: optimum.constants[0]}), optimum
+    return replace(
+        constants, speedup_by_format={**constants.speedup_by_format, samples[0].dtype: optimum.constants[0]}
+    ), optimum
 
 
 def _efficiency(
@@ -132,7 +134,7 @@ def _compute_seconds_at_peak(
 def _memory_seconds(accelerator: Accelerator, samples: Sequence[AttentionSample]) -> FloatArray:
     """Seconds of each sample's memory traffic: [samples]."""
     return np.array([sample.moved_bytes for sample in samples]) / (
-        accelerator.memory_bandwidth * accelerator.efficiency.memory
+        accelerator.memory_bandwidth * accelerator.efficiency.memory_bandwidth_fraction
     )
 
 

@@ -123,7 +123,7 @@ def _select_errors(evaluation: BenchmarkEvaluation, *, out_of_sample: bool) -> B
 
 def format_report(evaluations: Sequence[BenchmarkEvaluation]) -> str:
     """One line per benchmark, per GPU type and per source, and the macro averages."""
-    lines = [f"{'':<64}{'':<4}{'fitted':>16}  {'left out by source':>18}"]
+    lines = [f"{'':<64}{'':<4}{'fitted':>16}  {'held-out source':>18}"]
     lines += [
         f"{'source':<19}{'gpu':<14}{'gpus':>6} {'network':<11}{'collective':<18}{_SIZE_COLUMNS}  "
         f"{_SIZE_COLUMNS}{'sizes':>6}"

@@ -145,7 +145,7 @@ def dispatcher_constants(library: Library) -> dict[str, float]:
         SM_RATE: dispatch_copy.rate,
         COMBINE_SM_RATE: combine_copy.rate,
         CHUNK_SECONDS: combine_copy.chunk_seconds,
-        KERNEL_SHARE: library.kernel_share,
+        KERNEL_SHARE: library.kernel_time_fraction,
     }
 
 

@@ -85,7 +85,7 @@ def out_of_sample_ratios(samples: Sequence[DispatchSample], start: DispatchConst
 def format_report(dispatcher: TokenDispatcher, samples: Sequence[DispatchSample], constants: DispatchConstants) -> str:
     """One line per fold, and means."""
     out_of_sample = out_of_sample_ratios(samples, constants)
-    lines = [f"{dispatcher.value:<40}{'rows':>5}{'fitted':>10}{'left out':>10}"]
+    lines = [f"{dispatcher.value:<40}{'rows':>5}{'fitted':>10}{'held out':>10}"]
     for (source, gpu, ranks), fold_samples in group_by(samples, lambda sample: sample.fold_key).items():
         lines.append(_report_line(f"  {source} {gpu} {ranks}", fold_samples, constants, out_of_sample))
     return "\n".join([*lines, _report_line("  all rows", samples, constants, out_of_sample), ""])

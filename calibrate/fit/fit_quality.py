@@ -108,8 +108,8 @@ class SourceErrors:
     n: int
     mape: float
     bias: float
-    unseen_mape: float | None
-    unseen_bias: float | None
+    held_out_mape: float | None
+    held_out_bias: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def _errors_by_source(evaluation: KernelFitEvaluation) -> Iterator[SourceErrors]
 
 def source_error_table(source_errors: Sequence[SourceErrors]) -> str:
     """One line per accelerator, kind and source: error and bias of the fit, and with the source held out."""
-    head = f"{'accelerator':<16}{'kind':<38}{'source':<30}{'n':>5}{'MAPE':>8}{'bias':>8}{'left out':>10}{'bias':>8}"
+    head = f"{'accelerator':<16}{'kind':<38}{'source':<30}{'n':>5}{'MAPE':>8}{'bias':>8}{'held out':>10}{'bias':>8}"
     return "\n".join([head, *map(_source_error_line, source_errors)])
 
 
@@ -163,14 +163,14 @@ def _source_error_line(errors: SourceErrors) -> str:
         f"{errors.accelerator:<16}{errors.kind:<38}{errors.source:<30}{errors.n:>5}"
         f"{errors.mape:8.1%}{errors.bias:+8.1%}"
     )
-    if errors.unseen_mape is None or errors.unseen_bias is None:
+    if errors.held_out_mape is None or errors.held_out_bias is None:
         return line
-    return f"{line}{errors.unseen_mape:10.1%}{errors.unseen_bias:+8.1%}"
+    return f"{line}{errors.held_out_mape:10.1%}{errors.held_out_bias:+8.1%}"
 
 
 def quality_table(qualities: Sequence[FitQuality]) -> str:
     """One line per accelerator and kind."""
-    head = f"{'accelerator':<16}{'kind':<40}{'n':>5}{'MAPE':>8}{'left out':>10}{'large':>7}{'MAPE':>8}{'left out':>10}"
+    head = f"{'accelerator':<16}{'kind':<40}{'n':>5}{'MAPE':>8}{'LOO':>10}{'large':>7}{'MAPE':>8}{'LOO':>10}"
     return "\n".join([head, *map(_quality_line, qualities)])
 
 

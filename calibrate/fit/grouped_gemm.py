@@ -73,10 +73,10 @@ def fit_kernel_share(
     """The best peak fraction of the grouped kernel; all other constants are fixed."""
     current, search = accelerator.efficiency.expert_matmul, _new_search(samples)
     _evaluate_candidates(
-        search, accelerator, samples, _candidates(PEAK_SHARES, current.edge, current.prologue, (current.call,))
+        search, accelerator, samples, _candidates(PEAK_SHARES, current.edge, current.prologue, (current.host_launch,))
     )
     optimum = search.optimum()
-    return replace(current, kernel_share=optimum.constants[0]), optimum
+    return replace(current, kernel_peak_fraction=optimum.constants[0]), optimum
 
 
 def _new_search(samples: Sequence[GroupedGemmSample]) -> GridSearch:
@@ -114,7 +114,7 @@ def _grouped_gemm_seconds(
     accelerator: Accelerator, samples: Sequence[GroupedGemmSample], constants: GroupedGemmEfficiency
 ) -> FloatArray:
     """Seconds of the kernels of all samples with given grouped-matmul constants: [kernels]."""
-    changed = replace(accelerator, efficiency=replace(accelerator.efficiency, grouped=constants))
+    changed = replace(accelerator, efficiency=replace(accelerator.efficiency, grouped_gemm=constants))
     kernels = [kernel for sample in samples for kernel in sample.kernels]
     shapes = [kernel.shape for kernel in kernels if isinstance(kernel.shape, MatmulShape)]
     sizes = np.array([(shape.m, shape.n, shape.k, shape.batch) for shape in shapes], dtype=np.float64).T

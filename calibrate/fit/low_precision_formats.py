@@ -52,7 +52,7 @@ def fit_low_precision_formats(
     """The accelerator with the peak fractions of all its block-scaled formats, and their evaluations."""
     extended = _with_fp8_share(accelerator, reference)
     evaluations = []
-    for dtype in extended.efficiency.matmul.shares:
+    for dtype in extended.efficiency.matmul.peak_fraction_by_format:
         samples = _format_samples(dtype, (accelerator.name, *same_chip_accelerators))
         if samples:
             constants, optimum = fit_low_precision_matmul(extended, samples)
@@ -70,8 +70,8 @@ def fit_cast_share(
     """Bandwidth of casts as a fraction of that of other memory-bound kernels, and its evaluation."""
     samples = [sample for sample in cast_samples() if sample.accelerator == accelerator.name]
     if not samples:
-        has_low_precision = bool(accelerator.efficiency.matmul.shares)
-        return (sibling.casts if sibling is not None and has_low_precision else 1.0), []
+        has_low_precision = bool(accelerator.efficiency.matmul.peak_fraction_by_format)
+        return (sibling.quantization_bandwidth_ratio if sibling is not None and has_low_precision else 1.0), []
     measured, fold_keys = np.array([sample.seconds for sample in samples]), [sample.kernel.shape for sample in samples]
     optima = []
     for shares in (np.array([1.0]), CAST_SHARE_GRID):
@@ -84,36 +84,46 @@ def fit_cast_share(
 
 def derived_kernel_shares(efficiency: KernelEfficiency, sibling: KernelEfficiency) -> Mapping[DType, float]:
     """Peak fractions of the grouped kernel: those of matmuls times a sibling's ratio of grouped kernel to matmul."""
-    peak_shares, sibling_shares = efficiency.matmul.shares, sibling.expert_matmul.kernel_shares
+    peak_shares, sibling_shares = (
+        efficiency.matmul.peak_fraction_by_format,
+        sibling.expert_matmul.kernel_peak_fraction_by_format,
+    )
     common_formats = (dtype for dtype in sibling_shares if dtype in peak_shares)
     return {
-        dtype: round(sibling_shares[dtype] * peak_shares[dtype] / sibling.matmul.shares[dtype], SHARE_DIGITS)
+        dtype: round(
+            sibling_shares[dtype] * peak_shares[dtype] / sibling.matmul.peak_fraction_by_format[dtype], SHARE_DIGITS
+        )
         for dtype in common_formats
     }
 
 
 def with_substitute_shares(efficiency: KernelEfficiency) -> KernelEfficiency:
     """Add the grouped-kernel fraction of formats that run with another format's kernels."""
-    grouped, listed = efficiency.grouped, efficiency.matmul.shares
+    grouped, listed = efficiency.grouped_gemm, efficiency.matmul.peak_fraction_by_format
     if grouped is None:
         return efficiency
-    shares = grouped.kernel_shares
+    shares = grouped.kernel_peak_fraction_by_format
     substituted = {
         dtype: shares[substitute]
         for dtype, substitute in SUBSTITUTE_FORMATS.items()
         if dtype in listed and substitute in shares
     }
-    return replace(efficiency, grouped=replace(grouped, kernel_shares={**substituted, **shares}))
+    return replace(efficiency, grouped_gemm=replace(grouped, kernel_peak_fraction_by_format={**substituted, **shares}))
 
 
 def _with_fp8_share(accelerator: Accelerator, reference: SiblingReference) -> Accelerator:
     """The accelerator with FP8's peak fraction for all scaled formats, as the base that the others are relative to."""
-    listed = load_accelerator(accelerator.name).efficiency.matmul.shares
-    matmul = replace(accelerator.efficiency.matmul, shares={}, prologues={}, starts={})
-    base_share = matmul.share if reference.sibling is None else reference.sibling.matmul.peak_fraction_of(DType.FP8)
+    listed = load_accelerator(accelerator.name).efficiency.matmul.peak_fraction_by_format
+    matmul = replace(
+        accelerator.efficiency.matmul, peak_fraction_by_format={}, prologue_by_format={}, kernel_latency_by_format={}
+    )
+    base_share = (
+        matmul.peak_fraction if reference.sibling is None else reference.sibling.matmul.peak_fraction_of(DType.FP8)
+    )
     share = round(base_share * reference.fp8_ratio, SHARE_DIGITS)
     extended = replace(
-        matmul, shares=dict.fromkeys((dtype for dtype in LOW_PRECISION_DTYPES if dtype in listed), share)
+        matmul,
+        peak_fraction_by_format=dict.fromkeys((dtype for dtype in LOW_PRECISION_DTYPES if dtype in listed), share),
     )
     if reference.sibling is not None and DType.FP8 in listed:
         extended = _copy_overheads(extended, DType.FP8, reference.sibling.matmul, DType.FP8)
@@ -122,10 +132,10 @@ def _with_fp8_share(accelerator: Accelerator, reference: SiblingReference) -> Ac
 
 def _derive_missing(matmul: MatmulEfficiency, sibling: KernelEfficiency | None, fitted: set[DType]) -> MatmulEfficiency:
     """Constants of the formats that have no samples."""
-    missing = [dtype for dtype in matmul.shares if dtype not in fitted and dtype is not DType.FP8]
-    substituted = [dtype for dtype in missing if SUBSTITUTE_FORMATS.get(dtype) in matmul.shares]
+    missing = [dtype for dtype in matmul.peak_fraction_by_format if dtype not in fitted and dtype is not DType.FP8]
+    substituted = [dtype for dtype in missing if SUBSTITUTE_FORMATS.get(dtype) in matmul.peak_fraction_by_format]
     for dtype in (dtype for dtype in missing if dtype not in substituted):
-        if sibling is None or dtype not in sibling.matmul.shares:
+        if sibling is None or dtype not in sibling.matmul.peak_fraction_by_format:
             raise ValueError(f"{dtype.value}: neither published for this accelerator nor known of a sibling")
         ratio = matmul.peak_fraction_of(DType.FP8) / sibling.matmul.peak_fraction_of(DType.FP8)
         share = round(sibling.matmul.peak_fraction_of(dtype) * ratio, SHARE_DIGITS)
@@ -142,7 +152,9 @@ def _copy_overheads(
     matmul: MatmulEfficiency, dtype: DType, source: MatmulEfficiency, source_format: DType
 ) -> MatmulEfficiency:
     """Copy the format-specific prologue and latency of another format."""
-    return matmul.with_format_overheads(dtype, source.prologues.get(source_format), source.starts.get(source_format))
+    return matmul.with_format_overheads(
+        dtype, source.prologue_by_format.get(source_format), source.kernel_latency_by_format.get(source_format)
+    )
 
 
 def _format_samples(dtype: DType, names: Sequence[str]) -> list[MatmulMeasurement]:
@@ -154,7 +166,7 @@ def _cast_seconds(accelerator: Accelerator, samples: Sequence[CastSample], share
     """Seconds of casts that reach a fraction of the memory-bound bandwidth: [shares, samples]."""
     efficiency = accelerator.efficiency
     transfer_seconds = np.array([sample.kernel.bytes for sample in samples]) / (
-        accelerator.memory_bandwidth * efficiency.memory
+        accelerator.memory_bandwidth * efficiency.memory_bandwidth_fraction
     )
     latency_seconds = np.array([sample.kernel.launches for sample in samples]) * efficiency.kernel_latency
     seconds: FloatArray = transfer_seconds[None, :] / shares[:, None] + latency_seconds[None, :]

@@ -107,7 +107,7 @@ class LowPrecisionQuality:
     """Steps of one source: mean error and bias, in sample and with the source held out."""
 
     source: str
-    mixtures: bool
+    is_moe: bool
     n: int
     mape: float
     bias: float
@@ -140,13 +140,13 @@ def _relative_error(step: LowPrecisionStep, rates: Mapping[str, float]) -> float
 def low_precision_lines(steps: Sequence[LowPrecisionStep]) -> list[str]:
     """Fitted rates and their errors as text."""
     rates = fit_low_precision_rates(steps)
-    lines = [f"{name:20s} narrow {rate:.2f}" for name, rate in rates.items()]
+    lines = [f"{name:20s} low_precision_ratio {rate:.2f}" for name, rate in rates.items()]
     qualities = low_precision_quality(steps)
     for is_moe in (False, True):
-        selected = [quality for quality in qualities if quality.mixtures is is_moe]
+        selected = [quality for quality in qualities if quality.is_moe is is_moe]
         if not selected:
             continue
-        lines += ["", f"{'mixtures' if is_moe else 'dense':24s} cases    MAPE    bias  left out    bias"]
+        lines += ["", f"{'MoE' if is_moe else 'dense':24s} cases    MAPE    bias  held out    bias"]
         lines += [
             _quality_line(quality.source, quality.n, (quality.mape, quality.bias, quality.loo_mape, quality.loo_bias))
             for quality in selected
@@ -166,4 +166,4 @@ def _quality_line(name: str, n: int | None, values: tuple[float, ...]) -> str:
 def low_precision_json(steps: Sequence[LowPrecisionStep]) -> str:
     """Fitted rates and their errors as JSON."""
     by_source = [asdict(quality) for quality in low_precision_quality(steps)]
-    return json.dumps({"narrow": fit_low_precision_rates(steps), "by_source": by_source}, indent=2) + "\n"
+    return json.dumps({"low_precision_ratio": fit_low_precision_rates(steps), "by_source": by_source}, indent=2) + "\n"

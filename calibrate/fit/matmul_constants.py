@@ -130,7 +130,7 @@ def _device_seconds(
     """Pairs of a share and the seconds of every matmul at that share, without kernel latency: [matmuls]."""
     matmul, dtype = accelerator.efficiency.matmul, samples[0].dtype
     base = matmul.with_peak_fraction(dtype, 1.0) if dtype in LOW_PRECISION_DTYPES else matmul
-    full_rate = replace(base.with_uniform_fraction(1.0), edge=edge, prologue=prologue, prologues={})
+    full_rate = replace(base.with_uniform_fraction(1.0), edge=edge, prologue=prologue, prologue_by_format={})
     full_rate_accelerator = replace(accelerator, efficiency=replace(accelerator.efficiency, matmul=full_rate))
     compute, memory = _tile_options(
         full_rate_accelerator, [matmul_sample for sample in samples for matmul_sample in sample.matmuls]

@@ -65,7 +65,9 @@ def _fit_reference(state: FitState, samples: Sequence[TimedKernel], latency_grid
     optimum = _search_reference(accelerator, samples, latency_grid)
     share, edge, prologue, latency = optimum.constants
     peak = scale.effective_peak(share)
-    matmul = replace(state.accelerator.efficiency.matmul, share=share * scale.rate / peak, edge=edge, prologue=prologue)
+    matmul = replace(
+        state.accelerator.efficiency.matmul, peak_fraction=share * scale.rate / peak, edge=edge, prologue=prologue
+    )
     return state.with_fit(samples, optimum, matmul=matmul, kernel_latency=latency).with_peak(
         samples[0].sample.dtype, peak
     )
@@ -89,7 +91,7 @@ def _search_reference(
 def _fit_unscaled_format(state: FitState, samples: Sequence[TimedKernel]) -> FitState:
     """The peak of a non-reference unscaled format, at the reference's peak fraction."""
     rate, optimum, _ = _fit_rate(state, samples)
-    peak = rate / state.accelerator.efficiency.matmul.share
+    peak = rate / state.accelerator.efficiency.matmul.peak_fraction
     return state.with_fit(samples, optimum).with_peak(samples[0].sample.dtype, peak)
 
 
@@ -103,7 +105,9 @@ def _fit_scaled_format(state: FitState, samples: Sequence[TimedKernel]) -> FitSt
     peak = scale.effective_peak(winner.constants[0])
     previous_peak = state.accelerator.peak.get(dtype.peak_dtype, peak)
     for peer_format in (
-        peer_format for peer_format in matmul_constants.shares if peer_format.peak_dtype is dtype.peak_dtype
+        peer_format
+        for peer_format in matmul_constants.peak_fraction_by_format
+        if peer_format.peak_dtype is dtype.peak_dtype
     ):
         matmul_constants = matmul_constants.with_peak_fraction(
             peer_format, matmul_constants.peak_fraction_of(peer_format) * previous_peak / peak
@@ -123,7 +127,7 @@ def _add_expert_formats(state: FitState, samples: Iterable[TimedKernel]) -> FitS
                 accelerator.peak.get(dtype.peak_dtype, RATE_MARGIN * best_rate(format_samples)),
             )
             matmul = (
-                matmul_constants.with_peak_fraction(dtype, matmul_constants.share)
+                matmul_constants.with_peak_fraction(dtype, matmul_constants.peak_fraction)
                 if dtype in LOW_PRECISION_DTYPES
                 else matmul_constants
             )

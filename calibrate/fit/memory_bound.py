@@ -34,7 +34,7 @@ def fit_memory_bound(
 ) -> GridOptimum:
     """Fraction of memory bandwidth and kernel latency, each only if the samples support it."""
     efficiency = accelerator.efficiency
-    share, latency = np.array([efficiency.memory]), np.array([efficiency.kernel_latency])
+    share, latency = np.array([efficiency.memory_bandwidth_fraction]), np.array([efficiency.kernel_latency])
     grids = ((share, latency), (SHARE_GRID, latency), (share, latencies), (SHARE_GRID, latencies))
     optima = [search_memory_bound(accelerator, samples, shares, latency_grid) for shares, latency_grid in grids]
     return select_supported(optima, np.array([sample.seconds for sample in samples]))
@@ -43,8 +43,14 @@ def fit_memory_bound(
 def fit_casts(accelerator: Accelerator, samples: Sequence[MemoryBoundSample]) -> GridOptimum:
     """Fraction of memory bandwidth of casts, if the samples support one of its own; all other constants are fixed."""
     efficiency = accelerator.efficiency
-    latency, grids = np.array([efficiency.kernel_latency]), (np.array([efficiency.casts]), CAST_SHARE_GRID)
-    optima = [search_memory_bound(accelerator, samples, efficiency.memory * shares, latency) for shares in grids]
+    latency, grids = (
+        np.array([efficiency.kernel_latency]),
+        (np.array([efficiency.quantization_bandwidth_ratio]), CAST_SHARE_GRID),
+    )
+    optima = [
+        search_memory_bound(accelerator, samples, efficiency.memory_bandwidth_fraction * shares, latency)
+        for shares in grids
+    ]
     return select_supported(optima, np.array([sample.seconds for sample in samples]))
 
 

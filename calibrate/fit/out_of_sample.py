@@ -1,9 +1,9 @@
 """Table of out-of-sample errors of published steps.
 
 One row per step: the logarithm of measured over predicted time, by constants that were fitted without the
-step's source, and the step's features (`clustersim.uncertainty.step_features`). `fit-steps --left-out
-FOLDER` writes one table for each class of steps, `fit-band` reads it. The packaged ones are in
-`calibrate/published`: `left_out.csv` has dense steps in BF16, the others have their class in the file name.
+step's source, and the step's features (`clustersim.uncertainty.step_features`). `fit-steps --out-of-sample
+FOLDER` writes one table for each class of steps, `fit-prediction-interval` reads it. The packaged ones are in
+`calibrate/published`, with the class in the file name.
 """
 
 import csv
@@ -15,12 +15,11 @@ from typing import Final
 
 from clustersim.common.errors import InputError
 from clustersim.common.files import write_text_atomically
-from clustersim.uncertainty.model_file import DENSE_STEPS
 from clustersim.uncertainty.step_features import Feature, StepFeatures
 
 TABLE_FOLDER: Final = Path(__file__).parents[1] / "published"
 QUANTITIES: Final = ("GPUs", "tokens", "tp", "cp", "pp")
-_FIXED_COLUMNS: Final = ("case_id", "source", "error", "accelerators", "kinds")
+_FIXED_COLUMNS: Final = ("case_id", "source", "error", "accelerators", "categories")
 _COLUMNS: Final = (*_FIXED_COLUMNS, *QUANTITIES, *(feature.name.lower() for feature in Feature))
 _SEPARATOR: Final = "; "
 
@@ -46,7 +45,7 @@ def write_out_of_sample(steps: Iterable[OutOfSampleStep], path: str | Path) -> N
 
 def _to_cells(step: OutOfSampleStep) -> dict[str, str]:
     features = step.features
-    names = {"accelerators": features.accelerators, "kinds": features.categories}
+    names = {"accelerators": features.accelerators, "categories": features.categories}
     return {
         "case_id": step.case_id,
         "source": step.source,
@@ -59,7 +58,7 @@ def _to_cells(step: OutOfSampleStep) -> dict[str, str]:
 
 def out_of_sample_path(model_name: str, folder: Path = TABLE_FOLDER) -> Path:
     """Path of the table of an uncertainty model."""
-    return folder / ("left_out.csv" if model_name == DENSE_STEPS else f"left_out_{model_name}.csv")
+    return folder / f"out_of_sample_{model_name}.csv"
 
 
 def read_out_of_sample(path: Path) -> list[OutOfSampleStep]:
@@ -70,11 +69,11 @@ def read_out_of_sample(path: Path) -> list[OutOfSampleStep]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', error)})") from error
     except (KeyError, ValueError) as error:
-        raise InputError(f"{path}: is no table of fit-steps --left-out ({error})") from error
+        raise InputError(f"{path}: is no table of fit-steps --out-of-sample ({error})") from error
 
 
 def _from_cells(cells: Mapping[str, str]) -> OutOfSampleStep:
-    accelerators, categories = (frozenset(cells[name].split(_SEPARATOR)) for name in ("accelerators", "kinds"))
+    accelerators, categories = (frozenset(cells[name].split(_SEPARATOR)) for name in ("accelerators", "categories"))
     quantities = {name: int(cells[name]) for name in QUANTITIES}
     feature_shares = {feature: float(cells[feature.name.lower()]) for feature in Feature}
     return OutOfSampleStep(

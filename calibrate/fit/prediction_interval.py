@@ -150,7 +150,9 @@ def conformal_quantile(steps: Sequence[OutOfSampleStep]) -> float:
     """
     sources = len({step.source for step in steps})
     if sources < MIN_SOURCES:
-        raise InputError(f"{sources} sources of left-out steps are too few for a band; {MIN_SOURCES} are needed")
+        raise InputError(
+            f"{sources} sources of out-of-sample steps are too few for an interval; {MIN_SOURCES} are needed"
+        )
     deviations, weights = out_of_sample_deviations(steps)
     order = np.argsort(deviations)
     cumulative = np.cumsum(weights[order]) / weights.sum()
@@ -258,17 +260,19 @@ def coverage_by_stratum(checks: Sequence[IntervalCheck]) -> dict[str, StratumCov
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `command`."""
     parser.add_argument(
-        "left_out", nargs="?", type=Path, metavar="FILE",
-        help="left-out errors, as fit-steps --left-out writes them; default: the shipped ones",
+        "out_of_sample", nargs="?", type=Path, metavar="FILE",
+        help="out-of-sample errors, as fit-steps --out-of-sample writes them; default: the packaged ones",
     )  # fmt: skip
     parser.add_argument(
         "--kind",
         choices=MODEL_NAMES,
         default=DENSE_STEPS,
-        help=f"steps that have a band of their own; default: {DENSE_STEPS}",
+        help=f"class of steps, with an interval of its own; default: {DENSE_STEPS}",
     )
-    parser.add_argument("--write", metavar="FILE", help="write the band, as to topologies/experience/steps.yaml")
-    parser.add_argument("--markdown", action="store_true", help="print the table of regimes as Markdown")
+    parser.add_argument(
+        "--write", metavar="FILE", help="write the uncertainty model, as to topologies/uncertainty/dense.yaml"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print the table of strata as Markdown")
 
 
 def command(options: argparse.Namespace) -> None:
@@ -278,7 +282,7 @@ def command(options: argparse.Namespace) -> None:
         case for case in cases if framework_defaults(case).is_verified
     ]  # unknown software may differ in version
     steps, deviation = (
-        read_out_of_sample(options.left_out or out_of_sample_path(options.kind)),
+        read_out_of_sample(options.out_of_sample or out_of_sample_path(options.kind)),
         repeat_deviation(identified),
     )
     checks = cross_validate(steps, deviation)
@@ -290,14 +294,14 @@ def command(options: argparse.Namespace) -> None:
 
 
 def _component_lines(model: UncertaintyModel) -> Iterator[str]:
-    yield f"{model.step_count} left-out steps of {model.source_count} sources"
+    yield f"{model.step_count} out-of-sample steps of {model.source_count} sources"
     for component, deviation in model.deviations.items():
-        yield f"{component_key(component):12s} {deviation:7.1%}  {component.value}"
-    yield f"{'repeat':12s} {model.repeat_deviation:7.1%}  equal steps, published twice"
-    yield f"expected within {model.quantile:.2f} deviations"
+        yield f"{component_key(component):13s} {deviation:7.1%}  {component.value}"
+    yield f"{'repeatability':13s} {model.repeat_deviation:7.1%}  equal steps, published twice"
+    yield f"{INTERVAL_COVERAGE:.0%} within {model.quantile:.2f} standard deviations"
 
 
-HEADER: Final = ("stratum", "cases", "sources", "typical error", "interval", "inside")
+HEADER: Final = ("stratum", "cases", "sources", "median error", "interval", "coverage")
 
 
 def strata_table(model: UncertaintyModel, checks: Sequence[IntervalCheck]) -> list[str]:
@@ -305,7 +309,7 @@ def strata_table(model: UncertaintyModel, checks: Sequence[IntervalCheck]) -> li
     lines = [f"| {' | '.join(HEADER)} |", "|---|---:|---:|---:|---:|---:|"]
     for name, stratum in model.coverage_by_stratum.items():
         matching = [check for check in checks if name in (ALL_STEPS, *check.strata)]
-        typical, width = (
+        median_error, width = (
             weighted_median([(check.step.source, metric(check)) for check in matching])
             for metric in (_absolute_error, _log_half_width)
         )
@@ -313,7 +317,7 @@ def strata_table(model: UncertaintyModel, checks: Sequence[IntervalCheck]) -> li
             name,
             stratum.step_count,
             stratum.source_count,
-            f"{typical:.0%}",
+            f"{median_error:.0%}",
             _format_interval(width),
             f"{stratum.covered_share:.0%}",
         )
@@ -357,6 +361,6 @@ def write_uncertainty_model(model: UncertaintyModel, path: str, name: str = DENS
 
     Raise OutputError if it cannot be written.
     """
-    texts: Mapping[str, Any] = read_mapping(find_file("experience", name))
+    texts: Mapping[str, Any] = read_mapping(find_file("uncertainty", name))
     content = {"description": texts["description"], **model_to_dict(model), "sources": texts["sources"]}
     write_text_atomically(path, yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True))

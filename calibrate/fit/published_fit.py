@@ -146,7 +146,7 @@ def _fit_grouped_gemm(
         accelerator = replace(load_accelerator(name), efficiency=efficiencies[name])
         fitted[name], evaluated = _fit_high_precision_experts(accelerator, call_seconds)
         all_evaluations.extend(evaluated)
-        call_seconds = fitted[name].call
+        call_seconds = fitted[name].host_launch
     sibling_by_accelerator = {
         derivation.name: derivation.sibling for derivation in DERIVED_ACCELERATORS
     } | GROUPED_GEMM_SOURCES
@@ -157,7 +157,7 @@ def _fit_grouped_gemm(
             ancestor = sibling_by_accelerator.get(ancestor)
         if ancestor is not None:
             derived[name] = replace(
-                efficiency, grouped=_scale_shares(fitted[ancestor], efficiencies[ancestor], efficiency)
+                efficiency, grouped_gemm=_scale_shares(fitted[ancestor], efficiencies[ancestor], efficiency)
             )
     return _fit_low_precision_experts(derived, sibling_by_accelerator, all_evaluations)
 
@@ -172,11 +172,15 @@ def _fit_low_precision_experts(
     for name, efficiency in efficiencies.items():
         sibling = fitted_efficiencies.get(sibling_by_accelerator.get(name, ""))
         derived_shares = {} if sibling is None else derived_kernel_shares(efficiency, sibling)
-        grouped = None if efficiency.grouped is None else replace(efficiency.grouped, kernel_shares=derived_shares)
-        accelerator = replace(load_accelerator(name), efficiency=replace(efficiency, grouped=grouped))
+        grouped = (
+            None
+            if efficiency.grouped_gemm is None
+            else replace(efficiency.grouped_gemm, kernel_peak_fraction_by_format=derived_shares)
+        )
+        accelerator = replace(load_accelerator(name), efficiency=replace(efficiency, grouped_gemm=grouped))
         for samples in _low_precision_expert_samples(name):
             fitted, optimum = fit_low_precision_share(accelerator, samples)
-            accelerator = _with_constants(accelerator, grouped=fitted)
+            accelerator = _with_constants(accelerator, grouped_gemm=fitted)
             all_evaluations.append(
                 KernelFitEvaluation(name, f"experts in one kernel {samples[0].dtype.value}", samples, optimum)
             )
@@ -212,7 +216,9 @@ def _fit_high_precision_experts(
     evaluations = [KernelFitEvaluation(accelerator.name, "experts on streams", streamed, optimum)]
     if not single_kernel:
         return constants, evaluations
-    constants_with_share, optimum = fit_kernel_share(_with_constants(accelerator, grouped=constants), single_kernel)
+    constants_with_share, optimum = fit_kernel_share(
+        _with_constants(accelerator, grouped_gemm=constants), single_kernel
+    )
     return constants_with_share, [
         *evaluations,
         KernelFitEvaluation(accelerator.name, "experts in one kernel", single_kernel, optimum),
@@ -222,9 +228,10 @@ def _fit_high_precision_experts(
 def _scale_shares(
     grouped: GroupedGemmEfficiency, sibling: KernelEfficiency, efficiency: KernelEfficiency
 ) -> GroupedGemmEfficiency:
-    ratio = efficiency.matmul.share / sibling.matmul.share
-    share, kernel_share = (round(value * ratio, SHARE_DIGITS) for value in (grouped.share, grouped.kernel_share))
-    return replace(grouped, share=share, kernel_share=kernel_share)
+    ratio = efficiency.matmul.peak_fraction / sibling.matmul.peak_fraction
+    fractions = grouped.multi_stream_peak_fraction, grouped.kernel_peak_fraction
+    multi_stream, kernel = (round(fraction * ratio, SHARE_DIGITS) for fraction in fractions)
+    return replace(grouped, multi_stream_peak_fraction=multi_stream, kernel_peak_fraction=kernel)
 
 
 def _with_constants(accelerator: Accelerator, **constants: Any) -> Accelerator:
@@ -233,7 +240,7 @@ def _with_constants(accelerator: Accelerator, **constants: Any) -> Accelerator:
 
 def _fit_target(target: FitTarget, sibling: KernelEfficiency | None) -> tuple[Accelerator, list[KernelFitEvaluation]]:
     accelerator = _with_constants(
-        load_accelerator(target.name), published=True, memory=_memory_share(target.name, sibling)
+        load_accelerator(target.name), published=True, memory_bandwidth_fraction=_memory_share(target.name, sibling)
     )
     accelerator, matmul_evaluations = _fit_matmuls(accelerator, sibling, target)
     samples = [
@@ -255,7 +262,7 @@ def _fit_attention(
         accelerator, forward, 1.0, equal_source_weights=equal_source_weights
     )
     backward_constants, backward_optimum = fit_attention(
-        accelerator, backward, forward_constants.causal, equal_source_weights=equal_source_weights
+        accelerator, backward, forward_constants.causal_ratio, equal_source_weights=equal_source_weights
     )
     evaluations = [
         KernelFitEvaluation(accelerator.name, "attention forward", forward, forward_optimum),
@@ -299,7 +306,8 @@ def _with_sibling_attention(efficiencies: Mapping[str, KernelEfficiency]) -> dic
             completed[name],
             **{
                 direction: replace(
-                    getattr(completed[name], direction), formats=getattr(completed[sibling], direction).formats
+                    getattr(completed[name], direction),
+                    speedup_by_format=getattr(completed[sibling], direction).speedup_by_format,
                 )
                 for direction in ("attention_forward", "attention_backward")
             },
@@ -321,7 +329,7 @@ def _fit_matmuls(
         fitted, SiblingReference(None, ratio), target.same_chip_accelerators
     )
     cast_share, cast_evaluations = fit_cast_share(scaled, sibling)
-    return _with_constants(scaled, casts=cast_share), [
+    return _with_constants(scaled, quantization_bandwidth_ratio=cast_share), [
         KernelFitEvaluation(target.name, "matmul", dense, optimum),
         *format_evaluations,
         *cast_evaluations,
@@ -336,10 +344,12 @@ def _derive_from_sibling(
     sibling, reference = efficiencies[derivation.sibling], load_accelerator(derivation.sibling)
     dense = _share_ratio(_best_peak_share(accelerator, DType.BF16), _best_peak_share(reference, DType.BF16), 1.0)
     matmul_constants = accelerator.efficiency.matmul
-    share = round(sibling.matmul.share * dense, SHARE_DIGITS)
-    matmul = replace(sibling.matmul, share=share, tiles=matmul_constants.tiles, by_rows=matmul_constants.by_rows)
+    share = round(sibling.matmul.peak_fraction * dense, SHARE_DIGITS)
+    matmul = replace(
+        sibling.matmul, peak_fraction=share, tiles=matmul_constants.tiles, tn_only=matmul_constants.tn_only
+    )
     forward, backward = (  # clocks under load limit matmuls and attention equally
-        replace(constants, share=round(constants.share * dense, SHARE_DIGITS))
+        replace(constants, peak_fraction=round(constants.peak_fraction * dense, SHARE_DIGITS))
         for constants in (sibling.attention_forward, sibling.attention_backward)
     )
     derived = _with_constants(
@@ -348,7 +358,7 @@ def _derive_from_sibling(
         matmul=matmul,
         attention_forward=forward,
         attention_backward=backward,
-        memory=_memory_share(derivation.name, sibling),
+        memory_bandwidth_fraction=_memory_share(derivation.name, sibling),
         kernel_latency=sibling.kernel_latency,
     )
     return derived, _sibling_reference(derived, derivation.low_precision_sibling or derivation.sibling, efficiencies)
@@ -382,7 +392,7 @@ def _fit_derived(
         evaluations.append(KernelFitEvaluation(accelerator.name, "matmul, not fitted", dense, prediction))
     accelerator, format_evaluations = fit_low_precision_formats(accelerator, reference)
     cast_share, cast_evaluations = fit_cast_share(accelerator, reference.sibling)
-    accelerator = _with_constants(accelerator, casts=cast_share)
+    accelerator = _with_constants(accelerator, quantization_bandwidth_ratio=cast_share)
     evaluations.extend((*format_evaluations, *cast_evaluations))
     if attention:
         accelerator, attention_evaluations = _fit_attention(accelerator, attention)
@@ -411,7 +421,7 @@ def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
     """Mean measured bandwidth over the datasheet's; the sibling's fraction if none is measured."""
     measured = measured_bandwidths().get(name, [])
     if sibling is not None and not measured:
-        return sibling.memory
+        return sibling.memory_bandwidth_fraction
     return round(float(np.mean(measured)) / load_accelerator(name).memory_bandwidth, SHARE_DIGITS)
 
 
@@ -439,7 +449,10 @@ def _write_json(fits: AcceleratorFits, collectives: Sequence[FitQuality], target
         name: _with_format_names(asdict(kernel_efficiency)) for name, kernel_efficiency in fits.efficiencies.items()
     }
     source_errors = [asdict(source_error) for source_error in fits.source_errors]
-    text = json.dumps({"qualities": qualities, "unseen": source_errors, "efficiency": efficiency}, indent=2) + "\n"
+    text = (
+        json.dumps({"qualities": qualities, "leave_one_source_out": source_errors, "efficiency": efficiency}, indent=2)
+        + "\n"
+    )
     if target == "-":
         sys.stdout.write(text)
         return
@@ -465,24 +478,30 @@ def _constant_lines(fits: AcceleratorFits) -> list[str]:
 def _efficiency_lines(efficiency: KernelEfficiency) -> list[str]:
     matmul = efficiency.matmul
     sizes = f"prologue {matmul.prologue:g}, edge {matmul.edge:g}"
-    shares = "".join(f", {_format_label(efficiency, dtype)}" for dtype in matmul.shares)
-    lines = [f"matmul: share {matmul.share:g}{shares}, {sizes}"]
-    if efficiency.grouped is not None:
-        constants = asdict(efficiency.grouped)
-        scaled = constants.pop("kernel_shares")
-        constants |= {f"kernel_share {dtype.value}": share for dtype, share in scaled.items()}
+    shares = "".join(f", {_format_label(efficiency, dtype)}" for dtype in matmul.peak_fraction_by_format)
+    lines = [f"matmul: peak_fraction {matmul.peak_fraction:g}{shares}, {sizes}"]
+    if efficiency.grouped_gemm is not None:
+        constants = asdict(efficiency.grouped_gemm)
+        scaled = constants.pop("kernel_peak_fraction_by_format")
+        constants |= {f"kernel_peak_fraction {dtype.value}": share for dtype, share in scaled.items()}
         lines.append("grouped: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
     for name in ("attention_forward", "attention_backward"):
         constants = asdict(getattr(efficiency, name))
-        constants |= {f"in {dtype.value}": rate for dtype, rate in constants.pop("formats").items()}
+        constants |= {f"in {dtype.value}": rate for dtype, rate in constants.pop("speedup_by_format").items()}
         lines.append(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
-    casts = f", casts {efficiency.casts:g}" if efficiency.casts != 1.0 else ""
-    return [*lines, f"memory {efficiency.memory:g}{casts}, kernel_latency {efficiency.kernel_latency * 1e6:g} us"]
+    ratio = efficiency.quantization_bandwidth_ratio
+    quantization = f", quantization {ratio:g}" if ratio != 1.0 else ""
+    memory = f"memory bandwidth {efficiency.memory_bandwidth_fraction:g}{quantization}"
+    return [*lines, f"{memory}, kernel_latency {efficiency.kernel_latency * 1e6:g} us"]
 
 
 def _format_label(efficiency: KernelEfficiency, dtype: DType) -> str:
     """The constants of one block-scaled format."""
     matmul = efficiency.matmul
-    prologue = f" (prologue {matmul.prologues[dtype]:g})" if dtype in matmul.prologues else ""
-    start = f" (start {matmul.starts[dtype] * 1e6:g} us)" if dtype in matmul.starts else ""
-    return f"{dtype.value} {matmul.shares[dtype]:g}{prologue}{start}"
+    prologue = f" (prologue {matmul.prologue_by_format[dtype]:g})" if dtype in matmul.prologue_by_format else ""
+    start = (
+        f" (kernel_latency {matmul.kernel_latency_by_format[dtype] * 1e6:g} us)"
+        if dtype in matmul.kernel_latency_by_format
+        else ""
+    )
+    return f"{dtype.value} {matmul.peak_fraction_by_format[dtype]:g}{prologue}{start}"

@@ -214,7 +214,9 @@ def _round_fit(fit: CollectiveFit) -> CollectiveFit:
         fit,
         alpha=_round_significant(fit.alpha),
         beta=_round_significant(fit.beta),
-        residual=FitResidual(residual.rows, round(residual.error, _DIGITS), round(residual.left_out, _DIGITS)),
+        residual=FitResidual(
+            residual.samples, round(residual.error, _DIGITS), round(residual.leave_one_out_error, _DIGITS)
+        ),
     )
 
 

@@ -131,14 +131,18 @@ def _fit_memory_bound(state: FitState, timed_kernels: Sequence[TimedKernel], cop
     scale = state.rate_scale(
         nominal, max(sample.moved_bytes / sample.seconds for sample in copy_samples or kernel_samples)
     )
-    scaled = with_constants(state.accelerator, memory=efficiency.memory * nominal / scale.rate)
+    scaled = with_constants(
+        state.accelerator, memory_bandwidth_fraction=efficiency.memory_bandwidth_fraction * nominal / scale.rate
+    )
     optimum = fit_memory_bound(
         replace(scaled, memory_bandwidth=scale.rate), kernel_samples or copy_samples, latency_grid(timed_kernels)
     )
     share, latency = optimum.constants
     bandwidth = scale.effective_peak(share)
     next_state = state.with_fit(selected, optimum if kernel_samples else replace(optimum, leave_one_out=np.zeros(0)))
-    constants = with_constants(state.accelerator, memory=share * scale.rate / bandwidth, kernel_latency=latency)
+    constants = with_constants(
+        state.accelerator, memory_bandwidth_fraction=share * scale.rate / bandwidth, kernel_latency=latency
+    )
     return replace(next_state, accelerator=replace(constants, memory_bandwidth=bandwidth))
 
 
@@ -148,7 +152,11 @@ def _fit_casts(state: FitState, timed_kernels: Sequence[TimedKernel]) -> FitStat
     if not selected:
         return state
     optimum = fit_casts(state.accelerator, _memory_bound_samples(selected))
-    return state.with_fit(selected, optimum, casts=optimum.constants[0] / state.accelerator.efficiency.memory)
+    return state.with_fit(
+        selected,
+        optimum,
+        quantization_bandwidth_ratio=optimum.constants[0] / state.accelerator.efficiency.memory_bandwidth_fraction,
+    )
 
 
 def _is_cast(timed: TimedKernel) -> bool:
@@ -168,7 +176,9 @@ def _fit_attention(state: FitState, accelerator: Accelerator, timed_kernels: Seq
     default_constants: AttentionEfficiency = getattr(accelerator.efficiency, name)
     peak = state.accelerator.peak_flops(dtype)
     fixed_grid = single_point_grid(
-        replace(default_constants, share=default_constants.share * accelerator.peak.get(dtype, peak) / peak)
+        replace(
+            default_constants, peak_fraction=default_constants.peak_fraction * accelerator.peak.get(dtype, peak) / peak
+        )
     )
     optima = [
         search_attention(state.accelerator, samples, grid)

@@ -1,7 +1,7 @@
 """Fit of the in-training constants of accelerators and frameworks to published training steps.
 
 Two kinds of constants: an accelerator's arithmetic rate within a step relative to isolated kernels
-(`in_training.sustained`), and a framework's launch time of a forward and a backward kernel (`host.launch`,
+(`training_derating.sustained_ratio`), and a framework's launch time of a forward and a backward kernel (`host.launch`,
 `host.backward_launch`). They minimize the macro average over sources of |log(predicted / measured)|. A
 constant that too few cases depend on is not searched. Two more were evaluated, the bandwidth of memory-bound
 kernels within a step and the host's time before a pass: each lowered the error by less than a tenth of a
@@ -10,10 +10,10 @@ percentage point, and is left out.
 Steps that another simulator predicted are no measurements: no constant is fitted to them, and they do not
 displace measured cases when cases are subsampled.
 
-Leave-one-source-out: the constants are fitted again without a source, which they then predict. `--left-out
-FOLDER` writes the resulting error of every case, from which `fit-band` fits prediction intervals: of dense
+Leave-one-source-out: the constants are fitted again without a source, which they then predict. `--out-of-sample
+FOLDER` writes the resulting error of every case, to which `fit-prediction-interval` fits intervals: of dense
 steps in BF16, and of MoE steps and steps in FP8 and narrower formats, to which nothing here is fitted
-(`transferred_steps`). `--narrow` fits only the rates of these formats (`low_precision_steps`).
+(`transferred_steps`). `--low-precision` fits only the rates of these formats (`low_precision_steps`).
 """
 
 import argparse
@@ -246,28 +246,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores"
     )
     parser.add_argument(
-        "--most", type=int, default=MAX_CASES_PER_SOURCE, metavar="N",
-        help=f"cases of one source; of one with more an even choice is predicted; default: {MAX_CASES_PER_SOURCE}",
+        "--max-cases", type=int, default=MAX_CASES_PER_SOURCE, metavar="N",
+        help=f"largest number of cases of one source, which are subsampled evenly; default: {MAX_CASES_PER_SOURCE}",
     )  # fmt: skip
     parser.add_argument(
-        "--left-out",
+        "--out-of-sample",
         metavar="FOLDER",
-        help="write the error of each case, its source left out, a CSV of each kind",
+        help="write the out-of-sample error of each case (leave-one-source-out), a CSV for each class of steps",
     )
     parser.add_argument(
-        "--narrow", action="store_true", help="rates of FP8 and narrower formats, with all else as it is"
+        "--low-precision",
+        action="store_true",
+        help="fit the rates of FP8 and narrower formats only",
     )
 
 
 def command(options: argparse.Namespace) -> None:
     """Tabulate the published steps, fit, and print the constants and their errors."""
     published = read_steps()
-    if options.narrow:
+    if options.low_precision:
         with ProcessPoolExecutor(options.workers) as pool:
             steps = tabulate_low_precision(published, pool)
         _write_output(options.json, low_precision_json(steps), low_precision_lines(steps))
         return
-    cases = subsample_cases(published, options.most)
+    cases = subsample_cases(published, options.max_cases)
     with ProcessPoolExecutor(options.workers) as pool:
         tabulated_steps = [
             tabulated for tabulated in pool.map(tabulate_step, cases, chunksize=4) if tabulated is not None
@@ -280,13 +282,13 @@ def command(options: argparse.Namespace) -> None:
         )
     qualities = {DENSE_STEPS: step_quality(tabulated_steps, constants, held_out_constants)}
     qualities |= {model_name: transfer_quality(steps) for model_name, steps in transferred.items()}
-    if options.left_out is not None:
-        out_of_sample = {DENSE_STEPS: out_of_sample_steps(tabulated_steps, held_out_constants)}
-        out_of_sample |= {
+    if options.out_of_sample is not None:
+        errors_by_model = {DENSE_STEPS: out_of_sample_steps(tabulated_steps, held_out_constants)}
+        errors_by_model |= {
             model_name: [step.as_out_of_sample for step in steps] for model_name, steps in transferred.items()
         }
-        for model_name, errors in out_of_sample.items():
-            write_out_of_sample(errors, out_of_sample_path(model_name, Path(options.left_out)))
+        for model_name, errors in errors_by_model.items():
+            write_out_of_sample(errors, out_of_sample_path(model_name, Path(options.out_of_sample)))
     by_source = {
         model_name: [asdict(source_quality) for source_quality in source_qualities]
         for model_name, source_qualities in qualities.items()
@@ -338,7 +340,7 @@ def _constant_lines(constants: StepConstants, steps: Sequence[TabulatedStep]) ->
 
 
 def _quality_table(qualities: Sequence[SourceQuality]) -> Iterator[str]:
-    yield f"{'source':20s} {'cases':>5s} {'MAPE':>7s} {'bias':>7s} {'left out':>9s} {'bias':>7s}"
+    yield f"{'source':20s} {'cases':>5s} {'MAPE':>7s} {'bias':>7s} {'held out':>9s} {'bias':>7s}"
     for quality in qualities:
         figures = f"{quality.mape:7.1%} {quality.bias:+7.1%} {quality.loo_mape:9.1%} {quality.loo_bias:+7.1%}"
         yield f"{quality.source:20s} {quality.n:5d} {figures}"

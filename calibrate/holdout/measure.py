@@ -41,7 +41,7 @@ def measure_holdout_steps(
     try:
         runs = [_HoldoutRun(variant) for variant in select_variants(scenario, device, record, seconds)]
     except InputError as reason:
-        print_note(context, f"no real steps beside their prediction: {reason}")
+        print_note(context, f"no holdout steps: {reason}")
         return ()
     _run_rounds(runs, context, seconds)
     return tuple(run.holdout_step for run in runs if run.times)

@@ -29,7 +29,7 @@ from calibrate.kernels import measure as kernel_rows
 from calibrate.kernels.formulas import UnsupportedKernel
 from calibrate.kernels.timing import QUICK
 from clustersim.common.units import Seconds, format_seconds
-from clustersim.cost.calibration_record import HostLaunchSample, HostState, KernelSignature, signature_of
+from clustersim.cost.calibration_record import HostLaunchSample, KernelSignature, LaunchMode, signature_of
 from clustersim.scenario import Scenario
 
 _WARM_UP_ROUNDS: Final = 3  # rounds; layers are compiled in the first
@@ -57,21 +57,21 @@ class HostBenchmark:
 
 
 def measure_host_launches(
-    scenario: Scenario, device: TorchDevice, seconds: Seconds, states: Collection[HostState] = tuple(HostState)
+    scenario: Scenario, device: TorchDevice, seconds: Seconds, states: Collection[LaunchMode] = tuple(LaunchMode)
 ) -> tuple[HostLaunchSample, ...]:
     """Launch times in each state that is available here; others are left out, with a sentence on stderr.
 
     seconds: for the rounds of all states; building and compiling come on top; states: that are requested.
     """
     selected_states = [
-        state for state in PASS_BUILDERS if state in states and (state is not HostState.GRAPH or not _is_cpu(device))
+        state for state in PASS_BUILDERS if state in states and (state is not LaunchMode.GRAPH or not _is_cpu(device))
     ]
     benchmark = HostBenchmark(device, seconds / max(1, len(selected_states)))
     samples = [_measure_state(state, scenario, benchmark) for state in selected_states]
     return tuple(sample for sample in samples if sample is not None)
 
 
-def _measure_state(state: HostState, scenario: Scenario, benchmark: HostBenchmark) -> HostLaunchSample | None:
+def _measure_state(state: LaunchMode, scenario: Scenario, benchmark: HostBenchmark) -> HostLaunchSample | None:
     sample = None
     try:
         with PASS_BUILDERS[state](scenario, benchmark.device) as passes:
@@ -83,9 +83,9 @@ def _measure_state(state: HostState, scenario: Scenario, benchmark: HostBenchmar
     return sample
 
 
-def _state_sample(state: HostState, passes: LaunchedPasses, benchmark: HostBenchmark) -> HostLaunchSample:
+def _state_sample(state: LaunchMode, passes: LaunchedPasses, benchmark: HostBenchmark) -> HostLaunchSample:
     timing, counted_passes = median_timing(passes, benchmark), count_passes(passes.plan)
-    if state is HostState.GRAPH:
+    if state is LaunchMode.GRAPH:
         return HostLaunchSample(
             state, timing.forward, timing.backward, (counted_passes[0].launch_count, counted_passes[1].launch_count)
         )

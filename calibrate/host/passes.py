@@ -25,7 +25,7 @@ from calibrate.check.tensor_parallel import build_tensor_parallel_trainer
 from calibrate.check.trainer import MicrobatchTrainer, random_batch
 from calibrate.devices.device import TorchDevice
 from calibrate.host.tiny_model import tiny_plan
-from clustersim.cost.calibration_record import HostState
+from clustersim.cost.calibration_record import LaunchMode
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
@@ -105,12 +105,12 @@ def cuda_graph_passes(scenario: Scenario, device: TorchDevice) -> Iterator[Launc
     yield LaunchedPasses(plan, forward.replay, lambda _: backward.replay())
 
 
-PASS_BUILDERS: Final[dict[HostState, PassBuilder]] = {
-    HostState.EAGER: eager_passes,
-    HostState.FSDP: fsdp_passes,
-    HostState.DTENSOR: dtensor_passes,
-    HostState.COMPILED: compiled_passes,
-    HostState.GRAPH: cuda_graph_passes,
+PASS_BUILDERS: Final[dict[LaunchMode, PassBuilder]] = {
+    LaunchMode.EAGER: eager_passes,
+    LaunchMode.FSDP: fsdp_passes,
+    LaunchMode.DTENSOR: dtensor_passes,
+    LaunchMode.COMPILED: compiled_passes,
+    LaunchMode.GRAPH: cuda_graph_passes,
 }
 
 

@@ -64,13 +64,13 @@ def measure_in_situ(
                 RealLayers(single_rank, device), _isolated_measurement(device), seconds, notify
             )
     except Exception as error:
-        too_large = f"layers of {scenario.model.name} do not fit on {device.name} beside what is there"
+        too_large = f"layers of {scenario.model.name} do not fit into the free memory of {device.name}"
         reason = error if isinstance(error, InputError) else explain_training_error(error, device, too_large)
         if reason is None:
             raise
         if not isinstance(reason, InputError):
             raise reason from error
-        notify(f"no chain of kernels: {reason}")
+        notify(f"no in-situ kernels: {reason}")
     finally:
         device.release_memory()
     return ()
@@ -84,7 +84,7 @@ def compare_with_isolated(
     rounds = list(_run_rounds(chain, measure, seconds))
     for label, kernels in kernels_by_label.items():
         if reason := _missing_reason(label, kernels, rounds):
-            notify(f"chain: no factor of {label.profiler_name}: {reason}")
+            notify(f"in situ: no factor of {label.profiler_name}: {reason}")
     complete = {
         label: kernels for label, kernels in kernels_by_label.items() if not _missing_reason(label, kernels, rounds)
     }

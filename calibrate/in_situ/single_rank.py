@@ -73,7 +73,7 @@ def _supported_layers(model: TransformerModel) -> TransformerModel:
     )
     if not stack:
         raise InputError(
-            f"{model.name}: no layer has both attention with heads' own keys and an MLP, so there is no chain of "
+            f"{model.name}: no layer has both attention with heads' own keys and an MLP, so there is no sequence of "
             "kernels to run; name another model"
         )
     return replace(

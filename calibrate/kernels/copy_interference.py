@@ -41,7 +41,7 @@ def typical_kernel(device: TorchDevice) -> Kernel:
 
 def square_matmul(dtype: DType, size: int) -> Kernel:
     """A square matmul of a linear layer."""
-    return matmul_kernel("beside.matmul", dtype, MatmulShape(size, size, size), result_bytes=dtype.bytes)
+    return matmul_kernel("overlapped.matmul", dtype, MatmulShape(size, size, size), result_bytes=dtype.bytes)
 
 
 def measure_copy_interference(

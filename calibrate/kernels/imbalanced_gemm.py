@@ -37,7 +37,7 @@ def imbalanced_cases(kernels: Iterable[Kernel]) -> list[ImbalancedCase]:
 
 def missing_cases(kernels: Iterable[Kernel], record: CalibrationRecord) -> list[ImbalancedCase]:
     """Cases that a record lacks, and whose balanced kernel it has a time of."""
-    measured = {(sample.kernel.signature, sample.rows) for sample in record.uneven}
+    measured = {(sample.kernel.signature, sample.tokens_per_group) for sample in record.imbalanced_gemms}
     timed_signatures: set[KernelSignature | None] = {
         sample.signature for sample in record.kernels if sample.time is not None
     }

@@ -200,7 +200,7 @@ def _recipe_casts(dtype: DType) -> list[OperandCast]:
         for variant in (casts, casts.rowwise_only):
             operands = (
                 variant.input,
-                variant.behind_norm,
+                variant.after_norm,
                 variant.output_gradient,
                 variant.weight,
                 variant.input_backward,

@@ -74,7 +74,7 @@ def measure_kernel(kernel: Kernel, device: TorchDevice, method: MeasurementMetho
     sample = KernelSample(name, kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, launches, time=None)
     try:
         statistics, telemetry = time_kernel(kernel, device, method)
-        result = replace(sample, time=statistics, under=telemetry)
+        result = replace(sample, time=statistics, telemetry=telemetry)
     except Exception as error:  # whatever PyTorch raises for one kernel, the others can be measured
         result = _failed_sample(sample, device, error)
     device.release_memory()

@@ -137,11 +137,11 @@ def measure_device(session: KernelSession, device: TorchDevice, method: Measurem
     if record.launch_interval is None:
         session.extend(replace(empty, launch_interval=measure_launch_interval(device)))
     kernel = typical_kernel(device)
-    if not any(interference_sample.beside == COPY for interference_sample in record.beside) and signature_of(
-        kernel
-    ) not in failed_signatures(record):
+    if not any(
+        interference_sample.overlapped_with == COPY for interference_sample in record.interference
+    ) and signature_of(kernel) not in failed_signatures(record):
         interference = measure_copy_interference(kernel, device, method)
-        session.extend(replace(empty, beside=() if interference is None else (interference,)))
+        session.extend(replace(empty, interference=() if interference is None else (interference,)))
     if not (record.gpus or _is_cpu(device)):
         session.extend(replace(empty, gpus=measure_gpu_variation(device)))
     measured_copies, started = {(copy.route, copy.bytes) for copy in record.copies}, monotonic()
@@ -155,7 +155,9 @@ def measure_device(session: KernelSession, device: TorchDevice, method: Measurem
 def has_device_samples(record: CalibrationRecord, device: TorchDevice) -> bool:
     """Whether a record has what `measure_device` measures."""
     failed = signature_of(typical_kernel(device)) in failed_signatures(record)
-    has_interference = failed or any(interference_sample.beside == COPY for interference_sample in record.beside)
+    has_interference = failed or any(
+        interference_sample.overlapped_with == COPY for interference_sample in record.interference
+    )
     return bool(record.launch_interval and record.copies and has_interference and (record.gpus or _is_cpu(device)))
 
 

@@ -68,11 +68,11 @@ class KernelSession:
     def add_telemetry(self, samples: Sequence[TelemetrySample]) -> None:
         """Add telemetry of the device, which no prediction depends on."""
         record = self.merged_record()
-        self.record = replace(record, moments=(*record.moments, *samples))
+        self.record = replace(record, telemetry=(*record.telemetry, *samples))
 
     def set_steps(self, steps: Sequence[HoldoutStep]) -> None:
         """Set the holdout steps, predicted from all samples so far; adding another sample invalidates them."""
-        self.record = replace(self.merged_record(), steps=tuple(steps))
+        self.record = replace(self.merged_record(), holdout_steps=tuple(steps))
 
     def missing_kernels(self, kernels: Sequence[Kernel]) -> list[Kernel]:
         """Kernels without a sample in the record, or whose outcome may differ now, each signature once."""
@@ -125,7 +125,7 @@ def _retryable_outcomes() -> Sequence[MeasurementOutcome]:
 
 def _merge_file(path: Path, existing: CalibrationRecord, empty: CalibrationRecord) -> CalibrationRecord:
     try:
-        return replace(merge_records(existing, empty), steps=existing.steps)
+        return replace(merge_records(existing, empty), holdout_steps=existing.holdout_steps)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 

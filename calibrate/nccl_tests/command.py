@@ -71,7 +71,7 @@ _UNSUPPORTED_TESTS: Final = ("alltoallv", "hypercube")  # tests of operations th
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="what nccl-tests printed, or its JSON (-J)")
-    parser.add_argument("--cluster", required=True, metavar="NAME", help="where it ran: a shipped cluster, or a file")
+    parser.add_argument("--cluster", required=True, metavar="NAME", help="where it ran: a packaged cluster, or a file")
     parser.add_argument(
         "-o", "--output", metavar="RECORD", required=True, help="record to write, or to add to, in JSON"
     )

@@ -48,7 +48,7 @@ class CalibrationReport:
             "device": asdict(self.record.device),
             "conditions": asdict(self.record.conditions),
             **{section.key: section.content for section in self.sections},
-            "lacks": list(self.missing_contents),
+            "missing": list(self.missing_contents),
         }
         return json.dumps(content, indent=2, allow_nan=False)
 
@@ -59,12 +59,12 @@ def is_empty(record: CalibrationRecord) -> bool:
         record.kernels,
         record.collectives,
         record.copies,
-        record.beside,
-        record.chain,
-        record.host,
+        record.interference,
+        record.in_situ,
+        record.host_launches,
         record.gpus,
     )
-    return not any((*sample_lists, record.moments, record.steps, record.launch_interval))
+    return not any((*sample_lists, record.telemetry, record.holdout_steps, record.launch_interval))
 
 
 def build_report(name: str, record: CalibrationRecord, reference: Accelerator | None) -> CalibrationReport:
@@ -79,19 +79,19 @@ def _report_sections(record: CalibrationRecord, reference: Accelerator | None) -
     """Sections of what the record holds: is it accurate, how fast is the device, why, what else."""
     limits, has_telemetry = (
         roofline_limits(record, reference),
-        any(sample.under is not None for sample in record.kernels),
+        any(sample.telemetry is not None for sample in record.kernels),
     )
-    if record.steps:
+    if record.holdout_steps:
         yield holdout_section(record)
-    if reference is not None and (record.kernel_fit or record.chain or record.launch_interval):
+    if reference is not None and (record.kernel_fit or record.in_situ or record.launch_interval):
         yield constants_section(record, reference)
     if limits is not None and any(sample.time is not None for sample in record.kernels):
         yield efficiency_section(record, limits)
     for is_present, build_section in (
-        (record.moments or has_telemetry, telemetry_section),
-        (record.chain, in_situ_section),
-        (record.host, host_section),
-        (record.beside, interference_section),
+        (record.telemetry or has_telemetry, telemetry_section),
+        (record.in_situ, in_situ_section),
+        (record.host_launches, host_section),
+        (record.interference, interference_section),
         (record.collectives, collectives_section),
         (has_imbalanced(record), imbalance_section),
         (record.gpus, gpus_section),
@@ -103,19 +103,19 @@ def _report_sections(record: CalibrationRecord, reference: Accelerator | None) -
 
 def _content_status(record: CalibrationRecord) -> list[tuple[str, bool, str]]:
     """What a record may hold, whether it does, and the command that measures it."""
-    has_telemetry, is_cpu = any(sample.under is not None for sample in record.kernels), record.device.threads > 0
+    has_telemetry, is_cpu = any(sample.telemetry is not None for sample in record.kernels), record.device.threads > 0
     return [
         ("kernels", bool(record.kernels), _CALIBRATE_COMMAND),
         (
             "clocks and power under load",
-            bool(record.moments) or has_telemetry or is_cpu,
+            bool(record.telemetry) or has_telemetry or is_cpu,
             f"{_CALIBRATE_COMMAND}, on a GPU",
         ),
-        ("what a layer does to kernels", bool(record.chain), _CALIBRATE_COMMAND),
-        ("the host's time for launches", bool(record.host), _CALIBRATE_COMMAND),
-        ("steps that check it", bool(record.steps), _CALIBRATE_COMMAND),
+        ("in-situ factors of kernels", bool(record.in_situ), _CALIBRATE_COMMAND),
+        ("host launch times", bool(record.host_launches), _CALIBRATE_COMMAND),
+        ("holdout steps", bool(record.holdout_steps), _CALIBRATE_COMMAND),
         ("copies", bool(record.copies), _CALIBRATE_COMMAND),
-        ("kernels beside other work", bool(record.beside), _CALIBRATE_COMMAND),
+        ("kernels with concurrent work", bool(record.interference), _CALIBRATE_COMMAND),
         ("collectives", bool(record.collectives), _COLLECTIVES_COMMAND),
         ("other GPUs of the node", bool(record.gpus) or is_cpu, f"{_CALIBRATE_COMMAND}, on a GPU"),
     ]
@@ -131,7 +131,7 @@ def _missing_contents(record: CalibrationRecord, reference: Accelerator | None) 
         yield ", ".join(labels) + f" ({command})" * is_measured
     if reference is None:
         name = record.device.accelerator
-        yield f"a datasheet: clustersim ships no {name}; name a file of your own with --accelerator FILE.yaml"
+        yield f"a datasheet: clustersim has no {name}; name a file of your own with --accelerator FILE.yaml"
 
 
 def _device_details(record: CalibrationRecord) -> dict[str, str]:

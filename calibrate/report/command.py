@@ -17,10 +17,10 @@ STDOUT: Final = "-"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
-    parser.add_argument("record", metavar="RECORD.json", help="a record's file, or the name of a shipped one")
+    parser.add_argument("record", metavar="RECORD.json", help="a record's file, or the name of a packaged one")
     parser.add_argument("--html", metavar="FILE", help="write a page to look at, offline")
     parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON; - is stdout")
-    parser.add_argument("--accelerator", metavar="NAME", help="beside what it is shown (default: what it stands for)")
+    parser.add_argument("--accelerator", metavar="NAME", help="accelerator to compare with (default: the record's)")
 
 
 def command(options: argparse.Namespace) -> None:

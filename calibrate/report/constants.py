@@ -73,9 +73,10 @@ def _kernel_model_constants(
             name = f"{kind.value.replace('_', ' ')} {dtype.value}, main loop"
             yield ComparedConstant(f"{kind.value}_{dtype.value}", name, format_flops, *rates)
     bandwidths = (
-        accelerator.memory_bandwidth * accelerator.efficiency.memory for accelerator in (reference, fitted_accelerator)
+        accelerator.memory_bandwidth * accelerator.efficiency.memory_bandwidth_fraction
+        for accelerator in (reference, fitted_accelerator)
     )
-    yield ComparedConstant("memory", "memory, streaming kernels", format_bandwidth, *bandwidths)
+    yield ComparedConstant("memory", "memory, memory-bound kernels", format_bandwidth, *bandwidths)
     latencies = (accelerator.efficiency.kernel_latency for accelerator in (reference, fitted_accelerator))
     yield ComparedConstant("kernel_latency", "latency of a kernel", format_seconds, *latencies)
 
@@ -89,7 +90,7 @@ def _measured_dtypes(samples: list[KernelSample], kind: KernelKind, *accelerator
 def _attention_share(accelerator: Accelerator, kind: KernelKind) -> float:
     efficiency = accelerator.efficiency
     forward = kind is KernelKind.ATTENTION_FORWARD
-    return (efficiency.attention_forward if forward else efficiency.attention_backward).share
+    return (efficiency.attention_forward if forward else efficiency.attention_backward).peak_fraction
 
 
 def _step_constants(record: CalibrationRecord, reference: Accelerator) -> Iterator[ComparedConstant]:
@@ -98,28 +99,32 @@ def _step_constants(record: CalibrationRecord, reference: Accelerator) -> Iterat
     yield ComparedConstant(
         "launch_interval", "launch interval", format_seconds, reference.efficiency.launch_interval, interval
     )
-    matmul_samples = [sample for sample in record.chain if sample.family.startswith(KernelKind.MATMUL.value)]
+    matmul_samples = [sample for sample in record.in_situ if sample.family.startswith(KernelKind.MATMUL.value)]
     sustained_ratio = (
-        sum(sample.isolated for sample in matmul_samples) / sum(sample.in_chain for sample in matmul_samples)
+        sum(sample.isolated for sample in matmul_samples) / sum(sample.in_situ for sample in matmul_samples)
         if matmul_samples
         else None
     )
     yield ComparedConstant(
-        "sustained",
-        "products in a step, pace relative to alone",
+        "sustained_ratio",
+        "matmuls in a step, rate relative to isolated ones",
         _format_ratio,
         reference.derating.sustained_ratio,
         sustained_ratio,
     )
-    slowdowns = kernel_slowdowns(record.beside).values()
+    slowdowns = kernel_slowdowns(record.interference).values()
     mean_slowdown = fmean(slowdowns) if slowdowns else None
     yield ComparedConstant(
-        "interference", "kernels beside collectives, longer by", _format_percent, reference.interference, mean_slowdown
+        "interference",
+        "slowdown of kernels by concurrent collectives",
+        _format_percent,
+        reference.interference,
+        mean_slowdown,
     )
     times = [sample.time.seconds for sample in record.gpus]
     relative_std = pstdev(times) / fmean(times) if len(times) > 1 else None
     yield ComparedConstant(
-        "spread", "GPU to GPU, standard deviation", _format_percent, reference.derating.gpu_spread, relative_std
+        "gpu_spread", "GPU to GPU, standard deviation", _format_percent, reference.derating.gpu_spread, relative_std
     )
 
 
@@ -136,22 +141,26 @@ def constants_section(record: CalibrationRecord, reference: Accelerator) -> Repo
     measured_constants = [
         constant for constant in compare_constants(record, reference) if constant.measured is not None
     ]
-    source = "fitted to published measurements" if reference.efficiency.published else "from datasheets and siblings"
+    source = (
+        "fitted to published measurements"
+        if reference.efficiency.published
+        else "from datasheets and accelerators of the same architecture"
+    )
     return ReportSection(
         key="constants",
-        title="Beside the shipped constants",
-        heads=("constant", f"shipped for {reference.name}", "this record", "ratio"),
+        title="Compared with the packaged constants",
+        heads=("constant", f"packaged for {reference.name}", "this record", "ratio"),
         rows=tuple(_constant_row(constant) for constant in measured_constants),
         content=[
             {
                 "constant": constant.key,
-                "shipped": constant.reference,
+                "packaged": constant.reference,
                 "record": constant.measured,
                 "ratio": constant.ratio,
             }
             for constant in measured_constants
         ],
-        lead=f"The shipped ones are {source}. A ratio of 1: this device is as predictions without a record assume.",
+        lead=f"The packaged ones are {source}. A ratio of 1: this device is as predictions without a record assume.",
     )
 
 

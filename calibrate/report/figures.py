@@ -78,7 +78,7 @@ def _hover_text(achieved: AchievedEfficiency) -> str:
 
 def telemetry_figure(record: CalibrationRecord) -> Figure:
     """Clock and power over time, as far as reported, with stages as background rectangles."""
-    samples = concatenate_sessions(record.moments)
+    samples = concatenate_sessions(record.telemetry)
     scale = time_scale(samples[-1].seconds)
     reported = [quantity for quantity in _TELEMETRY_QUANTITIES if any(map(quantity.read_value, samples))]
     stage_shapes = _stage_shapes(samples, scale)
@@ -145,9 +145,9 @@ def _telemetry_trace(
 
 
 def _sample_hover_text(sample: TelemetrySample) -> str:
-    text = f"<b>{escape(sample.part)}</b>, {format_seconds(sample.seconds)}"
+    text = f"<b>{escape(sample.stage)}</b>, {format_seconds(sample.seconds)}"
     throttle_text = ", ".join(sample.state.throttled)
-    return f"{text}<br>held down by {escape(throttle_text)}" if throttle_text else text
+    return f"{text}<br>throttled by {escape(throttle_text)}" if throttle_text else text
 
 
 def _stage_shapes(samples: Sequence[TelemetrySample], scale: AxisScale) -> list[tuple[dict[str, Any], dict[str, Any]]]:
@@ -187,20 +187,20 @@ def _stage_shapes(samples: Sequence[TelemetrySample], scale: AxisScale) -> list[
 
 def in_situ_figure(samples: Sequence[InSituSample]) -> Figure:
     """A bar for each family: in-situ time over isolated time."""
-    by_time = sorted(samples, key=lambda sample: -sample.in_chain)
+    by_time = sorted(samples, key=lambda sample: -sample.in_situ)
     labels = [escape(sample.family.replace("_", " ")) for sample in by_time]
     factors = [sample.factor for sample in by_time]
     hover_texts = [
-        f"{format_seconds(sample.in_chain)} in the layer, {format_seconds(sample.isolated)} alone" for sample in by_time
+        f"{format_seconds(sample.in_situ)} in situ, {format_seconds(sample.isolated)} isolated" for sample in by_time
     ]
     bars = bar_trace(
         "", labels, factors, {"color": "#0072B2"}, text=[f"{factor:.2f}" for factor in factors], textposition="outside",
         cliponaxis=False, hovertemplate="<b>%{y}</b><br>%{customdata}<extra></extra>", customdata=hover_texts,
     )  # fmt: skip
     unit_line = reference_line("x", 1, {"width": 1, "color": "@muted"})
-    x = axis_layout("in the layer, over alone", range=[0, 1.2 * max(1.0, *factors)])
+    x = axis_layout("in situ over isolated", range=[0, 1.2 * max(1.0, *factors)])
     height, narrow = 90 + 26 * len(by_time), {"yaxis": {"tickfont": {"size": 9}}}
-    return bar_figure("chain", [bars], x, height=height, narrow=narrow, shapes=[unit_line], bargap=0.35)
+    return bar_figure("in_situ", [bars], x, height=height, narrow=narrow, shapes=[unit_line], bargap=0.35)
 
 
 def collectives_figure(record: CalibrationRecord) -> Figure:

@@ -20,8 +20,8 @@ def describe_telemetry(state: DeviceTelemetry) -> str:
         f"{state.temperature_c:.0f} °C": state.temperature_c,
     }
     labels = [text for text, value in value_by_text.items() if value]
-    throttled = f"held down by {', '.join(state.throttled)}" if state.throttled else ""
-    return ", ".join(filter(None, (*labels, throttled))) or "the device does not say its clock"
+    throttled = f"throttled by {', '.join(state.throttled)}" if state.throttled else ""
+    return ", ".join(filter(None, (*labels, throttled))) or "the device does not report its clock"
 
 
 def describe_outcomes(record: CalibrationRecord) -> str:
@@ -38,43 +38,42 @@ def failure_reason_lines(record: CalibrationRecord) -> list[str]:
 
 def in_situ_factor(samples: tuple[InSituSample, ...]) -> float | None:
     """In-situ time of all kernels of a layer over their isolated time; families are weighted by time."""
-    return sum(sample.in_chain for sample in samples) / sum(sample.isolated for sample in samples) if samples else None
+    return sum(sample.in_situ for sample in samples) / sum(sample.isolated for sample in samples) if samples else None
 
 
 def steady_telemetry(record: CalibrationRecord) -> DeviceTelemetry | None:
     """Telemetry at the end of the burn-in, or else the last sample."""
-    burn_in_states = [sample.state for sample in record.moments if sample.part == "soak"]
-    states = burn_in_states or [sample.state for sample in record.moments]
+    burn_in_states = [sample.state for sample in record.telemetry if sample.stage == "burn_in"]
+    states = burn_in_states or [sample.state for sample in record.telemetry]
     return states[-1] if states else None
 
 
 def summary_lines(record: CalibrationRecord) -> Iterator[str]:
     """Results of a session, in the order in which they were measured."""
-    state, factor = steady_telemetry(record), in_situ_factor(record.chain)
+    state, factor = steady_telemetry(record), in_situ_factor(record.in_situ)
     if state is not None:
         yield f"under load: {describe_telemetry(state)}"
     yield f"kernels: {describe_outcomes(record) or 'none'}"
     yield from (f"  {line}" for line in failure_reason_lines(record))
     if factor is not None:
-        yield f"in a step kernels take {factor:.3g} times what they take alone ({len(record.chain)} families)"
-    for sample in record.host:
+        yield f"in situ kernels take {factor:.3g} times as long as isolated ({len(record.in_situ)} families)"
+    for sample in record.host_launches:
         forward, backward = format_seconds(sample.forward), format_seconds(sample.backward)
         yield (
-            f"host, {sample.state.value.replace('_', ' ')}: {forward} for each launch of forward, {backward} "
-            "of backward"
+            f"host, {sample.mode.value.replace('_', ' ')}: {forward} for each launch of forward, {backward} of backward"
         )
-    for step in record.steps:
+    for step in record.holdout_steps:
         predicted, measured = format_seconds(step.predicted), format_seconds(step.measured)
-        yield f"unseen step, {step.what}: predicted {predicted}, measured {measured} ({step.error:+.1%})"
+        yield f"holdout step, {step.description}: predicted {predicted}, measured {measured} ({step.error:+.1%})"
     yield from _fit_lines(record)
     yield from _warning_lines(record)
 
 
 def _fit_lines(record: CalibrationRecord) -> Iterator[str]:
     residuals = {} if record.kernel_fit is None else record.kernel_fit.residuals
-    sample_count = sum(residual.rows for residual in residuals.values())
+    sample_count = sum(residual.samples for residual in residuals.values())
     if sample_count:
-        mean = sum(residual.rows * residual.error for residual in residuals.values()) / sample_count
+        mean = sum(residual.samples * residual.error for residual in residuals.values()) / sample_count
         yield f"other kernels: a model fitted to {sample_count:,} of these, which it meets within {mean:.0%}"
 
 

@@ -48,31 +48,31 @@ class ImbalanceComparison:
     @property
     def json_content(self) -> Mapping[str, object]:
         """The comparison as plain data."""
-        times = {"even_seconds": self.balanced_seconds, "seconds": self.seconds, "slowing": self.slowdown}
-        return {"what": self.label, "size": self.size, "hottest": self.max_share, **times}
+        times = {"balanced_seconds": self.balanced_seconds, "seconds": self.seconds, "slowdown": self.slowdown}
+        return {"description": self.label, "size": self.size, "max_share": self.max_share, **times}
 
 
 def imbalance_section(record: CalibrationRecord) -> ReportSection:
     """Grouped GEMMs of experts, then all-to-alls."""
     comparisons = [*_grouped_gemm_comparisons(record), *_all_to_all_comparisons(record)]
     return ReportSection(
-        key="uneven",
-        title="Uneven loads",
-        heads=("what", "size", "largest part", "even", "uneven", "longer"),
+        key="imbalance",
+        title="Imbalanced loads",
+        heads=("what", "size", "maximum over mean", "balanced", "imbalanced", "slowdown"),
         rows=tuple(comparison.table_cells for comparison in comparisons),
         content=[comparison.json_content for comparison in comparisons],
-        lead="Parts of different sizes, beside as much in equal parts.",
+        lead="Groups of different sizes, compared with the same total in equal groups.",
         text_columns=(0, 1),
     )
 
 
 def has_imbalanced(record: CalibrationRecord) -> bool:
     """Whether anything with imbalanced loads was measured."""
-    return bool(record.uneven) or any(sample.call.shares for sample in record.collectives)
+    return bool(record.imbalanced_gemms) or any(sample.call.shares for sample in record.collectives)
 
 
 def _grouped_gemm_comparisons(record: CalibrationRecord) -> Iterator[ImbalanceComparison]:
-    for sample in record.uneven:
+    for sample in record.imbalanced_gemms:
         balanced, shape = sample.kernel.time, sample.kernel.shape
         if isinstance(shape, MatmulShape):
             size = f"{shape.batch} x {shape.m} x {shape.n} x {shape.k} {shape.operands.value}"

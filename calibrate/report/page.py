@@ -29,7 +29,7 @@ def report_page(report: CalibrationReport) -> str:
         rows=list(_key_numbers(report)),
         facts=report.device_details.items(),
         sections=sections,
-        lacks=report.missing_contents,
+        missing=report.missing_contents,
     )
     return html_document(f"calibration of {name}", [page])
 
@@ -46,19 +46,19 @@ def _efficiency_figure(report: CalibrationReport) -> Figure | None:
 
 def _telemetry_figure(report: CalibrationReport) -> Figure | None:
     """Of a device that was sampled repeatedly; a CPU is sampled once per stage, which the table shows as well."""
-    samples = report.record.moments
+    samples = report.record.telemetry
     has_values = any(sample.state.sm_clock_mhz or sample.state.power_w for sample in samples)
     return (
         telemetry_figure(report.record)
-        if has_values and len(samples) > _MIN_SAMPLES_PER_STAGE * len({sample.part for sample in samples})
+        if has_values and len(samples) > _MIN_SAMPLES_PER_STAGE * len({sample.stage for sample in samples})
         else None
     )
 
 
 _FIGURE_BUILDERS: Final[dict[str, FigureBuilder]] = {
     "efficiency": _efficiency_figure,
-    "under_load": _telemetry_figure,
-    "chain": lambda report: in_situ_figure(report.record.chain),
+    "telemetry": _telemetry_figure,
+    "in_situ": lambda report: in_situ_figure(report.record.in_situ),
     "collectives": lambda report: collectives_figure(report.record),
 }
 
@@ -66,20 +66,20 @@ _FIGURE_BUILDERS: Final[dict[str, FigureBuilder]] = {
 def _key_numbers(report: CalibrationReport) -> Iterator[tuple[str, str, str]]:
     """The key numbers: name, value, and meaning."""
     record = report.record
-    state, factor, fit = steady_telemetry(record), in_situ_factor(record.chain), record.kernel_fit
-    if record.steps:
-        worst = max((sample.error for sample in record.steps), key=abs)
-        yield "unseen steps", f"{worst:+.1%}", "the largest error of steps that the record was not measured for"
+    state, factor, fit = steady_telemetry(record), in_situ_factor(record.in_situ), record.kernel_fit
+    if record.holdout_steps:
+        worst = max((sample.error for sample in record.holdout_steps), key=abs)
+        yield "holdout steps", f"{worst:+.1%}", "the largest error of steps that the record was not measured for"
     if state is not None and state.sm_clock_mhz:
-        yield "clock", f"{state.sm_clock_mhz:,.0f} MHz", "under load, after the soak"
+        yield "clock", f"{state.sm_clock_mhz:,.0f} MHz", "under load, after the burn-in"
     if state is not None and state.power_w:
-        yield "power", f"{state.power_w:,.0f} W", "under load, after the soak"
+        yield "power", f"{state.power_w:,.0f} W", "under load, after the burn-in"
     if fit is not None:
-        achieved_bandwidth = fit.memory_bandwidth * fit.efficiency.memory
-        yield "memory", format_bandwidth(achieved_bandwidth), "that streaming kernels reach"
+        achieved_bandwidth = fit.memory_bandwidth * fit.efficiency.memory_bandwidth_fraction
+        yield "memory", format_bandwidth(achieved_bandwidth), "that memory-bound kernels reach"
     if factor is not None:
-        yield "in a layer", f"{factor:.3f}", "times that kernels take in a layer what they take alone"
-    for sample in record.host[:1]:
-        yield "host", format_seconds(sample.forward), f"for each launch of forward, {sample.state.value}"
+        yield "in situ", f"{factor:.3f}", "time of kernels in a layer, relative to isolated ones"
+    for sample in record.host_launches[:1]:
+        yield "host", format_seconds(sample.forward), f"for each launch of forward, {sample.mode.value}"
     measured_count = sum(sample.time is not None for sample in record.kernels)
     yield "kernels", f"{measured_count:,}", "that were measured"

@@ -12,27 +12,27 @@ from clustersim.report.export.span_descriptions import format_kernel_shape
 
 def in_situ_section(record: CalibrationRecord) -> ReportSection:
     """In-situ factors by family, those with the most time first; the total at the end."""
-    samples = sorted(record.chain, key=lambda sample: -sample.in_chain)
+    samples = sorted(record.in_situ, key=lambda sample: -sample.in_situ)
     table_rows = [
         (
             sample.family.replace("_", " "),
             f"{sample.kernels:,}",
             format_seconds(sample.isolated),
-            format_seconds(sample.in_chain),
+            format_seconds(sample.in_situ),
             f"{sample.factor:.3f}",
         )
         for sample in samples
     ]
-    isolated, in_chain = (
-        sum(seconds) for seconds in zip(*((sample.isolated, sample.in_chain) for sample in samples), strict=True)
+    isolated, in_situ = (
+        sum(seconds) for seconds in zip(*((sample.isolated, sample.in_situ) for sample in samples), strict=True)
     )
-    factor = in_situ_factor(record.chain)
+    factor = in_situ_factor(record.in_situ)
     kernels = sum(sample.kernels for sample in samples)
-    total_row = ("all of them", f"{kernels:,}", format_seconds(isolated), format_seconds(in_chain), f"{factor:.3f}")
+    total_row = ("all kernels", f"{kernels:,}", format_seconds(isolated), format_seconds(in_situ), f"{factor:.3f}")
     return ReportSection(
-        key="chain",
-        title="Kernels in a layer",
-        heads=("family", "kernels", "by themselves", "in the layer", "factor"),
+        key="in_situ",
+        title="Kernels in a layer (in situ)",
+        heads=("family", "kernels", "isolated", "in situ", "factor"),
         rows=(*table_rows, total_row),
         content={
             "factor": factor,
@@ -41,7 +41,7 @@ def in_situ_section(record: CalibrationRecord) -> ReportSection:
                     "family": sample.family,
                     "kernels": sample.kernels,
                     "isolated_s": sample.isolated,
-                    "in_chain_s": sample.in_chain,
+                    "in_situ_s": sample.in_situ,
                     "factor": sample.factor,
                 }
                 for sample in samples
@@ -49,7 +49,7 @@ def in_situ_section(record: CalibrationRecord) -> ReportSection:
         },
         lead=(
             "Below 1 kernels find in the caches what those before them left; above 1 clocks, caches and bandwidth are "
-            "less than a kernel has by itself. Predictions apply the factors."
+            "less than an isolated kernel has. Predictions apply the factors."
         ),
     )
 
@@ -57,26 +57,26 @@ def in_situ_section(record: CalibrationRecord) -> ReportSection:
 def host_section(record: CalibrationRecord) -> ReportSection:
     """Host seconds per launch."""
     return ReportSection(
-        key="host",
-        title="The host",
-        heads=("how it launches", "forward, each", "backward, each", "launches"),
+        key="host_launches",
+        title="Host launch times",
+        heads=("launch mode", "forward, per launch", "backward, per launch", "launches"),
         rows=tuple(
             (
-                sample.state.value.replace("_", " "),
+                sample.mode.value.replace("_", " "),
                 format_seconds(sample.forward),
                 format_seconds(sample.backward),
                 " + ".join(f"{count:,}" for count in sample.launches),
             )
-            for sample in record.host
+            for sample in record.host_launches
         ),
         content=[
             {
-                "state": sample.state.value,
+                "mode": sample.mode.value,
                 "forward_s": sample.forward,
                 "backward_s": sample.backward,
                 "launches": sample.launches,
             }
-            for sample in record.host
+            for sample in record.host_launches
         ],
         lead=f"What {record.device.host or 'this host'} needs for each launch; a kernel that is shorter waits for it.",
     )
@@ -85,16 +85,21 @@ def host_section(record: CalibrationRecord) -> ReportSection:
 def holdout_section(record: CalibrationRecord) -> ReportSection:
     """Holdout steps and their predictions."""
     return ReportSection(
-        key="steps",
+        key="holdout_steps",
         title="Holdout steps",
         heads=("step", "predicted", "measured", "error"),
         rows=tuple(
-            (step.what, format_seconds(step.predicted), format_seconds(step.measured), f"{step.error:+.1%}")
-            for step in record.steps
+            (step.description, format_seconds(step.predicted), format_seconds(step.measured), f"{step.error:+.1%}")
+            for step in record.holdout_steps
         ),
         content=[
-            {"description": step.what, "predicted_s": step.predicted, "measured_s": step.measured, "error": step.error}
-            for step in record.steps
+            {
+                "description": step.description,
+                "predicted_s": step.predicted,
+                "measured_s": step.measured,
+                "error": step.error,
+            }
+            for step in record.holdout_steps
         ],
         lead="Real steps of this device, of sizes that the record was not measured for, and what it predicts.",
     )
@@ -106,24 +111,28 @@ def interference_section(record: CalibrationRecord) -> ReportSection:
         key="interference",
         title="Kernels with concurrent work",
         heads=("kernel", "concurrent with", "isolated", "concurrent", "slowdown", "slowdown of the other"),
-        rows=tuple(_interference_row(sample) for sample in record.beside),
+        rows=tuple(_interference_row(sample) for sample in record.interference),
         content=[
             {
                 "kernel": format_kernel_shape(sample.kernel.shape),
-                "concurrent_with": sample.beside,
+                "concurrent_with": sample.overlapped_with,
                 "payload_bytes": None if sample.call is None else sample.call.payload,
                 "slowdown": sample.kernel_slowdown,
-                "comm_slowdown": _slowdown(sample.call_alone, sample.call_together),
+                "comm_slowdown": _slowdown(sample.isolated_call_time, sample.overlapped_call_time),
             }
-            for sample in record.beside
+            for sample in record.interference
         ],
         text_columns=(1,),
     )
 
 
 def _interference_row(sample: InterferenceSample) -> tuple[str, ...]:
-    call, time, comm_slowdown = sample.call, sample.kernel.time, _slowdown(sample.call_alone, sample.call_together)
-    background = sample.beside.replace("_", " ")
+    call, time, comm_slowdown = (
+        sample.call,
+        sample.kernel.time,
+        _slowdown(sample.isolated_call_time, sample.overlapped_call_time),
+    )
+    background = sample.overlapped_with.replace("_", " ")
     if call is not None:
         background += f", {format_bytes(call.payload)}, {call.ranks} ranks"
     return (
@@ -131,7 +140,7 @@ def _interference_row(sample: InterferenceSample) -> tuple[str, ...]:
         f"{format_kernel_shape(sample.kernel.shape)}",
         background,
         "" if time is None else format_seconds(time.seconds),
-        format_seconds(sample.together.seconds),
+        format_seconds(sample.overlapped_time.seconds),
         f"{sample.kernel_slowdown:+.1%}",
         "" if comm_slowdown is None else f"{comm_slowdown:+.1%}",
     )

@@ -30,25 +30,25 @@ def concatenate_sessions(samples: Sequence[TelemetrySample]) -> list[TelemetrySa
 
 def telemetry_section(record: CalibrationRecord) -> ReportSection:
     """Telemetry by stage."""
-    stage_names = dict.fromkeys(sample.part for sample in record.moments)
+    stage_names = dict.fromkeys(sample.stage for sample in record.telemetry)
     states_by_stage = {
-        stage_name: [sample.state for sample in record.moments if sample.part == stage_name]
+        stage_name: [sample.state for sample in record.telemetry if sample.stage == stage_name]
         for stage_name in stage_names
     }
-    states = [kernel_sample.under for kernel_sample in record.kernels if kernel_sample.under is not None]
-    states_by_stage |= {"kernels' rows": states} if states else {}
+    states = [kernel_sample.telemetry for kernel_sample in record.kernels if kernel_sample.telemetry is not None]
+    states_by_stage |= {"kernel samples": states} if states else {}
     return ReportSection(
-        key="under_load",
-        title="The device under load",
-        heads=("part", "looks", "clock", "power", "temperature", "held down by"),
+        key="telemetry",
+        title="Telemetry under load",
+        heads=("stage", "samples", "clock", "power", "temperature", "throttled by"),
         rows=tuple(
             (stage_name, f"{len(states):,}", *_telemetry_cells(states))
             for stage_name, states in states_by_stage.items()
         ),
-        content=[{"part": stage_name, **_telemetry_json(states)} for stage_name, states in states_by_stage.items()],
+        content=[{"stage": stage_name, **_telemetry_json(states)} for stage_name, states in states_by_stage.items()],
         lead=(
-            "Medians, and from least to most in brackets; of a GPU the SM clock. What kept it down, with the share of "
-            "looks in which it did."
+            "Medians, with minimum and maximum in brackets; of a GPU the SM clock. Throttle reasons, with the share of "
+            "samples in which each applied."
         ),
         text_columns=(5,),
     )
@@ -73,7 +73,7 @@ def throttle_shares(states: Sequence[DeviceTelemetry]) -> dict[str, float]:
 def _format_range(values: Sequence[float], unit: str) -> str:
     nonzero = [value for value in values if value]
     if not nonzero:
-        return "not said"
+        return "not reported"
     if max(nonzero) == min(nonzero):
         return f"{nonzero[0]:,.0f} {unit}"
     return f"{median(nonzero):,.0f} {unit} ({min(nonzero):,.0f} to {max(nonzero):,.0f})"
@@ -85,7 +85,7 @@ def _telemetry_json(states: Sequence[DeviceTelemetry]) -> dict[str, object]:
         return median(nonzero) if nonzero else None
 
     return {
-        "looks": len(states),
+        "samples": len(states),
         "sm_clock_mhz": median_or_none([state.sm_clock_mhz for state in states]),
         "power_w": median_or_none([state.power_w for state in states]),
         "temperature_c": median_or_none([state.temperature_c for state in states]),
@@ -97,7 +97,7 @@ def stage_intervals(samples: Sequence[TelemetrySample]) -> list[tuple[str, float
     """Stages with their first and last second, in order of time."""
     stage_runs = [
         (stage_name, list(stage_samples))
-        for stage_name, stage_samples in groupby(samples, key=lambda sample: sample.part)
+        for stage_name, stage_samples in groupby(samples, key=lambda sample: sample.stage)
     ]
     return [
         (stage_name, stage_samples[0].seconds, stage_samples[-1].seconds) for stage_name, stage_samples in stage_runs
@@ -110,10 +110,10 @@ def gpus_section(record: CalibrationRecord) -> ReportSection:
     return ReportSection(
         key="gpus",
         title="GPUs of this node",
-        heads=("GPU", "time of the same product", "longer than the fastest", "under load"),
+        heads=("GPU", "time of the same matmul", "slowdown to the fastest", "under load"),
         rows=tuple(
             (
-                sample.place,
+                sample.device,
                 format_seconds(sample.time.seconds),
                 f"{sample.time.seconds / fastest - 1.0:+.1%}",
                 _format_telemetry(sample),
@@ -121,13 +121,17 @@ def gpus_section(record: CalibrationRecord) -> ReportSection:
             for sample in record.gpus
         ),
         content=[
-            {"place": sample.place, "seconds": sample.time.seconds, "longer": sample.time.seconds / fastest - 1.0}
+            {"device": sample.device, "seconds": sample.time.seconds, "slowdown": sample.time.seconds / fastest - 1.0}
             for sample in record.gpus
         ],
-        lead="A job that waits for all of them runs at the pace of the slowest.",
+        lead="A job that waits for all of them runs at the rate of the slowest.",
         text_columns=(3,),
     )
 
 
 def _format_telemetry(sample: GpuSample) -> str:
-    return "" if sample.under is None else f"{sample.under.sm_clock_mhz:,.0f} MHz, {sample.under.power_w:,.0f} W"
+    return (
+        ""
+        if sample.telemetry is None
+        else f"{sample.telemetry.sm_clock_mhz:,.0f} MHz, {sample.telemetry.power_w:,.0f} W"
+    )

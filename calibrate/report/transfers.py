@@ -45,7 +45,7 @@ def samples_by_shape(record: CalibrationRecord) -> dict[CollectiveShapeKey, list
     balanced = (sample for sample in record.collectives if not sample.call.shares)
     for sample in sorted(balanced, key=lambda sample: sample.call.payload):
         call = sample.call
-        groups.setdefault((call.collective, call.ranks, call.nodes, call.format), []).append(sample)
+        groups.setdefault((call.collective, call.ranks, call.nodes, call.dtype), []).append(sample)
     return dict(
         sorted(
             groups.items(),
@@ -57,7 +57,7 @@ def samples_by_shape(record: CalibrationRecord) -> dict[CollectiveShapeKey, list
 def call_label(call: CollectiveCall) -> str:
     """The displayed name of a collective call, without its payload."""
     nodes = f" on {call.nodes} nodes" if call.nodes > 1 else ""
-    dtype_text = "" if call.format is DType.FP32 else f" in {call.format.value}"
+    dtype_text = "" if call.dtype is DType.FP32 else f" in {call.dtype.value}"
     return f"{call.collective.value.replace('_', ' ')}{dtype_text}, {call.ranks} ranks{nodes}"
 
 

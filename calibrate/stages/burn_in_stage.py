@@ -23,7 +23,7 @@ class BurnInStage:
 
     dependent_stages: tuple[CalibrationStage, ...]
 
-    name: ClassVar[str] = "soak"
+    name: ClassVar[str] = "burn_in"
     minutes: ClassVar[float] = 2.0
     min_seconds: ClassVar[Seconds] = MIN_BURN_IN_SECONDS
 

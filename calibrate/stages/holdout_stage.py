@@ -18,7 +18,7 @@ from clustersim.common.units import Seconds
 class HoldoutStage:
     """Real steps and their predictions."""
 
-    name: ClassVar[str] = "residual"
+    name: ClassVar[str] = "holdout"
     minutes: ClassVar[float] = 3.0
     min_seconds: ClassVar[Seconds] = 0.0
 
@@ -28,12 +28,12 @@ class HoldoutStage:
 
     def has_work(self, context: CalibrationContext) -> bool:
         """Whether there are none; also after any new samples."""
-        return bool(context.new_kernels) or not context.current_record.steps
+        return bool(context.new_kernels) or not context.current_record.holdout_steps
 
     def describe(self, context: CalibrationContext) -> str:
         """Which steps are run."""
         return (
-            f"steps of {context.required_scenario.model.name} with other layers and microbatches, beside their "
+            f"steps of {context.required_scenario.model.name} with other layers and microbatches, compared with their "
             "prediction"
         )
 
@@ -45,4 +45,4 @@ class HoldoutStage:
             record = context.session.fit(lambda steps: fit_record(steps, context.accelerator))
             steps = measure_holdout_steps(context.required_scenario, context.device, record, seconds)
         context.session.set_steps(steps)
-        return ", ".join(f"{step.what} {step.error:+.1%}" for step in steps) or "no step"
+        return ", ".join(f"{step.description} {step.error:+.1%}" for step in steps) or "no step"

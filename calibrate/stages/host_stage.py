@@ -27,7 +27,7 @@ class HostStage:
 
     def has_work(self, context: CalibrationContext) -> bool:
         """Whether no state was measured, or kernels of another scenario are requested."""
-        return bool(context.new_kernels) or not context.current_record.host
+        return bool(context.new_kernels) or not context.current_record.host_launches
 
     def describe(self, context: CalibrationContext) -> str:
         """What is launched."""
@@ -39,5 +39,5 @@ class HostStage:
 
         with time_progress(self.name, seconds), record_telemetry(context, self.name):
             samples = measure_host_launches(context.required_scenario, context.device, seconds)
-        context.session.extend(replace(context.empty_record, host=samples))
-        return ", ".join(sample.state.value for sample in samples) or "nothing"
+        context.session.extend(replace(context.empty_record, host_launches=samples))
+        return ", ".join(sample.mode.value for sample in samples) or "nothing"

@@ -18,7 +18,7 @@ from clustersim.common.units import Seconds
 class InSituStage:
     """A layer's kernels measured in a real step."""
 
-    name: ClassVar[str] = "chain"
+    name: ClassVar[str] = "in_situ"
     minutes: ClassVar[float] = 5.0
     min_seconds: ClassVar[Seconds] = 3.0  # one round of layers, and of their isolated kernels
 
@@ -28,11 +28,11 @@ class InSituStage:
 
     def has_work(self, context: CalibrationContext) -> bool:
         """Whether there are no factors, or new kernels are requested whose families may have none."""
-        return bool(context.new_kernels) or not context.current_record.chain
+        return bool(context.new_kernels) or not context.current_record.in_situ
 
     def describe(self, context: CalibrationContext) -> str:
         """Which layer is run."""
-        return f"a layer of {context.required_scenario.model.name}, forward and backward: kernels in a step, and alone"
+        return f"a layer of {context.required_scenario.model.name}, forward and backward: kernels in situ, and isolated"
 
     def measure(self, context: CalibrationContext, seconds: Seconds) -> str:
         """Measure the in-situ factors by family."""
@@ -40,5 +40,5 @@ class InSituStage:
 
         with time_progress(self.name, seconds), record_telemetry(context, self.name):
             samples = measure_in_situ(context.required_scenario, context.device, seconds)
-        context.session.extend(replace(context.empty_record, chain=samples))
+        context.session.extend(replace(context.empty_record, in_situ=samples))
         return f"{len(samples)} families of kernels" if samples else "no factor"

@@ -92,7 +92,7 @@ def _measure_imbalanced(context: CalibrationContext, seconds: Seconds) -> None:
         samples = tuple(
             measure_imbalanced([kernel], context.device, replace(context.method, max_seconds=_IMBALANCED_SECONDS))
         )
-        context.session.extend(replace(CalibrationRecord(current.device, current.conditions), uneven=samples))
+        context.session.extend(replace(CalibrationRecord(current.device, current.conditions), imbalanced_gemms=samples))
     context.session.save()
 
 

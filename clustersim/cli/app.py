@@ -323,7 +323,7 @@ def validate(
         list[str] | None,
         typer.Argument(
             metavar="KIND FILE.csv | show CASE_ID",
-            help="Kinds: steps, memory, collectives, kernels, reliability. Without a file the shipped cases; "
+            help="Kinds: steps, memory, collectives, kernels, reliability. Without a file the packaged cases; "
             "default: all kinds.",
             autocompletion=completion.complete_validation_target,
         ),
@@ -338,7 +338,7 @@ def validate(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
-    """Predict published runs and measurements, or your own, and say how far off the predictions are."""
+    """Predict published runs and measurements, or your own, and report the prediction errors."""
     from clustersim.cli.outputs import Outputs
     from clustersim.cli.validate import run_validation
     from clustersim.cli.validation_kinds import ValidationOptions
@@ -436,7 +436,7 @@ def topology(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A shipped cluster, a topology file, or a scenario.",
+            help="A packaged cluster, a topology file, or a scenario.",
             autocompletion=completion.complete_cluster_or_file,
         ),
     ],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clustersim.results.simulation_result import SimulationResult
 
 STEP_TIME_TOLERANCE: Final = 1e-6  # relative difference between machines
-_PATH_HINT: Final = "paths in a result are looked for beside its file and in the working directory"
+_PATH_HINT: Final = "paths in a result are looked for next to its file and in the working directory"
 
 
 @dataclass(frozen=True, slots=True)

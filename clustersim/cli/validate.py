@@ -54,7 +54,7 @@ def _is_kind(argument: str) -> bool:
     if argument == SHOW:
         raise InputError(
             "validate show needs the id of one case, after the file that it is in if it is one of yours; "
-            "clustersim validate --json - lists the shipped ones"
+            "clustersim validate --json - lists the packaged ones"
         )
     if is_csv_name(argument):
         raise InputError(

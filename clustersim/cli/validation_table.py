@@ -31,7 +31,7 @@ INTERVAL_COLUMNS: Final = ("stratum", "cases", "sources", "inside", "leave-one-s
 PAIR_COLUMNS: Final = ("case", "with", "measured", "predicted", "error")
 PAIR_TITLES: Final = {
     "formats": "speed-up over bf16, of the same case published in both",
-    "experts": "speed-up of mixtures, of the same case published without",
+    "experts": "speed-up of MoE models, of the same case published without",
 }
 """Titles of tables of pairs, by what the two cases of a pair differ in."""
 RANKING_COLUMNS: Final = ("source", "sets", "cases", "right", "regret", "random baseline", "tau")

@@ -35,6 +35,8 @@ from clustersim.collectives.tree import TreeAlgorithm
 from clustersim.common import data_files
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError, suggest_nearest
+from clustersim.common.mapping_reader import MappingReader
+from clustersim.common.renamed_keys import reject_renamed_algorithm
 from clustersim.common.units import Bytes, BytesPerSecond, Dimension, Seconds, parse_quantity
 from clustersim.hardware.link_technology import (
     NETWORK_TECHNOLOGIES,
@@ -48,19 +50,19 @@ from clustersim.program.task import CollectiveType, TokenDispatcher
 ALGORITHMS: Final[Mapping[str, CollectiveAlgorithm]] = {
     "ring": RingAlgorithm(),
     "tree": TreeAlgorithm(),
-    "aggregated_trees": PatAlgorithm(),
+    "pat": PatAlgorithm(),
     "collnet_chain": CollNetChainAlgorithm(),
     "collnet_direct": CollNetDirectAlgorithm(),
     "collnet_nvls": CollNetNvlsAlgorithm(),
-    "in_network": NvlsAlgorithm(),
+    "nvls": NvlsAlgorithm(),
     "hierarchical": HierarchicalAlgorithm(),
     "pairwise": PairwiseAlgorithm(),
-    "star": LinearAlgorithm(),
-    "forwarded": HierarchicalDispatch(),
+    "linear": LinearAlgorithm(),
+    "hierarchical_dispatch": HierarchicalDispatch(),
 }
 
 
-_CHUNK_STEP_KEYS: Final = ("one", "few", "many")  # domains
+_CHUNK_STEP_KEYS: Final = ("one_domain", "up_to_three_domains", "more_domains")
 ANY_TECHNOLOGY: Final = "any"  # key in files: constants of all technologies that are not listed
 
 T = TypeVar("T")
@@ -279,7 +281,7 @@ class Library:
     listed. pcie_efficiency: fraction of nominal bandwidth reached on PCIe. included_latency: seconds of route
     latency already contained in the steps' times; only the excess of a route is added. launch_seconds: of a
     collective, on top of the variants' own times. p2p_channels: of messages, None where they never limit.
-    follows_nccl_env: honours NCCL's environment variables. sm_count: SMs that its kernels occupy; kernel_share:
+    follows_nccl_env: honours NCCL's environment variables. sm_count: SMs that its kernels occupy; kernel_time_fraction:
     fraction of a call's time that they run (the rest copies to and from its buffers); custom_algorithms:
     algorithms that a user has added, by name.
     """
@@ -296,7 +298,7 @@ class Library:
     p2p_channels: P2pChannelConstants | None = None
     follows_nccl_env: bool = False
     sm_count: int = 0
-    kernel_share: float = 1.0
+    kernel_time_fraction: float = 1.0
     custom_algorithms: Mapping[str, CollectiveAlgorithm] = field(default_factory=dict)
 
     def __hash__(self) -> int:
@@ -398,6 +400,7 @@ def _load_library_file(path: Path) -> Library:
 def _parse_library_text(path: Path, text: str) -> Library:
     """Parse a library file; cached by its text, since every simulation asks for the same few."""
     content = data_files.parse_mapping(path, text)
+    MappingReader(path, content).reject_renamed_keys("libraries")
     try:
         return _build_library(path, content)
     except (KeyError, TypeError, AttributeError) as error:
@@ -421,21 +424,23 @@ def _build_library(path: Path, content: Mapping[str, Any]) -> Library:
             for name, entry in content["networks"].items()
         },
         pcie_efficiency=float(links["pcie"]["efficiency"]),
-        included_latency={medium: _parse_seconds(links[medium.value]["included"]) for medium in Medium},
+        included_latency={medium: _parse_seconds(links[medium.value]["included_latency"]) for medium in Medium},
         launch_seconds=_parse_seconds(content["launch"]),
         pipeline=_read_pipeline_chunking(content["pipeline"]),
-        variants=tuple(_read_variant(entry) for entry in content["offers"]),
+        variants=tuple(_read_variant(entry) for entry in content["variants"]),
         published=bool(content["published"]),
-        p2p_channels=_read_p2p_channels(content["channels"]) if "channels" in content else None,
-        follows_nccl_env=bool(content.get("nccl", False)),
-        sm_count=int(content.get("sms", 0)),
-        kernel_share=float(content.get("kernels", 1.0)),
+        p2p_channels=_read_p2p_channels(content["p2p_channels"]) if "p2p_channels" in content else None,
+        follows_nccl_env=bool(content.get("follows_nccl_env", False)),
+        sm_count=int(content.get("num_sms", 0)),
+        kernel_time_fraction=float(content.get("kernel_time_fraction", 1.0)),
     )
 
 
 def _read_p2p_channels(entry: Mapping[str, Any]) -> P2pChannelConstants:
-    bytes_per_channel, max_bytes = (parse_quantity(entry[key], Dimension.SIZE) for key in ("least", "most"))
-    return P2pChannelConstants(int(entry["all"]), bytes_per_channel, max_bytes)
+    bytes_per_channel, max_bytes_per_channel = (
+        parse_quantity(entry[key], Dimension.SIZE) for key in ("bytes_per_channel", "max_bytes_per_channel")
+    )
+    return P2pChannelConstants(int(entry["max_channels"]), bytes_per_channel, max_bytes_per_channel)
 
 
 def _read_technology(name: str, technologies: Mapping[str, LinkTechnology]) -> LinkTechnology | None:
@@ -449,84 +454,93 @@ def _read_technology(name: str, technologies: Mapping[str, LinkTechnology]) -> L
 
 def _read_network(entry: Mapping[str, Any]) -> NetworkConstants:
     latency = _parse_seconds(entry["latency"]) if "latency" in entry else 0.0
-    return NetworkConstants(float(entry["efficiency"]), latency, frozenset(entry.get("without", ())))
+    unsupported = frozenset(entry.get("unsupported", ()))
+    for name in unsupported:
+        reject_renamed_algorithm(name)
+    return NetworkConstants(float(entry["efficiency"]), latency, unsupported)
 
 
 def _read_nvlink(entry: Mapping[str, Any]) -> NvlinkConstants:
-    ll_limits = entry.get("low_latency")
-    in_network = entry.get("in_network")
+    ll_limits = entry.get("ll_max_bandwidth")
+    nvls = entry.get("nvls")
     return NvlinkConstants(
         efficiency=float(entry["efficiency"]),
-        nvls=None if in_network is None else _read_nvls(in_network),
+        nvls=None if nvls is None else _read_nvls(nvls),
         ll_rate_limits=None
         if ll_limits is None
         else (_parse_rate(ll_limits[0]), _parse_rate(ll_limits[1]), _parse_rate(ll_limits[2])),
         launch_seconds=_parse_seconds(entry["launch"]) if "launch" in entry else None,
-        channel_rate=_parse_rate(entry["channel"]) if "channel" in entry else None,
+        channel_rate=_parse_rate(entry["channel_bandwidth"]) if "channel_bandwidth" in entry else None,
         bus_bandwidth_limits={
             name: (_parse_rate(two_domains), _parse_rate(more_domains))
-            for name, (two_domains, more_domains) in entry.get("between", {}).items()
+            for name, (two_domains, more_domains) in entry.get("max_bus_bandwidth", {}).items()
         },
-        channel_ramp=_read_channel_ramp(entry["ramp"]) if "ramp" in entry else None,
+        channel_ramp=_read_channel_ramp(entry["channel_ramp"]) if "channel_ramp" in entry else None,
     )
 
 
 def _read_channel_ramp(entry: Mapping[str, Any]) -> ChannelRamp:
-    return ChannelRamp(int(entry["all"]), parse_quantity(entry["least"], Dimension.SIZE))
+    return ChannelRamp(int(entry["max_channels"]), parse_quantity(entry["bytes_per_channel"], Dimension.SIZE))
 
 
 def _read_nvls(entry: Mapping[str, Any]) -> NvlsConstants:
     one_domain, several_domains = entry["channels"]
     return NvlsConstants(
-        float(entry["share"]),
+        float(entry["bandwidth_fraction"]),
         (int(one_domain), int(several_domains)),
-        parse_quantity(entry["handling"], Dimension.SIZE),
+        parse_quantity(entry["chunk_overhead"], Dimension.SIZE),
     )
 
 
 def _read_variant(entry: Mapping[str, Any]) -> AlgorithmVariant:
-    if entry["algorithm"] not in ALGORITHMS:
-        raise InputError(
-            f"there is no algorithm {entry['algorithm']!r}; {suggest_nearest(entry['algorithm'], ALGORITHMS)}"
-        )
-    step_seconds = {medium: _parse_seconds(entry["rounds"][medium.value]) for medium in Medium}
+    _require_algorithm(entry["algorithm"])
+    step_seconds = {medium: _parse_seconds(entry["step_latency"][medium.value]) for medium in Medium}
     return AlgorithmVariant(
         algorithm=entry["algorithm"],
         protocol=entry["protocol"],
         collectives=frozenset(CollectiveType(name) for name in entry["collectives"]),
         startup_seconds=_parse_seconds(entry["startup"]),
         step_seconds=step_seconds,
-        network_only_step_seconds=_parse_seconds(entry["rounds"]["alone"])
-        if "alone" in entry["rounds"]
+        network_only_step_seconds=_parse_seconds(entry["step_latency"]["network_only"])
+        if "network_only" in entry["step_latency"]
         else step_seconds[Medium.NETWORK],
         post_seconds=_parse_seconds(entry["post"]),
         efficiency=float(entry["efficiency"]),
         is_chunked=bool(entry.get("chunked", False)),
-        is_ll_limited=bool(entry.get("capped", False)),
+        is_ll_limited=bool(entry.get("ll_limited", False)),
         is_default=bool(entry.get("default", True)),
-        adds_launch=bool(entry.get("launched", True)),
-        max_payload=parse_quantity(entry["most"], Dimension.SIZE) if "most" in entry else math.inf,
-        uses_p2p_channels=bool(entry.get("channelled", False)),
+        adds_launch=bool(entry.get("adds_launch", True)),
+        max_payload=parse_quantity(entry["max_payload"], Dimension.SIZE) if "max_payload" in entry else math.inf,
+        uses_p2p_channels=bool(entry.get("uses_p2p_channels", False)),
         pipeline=_read_pipeline_chunking(entry["pipeline"]) if "pipeline" in entry else None,
-        correction_factors=tuple(float(factor) for factor in entry.get("pace", ())),
-        chunk_steps=tuple(_read_chunk_steps(entry["steps"][name]) for name in _CHUNK_STEP_KEYS)
-        if "steps" in entry
+        correction_factors=tuple(float(factor) for factor in entry.get("correction_factors", ())),
+        chunk_steps=tuple(_read_chunk_steps(entry["chunk_steps"][name]) for name in _CHUNK_STEP_KEYS)
+        if "chunk_steps" in entry
         else (),
-        uses_channel_ramp=bool(entry.get("ramped", False)),
-        sm_copy_cost=_read_sm_copy_cost(entry["handling"]) if "handling" in entry else None,
+        uses_channel_ramp=bool(entry.get("uses_channel_ramp", False)),
+        sm_copy_cost=_read_sm_copy_cost(entry["sm_copy_cost"]) if "sm_copy_cost" in entry else None,
     )
 
 
+def _require_algorithm(name: str) -> None:
+    reject_renamed_algorithm(name)
+    if name not in ALGORITHMS:
+        raise InputError(f"there is no algorithm {name!r}; {suggest_nearest(name, ALGORITHMS)}")
+
+
 def _read_sm_copy_cost(entry: Mapping[str, Any]) -> SmCopyCost:
-    chunks = tuple((int(max_ranks), int(tokens)) for max_ranks, tokens in entry.get("chunks", ()))
+    chunks = tuple((int(max_ranks), int(tokens)) for max_ranks, tokens in entry.get("chunk_tokens", ()))
     return SmCopyCost(
-        _parse_seconds(entry["row"]), _parse_rate(entry["rate"]), _parse_seconds(entry.get("chunk", "0 us")), chunks
+        _parse_seconds(entry["token_time"]),
+        _parse_rate(entry["bandwidth"]),
+        _parse_seconds(entry.get("chunk_time", "0 us")),
+        chunks,
     )
 
 
 def _read_pipeline_chunking(entry: Mapping[str, Any]) -> PipelineChunking:
-    chunk = parse_quantity(entry["chunk"], Dimension.SIZE)
-    return PipelineChunking(float(entry["inside"]), float(entry["between"]), chunk)
+    chunk = parse_quantity(entry["max_chunk"], Dimension.SIZE)
+    return PipelineChunking(float(entry["intra_domain_fraction"]), float(entry["inter_domain_fraction"]), chunk)
 
 
 def _read_chunk_steps(entry: Sequence[Any]) -> ChunkSizeSteps:

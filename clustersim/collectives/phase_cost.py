@@ -149,7 +149,7 @@ def _nvlink_limits(nvlink: NvlinkConstants, variant: AlgorithmVariant, domain_co
 
 def needs_nvls(variant: AlgorithmVariant) -> bool:
     """Whether the variant needs switches of the NVLink domain that can reduce."""
-    return variant.algorithm in ("in_network", "collnet_nvls")
+    return variant.algorithm in ("nvls", "collnet_nvls")
 
 
 def phase_coefficients(

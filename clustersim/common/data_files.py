@@ -19,13 +19,13 @@ _CATEGORY_NOUNS: Final = {
     "accelerators": "accelerator",
     "clusters": "cluster",
     "dispatchers": "dispatcher",
-    "experience": "experience",
     "frameworks": "framework",
     "libraries": "library",
     "power": "power file",
     "prices": "price list",
     "recipes": "recipe",
     "reliability": "reliability preset",
+    "uncertainty": "uncertainty model",
     "records": "record",
 }
 _MAX_ALIAS_VALUES: Final = (

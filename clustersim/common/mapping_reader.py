@@ -12,6 +12,7 @@ from typing import Any
 from clustersim.common import data_files
 from clustersim.common.deserialize import deserialize, require_choice
 from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.renamed_keys import find_renamed_key
 from clustersim.common.units import Dimension, parse_quantity
 
 
@@ -163,6 +164,11 @@ class MappingReader:
             entry = MappingReader(self._path, value)
             entry._prefix = f"{self._prefix}{key}[{index}] ({'-'.join(str(value.get(name)) for name in label_keys)})."
             yield entry
+
+    def reject_renamed_keys(self, kind: str) -> None:
+        """Raise InputError that names the first renamed key, here or nested; kind: key of `RENAMED_KEYS`."""
+        if renamed := find_renamed_key(kind, self._content):
+            raise self.input_error(*renamed)
 
     def reject_unknown_keys(self) -> None:
         """Raise InputError for the first key, here or nested, that nothing has read."""

@@ -22,9 +22,8 @@ from clustersim.model.kernels import Kernel, KernelKind, KernelShape, MemoryBoun
 from clustersim.model.training import AttentionBackend
 from clustersim.program.task import CollectiveType, CommOp
 
-FORMAT_VERSION: Final = 2
-READABLE_VERSIONS: Final = (1, FORMAT_VERSION)
-"""Versions that can be read. 2 adds telemetry, in-situ factors, the host, collective slowdowns and steps."""
+FORMAT_VERSION: Final = 3
+"""The version that is written, and the only one that is read: 3 renamed keys of version 2."""
 
 COPY: Final = "copy"
 """What a kernel overlaps if it is not a collective: copies within device memory."""
@@ -83,11 +82,11 @@ class DeviceTelemetry:
 class TelemetrySample:
     """Device telemetry at a time since the start of a measurement session.
 
-    seconds: time since the start; part: stage of the session (`burn_in`, `kernels`, `chain`).
+    seconds: time since the start; stage: of the session (`burn_in`, `kernels`, `in_situ`).
     """
 
     seconds: Seconds
-    part: str
+    stage: str
     state: DeviceTelemetry
 
 
@@ -104,7 +103,7 @@ class KernelSignature:
 class KernelSample:
     """Measurement of one kernel. flops, bytes, launches: as `model` counts them; time: None unless it was measured.
 
-    under: telemetry during the measurement, None where it is not reported.
+    telemetry: during the measurement, None where it is not reported.
     """
 
     name: str
@@ -117,7 +116,7 @@ class KernelSample:
     time: TimeStatistics | None
     outcome: MeasurementOutcome = MeasurementOutcome.MEASURED
     source: str = ""
-    under: DeviceTelemetry | None = None
+    telemetry: DeviceTelemetry | None = None
 
     @property
     def signature(self) -> KernelSignature:
@@ -134,7 +133,7 @@ class KernelSample:
 class CollectiveCall:
     """A collective of `ranks` ranks, spread evenly over `nodes` nodes.
 
-    payload: as in `program.task.CollectiveType`; format: data type of a reduction; collectives that only move
+    payload: as in `program.task.CollectiveType`; dtype: data type of a reduction; collectives that only move
     bytes have FP32 here; shares: of an all-to-all, bytes that each rank receives relative to an even split;
     empty: even.
     """
@@ -143,7 +142,7 @@ class CollectiveCall:
     payload: Bytes
     ranks: int
     nodes: int
-    format: DType = DType.FP32
+    dtype: DType = DType.FP32
     shares: tuple[float, ...] = ()
 
     @property
@@ -173,17 +172,17 @@ class CollectiveSample:
 class ImbalancedGemmSample:
     """Measurement of a grouped GEMM with imbalanced groups, compared with the balanced one.
 
-    kernel: the balanced one; rows: tokens of each group, with about the same sum; time: with these.
+    kernel: the balanced one; tokens_per_group: with about the same sum; time: with these.
     """
 
     kernel: KernelSample
-    rows: tuple[int, ...]
+    tokens_per_group: tuple[int, ...]
     time: TimeStatistics
 
     @property
     def imbalance(self) -> float:
         """Tokens of the most loaded group over the mean."""
-        return max(self.rows) * len(self.rows) / sum(self.rows)
+        return max(self.tokens_per_group) * len(self.tokens_per_group) / sum(self.tokens_per_group)
 
     @property
     def slowdown(self) -> float:
@@ -205,26 +204,27 @@ class CopySample:
 class InterferenceSample:
     """Measurement of one kernel in isolation, and while something else runs on the same device.
 
-    beside: what overlaps it, a copy or a collective; together: the kernel's time then; call: the collective,
-    None for a copy; call_alone, call_together: time of the collective in isolation, and while such kernels run.
+    overlapped_with: what runs concurrently, a copy or a collective; overlapped_time: the kernel's time then; call:
+    the collective, None for a copy; isolated_call_time, overlapped_call_time: time of the collective in isolation,
+    and while such kernels run.
     """
 
     kernel: KernelSample
-    beside: str
-    together: TimeStatistics
+    overlapped_with: str
+    overlapped_time: TimeStatistics
     call: CollectiveCall | None = None
-    call_alone: TimeStatistics | None = None
-    call_together: TimeStatistics | None = None
+    isolated_call_time: TimeStatistics | None = None
+    overlapped_call_time: TimeStatistics | None = None
 
     @property
     def kernel_slowdown(self) -> float:
         """Fraction by which the kernel took longer."""
-        return 0.0 if self.kernel.time is None else _slowdown_ratio(self.kernel.time, self.together)
+        return 0.0 if self.kernel.time is None else _slowdown_ratio(self.kernel.time, self.overlapped_time)
 
     @property
     def comm_slowdown(self) -> float:
         """Fraction by which the collective took longer; 0 where that was not measured."""
-        isolated, overlapped = self.call_alone, self.call_together
+        isolated, overlapped = self.isolated_call_time, self.overlapped_call_time
         return 0.0 if isolated is None or overlapped is None else _slowdown_ratio(isolated, overlapped)
 
 
@@ -235,15 +235,15 @@ class InSituSample:
     family: str
     kernels: int
     isolated: Seconds
-    in_chain: Seconds
+    in_situ: Seconds
 
     @property
     def factor(self) -> float:
         """In-situ over isolated seconds."""
-        return self.in_chain / self.isolated
+        return self.in_situ / self.isolated
 
 
-class HostState(Enum):
+class LaunchMode(Enum):
     """Mode in which the host launches a step."""
 
     EAGER = "eager"  # Python and autograd, operator by operator
@@ -257,30 +257,30 @@ class HostState(Enum):
 class HostLaunchSample:
     """Host seconds for each launch of a step in one launch mode; for a graph, for each graph launch.
 
-    launches: launches of forward and of backward that were counted; alone: seconds of (forward, backward) that
-    isolated kernel times contain already, on a host that computes the kernels itself (a CPU); zero elsewhere.
+    launches: launches of forward and of backward that were counted; in_kernel_times: seconds of (forward, backward)
+    that isolated kernel times contain already, on a host that computes the kernels itself (a CPU); zero elsewhere.
     """
 
-    state: HostState
+    mode: LaunchMode
     forward: Seconds
     backward: Seconds
     launches: tuple[int, int]
-    alone: tuple[Seconds, Seconds] = (0.0, 0.0)
+    in_kernel_times: tuple[Seconds, Seconds] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class HoldoutStep:
     """A real step that was not used for the calibration, and the record's prediction of it.
 
-    what: such as `4 layers, 2 microbatches of 1`; of_rows: relative error of the prediction if all errors of
-    the record's own samples had one sign; kinds: categories of the step (`uncertainty.step_features`).
+    description: such as `4 layers, 2 microbatches of 1`; propagated_error: relative error of the prediction if all
+    errors of the record's own samples had one sign; categories: of the step (`uncertainty.step_features`).
     """
 
-    what: str
+    description: str
     predicted: Seconds
     measured: Seconds
-    of_rows: float = 0.0
-    kinds: tuple[str, ...] = ()
+    propagated_error: float = 0.0
+    categories: tuple[str, ...] = ()
 
     @property
     def error(self) -> float:
@@ -290,20 +290,20 @@ class HoldoutStep:
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """A matmul under load on one GPU of the node, measured with the others. place: the GPU's index or name."""
+    """A matmul under load on one GPU of the node, measured with the others. device: its name (`cuda:0`)."""
 
-    place: str
+    device: str
     time: TimeStatistics
-    under: DeviceTelemetry | None = None
+    telemetry: DeviceTelemetry | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FitResidual:
-    """Mean absolute errors of a fit. left_out: leave-one-out error."""
+    """Mean absolute relative errors of a fit, on its samples and by leave-one-out cross-validation."""
 
-    rows: int
+    samples: int
     error: float
-    left_out: float
+    leave_one_out_error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +333,7 @@ class CollectiveFit:
     alpha: Seconds
     beta: BytesPerSecond
     residual: FitResidual
-    format: DType = DType.FP32
+    dtype: DType = DType.FP32
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,9 +384,9 @@ class MeasurementConditions:
 class CalibrationRecord:
     """A calibration record. derivation: how a derived or published one was obtained.
 
-    beside: kernels overlapping other work; uneven: grouped GEMMs with imbalanced groups; moments: telemetry
-    over the session; chain: in-situ factors of real layers, by family; host: launch times; gpus: spread over
-    the GPUs of a node; steps: real ones, as predicted from the other samples.
+    interference: kernels overlapping other work; imbalanced_gemms: grouped GEMMs with imbalanced groups; telemetry:
+    over the session; in_situ: kernel families in real layers; host_launches: launch times; gpus: spread over the
+    GPUs of a node; holdout_steps: real ones, as predicted from the other samples.
     """
 
     device: DeviceInfo
@@ -394,29 +394,29 @@ class CalibrationRecord:
     kernels: tuple[KernelSample, ...] = ()
     collectives: tuple[CollectiveSample, ...] = ()
     copies: tuple[CopySample, ...] = ()
-    beside: tuple[InterferenceSample, ...] = ()
-    uneven: tuple[ImbalancedGemmSample, ...] = ()
+    interference: tuple[InterferenceSample, ...] = ()
+    imbalanced_gemms: tuple[ImbalancedGemmSample, ...] = ()
     launch_interval: Seconds | None = None
     kernel_fit: KernelFit | None = None
     collective_fits: tuple[CollectiveFit, ...] = ()
-    moments: tuple[TelemetrySample, ...] = ()
-    chain: tuple[InSituSample, ...] = ()
-    host: tuple[HostLaunchSample, ...] = ()
+    telemetry: tuple[TelemetrySample, ...] = ()
+    in_situ: tuple[InSituSample, ...] = ()
+    host_launches: tuple[HostLaunchSample, ...] = ()
     gpus: tuple[GpuSample, ...] = ()
-    steps: tuple[HoldoutStep, ...] = ()
+    holdout_steps: tuple[HoldoutStep, ...] = ()
     origin: RecordOrigin = RecordOrigin.MEASURED
     derivation: str = ""
     version: int = FORMAT_VERSION
 
     @property
-    def interference(self) -> Interference | None:
+    def measured_interference(self) -> Interference | None:
         """Mutual slowdowns of kernels and collectives; None: not measured.
 
         A copy within device memory takes far more of its bandwidth than a collective does, so copies are not used
         here.
         """
-        slowdowns = kernel_slowdowns(self.beside)
-        return Interference.from_measurements(slowdowns, comm_slowdowns(self.beside)) if slowdowns else None
+        slowdowns = kernel_slowdowns(self.interference)
+        return Interference.from_measurements(slowdowns, comm_slowdowns(self.interference)) if slowdowns else None
 
     @property
     def attention_library(self) -> AttentionBackend:
@@ -431,25 +431,27 @@ def _slowdown_ratio(isolated: TimeStatistics, overlapped: TimeStatistics) -> flo
 def kernel_slowdowns(samples: Iterable[InterferenceSample]) -> SlowdownTable:
     """Slowdown of kernels by overlapping collectives, for each measured pair, pooled over its samples."""
     return _slowdowns_by_pair(
-        (sample, sample.together, sample.kernel_slowdown) for sample in samples if sample.kernel.time is not None
+        (sample, sample.overlapped_time, sample.kernel_slowdown) for sample in samples if sample.kernel.time is not None
     )
 
 
 def comm_slowdowns(samples: Iterable[InterferenceSample]) -> SlowdownTable:
     """Slowdown of collectives by overlapping kernels, likewise."""
     return _slowdowns_by_pair(
-        (sample, sample.call_together, sample.comm_slowdown) for sample in samples if sample.call_together is not None
+        (sample, sample.overlapped_call_time, sample.comm_slowdown)
+        for sample in samples
+        if sample.overlapped_call_time is not None
     )
 
 
 def _slowdowns_by_pair(measured: Iterable[tuple[InterferenceSample, TimeStatistics, float]]) -> SlowdownTable:
     pairs: dict[tuple[CollectiveType, KernelClass], list[tuple[Seconds, Seconds]]] = {}
     for sample, overlapped, slowdown in measured:
-        if sample.beside in _COLLECTIVE_BY_LABEL:
+        if sample.overlapped_with in _COLLECTIVE_BY_LABEL:
             times = overlapped.seconds, overlapped.seconds / (1.0 + slowdown)
-            pairs.setdefault((_COLLECTIVE_BY_LABEL[sample.beside], kernel_class_of(sample.kernel.kind)), []).append(
-                times
-            )
+            pairs.setdefault(
+                (_COLLECTIVE_BY_LABEL[sample.overlapped_with], kernel_class_of(sample.kernel.kind)), []
+            ).append(times)
     return {
         pair: sum(seconds[0] for seconds in pair_times) / sum(seconds[1] for seconds in pair_times) - 1.0
         for pair, pair_times in pairs.items()
@@ -496,9 +498,13 @@ def merge_records(first: CalibrationRecord, second: CalibrationRecord) -> Calibr
     collectives = {sample.call: sample for sample in (*first.collectives, *second.collectives)}
     copies = {(sample.route, sample.bytes): sample for sample in (*first.copies, *second.copies)}
     interference = {
-        (sample.kernel.signature, sample.beside, sample.call): sample for sample in (*first.beside, *second.beside)
+        (sample.kernel.signature, sample.overlapped_with, sample.call): sample
+        for sample in (*first.interference, *second.interference)
     }
-    imbalanced = {(sample.kernel.signature, sample.rows): sample for sample in (*first.uneven, *second.uneven)}
+    imbalanced = {
+        (sample.kernel.signature, sample.tokens_per_group): sample
+        for sample in (*first.imbalanced_gemms, *second.imbalanced_gemms)
+    }
     interval = first.launch_interval if second.launch_interval is None else second.launch_interval
     return replace(
         second,
@@ -507,13 +513,13 @@ def merge_records(first: CalibrationRecord, second: CalibrationRecord) -> Calibr
         kernels=tuple(kernels.values()),
         collectives=tuple(collectives.values()),
         copies=tuple(copies.values()),
-        beside=tuple(interference.values()),
-        uneven=tuple(imbalanced.values()),
-        moments=first.moments + second.moments,
-        chain=second.chain or first.chain,
-        host=tuple({sample.state: sample for sample in (*first.host, *second.host)}.values()),
+        interference=tuple(interference.values()),
+        imbalanced_gemms=tuple(imbalanced.values()),
+        telemetry=first.telemetry + second.telemetry,
+        in_situ=second.in_situ or first.in_situ,
+        host_launches=tuple({sample.mode: sample for sample in (*first.host_launches, *second.host_launches)}.values()),
         gpus=second.gpus or first.gpus,
-        steps=second.steps,
+        holdout_steps=second.holdout_steps,
         launch_interval=interval,
         derivation=second.derivation or first.derivation,
         kernel_fit=None,

@@ -54,7 +54,7 @@ def grouped_work(accelerator: Accelerator, kernel: Kernel, in_step_rate: float) 
         alignment * _sustained_rate(accelerator.efficiency, kernel.dtype, in_step_rate, multi_stream=multi_stream)
     )
     memory_seconds = float(memory[0]) / alignment
-    host_seconds = shape.batch * accelerator.efficiency.expert_matmul.call if multi_stream else 0.0
+    host_seconds = shape.batch * accelerator.efficiency.expert_matmul.host_launch if multi_stream else 0.0
     return KernelWork(compute_seconds, memory_seconds, host_seconds, float(np.hypot(compute_seconds, memory_seconds)))
 
 
@@ -85,16 +85,18 @@ def _with_grouped_constants(accelerator: Accelerator, dtype: DType, *, multi_str
     matmul, grouped = efficiency.matmul, efficiency.expert_matmul
     single_share = matmul.with_uniform_fraction(_peak_share(efficiency, dtype, multi_stream=multi_stream))
     prologue = grouped.prologue + (matmul.prologue_of(dtype) - matmul.prologue)
-    constants = replace(single_share, prologue=prologue, edge=grouped.edge, prologues={})
+    constants = replace(single_share, prologue=prologue, edge=grouped.edge, prologue_by_format={})
     return replace(accelerator, efficiency=replace(efficiency, matmul=constants))
 
 
 def _peak_share(efficiency: KernelEfficiency, dtype: DType, *, multi_stream: bool) -> float:
     """Fraction of a format's peak that grouped GEMMs reach."""
     matmul, grouped = efficiency.matmul, efficiency.expert_matmul
-    share = grouped.share if multi_stream else grouped.kernel_share
-    scaled_share = share * matmul.peak_fraction_of(dtype) / matmul.share if dtype in LOW_PRECISION_DTYPES else share
-    return scaled_share if multi_stream else grouped.kernel_shares.get(dtype, scaled_share)
+    share = grouped.multi_stream_peak_fraction if multi_stream else grouped.kernel_peak_fraction
+    scaled_share = (
+        share * matmul.peak_fraction_of(dtype) / matmul.peak_fraction if dtype in LOW_PRECISION_DTYPES else share
+    )
+    return scaled_share if multi_stream else grouped.kernel_peak_fraction_by_format.get(dtype, scaled_share)
 
 
 def _sustained_rate(efficiency: KernelEfficiency, dtype: DType, in_step_rate: float, *, multi_stream: bool) -> float:

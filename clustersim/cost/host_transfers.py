@@ -56,10 +56,10 @@ class HostTransferCost:
         match comm_op.kind:
             case HostOpKind.D2H:
                 return self.host_memory.latency + comm_op.payload / np.minimum(
-                    self.host_memory.to_host, memory_bandwidth
+                    self.host_memory.device_to_host, memory_bandwidth
                 )
             case HostOpKind.H2D:
                 return self.host_memory.latency + comm_op.payload / np.minimum(
-                    self.host_memory.from_host, memory_bandwidth
+                    self.host_memory.host_to_device, memory_bandwidth
                 )
         return comm_op.payload / (memory_bandwidth * self.host_memory.optimizer_fraction)

@@ -29,17 +29,17 @@ class InSituFactors:
     @classmethod
     def from_record(cls, record: CalibrationRecord) -> "InSituFactors":
         """Factors of a record, whose kernel samples give the kind of each family."""
-        if not record.chain:
+        if not record.in_situ:
             return cls()
         kinds = {family_of(sample.signature): sample.kind for sample in record.kernels}
         samples_by_kind = {
-            kind: [sample for sample in record.chain if kinds.get(sample.family) is kind]
+            kind: [sample for sample in record.in_situ if kinds.get(sample.family) is kind]
             for kind in set(kinds.values())
         }
         return cls(
-            {sample.family: sample.factor for sample in record.chain},
+            {sample.family: sample.factor for sample in record.in_situ},
             {kind: mean_factor(samples) for kind, samples in samples_by_kind.items() if samples},
-            mean_factor(record.chain),
+            mean_factor(record.in_situ),
         )
 
     def apply(self, isolated: KernelTiming, kind: KernelKind, signature: KernelSignature | None) -> KernelTiming:
@@ -55,4 +55,4 @@ class InSituFactors:
 def mean_factor(samples: Iterable[InSituSample]) -> float:
     """In-situ over isolated seconds of several families (at least one) taken as one."""
     measured = tuple(samples)
-    return sum(sample.in_chain for sample in measured) / sum(sample.isolated for sample in measured)
+    return sum(sample.in_situ for sample in measured) / sum(sample.isolated for sample in measured)

@@ -163,10 +163,10 @@ def _even_node_count(nodes: IntArray) -> IntArray:
 
 def _curves_by_shape(record: CalibrationRecord) -> Mapping[_GroupShape, Mapping[DType, PayloadCurve]]:
     """Curves by group shape and reduction data type, in the order of the record."""
-    fits = {(fit.collective, fit.ranks, fit.nodes, fit.format): fit for fit in record.collective_fits}
+    fits = {(fit.collective, fit.ranks, fit.nodes, fit.dtype): fit for fit in record.collective_fits}
     times: dict[_GroupShape, dict[DType, dict[Bytes, TimeStatistics]]] = {}
     for sample in (candidate for candidate in record.collectives if not candidate.call.shares):
-        times.setdefault(_group_shape(sample), {}).setdefault(sample.call.format, {})[sample.call.payload] = sample.time
+        times.setdefault(_group_shape(sample), {}).setdefault(sample.call.dtype, {})[sample.call.payload] = sample.time
     return {
         key: {dtype: PayloadCurve(payload_times, fits.get((*key, dtype))) for dtype, payload_times in by_dtype.items()}
         for key, by_dtype in times.items()

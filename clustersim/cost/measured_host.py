@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from clustersim.common.units import Seconds
-from clustersim.cost.calibration_record import CalibrationRecord, HostLaunchSample, HostState, RecordOrigin
+from clustersim.cost.calibration_record import CalibrationRecord, HostLaunchSample, LaunchMode, RecordOrigin
 from clustersim.cost.host_launch import AsyncHost, HostModel, SyncHost
 from clustersim.model.framework import Framework, GraphCapture, MeasuredHostUse
 from clustersim.parallel.data_parallel_strategy import FullyShard
@@ -31,7 +31,7 @@ class LaunchSeconds:
     @classmethod
     def from_sample(cls, sample: HostLaunchSample, *, exclude_kernels: bool = False) -> "LaunchSeconds":
         """Launch seconds of a sample; exclude_kernels: without what isolated kernel times contain."""
-        in_kernels = sample.alone if exclude_kernels else (0.0, 0.0)
+        in_kernels = sample.in_kernel_times if exclude_kernels else (0.0, 0.0)
         return cls(max(0.0, sample.forward - in_kernels[0]), max(0.0, sample.backward - in_kernels[1]))
 
     def with_extra(self, slower: "LaunchSeconds", base: "LaunchSeconds") -> "LaunchSeconds":
@@ -42,12 +42,12 @@ class LaunchSeconds:
         )
 
 
-def host_samples(record: CalibrationRecord | None) -> Mapping[HostState, HostLaunchSample]:
+def host_samples(record: CalibrationRecord | None) -> Mapping[LaunchMode, HostLaunchSample]:
     """Host samples of a record measured on this machine, by state; empty without an eager one (the base)."""
     if record is None or record.origin is not RecordOrigin.MEASURED:
         return {}
-    samples = {sample.state: sample for sample in record.host}
-    return samples if HostState.EAGER in samples else {}
+    samples = {sample.mode: sample for sample in record.host_launches}
+    return samples if LaunchMode.EAGER in samples else {}
 
 
 def is_compute_host(record: CalibrationRecord) -> bool:
@@ -75,39 +75,39 @@ def host_model(record: CalibrationRecord | None, framework: Framework, layout: L
         measured = _launch_seconds(samples, framework, layout, exclude_kernels=True)
         return SyncHost(measured.forward, measured.backward)
     measured = _launch_seconds(samples, framework, layout, exclude_kernels=False)
-    graph_sample = samples.get(HostState.GRAPH)
+    graph_sample = samples.get(LaunchMode.GRAPH)
     if framework.uses_cuda_graphs and graph_sample is not None:
         framework_host = replace(framework_host, graph_seconds=(graph_sample.forward + graph_sample.backward) / 2.0)
     return replace(framework_host, forward_seconds=measured.forward, backward_seconds=measured.backward)
 
 
-def host_states(framework: Framework, layout: Layout) -> tuple[HostState, ...]:
+def host_states(framework: Framework, layout: Layout) -> tuple[LaunchMode, ...]:
     """The host states whose samples a step's launch time is built from: that of its layers, and additions to it."""
     if framework.measured_host_use is MeasuredHostUse.NOTHING:
         return ()
     uses_torch_modules = framework.measured_host_use is MeasuredHostUse.TORCH
     applies = {
-        HostState.EAGER: True,
-        HostState.COMPILED: uses_torch_modules and framework.compiled,
-        HostState.DTENSOR: uses_torch_modules and layout.tp > 1 and not framework.compiled,
-        HostState.FSDP: uses_torch_modules and layout.dp * layout.cp > 1 and isinstance(layout.data, FullyShard),
-        HostState.GRAPH: framework.uses_cuda_graphs,
+        LaunchMode.EAGER: True,
+        LaunchMode.COMPILED: uses_torch_modules and framework.compiled,
+        LaunchMode.DTENSOR: uses_torch_modules and layout.tp > 1 and not framework.compiled,
+        LaunchMode.FSDP: uses_torch_modules and layout.dp * layout.cp > 1 and isinstance(layout.data, FullyShard),
+        LaunchMode.GRAPH: framework.uses_cuda_graphs,
     }
     return tuple(state for state, is_needed in applies.items() if is_needed)
 
 
 def _launch_seconds(
-    samples: Mapping[HostState, HostLaunchSample], framework: Framework, layout: Layout, *, exclude_kernels: bool
+    samples: Mapping[LaunchMode, HostLaunchSample], framework: Framework, layout: Layout, *, exclude_kernels: bool
 ) -> LaunchSeconds:
     """Seconds per launch; states that were not measured add nothing."""
-    measurable = replace(framework, compiled=framework.compiled and HostState.COMPILED in samples)
+    measurable = replace(framework, compiled=framework.compiled and LaunchMode.COMPILED in samples)
     seconds_by_state = {
         state: LaunchSeconds.from_sample(samples[state], exclude_kernels=exclude_kernels)
         for state in host_states(measurable, layout)
         if state in samples
     }
-    eager = seconds_by_state[HostState.EAGER]
-    total = seconds_by_state.get(HostState.COMPILED, eager)
-    for state in (HostState.DTENSOR, HostState.FSDP):
+    eager = seconds_by_state[LaunchMode.EAGER]
+    total = seconds_by_state.get(LaunchMode.COMPILED, eager)
+    for state in (LaunchMode.DTENSOR, LaunchMode.FSDP):
         total = total.with_extra(seconds_by_state.get(state, eager), eager)
     return total

@@ -139,7 +139,7 @@ class MeasuredKernels:
         if statistics.dispersion is not None:
             return statistics.dispersion
         residual = None if self._fit is None else self._fit.residuals.get(family_name)
-        return None if residual is None else residual.left_out
+        return None if residual is None else residual.leave_one_out_error
 
     def _measured_timing(
         self, modelled: KernelTiming, seconds: Seconds, error: float | None, provenance: Provenance
@@ -167,7 +167,7 @@ class MeasuredKernels:
         """Time by the model fitted to the record, or by the accelerator's own."""
         if self._fit is None:
             return modelled
-        left_out = {name: residual.left_out for name, residual in self._fit.residuals.items()}
+        left_out = {name: residual.leave_one_out_error for name, residual in self._fit.residuals.items()}
         error = left_out.get(family_name or "", max(left_out.values(), default=None))
         seconds = modelled.seconds * self._fit.factors.get(family_name or "", 1.0)
         return replace(

@@ -53,7 +53,9 @@ class PayloadCurve:
             return CurveEstimate(seconds, Provenance.INTERPOLATED, self._error)
         if self.fit is None:
             return None
-        return CurveEstimate(self._extrapolate(payload, self.fit.alpha), Provenance.FITTED, self.fit.residual.left_out)
+        return CurveEstimate(
+            self._extrapolate(payload, self.fit.alpha), Provenance.FITTED, self.fit.residual.leave_one_out_error
+        )
 
     def _extrapolate(self, payload: Bytes, alpha: Seconds) -> Seconds:
         """Seconds of a payload below or above all measured ones."""

@@ -7,7 +7,6 @@ value; a file is written to a temporary path and then renamed, so that an interr
 """
 
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +17,12 @@ from clustersim.common.data_files import read_mapping
 from clustersim.common.deserialize import deserialize
 from clustersim.common.errors import InputError, OutputError, format_value
 from clustersim.common.files import write_text_atomically
-from clustersim.cost.calibration_record import FORMAT_VERSION, READABLE_VERSIONS, CalibrationRecord, RecordOrigin
+from clustersim.cost.calibration_record import FORMAT_VERSION, CalibrationRecord, RecordOrigin
 from clustersim.cost.record_validation import validate_record
 
 _SAMPLE_LISTS: Final = (
-    "kernels", "collectives", "copies", "beside", "uneven", "collective_fits", "moments", "chain", "host", "gpus",
-    "steps",
+    "kernels", "collectives", "copies", "interference", "imbalanced_gemms", "collective_fits", "telemetry", "in_situ",
+    "host_launches", "gpus", "holdout_steps",
 )  # fmt: skip
 
 
@@ -36,16 +35,15 @@ def read_record(path: Path) -> CalibrationRecord:
     """Read a record; raise InputError that names the file, the key and the value."""
     content = read_mapping(path)
     version = content.get("version")
-    if version is None or ("device" not in content and version in READABLE_VERSIONS):
+    if version is None or ("device" not in content and version == FORMAT_VERSION):
         raise InputError(f"{path}: is no calibration record: {'device' if version else 'version'} is missing")
-    if version not in READABLE_VERSIONS:
-        versions = " or ".join(map(str, READABLE_VERSIONS))
+    if version != FORMAT_VERSION:
         raise InputError(
-            f"{path}: version: {format_value(version)} is not {versions}, which this clustersim reads; "
-            "calibrate into another file"
+            f"{path}: version: is {format_value(version)}, and this clustersim reads {FORMAT_VERSION}; measure again, "
+            "into another file"
         )
     try:
-        record: CalibrationRecord = replace(deserialize(content, CalibrationRecord), version=FORMAT_VERSION)
+        record: CalibrationRecord = deserialize(content, CalibrationRecord)
         validate_record(record)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error

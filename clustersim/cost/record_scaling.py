@@ -46,12 +46,12 @@ def scale_record(record: CalibrationRecord, *, compute: float, bandwidth: float)
         record,
         kernels=tuple(_scale_kernel(sample, _bottleneck_ratio(sample, model, ratios)) for sample in record.kernels),
         copies=tuple(_scale_copy(copy, bandwidth) for copy in record.copies),
-        beside=tuple(
+        interference=tuple(
             _scale_interference(interference, _bottleneck_ratio(interference.kernel, model, ratios))
-            for interference in record.beside
+            for interference in record.interference
         ),
         kernel_fit=None if record.kernel_fit is None else _scale_fit(record.kernel_fit, compute, bandwidth),
-        steps=(),
+        holdout_steps=(),
         origin=RecordOrigin.DERIVED,
         derivation=_describe_derivation(record, compute, bandwidth),
     )
@@ -71,7 +71,9 @@ def _scale_copy(sample: CopySample, bandwidth: float) -> CopySample:
 
 def _scale_interference(sample: InterferenceSample, ratio: float) -> InterferenceSample:
     """Scale both times equally, so that the kernel's slowdown is unchanged."""
-    return replace(sample, kernel=_scale_kernel(sample.kernel, ratio), together=_scale_time(sample.together, ratio))
+    return replace(
+        sample, kernel=_scale_kernel(sample.kernel, ratio), overlapped_time=_scale_time(sample.overlapped_time, ratio)
+    )
 
 
 def _scale_time(time: TimeStatistics, ratio: float) -> TimeStatistics:

@@ -44,8 +44,8 @@ def validate_record(record: CalibrationRecord) -> None:
         _require_time_if_measured(key, sample)
     for key, call in _collective_calls(record):
         _validate_call(key, call)
-    _validate_interference(record.beside)
-    _validate_group_counts(record.uneven)
+    _validate_interference(record.interference)
+    _validate_group_counts(record.imbalanced_gemms)
     for key, identities in _identities(record).items():
         _require_unique(key, identities)
 
@@ -69,25 +69,31 @@ def _validate_group_counts(samples: Sequence[ImbalancedGemmSample]) -> None:
     """Imbalanced samples give tokens for each group of the kernel."""
     for index, sample in enumerate(samples):
         groups = sample.kernel.shape.batch if isinstance(sample.kernel.shape, MatmulShape) else 0
-        if len(sample.rows) != groups:
-            raise InputError(f"uneven[{index}].rows: {len(sample.rows)} groups, and the kernel has {groups}")
+        if len(sample.tokens_per_group) != groups:
+            raise InputError(
+                f"imbalanced_gemms[{index}].tokens_per_group: {len(sample.tokens_per_group)} groups, and the kernel "
+                f"has {groups}"
+            )
 
 
 def _validate_interference(samples: Sequence[InterferenceSample]) -> None:
     """A kernel overlaps a copy, or a collective of the same type as the sample's call."""
     for index, sample in enumerate(samples):
-        _validate_interference_sample(f"beside[{index}]", sample)
+        _validate_interference_sample(f"interference[{index}]", sample)
 
 
 def _validate_interference_sample(key: str, sample: InterferenceSample) -> None:
     labels = [COPY, *(kind.value for kind in CollectiveType)]
-    if sample.beside not in labels:
+    if sample.overlapped_with not in labels:
         raise InputError(
-            f"{key}.beside: {format_value(sample.beside)} is unknown; {suggest_nearest(sample.beside, labels)}"
+            f"{key}.overlapped_with: {format_value(sample.overlapped_with)} is unknown; "
+            f"{suggest_nearest(sample.overlapped_with, labels)}"
         )
-    if sample.call is not None and sample.call.collective.value != sample.beside:
-        raise InputError(f"{key}.beside: {sample.beside} is not what its call is of, {sample.call.collective.value}")
-    if sample.call_together is not None and sample.call_alone is None:
+    if sample.call is not None and sample.call.collective.value != sample.overlapped_with:
+        raise InputError(
+            f"{key}.overlapped_with: {sample.overlapped_with} is not what its call is, {sample.call.collective.value}"
+        )
+    if sample.overlapped_call_time is not None and sample.isolated_call_time is None:
         raise InputError(f"{key}.call_together: is there, but call_alone is not, which it is compared with")
 
 
@@ -104,26 +110,30 @@ def _identities(record: CalibrationRecord) -> dict[str, Sequence[Hashable]]:
         "kernels": [sample.signature for sample in record.kernels],
         "collectives": [sample.call for sample in record.collectives],
         "copies": [(copy.route, copy.bytes) for copy in record.copies],
-        "uneven": [(sample.kernel.signature, sample.rows) for sample in record.uneven],
-        "beside": [(entry.kernel.signature, entry.beside, entry.call) for entry in record.beside],
-        "collective_fits": [(fit.collective, fit.ranks, fit.nodes, fit.format) for fit in record.collective_fits],
-        "chain": [sample.family for sample in record.chain],
-        "host": [sample.state for sample in record.host],
-        "gpus": [sample.place for sample in record.gpus],
-        "steps": [sample.what for sample in record.steps],
+        "imbalanced_gemms": [(sample.kernel.signature, sample.tokens_per_group) for sample in record.imbalanced_gemms],
+        "interference": [(entry.kernel.signature, entry.overlapped_with, entry.call) for entry in record.interference],
+        "collective_fits": [(fit.collective, fit.ranks, fit.nodes, fit.dtype) for fit in record.collective_fits],
+        "in_situ": [sample.family for sample in record.in_situ],
+        "host_launches": [sample.mode for sample in record.host_launches],
+        "gpus": [sample.device for sample in record.gpus],
+        "holdout_steps": [sample.description for sample in record.holdout_steps],
     }
 
 
 def _kernel_samples(record: CalibrationRecord) -> Iterator[tuple[str, KernelSample]]:
     yield from ((f"kernels[{index}]", sample) for index, sample in enumerate(record.kernels))
-    yield from ((f"beside[{index}].kernel", sample.kernel) for index, sample in enumerate(record.beside))
-    yield from ((f"uneven[{index}].kernel", entry.kernel) for index, entry in enumerate(record.uneven))
+    yield from ((f"interference[{index}].kernel", sample.kernel) for index, sample in enumerate(record.interference))
+    yield from (
+        (f"imbalanced_gemms[{index}].kernel", entry.kernel) for index, entry in enumerate(record.imbalanced_gemms)
+    )
 
 
 def _collective_calls(record: CalibrationRecord) -> Iterator[tuple[str, CollectiveCall]]:
     yield from ((f"collectives[{index}].call", sample.call) for index, sample in enumerate(record.collectives))
     yield from (
-        (f"beside[{index}].call", sample.call) for index, sample in enumerate(record.beside) if sample.call is not None
+        (f"interference[{index}].call", sample.call)
+        for index, sample in enumerate(record.interference)
+        if sample.call is not None
     )
 
 
@@ -133,24 +143,32 @@ def _time_statistics(record: CalibrationRecord) -> Iterator[tuple[str, TimeStati
             yield f"{key}.time", sample.time
     yield from ((f"collectives[{index}].time", sample.time) for index, sample in enumerate(record.collectives))
     yield from ((f"copies[{index}].time", copy.time) for index, copy in enumerate(record.copies))
-    for index, interference in enumerate(record.beside):
+    for index, interference in enumerate(record.interference):
         times = {
-            "together": interference.together,
-            "call_alone": interference.call_alone,
-            "call_together": interference.call_together,
+            "overlapped_time": interference.overlapped_time,
+            "isolated_call_time": interference.isolated_call_time,
+            "overlapped_call_time": interference.overlapped_call_time,
         }
-        yield from ((f"beside[{index}].{name}", time) for name, time in times.items() if time is not None)
-    yield from ((f"uneven[{index}].time", sample.time) for index, sample in enumerate(record.uneven))
+        yield from ((f"interference[{index}].{name}", time) for name, time in times.items() if time is not None)
+    yield from (
+        (f"imbalanced_gemms[{index}].time", sample.time) for index, sample in enumerate(record.imbalanced_gemms)
+    )
     yield from ((f"gpus[{index}].time", sample.time) for index, sample in enumerate(record.gpus))
 
 
 def _telemetry(record: CalibrationRecord) -> Iterator[tuple[str, DeviceTelemetry]]:
     """All telemetry under load."""
-    yield from ((f"{key}.under", sample.under) for key, sample in _kernel_samples(record) if sample.under is not None)
     yield from (
-        (f"gpus[{index}].under", sample.under) for index, sample in enumerate(record.gpus) if sample.under is not None
+        (f"{key}.telemetry", sample.telemetry)
+        for key, sample in _kernel_samples(record)
+        if sample.telemetry is not None
     )
-    yield from ((f"moments[{index}].state", telemetry.state) for index, telemetry in enumerate(record.moments))
+    yield from (
+        (f"gpus[{index}].telemetry", sample.telemetry)
+        for index, sample in enumerate(record.gpus)
+        if sample.telemetry is not None
+    )
+    yield from ((f"telemetry[{index}].state", telemetry.state) for index, telemetry in enumerate(record.telemetry))
 
 
 def _positive_values(record: CalibrationRecord) -> Iterator[tuple[str, float]]:
@@ -165,10 +183,10 @@ def _positive_values(record: CalibrationRecord) -> Iterator[tuple[str, float]]:
         yield f"copies[{index}].bytes", copy.bytes
     for index, fit in enumerate(record.collective_fits):
         yield from _named_values(f"collective_fits[{index}]", fit, "beta", "ranks", "nodes")
-    for index, chain in enumerate(record.chain):
-        yield from _named_values(f"chain[{index}]", chain, "kernels", "isolated", "in_chain")
-    for index, step in enumerate(record.steps):
-        yield from _named_values(f"steps[{index}]", step, "predicted", "measured")
+    for index, chain in enumerate(record.in_situ):
+        yield from _named_values(f"in_situ[{index}]", chain, "kernels", "isolated", "in_situ")
+    for index, step in enumerate(record.holdout_steps):
+        yield from _named_values(f"holdout_steps[{index}]", step, "predicted", "measured")
     if record.kernel_fit is not None:
         yield from _fit_rates(record.kernel_fit)
     yield "conditions.processes", record.conditions.processes
@@ -181,30 +199,41 @@ def _nonnegative_values(record: CalibrationRecord) -> Iterator[tuple[str, float]
         yield from _named_values(key, sample, "flops", "bytes")
     for key, call in _collective_calls(record):
         yield from ((f"{key}.shares[{position}]", share) for position, share in enumerate(call.shares))
-    for index, imbalanced in enumerate(record.uneven):
-        yield from ((f"uneven[{index}].rows[{position}]", samples) for position, samples in enumerate(imbalanced.rows))
+    for index, imbalanced in enumerate(record.imbalanced_gemms):
+        yield from (
+            (f"imbalanced_gemms[{index}].tokens_per_group[{position}]", samples)
+            for position, samples in enumerate(imbalanced.tokens_per_group)
+        )
     for index, fit in enumerate(record.collective_fits):
         yield f"collective_fits[{index}].alpha", fit.alpha
-        yield from _named_values(f"collective_fits[{index}].residual", fit.residual, "error", "left_out")
-    for index, host in enumerate(record.host):
-        yield from _named_values(f"host[{index}]", host, "forward", "backward")
-        yield from ((f"host[{index}].launches[{position}]", count) for position, count in enumerate(host.launches))
-        yield from ((f"host[{index}].alone[{position}]", seconds) for position, seconds in enumerate(host.alone))
-    yield from ((f"steps[{index}].of_rows", step.of_rows) for index, step in enumerate(record.steps))
+        yield from _named_values(f"collective_fits[{index}].residual", fit.residual, "error", "leave_one_out_error")
+    for index, host in enumerate(record.host_launches):
+        yield from _named_values(f"host_launches[{index}]", host, "forward", "backward")
+        yield from (
+            (f"host_launches[{index}].launches[{position}]", count) for position, count in enumerate(host.launches)
+        )
+        yield from (
+            (f"host_launches[{index}].in_kernel_times[{position}]", seconds)
+            for position, seconds in enumerate(host.in_kernel_times)
+        )
+    yield from (
+        (f"holdout_steps[{index}].propagated_error", step.propagated_error)
+        for index, step in enumerate(record.holdout_steps)
+    )
     for key, state in _telemetry(record):
         yield from _named_values(key, state, "sm_clock_mhz", "memory_clock_mhz", "power_w")
-    yield from ((f"moments[{index}].seconds", sample.seconds) for index, sample in enumerate(record.moments))
+    yield from ((f"telemetry[{index}].seconds", sample.seconds) for index, sample in enumerate(record.telemetry))
     yield from _named_values("device", record.device, "memory_bytes", "compute_units", "threads", "power_limit_w")
     yield "launch_interval", record.launch_interval or 0.0
     if record.kernel_fit is not None:
         for name, residual in record.kernel_fit.residuals.items():
-            yield from _named_values(f"kernel_fit.residuals.{name}", residual, "error", "left_out")
+            yield from _named_values(f"kernel_fit.residuals.{name}", residual, "error", "leave_one_out_error")
 
 
 def _fit_rates(fit: KernelFit) -> Iterator[tuple[str, float]]:
     yield from ((f"kernel_fit.peak.{dtype.value}", rate) for dtype, rate in fit.peak.items())
     yield from _named_values("kernel_fit", fit, "memory_bandwidth", "compute_units")
-    yield "kernel_fit.efficiency.memory", fit.efficiency.memory
+    yield "kernel_fit.efficiency.memory", fit.efficiency.memory_bandwidth_fraction
     yield from ((f"kernel_fit.factors.{name}", factor) for name, factor in fit.factors.items())
 
 

@@ -97,7 +97,7 @@ class Roofline:
         if isinstance(kernel.shape, MemoryBoundShape) and kernel.shape.routine is MemoryBoundOp.QUANTIZE:
             return KernelWork(
                 kernel.flops / self._unshaped_rate(kernel),
-                self._memory_seconds(kernel.bytes) / self.accelerator.efficiency.casts,
+                self._memory_seconds(kernel.bytes) / self.accelerator.efficiency.quantization_bandwidth_ratio,
             )
         return KernelWork(kernel.flops / self._unshaped_rate(kernel), self._memory_seconds(kernel.bytes))
 
@@ -120,7 +120,7 @@ class Roofline:
         return self.accelerator.peak_flops(DType.FP32)
 
     def _memory_seconds(self, byte_count: Bytes) -> Seconds:
-        return byte_count / (self.accelerator.memory_bandwidth * self.accelerator.efficiency.memory)
+        return byte_count / (self.accelerator.memory_bandwidth * self.accelerator.efficiency.memory_bandwidth_fraction)
 
     def _matmul_work(self, kernel: Kernel, shape: MatmulShape) -> KernelWork:
         sizes = np.array([[shape.m], [shape.n], [shape.k], [shape.batch]], dtype=np.float64)
@@ -136,7 +136,9 @@ class Roofline:
         scores = kernel.flops / shape.flops_per_score(backward=backward)
         base_dtype = DType.BF16 if kernel.dtype in LOW_PRECISION_DTYPES else kernel.dtype
         rate = (
-            self.accelerator.peak_flops(base_dtype) * constants.share * self._attention_speedup(kernel.dtype, constants)
+            self.accelerator.peak_flops(base_dtype)
+            * constants.peak_fraction
+            * self._attention_speedup(kernel.dtype, constants)
         )
         load = attention_load(self.accelerator, constants, shape, scores)
         return KernelWork(kernel.flops / rate * load, self._memory_seconds(kernel.bytes))
@@ -145,9 +147,9 @@ class Roofline:
         """Speed of attention in a format relative to BF16; raise InputError where it has no kernel."""
         if dtype not in LOW_PRECISION_DTYPES:
             return 1.0
-        if dtype not in constants.formats:
+        if dtype not in constants.speedup_by_format:
             raise InputError(f"{self.accelerator.name} has no attention in {dtype.value}")
-        return constants.formats[dtype]
+        return constants.speedup_by_format[dtype]
 
 
 def attention_load(
@@ -159,20 +161,20 @@ def attention_load(
     computes about half of all.
     """
     query_rows = shape.batch * shape.heads * shape.query
-    segments = shape.batch * shape.heads * np.ceil(shape.query / constants.block)
+    segments = shape.batch * shape.heads * np.ceil(shape.query / constants.query_block)
     keys = scores / query_rows
     masked_edges = shape.causal + (shape.window is not None)  # the diagonal, and the start of a window
     mean_keys = (
-        keys + masked_edges * constants.block / 2.0 + constants.key_overhead
+        keys + masked_edges * constants.query_block / 2.0 + constants.key_overhead
     )  # half of the block on an edge is masked
-    visible_keys = shape.key if shape.window is None else min(shape.key, shape.window + constants.block)
+    visible_keys = shape.key if shape.window is None else min(shape.key, shape.window + constants.query_block)
     max_keys = visible_keys + constants.key_overhead
     waves = segments / accelerator.compute_units
     max_load = max(waves * mean_keys, max_keys) if shape.causal else np.ceil(waves) * mean_keys
-    padding = segments * constants.block / query_rows
+    padding = segments * constants.query_block / query_rows
     padded = accelerator.alignment.padded_head_dim(shape.head_dim) + accelerator.alignment.padded_head_dim(
         shape.value_head_dim
     )
     head = (padded + 2 * constants.head_overhead) / (shape.head_dim + shape.value_head_dim)
-    mask = constants.causal if shape.causal else 1.0
+    mask = constants.causal_ratio if shape.causal else 1.0
     return float(max_load / (waves * keys) * padding * head / mask)

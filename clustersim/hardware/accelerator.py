@@ -73,7 +73,7 @@ class Accelerator:
     @property
     def formats(self) -> tuple[DType, ...]:
         """Compute formats of the accelerator; low-precision ones only if its matmul library has kernels for them."""
-        fractions = self.efficiency.matmul.shares
+        fractions = self.efficiency.matmul.peak_fraction_by_format
         candidates = (dtype for dtype in COMPUTE_DTYPES if dtype not in LOW_PRECISION_DTYPES or dtype in fractions)
         return tuple(candidate for candidate in candidates if candidate.peak_dtype in self.peak)
 
@@ -82,6 +82,7 @@ def load_accelerator(name_or_path: str) -> Accelerator:
     """Load a packaged accelerator by name (`h100-sxm-80gb`) or any accelerator file by path."""
     path = data_files.find_file("accelerators", name_or_path)
     section = MappingReader(path, data_files.read_mapping(path))
+    section.reject_renamed_keys("accelerators")
     accelerator = Accelerator(
         name=path.stem,
         description=section.get_text("description"),
@@ -92,15 +93,15 @@ def load_accelerator(name_or_path: str) -> Accelerator:
         context_bytes=section.get_quantity("context", Dimension.SIZE, allow_zero=True),
         interference=_read_interference(section),
         efficiency=_read_efficiency(section.get_section("efficiency")),
-        derating=_read_derating(section.get_section("in_training"))
-        if section.has_key("in_training")
+        derating=_read_derating(section.get_section("training_derating"))
+        if section.has_key("training_derating")
         else TrainingDerating(),
         alignment=_read_alignment(section.get_section("alignment"))
         if section.has_key("alignment")
         else KernelAlignment(),
         sources=section.get_section("sources").get_text_mapping(),
         nvlink=read_generation(section, None, key="nvlink") if section.has_key("nvlink") else None,
-        host_launch_ratio=section.get_float("host_pace") if section.has_key("host_pace") else 1.0,
+        host_launch_ratio=section.get_float("host_launch_ratio") if section.has_key("host_launch_ratio") else 1.0,
         power=PowerSpec.from_section(section.get_section("power")) if section.has_key("power") else None,
     )
     section.reject_unknown_keys()
@@ -131,21 +132,23 @@ def _read_efficiency(section: MappingReader) -> KernelEfficiency:
         matmul=_read_matmul(section.get_section("matmul")),
         attention_forward=_read_attention(section.get_section("attention_forward")),
         attention_backward=_read_attention(section.get_section("attention_backward")),
-        memory=section.get_fraction("memory"),
+        memory_bandwidth_fraction=section.get_fraction("memory_bandwidth_fraction"),
         kernel_latency=section.get_quantity("kernel_latency", Dimension.TIME, allow_zero=True),
         launch_interval=section.get_quantity("launch_interval", Dimension.TIME, allow_zero=True),
-        grouped=_read_grouped(section.get_section("grouped")) if section.has_key("grouped") else None,
-        casts=section.get_fraction("casts") if section.has_key("casts") else 1.0,
+        grouped_gemm=_read_grouped(section.get_section("grouped_gemm")) if section.has_key("grouped_gemm") else None,
+        quantization_bandwidth_ratio=section.get_fraction("quantization_bandwidth_ratio")
+        if section.has_key("quantization_bandwidth_ratio")
+        else 1.0,
     )
 
 
 def _read_derating(section: MappingReader) -> TrainingDerating:
     return TrainingDerating(
-        sustained_ratio=section.get_ratio("sustained", max_value=MAX_SUSTAINED_RATIO),
-        gpu_spread=section.get_float("spread"),
-        flash2_slowdown=section.get_float("flash2", min_value=1.0),
-        low_precision_ratio=section.get_ratio("narrow", max_value=MAX_SUSTAINED_RATIO)
-        if section.has_key("narrow")
+        sustained_ratio=section.get_ratio("sustained_ratio", max_value=MAX_SUSTAINED_RATIO),
+        gpu_spread=section.get_float("gpu_spread"),
+        flash2_slowdown=section.get_float("flash2_slowdown", min_value=1.0),
+        low_precision_ratio=section.get_ratio("low_precision_ratio", max_value=MAX_SUSTAINED_RATIO)
+        if section.has_key("low_precision_ratio")
         else None,
     )
 
@@ -168,14 +171,14 @@ def _read_head_dims(section: MappingReader) -> tuple[int, ...]:
 
 def _read_matmul(section: MappingReader) -> MatmulEfficiency:
     return MatmulEfficiency(
-        share=section.get_fraction("share"),
+        peak_fraction=section.get_fraction("peak_fraction"),
         prologue=section.get_float("prologue"),
         edge=section.get_float("edge"),
         tiles=_read_tiles(section),
-        shares=_read_by_format(section, "shares", MappingReader.get_fraction),
-        by_rows=section.get_bool("by_rows"),
-        prologues=_read_by_format(section, "prologues", MappingReader.get_float),
-        starts=_read_by_format(section, "starts", _read_kernel_latency),
+        peak_fraction_by_format=_read_by_format(section, "peak_fraction_by_format", MappingReader.get_fraction),
+        tn_only=section.get_bool("tn_only"),
+        prologue_by_format=_read_by_format(section, "prologue_by_format", MappingReader.get_float),
+        kernel_latency_by_format=_read_by_format(section, "kernel_latency_by_format", _read_kernel_latency),
     )
 
 
@@ -198,12 +201,14 @@ def _read_kernel_latency(section: MappingReader, key: str) -> Seconds:
 
 def _read_grouped(section: MappingReader) -> GroupedGemmEfficiency:
     return GroupedGemmEfficiency(
-        share=section.get_fraction("share"),
-        kernel_share=section.get_fraction("kernel_share"),
+        multi_stream_peak_fraction=section.get_fraction("multi_stream_peak_fraction"),
+        kernel_peak_fraction=section.get_fraction("kernel_peak_fraction"),
         prologue=section.get_float("prologue"),
         edge=section.get_float("edge"),
-        call=section.get_quantity("call", Dimension.TIME, allow_zero=True),
-        kernel_shares=_read_by_format(section, "kernel_shares", MappingReader.get_fraction),
+        host_launch=section.get_quantity("host_launch", Dimension.TIME, allow_zero=True),
+        kernel_peak_fraction_by_format=_read_by_format(
+            section, "kernel_peak_fraction_by_format", MappingReader.get_fraction
+        ),
     )
 
 
@@ -219,12 +224,14 @@ def _read_tiles(section: MappingReader) -> tuple[tuple[int, int], ...]:
 
 def _read_attention(section: MappingReader) -> AttentionEfficiency:
     return AttentionEfficiency(
-        share=section.get_fraction("share"),
-        causal=section.get_fraction("causal"),
+        peak_fraction=section.get_fraction("peak_fraction"),
+        causal_ratio=section.get_fraction("causal_ratio"),
         head_overhead=section.get_float("head_overhead"),
         key_overhead=section.get_float("key_overhead"),
-        block=section.get_int("block", max_value=MAX_COMPUTE_UNITS),
-        formats=_read_by_format(
-            section, "formats", lambda by_format, name: by_format.get_ratio(name, max_value=MAX_FORMAT_SPEEDUP)
+        query_block=section.get_int("query_block", max_value=MAX_COMPUTE_UNITS),
+        speedup_by_format=_read_by_format(
+            section,
+            "speedup_by_format",
+            lambda by_format, name: by_format.get_ratio(name, max_value=MAX_FORMAT_SPEEDUP),
         ),
     )

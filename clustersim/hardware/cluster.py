@@ -193,6 +193,7 @@ def describe_tiers(cluster: Cluster) -> tuple[FabricTier, ...]:
 
 
 def _read_clos_cluster(section: MappingReader, path: Path, gpu_count: int | None, *, evenly: bool) -> Cluster:
+    section.reject_renamed_keys("clusters")
     node = section.get_section("node")
     per_node = node.get_int("gpus", max_value=MAX_GPUS)
     file_count = section.get_int("gpus", max_value=MAX_GPUS)
@@ -207,6 +208,7 @@ def _read_clos_cluster(section: MappingReader, path: Path, gpu_count: int | None
 
 def _read_graph_cluster(section: MappingReader, path: Path, gpu_count: int | None) -> Cluster:
     attributes = section.get_section("graph")
+    attributes.reject_renamed_keys("clusters")
     accelerator = load_accelerator(attributes.get_data_file("accelerator", "accelerators"))
     fabric = _read_graph_fabric(section, accelerator)
     gpus_per_node = np.bincount(fabric.node_ids(np.arange(fabric.gpu_count))).tolist()

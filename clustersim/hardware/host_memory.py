@@ -20,15 +20,15 @@ from clustersim.common.units import Bytes, BytesPerSecond, Dimension, Seconds
 class HostMemory:
     """The memory of a node's host, and how its GPUs reach it.
 
-    capacity: bytes of the node; bandwidth: bytes/s of all its memory channels; to_host, from_host: bytes/s of one
-    GPU's link, per direction (D2H, H2D); latency: seconds before a copy starts to transfer; optimizer_fraction:
-    fraction of the bandwidth that a CPU optimizer reaches.
+    capacity: bytes of the node; bandwidth: bytes/s of all its memory channels; device_to_host, host_to_device:
+    bytes/s of one GPU's link, per direction; latency: seconds before a copy starts to transfer;
+    optimizer_fraction: fraction of the bandwidth that a CPU optimizer reaches.
     """
 
     capacity: Bytes
     bandwidth: BytesPerSecond
-    to_host: BytesPerSecond
-    from_host: BytesPerSecond
+    device_to_host: BytesPerSecond
+    host_to_device: BytesPerSecond
     latency: Seconds
     optimizer_fraction: float
 
@@ -38,14 +38,14 @@ class HostMemory:
         return cls(
             capacity=section.get_quantity("capacity", Dimension.SIZE),
             bandwidth=section.get_quantity("bandwidth", Dimension.BANDWIDTH),
-            to_host=section.get_quantity("to_host", Dimension.BANDWIDTH),
-            from_host=section.get_quantity("from_host", Dimension.BANDWIDTH),
+            device_to_host=section.get_quantity("device_to_host", Dimension.BANDWIDTH),
+            host_to_device=section.get_quantity("host_to_device", Dimension.BANDWIDTH),
             latency=section.get_quantity("latency", Dimension.TIME, allow_zero=True),
-            optimizer_fraction=section.get_fraction("update"),
+            optimizer_fraction=section.get_fraction("optimizer_fraction"),
         )
 
     def to_section(self) -> dict[str, str | float]:
         """The section, as `from_section` reads it."""
         sizes = {"capacity": f"{self.capacity!r} B", "latency": f"{self.latency!r} s"}
-        rates = {key: f"{getattr(self, key)!r} B/s" for key in ("bandwidth", "to_host", "from_host")}
-        return {**sizes, **rates, "update": self.optimizer_fraction}
+        rates = {key: f"{getattr(self, key)!r} B/s" for key in ("bandwidth", "device_to_host", "host_to_device")}
+        return {**sizes, **rates, "optimizer_fraction": self.optimizer_fraction}

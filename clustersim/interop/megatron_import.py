@@ -143,7 +143,7 @@ def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int) -> Any:
     if parsed.has("use-megatron-fsdp") or parsed.has("use-custom-fsdp"):
         parsed.has("use-distributed-optimizer")
         if parsed.positive_integer("num-distributed-optimizer-instances") > 1:
-            raise parsed.error("num-distributed-optimizer-instances", "beside --use-megatron-fsdp it is not modelled")
+            raise parsed.error("num-distributed-optimizer-instances", "with --use-megatron-fsdp it is not modelled")
         return parsed.choice("data-parallel-sharding-strategy", STRATEGY_BY_FLAG, "no_shard")
     elements = parsed.integer("ddp-bucket-size")
     bucket = {} if elements is None else {"bucket": f"{elements * _gradient_bytes(parsed)} B"}

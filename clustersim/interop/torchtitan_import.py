@@ -106,7 +106,7 @@ def _model_assumptions(config: TorchtitanConfig, flavor: ModelFlavor) -> list[st
     if flavor.has_document_mask:
         assumptions.append("documents fill their sequences, so masks between them change nothing")
     if has_experts(flavor_model(flavor)) and _linear_converter(config) and not _converts_grouped_gemm(config):
-        assumptions.append("products of experts are in the format of linear layers, too")
+        assumptions.append("matmuls of experts are in the format of linear layers, too")
     return assumptions
 
 
@@ -194,7 +194,7 @@ def _data_parallel_config(config: TorchtitanConfig, degrees: _ParallelDegrees) -
         raise config.error(
             "parallelism",
             "data_parallel_replicate_degree",
-            "torchtitan has DDP alone; write data_parallel_shard_degree = -1 beside other parallelism",
+            "torchtitan has DDP alone; write data_parallel_shard_degree = -1 with other parallelism",
         )
     return {"ddp": {"bucket": DDP_BUCKET}} if degrees.replicate > 1 else None
 

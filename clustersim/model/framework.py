@@ -50,7 +50,7 @@ class GraphCapture(Enum):
 
 
 class MeasuredHostUse(Enum):
-    """Which host measurements (`cost.calibration_record.HostState`) replace a framework's launch constants."""
+    """Which host measurements (`cost.calibration_record.LaunchMode`) replace a framework's launch constants."""
 
     NOTHING = "nothing"  # none: its Python and autograd differ
     EAGER = "eager"  # eager modules on current autograd, and CUDA graphs; it has its own sharding and model parallelism
@@ -62,7 +62,7 @@ class SupportedLayouts:
     """What a framework supports, by scenario keywords: data-parallel strategies and schedules."""
 
     data: tuple[str, ...] = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
-    data_beside_pipeline: tuple[str, ...] = ("ddp", "zero1", "fsdp")
+    data_with_pipeline: tuple[str, ...] = ("ddp", "zero1", "fsdp")
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
 
 
@@ -153,6 +153,7 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
     """Read topologies/frameworks/NAME.yaml, or a file of the same format."""
     path = find_file("frameworks", name_or_path)
     section = MappingReader(path, read_mapping(path))
+    section.reject_renamed_keys("frameworks")
     memory, host, checkpoint = (section.get_section(name) for name in ("memory", "host", "checkpoint"))
     framework = Framework(
         fragmentation=memory.get_float("fragmentation", min_value=1.0),
@@ -162,17 +163,19 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         deallocate_pipeline_outputs=memory.get_bool("deallocate_pipeline_outputs"),
         launch_seconds=host.get_quantity("launch", Dimension.TIME, allow_zero=True),
         backward_launch_seconds=host.get_quantity("backward_launch", Dimension.TIME, allow_zero=True),
-        p2p_seconds=host.get_quantity("message", Dimension.TIME, allow_zero=True),
+        p2p_seconds=host.get_quantity("p2p", Dimension.TIME, allow_zero=True),
         collective_seconds=_read_seconds(host, "collective"),
-        eager_call_seconds=host.get_quantity("call", Dimension.TIME, allow_zero=True),
-        graph_launch_seconds=_read_seconds(host, "graph"),
-        moe_launch_seconds=_read_seconds(host, "experts_launch"),
-        measured_host_use=MeasuredHostUse(host.get_choice("recorded", *(member.value for member in MeasuredHostUse))),
+        eager_call_seconds=host.get_quantity("eager_call", Dimension.TIME, allow_zero=True),
+        graph_launch_seconds=_read_seconds(host, "graph_launch"),
+        moe_launch_seconds=_read_seconds(host, "moe_launch"),
+        measured_host_use=MeasuredHostUse(
+            host.get_choice("measured_host_use", *(member.value for member in MeasuredHostUse))
+        ),
         early_stop=checkpoint.get_bool("early_stop"),
         name=path.stem,
         overheads=_read_overheads(section.get_section("overheads")) if section.has_key("overheads") else NO_OVERHEADS,
-        supported_layouts=_read_supported_layouts(section.get_section("runs"))
-        if section.has_key("runs")
+        supported_layouts=_read_supported_layouts(section.get_section("supported_layouts"))
+        if section.has_key("supported_layouts")
         else SupportedLayouts(),
     )
     section.get_text("description")

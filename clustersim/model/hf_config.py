@@ -98,7 +98,7 @@ def _refuse_unsupported(path: Path, family: str, content: Mapping[str, Any]) -> 
     experts = [key for key in _EXPERT_KEYS if content.get(key)]
     if experts and family not in _MOE_FAMILIES:
         raise InputError(
-            f"{path}: {experts[0]} is {content[experts[0]]}, but mixtures of experts are not read of model_type"
+            f"{path}: {experts[0]} is {content[experts[0]]}, but MoE models are not read of model_type"
             f" {family!r}; of {', '.join(_MOE_FAMILIES)}"
         )
     if content.get("kv_lora_rank") and family not in MLA_FAMILIES:

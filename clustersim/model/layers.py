@@ -396,7 +396,7 @@ def _rotary_operator(rank: RankContext, local: _LocalHeads) -> Operator:
     operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.rotary", rank.dtype, spec, shapes)
     if rotated_dim == local.head_dim:
         return operator
-    name, elements = "attention.rotary.beside", sum(head_rows) * local.head_dim
+    name, elements = "attention.rotary.pass_through", sum(head_rows) * local.head_dim
     copies = (memory_bound.copy_kernel(name, rank.dtype, elements),)
     return replace(operator, forward=operator.forward + copies, input_gradient=copies + operator.input_gradient)
 

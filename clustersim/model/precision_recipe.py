@@ -74,7 +74,7 @@ class WeightCastTiming(Enum):
 class OperandCasts:
     """How the operands of linear layers are quantized.
 
-    input, output_gradient, weight: of a linear layer; behind_norm: of an input produced by a norm fused into
+    input, output_gradient, weight: of a linear layer; after_norm: of an input produced by a norm fused into
     the same linear layer, which may do a part of it; input_backward, weight_backward: casts repeated in
     backward, of operands that were saved in the activation format (None: they were saved quantized);
     weight_timing: when weights are quantized; uses_transpose: the second copy is the transpose of the first,
@@ -83,7 +83,7 @@ class OperandCasts:
     """
 
     input: OperandCast
-    behind_norm: OperandCast
+    after_norm: OperandCast
     output_gradient: OperandCast
     weight: OperandCast
     input_backward: OperandCast | None = None
@@ -103,7 +103,7 @@ class OperandCasts:
         if not self.uses_transpose:
             return self
         rowwise = {
-            name: getattr(self, name).rowwise_only for name in ("input", "behind_norm", "output_gradient", "weight")
+            name: getattr(self, name).rowwise_only for name in ("input", "after_norm", "output_gradient", "weight")
         }
         return replace(self, uses_transpose=False, **rowwise)
 

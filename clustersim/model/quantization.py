@@ -98,7 +98,7 @@ def linear_casts(recipe: PrecisionRecipe, formats: MatmulFormats, operands: Line
         recipe.matrix_formats.gathered in LOW_PRECISION_DTYPES,
     )
     return LinearCasts(
-        builder.input_casts(casts.behind_norm if operands.after_norm else casts.input)
+        builder.input_casts(casts.after_norm if operands.after_norm else casts.input)
         + (builder.weight_casts(casts.weight) if cast_per_pass and not gathered_quantized else ()),
         builder.output_gradient_casts(casts.output_gradient, transposed=casts.uses_transpose)
         + (
@@ -152,11 +152,11 @@ class _CastBuilder:
         casts = (
             ()
             if cast is None
-            else self._quantize_operand("input_again", cast, (operands.local_input_tokens, operands.inputs), formats)
+            else self._quantize_operand("input_backward", cast, (operands.local_input_tokens, operands.inputs), formats)
         )
         needs_transpose = operands.input_dispatched or (transposed and operands.local_input_tokens < operands.tokens)
         return casts + self._transpose_operand(
-            "input_again", (operands.tokens, operands.inputs), needed=needs_transpose
+            "input_backward", (operands.tokens, operands.inputs), needed=needs_transpose
         )
 
     def weight_casts(self, cast: OperandCast | None) -> tuple[Kernel, ...]:

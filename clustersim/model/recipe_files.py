@@ -20,17 +20,18 @@ from clustersim.model.precision_recipe import (
 )
 
 _MAX_COUNT: Final = 8  # maximum number of read passes or copies of one operand
-_OPERANDS: Final = ("input", "behind_norm", "output_gradient", "weight")
-_BACKWARD_OPERANDS: Final = ("input_again", "weight_again")
+_OPERANDS: Final = ("input", "after_norm", "output_gradient", "weight")
+_BACKWARD_OPERANDS: Final = ("input_backward", "weight_backward")
 
 
 def load_recipe(name_or_path: str) -> PrecisionRecipe:
     """Read topologies/recipes/NAME.yaml, or a file of the same format."""
     path = find_file("recipes", name_or_path)
     section = MappingReader(path, read_mapping(path))
+    section.reject_renamed_keys("recipes")
     activations = DType(section.get_choice("activations", DType.BF16.value, DType.FP16.value))
     weights = WeightFormats(activations, activations, DType.FP32, DType.FP32, DType.FP32)
-    formats, casts = _read_formats(section.get_section("products")), _read_casts(section.get_section("casts"))
+    formats, casts = _read_formats(section.get_section("matmuls")), _read_casts(section.get_section("quantization"))
     description = section.get_text("description")
     section.get_section("sources").get_text_mapping()
     section.reject_unknown_keys()
@@ -46,18 +47,18 @@ def _read_casts(section: MappingReader) -> OperandCasts:
     operands = [*_OPERANDS, *(name for name in _BACKWARD_OPERANDS if section.has_key(name))]
     casts = {name: _read_cast(section.get_section(name)) for name in operands}
     weights = WeightCastTiming(
-        section.get_choice("weights", *(casts.value for casts in WeightCastTiming), required=True)
+        section.get_choice("weight_timing", *(casts.value for casts in WeightCastTiming), required=True)
     )
     return OperandCasts(
         input=casts["input"],
-        behind_norm=casts["behind_norm"],
+        after_norm=casts["after_norm"],
         output_gradient=casts["output_gradient"],
         weight=casts["weight"],
-        input_backward=casts.get("input_again"),
-        weight_backward=casts.get("weight_again"),
+        input_backward=casts.get("input_backward"),
+        weight_backward=casts.get("weight_backward"),
         weight_timing=weights,
-        uses_transpose=section.get_bool("transposed"),
-        gathers_quantized=section.get_bool("gathered"),
+        uses_transpose=section.get_bool("uses_transpose"),
+        gathers_quantized=section.get_bool("quantized_all_gather"),
     )
 
 

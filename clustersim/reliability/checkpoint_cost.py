@@ -71,7 +71,7 @@ def build_checkpoint_cost(resolved: ResolvedScenario) -> CheckpointCost:
     if policy.write is CheckpointWrite.SYNC:
         return CheckpointCost(size, read, policy.overhead + write, 0.0, 0.0, 1, has_peer_copies=False)
     host = resolved.cluster.host_memory
-    copy_seconds = size / domains.gpus / (_DEFAULT_HOST_BANDWIDTH if host is None else host.to_host)
+    copy_seconds = size / domains.gpus / (_DEFAULT_HOST_BANDWIDTH if host is None else host.device_to_host)
     storage_stride = policy.stored_every if policy.write is CheckpointWrite.PEERS else 1
     has_peer_copies = policy.write is CheckpointWrite.PEERS
     return CheckpointCost(

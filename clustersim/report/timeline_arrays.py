@@ -65,7 +65,7 @@ class TimelineDrawing:
     @property
     def visible_styles(self) -> list[int]:
         """Indices into CATEGORY_STYLES that can be visible at any zoom, ascending: forward before backward."""
-        inner_styles = [label.look for label in self.kernels.labels] if self.has_spans_in_boxes else []
+        inner_styles = [label.style for label in self.kernels.labels] if self.has_spans_in_boxes else []
         box_styles = self.boxes.category[self.boxes.end > self.boxes.start]
         return sorted({*np.unique(box_styles).tolist(), *inner_styles})
 
@@ -94,7 +94,7 @@ class TimelineDrawing:
         return {
             "row": smallest_dtype(self.row_positions[spans.row[first_span]]),
             "lane": smallest_dtype(spans.lane[first_span]),
-            "look": smallest_dtype(boxes.category),
+            "style": smallest_dtype(boxes.category),
             "microbatch": smallest_dtype(spans.microbatch[first_span]),
             "chunk": smallest_dtype(spans.chunk[first_span]),
             "start": self._to_ticks(boxes.start),
@@ -117,7 +117,7 @@ class TimelineDrawing:
             "template": kernels.template[order].astype(np.int32),
             "spanStart": self._to_ticks(spans.start[order]),
             "spanEnd": self._to_ticks(spans.end[order]),
-            "spanLook": smallest_dtype(spans.category[order]),
+            "spanStyle": smallest_dtype(spans.category[order]),
             "templateFirst": kernels.first.astype(np.uint32),
             "label": smallest_dtype(kernels.label),
             "gap": kernels.gap.astype(np.float32),

@@ -71,12 +71,12 @@ class KernelLabel:
 
     Field names are keys of the page's JSON.
 
-    look: index into theme.CATEGORY_STYLES; lines: shape, bottleneck and provenance; flop: FLOP; bytes: memory
+    style: index into theme.CATEGORY_STYLES; lines: shape, bottleneck and provenance; flop: FLOP; bytes: memory
     traffic; payload: bytes of the comm op.
     """
 
     name: str
-    look: int
+    style: int
     lines: tuple[str, ...]
     flop: float = 0.0
     bytes: float = 0.0

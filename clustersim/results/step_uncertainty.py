@@ -96,7 +96,7 @@ class StepUncertainty:
     def _describe_in_situ_source(self) -> str:
         """What the in-situ correction stands for and its source, as a phrase."""
         record = self.scenario.cost.record
-        if record is None or not record.chain:
+        if record is None or not record.in_situ:
             return "the slowdown within a step and the slowest GPU: from published steps, not measured here"
         source = "as GPUs of its node differ" if len(record.gpus) > 1 else "from published steps, not measured here"
         return f"the slowest GPU: {source}"

@@ -83,7 +83,7 @@ class CoScheduledSpec:
         if not len(free) or len(free) < (self.gpu_count or 1):
             demand_text = f"{self.gpu_count:,} GPUs do" if self.gpu_count else "its job does"
             raise InputError(
-                f"scenario: {demand_text} not fit beside the others; free {_describe_free(free)} of {cluster_gpus:,}"
+                f"scenario: {demand_text} not fit with the other jobs; free {_describe_free(free)} of {cluster_gpus:,}"
             )
         return free[: self.gpu_count]
 
@@ -138,7 +138,7 @@ def _cluster_conflicts(
     """Keys of the job's cluster section that conflict with the shared cluster."""
     shared_name, job_name = _cluster_identity(shared_config, shared_dir), _cluster_identity(job_config, job_dir)
     if shared_name != job_name:
-        yield f"cluster: is {job_name}, but the job beside which it runs is on {shared_name}; they must be on the same"
+        yield f"cluster: is {job_name}, but the co-scheduled job is on {shared_name}; they must be on the same"
     for key in ("accelerator", "node", "fabric", "mixed"):
         job_value, shared_value = getattr(job_config, key), getattr(shared_config, key)
         if job_value and job_value != shared_value:

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.renamed_keys import SCENARIO, renamed_key_message
 from clustersim.scenario.config_reader import ConfigModel, yaml_number_message
-from clustersim.scenario.renamed_keys import renamed_key_message
 
 _MAX_KEYS_SHOWN = 6
 _MESSAGES = {
@@ -61,8 +61,9 @@ def _renamed_message(detail: ErrorDetails, section: Sequence[str]) -> str | None
     """New name of an old key, or of a bare word that stands for one; None for any other problem."""
     kind, location, value = detail["type"], (*section, *detail["loc"]), detail["input"]
     if kind == "extra_forbidden":
-        return renamed_key_message(location)
-    renamed = renamed_key_message((*location, value)) if kind == "mistake" and isinstance(value, str) else None
+        return renamed_key_message(SCENARIO, location)
+    is_word = kind == "mistake" and isinstance(value, str)
+    renamed = renamed_key_message(SCENARIO, (*location, value)) if is_word else None
     return renamed and f"{value} {renamed}"
 
 

@@ -18,6 +18,7 @@ from clustersim.common import data_files
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.plugins import module_file
+from clustersim.common.renamed_keys import reject_renamed_algorithm
 from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.cost.record_file import read_record
 from clustersim.cost.record_scaling import scale_record
@@ -106,6 +107,7 @@ def read_algorithm(
     supported = library.algorithms_for(collective)
     if name in supported:
         return None
+    reject_renamed_algorithm(name)
     if name in ALGORITHMS or (":" not in name and name not in installed_algorithms()):
         valid_names = (*supported, *installed_algorithms())
         raise InputError(
@@ -274,7 +276,7 @@ def _read_csv_schedule(config: CsvScheduleConfig, base_dir: Path) -> CsvSchedule
         if path.exists() or not csv_names:
             raise
         raise InputError(
-            f"{error}; {suggest_nearest(path.stem, csv_names)} (of the CSV files beside the scenario)"
+            f"{error}; {suggest_nearest(path.stem, csv_names)} (of the CSV files next to the scenario)"
         ) from error
     return csv_schedule(config.file, parse_csv(text, config.file), config.placement)
 

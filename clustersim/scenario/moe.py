@@ -58,7 +58,7 @@ def with_group_experts(spec: LayerSpec, group: LayerGroupConfig, ffn: int | None
             raise InputError("stack: ffn is of a dense MLP, and the layer has experts; give experts.ffn")
         return spec
     if group.ffn is not None and experts.ffn is not None:
-        raise InputError("stack: has ffn beside experts.ffn, and the layer has no dense MLP; leave ffn out")
+        raise InputError("stack: has both ffn and experts.ffn, and the layer has no dense MLP; leave ffn out")
     return replace(spec, mlp=_replace_mlp(mlp, experts, group.ffn or ffn))
 
 

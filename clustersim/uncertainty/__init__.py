@@ -1,1 +1,1 @@
-"""UNCERTAINTY. Step features, validated domain, and prediction intervals from errors of unseen steps."""
+"""UNCERTAINTY. Step features, validated domain, and prediction intervals from out-of-sample errors."""

@@ -1,4 +1,4 @@
-"""How is a prediction interval described? The interval, the coverage of unseen steps, what widens it."""
+"""How is a prediction interval described? The interval, the out-of-sample coverage, what widens it."""
 
 from typing import Final
 
@@ -34,7 +34,7 @@ def describe_interval(
 
 
 def _describe_coverage(model: UncertaintyModel, interval: RelativeInterval) -> str:
-    """Coverage of unseen steps, and the number of sources of each of the step's strata."""
+    """Out-of-sample coverage, and the number of sources of each of the step's strata."""
     sources_by_stratum = {
         name: model.coverage_by_stratum[name].source_count
         for name in interval.strata

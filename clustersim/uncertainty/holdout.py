@@ -58,7 +58,12 @@ class HoldoutResult:
     def to_json(self) -> dict[str, Any]:
         """The steps as JSON data: seconds, and errors relative to the measured time."""
         steps = [
-            {"description": step.what, "predicted_s": step.predicted, "measured_s": step.measured, "error": step.error}
+            {
+                "description": step.description,
+                "predicted_s": step.predicted,
+                "measured_s": step.measured,
+                "error": step.error,
+            }
             for step in self.steps
         ]
         return {"largest_error": self.max_error, "bias": self.bias, "steps": steps}
@@ -74,19 +79,21 @@ class HoldoutResult:
 
     def excess_kernel_error(self, expectation: ExpectedError) -> float:
         """Excess of the step's expected kernel error over that of the holdout steps, as a fraction of the busy time."""
-        return max(0.0, expectation.kernel_error - expectation.kernel_share * max(step.of_rows for step in self.steps))
+        return max(
+            0.0, expectation.kernel_error - expectation.kernel_share * max(step.propagated_error for step in self.steps)
+        )
 
     def extend(self, model: UncertaintyModel) -> UncertaintyModel:
         """The uncertainty model with its domain extended by these steps."""
-        categories = frozenset(category for step in self.steps for category in step.kinds)
+        categories = frozenset(category for step in self.steps for category in step.categories)
         return replace(model, domain=model.domain.with_steps(self.accelerator, categories))
 
 
 def holdout_result(record: CalibrationRecord | None) -> HoldoutResult | None:
     """Holdout result of a record; None where it has no steps, or was not measured on the machine that it represents."""
-    if record is None or not record.steps or record.origin is not RecordOrigin.MEASURED:
+    if record is None or not record.holdout_steps or record.origin is not RecordOrigin.MEASURED:
         return None
-    return HoldoutResult(record.device.accelerator, record.steps)
+    return HoldoutResult(record.device.accelerator, record.holdout_steps)
 
 
 def _abs_log_error(error: float) -> float:

@@ -1,6 +1,6 @@
 """How are uncertainty models read and written?
 
-Files are topologies/experience/NAME.yaml, which `python -m calibrate fit-band` writes.
+Files are topologies/uncertainty/NAME.yaml, which `python -m calibrate fit-prediction-interval` writes.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from clustersim.uncertainty.prediction_interval import (
 )
 from clustersim.uncertainty.validated_domain import ValidatedDomain
 
-DENSE_STEPS: Final = "steps"
-MOE_STEPS: Final = "mixtures"
-LOW_PRECISION_STEPS: Final = "narrow"
-LOW_PRECISION_MOE_STEPS: Final = "narrow_mixtures"
+DENSE_STEPS: Final = "dense"
+MOE_STEPS: Final = "moe"
+LOW_PRECISION_STEPS: Final = "low_precision"
+LOW_PRECISION_MOE_STEPS: Final = "low_precision_moe"
 MODEL_NAMES: Final = (DENSE_STEPS, MOE_STEPS, LOW_PRECISION_STEPS, LOW_PRECISION_MOE_STEPS)
 """Classes of steps with an uncertainty model of their own, by file name; the first is dense models in BF16."""
 _MAX_COUNT: Final = 10**9  # bound on counts
@@ -33,8 +33,8 @@ def uncertainty_model_name(*, moe: bool, low_precision: bool) -> str:
 
 
 def load_uncertainty_model(name_or_path: str = DENSE_STEPS) -> UncertaintyModel:
-    """Read topologies/experience/NAME.yaml, or a file of the same form; raise InputError for an invalid one."""
-    path = find_file("experience", name_or_path)
+    """Read topologies/uncertainty/NAME.yaml, or a file of the same form; raise InputError for an invalid one."""
+    path = find_file("uncertainty", name_or_path)
     return _parse_model(path, read_text(path))
 
 
@@ -47,10 +47,10 @@ def _parse_model(path: Path, text: str) -> UncertaintyModel:
         step_count=published.get_int("cases", max_value=_MAX_COUNT),
         source_count=published.get_int("sources", max_value=_MAX_COUNT),
         quantile=reader.get_float("quantile"),
-        repeat_deviation=reader.get_float("repeat"),
+        repeat_deviation=reader.get_float("repeat_deviation"),
         deviations={component: deviations.get_float(component_key(component)) for component in VARIANCE_COMPONENTS},
-        domain=_parse_domain(reader.get_section("measured")),
-        coverage_by_stratum=_parse_coverage(reader.get_section("unseen")),
+        domain=_parse_domain(reader.get_section("validated_domain")),
+        coverage_by_stratum=_parse_coverage(reader.get_section("coverage_by_stratum")),
     )
     reader.get_text("description")
     reader.get_section("sources").get_text_mapping()
@@ -64,11 +64,11 @@ def component_key(component: VarianceComponent) -> str:
 
 
 def _parse_domain(section: MappingReader) -> ValidatedDomain:
-    max_quantities = section.get_section("most")
+    max_quantities = section.get_section("max_quantities")
     return ValidatedDomain(
         frozenset(section.get_text_list("accelerators")),
-        frozenset(section.get_text_list("siblings")),
-        frozenset(section.get_text_list("kinds")),
+        frozenset(section.get_text_list("same_chip_accelerators")),
+        frozenset(section.get_text_list("categories")),
         {name: max_quantities.get_int(name, max_value=_MAX_COUNT) for name in max_quantities.key_names()},
     )
 
@@ -78,7 +78,7 @@ def _parse_coverage(section: MappingReader) -> dict[str, StratumCoverage]:
     for stratum in section.key_names():
         stratum_section = section.get_section(stratum)
         step_count, source_count = (stratum_section.get_int(key, max_value=_MAX_COUNT) for key in ("cases", "sources"))
-        coverage_by_stratum[stratum] = StratumCoverage(step_count, source_count, stratum_section.get_float("inside"))
+        coverage_by_stratum[stratum] = StratumCoverage(step_count, source_count, stratum_section.get_float("coverage"))
     return coverage_by_stratum
 
 
@@ -88,17 +88,19 @@ def model_to_dict(model: UncertaintyModel) -> dict[str, Any]:
     return {
         "published": {"cases": model.step_count, "sources": model.source_count},
         "quantile": model.quantile,
-        "repeat": model.repeat_deviation,
+        "repeat_deviation": model.repeat_deviation,
         "deviations": {component_key(component): deviation for component, deviation in model.deviations.items()},
-        "measured": {
+        "validated_domain": {
             "accelerators": sorted(domain.accelerators),
-            "siblings": sorted(domain.same_chip_accelerators),
-            "kinds": sorted(domain.categories),
-            "most": dict(domain.max_quantities),
+            "same_chip_accelerators": sorted(domain.same_chip_accelerators),
+            "categories": sorted(domain.categories),
+            "max_quantities": dict(domain.max_quantities),
         },
-        "unseen": {stratum: _coverage_to_dict(coverage) for stratum, coverage in model.coverage_by_stratum.items()},
+        "coverage_by_stratum": {
+            stratum: _coverage_to_dict(coverage) for stratum, coverage in model.coverage_by_stratum.items()
+        },
     }
 
 
 def _coverage_to_dict(coverage: StratumCoverage) -> Mapping[str, Any]:
-    return {"cases": coverage.step_count, "sources": coverage.source_count, "inside": coverage.covered_share}
+    return {"cases": coverage.step_count, "sources": coverage.source_count, "coverage": coverage.covered_share}

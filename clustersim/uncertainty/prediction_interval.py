@@ -5,7 +5,7 @@ not seen (leave-one-source-out cross-validation). Their variance is a sum of var
 every step, one for each feature (times its share, where a feature is a share), and for extrapolation one
 for each unmeasured accelerator, one for each unmeasured category, one for each doubling beyond the largest
 validated quantity. So an interval widens wherever less was measured, and never narrows. The half width is
-`quantile` standard deviations, within which 90 % of the errors of unseen sources lie, macro-averaged over
+`quantile` standard deviations, within which 90 % of the errors of held-out sources lie, macro-averaged over
 sources.
 
 Where kernels were measured on this machine, their own errors replace what depends on kernels: the
@@ -13,7 +13,7 @@ accelerator's component, and what the first component has beyond `repeat_deviati
 equal steps that were published twice. Where real steps were predicted on it, their errors replace the
 kernels' (`uncertainty.holdout`). The contribution of framework, network and layout remains.
 
-`python -m calibrate fit-band` fits the constants, in topologies/experience.
+`python -m calibrate fit-prediction-interval` fits the constants, in topologies/uncertainty.
 """
 
 import math
@@ -26,7 +26,7 @@ from clustersim.uncertainty.step_features import MIN_VISIBLE_SHARE, Feature, Ste
 from clustersim.uncertainty.validated_domain import ValidatedDomain
 
 ALL_STEPS: Final = "all steps"
-INTERVAL_COVERAGE: Final = 0.9  # of unseen steps that an interval contains
+INTERVAL_COVERAGE: Final = 0.9  # of out-of-sample steps that an interval contains
 _ONE_NODE: Final = "single-node"
 
 
@@ -35,7 +35,7 @@ class BaseComponent(Enum):
 
     ANY = "any step"
     ACCELERATOR = "unvalidated accelerator"
-    KIND = "unvalidated category"
+    CATEGORY = "unvalidated category"
     DOUBLING = "extrapolated quantity"
 
 
@@ -44,7 +44,7 @@ VARIANCE_COMPONENTS: Final[tuple[VarianceComponent, ...]] = (
     BaseComponent.ANY,
     *Feature,
     BaseComponent.ACCELERATOR,
-    BaseComponent.KIND,
+    BaseComponent.CATEGORY,
     BaseComponent.DOUBLING,
 )
 
@@ -54,7 +54,7 @@ def component_loads(features: StepFeatures, domain: ValidatedDomain) -> dict[Var
     feature_loads: dict[VarianceComponent, float] = {feature: features.feature_shares[feature] for feature in Feature}
     extrapolation_loads: dict[VarianceComponent, float] = {
         BaseComponent.ACCELERATOR: float(len(domain.unmeasured_accelerators(features))),
-        BaseComponent.KIND: float(len(domain.unmeasured_categories(features))),
+        BaseComponent.CATEGORY: float(len(domain.unmeasured_categories(features))),
         BaseComponent.DOUBLING: sum(domain.extrapolation_doublings(features).values()),
     }
     return {BaseComponent.ANY: 1.0, **feature_loads, **extrapolation_loads}
@@ -71,7 +71,7 @@ def strata_of(features: StepFeatures, domain: ValidatedDomain) -> tuple[str, ...
 
 @dataclass(frozen=True, slots=True)
 class StratumCoverage:
-    """Interval coverage of unseen steps of one stratum.
+    """Interval coverage of out-of-sample steps of one stratum.
 
     step_count, source_count: steps and their sources; covered_share: fraction inside their intervals,
     macro-averaged over sources.
@@ -113,11 +113,11 @@ class RelativeInterval:
 
 @dataclass(frozen=True, slots=True)
 class UncertaintyModel:
-    """Variance components of the prediction error, fitted to unseen steps.
+    """Variance components of the prediction error, fitted to out-of-sample errors.
 
     step_count, source_count: published steps and sources; quantile: half width in standard deviations;
     repeat_deviation: standard deviation of the log error between equal steps; deviations: standard deviation of
-    the log error by component; domain: validated domain; coverage_by_stratum: of unseen steps.
+    the log error by component; domain: validated domain; coverage_by_stratum: of out-of-sample steps.
     """
 
     step_count: int

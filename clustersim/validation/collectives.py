@@ -55,7 +55,7 @@ MEBIBYTE: Final = 2**20
 MAX_GPUS: Final = 2**17
 _ALGORITHMS: Final = {
     **{"": "", "ring": "ring", "tree": "tree", "collnet": "collnet"},
-    **dict.fromkeys(("nvls", "nvlstree", "in_network"), "in_network"),
+    **dict.fromkeys(("nvls", "nvlstree"), "nvls"),
 }
 _BENCHMARK_COLUMNS: Final = (
     *("gpu", "n_gpus", "gpus_per_node", "nodes", "interconnect"),

@@ -73,7 +73,7 @@ class DispatchBenchmark:
             self.collective, np.arange(gpu_count)[None]
         )
         call_seconds = float(select_variants(variant_costs, self.payload).seconds.max())
-        return call_seconds * (configured.kernel_share if self.is_kernel_only else 1.0)
+        return call_seconds * (configured.kernel_time_fraction if self.is_kernel_only else 1.0)
 
     def counted_bytes(self, fabric: Fabric, gpu_count: int) -> Bytes:
         """The bytes that published bandwidths refer to."""

@@ -35,7 +35,7 @@ def grouped_gemm_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
     """The kernels in order; raises CannotPredictError if they are not modelled."""
     implementation, dtype = case.text("implementation"), operand_dtype(case)
     if implementation.startswith(_UNSUPPORTED_LIBRARIES):
-        raise CannotPredictError(f"{implementation}'s products of experts are not modelled", is_expressible=False)
+        raise CannotPredictError(f"{implementation}'s matmuls of experts are not modelled", is_expressible=False)
     direction = case.text("direction") or ("fwd" if implementation.startswith(_FORWARD_ONLY_LIBRARY) else "")
     if direction not in _PASSES_BY_DIRECTION:
         raise CannotPredictError("direction is not stated", is_expressible=False)

@@ -70,7 +70,7 @@ def timed_casts(case: ValidationCase, shape: MatmulShape) -> tuple[Kernel, ...]:
     if name not in _RECIPE_BY_NAME:
         raise CannotPredictError(f"how operands were cast to {name} is not stated", is_expressible=False)
     recipe = load_recipe(_RECIPE_BY_NAME[name])
-    casts = recipe.for_hardware(tn_only=case_accelerator(case).efficiency.matmul.by_rows, weights_sharded=False).casts
+    casts = recipe.for_hardware(tn_only=case_accelerator(case).efficiency.matmul.tn_only, weights_sharded=False).casts
     if casts is None:
         return ()
     weight = replace(casts.weight, copies=min(casts.weight.copies, 1))

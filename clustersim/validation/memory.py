@@ -233,7 +233,7 @@ def _simulate_memory(case: ValidationCase) -> RunMemory:
         case = ValidationCase({**case.cells, "gpu": _SUBSTITUTE_GPU}, case.line_number)
     if not case.text("layers"):
         model = case.text("model") or "without a name"
-        raise CannotPredictError(f"dimensions of model {model} are not stated, and not shipped", is_expressible=False)
+        raise CannotPredictError(f"dimensions of model {model} are not stated, and not packaged", is_expressible=False)
     scenario = build_scenario(case)
     return RunMemory(scenario, memory_timelines(scenario))
 

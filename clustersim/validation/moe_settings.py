@@ -89,7 +89,7 @@ def require_expressible_moe(case: ValidationCase, preset: str | None) -> None:
     """Raise CannotPredictError for MoE runs that scenarios cannot express; columns alone do not describe MLA."""
     reasons = [reason for note, reason in _UNSUPPORTED_NOTES.items() if note in case.text("notes")]
     if preset is None and _MLA_NOTE.search(case.text("notes")):
-        reasons.append("latent attention of a model that is not shipped")
+        reasons.append("latent attention of a model that is not packaged")
     if reasons:
         raise CannotPredictError(reasons[0])
 

@@ -51,7 +51,7 @@ class _RunFeatures:
         """Variance of the log error between the two runs; 0 if no feature differs."""
         loadings = {
             BaseComponent.ACCELERATOR: float(self.accelerators != other.accelerators),
-            BaseComponent.KIND: float(len(self.categories ^ other.categories)),
+            BaseComponent.CATEGORY: float(len(self.categories ^ other.categories)),
             BaseComponent.DOUBLING: sum(
                 _doublings(self.quantities[name], other.quantities[name]) for name in self.quantities
             ),

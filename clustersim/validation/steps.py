@@ -26,7 +26,7 @@ REQUIRED_COLUMNS: Final = (
     *("micro_batch", "tp", "pp", "dp", "precision", "step_time_s"),
 )
 DENSE_LABEL: Final = "dense"
-MOE_LABEL: Final = "mixtures of experts"
+MOE_LABEL: Final = "MoE"
 LOW_PRECISION_LABEL: Final = "low precision"
 _SCALE_BINS: Final = ((8, "one node (8 or fewer)"), (64, "9 to 64"), (512, "65 to 512"), (math.inf, "more than 512"))
 _CHUNK_SIZE: Final = 8  # cases per task of the process pool
@@ -84,7 +84,7 @@ def compare_step(case: ValidationCase, overrides: Sequence[str] = ()) -> CaseCom
 
 def _source_label(case: ValidationCase) -> str:
     """Source label; a source's MoE runs and low-precision runs count as sources of their own."""
-    suffixes = (("mixtures", has_experts(case)), (LOW_PRECISION_LABEL, is_low_precision(case)))
+    suffixes = ((MOE_LABEL, has_experts(case)), (LOW_PRECISION_LABEL, is_low_precision(case)))
     return ", ".join((case.text("source"), *(suffix for suffix, applies in suffixes if applies)))
 
 

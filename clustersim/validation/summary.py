@@ -39,9 +39,9 @@ from clustersim.validation.speedup_pairs import SpeedupPairs, moe_comm_speedups,
 from clustersim.validation.training_precision import is_low_precision
 
 DENSE_COVERAGE: Final = "dense bf16/fp16, quality A and B"
-MOE_COVERAGE: Final = "mixtures of experts bf16/fp16, quality A and B"
+MOE_COVERAGE: Final = "MoE bf16/fp16, quality A and B"
 LOW_PRECISION_DENSE_COVERAGE: Final = "dense in low precision, quality A and B"
-LOW_PRECISION_MOE_COVERAGE: Final = "mixtures of experts in low precision, quality A and B"
+LOW_PRECISION_MOE_COVERAGE: Final = "MoE in low precision, quality A and B"
 _MODEL_TYPE_GROUPING: Final = "layers"  # the grouping that separates dense from MoE models
 _LINE_PREFIX: Final = re.compile(r"^line \d+: ")
 

@@ -12,20 +12,22 @@ from clustersim.cost.calibration_record import (
     DeviceTelemetry,
     HoldoutStep,
     HostLaunchSample,
-    HostState,
     InSituSample,
+    LaunchMode,
     TelemetrySample,
 )
 
 IN_SITU_SAMPLES = (
-    InSituSample("matmul fp32", 20, isolated=2e-3, in_chain=1.8e-3),
+    InSituSample("matmul fp32", 20, isolated=2e-3, in_situ=1.8e-3),
     InSituSample("rmsnorm fp32", 4, 1e-3, 1.2e-3),
 )
-HOST_SAMPLES = (HostLaunchSample(HostState.EAGER, 9e-6, 14e-6, (50, 100)),)
+HOST_SAMPLES = (HostLaunchSample(LaunchMode.EAGER, 9e-6, 14e-6, (50, 100)),)
 HOLDOUT_STEPS = (HoldoutStep("2 layers", predicted=0.98, measured=1.0), HoldoutStep("microbatch 1", 1.03, 1.0))
 BURN_IN_SAMPLES = tuple(
     TelemetrySample(
-        float(second), "soak", DeviceTelemetry(1980.0 - 40.0 * second, 2619.0, 600.0 + 10.0 * second, 60.0, throttled)
+        float(second),
+        "burn_in",
+        DeviceTelemetry(1980.0 - 40.0 * second, 2619.0, 600.0 + 10.0 * second, 60.0, throttled),
     )
     for second, throttled in enumerate([(), (), ("sw_power_cap",), ("sw_power_cap",)])
 )
@@ -58,11 +60,11 @@ class FakeStages:
         return self
 
     def burn_in(self, _device: Any, seconds: float, _notify: Any) -> tuple[TelemetrySample, ...]:
-        self._count_call("soak", seconds)
+        self._count_call("burn_in", seconds)
         return BURN_IN_SAMPLES
 
     def measure_in_situ(self, _scenario: Any, _device: Any, seconds: float, **_: Any) -> tuple[InSituSample, ...]:
-        self._count_call("chain", seconds)
+        self._count_call("in_situ", seconds)
         return IN_SITU_SAMPLES
 
     def measure_host_launches(
@@ -74,7 +76,7 @@ class FakeStages:
     def measure_holdout_steps(
         self, _scenario: Any, _device: Any, record: CalibrationRecord, seconds: float
     ) -> tuple[HoldoutStep, ...]:
-        self._count_call("residual", seconds)
+        self._count_call("holdout", seconds)
         self.records.append(record)
         return HOLDOUT_STEPS
 

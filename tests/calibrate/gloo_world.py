@@ -65,13 +65,13 @@ def main(output: Path) -> None:
             if collective.is_reduction
         ]
         results["narrow"] = measure_samples(low_precision_calls)
-        results["uneven"] = measure_samples(
+        results["imbalanced"] = measure_samples(
             [CollectiveCall(CollectiveType.ALL_TO_ALL, SIZE, 4, 2, shares=shares) for shares in IMBALANCED_SHARES]
         )
         results["experts"] = expert_gradient_errors()
         results["skipped"] = skip_reasons()
         results["short"] = [out_of_memory_reasons(step) for step in ("check", "expect", "measure")]
-        results["beside"] = interference_results()
+        results["overlapped"] = interference_results()
         results["wrong"] = [wrong_result_error(item) for item in (CollectiveType.ALL_REDUCE, CollectiveType.ALL_TO_ALL)]
         if dist.get_rank() == 0:
             output.write_text(json.dumps(results), encoding="utf-8")
@@ -166,7 +166,7 @@ def interference_results() -> list[list[Any]]:
     local_results = [
         sample.reason
         if isinstance(sample, SkippedCall)
-        else [sample.beside, sample.kernel_slowdown, sample.comm_slowdown]
+        else [sample.overlapped_with, sample.kernel_slowdown, sample.comm_slowdown]
         for sample in samples
     ]
     all_results: list[Any] = [None] * dist.get_world_size()

@@ -12,9 +12,9 @@ from clustersim.cost.calibration_record import (
     GpuSample,
     HoldoutStep,
     HostLaunchSample,
-    HostState,
     InSituSample,
     InterferenceSample,
+    LaunchMode,
     MeasurementOutcome,
     TelemetrySample,
     TimeStatistics,
@@ -59,7 +59,7 @@ def full_record() -> CalibrationRecord:
     ]
     model, telemetry = Roofline(PACKAGED_ACCELERATOR), DeviceTelemetry(1755.0, 2619.0, 694.0, 67.0, ("sw_power_cap",))
     samples = [
-        replace(kernel_sample(kernel, SLOWDOWN * model.time_kernel(kernel).seconds), under=telemetry)
+        replace(kernel_sample(kernel, SLOWDOWN * model.time_kernel(kernel).seconds), telemetry=telemetry)
         for kernel in kernels
     ]
     large_sample = kernel_sample(sized_matmul(65536, 65536, 65536), 1.0)
@@ -83,7 +83,7 @@ def full_record() -> CalibrationRecord:
             CopySample("device", 2.0**30, time_statistics(8e-4)),
             CopySample("host_to_device", 2.0**30, time_statistics(2e-2)),
         ),
-        beside=(
+        interference=(
             InterferenceSample(isolated, "copy", time_statistics(2.0 * seconds)),
             InterferenceSample(
                 isolated,
@@ -100,27 +100,27 @@ def full_record() -> CalibrationRecord:
             for ranks in (2, 8)
             for power in range(10, 31, 4)
         ),
-        moments=telemetry_samples(),
-        chain=(
-            InSituSample("matmul bf16", 40, isolated=20e-3, in_chain=23e-3),
-            InSituSample("rmsnorm fused bf16", 8, isolated=1.0e-3, in_chain=0.8e-3),
-            InSituSample("attention_forward bf16", 4, isolated=3e-3, in_chain=3.2e-3),
+        telemetry=telemetry_samples(),
+        in_situ=(
+            InSituSample("matmul bf16", 40, isolated=20e-3, in_situ=23e-3),
+            InSituSample("rmsnorm fused bf16", 8, isolated=1.0e-3, in_situ=0.8e-3),
+            InSituSample("attention_forward bf16", 4, isolated=3e-3, in_situ=3.2e-3),
         ),
-        host=(
-            HostLaunchSample(HostState.EAGER, 9.2e-6, 14.1e-6, (150, 290)),
-            HostLaunchSample(HostState.GRAPH, 3e-5, 3.3e-5, (1, 1)),
+        host_launches=(
+            HostLaunchSample(LaunchMode.EAGER, 9.2e-6, 14.1e-6, (150, 290)),
+            HostLaunchSample(LaunchMode.GRAPH, 3e-5, 3.3e-5, (1, 1)),
         ),
         gpus=tuple(
             GpuSample(f"cuda:{index}", time_statistics(1e-3 * (1.0 + 0.01 * index)), telemetry) for index in range(8)
         ),
-        steps=(HoldoutStep("12 layers", 0.98, 1.0), HoldoutStep("6 layers", 1.013, 1.0)),
+        holdout_steps=(HoldoutStep("12 layers", 0.98, 1.0), HoldoutStep("6 layers", 1.013, 1.0)),
     )
 
 
 def telemetry_samples() -> tuple[TelemetrySample, ...]:
     """Minutes of a session: burn-in with a falling clock 1, kernels 8, kernels in situ 5, host launches 2."""
     samples = []
-    for stage, begin, end in (("soak", 0, 60), ("kernels", 60, 540), ("chain", 540, 840), ("host", 840, 960)):
+    for stage, begin, end in (("burn_in", 0, 60), ("kernels", 60, 540), ("in_situ", 540, 840), ("host", 840, 960)):
         for second in range(begin, end, 4):
             clock_drop = min(1.0, second / 50.0)
             is_busy = stage != "host"

@@ -53,11 +53,11 @@ def test_kernels_are_measured_at_the_sustained_clock(cuda: FakeCuda, monkeypatch
     for size in range(1024, 6 * 1024, 1024):
         cuda.clock.advance(0.02)
         (sample,) = selection.measure_kernels([square_matmul(DType.BF16, size)], device)
-        assert sample.time is not None and sample.under is not None
+        assert sample.time is not None and sample.telemetry is not None
         assert sample.time.seconds == pytest.approx(CLOCK_RATIO * KERNEL_SECONDS, rel=0.02)
-        assert sample.under.sm_clock_mhz == pytest.approx(1e-6 * SLOW_CHIP.sustained, rel=0.02)
-        assert sample.under.throttled == ("sw_power_cap",)
-        assert sample.under.power_w == pytest.approx(SLOW_CHIP.limit_w, rel=0.1)
+        assert sample.telemetry.sm_clock_mhz == pytest.approx(1e-6 * SLOW_CHIP.sustained, rel=0.02)
+        assert sample.telemetry.throttled == ("sw_power_cap",)
+        assert sample.telemetry.power_w == pytest.approx(SLOW_CHIP.limit_w, rel=0.1)
 
 
 def test_burst_on_a_cold_device_is_at_the_boost_clock(cuda: FakeCuda) -> None:
@@ -98,7 +98,7 @@ def test_burn_in_ends_at_a_steady_clock() -> None:
     assert 10.0 < samples[-1].seconds < 20.0
     assert clocks[-1] == pytest.approx(1e-6 * SLOW_CHIP.sustained, rel=0.01)
     assert clocks[0] > 1.2 * clocks[-1]
-    assert {sample.part for sample in samples} == {"soak"}
+    assert {sample.stage for sample in samples} == {"burn_in"}
     assert "steady after" in messages[0]
 
 
@@ -107,7 +107,7 @@ def test_too_short_burn_in_is_reported() -> None:
     messages: list[str] = []
     samples = burn_in(device_module.find_device("cuda"), 3.0, messages.append)
     assert 3.0 <= samples[-1].seconds < 4.0
-    assert "too short a soak" in messages[0]
+    assert "too short to tell" in messages[0]
 
 
 def test_without_clock_telemetry_matmul_speed_is_used(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,10 +134,10 @@ def test_gpus_of_a_node_are_compared_under_load(monkeypatch: pytest.MonkeyPatch)
     fake_nvml.install(cuda, monkeypatch, order=[1, 0])
     with fake_tensors.fake_cuda_tensors(cuda):
         first, second = measure_gpu_variation(device_module.find_device("cuda"))
-    assert (first.place, second.place) == ("cuda:0", "cuda:1")
+    assert (first.device, second.device) == ("cuda:0", "cuda:1")
     assert second.time.seconds / first.time.seconds == pytest.approx(1.2, rel=0.01)
-    assert first.under is not None and second.under is not None
-    assert first.under.sm_clock_mhz / second.under.sm_clock_mhz == pytest.approx(1.2, rel=0.01)
+    assert first.telemetry is not None and second.telemetry is not None
+    assert first.telemetry.sm_clock_mhz / second.telemetry.sm_clock_mhz == pytest.approx(1.2, rel=0.01)
 
 
 @given(

@@ -87,9 +87,9 @@ def test_zero_steps_are_refused(path: str) -> None:
         (("training.precision={compute: bf16, gradients: bf16}",), "gradients and moments in the weights' format"),
         (("degradations.jitter=1 %",), "degradations"),
         (("training.attention=flash1",), "training.attention: torch has no flash1"),
-        (("training.lora=8",), "training.lora: adapters beside frozen weights cannot be checked; set it to none"),
+        (("training.lora=8",), "training.lora: adapters of frozen weights cannot be checked; set it to none"),
         (("training.recompute=selective_op",), "training.recompute: selective_op cannot be checked"),
-        (("training.recompute=full", "training.fused=true"), "training.recompute: fused products save too late"),
+        (("training.recompute=full", "training.fused=true"), "training.recompute: fused matmuls save too late"),
         (("model.window=64",), "model.window: torch's SDPA has no sliding window; set it to full"),
         (("model.block=parallel",), "model.block: only pre_norm layers"),
         (("model.rotary_percent=0.5",), "model.rotary_percent: only whole heads"),
@@ -98,8 +98,8 @@ def test_zero_steps_are_refused(path: str) -> None:
         (("model.positions=alibi",), "a norm of the embedding, ALiBi, spare positions"),
         (
             (
-                "cluster.node.host_memory={capacity: 1 TB, bandwidth: 90 GB/s, to_host: 50 GB/s, from_host: 50 GB/s, "
-                "latency: 0 s, update: 0.5}",
+                "cluster.node.host_memory={capacity: 1 TB, bandwidth: 90 GB/s, device_to_host: 50 GB/s, "
+                "host_to_device: 50 GB/s, latency: 0 s, optimizer_fraction: 0.5}",
                 "training.offload.optimizer=true",
             ),
             "training.offload: what is on the host cannot be checked; set it to none",

@@ -134,15 +134,15 @@ def test_training_a_moe_model_reduces_the_loss() -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (("cluster.gpus=2", "layout.pp=2"), "experts beside tp, pp or etp"),
-        (("cluster.gpus=2", "layout.data=fsdp"), "experts can be checked beside ddp alone"),
+        (("cluster.gpus=2", "layout.pp=2"), "experts with tp, pp or etp"),
+        (("cluster.gpus=2", "layout.data=fsdp"), "experts can be checked with ddp only"),
         ((*EP_OVERRIDES, "layout.dispatcher=allgather"), "layout.dispatcher: torch has all_to_all alone"),
         (
             ("model.experts={count: 8, top_k: 2, ffn: 48, capacity_factor: 1.5}",),
             "capacity_factor, bias and shared_gate",
         ),
         (("training.overheads.router_loss=true",), "a loss of experts' load cannot be checked"),
-        (("training.recompute=full",), "experts beside fused kernels or full recomputation"),
+        (("training.recompute=full",), "experts with fused kernels or full recomputation"),
         (("training.overheads.grouping=loop",), "set grouping to kernel"),
         (("training.overheads.permute_unfused=false",), "permute_unfused and router_unfused to true"),
     ],

@@ -120,7 +120,7 @@ def test_every_collective_is_correct_and_timed_within_and_across_nodes(results: 
 
 def test_imbalanced_all_to_alls_are_correct_and_timed(results: Mapping[str, Any]) -> None:
     """Every result is checked before it is timed, also where one rank receives everything."""
-    assert [tuple(row[:3]) for row in results["uneven"]] == [("all_to_all", 4, 2)] * 2
+    assert [tuple(row[:3]) for row in results["imbalanced"]] == [("all_to_all", 4, 2)] * 2
 
 
 def test_expert_parallel_gradients_equal_those_of_one_rank(results: Mapping[str, Any]) -> None:
@@ -149,14 +149,14 @@ def test_unmeasurable_calls_are_skipped_with_a_reason(results: Mapping[str, Any]
 
 def test_overlapped_kernels_and_collectives_are_equal_on_all_ranks(results: Mapping[str, Any]) -> None:
     """The kernel that no CPU supports, and the group that does not fit, are skipped on all ranks."""
-    samples = [entry for entry in results["beside"] if not isinstance(entry, str)]
+    samples = [entry for entry in results["overlapped"] if not isinstance(entry, str)]
     assert [kind for kind, _, _ in samples] == ["all_gather", "send_recv"]
     assert all(
         0.0 <= kernel_slowdown <= 99.0 + 1e-9 and not comm_slowdown for _, kernel_slowdown, comm_slowdown in samples
     )
-    assert [entry for entry in results["beside"] if isinstance(entry, str)] == [
-        "beside beside.matmul, which could not be run by itself (unsupported)",
-        "beside beside.matmul, which could not be run by itself (unsupported)",
+    assert [entry for entry in results["overlapped"] if isinstance(entry, str)] == [
+        "overlapped with overlapped.matmul, which could not be run in isolation (unsupported)",
+        "overlapped with overlapped.matmul, which could not be run in isolation (unsupported)",
         "8 ranks on 1 node do not fit the 4 processes on 2 nodes",
     ]
 
@@ -189,17 +189,17 @@ def test_reduction_patterns_sum_exactly_in_all_formats(dtype: torch.dtype, size:
 def test_reductions_are_measured_per_format_and_other_collectives_once() -> None:
     calls = grid_calls(World(0, 2, 2), (1024.0,), (DType.FP32, DType.BF16))
     for collective in MEASURED_COLLECTIVES:
-        formats = [call.format for call in calls if call.collective is collective]
+        formats = [call.dtype for call in calls if call.collective is collective]
         assert formats == ([DType.FP32, DType.BF16] if collective.is_reduction else [DType.FP32])
     assert with_dtypes(calls, (DType.BF16,)) == tuple(
-        call for call in calls if not call.collective.is_reduction or call.format is DType.BF16
+        call for call in calls if not call.collective.is_reduction or call.dtype is DType.BF16
     )
 
 
 def test_scenario_reductions_have_the_scenario_formats(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(SCENARIO_YAML.replace("precision: fp32", "precision: bf16"), encoding="utf-8")
-    calls = {(call.collective, call.format) for call in distinct_comm_calls(Scenario.load(path))}
+    calls = {(call.collective, call.dtype) for call in distinct_comm_calls(Scenario.load(path))}
     assert (CollectiveType.ALL_REDUCE, DType.BF16) in calls
     assert all(dtype is DType.FP32 for collective, dtype in calls if not collective.is_reduction)
 
@@ -244,11 +244,13 @@ def test_collectives_command_measures_writes_and_resumes(tmp_path: Path) -> None
     pairs = [(kind.value, kernel) for kind in INTERFERING_COLLECTIVES for kernel in KernelClass]
     assert f"/{len(grid) + len(pairs)}, " in first.stderr  # the progress bar's total
     assert [
-        (interference_sample.beside, kernel_class_of(interference_sample.kernel.kind))
-        for interference_sample in record.beside
+        (interference_sample.overlapped_with, kernel_class_of(interference_sample.kernel.kind))
+        for interference_sample in record.interference
     ] == pairs
-    assert {item.call.payload for item in record.beside if item.call} == {2.0**22}, "none larger than was asked for"
-    assert "beside each other" in first.stdout
+    assert {item.call.payload for item in record.interference if item.call} == {2.0**22}, (
+        "none larger than was asked for"
+    )
+    assert "overlapped  " in first.stdout
 
     partial = replace(record, collectives=record.collectives[:-1], kernel_fit=_kernel_fit(), collective_fits=())
     write_record(partial, output)
@@ -261,8 +263,8 @@ def test_collectives_command_measures_writes_and_resumes(tmp_path: Path) -> None
     assert {row.call for row in after.collectives} == expected_calls | {row.call for row in partial.collectives}
     assert after.collectives[: len(partial.collectives)] == partial.collectives
     assert after.kernel_fit == partial.kernel_fit
-    new_interference = after.beside[len(record.beside) :]
-    assert after.beside[: len(record.beside)] == record.beside, "measured once"
+    new_interference = after.interference[len(record.interference) :]
+    assert after.interference[: len(record.interference)] == record.interference, "measured once"
     heaviest = heaviest_kernels(distinct_kernels(Scenario.load(path)))
     assert {(element.call, element.kernel.signature) for element in new_interference} == {
         (call, signature_of(kernel)) for call in largest_calls(expected_calls) for kernel in heaviest
@@ -279,7 +281,7 @@ def _kernel_fit() -> KernelFit:
 
 def test_record_of_another_device_ends_all_processes_with_one_error(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
-    text = '{"device": {"accelerator": "mi300x", "name": "AMD Instinct MI300X"}, "version": 1, '
+    text = '{"device": {"accelerator": "mi300x", "name": "AMD Instinct MI300X"}, "version": 3, '
     text += '"conditions": {"date": "2026-11-01", "command": "", "method": ""}}'
     output.write_text(text, encoding="utf-8")
     first, second = run_two_ranks("collectives", "--sizes", "1 KiB", "-o", output)
@@ -448,11 +450,11 @@ def test_gpu_iterations_are_queued_behind_a_pause_and_timed_by_events(monkeypatc
     monkeypatch.setattr(torch.cuda, "Event", lambda **_: LoggingEvent(log))
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: (log.append("pause"), pauses.append(cycles)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: log.append("wait"))
-    monkeypatch.setattr("calibrate.collectives.timing.dist.all_reduce", lambda _tensor: log.append("together"))
+    monkeypatch.setattr("calibrate.collectives.timing.dist.all_reduce", lambda _tensor: log.append("all_reduce"))
     clock = DeviceIterationTimer(torch.device("cpu"))
     starts, ends = clock.time_iterations(logging_iteration(log), 2)
     assert (ends - starts).tolist() == [3e-3, 3e-3]
-    iteration_log = ["prepare", "together", "event", "run", "event"]
+    iteration_log = ["prepare", "all_reduce", "event", "run", "event"]
     assert log == ["pause", *iteration_log, *iteration_log, "wait"]
     clock.time_iterations(logging_iteration(log), 1)
     assert 0 < pauses[1] < pauses[0]  # as long as queuing took

@@ -33,10 +33,10 @@ def _small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_copy_interference_measures_isolated_and_overlapped_times() -> None:
     kernel, threads = copy_interference.square_matmul(DType.FP32, 64), threading.active_count()
     sample = copy_interference.measure_copy_interference(kernel, CpuDevice(), FAST_METHOD)
-    assert sample.beside == COPY
+    assert sample.overlapped_with == COPY
     assert sample.kernel.kernel == kernel
-    assert sample.kernel.time.seconds > 0.0 and sample.together.seconds > 0.0
-    assert sample.together.repetitions + sample.together.dropped == 12
+    assert sample.kernel.time.seconds > 0.0 and sample.overlapped_time.seconds > 0.0
+    assert sample.overlapped_time.repetitions + sample.overlapped_time.dropped == 12
     assert threading.active_count() == threads  # the copy thread has ended
 
 

@@ -54,7 +54,12 @@ def test_derived_record_predicts_the_other_board() -> None:
     ]  # attention's constants differ between boards
     source = fit_record(synthetic_record(H200, kernels), H200)
     cost = MeasuredKernels(derive_record(source, "h100-sxm-80gb"), H100)
-    truth = Roofline(replace(H100, efficiency=replace(H200.efficiency, memory=H100.efficiency.memory)))
+    truth = Roofline(
+        replace(
+            H100,
+            efficiency=replace(H200.efficiency, memory_bandwidth_fraction=H100.efficiency.memory_bandwidth_fraction),
+        )
+    )
     for kernel in kernels:
         assert cost.time_kernel(kernel).seconds == pytest.approx(truth.time_kernel(kernel).seconds, rel=0.25)
 

@@ -35,9 +35,9 @@ def test_exact_times_recover_alpha_and_beta(alpha: float, half: float) -> None:
     (fit,) = fit_collectives(collective_samples(SIZES, [alpha + size / beta for size in SIZES]))
     assert fit.alpha == pytest.approx(alpha, rel=1e-6)
     assert fit.beta == pytest.approx(beta, rel=1e-6)
-    assert fit.residual.rows == len(SIZES)
+    assert fit.residual.samples == len(SIZES)
     assert fit.residual.error < 1e-6
-    assert fit.residual.left_out < 1e-6
+    assert fit.residual.leave_one_out_error < 1e-6
 
 
 @given(alpha=ALPHAS, half=HALF_BANDWIDTH_BYTES, seed=st.integers(0, 2**32 - 1))
@@ -53,7 +53,7 @@ def test_noisy_times_recover_alpha_and_beta_within_tolerance(alpha: float, half:
     )
     assert fit.alpha == pytest.approx(alpha, rel=TOLERANCE)
     assert fit.beta == pytest.approx(beta, rel=TOLERANCE)
-    assert fit.residual.error <= fit.residual.left_out <= 2 * NOISE_STD
+    assert fit.residual.error <= fit.residual.leave_one_out_error <= 2 * NOISE_STD
 
 
 @given(seconds=st.lists(st.floats(1e-6, 1e-2), min_size=5, max_size=5))

@@ -48,13 +48,13 @@ def test_low_precision_matmul_errors_are_below_10_percent(fits: AcceleratorFits)
 def test_formats_of_an_accelerator_have_shares_and_sources(fits: AcceleratorFits) -> None:
     for name, efficiency in fits.efficiencies.items():
         accelerator = load_accelerator(name)
-        assert all(dtype.peak_dtype in accelerator.peak for dtype in efficiency.matmul.shares), name
-        assert bool(efficiency.matmul.shares) == ("formats" in accelerator.sources), name
+        assert all(dtype.peak_dtype in accelerator.peak for dtype in efficiency.matmul.peak_fraction_by_format), name
+        assert bool(efficiency.matmul.peak_fraction_by_format) == ("formats" in accelerator.sources), name
 
 
 def test_blockwise_fp8_is_mxfp8_on_blackwell_and_slower_on_hopper(fits: AcceleratorFits) -> None:
     for name in ("b200-sxm-180gb", "gb200", "b300-sxm-288gb", "gb300"):
-        shares = fits.efficiencies[name].matmul.shares
+        shares = fits.efficiencies[name].matmul.peak_fraction_by_format
         assert shares[DType.FP8_BLOCKWISE] == shares[DType.MXFP8]
     hopper = fits.efficiencies["h100-sxm-80gb"].matmul
     assert hopper.prologue_of(DType.FP8_BLOCKWISE) > hopper.prologue_of(DType.FP8) > hopper.prologue
@@ -68,7 +68,11 @@ def test_casts_have_a_lower_share_than_other_memory_bound_kernels(fits: Accelera
         "b200-sxm-180gb",
     }
     assert all(item.quality.loo_mape <= 0.15 for item in evaluations)
-    assert fits.efficiencies["b200-sxm-180gb"].casts < fits.efficiencies["h100-sxm-80gb"].casts < 1.0
+    assert (
+        fits.efficiencies["b200-sxm-180gb"].quantization_bandwidth_ratio
+        < fits.efficiencies["h100-sxm-80gb"].quantization_bandwidth_ratio
+        < 1.0
+    )
 
 
 def _with_format(dtype: DType, share: float, prologue: float | None = None, start: float | None = None) -> Accelerator:
@@ -91,9 +95,9 @@ def _modelled_samples(truth: Accelerator, dtype: DType) -> list[MatmulMeasuremen
 def test_format_constants_are_recovered(prologue: float | None, start: float | None) -> None:
     truth = _with_format(DType.MXFP8, 0.6, prologue, start)
     efficiency, winner = fit_low_precision_matmul(_with_format(DType.MXFP8, 0.8), _modelled_samples(truth, DType.MXFP8))
-    assert efficiency.shares[DType.MXFP8] == 0.6
-    assert efficiency.prologues.get(DType.MXFP8) == prologue
-    assert efficiency.starts.get(DType.MXFP8) == pytest.approx(start)
+    assert efficiency.peak_fraction_by_format[DType.MXFP8] == 0.6
+    assert efficiency.prologue_by_format.get(DType.MXFP8) == prologue
+    assert efficiency.kernel_latency_by_format.get(DType.MXFP8) == pytest.approx(start)
     assert winner.predicted == pytest.approx(winner.leave_one_out)
 
 
@@ -101,8 +105,8 @@ def test_few_shapes_only_fit_a_share() -> None:
     """Seven shapes, where two constants need eight."""
     samples = _modelled_samples(_with_format(DType.MXFP8, 0.6, 256.0, 2e-6), DType.MXFP8)[:7]
     efficiency, _ = fit_low_precision_matmul(_with_format(DType.MXFP8, 0.8), samples)
-    assert DType.MXFP8 in efficiency.shares
-    assert DType.MXFP8 not in {**efficiency.prologues, **efficiency.starts}
+    assert DType.MXFP8 in efficiency.peak_fraction_by_format
+    assert DType.MXFP8 not in {**efficiency.prologue_by_format, **efficiency.kernel_latency_by_format}
 
 
 def test_samples_of_one_shape_are_left_out_together() -> None:
@@ -134,9 +138,9 @@ def test_formats_without_samples_keep_the_sibling_ratio_to_fp8() -> None:
     assert not any(sample.accelerator == accelerator.name for sample in matmul_samples())
     fitted, evaluations = fit_low_precision_formats(accelerator, SiblingReference(H100.efficiency, 0.5))
     assert not evaluations
-    for dtype, share in fitted.efficiency.matmul.shares.items():
-        assert share == pytest.approx(H100.efficiency.matmul.shares[dtype] / 2, abs=0.011)
-    assert fitted.efficiency.matmul.prologues == H100.efficiency.matmul.prologues
+    for dtype, share in fitted.efficiency.matmul.peak_fraction_by_format.items():
+        assert share == pytest.approx(H100.efficiency.matmul.peak_fraction_by_format[dtype] / 2, abs=0.011)
+    assert fitted.efficiency.matmul.prologue_by_format == H100.efficiency.matmul.prologue_by_format
 
 
 def test_format_without_any_source_is_refused() -> None:
@@ -147,5 +151,5 @@ def test_format_without_any_source_is_refused() -> None:
 
 def test_casts_without_samples_use_the_sibling_share() -> None:
     accelerator = load_accelerator("h100-pcie-80gb")
-    assert fit_cast_share(accelerator, H100.efficiency) == (H100.efficiency.casts, [])
+    assert fit_cast_share(accelerator, H100.efficiency) == (H100.efficiency.quantization_bandwidth_ratio, [])
     assert fit_cast_share(load_accelerator("a100-sxm-80gb"), H100.efficiency) == (1.0, [])

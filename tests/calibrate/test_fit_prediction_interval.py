@@ -81,7 +81,7 @@ def test_features_of_a_single_source_count_as_unmeasured() -> None:
         replace(step, features=replace(step.features, categories=frozenset({"fp8"}))) for step in synthetic_steps(1)
     ]
     steps = [*single_source, *(replace(step, source=f"other {step.source}") for step in synthetic_steps(5))]
-    column = VARIANCE_COMPONENTS.index(BaseComponent.KIND)
+    column = VARIANCE_COMPONENTS.index(BaseComponent.CATEGORY)
     assert variance_data(steps).loads[:, column].tolist() == [1.0] * len(single_source) + [0.0] * 50
 
 
@@ -107,7 +107,7 @@ def test_student_t_ratio_matches_tables(freedom: int) -> None:
 
 
 def test_too_few_sources_are_refused() -> None:
-    with pytest.raises(InputError, match="2 sources of left-out steps are too few"):
+    with pytest.raises(InputError, match="2 sources of out-of-sample steps are too few"):
         fit_uncertainty_model(synthetic_steps(2), 0.0)
 
 
@@ -120,10 +120,10 @@ def test_out_of_sample_coverage_is_about_90_percent() -> None:
 
 def test_out_of_sample_table_round_trip(tmp_path: Path) -> None:
     steps = [replace(step, log_error=round(step.log_error, 4)) for step in synthetic_steps(2, 3)]
-    write_out_of_sample(steps, tmp_path / "left_out.csv")
-    assert read_out_of_sample(tmp_path / "left_out.csv") == steps
+    write_out_of_sample(steps, tmp_path / "out_of_sample_dense.csv")
+    assert read_out_of_sample(tmp_path / "out_of_sample_dense.csv") == steps
     (tmp_path / "other.csv").write_text("case_id,source\na,b\n")
-    with pytest.raises(InputError, match=r"other\.csv: is no table of fit-steps --left-out"):
+    with pytest.raises(InputError, match=r"other\.csv: is no table of fit-steps --out-of-sample"):
         read_out_of_sample(tmp_path / "other.csv")
 
 
@@ -180,10 +180,10 @@ LOW_PRECISION_COLUMNS = {"precision": "fp8", "gpu": "h100-sxm-80gb", "year": "20
 @pytest.mark.parametrize(
     ("kind", "cells"),
     [
-        ("steps", {}),
-        ("mixtures", MOE_COLUMNS),
-        ("narrow", LOW_PRECISION_COLUMNS),
-        ("narrow_mixtures", {**MOE_COLUMNS, **LOW_PRECISION_COLUMNS}),
+        ("dense", {}),
+        ("moe", MOE_COLUMNS),
+        ("low_precision", LOW_PRECISION_COLUMNS),
+        ("low_precision_moe", {**MOE_COLUMNS, **LOW_PRECISION_COLUMNS}),
     ],
 )
 def test_prediction_interval_rests_on_steps_of_its_kind(kind: str, cells: dict[str, str]) -> None:

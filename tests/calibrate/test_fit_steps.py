@@ -279,7 +279,16 @@ def run_fit_steps(
     monkeypatch.setattr("calibrate.fit.step_constants.read_steps", lambda: cases)
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    arguments = ["--json", str(folder / "found.json"), "--left-out", str(folder), "--workers", "1", "--most", "4"]
+    arguments = [
+        "--json",
+        str(folder / "fit.json"),
+        "--out-of-sample",
+        str(folder),
+        "--workers",
+        "1",
+        "--max-cases",
+        "4",
+    ]
     command(parser.parse_args([*arguments, *options]))
     return {path.name: path.read_text() for path in folder.iterdir()}
 
@@ -296,11 +305,11 @@ def test_simulated_steps_do_not_affect_constants_or_errors(tmp_path: Path, monke
     without, with_simulated = (
         {
             options: run_fit_steps(cases, tmp_path / f"{name}{len(options)}", monkeypatch, *options)
-            for options in ((), ("--narrow",))
+            for options in ((), ("--low-precision",))
         }
         for name, cases in (("runs", runs), ("mixed", mixed))
     )
-    assert set(without[()]) == {"found.json", *(out_of_sample_path(kind).name for kind in MODEL_NAMES)}
+    assert set(without[()]) == {"fit.json", *(out_of_sample_path(kind).name for kind in MODEL_NAMES)}
     assert with_simulated == without
 
 

@@ -142,7 +142,7 @@ def test_relative_error_of_slower_and_faster_steps(fake_training: FakeTraining, 
     for step in steps:
         assert step.error == pytest.approx(1.0 / factor - 1.0)
         assert step.measured == pytest.approx(factor * step.predicted)
-        assert "precision fp32" in step.kinds
+        assert "precision fp32" in step.categories
 
 
 @pytest.mark.parametrize("building", [0.0, 0.5])
@@ -232,7 +232,7 @@ def test_rank_of_a_layout_is_one_process(fake_training: FakeTraining) -> None:
         fake_training.record,
         30.0 * longest_seconds(choose_variants(scenario, fake_training.record)),
     )
-    assert [step.what for step in steps] == [
+    assert [step.description for step in steps] == [
         "2 layers, 2 microbatches of 2", "2 layers, 4 microbatches of 1", "1 layer, 2 microbatches of 2",
     ]  # fmt: skip
 
@@ -265,7 +265,7 @@ def _without_time(sample: KernelSample) -> KernelSample:
             AMPLE_MEMORY,
             1e3,
             True,
-            "training.lora: adapters beside frozen weights cannot be checked",
+            "training.lora: adapters of frozen weights cannot be checked",
         ),
         (("model.window=64",), AMPLE_MEMORY, 1e3, True, "model.window"),
     ],
@@ -283,7 +283,7 @@ def test_unrunnable_steps_give_a_message_and_no_samples(
     source_record = fake_training.record if kernels else without_kernels(fake_training.record)
     assert measure_holdout_steps(small_scenario(LLAMA, *overrides), SizedCpuDevice(free), source_record, seconds) == ()
     output = capsys.readouterr().err
-    assert output.startswith("no real steps beside their prediction: ")
+    assert output.startswith("no holdout steps: ")
     assert output.count("\n") == 1
     with pytest.raises(measure.InputError, match=message):
         measure.select_variants(small_scenario(LLAMA, *overrides), SizedCpuDevice(free), source_record, seconds)
@@ -298,12 +298,12 @@ def test_out_of_memory_step_is_skipped(fake_training: FakeTraining, capsys: pyte
         fake_training.record,
         30.0 * longest_seconds(choose_variants(FULL_SCENARIO, fake_training.record)),
     )
-    assert [step.what for step in steps] == ["1 layer, 2 microbatches of 2"]
+    assert [step.description for step in steps] == ["1 layer, 2 microbatches of 2"]
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == [
         "no real step of 3 layers, 2 microbatches of 2", "no real step of 3 layers, 4 microbatches of 1",
     ]  # fmt: skip
-    assert all("do not fit on" in line for line in lines)
+    assert all("do not fit into the free memory" in line for line in lines)
 
 
 def test_other_errors_are_raised(fake_training: FakeTraining) -> None:

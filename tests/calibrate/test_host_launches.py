@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clustersim.cost.calibration_record import CalibrationRecord, HostLaunchSample, HostState, MeasurementConditions
+from clustersim.cost.calibration_record import CalibrationRecord, HostLaunchSample, LaunchMode, MeasurementConditions
 from clustersim.parallel.layout import Layout
 from clustersim.scenario import Scenario
 from tests.calibrate.check_scenarios import GPT, LLAMA, single_thread, small_scenario
@@ -32,7 +32,7 @@ from tests.calibrate import fake_tensors  # noqa: E402
 from tests.calibrate.fake_cuda import FakeCuda  # noqa: E402
 from tests.calibrate.fake_gpu import FakeChip  # noqa: E402
 
-EAGER, FSDP, DTENSOR, COMPILED, GRAPH = HostState
+EAGER, FSDP, DTENSOR, COMPILED, GRAPH = LaunchMode
 OP_SECONDS = 1e-3  # host seconds of every operation
 CPU_DEVICE = find_device("cpu")
 
@@ -100,13 +100,13 @@ def test_step_is_predicted_from_kernels_and_the_remaining_host_time(host: Counti
     kernels = tuple(kernel_rows.measure_sequence(distinct_kernels(scenario), CPU_DEVICE, QUICK))
     samples = measure_host_launches(scenario, CPU_DEVICE, 1e-3, [EAGER])
     device = CPU_DEVICE.describe(scenario.cluster.accelerator.name)
-    record = CalibrationRecord(device, MeasurementConditions("", "", ""), kernels=kernels, host=samples)
+    record = CalibrationRecord(device, MeasurementConditions("", "", ""), kernels=kernels, host_launches=samples)
     predicted = predict_step(scenario, record).phases
     seconds_per_operation = build_plan(scenario).microbatches * OP_SECONDS
     forward, backward = (seconds_per_operation * operations for operations in count_operations(scenario, host))
     assert predicted[StepPhase.FORWARD] == pytest.approx(forward, rel=0.03)
     assert predicted[StepPhase.BACKWARD] == pytest.approx(backward, rel=0.06)
-    kernels_only = predict_step(scenario, replace(record, host=())).phases
+    kernels_only = predict_step(scenario, replace(record, host_launches=())).phases
     assert kernels_only[StepPhase.FORWARD] < 0.9 * forward, "kernels by themselves are less than the step"
 
 
@@ -114,7 +114,7 @@ def test_step_is_predicted_from_kernels_and_the_remaining_host_time(host: Counti
 def test_fsdp_and_dtensor_take_more_host_time() -> None:
     """They run the same kernels, plus copies, gathers and communication; no process group is left behind."""
     eager, fsdp, dtensor = measure_host_launches(small_scenario(), CPU_DEVICE, 1e-3, [DTENSOR, FSDP, EAGER])
-    assert [eager.state, fsdp.state, dtensor.state] == [EAGER, FSDP, DTENSOR]
+    assert [eager.mode, fsdp.mode, dtensor.mode] == [EAGER, FSDP, DTENSOR]
     assert fsdp.launches == eager.launches
     for wrapped in (fsdp, dtensor):
         assert wrapped.forward * wrapped.launches[0] > eager.forward * eager.launches[0]
@@ -145,9 +145,9 @@ def test_uncompilable_state_is_skipped_with_a_message(
         raise RuntimeError("No working C++ compiler found\nin a long list")
 
     monkeypatch.setattr(torch, "compile", failing_compile)
-    assert [
-        sample.state for sample in measure_host_launches(small_scenario(), CPU_DEVICE, 1e-3, [EAGER, COMPILED])
-    ] == [EAGER]
+    assert [sample.mode for sample in measure_host_launches(small_scenario(), CPU_DEVICE, 1e-3, [EAGER, COMPILED])] == [
+        EAGER
+    ]
     assert capsys.readouterr().err == "host: compiled is left out: No working C++ compiler found\n"
 
 
@@ -165,9 +165,9 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, **chip: float) -> Iterator[FakeCud
         yield cuda
 
 
-def measure_on_gpu(*states: HostState) -> dict[HostState, HostLaunchSample]:
+def measure_on_gpu(*states: LaunchMode) -> dict[LaunchMode, HostLaunchSample]:
     return {
-        sample.state: sample
+        sample.mode: sample
         for sample in measure_host_launches(Scenario.from_mapping(LARGE_SCENARIO), find_device("cuda"), 1e-4, states)
     }
 
@@ -181,7 +181,7 @@ def test_gpu_host_time_is_the_launch_time(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(0.5 * 4e-6 < seconds < 3 * 4e-6 for seconds in per_launch)
     assert (samples[GRAPH].forward, samples[GRAPH].backward) == pytest.approx((4e-6, 4e-6)), "one launch for each pass"
     assert samples[GRAPH].launches == samples[EAGER].launches
-    assert all(sample.alone == (0.0, 0.0) for sample in samples.values()), (
+    assert all(sample.in_kernel_times == (0.0, 0.0) for sample in samples.values()), (
         "kernels of a GPU contain nothing of its host"
     )
     assert cuda.calls["graph"] == 2

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibrate.collectives.command import imbalanced_calls as uneven_calls
+from calibrate.collectives.command import imbalanced_calls
 from calibrate.collectives.tables import format_collective_sample, imbalance_table
 from calibrate.fit.alpha_beta import fit_collectives
 from calibrate.imbalanced_shares import VARIATIONS, integer_shares, lognormal_shares
@@ -92,7 +92,7 @@ def test_imbalance_slowdown_is_reported() -> None:
     assert (sample.imbalance, sample.slowdown) == (2.0, pytest.approx(0.5))
     section = imbalance_section(
         _record(
-            uneven=(sample,),
+            imbalanced_gemms=(sample,),
             collectives=(
                 CollectiveSample(BALANCED_CALL, _constant_time(1e-3)),
                 CollectiveSample(IMBALANCED_CALL, _constant_time(2e-3)),
@@ -108,12 +108,12 @@ def test_record_with_imbalanced_samples_round_trip(tmp_path: Path) -> None:
         ImbalancedGemmSample(_grouped_sample(), (8, 8, 16, 32), _constant_time(1.5e-3)),
         ImbalancedGemmSample(_grouped_sample(), (16, 16, 16, 16), _constant_time(1e-3)),
     )
-    record = _record(uneven=samples, collectives=(CollectiveSample(IMBALANCED_CALL, _constant_time(1e-3)),))
+    record = _record(imbalanced_gemms=samples, collectives=(CollectiveSample(IMBALANCED_CALL, _constant_time(1e-3)),))
     path = tmp_path / "record.json"
     path.write_text(record_text(record))
     assert read_record(path) == record
     newer = replace(samples[0], time=_constant_time(3e-3))
-    assert merge_records(record, _record(uneven=(newer,))).uneven == (newer, samples[1])
+    assert merge_records(record, _record(imbalanced_gemms=(newer,))).imbalanced_gemms == (newer, samples[1])
 
 
 @pytest.mark.parametrize(
@@ -122,16 +122,18 @@ def test_record_with_imbalanced_samples_round_trip(tmp_path: Path) -> None:
         ("shares", [0.5, 0.5, 1.0], r"collectives\[0\].call.shares: .* no shares of 4 ranks"),
         ("shares", [0.5, 0.5, 1.0, 1.0], r"no shares of 4 ranks, 1 on average"),
         ("shares", [-1.0, 2.0, 1.0, 2.0], r"shares\[0\]: -1.0 is below zero"),
-        ("rows", [8, 8, 16], r"uneven\[0\].rows: 3 groups, and the kernel has 4"),
-        ("rows", [-8, 24, 16, 32], r"uneven\[0\].rows\[0\]: -8 is below zero"),
+        ("tokens_per_group", [8, 8, 16], r"imbalanced_gemms\[0\].tokens_per_group: 3 groups, and the kernel has 4"),
+        ("tokens_per_group", [-8, 24, 16, 32], r"imbalanced_gemms\[0\].tokens_per_group\[0\]: -8 is below zero"),
     ],
 )
 def test_invalid_imbalanced_samples_are_refused(key: str, value: list[Any], sentence: str, tmp_path: Path) -> None:
     samples = (ImbalancedGemmSample(_grouped_sample(), (8, 8, 16, 32), _constant_time(1e-3)),)
     content = json.loads(
-        record_text(_record(uneven=samples, collectives=(CollectiveSample(IMBALANCED_CALL, _constant_time(1e-3)),)))
+        record_text(
+            _record(imbalanced_gemms=samples, collectives=(CollectiveSample(IMBALANCED_CALL, _constant_time(1e-3)),))
+        )
     )
-    section = content["collectives"][0]["call"] if key == "shares" else content["uneven"][0]
+    section = content["collectives"][0]["call"] if key == "shares" else content["imbalanced_gemms"][0]
     section[key] = value
     path = tmp_path / "record.json"
     path.write_text(json.dumps(content))
@@ -141,7 +143,7 @@ def test_invalid_imbalanced_samples_are_refused(key: str, value: list[Any], sent
 
 def test_imbalanced_calls_are_all_to_alls_and_excluded_from_fits() -> None:
     gather = CollectiveCall(CollectiveType.ALL_GATHER, 4096.0, 4, 1)
-    calls = uneven_calls([BALANCED_CALL, gather])
+    calls = imbalanced_calls([BALANCED_CALL, gather])
     assert [call.collective for call in calls] == [CollectiveType.ALL_TO_ALL] * len(VARIATIONS)
     assert all(len(call.shares) == 4 and call.max_share > 1.0 for call in calls)
     balanced = [

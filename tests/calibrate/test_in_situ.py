@@ -208,7 +208,7 @@ def test_unsupported_layers_give_no_factors_and_one_message() -> None:
         == ()
     )
     assert len(messages) == 1
-    assert messages[0].startswith("no chain of kernels: ")
+    assert messages[0].startswith("no in-situ kernels: ")
 
 
 def test_real_layers_have_a_factor_for_every_family(monkeypatch: pytest.MonkeyPatch) -> None:

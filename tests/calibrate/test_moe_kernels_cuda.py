@@ -101,6 +101,6 @@ def test_imbalanced_groups_are_measured() -> None:
     assert {sample.kernel.kind for sample in samples} == set(GROUPED_MATMUL_KINDS)
     assert len(samples) == 2 * len(VARIATIONS)
     for sample in samples:
-        assert sum(sample.rows) == GROUPS * 128
+        assert sum(sample.tokens_per_group) == GROUPS * 128
         assert sample.imbalance > 1.2
         assert sample.kernel.time is not None and sample.time.seconds > 0.0

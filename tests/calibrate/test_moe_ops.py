@@ -67,7 +67,7 @@ def test_every_moe_kernel_runs_on_a_cpu(experts: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(GROUPED_MATMUL_KINDS, key=lambda kind: kind.value))
-@pytest.mark.parametrize("rows", [None, (3, 0, 21)], ids=["even", "uneven"])
+@pytest.mark.parametrize("rows", [None, (3, 0, 21)], ids=["balanced", "imbalanced"])
 @pytest.mark.parametrize("operands", MatmulLayout)
 def test_grouped_matmuls_equal_the_matmul_of_each_group(
     monkeypatch: pytest.MonkeyPatch, operands: MatmulLayout, rows: tuple[int, ...] | None, kind: KernelKind

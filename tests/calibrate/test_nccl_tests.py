@@ -100,12 +100,12 @@ def test_reductions_keep_their_format_and_other_collectives_move_bytes(
     import_files: Callable[..., CalibrationRecord], edit_file: Callable[..., Path], import_error: Callable[..., str]
 ) -> None:
     low_precision = import_files(edit_file(ALL_REDUCE, ("   float", "bfloat16")), "--cluster", "dgx-h100")
-    assert {call.format for call in seconds_by_call(low_precision)} == {DType.BF16}
-    assert {fit.format for fit in low_precision.collective_fits} == {DType.BF16}
+    assert {call.dtype for call in seconds_by_call(low_precision)} == {DType.BF16}
+    assert {fit.dtype for fit in low_precision.collective_fits} == {DType.BF16}
     both = import_files(FILES / ALL_REDUCE, "--cluster", "dgx-h100")
-    assert {(fit.ranks, fit.format) for fit in both.collective_fits} == {(16, DType.BF16), (16, DType.FP32)}
+    assert {(fit.ranks, fit.dtype) for fit in both.collective_fits} == {(16, DType.BF16), (16, DType.FP32)}
     moved = import_files(edit_file(ALL_GATHER, ("   float", "  double")), "--cluster", "dgx-a100", output="b.json")
-    assert {call.format for call in seconds_by_call(moved)} == {DType.FP32}
+    assert {call.dtype for call in seconds_by_call(moved)} == {DType.FP32}
     message = import_error(edit_file(ALL_REDUCE, ("   float", "  double")), "--cluster", "dgx-h100")
     assert "line 25: sums 'double', which no training does; run with -d float or bfloat16" in message
 

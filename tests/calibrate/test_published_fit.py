@@ -36,8 +36,8 @@ BLACKWELL = ("b200-sxm-180gb", "gb200")  # one of their machines is a quarter sl
 def test_packaged_constants_are_the_recommended_ones(fits: AcceleratorFits, name: str) -> None:
     def rounded(efficiency: KernelEfficiency) -> KernelEfficiency:
         latency, grouped = round(efficiency.kernel_latency, 9), efficiency.expert_matmul
-        rounded_grouped = replace(grouped, call=round(grouped.call, 9))
-        return replace(efficiency, kernel_latency=latency, launch_interval=0.0, grouped=rounded_grouped)
+        rounded_grouped = replace(grouped, host_launch=round(grouped.host_launch, 9))
+        return replace(efficiency, kernel_latency=latency, launch_interval=0.0, grouped_gemm=rounded_grouped)
 
     assert rounded(load_accelerator(name).efficiency) == rounded(fits.efficiencies[name])
 
@@ -203,7 +203,7 @@ def test_sources_are_evaluated_separately_and_held_out_if_possible(fits: Acceler
         assert sum(item.n for item in source_errors) == len(evaluation.samples)
         is_fitted = not evaluation.kind.endswith("not fitted")
         assert all(
-            (element.unseen_mape is None) == (len(source_errors) == 1 and is_fitted) for element in source_errors
+            (element.held_out_mape is None) == (len(source_errors) == 1 and is_fitted) for element in source_errors
         )
         mean = sum(entry.n * entry.mape for entry in source_errors) / len(evaluation.samples)
         assert mean == pytest.approx(evaluation.quality.mape)
@@ -216,7 +216,7 @@ def test_blackwell_matmul_constants_rest_on_three_sources(fits: AcceleratorFits)
         for source_error in fits.source_errors
         if source_error.accelerator == "b200-sxm-180gb" and source_error.kind == "matmul"
     ]
-    biases = [item.unseen_bias for item in source_errors if item.unseen_bias is not None]
+    biases = [item.held_out_bias for item in source_errors if item.held_out_bias is not None]
     assert len(biases) == len(source_errors) == 3
     assert min(biases) < 0.0 < max(biases)
     assert max(map(abs, biases)) < 0.25
@@ -238,8 +238,12 @@ def test_fit_published_writes_json_without_importing_torch(tmp_path: Path) -> No
     target = tmp_path / "fits.json"
     subprocess.run([sys.executable, "-c", _ONE_TARGET_SCRIPT, "fit-published", "--json", str(target)], check=True)
     result = json.loads(target.read_text())
-    assert result["efficiency"]["h100-sxm-80gb"]["matmul"]["share"] == pytest.approx(0.75, abs=0.1)
-    assert set(result["efficiency"]["h100-sxm-80gb"]["matmul"]["shares"]) == {"fp8", "fp8-rowwise", "fp8-blockwise"}
+    assert result["efficiency"]["h100-sxm-80gb"]["matmul"]["peak_fraction"] == pytest.approx(0.75, abs=0.1)
+    assert set(result["efficiency"]["h100-sxm-80gb"]["matmul"]["peak_fraction_by_format"]) == {
+        "fp8",
+        "fp8-rowwise",
+        "fp8-blockwise",
+    }
     kinds = {(item["accelerator"], item["kind"]) for item in result["qualities"]}
     assert {("h100-sxm-80gb", "matmul"), ("h100", "collectives < 1 MiB")} <= kinds
     assert {"accelerator", "kind", "n", "mape", "loo_mape", "large_n", "large_loo_mape"} <= set(result["qualities"][0])

@@ -60,7 +60,7 @@ def test_fitted_accelerators_have_residuals(built_records: dict[str, Calibration
         kernel_fit = built_records[target.name].kernel_fit
         assert kernel_fit is not None
         assert kernel_fit.residuals
-        assert all(residual.left_out <= 0.25 for residual in kernel_fit.residuals.values())
+        assert all(residual.leave_one_out_error <= 0.25 for residual in kernel_fit.residuals.values())
     assert built_records["v100-sxm-32gb"].kernel_fit is None  # uses a sibling's constants
 
 

@@ -9,7 +9,7 @@ import pytest
 from calibrate.command import main
 from clustersim.build import distinct_kernels
 from clustersim.common.dtypes import DType
-from clustersim.cost.calibration_record import HostState, MeasurementOutcome
+from clustersim.cost.calibration_record import LaunchMode, MeasurementOutcome
 from clustersim.model.kernels import Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.scenario import Scenario
 
@@ -122,8 +122,8 @@ def test_the_gpu_says_what_it_is_and_how_it_is(gpu: CudaDevice) -> None:
 
 def test_launches_are_measured_in_every_state(gpu: CudaDevice, plan: Path) -> None:
     rows = measure_host_launches(Scenario.load(plan), gpu, 0.5)
-    assert {row.state for row in rows} >= set(HostState) - {HostState.COMPILED}, "which PyTorch 2.11 cannot"
-    assert all(1e-7 < row.forward < 1e-3 and 1e-7 < row.backward < 1e-3 for row in rows if row.state.value == "eager")
+    assert {row.mode for row in rows} >= set(LaunchMode) - {LaunchMode.COMPILED}, "which PyTorch 2.11 cannot"
+    assert all(1e-7 < row.forward < 1e-3 and 1e-7 < row.backward < 1e-3 for row in rows if row.mode.value == "eager")
 
 
 def test_what_a_gpu_lacks_is_said(gpu: CudaDevice) -> None:

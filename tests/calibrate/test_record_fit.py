@@ -43,11 +43,15 @@ def true_accelerator() -> Accelerator:
     return with_constants(
         replace(H100, peak={**H100.peak, DType.FP32: 45e12}),
         matmul=replace(
-            efficiency.matmul, share=0.66, shares={**efficiency.matmul.shares, DType.FP8: 0.6}, edge=24.0, prologue=96.0
+            efficiency.matmul,
+            peak_fraction=0.66,
+            peak_fraction_by_format={**efficiency.matmul.peak_fraction_by_format, DType.FP8: 0.6},
+            edge=24.0,
+            prologue=96.0,
         ),
-        attention_forward=replace(efficiency.attention_forward, share=0.7, key_overhead=256.0),
-        attention_backward=replace(efficiency.attention_backward, share=0.55),
-        memory=0.79,
+        attention_forward=replace(efficiency.attention_forward, peak_fraction=0.7, key_overhead=256.0),
+        attention_backward=replace(efficiency.attention_backward, peak_fraction=0.55),
+        memory_bandwidth_fraction=0.79,
         kernel_latency=3e-6,
         launch_interval=2e-6,
     )
@@ -99,7 +103,7 @@ def test_unmeasured_kernels_are_predicted_within_the_stated_error(noise: float, 
     """The stated error is the family's leave-one-out error; it includes the noise, which the true times lack."""
     truth = true_accelerator()
     fit = fit_kernel_model(synthetic_record(truth, measured_kernels(), noise=noise, seed=seed), H100)
-    stated = max(residual.left_out for residual in fit.residuals.values())
+    stated = max(residual.leave_one_out_error for residual in fit.residuals.values())
     assert stated < 0.01 + 2.0 * noise
     assert float(np.mean(relative_errors(fit, H100, truth, unmeasured_kernels()))) < stated + 0.01
 
@@ -109,10 +113,14 @@ def test_constants_are_recovered_without_noise() -> None:
     fit = fit_kernel_model(synthetic_record(truth, measured_kernels()), H100)
     fitted, expected = fit.efficiency, truth.efficiency
     assert (fitted.matmul.edge, fitted.matmul.prologue) == (expected.matmul.edge, expected.matmul.prologue)
-    assert fitted.matmul.share == pytest.approx(expected.matmul.share, rel=0.01)
-    assert fitted.matmul.shares == pytest.approx(expected.matmul.shares, rel=0.01)
-    assert fit.peak[DType.FP32] * fitted.matmul.share == pytest.approx(45e12 * expected.matmul.share, rel=0.01)
-    assert fitted.memory * fit.memory_bandwidth == pytest.approx(expected.memory * truth.memory_bandwidth, rel=0.01)
+    assert fitted.matmul.peak_fraction == pytest.approx(expected.matmul.peak_fraction, rel=0.01)
+    assert fitted.matmul.peak_fraction_by_format == pytest.approx(expected.matmul.peak_fraction_by_format, rel=0.01)
+    assert fit.peak[DType.FP32] * fitted.matmul.peak_fraction == pytest.approx(
+        45e12 * expected.matmul.peak_fraction, rel=0.01
+    )
+    assert fitted.memory_bandwidth_fraction * fit.memory_bandwidth == pytest.approx(
+        expected.memory_bandwidth_fraction * truth.memory_bandwidth, rel=0.01
+    )
     assert fitted.kernel_latency == pytest.approx(expected.kernel_latency, rel=0.03)
     assert fitted.launch_interval == expected.launch_interval
 
@@ -129,8 +137,8 @@ def test_cpu_rates_are_fitted_from_a_few_small_kernels(rate: float) -> None:
     record = replace(record, device=replace(record.device, threads=4, compute_units=0))
     fit = fit_kernel_model(record, CPU)
     assert fit.compute_units == 4
-    assert 0.0 < fit.efficiency.matmul.share <= 1.0
-    assert 0.0 < fit.efficiency.memory <= 1.0
+    assert 0.0 < fit.efficiency.matmul.peak_fraction <= 1.0
+    assert 0.0 < fit.efficiency.memory_bandwidth_fraction <= 1.0
     unmeasured = [
         sized_matmul(512, 256, 256, DType.FP32),
         sized_matmul(512, 512, 64, DType.FP32),
@@ -157,8 +165,10 @@ def test_a_single_sample_changes_the_share_only_if_far_off() -> None:
         with_samples(synthetic_record(H100, []), kernel_sample(kernel, packaged_seconds * 2.0)), H100
     )
     assert near.efficiency.matmul == H100.efficiency.matmul
-    assert far.efficiency.matmul.share == pytest.approx(H100.efficiency.matmul.share / 2.0, rel=0.02)
-    assert far.residuals["matmul bf16"].left_out == pytest.approx(0.5)  # without the sample, the packaged constants
+    assert far.efficiency.matmul.peak_fraction == pytest.approx(H100.efficiency.matmul.peak_fraction / 2.0, rel=0.02)
+    assert far.residuals["matmul bf16"].leave_one_out_error == pytest.approx(
+        0.5
+    )  # without the sample, the packaged constants
 
 
 def with_samples(record: CalibrationRecord, *samples: object) -> CalibrationRecord:
@@ -170,14 +180,14 @@ def test_peak_is_raised_above_an_exceeded_datasheet() -> None:
     fit = fit_kernel_model(synthetic_record(truth, measured_kernels()), H100)
     assert fit.peak[DType.BF16] > H100.peak[DType.BF16]
     assert fit.memory_bandwidth > H100.memory_bandwidth
-    assert fit.efficiency.matmul.share <= 1.0
+    assert fit.efficiency.matmul.peak_fraction <= 1.0
     assert float(np.mean(relative_errors(fit, H100, truth, sized_matmuls([2048, 6144])))) < 0.02
 
 
 def test_formats_of_equal_width_keep_their_rates_when_one_exceeds_the_peak() -> None:
     """One peak covers all of them: that of the fastest, to which the shares of the others are relative."""
     formats = {DType.FP8: 0.3, DType.FP8_ROWWISE: 0.9}
-    matmul_efficiency = replace(H100.efficiency.matmul, shares=formats)
+    matmul_efficiency = replace(H100.efficiency.matmul, peak_fraction_by_format=formats)
     truth = with_constants(replace(H100, peak={**H100.peak, DType.FP8: 4e15}), matmul=matmul_efficiency)
     kernels = [kernel for dtype in (DType.BF16, *formats) for kernel in sized_matmuls([1024, 4096, 8192], dtype)]
     fit = fit_kernel_model(synthetic_record(truth, kernels), H100)
@@ -188,7 +198,7 @@ def test_formats_of_equal_width_keep_their_rates_when_one_exceeds_the_peak() -> 
 
 def test_casts_have_their_own_share_of_the_bandwidth() -> None:
     """Other memory-bound kernels are fitted as without casts."""
-    truth, sizes = with_constants(H100, casts=0.6), ((2048, 4096), (8192, 8192), (16384, 8192))
+    truth, sizes = with_constants(H100, quantization_bandwidth_ratio=0.6), ((2048, 4096), (8192, 8192), (16384, 8192))
     casts = [
         kernel
         for dtype in (DType.FP8, DType.MXFP8)
@@ -199,8 +209,10 @@ def test_casts_have_their_own_share_of_the_bandwidth() -> None:
     fit, fit_without_casts = (
         fit_kernel_model(synthetic_record(truth, kernels), H100) for kernels in ([*memory_bound, *casts], memory_bound)
     )
-    assert fit.efficiency.casts == pytest.approx(0.6, abs=0.01)
-    assert replace(fit.efficiency, casts=1.0) == replace(fit_without_casts.efficiency, casts=1.0)
+    assert fit.efficiency.quantization_bandwidth_ratio == pytest.approx(0.6, abs=0.01)
+    assert replace(fit.efficiency, quantization_bandwidth_ratio=1.0) == replace(
+        fit_without_casts.efficiency, quantization_bandwidth_ratio=1.0
+    )
     (unmeasured,) = quantize_kernels(
         "cast", OperandCast(2, 2), (4096, 16384), high_precision=DType.BF16, low_precision=DType.FP8
     )
@@ -214,7 +226,7 @@ def test_copies_give_the_memory_bandwidth_without_memory_bound_kernels() -> None
     record = replace(synthetic_record(H100, [sized_matmul(4096, 4096, 4096)]), copies=copies)
     fit = fit_kernel_model(record, H100)
     assert fit.memory_bandwidth == H100.memory_bandwidth
-    assert fit.efficiency.memory == pytest.approx(20e9 / 7e-3 / 3.35e12, rel=0.01)
+    assert fit.efficiency.memory_bandwidth_fraction == pytest.approx(20e9 / 7e-3 / 3.35e12, rel=0.01)
 
 
 def test_slow_family_has_a_factor() -> None:
@@ -233,7 +245,7 @@ def test_slow_family_has_a_factor() -> None:
     )
     fit = fit_kernel_model(replace(record, kernels=samples), H100)
     assert fit.factors[slow] == pytest.approx(3.0, rel=0.15)
-    assert fit.residuals[slow].left_out < 0.15
+    assert fit.residuals[slow].leave_one_out_error < 0.15
     other_factors = [factor for name, factor in fit.factors.items() if name != slow]
     assert other_factors == pytest.approx([1.0] * len(other_factors), rel=0.15)
     larger = next(

@@ -86,23 +86,23 @@ def test_constants_of_a_slower_device(fitted_record: CalibrationRecord) -> None:
         assert constants_by_key[key].ratio == pytest.approx(1 / SLOWDOWN, rel=0.02)
     assert constants_by_key["kernel_latency"].ratio == pytest.approx(SLOWDOWN, rel=0.1)
     assert constants_by_key["launch_interval"].measured == fitted_record.launch_interval
-    assert constants_by_key["sustained"].measured == pytest.approx(20 / 23)  # from the in-situ samples of matmuls
+    assert constants_by_key["sustained_ratio"].measured == pytest.approx(20 / 23)  # from the in-situ samples of matmuls
     assert constants_by_key["interference"].measured == pytest.approx(
         0.25
     )  # from the overlapped collective, not the copy
-    assert constants_by_key["spread"].measured == pytest.approx(
+    assert constants_by_key["gpu_spread"].measured == pytest.approx(
         0.0229 / 1.035, rel=1e-2
     )  # of 1.00 to 1.07: 0.01 x sqrt(63 / 12)
 
 
 def test_in_situ_factor_is_weighted_by_time() -> None:
-    samples = (InSituSample("a", 1, isolated=9.0, in_chain=9.0), InSituSample("b", 1, isolated=1.0, in_chain=2.0))
+    samples = (InSituSample("a", 1, isolated=9.0, in_situ=9.0), InSituSample("b", 1, isolated=1.0, in_situ=2.0))
     assert in_situ_factor(samples) == pytest.approx(1.1)
     assert in_situ_factor(()) is None
 
 
 def test_steady_state_is_the_end_of_burn_in(fitted_record: CalibrationRecord) -> None:
-    last = [sample for sample in fitted_record.moments if sample.part == "soak"][-1]
+    last = [sample for sample in fitted_record.telemetry if sample.stage == "burn_in"][-1]
     assert steady_telemetry(fitted_record) == last.state
     assert steady_telemetry(_empty()) is None
 
@@ -110,13 +110,14 @@ def test_steady_state_is_the_end_of_burn_in(fitted_record: CalibrationRecord) ->
 def test_telemetry_of_sessions_is_concatenated() -> None:
     state = DeviceTelemetry(1500.0)
     samples = [
-        TelemetrySample(t, stage, state) for t, stage in ((0.0, "soak"), (5.0, "kernels"), (0.0, "soak"), (3.0, "host"))
+        TelemetrySample(t, stage, state)
+        for t, stage in ((0.0, "burn_in"), (5.0, "kernels"), (0.0, "burn_in"), (3.0, "host"))
     ]
-    assert [(sample.seconds, sample.part) for sample in concatenate_sessions(samples)] == [
-        (0.0, "soak"), (5.0, "kernels"), (5.0, "soak"), (8.0, "host"),
+    assert [(sample.seconds, sample.stage) for sample in concatenate_sessions(samples)] == [
+        (0.0, "burn_in"), (5.0, "kernels"), (5.0, "burn_in"), (8.0, "host"),
     ]  # fmt: skip
     assert stage_intervals(concatenate_sessions(samples)) == [
-        ("soak", 0.0, 0.0), ("kernels", 5.0, 5.0), ("soak", 5.0, 5.0), ("host", 8.0, 8.0),
+        ("burn_in", 0.0, 0.0), ("kernels", 5.0, 5.0), ("burn_in", 5.0, 5.0), ("host", 8.0, 8.0),
     ]  # fmt: skip
 
 
@@ -128,19 +129,29 @@ def test_throttle_reasons_are_shares_of_samples() -> None:
         DeviceTelemetry(),
     ]
     assert throttle_shares(states) == {"a": 0.5, "b": 0.25}
-    assert describe_telemetry(DeviceTelemetry()) == "the device does not say its clock"
+    assert describe_telemetry(DeviceTelemetry()) == "the device does not report its clock"
 
 
 def test_text_page_and_json_have_every_section(fitted_record: CalibrationRecord) -> None:
     report = build_report("full.json", fitted_record, PACKAGED_ACCELERATOR)
-    keys = ["steps", "constants", "efficiency", "under_load", "chain", "host", "interference", "collectives", "gpus"]
+    keys = [
+        "holdout_steps",
+        "constants",
+        "efficiency",
+        "telemetry",
+        "in_situ",
+        "host_launches",
+        "interference",
+        "collectives",
+        "gpus",
+    ]
     assert [section.key for section in report.sections] == [*keys, "copies"]
     assert report.missing_contents == ()
     text, page, content = format_report(report), report_page(report), json.loads(report.to_json())
     for section in report.sections:
         assert section.title in text and section.title in page
         assert content[section.key]
-    assert content["chain"]["factor"] == pytest.approx(27.0 / 24.0)
+    assert content["in_situ"]["factor"] == pytest.approx(27.0 / 24.0)
     assert content["device"]["power_limit_w"] == 700.0
     assert "its operands take 24 GiB; 9 GiB are free" in text
 
@@ -160,7 +171,7 @@ def test_figures_have_a_mark_per_kernel_and_a_band_per_stage(fitted_record: Cali
     samples = [kernel for kernel in fitted_record.kernels if kernel.time is not None]
     assert sum(len(trace["x"]) for trace in efficiency_figure(kernels).traces) == len(kernels) == len(samples)
     figure = telemetry_figure(fitted_record)
-    assert [note["text"] for note in figure.layout["annotations"]] == ["soak", "kernels", "chain", "host"]
+    assert [note["text"] for note in figure.layout["annotations"]] == ["burn_in", "kernels", "in_situ", "host"]
     intervals = [(shape["x0"], shape["x1"]) for shape in figure.layout["shapes"]]
     assert all(end == begin for (_, end), (begin, _) in pairwise(intervals))
 
@@ -179,20 +190,18 @@ def test_published_records_state_what_they_lack(name: str, capsys: pytest.Captur
     assert "clustersim calibrate --for" not in out  # machines of other publishers cannot be measured here
 
 
-def test_version_1_record_is_reported(
+def test_record_without_later_stages_is_reported(
     fitted_record: CalibrationRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "r.json"
-    write_record(replace(fitted_record, moments=(), chain=(), host=(), gpus=(), steps=()), path)
+    write_record(replace(fitted_record, telemetry=(), in_situ=(), host_launches=(), gpus=(), holdout_steps=()), path)
     content = json.loads(path.read_text())
-    for key in ("moments", "chain", "host", "gpus", "steps"):
+    for key in ("telemetry", "in_situ", "host_launches", "gpus", "holdout_steps"):
         del content[key]
-    path.write_text(json.dumps({**content, "version": 1}))
+    path.write_text(json.dumps(content))
     status, out, _ = _run_report(capsys, str(path))
     assert status == 0
-    assert (
-        "what a layer does to kernels, the host's time for launches, steps that check it (clustersim calibrate" in out
-    )
+    assert "in-situ factors of kernels, host launch times, holdout steps (clustersim calibrate" in out
 
 
 def test_unknown_accelerator_has_no_constants_section(fitted_record: CalibrationRecord, tmp_path: Path) -> None:
@@ -201,7 +210,7 @@ def test_unknown_accelerator_has_no_constants_section(fitted_record: Calibration
     report = load_report(str(path))
     assert "constants" not in {section.key for section in report.sections}
     assert "efficiency" in {section.key for section in report.sections}  # relative to the best measured rates
-    assert any("clustersim ships no mine" in missing for missing in report.missing_contents)
+    assert any("clustersim has no mine" in missing for missing in report.missing_contents)
     assert "constants" in {section.key for section in load_report(str(path), "h100-sxm-80gb").sections}
 
 

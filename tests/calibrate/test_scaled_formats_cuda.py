@@ -118,8 +118,8 @@ def test_imbalanced_group_sizes_are_multiples_of_the_scale_block(
     assert isinstance(kernel.shape, MatmulShape)
     total_rows = GROUPS * (kernel.shape.k if operands is MatmulLayout.TN else kernel.shape.m)
     for sample in samples:
-        assert sum(sample.rows) == total_rows and len(set(sample.rows)) > 1
-        assert not any(size % ALIGNMENTS[dtype] for size in sample.rows)
+        assert sum(sample.tokens_per_group) == total_rows and len(set(sample.tokens_per_group)) > 1
+        assert not any(size % ALIGNMENTS[dtype] for size in sample.tokens_per_group)
 
 
 def test_missing_format_has_an_unsupported_sample(make_gpu: GpuFactory) -> None:
@@ -199,7 +199,7 @@ def test_format_shares_are_fitted(make_gpu: GpuFactory, monkeypatch: pytest.Monk
     fit = record.kernel_fit
     assert fit is not None
     matmul = fit.efficiency.matmul
-    dense = matmul.share * fit.peak[DType.BF16]
+    dense = matmul.peak_fraction * fit.peak[DType.BF16]
     rates = {dtype: matmul.peak_fraction_of(dtype) * fit.peak[dtype.peak_dtype] / dense for dtype in BLACKWELL_FORMATS}
     eight_bit_rates = dict.fromkeys(BLACKWELL_FORMATS[:3], pytest.approx(2.0, rel=0.05))
     assert rates == {**eight_bit_rates, DType.NVFP4: pytest.approx(4.0, rel=0.1)}
@@ -243,4 +243,4 @@ def test_format_measured_by_experts_only_has_the_default_share() -> None:
     record = CalibrationRecord(device, MeasurementConditions("2026-01-01", "test", ""), (sample,))
     fit = fit_record(record, load_accelerator("h100-sxm-80gb")).kernel_fit
     assert fit is not None
-    assert fit.efficiency.matmul.peak_fraction_of(DType.MXFP8) == fit.efficiency.matmul.share
+    assert fit.efficiency.matmul.peak_fraction_of(DType.MXFP8) == fit.efficiency.matmul.peak_fraction

@@ -61,8 +61,8 @@ def test_scaled_matmul_is_near_the_exact_one(dtype: DType) -> None:
         (MatmulShape(32, 192, 128), DType.FP8_BLOCKWISE, "multiples of 128 along k and of 128 along n"),
         (MatmulShape(32, 16, 48), DType.MXFP8, "multiples of 32 along k"),
         (MatmulShape(32, 16, 48), DType.NVFP4, "multiples of 32 along k"),
-        (MatmulShape(32, 32, 32, accumulated=DType.FP32), DType.MXFP8, "no product in mxfp8 that is accumulated"),
-        (MatmulShape(32, 32, 32, batch=2), DType.NVFP4, "no product of a batch in nvfp4"),
+        (MatmulShape(32, 32, 32, accumulated=DType.FP32), DType.MXFP8, "no matmul in mxfp8 that is accumulated"),
+        (MatmulShape(32, 32, 32, batch=2), DType.NVFP4, "no batched matmul in nvfp4"),
     ],
 )
 def test_scaled_matmuls_that_pytorch_lacks_are_unsupported(shape: MatmulShape, dtype: DType, message: str) -> None:

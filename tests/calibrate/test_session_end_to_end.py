@@ -14,7 +14,7 @@ from clustersim.build import _rank_devices, distinct_kernels
 from clustersim.cost.calibration_record import (
     COPY,
     CalibrationRecord,
-    HostState,
+    LaunchMode,
     MeasurementOutcome,
     family_of,
     signature_of,
@@ -44,7 +44,7 @@ training: {sequence: 2048, global_batch: 8}
 """
 # A matmul of the load generator takes 8 ms here, so that burn-in is some thousand of them.
 SLOW_CHIP = FakeChip(flop_per_cycle=4096.0 * 132 / 64, cache=2.0**20, heat=2.0)
-STAGE_SECONDS = {"soak": 20.0, "kernels": 25.0, "chain": 3.0, "host": 0.5, "residual": 2.0}
+STAGE_SECONDS = {"burn_in": 20.0, "kernels": 25.0, "in_situ": 3.0, "host": 0.5, "holdout": 2.0}
 SUSTAINED_MHZ = pytest.approx(1e-6 * SLOW_CHIP.sustained, rel=0.03)
 
 
@@ -117,7 +117,7 @@ def test_every_stage_is_measured(finished_session: SessionResult) -> None:
 
 
 def test_burn_in_ends_at_the_sustained_clock_and_power_limit(finished_session: SessionResult) -> None:
-    samples = [candidate for candidate in finished_session.record.moments if candidate.part == "soak"]
+    samples = [candidate for candidate in finished_session.record.telemetry if candidate.stage == "burn_in"]
     assert samples[0].state.sm_clock_mhz > 1.2 * samples[-1].state.sm_clock_mhz
     assert samples[-1].state.sm_clock_mhz == SUSTAINED_MHZ
     assert [sample.state.power_w for sample in samples] == pytest.approx([SLOW_CHIP.limit_w] * len(samples), rel=0.01)
@@ -125,9 +125,9 @@ def test_burn_in_ends_at_the_sustained_clock_and_power_limit(finished_session: S
 
 
 def test_telemetry_is_ordered_and_labelled_by_stage(finished_session: SessionResult) -> None:
-    samples = finished_session.record.moments
+    samples = finished_session.record.telemetry
     assert [sample.seconds for sample in samples] == sorted(telemetry_sample.seconds for telemetry_sample in samples)
-    assert {"soak", "kernels"} <= {item.part for item in samples} <= set(STAGE_SECONDS)
+    assert {"burn_in", "kernels"} <= {item.stage for item in samples} <= set(STAGE_SECONDS)
 
 
 def test_every_kernel_has_a_sample_under_load(finished_session: SessionResult) -> None:
@@ -136,8 +136,10 @@ def test_every_kernel_has_a_sample_under_load(finished_session: SessionResult) -
         sample.signature for sample in kernels
     }
     assert {(sample.outcome, sample.source) for sample in kernels} == {(MeasurementOutcome.MEASURED, "")}
-    assert all(sample.under is not None and sample.under.power_w > 0.5 * SLOW_CHIP.limit_w for sample in kernels)
-    assert all(sample.under is not None and sample.under.sm_clock_mhz == SUSTAINED_MHZ for sample in kernels)
+    assert all(
+        sample.telemetry is not None and sample.telemetry.power_w > 0.5 * SLOW_CHIP.limit_w for sample in kernels
+    )
+    assert all(sample.telemetry is not None and sample.telemetry.sm_clock_mhz == SUSTAINED_MHZ for sample in kernels)
 
 
 def test_device_measurements_are_complete(finished_session: SessionResult) -> None:
@@ -145,18 +147,18 @@ def test_device_measurements_are_complete(finished_session: SessionResult) -> No
     assert (record.device.accelerator, record.device.power_limit_w) == ("h100-sxm-80gb", SLOW_CHIP.limit_w)
     assert {sample.route for sample in record.copies} == {"device", "host_to_device", "device_to_host"}
     assert record.launch_interval == pytest.approx(SLOW_CHIP.launch, rel=0.02)
-    (interference,) = record.beside
-    assert interference.beside == COPY and interference.kernel.time is not None
-    assert interference.together.seconds <= 1.02 * interference.kernel.time.seconds, (
+    (interference,) = record.interference
+    assert interference.overlapped_with == COPY and interference.kernel.time is not None
+    assert interference.overlapped_time.seconds <= 1.02 * interference.kernel.time.seconds, (
         "the stand-in's streams share nothing"
     )
     (gpu,) = record.gpus
-    assert gpu.place == "cuda:0" and gpu.under is not None and gpu.under.sm_clock_mhz == SUSTAINED_MHZ
+    assert gpu.device == "cuda:0" and gpu.telemetry is not None and gpu.telemetry.sm_clock_mhz == SUSTAINED_MHZ
 
 
 def test_in_situ_factors_of_large_kernels_are_one(finished_session: SessionResult) -> None:
     """Fake kernels affect each other only through the clock, which has fallen before, and the cache."""
-    factors = {sample.family: sample.factor for sample in finished_session.record.chain}
+    factors = {sample.family: sample.factor for sample in finished_session.record.in_situ}
     assert {
         family_of(sample.signature) for sample in finished_session.record.kernels if sample.kind.value == "matmul"
     } <= factors.keys()
@@ -166,11 +168,11 @@ def test_in_situ_factors_of_large_kernels_are_one(finished_session: SessionResul
 
 
 def test_host_is_measured_in_every_supported_state(finished_session: SessionResult) -> None:
-    samples = {sample.state: sample for sample in finished_session.record.host}
-    assert {HostState.EAGER, HostState.GRAPH} <= samples.keys()
-    assert 0.5 * SLOW_CHIP.launch < samples[HostState.EAGER].forward < 5 * SLOW_CHIP.launch
-    assert samples[HostState.GRAPH].forward == pytest.approx(SLOW_CHIP.launch), "one launch for the pass"
-    for state in set(HostState) - samples.keys():
+    samples = {sample.mode: sample for sample in finished_session.record.host_launches}
+    assert {LaunchMode.EAGER, LaunchMode.GRAPH} <= samples.keys()
+    assert 0.5 * SLOW_CHIP.launch < samples[LaunchMode.EAGER].forward < 5 * SLOW_CHIP.launch
+    assert samples[LaunchMode.GRAPH].forward == pytest.approx(SLOW_CHIP.launch), "one launch for the pass"
+    for state in set(LaunchMode) - samples.keys():
         assert f"host: {state.value} is left out: " in finished_session.stderr
 
 
@@ -179,7 +181,7 @@ def test_holdout_steps_match_their_prediction(finished_session: SessionResult) -
 
     The other microbatch is excluded, since its kernels are fitted to an unrealistic chip.
     """
-    steps = {sample.what: sample for sample in finished_session.record.steps}
+    steps = {sample.description: sample for sample in finished_session.record.holdout_steps}
     assert len(steps) == 2
     assert steps["1 layer, 2 microbatches of 1"].error == pytest.approx(0.0, abs=0.02)
 
@@ -190,7 +192,7 @@ def test_simulated_step_uses_measured_in_situ_times(finished_session: SessionRes
     assert simulate(scenario).provenance_shares["measured"] > 0.0
     (machine,) = _rank_devices(scenario).models
     times = {sample.signature: sample.time for sample in finished_session.record.kernels}
-    factors = {sample.family: sample.factor for sample in finished_session.record.chain}
+    factors = {sample.family: sample.factor for sample in finished_session.record.in_situ}
     for kernel in distinct_kernels(scenario):
         timing, kernel_signature = machine.kernels.time_kernel(kernel), signature_of(kernel)
         expected = times[kernel_signature].seconds * factors.get(family_of(kernel_signature), 1.0)

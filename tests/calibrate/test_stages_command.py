@@ -88,7 +88,7 @@ def instant_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
             replace(
                 record,
                 copies=(CopySample("device", 2.0**20, CONSTANT_TIME),),
-                beside=(InterferenceSample(kernel, "copy", CONSTANT_TIME),),
+                interference=(InterferenceSample(kernel, "copy", CONSTANT_TIME),),
             )
         )
 
@@ -111,7 +111,7 @@ def test_record_has_every_kernel_of_the_scenario(capsys: pytest.CaptureFixture[s
     assert all(sample.outcome is MeasurementOutcome.MEASURED for sample in record.kernels)
     assert record.launch_interval is not None
     assert [(sample.route, sample.bytes) for sample in record.copies] == [("device", 2.0**16)]
-    assert [sample.beside for sample in record.beside] == ["copy"]
+    assert [sample.overlapped_with for sample in record.interference] == ["copy"]
     assert record.device.accelerator == "cpu-laptop"
     assert record.conditions.command.startswith("clustersim calibrate")
     assert record.conditions.method and record.conditions.before and record.conditions.after
@@ -125,19 +125,23 @@ def test_all_stages_are_measured_within_their_budget_shares(
     """Of 20 minutes in situ has 5, host 2, the residual 3; kernels also get the share of a GPU's burn-in."""
     _run_command("--for", "tiny.yaml", "-o", "r.json", "--budget", "100s")
     record, output = read_record(Path("r.json")), capsys.readouterr()
-    assert (record.chain, record.host, record.steps) == (IN_SITU_SAMPLES, HOST_SAMPLES, HOLDOUT_STEPS)
-    assert fake_stages.seconds == {"chain": 25.0, "host": 10.0, "residual": 15.0}
-    assert "kernels           50 s" in output.err and "soak                 -  a CPU needs none" in output.err
+    assert (record.in_situ, record.host_launches, record.holdout_steps) == (
+        IN_SITU_SAMPLES,
+        HOST_SAMPLES,
+        HOLDOUT_STEPS,
+    )
+    assert fake_stages.seconds == {"in_situ": 25.0, "host": 10.0, "holdout": 15.0}
+    assert "kernels           50 s" in output.err and "burn_in              -  a CPU needs none" in output.err
     in_situ_factor = (1.8e-3 + 1.2e-3) / (2e-3 + 1e-3)
-    assert f"in a step kernels take {in_situ_factor:.3g} times what they take alone (2 families)" in output.out
-    assert "unseen step, 2 layers: predicted 980 ms, measured 1 s (-2.0%)" in output.out
+    assert f"in situ kernels take {in_situ_factor:.3g} times as long as isolated (2 families)" in output.out
+    assert "holdout step, 2 layers: predicted 980 ms, measured 1 s (-2.0%)" in output.out
 
 
 @pytest.mark.usefixtures("instant_measurements")
 def test_steps_are_predicted_from_all_earlier_samples(fake_stages: FakeStages) -> None:
     _run_command("--for", "tiny.yaml", "-o", "r.json")
     (record,) = fake_stages.records
-    assert (record.chain, record.host) == (IN_SITU_SAMPLES, HOST_SAMPLES)
+    assert (record.in_situ, record.host_launches) == (IN_SITU_SAMPLES, HOST_SAMPLES)
     assert record.kernels == read_record(Path("r.json")).kernels
 
 
@@ -146,17 +150,17 @@ def test_existing_measurements_are_not_repeated(fake_stages: FakeStages, capsys:
     _run_command("--for", "tiny.yaml", "-o", "r.json")
     first = read_record(Path("r.json"))
     _run_command("--for", "tiny.yaml", "-o", "r.json")
-    assert fake_stages.call_counts == {"chain": 1, "host": 1, "residual": 1}
+    assert fake_stages.call_counts == {"in_situ": 1, "host": 1, "holdout": 1}
     assert "r.json has all that was asked for" in capsys.readouterr().err
     second = read_record(Path("r.json"))
-    assert (second.kernels, second.steps, second.chain) == (first.kernels, first.steps, first.chain)
+    assert (second.kernels, second.holdout_steps, second.in_situ) == (first.kernels, first.holdout_steps, first.in_situ)
 
 
 @pytest.mark.usefixtures("instant_measurements")
 def test_new_kernels_invalidate_in_situ_host_and_step_samples(fake_stages: FakeStages) -> None:
     _run_command("--for", "tiny.yaml", "-o", "r.json")
     _run_command("--for", "tiny.yaml", "--set", "training.microbatch=1", "-o", "r.json")
-    assert fake_stages.call_counts == {"chain": 2, "host": 2, "residual": 2}
+    assert fake_stages.call_counts == {"in_situ": 2, "host": 2, "holdout": 2}
 
 
 @pytest.mark.usefixtures("instant_measurements")
@@ -165,10 +169,10 @@ def test_kernels_without_a_model_skip_its_stages_and_clear_predictions(
 ) -> None:
     _run_command("--for", "tiny.yaml", "-o", "r.json")
     _run_command("--presets", "llama3-8b", "-o", "r.json")
-    assert fake_stages.call_counts == {"chain": 1, "host": 1, "residual": 1}
+    assert fake_stages.call_counts == {"in_situ": 1, "host": 1, "holdout": 1}
     assert "layer of which model? name a scenario with --for" in capsys.readouterr().err
     record = read_record(Path("r.json"))
-    assert (record.chain, record.steps) == (IN_SITU_SAMPLES, ())
+    assert (record.in_situ, record.holdout_steps) == (IN_SITU_SAMPLES, ())
 
 
 @pytest.mark.usefixtures("instant_measurements")
@@ -176,10 +180,10 @@ def test_interrupted_session_resumes_with_the_interrupted_stage(fake_stages: Fak
     fake_stages.errors["host"] = KeyboardInterrupt()  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         _run_command("--for", "tiny.yaml", "-o", "r.json")
-    assert read_record(Path("r.json")).chain == IN_SITU_SAMPLES
+    assert read_record(Path("r.json")).in_situ == IN_SITU_SAMPLES
     fake_stages.errors.clear()
     _run_command("--for", "tiny.yaml", "-o", "r.json")
-    assert fake_stages.call_counts == {"chain": 1, "host": 2, "residual": 1}
+    assert fake_stages.call_counts == {"in_situ": 1, "host": 2, "holdout": 1}
 
 
 @pytest.mark.usefixtures("instant_measurements")
@@ -187,11 +191,11 @@ def test_interrupted_session_resumes_with_the_interrupted_stage(fake_stages: Fak
 def test_failed_stage_is_reported_and_others_are_measured(
     reason: Exception, fake_stages: FakeStages, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake_stages.errors["chain"] = reason
+    fake_stages.errors["in_situ"] = reason
     _run_command("--for", "tiny.yaml", "-o", "r.json")
     record = read_record(Path("r.json"))
-    assert (record.chain, record.host, record.steps) == ((), HOST_SAMPLES, HOLDOUT_STEPS)
-    assert f"chain: not measured: {str(reason).splitlines()[0]}" in capsys.readouterr().err
+    assert (record.in_situ, record.host_launches, record.holdout_steps) == ((), HOST_SAMPLES, HOLDOUT_STEPS)
+    assert f"in_situ: not measured: {str(reason).splitlines()[0]}" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("instant_measurements")
@@ -203,7 +207,7 @@ def test_lost_device_ends_the_session_with_the_measured_record(
     fake_stages.errors["host"] = RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
     assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 2
     record = read_record(Path("r.json"))
-    assert record.chain == IN_SITU_SAMPLES and record.kernels
+    assert record.in_situ == IN_SITU_SAMPLES and record.kernels
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: host left ")
     assert "unusable for this process: CUDA error: an illegal memory access was encountered; the record has" in last
@@ -215,11 +219,11 @@ def test_internal_error_is_raised_and_loses_no_sample(fake_stages: FakeStages) -
     with pytest.raises(TypeError, match="3 were given"):
         main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"])
     record = read_record(Path("r.json"))
-    assert record.chain == IN_SITU_SAMPLES and record.kernels and not record.host
+    assert record.in_situ == IN_SITU_SAMPLES and record.kernels and not record.host_launches
     fake_stages.errors.clear()
     _run_command("--for", "tiny.yaml", "-o", "r.json")
-    assert read_record(Path("r.json")).host == HOST_SAMPLES
-    assert fake_stages.call_counts["chain"] == 1
+    assert read_record(Path("r.json")).host_launches == HOST_SAMPLES
+    assert fake_stages.call_counts["in_situ"] == 1
 
 
 def test_kernel_that_loses_the_device_is_skipped_on_resume(

@@ -72,12 +72,12 @@ COMPLETE_RECORD = CalibrationRecord(
     CONDITIONS,
     tuple(map(_kernel_sample, KERNELS)),
     copies=(CopySample("device", 2.0**20, CONSTANT_TIME),),
-    beside=(InterferenceSample(_kernel_sample(KERNELS[0]), "copy", CONSTANT_TIME),),
+    interference=(InterferenceSample(_kernel_sample(KERNELS[0]), "copy", CONSTANT_TIME),),
     launch_interval=1e-6,
-    chain=IN_SITU_SAMPLES,
-    host=HOST_SAMPLES,
+    in_situ=IN_SITU_SAMPLES,
+    host_launches=HOST_SAMPLES,
     gpus=(GpuSample("0", CONSTANT_TIME),),
-    steps=HOLDOUT_STEPS,
+    holdout_steps=HOLDOUT_STEPS,
 )
 
 
@@ -104,7 +104,7 @@ def _make_context(path: Path, scenario: Scenario | None, kernels: Sequence[Kerne
 def test_default_budget_shares_of_20_minutes(tmp_path: Path, scenario: Scenario) -> None:
     plan = plan_session(_make_context(tmp_path / "r.json", scenario), 20 * MINUTE)
     assert {planned_stage.stage.name: planned_stage.seconds for planned_stage in plan} == pytest.approx(
-        {"soak": 2 * MINUTE, "kernels": 8 * MINUTE, "chain": 5 * MINUTE, "host": 2 * MINUTE, "residual": 3 * MINUTE}
+        {"burn_in": 2 * MINUTE, "kernels": 8 * MINUTE, "in_situ": 5 * MINUTE, "host": 2 * MINUTE, "holdout": 3 * MINUTE}
     )
 
 
@@ -114,20 +114,20 @@ def test_budget_of_skipped_stages_goes_to_kernels(tmp_path: Path) -> None:
         for planned_stage in plan_session(_make_context(tmp_path / "r.json", None), 20 * MINUTE)
     }
     assert {name: planned_stage.seconds for name, planned_stage in plan.items()} == pytest.approx(
-        {"soak": 2 * MINUTE, "kernels": 18 * MINUTE, "chain": 0.0, "host": 0.0, "residual": 0.0}
+        {"burn_in": 2 * MINUTE, "kernels": 18 * MINUTE, "in_situ": 0.0, "host": 0.0, "holdout": 0.0}
     )
-    assert plan["residual"].description == "steps of which model? name a scenario with --for"
+    assert plan["holdout"].description == "steps of which model? name a scenario with --for"
 
 
 @pytest.mark.parametrize(
     ("lost", "left"),
     [
         ({}, ()),
-        ({"steps": ()}, ("soak", "residual")),
-        ({"chain": ()}, ("soak", "chain")),
-        ({"host": (), "steps": ()}, ("soak", "host", "residual")),
-        ({"gpus": ()}, ("soak", "kernels")),
-        ({"kernels": COMPLETE_RECORD.kernels[:1]}, ("soak", "kernels", "chain", "host", "residual")),
+        ({"holdout_steps": ()}, ("burn_in", "holdout")),
+        ({"in_situ": ()}, ("burn_in", "in_situ")),
+        ({"host_launches": (), "holdout_steps": ()}, ("burn_in", "host", "holdout")),
+        ({"gpus": ()}, ("burn_in", "kernels")),
+        ({"kernels": COMPLETE_RECORD.kernels[:1]}, ("burn_in", "kernels", "in_situ", "host", "holdout")),
     ],
 )
 def test_only_missing_stages_are_planned(
@@ -163,7 +163,7 @@ def test_plan_reports_retried_kernels(tmp_path: Path, scenario: Scenario) -> Non
     write_record(replace(COMPLETE_RECORD, kernels=(failed, *remaining)), tmp_path / "r.json")
     context = _make_context(tmp_path / "r.json", scenario)
     plan = plan_session(context, 20 * MINUTE)
-    assert [planned_stage.stage.name for planned_stage in plan if planned_stage.seconds] == ["soak", "kernels"]
+    assert [planned_stage.stage.name for planned_stage in plan if planned_stage.seconds] == ["burn_in", "kernels"]
     assert "1 had no memory or no compiler and are tried again" in format_plan(context, plan)
 
 
@@ -171,7 +171,7 @@ def test_plan_reports_retried_kernels(tmp_path: Path, scenario: Scenario) -> Non
 def test_too_small_budget_names_the_minimum(budget: float, tmp_path: Path, scenario: Scenario) -> None:
     """Burn-in needs 20 s and has a tenth of the budget."""
     context = _make_context(tmp_path / "r.json", scenario)
-    with pytest.raises(InputError, match=r"soak takes 10% of it, and at least 20 s; give 200s or more"):
+    with pytest.raises(InputError, match=r"burn_in takes 10% of it, and at least 20 s; give 200s or more"):
         plan_session(context, budget)
     assert plan_session(context, 200.0)
 
@@ -186,7 +186,7 @@ def test_stages_run_in_order_from_burn_in_to_residual(
     monkeypatch.setattr(kernels_part.KernelStage, "measure", lambda *_: order.append("kernels") or "none")
     context = _make_context(tmp_path / "r.json", scenario)
     parts_run.run_session(context, plan_session(context, 20 * MINUTE))
-    assert order == ["soak", "kernels", "chain", "host", "residual"]
+    assert order == ["burn_in", "kernels", "in_situ", "host", "holdout"]
     record = read_record(tmp_path / "r.json")
-    assert record.moments[: len(BURN_IN_SAMPLES)] == BURN_IN_SAMPLES
-    assert record.steps == HOLDOUT_STEPS  # predictions do not depend on telemetry
+    assert record.telemetry[: len(BURN_IN_SAMPLES)] == BURN_IN_SAMPLES
+    assert record.holdout_steps == HOLDOUT_STEPS  # predictions do not depend on telemetry

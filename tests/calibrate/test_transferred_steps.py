@@ -63,7 +63,7 @@ def test_low_precision_matmuls_have_their_own_rate() -> None:
     name = build_scenario(low_precision_case).cluster.accelerator.name
     step = evaluate_step(low_precision_case, SustainedRates(), {"one": SustainedRates(low_precision={name: 0.1})})
     assert step is not None
-    assert step.model_name == "narrow"
+    assert step.model_name == "low_precision"
     assert 1.2 < (1.0 + step.out_of_sample_error) / (1.0 + step.in_sample_error) < 10.0
 
 
@@ -75,7 +75,7 @@ def test_kinds_and_sources_are_evaluated_separately_without_dense_steps() -> Non
             [MOE_CASE, dense, moe_case("two", seq="1024"), unknown, unpredictable], SustainedRates(), {}, pool
         )
     ((kind, steps),) = steps_by_kind.items()
-    assert (kind, [step.source for step in steps]) == ("mixtures", ["one", "two"])
+    assert (kind, [step.source for step in steps]) == ("moe", ["one", "two"])
     qualities = transfer_quality([*steps, steps[0]])
     assert [(quality.source, quality.n) for quality in qualities] == [("one", 2), ("two", 1)]
     assert qualities[0].loo_bias == pytest.approx(steps[0].out_of_sample_error)

@@ -102,7 +102,7 @@ def test_paths_in_a_result_are_relative_to_its_file(clustersim: CommandRunner, t
     done = clustersim("diff", file, "--set", "schedule=gpipe")
     assert (done.returncode, done.stdout) == (2, "")
     assert "config.json" in done.stderr
-    assert "looked for beside its file" in done.stderr
+    assert "looked for next to its file" in done.stderr
 
 
 def test_return_value_is_whether_the_second_fits(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
 
 HOST_MEMORY = HostMemory(
-    capacity=1e13, bandwidth=100e9, to_host=20e9, from_host=10e9, latency=0.5, optimizer_fraction=0.4
+    capacity=1e13, bandwidth=100e9, device_to_host=20e9, host_to_device=10e9, latency=0.5, optimizer_fraction=0.4
 )
 LAYERS = 6
 UNITS = LAYERS + 2
@@ -145,7 +145,7 @@ def test_fetches_run_prefetch_layers_ahead() -> None:
 
     Gradient buckets split each layer's backward into several tasks, all of which read its activations.
     """
-    fast_host = replace(HOST_MEMORY, bandwidth=1e15, to_host=1e15, from_host=1e15, latency=0.0)
+    fast_host = replace(HOST_MEMORY, bandwidth=1e15, device_to_host=1e15, host_to_device=1e15, latency=0.0)
     for prefetch in (1, 2):
         result = simulate(scenario(f"training.offload.activations.prefetch={prefetch}", host=fast_host))
         trace, tasks = result.trace, result.program.programs[0].tasks

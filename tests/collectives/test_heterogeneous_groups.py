@@ -74,7 +74,7 @@ def test_a_dead_nvlink_port_changes_nothing_for_groups_without_its_gpu(gpu, size
 def test_only_the_node_with_a_dead_nvlink_port_cannot_use_nvls():
     members = np.arange(64).reshape(-1, 8)
     selection = select(with_dead_port(0), CollectiveType.ALL_REDUCE, members, 1e8)
-    assert variant_names(selection) == ["ring Simple"] + ["in_network Simple"] * 7
+    assert variant_names(selection) == ["ring Simple"] + ["nvls Simple"] * 7
     assert selection.seconds[0] > 5 * selection.seconds[1]
 
 

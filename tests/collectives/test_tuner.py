@@ -32,7 +32,7 @@ def test_small_payloads_use_ll_and_large_ones_the_simple_protocol():
 
 def test_nvls_is_selected_for_large_all_reduces_where_available():
     members = np.arange(8)[None]
-    assert select(CollectiveType.ALL_REDUCE, members, 1e9).slowest_variant.algorithm == "in_network"
+    assert select(CollectiveType.ALL_REDUCE, members, 1e9).slowest_variant.algorithm == "nvls"
     assert select(CollectiveType.ALL_REDUCE, members, 1e9, A100).slowest_variant.algorithm == "ring"
 
 
@@ -44,7 +44,7 @@ def test_the_selection_is_never_slower_than_a_forced_algorithm():
     members = np.arange(64).reshape(4, 16)
     for payload in (1e3, 1e5, 1e7, 1e9):
         selected_seconds = select(CollectiveType.ALL_REDUCE, members, payload).seconds
-        for name in ("ring", "tree", "in_network"):
+        for name in ("ring", "tree", "nvls"):
             assert (
                 selected_seconds <= select(CollectiveType.ALL_REDUCE, members, payload, algorithm=name).seconds + 1e-15
             ).all()
@@ -53,9 +53,9 @@ def test_the_selection_is_never_slower_than_a_forced_algorithm():
 def test_an_unsupported_forced_algorithm_is_refused():
     with pytest.raises(
         InputError,
-        match="nccl with aggregated_trees cannot do all_gather by aggregated_trees in groups of 8",
+        match="nccl with pat cannot do all_gather by pat in groups of 8",
     ):
-        select(CollectiveType.ALL_GATHER, np.arange(8)[None], 1e6, algorithm="aggregated_trees")
+        select(CollectiveType.ALL_GATHER, np.arange(8)[None], 1e6, algorithm="pat")
 
 
 @pytest.mark.parametrize("kind", COLLECTIVES)

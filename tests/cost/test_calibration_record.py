@@ -129,9 +129,9 @@ def test_interference_uses_samples_overlapping_collectives_only() -> None:
         InterferenceSample(standalone, "all_reduce", spread(1.2)),
     )
     record = CalibrationRecord(DEVICE, CONDITIONS)
-    assert record.interference is None
-    assert replace(record, beside=(copied,)).interference is None
-    interference = replace(record, beside=(copied, reduced)).interference
+    assert record.measured_interference is None
+    assert replace(record, interference=(copied,)).measured_interference is None
+    interference = replace(record, interference=(copied, reduced)).measured_interference
     assert interference is not None
     assert list(interference.kernels.values()) == pytest.approx([0.2] * len(interference.kernels)), (
         "it stands for all others"
@@ -153,7 +153,7 @@ def test_interference_by_collective_and_kernel_class() -> None:
         InterferenceSample(long_sample, "all_reduce", spread(3.9), call, spread(1.0), spread(2.5)),
         InterferenceSample(norm, "all_reduce", spread(3.0), call),
     )
-    interference = CalibrationRecord(DEVICE, CONDITIONS, beside=samples).interference
+    interference = CalibrationRecord(DEVICE, CONDITIONS, interference=samples).measured_interference
     assert interference is not None
     assert [
         interference.kernels[CollectiveType.ALL_REDUCE, kernel_class] for kernel_class in KernelClass

@@ -22,11 +22,17 @@ TILE, UNITS, SHARE, CALL = 128, 65, 0.5, 9e-6
 def accelerator_with(**grouped: float) -> Accelerator:
     """One tile, no prologue, edge or call cost: a matmul takes exactly its waves."""
     h100 = load_accelerator("h100-sxm-80gb")
-    defaults = {"share": SHARE, "kernel_share": SHARE, "prologue": 0.0, "edge": 0.0, "call": 0.0}
+    defaults = {
+        "multi_stream_peak_fraction": SHARE,
+        "kernel_peak_fraction": SHARE,
+        "prologue": 0.0,
+        "edge": 0.0,
+        "host_launch": 0.0,
+    }
     grouped_efficiency = GroupedGemmEfficiency(**{**defaults, **grouped})
-    matmul = replace(h100.efficiency.matmul, share=SHARE, prologue=0.0, edge=0.0, tiles=((TILE, TILE),))
+    matmul = replace(h100.efficiency.matmul, peak_fraction=SHARE, prologue=0.0, edge=0.0, tiles=((TILE, TILE),))
     efficiency = replace(
-        h100.efficiency, matmul=matmul, grouped=grouped_efficiency, kernel_latency=0.0, launch_interval=0.0
+        h100.efficiency, matmul=matmul, grouped_gemm=grouped_efficiency, kernel_latency=0.0, launch_interval=0.0
     )
     return replace(h100, compute_units=UNITS, efficiency=efficiency)
 
@@ -43,13 +49,15 @@ def test_tiles_of_all_experts_share_waves() -> None:
     kernel = grouped_kernel(66, TILE, width=TILE * 64)
     rate = accelerator_with().peak_flops(DType.BF16) * SHARE / UNITS
     waves = 65 * 2.0 * TILE * TILE * TILE * 64 / rate
-    memory = kernel.bytes / (accelerator_with().memory_bandwidth * accelerator_with().efficiency.memory)
+    memory = kernel.bytes / (
+        accelerator_with().memory_bandwidth * accelerator_with().efficiency.memory_bandwidth_fraction
+    )
     seconds = Roofline(accelerator_with()).time_kernel(kernel).seconds
     assert seconds == pytest.approx((waves**2 + memory**2) ** 0.5)
 
 
 def test_only_separate_small_matmuls_are_call_bound() -> None:
-    slow = Roofline(accelerator_with(call=CALL))
+    slow = Roofline(accelerator_with(host_launch=CALL))
     assert slow.time_kernel(grouped_kernel(64, 1, width=256)).seconds == pytest.approx(64 * CALL)
     assert slow.time_kernel(grouped_kernel(64, 1, Grouping.KERNEL, width=256)).seconds < 8 * CALL
 
@@ -65,7 +73,7 @@ def test_a_loop_is_one_matmul_per_expert() -> None:
 def test_a_power_limit_slows_only_matmuls_above_the_sustained_rate() -> None:
     """Matmuls sustain 0.8 of 0.5: grouped ones at 0.3 are unchanged, those at 0.5 take 1.25 times as long."""
     kernel = grouped_kernel(8, 8192)
-    slow, fast = accelerator_with(share=0.3), accelerator_with()
+    slow, fast = accelerator_with(multi_stream_peak_fraction=0.3), accelerator_with()
     assert Roofline(slow, in_step_rate=0.8).time_kernel(kernel) == Roofline(slow).time_kernel(kernel)
     slowdown = Roofline(fast, in_step_rate=0.8).time_kernel(kernel).seconds / Roofline(fast).time_kernel(kernel).seconds
     assert slowdown == pytest.approx(1.25, rel=0.01)

@@ -51,7 +51,7 @@ def with_in_situ_factors(
     """The record with in-situ samples: each kernel's family takes the given factor of its standalone time."""
     return replace(
         record,
-        chain=tuple(
+        in_situ=tuple(
             InSituSample(family_name(kernel), 4, standalone_seconds, standalone_seconds * factor)
             for kernel, factor in family_factors
         ),
@@ -100,8 +100,8 @@ def test_a_family_without_in_situ_samples_takes_the_mean_of_its_kind() -> None:
     unsampled = replace(sampled[0], shape=replace(sampled[0].shape, backward=True))
     record = record_of([*sampled, unsampled, LARGE], standalone_seconds_of, 0.1)
     chain = (InSituSample(family_name(sampled[0]), 1, 1.0, 2.0), InSituSample(family_name(sampled[1]), 1, 3.0, 3.0), *(
-        with_in_situ_factors(record, (LARGE, 7.0), standalone_seconds=100.0).chain))  # fmt: skip
-    timing = measured_timing(replace(record, chain=chain), unsampled)
+        with_in_situ_factors(record, (LARGE, 7.0), standalone_seconds=100.0).in_situ))  # fmt: skip
+    timing = measured_timing(replace(record, in_situ=chain), unsampled)
     assert timing.seconds == pytest.approx(standalone_seconds_of(unsampled) * 5.0 / 4.0)
     assert timing.error == pytest.approx(0.1 + 0.25)
     assert timing.provenance is Provenance.MEASURED
@@ -112,12 +112,12 @@ def test_a_kind_without_in_situ_samples_takes_the_mean_of_all() -> None:
     record = record_of(KERNELS, standalone_seconds_of, 0.1)
     samples = (InSituSample(family_name(LARGE), 1, 1.0, 1.2), InSituSample(family_name(NORM), 1, 3.0, 3.0 * 1.2))
     assert mean_factor(samples) == pytest.approx(1.2)
-    assert measured_timing(replace(record, chain=samples), FLASH).seconds == pytest.approx(
+    assert measured_timing(replace(record, in_situ=samples), FLASH).seconds == pytest.approx(
         1.2 * standalone_seconds_of(FLASH)
     )
     unknown = replace(LARGE, shape=None)
     fitted = replace(record, kernel_fit=kernel_fit_of(matmul_bf16=0.1))
-    assert measured_timing(replace(fitted, chain=samples), unknown).seconds == pytest.approx(
+    assert measured_timing(replace(fitted, in_situ=samples), unknown).seconds == pytest.approx(
         1.2 * measured_timing(fitted, unknown).seconds
     )
 
@@ -166,7 +166,7 @@ def test_the_straggler_spread_is_the_measured_gpu_spread() -> None:
     assert unmeasured_effects(derating, replace(record, gpus=gpus[:1])).gpu_spread == 0.05
     rate = job_rate(unmeasured_effects(derating, replace(record, gpus=gpus)), 64)
     assert rate == pytest.approx(1.0 / (1.0 + 0.03 * slowest_deviation(64)))
-    unchained = replace(record, chain=(), gpus=gpus)
+    unchained = replace(record, in_situ=(), gpus=gpus)
     assert unmeasured_effects(derating, unchained) == derating
 
 

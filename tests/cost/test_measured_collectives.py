@@ -78,7 +78,7 @@ def test_extrapolation_uses_the_fit_or_else_the_model():
 def test_reductions_use_samples_of_their_format_or_else_another():
     """Twice as long in BF16; FP16, which was not measured, and an unknown format take FP32's time."""
     bf16_samples = [
-        replace(sample, call=replace(sample.call, format=DType.BF16)) for sample in collective_samples({1e7: 2e-3})
+        replace(sample, call=replace(sample.call, dtype=DType.BF16)) for sample in collective_samples({1e7: 2e-3})
     ]
     both_formats = measured_collectives(*bf16_samples, *TP)
     op_by_format = {form: replace(reduction_op("tp", 1e7), reduce_dtype=form) for form in (None, *DType)}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, HostLaunchSample, HostState, RecordOrigin
+from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, HostLaunchSample, LaunchMode, RecordOrigin
 from clustersim.cost.host_launch import AsyncHost, HostModel, SyncHost
 from clustersim.cost.measured_host import host_model, host_states
 from clustersim.cost.measured_kernels import MeasuredKernels
@@ -23,7 +23,7 @@ from tests.cost.test_host_launch import comm_operation, kernel_operation, overla
 from tests.cost.test_measured_kernels import CUBE
 
 TORCH, MEGATRON, MEGATRON_2021 = (load_framework(name) for name in ("pytorch", "megatron", "megatron-2021"))
-EAGER, FSDP, DTENSOR, COMPILED, GRAPH = HostState
+EAGER, FSDP, DTENSOR, COMPILED, GRAPH = LaunchMode
 SAMPLES = (
     HostLaunchSample(EAGER, 4e-6, 6e-6, (100, 200), (1e-6, 2e-6)),
     HostLaunchSample(FSDP, 5e-6, 9e-6, (100, 200), (1e-6, 2e-6)),
@@ -36,7 +36,7 @@ SHARDED_TENSOR_PARALLEL = Layout(tp=2, dp=2, data=FullyShard())
 
 
 def host_record(*samples: HostLaunchSample, threads: int = 0) -> CalibrationRecord:
-    return CalibrationRecord(replace(DEVICE, threads=threads), CONDITIONS, host=samples)
+    return CalibrationRecord(replace(DEVICE, threads=threads), CONDITIONS, host_launches=samples)
 
 
 def launch_microseconds(framework: Framework, layout: Layout, *samples: HostLaunchSample) -> tuple[float, float]:
@@ -143,7 +143,7 @@ def test_on_a_cpu_a_collective_launch_is_counted_at_the_next_kernel() -> None:
 
 
 def test_on_a_cpu_launch_overhead_is_never_negative() -> None:
-    slow = replace(SAMPLES[0], alone=(9e-6, 9e-6))
+    slow = replace(SAMPLES[0], in_kernel_times=(9e-6, 9e-6))
     assert host_model(host_record(slow, threads=2), TORCH, SINGLE_RANK) == SyncHost(0.0, 0.0)
 
 
@@ -176,7 +176,7 @@ def test_kernels_are_not_launch_bound_where_the_host_was_measured() -> None:
     """4 launches of 3 us bound 5 us from below only where no host samples model the waiting, or on a CPU."""
     short_kernel = replace(CUBE[0], launches=4)
     plain = replace(record_of([short_kernel], lambda _: 5e-6), launch_interval=3e-6)
-    with_host = replace(plain, host=SAMPLES)
+    with_host = replace(plain, host_launches=SAMPLES)
     on_cpu = replace(with_host, device=replace(DEVICE, threads=1))
     derived = replace(with_host, origin=RecordOrigin.DERIVED)
     seconds = [

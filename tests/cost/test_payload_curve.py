@@ -95,7 +95,7 @@ def test_extrapolation_uses_the_bandwidth_of_the_largest_payloads():
         assert reading is not None
         assert reading.seconds == pytest.approx(two_protocol_seconds(size), rel=2e-3)
         assert fit.alpha + size / fit.beta > 1.06 * two_protocol_seconds(size)
-        assert (reading.provenance, reading.error) == (Provenance.FITTED, fit.residual.left_out)
+        assert (reading.provenance, reading.error) == (Provenance.FITTED, fit.residual.leave_one_out_error)
 
 
 @examples(200)

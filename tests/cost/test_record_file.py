@@ -18,10 +18,10 @@ from clustersim.cost.calibration_record import (
     GpuSample,
     HoldoutStep,
     HostLaunchSample,
-    HostState,
     InSituSample,
     InterferenceSample,
     KernelSample,
+    LaunchMode,
     MeasurementOutcome,
     TelemetrySample,
     TimeStatistics,
@@ -67,7 +67,7 @@ RECORD = CalibrationRecord(
     replace(DEVICE, cudnn="9.10", power_limit_w=700.0, ecc=False, environment={"NCCL_ALGO": "Ring"}),
     CONDITIONS,
     (
-        replace(kernel_sample(PRODUCT, 1e-4, 0.02), under=HOT),
+        replace(kernel_sample(PRODUCT, 1e-4, 0.02), telemetry=HOT),
         kernel_sample(FLASH, 2e-4),
         kernel_sample(ADAM, 3e-4),
         KernelSample(
@@ -93,11 +93,11 @@ RECORD = CalibrationRecord(
     launch_interval=2e-6,
     kernel_fit=kernel_fit_of(matmul_bf16=0.1),
     collective_fits=(collective_fit(1e-5, 1e9, 0.1),),
-    moments=(TelemetrySample(0.5, "soak", HOT),),
-    chain=(InSituSample("matmul bf16", 12, 1.0e-3, 1.1e-3),),
-    host=(HostLaunchSample(HostState.EAGER, 7e-6, 9e-6, (120, 240)),),
+    telemetry=(TelemetrySample(0.5, "burn_in", HOT),),
+    in_situ=(InSituSample("matmul bf16", 12, 1.0e-3, 1.1e-3),),
+    host_launches=(HostLaunchSample(LaunchMode.EAGER, 7e-6, 9e-6, (120, 240)),),
     gpus=(GpuSample("0", spread(1e-3), HOT), GpuSample("1", spread(1.02e-3))),
-    steps=(HoldoutStep("4 layers", 0.10, 0.11),),
+    holdout_steps=(HoldoutStep("4 layers", 0.10, 0.11),),
 )
 
 
@@ -137,13 +137,13 @@ def test_a_full_record_round_trips(path: Path):
 def test_missing_keys_take_the_records_defaults(path: Path):
     device = {"accelerator": DEVICE.accelerator, "name": DEVICE.name}
     conditions = {"date": "2025-01-01", "command": "clustersim calibrate", "method": "median"}
-    path.write_text(json.dumps({"version": 1, "device": device, "conditions": conditions}), encoding="utf-8")
+    path.write_text(json.dumps({"version": 3, "device": device, "conditions": conditions}), encoding="utf-8")
     assert read_record(path) == CalibrationRecord(DEVICE, CONDITIONS)
 
 
 def test_a_sample_is_one_line():
     lines = record_text(RECORD).splitlines()
-    assert sum('"shape"' in line for line in lines) == len(RECORD.kernels) + len(RECORD.beside)
+    assert sum('"shape"' in line for line in lines) == len(RECORD.kernels) + len(RECORD.interference)
 
 
 def test_integers_are_read_as_floats(path: Path):
@@ -155,12 +155,14 @@ def test_integers_are_read_as_floats(path: Path):
 @pytest.mark.parametrize(
     ("keys", "value", "message"),
     [
-        (["version"], 3, "version: 3 is not 1 or 2, which this clustersim reads; calibrate into another file"),
-        (["chain", 0, "in_chain"], 0.0, "chain[0].in_chain: 0.0 is not above zero"),
-        (["host", 0, "state"], "eagre", "host[0].state: 'eagre' is unknown; did you mean eager?"),
-        (["moments", 0, "state", "power_w"], -1.0, "moments[0].state.power_w: -1.0 is below zero"),
-        (["gpus", 1, "place"], "0", "gpus[1] is the same measurement as gpus[0]; keep one of them"),
-        (["steps", 0, "measured"], -0.1, "steps[0].measured: -0.1 is not above zero"),
+        (["version"], 1, "version: is 1, and this clustersim reads 3; measure again, into another file"),
+        (["version"], 2, "version: is 2, and this clustersim reads 3; measure again, into another file"),
+        (["version"], 4, "version: is 4, and this clustersim reads 3; measure again, into another file"),
+        (["in_situ", 0, "in_situ"], 0.0, "in_situ[0].in_situ: 0.0 is not above zero"),
+        (["host_launches", 0, "mode"], "eagre", "host_launches[0].mode: 'eagre' is unknown; did you mean eager?"),
+        (["telemetry", 0, "state", "power_w"], -1.0, "telemetry[0].state.power_w: -1.0 is below zero"),
+        (["gpus", 1, "device"], "0", "gpus[1] is the same measurement as gpus[0]; keep one of them"),
+        (["holdout_steps", 0, "measured"], -0.1, "holdout_steps[0].measured: -0.1 is not above zero"),
         (["version"], ..., "is no calibration record: version is missing"),
         (["device"], ..., "is no calibration record: device is missing"),
         (["kernel"], [], "kernel: unknown key; did you mean kernel_fit or kernels?"),
@@ -235,22 +237,26 @@ def test_integers_are_read_as_floats(path: Path):
         ),
         (["conditions", "processes"], 0, "conditions.processes: 0 is not above zero"),
         (["copies", 0, "time", "p95"], 1e-4, "copies[0].time: the median 0.001 is not between p5 0.001 and p95 0.0001"),
-        (["beside", 0, "beside"], 3, "beside[0].beside: 3 is not a text"),
-        (["beside", 0, "beside"], "allreduce", "beside[0].beside: 'allreduce' is unknown; did you mean all_reduce?"),
+        (["interference", 0, "overlapped_with"], 3, "interference[0].overlapped_with: 3 is not a text"),
         (
-            ["beside", 1, "call"],
+            ["interference", 0, "overlapped_with"],
+            "allreduce",
+            "interference[0].overlapped_with: 'allreduce' is unknown; did you mean all_reduce?",
+        ),
+        (
+            ["interference", 1, "call"],
             {"collective": "all_gather", "payload": 1e6, "ranks": 8, "nodes": 1},
-            "beside[1].beside: all_reduce is not what its call is of, all_gather",
+            "interference[1].overlapped_with: all_reduce is not what its call is, all_gather",
         ),
         (
-            ["beside", 1, "call"],
+            ["interference", 1, "call"],
             {"collective": "all_reduce", "payload": 1e6, "ranks": 8, "nodes": 3},
-            "beside[1].call.nodes: 8 ranks cannot lie on 3 nodes, as many on each",
+            "interference[1].call.nodes: 8 ranks cannot lie on 3 nodes, as many on each",
         ),
         (
-            ["beside", 1, "call"],
+            ["interference", 1, "call"],
             {"collective": "all_reduce", "payload": 0.0, "ranks": 8, "nodes": 1},
-            "beside[1].call.payload: 0.0 is not above zero",
+            "interference[1].call.payload: 0.0 is not above zero",
         ),
         (["launch_interval"], -1.0, "launch_interval: -1.0 is below zero"),
     ],

@@ -89,7 +89,9 @@ def test_only_copies_within_the_device_follow_its_bandwidth():
 
 def test_interference_slowdowns_are_kept():
     overlapped = InterferenceSample(kernel_sample(LARGE, 1.0), "copy", spread(1.3))
-    (scaled_sample,) = scale_record(replace(RECORD, beside=(overlapped,)), compute=2.0, bandwidth=4.0).beside
+    (scaled_sample,) = scale_record(
+        replace(RECORD, interference=(overlapped,)), compute=2.0, bandwidth=4.0
+    ).interference
     assert scaled_sample.kernel.time is not None
     assert scaled_sample.kernel.time.seconds == 0.5
     assert scaled_sample.kernel_slowdown == pytest.approx(overlapped.kernel_slowdown)

@@ -37,10 +37,12 @@ PLAIN = replace(
     compute_units=UNITS,
     efficiency=KernelEfficiency(
         published=False,
-        matmul=MatmulEfficiency(share=0.5, prologue=0.0, edge=0.0, tiles=((TILE, TILE),), shares={DType.FP8: 0.5}),
+        matmul=MatmulEfficiency(
+            peak_fraction=0.5, prologue=0.0, edge=0.0, tiles=((TILE, TILE),), peak_fraction_by_format={DType.FP8: 0.5}
+        ),
         attention_forward=AttentionEfficiency(0.5, 1.0, 0.0, 0.0, TILE),
         attention_backward=AttentionEfficiency(0.5, 1.0, 0.0, 0.0, TILE),
-        memory=0.5,
+        memory_bandwidth_fraction=0.5,
         kernel_latency=0.0,
         launch_interval=0.0,
     ),

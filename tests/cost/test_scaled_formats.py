@@ -26,13 +26,13 @@ H100 = load_accelerator("h100-sxm-80gb")
 def accelerator_with(**scaled: float) -> Accelerator:
     """One tile and no edge: 10 units, 1 TFLOP/s in all formats at a share of one half, except blockwise FP8."""
     matmul = replace(H100.efficiency.matmul.with_uniform_fraction(0.5), prologue=0.0, edge=0.0, tiles=((TILE, TILE),))
-    plain = replace(matmul, prologues={}, starts={})
+    plain = replace(matmul, prologue_by_format={}, kernel_latency_by_format={})
     matmul_efficiency = plain.with_peak_fraction(DType.FP8_BLOCKWISE, scaled.get("share", 0.5))
     matmul_efficiency = matmul_efficiency.with_format_overheads(
         DType.FP8_BLOCKWISE, scaled.get("prologue"), scaled.get("start")
     )
     efficiency = replace(
-        H100.efficiency, matmul=matmul_efficiency, kernel_latency=0.0, launch_interval=0.0, grouped=None
+        H100.efficiency, matmul=matmul_efficiency, kernel_latency=0.0, launch_interval=0.0, grouped_gemm=None
     )
     return replace(
         H100,
@@ -67,8 +67,13 @@ def test_constants_of_scaled_formats_do_not_affect_others(share: float, prologue
     matmul = H100.efficiency.matmul
     for dtype in LOW_PRECISION_DTYPES:
         matmul = matmul.with_peak_fraction(dtype, share).with_format_overheads(dtype, float(prologue), start)
-    grouped = replace(H100.efficiency.expert_matmul, kernel_shares=dict.fromkeys(LOW_PRECISION_DTYPES, share))
-    changed = replace(H100, efficiency=replace(H100.efficiency, matmul=matmul, grouped=grouped, casts=share))
+    grouped = replace(
+        H100.efficiency.expert_matmul, kernel_peak_fraction_by_format=dict.fromkeys(LOW_PRECISION_DTYPES, share)
+    )
+    changed = replace(
+        H100,
+        efficiency=replace(H100.efficiency, matmul=matmul, grouped_gemm=grouped, quantization_bandwidth_ratio=share),
+    )
     linear = GroupedLinear("up", 8, 4096, 1024, 2048, MatmulFormats.uniform(DType.BF16), grouping=Grouping.KERNEL)
     kernels = [matmul_kernel(DType.BF16), matmul_kernel(DType.FP32), *linear.forward(mixed_precision())]
     assert [Roofline(H100).time_kernel(kernel) for kernel in kernels] == [
@@ -80,9 +85,9 @@ def test_grouped_gemms_keep_the_dense_format_ratio_unless_calibrated() -> None:
     """Two thirds of the BF16 rate in dense matmuls, so in grouped ones; or 0.4 of the peak, of one kernel."""
     base = accelerator_with(share=1 / 3)
     grouped = GroupedGemmEfficiency(0.25, 0.25, 0.0, 0.0, 0.0)
-    uncalibrated = replace(base, efficiency=replace(base.efficiency, grouped=grouped))
-    with_share = replace(grouped, kernel_shares={DType.FP8_BLOCKWISE: 0.4})
-    calibrated = replace(base, efficiency=replace(base.efficiency, grouped=with_share))
+    uncalibrated = replace(base, efficiency=replace(base.efficiency, grouped_gemm=grouped))
+    with_share = replace(grouped, kernel_peak_fraction_by_format={DType.FP8_BLOCKWISE: 0.4})
+    calibrated = replace(base, efficiency=replace(base.efficiency, grouped_gemm=with_share))
 
     def grouped_seconds(accelerator: Accelerator, dtype: DType, grouping: Grouping) -> float:
         formats = MatmulFormats.uniform(dtype)
@@ -107,7 +112,14 @@ def test_grouped_gemms_keep_the_dense_format_ratio_unless_calibrated() -> None:
 def test_a_cast_takes_bytes_over_its_share_of_memory_bandwidth() -> None:
     """4096 x 8192 elements, read in BF16 and written once in FP8: 3 bytes of each."""
     accelerator = replace(
-        H100, efficiency=replace(H100.efficiency, casts=0.5, memory=0.8, kernel_latency=0.0, launch_interval=0.0)
+        H100,
+        efficiency=replace(
+            H100.efficiency,
+            quantization_bandwidth_ratio=0.5,
+            memory_bandwidth_fraction=0.8,
+            kernel_latency=0.0,
+            launch_interval=0.0,
+        ),
     )
     (cast,) = quantize_kernels(
         "x", OperandCast(reads=1, copies=1), (4096, 8192), high_precision=DType.BF16, low_precision=DType.FP8

@@ -24,7 +24,7 @@ REQUIRED_SOURCES = {
     "efficiency",
     "launch_interval",
 }
-TRAINING_SOURCES = {"sustained", "spread"}
+TRAINING_SOURCES = {"sustained_ratio", "gpu_spread"}
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ def load_error(tmp_path: Path, content: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("section", "key", "value"),
     [
-        ("matmul", "shares", {"mxpf8": 0.5}),
-        ("matmul", "prologues", {"bf16": 64}),
-        ("matmul", "starts", {"fp8": "soon"}),
-        ("grouped", "kernel_shares", {"fp8": 1.5}),
+        ("matmul", "peak_fraction_by_format", {"mxpf8": 0.5}),
+        ("matmul", "prologue_by_format", {"bf16": 64}),
+        ("matmul", "kernel_latency_by_format", {"fp8": "soon"}),
+        ("grouped_gemm", "kernel_peak_fraction_by_format", {"fp8": 1.5}),
     ],
 )
 def test_format_constants_require_scaled_formats(
@@ -63,19 +63,19 @@ def test_format_constants_require_scaled_formats(
 def test_every_packaged_accelerator_loads_and_is_fully_sourced(name: str) -> None:
     accelerator = load_accelerator(name)
     assert accelerator.name == name
-    in_training = accelerator.derating
+    derating = accelerator.derating
     needed = (
         REQUIRED_SOURCES
-        | (set() if in_training == TrainingDerating() else TRAINING_SOURCES)
-        | ({"flash2"} if in_training.flash2_slowdown > 1 else set())
+        | (set() if derating == TrainingDerating() else TRAINING_SOURCES)
+        | ({"flash2_slowdown"} if derating.flash2_slowdown > 1 else set())
     )
     needed |= set() if accelerator.alignment == KernelAlignment() else {"alignment", "head_dims"}
-    needed |= set() if accelerator.efficiency.grouped is None else {"grouped"}
-    needed |= set() if accelerator.host_launch_ratio == 1.0 else {"host_pace"}
-    needed |= set() if in_training.low_precision_ratio is None else {"narrow"}
+    needed |= set() if accelerator.efficiency.grouped_gemm is None else {"grouped_gemm"}
+    needed |= set() if accelerator.host_launch_ratio == 1.0 else {"host_launch_ratio"}
+    needed |= set() if derating.low_precision_ratio is None else {"low_precision_ratio"}
     needed |= set() if accelerator.power is None else {"power"}
-    needed |= {"by_rows"} if accelerator.efficiency.matmul.by_rows else set()
-    needed |= {"formats"} if accelerator.efficiency.matmul.shares else set()
+    needed |= {"tn_only"} if accelerator.efficiency.matmul.tn_only else set()
+    needed |= {"formats"} if accelerator.efficiency.matmul.peak_fraction_by_format else set()
     assert set(accelerator.sources) == needed
     assert accelerator.peak_flops(DType.FP32) > 0
     assert 0 < accelerator.context_bytes < accelerator.memory_bytes
@@ -114,7 +114,7 @@ def test_a_path_works_like_a_name_and_names_the_accelerator_after_the_file(
 
 def test_without_training_constants_kernels_take_standalone_times(tmp_path: Path, content: dict[str, Any]) -> None:
     path = tmp_path / "mine.yaml"
-    del content["in_training"]
+    del content["training_derating"]
     path.write_text(yaml.safe_dump(content))
     assert load_accelerator(str(path)).derating == TrainingDerating(
         sustained_ratio=1.0, gpu_spread=0.0, flash2_slowdown=1.0
@@ -168,19 +168,39 @@ def test_a_missing_file_is_rejected() -> None:
         (("peak", "bf17"), "1 TFLOP/s", "peak.bf17: unknown number format; did you mean bf16?"),
         (("peak",), "989 TFLOP/s", "peak: '989 TFLOP/s' is not a mapping"),
         (("efficiency", "provenance"), "guess", "efficiency.provenance: 'guess' is unknown"),
-        (("efficiency", "matmul", "share"), 1.1, "efficiency.matmul.share: 1.1 is not a share of a peak"),
-        (("efficiency", "matmul", "share"), 0, "efficiency.matmul.share: 0.0 is not a share"),
-        (("efficiency", "matmul", "share"), "high", "efficiency.matmul.share: 'high' is not a number"),
+        (
+            ("efficiency", "matmul", "peak_fraction"),
+            1.1,
+            "efficiency.matmul.peak_fraction: 1.1 is not a share of a peak",
+        ),
+        (("efficiency", "matmul", "peak_fraction"), 0, "efficiency.matmul.peak_fraction: 0.0 is not a share"),
+        (("efficiency", "matmul", "peak_fraction"), "high", "efficiency.matmul.peak_fraction: 'high' is not a number"),
         (("efficiency", "matmul", "edges"), 1, "matmul.edges: unknown key; did you mean efficiency.matmul.edge?"),
         (("efficiency", "matmul", "tiles"), [[128]], "efficiency.matmul.tiles: [128] is not a pair"),
         (("efficiency", "matmul", "tiles"), [], "efficiency.matmul.tiles: [] is not a list"),
-        (("efficiency", "attention_forward", "block"), 1.5, "attention_forward.block: 1.5 is not a whole number"),
+        (
+            ("efficiency", "attention_forward", "query_block"),
+            1.5,
+            "attention_forward.query_block: 1.5 is not a whole number",
+        ),
         (("efficiency", "kernel_latency"), "5 GB", "efficiency.kernel_latency: '5 GB' has unit 'GB'"),
-        (("in_training", "sustained"), 0, "in_training.sustained: 0 is not a number above 0"),
-        (("in_training", "sustained"), 94, "in_training.sustained: 94 is not a number above 0 and up to 1.25"),
-        (("in_training", "spread"), -0.01, "in_training.spread: -0.01 is not a number from 0 up"),
-        (("in_training", "flash2"), 0.6, "in_training.flash2: 0.6 is not a number from 1 up"),
-        (("in_training", "sustain"), 1, "in_training.sustain: unknown key; did you mean in_training.sustained?"),
+        (("training_derating", "sustained_ratio"), 0, "training_derating.sustained_ratio: 0 is not a number above 0"),
+        (
+            ("training_derating", "sustained_ratio"),
+            94,
+            "training_derating.sustained_ratio: 94 is not a number above 0 and up to 1.25",
+        ),
+        (("training_derating", "gpu_spread"), -0.01, "training_derating.gpu_spread: -0.01 is not a number from 0 up"),
+        (
+            ("training_derating", "flash2_slowdown"),
+            0.6,
+            "training_derating.flash2_slowdown: 0.6 is not a number from 1 up",
+        ),
+        (
+            ("training_derating", "sustain"),
+            1,
+            "training_derating.sustain: unknown key; did you mean training_derating.sustained_ratio?",
+        ),
         (("description",), "", "description: '' is not a text"),
     ],
 )

@@ -214,8 +214,8 @@ def test_a_graph_file_is_a_cluster(graph_file):
 
 def test_host_memory_is_optional(graph_file):
     memory = {
-        "capacity": "1 TB", "bandwidth": "90 GB/s", "to_host": "50 GB/s", "from_host": "40 GB/s", "latency": "1 us",
-        "update": 0.5,
+        "capacity": "1 TB", "bandwidth": "90 GB/s", "device_to_host": "50 GB/s", "host_to_device": "40 GB/s",
+        "latency": "1 us", "optimizer_fraction": 0.5,
     }  # fmt: skip
     expected = HostMemory(1e12, 90e9, 50e9, 40e9, pytest.approx(1e-6), 0.5)
     assert load_cluster("pcie-node").host_memory is None
@@ -248,8 +248,8 @@ def simulated_step_time(**cluster):
 def test_a_graph_round_trips_through_networkx_exactly(tmp_path, ecmp):
     """Two spines between four leaves of one node of two GPUs each, so that routes are equal and hashes choose."""
     memory = {
-        "capacity": "1 TB", "bandwidth": "90.1 GB/s", "to_host": "50 GB/s", "from_host": "40 GB/s", "latency": "1.7 us",
-        "update": 0.5,
+        "capacity": "1 TB", "bandwidth": "90.1 GB/s", "device_to_host": "50 GB/s", "host_to_device": "40 GB/s",
+        "latency": "1.7 us", "optimizer_fraction": 0.5,
     }  # fmt: skip
     accelerator_file = tmp_path / "my-gpu.yaml"
     shutil.copy(data_files.find_file("accelerators", "h100-sxm-80gb"), accelerator_file)

@@ -74,12 +74,12 @@ def test_networks_differ_only_by_their_constants():
         "LL",
         "LL128",
         "tree",
-        "in_network",
+        "nvls",
     }
 
 
 def test_mixed_nvlink_generations():
-    """Two nodes of H100 and A100 links: in_network needs every switch to add, the launch is the slower one's."""
+    """Two nodes of H100 and A100 links: nvls needs every switch to add, the launch is the slower one's."""
     graph = load_cluster("dgx-h100", 16).fabric.to_graph().copy()
     for source, target, edge in graph.edges(data=True):
         if edge["kind"] == "nvlink" and "nvswitch1" in (source, target):

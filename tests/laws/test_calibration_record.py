@@ -111,7 +111,7 @@ def records(draw: st.DrawFn) -> CalibrationRecord:
         kernels=tuple(kernels),
         collectives=collective_samples({payload: draw(SECONDS) for payload in payloads}),
         copies=(CopySample("device", 1e9, draw(spreads())),),
-        beside=tuple(overlapped_samples),
+        interference=tuple(overlapped_samples),
         launch_interval=draw(st.none() | SECONDS),
         kernel_fit=draw(st.none() | st.just(kernel_fit_of(matmul_bf16=0.1))),
         collective_fits=(collective_fit(1e-5, 1e11, 0.1),),

@@ -53,7 +53,7 @@ def test_all_ranks_hold_the_model_and_copies_of_the_embedding(mapping: dict[str,
     scenario = Scenario.from_mapping(mapping)
     plan, layout = build_plan(scenario), scenario.layout
     stage_weights = [build_footprint(scenario, plan).weights_by_group(rank) for rank in range(layout.pp)]
-    shard_counts = {"dense": 1, "narrow": 1, "experts": layout.ep * layout.effective_etp}
+    shard_counts = {"dense": 1, "low_precision": 1, "experts": layout.ep * layout.effective_etp}
     copied_parameters = (len(plan.embedding_ranks) - 1) * scenario.model.vocab * scenario.model.hidden
     total_parameters = sum(
         count * shard_counts[name] for stage_weight in stage_weights for name, (count, _) in stage_weight.items()

@@ -36,16 +36,16 @@ def test_every_shipped_framework_loads_and_has_a_source_for_every_number(name: s
     assert framework.fragmentation >= 1.0
     assert framework.launch_seconds > 0.0
     content = data_files.read_mapping(data_files.find_file("frameworks", name))
-    optional_sections = [key for key in ("overheads", "runs") if key in content]
+    optional_sections = [key for key in ("overheads", "supported_layouts") if key in content]
     assert set(content["sources"]) == {*content["memory"], *content["host"], *content["checkpoint"], *optional_sections}
 
 
 @pytest.mark.parametrize("name", data_files.list_names("frameworks"))
 def test_supported_features_are_scenario_values(name: str) -> None:
     runs = load_framework(name).supported_layouts
-    assert {*runs.data, *runs.data_beside_pipeline} <= DataParallelConfig.shorthands.keys()
+    assert {*runs.data, *runs.data_with_pipeline} <= DataParallelConfig.shorthands.keys()
     assert {*runs.schedules} <= ScheduleConfig.shorthands.keys()
-    assert {*runs.data_beside_pipeline} <= {*runs.data}
+    assert {*runs.data_with_pipeline} <= {*runs.data}
     assert "1f1b" in runs.schedules
 
 
@@ -123,7 +123,11 @@ def test_a_zero_launch_time_is_allowed(content: dict[str, Any], written: Callabl
         (("host", "launch"), 10, "host.launch: 10 has no unit"),
         (("host", "launch"), "-1 us", "host.launch: '-1 us' is "),
         (("host", "lunch"), "1 us", "host.lunch: unknown key; did you mean host.launch?"),
-        (("host", "recorded"), "dtensor", "host.recorded: 'dtensor' is unknown; choose one of eager, nothing, torch"),
+        (
+            ("host", "measured_host_use"),
+            "dtensor",
+            "host.measured_host_use: 'dtensor' is unknown; choose one of eager, nothing, torch",
+        ),
         (("hosts",), {}, "hosts: unknown key; did you mean host?"),
         (("host",), "10 us", "host: '10 us' is not a mapping"),
         (("description",), "", "description: '' is not a text"),

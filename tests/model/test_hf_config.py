@@ -190,7 +190,7 @@ def test_an_invalid_size_is_named(tmp_path: Path, key: str, value: object) -> No
         ({**LLAMA3_8B, "model_type": "bert"}, "model_type 'bert' is not known; choose one of bloom, dbrx"),
         (
             {**LLAMA3_8B, "num_local_experts": 8},
-            "num_local_experts is 8, but mixtures of experts are not read of .*llama",
+            "num_local_experts is 8, but MoE models are not read of .*llama",
         ),
         ({**LLAMA3_8B, "model_type": "phimoe", "num_local_experts": 16}, "not read of model_type 'phimoe'; of mixtral"),
         ({**LLAMA3_8B, "num_key_value_heads": 5}, "num_key_value_heads 5 does not divide num_attention_heads 32"),

@@ -67,7 +67,7 @@ def test_the_speedup_is_that_of_the_accelerator_file(dtype: DType, backward: boo
         - efficiency.kernel_latency
         for d_type in (DType.BF16, dtype)
     )
-    assert bf16_seconds / low_precision_seconds == pytest.approx(constants.formats[dtype])
+    assert bf16_seconds / low_precision_seconds == pytest.approx(constants.speedup_by_format[dtype])
 
 
 def test_an_accelerator_without_low_precision_attention_is_rejected() -> None:

@@ -264,7 +264,7 @@ def test_low_precision_dispatch_casts_before_and_transposes_after() -> None:
     }
     element_bytes = DType.FP8_BLOCKWISE.bytes
     assert casts["experts.up.cast_input"].bytes == T * H * (2 + element_bytes)
-    assert casts["experts.up.transpose_input_again"].bytes == 2 * T * H * 2 * element_bytes
+    assert casts["experts.up.transpose_input_backward"].bytes == 2 * T * H * 2 * element_bytes
     assert casts["experts.down.cast_output_gradient"].bytes == T * H * (2 + element_bytes)
     assert casts["experts.down.transpose_output_gradient"].bytes == 2 * T * H * 2 * element_bytes
     assert casts["experts.down.cast_input"].bytes == 2 * T * 256 * (2 + 2 * element_bytes)

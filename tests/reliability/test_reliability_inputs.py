@@ -115,7 +115,7 @@ def _with_checkpoint(**settings: Any) -> Scenario:
 def _host_bandwidth() -> float:
     host = Scenario.from_mapping(TWO_NODES).cluster.host_memory
     assert host is not None
-    return host.to_host
+    return host.device_to_host
 
 
 def test_rates_add_up_and_repairs_follow_littles_law() -> None:

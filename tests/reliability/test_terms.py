@@ -108,7 +108,7 @@ def _with(**checkpoint: Any) -> Scenario:
 def _host_rate() -> float:
     host = Scenario.from_mapping(TWO_NODES).cluster.host_memory
     assert host is not None
-    return host.to_host
+    return host.device_to_host
 
 
 def test_rates_add_up_and_repairs_follow_littles_law() -> None:

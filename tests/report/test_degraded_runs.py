@@ -185,7 +185,7 @@ def test_boxes_have_waiting_and_slowdown_times(slow: SimulationResult, timeline:
         build_timeline(slow, [int(slow.trace.representative[8])])
     )  # synchronizes with rank 9 in every layer
     arrays = decode_arrays(partner.arrays)
-    assert (arrays["waited"][arrays["look"] == CATEGORY_STYLES.index(CategoryStyle.FORWARD)] > 0).all()
+    assert (arrays["waited"][arrays["style"] == CATEGORY_STYLES.index(CategoryStyle.FORWARD)] > 0).all()
 
 
 def test_jitter_has_no_straggler_but_a_waiting_figure() -> None:

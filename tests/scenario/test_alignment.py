@@ -30,18 +30,18 @@ def test_aligned_dimensions_do_not_warn(cluster: str) -> None:
     [
         (
             {"hidden": 1028},
-            "model.hidden 1028: rows of 1028 elements are no multiple of 16 bytes, so that matrix products "
+            "model.hidden 1028: rows of 1028 elements are no multiple of 16 bytes, so that matmuls "
             "with them take about 2.6 times as long on a100-sxm-80gb; 1024 or 1032 fits",
         ),
         (
             {"ffn": 4100},
-            "model.ffn 4100: rows of 2050 elements on each of tp 2 are no multiple of 16 bytes, so that matrix "
-            "products with them take about 2.6 times as long on a100-sxm-80gb; 4096 or 4112 fits",
+            "model.ffn 4100: rows of 2050 elements on each of tp 2 are no multiple of 16 bytes, so that matmuls "
+            "with them take about 2.6 times as long on a100-sxm-80gb; 4096 or 4112 fits",
         ),
         (
             {"vocab": 50258},
-            "model.vocab 50258: rows of 25129 elements on each of tp 2 are no multiple of 16 bytes, so that matrix "
-            "products with them take about 2.6 times as long on a100-sxm-80gb; 50256 or 50272 fits",
+            "model.vocab 50258: rows of 25129 elements on each of tp 2 are no multiple of 16 bytes, so that matmuls "
+            "with them take about 2.6 times as long on a100-sxm-80gb; 50256 or 50272 fits",
         ),
         (
             {"head_dim": 120},
@@ -66,7 +66,7 @@ def test_misaligned_head_dim_affects_attention_and_projections() -> None:
 def test_standard_attention_needs_16_byte_rows() -> None:
     """BLOOM's chronicles: a head dimension of 108 took a third longer than 104, 112 and 144."""
     (warning,) = scenario_warnings("dgx-a100", "training.attention=standard", heads=16, head_dim=108)
-    assert "products of standard attention take about 17 times as long" in warning
+    assert "matmuls of standard attention take about 17 times as long" in warning
     assert warning.endswith("104 or 112 fits")
     assert scenario_warnings("dgx-a100", "training.attention=standard", heads=16, head_dim=104) == ()
 

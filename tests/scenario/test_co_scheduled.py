@@ -130,7 +130,7 @@ def test_job_file_placement_and_override(tmp_path: Path) -> None:
         ({"scenario": OTHER_JOB, "placement": {"order": "16-17"}}, "names 2 GPUs, but the job has 8 ranks"),
         (
             {"scenario": with_sections(OTHER_JOB, cluster="dgx-a100")},
-            "job: cluster: is dgx-a100, but the job beside which it runs is on dgx-h100",
+            "job: cluster: is dgx-a100, but the co-scheduled job is on dgx-h100",
         ),
         (
             {"scenario": with_sections(OTHER_JOB, cluster={"name": "dgx-h100", "accelerator": "h200-sxm-141gb"})},
@@ -159,7 +159,7 @@ def test_job_file_placement_and_override(tmp_path: Path) -> None:
         ),
         (
             {"scenario": with_sections(OTHER_JOB, cluster={"name": "dgx-h100", "gpus": 2**20})},
-            "jobs.0.scenario: .*not fit beside the others",
+            "jobs.0.scenario: .*not fit with the other jobs",
         ),
     ],
 )
@@ -177,7 +177,7 @@ def test_jobs_need_a_shared_network() -> None:
 
 def test_full_cluster_rejects_another_job() -> None:
     cluster = {"name": "llama3-roce", "gpus": 16, "fabric": {"leaf": {"nodes": 2}, "spine": None, "core": None}}
-    with pytest.raises(InputError, match=r"jobs.0.scenario: 8 GPUs do not fit beside the others; free is none of 16"):
+    with pytest.raises(InputError, match=r"jobs.0.scenario: 8 GPUs do not fit with the other jobs; free is none of 16"):
         load_scenario({"scenario": with_sections(OTHER_JOB, cluster="llama3-roce")}, cluster=cluster)
 
 

@@ -198,5 +198,5 @@ def test_deepspeed_zero3_rejects_unsupported_combinations(mapping: dict[str, Any
     scenario_mapping = {**mapping, "layout": {"data": "deepspeed_zero3"}, "cluster": {"name": "dgx-h100", "gpus": 8}}
     section, name = key.split(".")
     scenario_mapping = {**scenario_mapping, section: {**scenario_mapping[section], name: int(value)}}
-    with pytest.raises(InputError, match=f"deepspeed_zero3 runs beside no {key}"):
+    with pytest.raises(InputError, match=f"deepspeed_zero3 does not run with {key}"):
         Scenario.from_mapping(scenario_mapping)

@@ -21,7 +21,11 @@ def scenario() -> Scenario:
 
 def peak_fractions(accelerator: Accelerator) -> list[float]:
     efficiency = accelerator.efficiency
-    return [efficiency.matmul.share, efficiency.attention_forward.share, efficiency.attention_backward.share]
+    return [
+        efficiency.matmul.peak_fraction,
+        efficiency.attention_forward.peak_fraction,
+        efficiency.attention_backward.peak_fraction,
+    ]
 
 
 def test_matmul_slowdown_on_all_accelerators(scenario: Scenario) -> None:
@@ -29,16 +33,18 @@ def test_matmul_slowdown_on_all_accelerators(scenario: Scenario) -> None:
     assert len(after) == 2
     for before_type, after_type in zip(before, after, strict=True):
         assert peak_fractions(after_type) == pytest.approx([share / 2.0 for share in peak_fractions(before_type)])
-        assert after_type.efficiency.memory == before_type.efficiency.memory
+        assert after_type.efficiency.memory_bandwidth_fraction == before_type.efficiency.memory_bandwidth_fraction
 
 
 def test_memory_bound_slowdown_on_all_accelerators(scenario: Scenario) -> None:
     before, after = accelerator_types(scenario), accelerator_types(with_memory_bound_slowdown(scenario, 2.0))
     for before_type, after_type in zip(before, after, strict=True):
-        assert after_type.efficiency.memory == pytest.approx(before_type.efficiency.memory / 2.0)
+        assert after_type.efficiency.memory_bandwidth_fraction == pytest.approx(
+            before_type.efficiency.memory_bandwidth_fraction / 2.0
+        )
         assert peak_fractions(after_type) == peak_fractions(before_type)
 
 
 def test_speedup_is_capped_at_datasheet_peaks(scenario: Scenario) -> None:
     for accelerator in accelerator_types(with_matmul_slowdown(with_memory_bound_slowdown(scenario, 0.1), 0.1)):
-        assert {*peak_fractions(accelerator), accelerator.efficiency.memory} == {1.0}
+        assert {*peak_fractions(accelerator), accelerator.efficiency.memory_bandwidth_fraction} == {1.0}

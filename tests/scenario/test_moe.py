@@ -145,7 +145,7 @@ def test_scenario_round_trip(name: str) -> None:
         ),
         (
             f"{{preset: mistral-7b, stack: [{{layers: 32, ffn: 9, experts: {{{MOE_OPTIONS}}}}}]}}",
-            r"stack: has ffn beside experts.ffn",
+            r"stack: has both ffn and experts.ffn",
         ),
         (
             "{preset: mixtral-8x7b, stack: [{layers: 32, experts: {interleave_moe_layer_step: 2}}]}",
@@ -253,7 +253,7 @@ def test_inline_moe_model_needs_expert_ffn() -> None:
             r"ep 8 x etp 1 leaves nothing of experts to shard; optimizer: true",
         ),
         ({"ep": 4, "pp": 8, "data": "fsdp"}, PARAMETER_OFFLOAD, None),
-        ({"data": "deepspeed_zero3"}, {}, r"deepspeed_zero3 runs beside no model.experts; fsdp and zero3 do"),
+        ({"data": "deepspeed_zero3"}, {}, r"deepspeed_zero3 does not run with model.experts; fsdp and zero3 do"),
         ({"ep": 8}, {"lora": 8}, r"lora.targets: mixtral-8x7b has experts, .*; targets: attention fits"),
         ({"ep": 8}, {"lora": {"rank": 8, "targets": "attention"}}, None),
         (

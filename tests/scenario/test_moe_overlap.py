@@ -49,9 +49,9 @@ def test_dualpipev_overlaps_by_default() -> None:
     [
         (["training.recompute=full"], "excludes training.recompute full, which sends tokens again in backward"),
         (["training.recompute.modules=[moe]"], r"excludes training.recompute modules: \[moe\]"),
-        (["layout.ep=1"], "lets tokens travel beside computation, but layout.ep is 1; write false"),
+        (["layout.ep=1"], "overlaps MoE communication with computation, but layout.ep is 1; write false"),
         (["layout.dispatcher=allgather"], "is not for dispatcher allgather; alltoall, deepep, deepep_v2, hybridep fit"),
-        (["schedule=bfs"], "needs forwards beside backwards, which schedule bfs has not; dualpipev and interleaved"),
+        (["schedule=bfs"], "overlaps forwards with backwards, which schedule bfs has not; dualpipev and interleaved"),
         (
             ["schedule=1f1b", "layout.layers_per_stage=even", "model.layers=26"],
             "needs several chunks in a pipeline, and schedule 1f1b has one; interleaved and dualpipev fit",

@@ -21,9 +21,9 @@ ALGORITHM_NAMES = {
     "tree": {"tree"},
     "ring": {"ring"},
     "collnetchain": {"collnet_chain"},
-    "nvls": {"in_network", "collnet_nvls"},
-    "nvlstree": {"in_network"},
-    "pat": {"aggregated_trees"},
+    "nvls": {"nvls", "collnet_nvls"},
+    "nvlstree": {"nvls"},
+    "pat": {"pat"},
 }
 COLLECTIVE_KEYS = {kind: kind.value.replace("_", "") for kind in TUNED_COLLECTIVES}
 
@@ -54,7 +54,7 @@ def test_lists_have_the_grammar_of_nccl() -> None:
     assert allowed[CollectiveType.ALL_REDUCE] == {"tree", "collnet_direct"}
     assert parse_algorithms("allreduce:Tree,RING") == {CollectiveType.ALL_REDUCE: {"tree", "ring"}}
     assert parse_algorithms("^NVLS,NVLSTree")[CollectiveType.ALL_REDUCE] == {
-        *("tree", "ring", "aggregated_trees", "collnet_direct", "collnet_chain")
+        *("tree", "ring", "pat", "collnet_direct", "collnet_chain")
     }
     protocols = NcclConfig.model_validate({"NCCL_PROTO": "^LL128;allreduce:LL128"}).nccl_overrides().protocols
     assert protocols[CollectiveType.REDUCE] == {"LL", "Simple"}
@@ -86,10 +86,10 @@ def test_disabled_nvls_is_not_selected(mapping: dict[str, Any]) -> None:
         large = {item for item in comm_ops if item.comm_group == "tp" and item.payload > 1e6}
         return {result.cost.comm_timing_by_group(element).algorithm.split()[0] for element in large}
 
-    assert selected_algorithms() == {"in_network"}
+    assert selected_algorithms() == {"nvls"}
     for switch in ("NCCL_NVLS_ENABLE=0", "NCCL_ALGO=^NVLS,NVLSTree", "NCCL_PROTO=^Simple"):
-        assert "in_network" not in selected_algorithms(f"cost.nccl.{switch}")
-    assert selected_algorithms("cost.nccl.NCCL_NVLS_ENABLE=2") == {"in_network"}
+        assert "nvls" not in selected_algorithms(f"cost.nccl.{switch}")
+    assert selected_algorithms("cost.nccl.NCCL_NVLS_ENABLE=2") == {"nvls"}
 
 
 def test_restricting_algorithms_never_speeds_up(mapping: dict[str, Any]) -> None:
@@ -205,12 +205,12 @@ def test_no_algorithm_left_is_rejected_before_simulation(mapping: dict[str, Any]
             entry_point(scenario)
 
 
-@pytest.mark.parametrize("switch", ["cost.nccl.NCCL_ALGO=^Ring", "cost.collectives={all_gather: aggregated_trees}"])
+@pytest.mark.parametrize("switch", ["cost.nccl.NCCL_ALGO=^Ring", "cost.collectives={all_gather: pat}"])
 def test_unusable_algorithm_is_rejected_before_simulation(mapping: dict[str, Any], switch: str) -> None:
     """Only PAT is left for all-gather; it needs groups of one member per node, so groups of 8 cannot use it."""
     scenario = Scenario.from_mapping(mapping, [switch, "layout={tp: 8, sequence_parallel: true, dp: 8}"])
     for entry_point in (check, simulate):
-        with pytest.raises(InputError, match=r"cannot do \w+ by aggregated_trees in groups of 8 in one NVLink"):
+        with pytest.raises(InputError, match=r"cannot do \w+ by pat in groups of 8 in one NVLink"):
             entry_point(scenario)
 
 

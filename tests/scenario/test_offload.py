@@ -10,7 +10,10 @@ from clustersim.common.errors import InputError
 from clustersim.model.offload import NO_OFFLOAD, ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.scenario.changes.diff import changed_keys
 
-HOST_MEMORY = "{capacity: 1 TB, bandwidth: 90 GB/s, to_host: 50 GB/s, from_host: 40 GB/s, latency: 1 us, update: 0.5}"
+HOST_MEMORY = (
+    "{capacity: 1 TB, bandwidth: 90 GB/s, device_to_host: 50 GB/s, host_to_device: 40 GB/s, latency: 1 us, "
+    "optimizer_fraction: 0.5}"
+)
 
 
 def offload_mapping(offload: object, cluster: object = "dgx-h100", **layout: Any) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def test_offload_without_host_memory_names_the_missing_key() -> None:
 
 
 def test_incomplete_host_memory_is_rejected() -> None:
-    with pytest.raises(InputError, match=r"node.host_memory.update: 2.0 is not a share of a peak"):
-        Scenario.from_mapping(offload_mapping({}, "dgx-h100"), ["cluster.node.host_memory.update=2"])
+    with pytest.raises(InputError, match=r"node.host_memory.optimizer_fraction: 2.0 is not a share of a peak"):
+        Scenario.from_mapping(offload_mapping({}, "dgx-h100"), ["cluster.node.host_memory.optimizer_fraction=2"])
     with pytest.raises(InputError, match=r"node.host_memory.bandwidth: is missing"):
         Scenario.from_mapping(offload_mapping({}, "pcie-node"), ["cluster.node.host_memory={capacity: 1 TB}"])

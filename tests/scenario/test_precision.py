@@ -126,7 +126,7 @@ def test_scaling_blocks_must_divide_dimensions() -> None:
 
 def test_lora_with_low_precision_matmuls_is_rejected() -> None:
     adapters = {"training": {"precision": "fp8", "lora": {"rank": 16}}}
-    with pytest.raises(InputError, match="adapters beside products in fp8 are not modelled"):
+    with pytest.raises(InputError, match="adapters with matmuls in fp8 are not modelled"):
         Scenario.from_mapping(scenario_mapping(**adapters))
 
 

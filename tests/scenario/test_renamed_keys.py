@@ -6,15 +6,15 @@ import pytest
 
 from clustersim import Scenario
 from clustersim.common.errors import InputError
+from clustersim.common.renamed_keys import RENAMED_KEYS, SCENARIO, renamed_key_message
 from clustersim.scenario.config.scenario import ScenarioConfig
-from clustersim.scenario.renamed_keys import RENAMED_KEYS, renamed_key_message
 
 MAPPING: dict[str, Any] = {
     "model": "llama3-8b",
     "cluster": {"name": "dgx-h100", "gpus": 8},
     "training": {"sequence": 2048, "global_batch": 8},
 }
-ROWS = pytest.mark.parametrize(("old_path", "new_key"), RENAMED_KEYS.items())
+ROWS = pytest.mark.parametrize(("old_path", "new_key"), RENAMED_KEYS[SCENARIO].items())
 USER_NAME = "chosen-name"  # for `*`
 REQUIRED_KEYS = {"model.stack": {"layers": 32}}
 
@@ -81,7 +81,7 @@ def test_message_is_one_sentence() -> None:
 
 
 def test_other_keys_are_not_renamed() -> None:
-    assert renamed_key_message(["layout", "tp"]) is None
-    assert renamed_key_message(["tensor_overlap"]) is None
+    assert renamed_key_message(SCENARIO, ["layout", "tp"]) is None
+    assert renamed_key_message(SCENARIO, ["tensor_overlap"]) is None
     with pytest.raises(InputError, match=r"layout.tensor_overlab: unknown key; "):
         Scenario.from_mapping({**MAPPING, "layout": {"tensor_overlab": True}})

@@ -291,7 +291,7 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
         ),
         (
             "layout.data={fsdp: {zero_hpz_partition_size: 2}}",
-            "none (beside a pipeline what forward gathers stays); leave it",
+            "none (with a pipeline the parameters that forward gathers stay); leave it",
         ),
         (
             "layout={tp: 4, dp: 16, data: {fsdp: {zero_hpz_partition_size: 2, reshard_after_forward: false}}}",

@@ -144,7 +144,7 @@ def test_holdout_steps_extend_the_validated_domain() -> None:
         feature_shares=NO_TRAITS,
     )
     assert set(make_model().domain.unmeasured_categories(features)) == {"accelerator mine", *KINDS}
-    extended = HoldoutResult("mine", [HoldoutStep("1 layer", 1.0, 1.0, kinds=KINDS)]).extend(make_model())
+    extended = HoldoutResult("mine", [HoldoutStep("1 layer", 1.0, 1.0, categories=KINDS)]).extend(make_model())
     assert extended.domain.unmeasured_categories(features) == ()
     assert extended.error_variance(features) < make_model().error_variance(features)
 
@@ -168,7 +168,9 @@ def make_record(steps: tuple[HoldoutStep, ...], scenario: Scenario | None = None
         for kernel_record in (time_kernel(kernel) for kernel in kernels if kernel.shape is not None)
     }
     conditions = MeasurementConditions("2026-11-20", "none", "made up")
-    return CalibrationRecord(DeviceInfo(GPU, "a test's GPU"), conditions, tuple(kernel_records.values()), steps=steps)
+    return CalibrationRecord(
+        DeviceInfo(GPU, "a test's GPU"), conditions, tuple(kernel_records.values()), holdout_steps=steps
+    )
 
 
 def time_kernel(kernel: Kernel) -> KernelSample:
@@ -199,7 +201,9 @@ def test_a_result_has_the_interval_of_its_holdout_steps() -> None:
     report = result.to_json()["holdout_validation"]
     assert report["largest_error"] == pytest.approx(-0.03)
     assert report["bias"] == pytest.approx(-0.005)
-    assert [item["description"] for item in report["steps"]] == [holdout_step.what for holdout_step in HOLDOUT_STEPS]
+    assert [item["description"] for item in report["steps"]] == [
+        holdout_step.description for holdout_step in HOLDOUT_STEPS
+    ]
 
 
 def test_a_larger_holdout_error_widens_the_interval() -> None:
@@ -264,7 +268,11 @@ def test_a_step_record_round_trips_with_its_features(tmp_path: Path) -> None:
 
     step_record, path = make_record((HoldoutStep("1 layer", 1.0, 1.0, 0.2, KINDS),)), tmp_path / "gpu.json"
     write_record(step_record, path)
-    assert read_record(path).steps == step_record.steps
-    older = record_text(step_record).replace(', "of_rows": 0.2', "").replace(f', "kinds": {json.dumps(KINDS)}', "")
+    assert read_record(path).holdout_steps == step_record.holdout_steps
+    older = (
+        record_text(step_record)
+        .replace(', "propagated_error": 0.2', "")
+        .replace(f', "categories": {json.dumps(KINDS)}', "")
+    )
     path.write_text(older, encoding="utf-8")
-    assert read_record(path).steps == (HoldoutStep("1 layer", 1.0, 1.0),)
+    assert read_record(path).holdout_steps == (HoldoutStep("1 layer", 1.0, 1.0),)

@@ -51,13 +51,13 @@ def step_time(*overrides: str) -> float:
 
 
 def accelerator_override(folder: Path, **changes: float | str) -> str:
-    """An override: an H100 whose efficiency has other constants; `products` divides the rates of all products."""
+    """An override: an H100 whose efficiency has other constants; `matmuls` divides the rates of all matmuls."""
     content = yaml.safe_load(data_files.find_file("accelerators", "h100-sxm-80gb").read_text())
     efficiency = content["efficiency"]
-    slower = float(changes.pop("products", 1.0))
+    slower = float(changes.pop("matmuls", 1.0))
     for section in ("matmul", "attention_forward", "attention_backward"):
-        efficiency[section]["share"] /= slower
-    shares = efficiency["matmul"]["shares"]
+        efficiency[section]["peak_fraction"] /= slower
+    shares = efficiency["matmul"]["peak_fraction_by_format"]
     shares.update({dtype: share / slower for dtype, share in shares.items()})
     efficiency.update(changes)
     path = folder / "gpu.yaml"
@@ -81,13 +81,13 @@ def recover_cause(name: str, *overrides: str) -> CandidateCause:
 
 @pytest.mark.parametrize("times", [1.31, 3.0, 0.9])
 def test_a_matmul_slowdown_is_recovered(times: float, tmp_path: Path) -> None:
-    cause = recover_cause("matmuls", accelerator_override(tmp_path, products=times))
+    cause = recover_cause("matmuls", accelerator_override(tmp_path, matmuls=times))
     assert cause.explains
     assert cause.strength == pytest.approx(times, rel=0.01)
 
 
 def test_a_memory_slowdown_is_recovered(tmp_path: Path) -> None:
-    cause = recover_cause("memory_bound_kernels", accelerator_override(tmp_path, memory=0.88 / 1.7))
+    cause = recover_cause("memory_bound_kernels", accelerator_override(tmp_path, memory_bandwidth_fraction=0.88 / 1.7))
     assert cause.strength == pytest.approx(1.7, rel=0.01)
 
 

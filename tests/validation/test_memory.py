@@ -97,7 +97,7 @@ def test_missing_dimensions_are_those_of_the_named_preset(tmp_path: Path) -> Non
     by_name, by_dimensions = predict_table(tmp_path, bare, bare | stated | {"tied_embeddings": "yes"})
     assert by_name == by_dimensions
     (unknown,) = compare_table(tmp_path, bare | {"model": "of our own"})
-    assert unknown.skip_reason == "dimensions of model of our own are not stated, and not shipped"
+    assert unknown.skip_reason == "dimensions of model of our own are not stated, and not packaged"
     assert not unknown.is_expressible
 
 
@@ -252,7 +252,7 @@ def test_modules_are_read_as_megatron_prints_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("notes", "reason"),
     [
-        ("multi-latent-attention", "latent attention of a model that is not shipped"),
+        ("multi-latent-attention", "latent attention of a model that is not packaged"),
         ("optimizer muon", "optimizer muon"),
         ("fine-grained-activation-offloading", "single operators on the host"),
     ],

@@ -12,7 +12,7 @@ from clustersim.validation.steps import build_scenario, compare_step, read_steps
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("kind", ["steps", "mixtures", "narrow"])
+@pytest.mark.parametrize("kind", ["dense", "moe", "low_precision"])
 def test_a_published_run_is_nearest_to_itself(kind: str) -> None:
     case = next(read_step for read_step in read_steps() if case_uncertainty_model(read_step) == kind)
     nearest = nearest_run(build_scenario(case))

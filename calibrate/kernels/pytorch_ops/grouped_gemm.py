@@ -165,7 +165,7 @@ def _group_matmul(
         return lambda: torch.addmm(output, a, b, out=output)
     if a.device.type == "cpu":
         raise UnsupportedKernel(
-            f"a product of {dtype.value} added to {shape.accumulated.value}: PyTorch has none on a CPU"
+            f"a matmul of {dtype.value} added to {shape.accumulated.value}: PyTorch has none on a CPU"
         )
     return lambda: torch.addmm(output, a, b, out_dtype=output.dtype, out=output)
 

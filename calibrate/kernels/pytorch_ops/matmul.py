@@ -60,7 +60,7 @@ def _accumulating_matmul(shape: MatmulShape, dtype: DType, a: Tensor, b: Tensor)
         return ResultRetainingAction(lambda: add_matmul(accumulator, a, b, out=accumulator))
     if a.device.type == "cpu":
         raise UnsupportedKernel(
-            f"a product of {dtype.value} added to {accumulator_dtype.value}: PyTorch has none on a CPU"
+            f"a matmul of {dtype.value} added to {accumulator_dtype.value}: PyTorch has none on a CPU"
         )
     return ResultRetainingAction(
         lambda: add_matmul(accumulator, a, b, out_dtype=TORCH_DTYPES[accumulator_dtype], out=accumulator)

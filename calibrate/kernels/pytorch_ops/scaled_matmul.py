@@ -50,7 +50,7 @@ def random_scaled_matmul(shape: MatmulShape, dtype: DType, device: torch.device)
     """A function that multiplies random operands once; raise UnsupportedKernel if PyTorch has no such matmul."""
     require_supported(shape, dtype)
     if shape.batch > 1:
-        raise UnsupportedKernel(f"PyTorch has no product of a batch in {dtype.value}")
+        raise UnsupportedKernel(f"PyTorch has no batched matmul in {dtype.value}")
     a, b = normal_tensor(device, dtype, shape.m, shape.k), normal_tensor(device, dtype, shape.n, shape.k).t()
     return scaled_matmul(shape, dtype, a, b)
 
@@ -89,7 +89,7 @@ def uses_fast_accumulation(shape: MatmulShape, dtype: DType) -> bool:
 def require_supported(shape: MatmulShape, dtype: DType) -> None:
     """Raise UnsupportedKernel if PyTorch has no matmul of these sizes, or if it accumulates."""
     if shape.accumulated is not None:
-        raise UnsupportedKernel(f"PyTorch has no product in {dtype.value} that is accumulated")
+        raise UnsupportedKernel(f"PyTorch has no matmul in {dtype.value} that is accumulated")
     block = ALIGNMENTS[dtype]
     columns = block if dtype is DType.FP8_BLOCKWISE else _OUTPUT_ALIGNMENT
     if shape.k % block or shape.n % columns:

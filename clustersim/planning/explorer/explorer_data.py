@@ -174,11 +174,11 @@ def _check_moe_supported(scenario: Scenario) -> None:
         "model.experts: take whole rows, as they have a capacity": any(
             distinct_moe.capacity_factor for distinct_moe in model.distinct_moes
         ),
-        "model: has mixtures that differ": len(set(model.distinct_moes)) > 1,
+        "model: has MoE layers that differ": len(set(model.distinct_moes)) > 1,
     }
     for description in (description for description, applies in unsupported.items() if applies):
         raise InputError(
-            f"{description}, which the explorer's page does not know beside the experts of {model.name}; run, check "
+            f"{description}, which the explorer's page does not know with the experts of {model.name}; run, check "
             "and "
             "what-if do"
         )
@@ -346,7 +346,7 @@ def _omission_notes(scenario: Scenario) -> Iterator[str]:
     if scenario.layout.data.is_single_process:
         yield "the scenario's data_parallel (one process) is drawn as ddp; simulated steps are the scenario's"
     if scenario.training.lora is not None:
-        yield "all models are drawn with the scenario's adapters beside frozen weights"
+        yield "all models are drawn with the scenario's adapters of frozen weights"
     if scenario.degradations != Degradations() or scenario.jitter is not None or scenario.has_background_load:
         yield "degradations and jitter of the scenario are left out: all GPUs and links are healthy"
     if isinstance(scenario.cluster.fabric, RankMappedFabric):

@@ -122,8 +122,8 @@ def _check_framework_support(resolved: ResolvedScenario, values: Values, baselin
         resolved.layout.pp > 1,
         value_name(values[DATA_PARALLEL]),
     )
-    if strategy not in (supported.data_beside_pipeline if pipelined else supported.data):
-        pipeline_note = " beside a pipeline" if pipelined else ""
+    if strategy not in (supported.data_with_pipeline if pipelined else supported.data):
+        pipeline_note = " with a pipeline" if pipelined else ""
         yield f"the framework does not run it: {strategy} of {baseline.framework.name}{pipeline_note}"
 
 

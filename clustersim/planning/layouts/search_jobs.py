@@ -257,7 +257,7 @@ def _default_strategies(resolved: ResolvedScenario) -> Iterator[str]:
         resolved.cluster.unit_sizes.domain_gpus,
         resolved.cluster.gpu_count,
     )
-    for name in dict.fromkeys((*supported.data, *supported.data_beside_pipeline)):
+    for name in dict.fromkeys((*supported.data, *supported.data_with_pipeline)):
         if name == "ddp" and resolved.model.distinct_routed_moes and "zero1" in supported.data:
             continue  # the same communication with more memory, which is scarce
         if name == "hsdp":

@@ -11,7 +11,7 @@ clustersim.opened = (async () => {
   const groups = clustersim.explorerGroups(facts);
   const { start } = facts;
   const controls = new Map([...document.querySelectorAll("[data-key]")].map((control) => [control.dataset.key, control]));
-  const names = { model: facts.models.map((each) => each.name), precision: facts.formats };
+  const names = { model: facts.models.map((model) => model.name), precision: facts.formats };
   const drawers = [];
   let chosen = { ...start };
   let drawn = null;
@@ -39,16 +39,16 @@ clustersim.opened = (async () => {
 
   // From the address: `#tp=4&model=llama3-8b`; what it says of no control, or with no legal value, is passed over.
   function fromAddress() {
-    const found = { ...start };
+    const chosen = { ...start };
     for (const [key, text] of new URLSearchParams(location.hash.slice(1))) {
       const control = controls.get(key);
       if (!control) continue;
       const place = names[key]?.indexOf(text) ?? -1;
       const value = names[key] ? place : typeof start[key] === "number" ? Number(text) : text;
-      if (control.type === "checkbox") found[key] = text === "yes";
-      else if (valuesOf(control).includes(value)) found[key] = value;
+      if (control.type === "checkbox") chosen[key] = text === "yes";
+      else if (valuesOf(control).includes(value)) chosen[key] = value;
     }
-    return found;
+    return chosen;
   }
 
   function toAddress() {

@@ -32,11 +32,11 @@ clustersim.behaviours.explorer_bubble = async (figure, _arrays, tools) => {
   function say({ settings }) {
     const { pp, chunks, microbatches: m } = settings;
     const name = words[settings.schedule] + (chunks > 1 ? ` with ${chunks} chunks` : "");
-    const many = `${tools.count(m)} microbatch${m === 1 ? "" : "es"}`;
+    const microbatchCount = `${tools.count(m)} microbatch${m === 1 ? "" : "es"}`;
     const textbook = `Textbooks, with microbatches in rounds of p: (p - 1) / (${chunks > 1 ? "v " : ""}m + p - 1).`;
     document.getElementById("explorer-bubble-words").textContent = pp === 1
       ? "One pipeline rank holds all layers, so nobody waits for another stage: there is no bubble. Take pp 2 or more to see one."
-      : `${pp} pipeline ranks, ${many}, ${name}. ${explorer.bubbleWords(settings)} ${textbook}`;
+      : `${pp} pipeline ranks, ${microbatchCount}, ${name}. ${explorer.bubbleWords(settings)} ${textbook}`;
   }
 
   explorer.onDraw((drawn) => {

@@ -1,4 +1,4 @@
-// Who is beside whom, and over which tier do they talk? Ranks are numbered along the order of axes, the first one fastest.
+// Who communicates with whom, and over which tier? Ranks are numbered along the order of axes, the first one fastest.
 clustersim.explorerGroups = (facts) => {
   "use strict";
   const { tables, machine } = facts;
@@ -23,24 +23,24 @@ clustersim.explorerGroups = (facts) => {
   // The members of a rank's group of a role, in ascending order, the rank itself among them.
   function group(settings, rank, role) {
     const place = coordinates(settings, rank);
-    const spread = (places, axis) => Array.from({ length: settings[axis] }, (_, at) => places.map((each) => ({ ...each, [axis]: at }))).flat();
+    const spread = (places, axis) => Array.from({ length: settings[axis] }, (_, at) => places.map((partial) => ({ ...partial, [axis]: at }))).flat();
     const axes = tables.roles[role];
-    const order = tables.orders.find((each) => axes.every((axis) => each.includes(axis)));
-    return axes.reduce(spread, [place]).map((each) => rankAt(settings, each, order)).sort((one, other) => one - other);
+    const order = tables.orders.find((candidate) => axes.every((axis) => candidate.includes(axis)));
+    return axes.reduce(spread, [place]).map((partial) => rankAt(settings, partial, order)).sort((one, other) => one - other);
   }
 
   // The ranks of other pipeline ranks with which a rank talks in a role.
   function partners(settings, rank, role) {
     const place = coordinates(settings, rank);
-    const found = tables.partners.values[settings.pp][settings.chunks][role]?.[place.pp] ?? [];
-    return found.map((pp) => rankAt(settings, { ...place, pp }));
+    const stages = tables.partners.values[settings.pp][settings.chunks][role]?.[place.pp] ?? [];
+    return stages.map((pp) => rankAt(settings, { ...place, pp }));
   }
 
   // The first tier in one of whose units all ranks are.
   function tier(ranks) {
     if (ranks.length < 2) return "gpu";
-    const found = machine.levels.find(([, unit]) => ranks.every((rank) => unit[rank] === unit[ranks[0]]));
-    return found ? found[0] : machine.top;
+    const level = machine.levels.find(([, unit]) => ranks.every((rank) => unit[rank] === unit[ranks[0]]));
+    return level ? level[0] : machine.top;
   }
 
   return { coordinates, group, partners, tier };

@@ -6,14 +6,14 @@ clustersim.explorerModel = (facts) => {
   "use strict";
   const { tables, machine } = facts;
   const sum = (values) => values.reduce((total, value) => total + value, 0);
-  const dot = (row, values) => sum(row.map((each, place) => each * values[place]));
-  const at = (table, settings) => table.keys.reduce((found, key) => found?.[settings[key]], table.values);
+  const dot = (row, values) => sum(row.map((factor, place) => factor * values[place]));
+  const at = (table, settings) => table.keys.reduce((entry, key) => entry?.[settings[key]], table.values);
 
   // The entry of a number; beyond the end, as much more with each as the last entry has more than the one before.
   const along = (entries, number) => (number < entries.length ? entries[number] : further(entries.at(-1), entries.at(-2), number - entries.length + 1));
 
   function further(last, before, times) {
-    return Array.isArray(last) ? last.map((each, place) => further(each, before[place], times)) : last + times * (last - before);
+    return Array.isArray(last) ? last.map((element, place) => further(element, before[place], times)) : last + times * (last - before);
   }
 
   // Settings with all that follows from them.
@@ -28,10 +28,10 @@ clustersim.explorerModel = (facts) => {
   // Why settings are impossible, one sentence each; none if they are legal.
   function problems(settings) {
     const groups = tables.rules.map((group) => group.flatMap((table) => at(table, settings) ?? []));
-    return groups.find((found) => found.length) ?? [];
+    return groups.find((reasons) => reasons.length) ?? [];
   }
 
-  // For each pipeline rank its stages: what they hold, beside all settings.
+  // For each pipeline rank its stages: what they hold, by settings.
   const stagesOf = (settings) => at(tables.stages, settings).map((rank) => rank.map(([first, layers, embedding, head, content]) => ({ ...settings, first, layers, embedding, head, content })));
 
   const row = (name, stage) => along(at(tables.rows[name], stage), stage.content);
@@ -42,7 +42,7 @@ clustersim.explorerModel = (facts) => {
     const placed = stagesOf(settings);
     return [0, 1, 2, 3].map((zero) => {
       const ranks = placed.map((stages, rank) => atPeak({ ...settings, zero }, stages, rank));
-      const rank = ranks.reduce((fullest, each, place) => (each.peak > ranks[fullest].peak ? place : fullest), 0);
+      const rank = ranks.reduce((fullest, candidate, place) => (candidate.peak > ranks[fullest].peak ? place : fullest), 0);
       return { zero, rank, ranks, ...ranks[rank], fits: ranks[rank].peak <= machine.capacity };
     });
   }
@@ -50,7 +50,7 @@ clustersim.explorerModel = (facts) => {
   const sharing = (settings) => at(tables.sharing, settings);
   // Of experts' parameters, which other ranks hold than all else.
   const sharingOfExperts = (settings) => (tables.experts === null ? sharing(settings) : at(tables.sharing, { ...settings, replicas: settings.edp }));
-  const byOwner = (own, ofExperts) => own.map((each, group) => (group === tables.experts ? ofExperts[group] : each));
+  const byOwner = (own, ofExperts) => own.map((value, group) => (group === tables.experts ? ofExperts[group] : value));
 
   // Bytes of a parameter that stays, by use and group.
   function residentOf(settings) {
@@ -81,7 +81,7 @@ clustersim.explorerModel = (facts) => {
     const counts = byGroup(stages, sizes);
     const { bucket: limits } = sharing(settings);
     const own = stages.map((stage) => byGroup([stage], sizes));
-    const bucket = ([first, others, each], group) => Math.max(...stages.map((stage, place) => Math.min((stage.embedding ? first : others) ?? Infinity, each * own[place][group])));
+    const bucket = ([first, others, layerBytes], group) => Math.max(...stages.map((stage, place) => Math.min((stage.embedding ? first : others) ?? Infinity, layerBytes * own[place][group])));
     const groups = sum(tables.buffers.map((table) => at(table, settings)));
     const messages = at(tables.receives, settings) * sizes[tables.columns.indexOf("message")];
     return {
@@ -98,23 +98,23 @@ clustersim.explorerModel = (facts) => {
   // What is gathered at once, and the gradients of one unit.
   function gathered({ gathered: whole, reduced, dropped }, stages, sizes) {
     const most = (name, weights) => stages.map((stage) => Math.max(0, ...row(name, { ...stage, dropped }).map((counts) => dot(counts, weights))));
-    const [held, gradients] = [whole, reduced].map((each) => byColumn(each).map((value, column) => value * sizes[column]));
+    const [held, gradients] = [whole, reduced].map((fractions) => byColumn(fractions).map((value, column) => value * sizes[column]));
     const fullest = most("gathered", held);
     return (dropped ? Math.max(...fullest) : sum(fullest)) + Math.max(...most("units", gradients));
   }
 
   // What is said of groups of parameters, for each of their columns.
-  function byColumn(each) {
-    const found = tables.columns.map(() => 0);
-    tables.groups.forEach((columns, group) => columns.forEach((column) => (found[column] = each[group])));
-    return found;
+  function byColumn(groupValues) {
+    const columnValues = tables.columns.map(() => 0);
+    tables.groups.forEach((columns, group) => columns.forEach((column) => (columnValues[column] = groupValues[group])));
+    return columnValues;
   }
 
   // Bytes of experts' parameters, by use; nothing where there are none.
   function ofExperts(settings, stages, sizes) {
     if (tables.experts === null) return {};
     const count = byGroup(stages, sizes)[tables.experts];
-    return Object.fromEntries(Object.entries(residentOf(settings)).map(([use, each]) => [use, each[tables.experts] * count]));
+    return Object.fromEntries(Object.entries(residentOf(settings)).map(([use, groupValues]) => [use, groupValues[tables.experts] * count]));
   }
 
   // The fullest of a rank's moments: one stage runs backward, and each holds some microbatches.
@@ -132,8 +132,8 @@ clustersim.explorerModel = (facts) => {
     const sent = (name, weigh = (counts) => counts) => sum(stages.map((stage) => dot(weigh(row(name, stage)), sizes)));
     const inside = ["tp", "cp", "pp", "ep", "etp"].filter((role) => tables.rows[role]);
     const ofParameters = (weights, chosen) => {
-      const [each, there] = [along(weights, settings.microbatches), byColumn(tables.groups.map((_, group) => Number(chosen(group))))];
-      return sent("parameters", (counts) => counts.map((count, column) => count * each[column] * there[column]));
+      const [passes, there] = [along(weights, settings.microbatches), byColumn(tables.groups.map((_, group) => Number(chosen(group))))];
+      return sent("parameters", (counts) => counts.map((count, column) => count * passes[column] * there[column]));
     };
     return {
       ...Object.fromEntries(inside.map((role) => [role, sent(role) * settings.microbatches])),

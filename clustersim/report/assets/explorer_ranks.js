@@ -6,7 +6,7 @@
   const { facts, model, groups } = explorer;
   const experts = clustersim.explorerExperts(explorer, tools);
   const MOST_NODES = 8;
-  const COLUMNS = Math.min(8, facts.machine.per_node); // boxes beside each other
+  const COLUMNS = Math.min(8, facts.machine.per_node); // boxes side by side
   const MOST_STAGES = 64; // rows of the table of stages
   const TIERS = {
     gpu: "itself", nvlink: "NVLink", host: "the node's host", node: "the node", leaf: "leaf switches", spine: "spine switches",
@@ -29,28 +29,28 @@
   }
 
   // The ranks that hold the next and the previous stages.
-  const beside = (settings, rank) => [...new Set(["pp_previous", "pp_next"].flatMap((role) => groups.partners(settings, rank, role)))];
+  const pipelineNeighbours = (settings, rank) => [...new Set(["pp_previous", "pp_next"].flatMap((role) => groups.partners(settings, rank, role)))];
 
   // What each rank is to the chosen one, in words; the first that holds.
   function relations(settings, rank) {
-    const found = new Map();
-    const note = (ranks, word) => ranks.forEach((each) => found.has(each) || found.set(each, word));
+    const relationOf = new Map();
+    const note = (ranks, word) => ranks.forEach((partner) => relationOf.has(partner) || relationOf.set(partner, word));
     note([rank], "chosen");
     note(groups.group(settings, rank, "tp"), "tp");
     note(groups.group(settings, rank, "cp"), "cp");
-    note(beside(settings, rank), "pp");
+    note(pipelineNeighbours(settings, rank), "pp");
     if (experts.there) ["etp", "ep"].forEach((role) => note(groups.group(settings, rank, role), role));
     note(groups.group(settings, rank, "dp"), "dp");
     if (experts.there) note(groups.group(settings, rank, "edp"), "edp");
-    return found;
+    return relationOf;
   }
 
   // Nodes that are drawn: the first ones, and those of the chosen rank's groups; all if they are few.
-  function nodesShown(settings, found) {
+  function nodesShown(settings, relationOf) {
     const { per_node: size } = facts.machine;
     const nodes = Math.ceil(settings.gpus / size);
     if (nodes <= MOST_NODES) return Array.from({ length: nodes }, (_, node) => node);
-    const wanted = [chosen, ...[...found.keys()].filter((rank) => found.get(rank) !== "dp"), 0, size, ...found.keys()];
+    const wanted = [chosen, ...[...relationOf.keys()].filter((rank) => relationOf.get(rank) !== "dp"), 0, size, ...relationOf.keys()];
     const unique = [...new Set(wanted.map((rank) => Math.floor(rank / size)))];
     return unique.slice(0, MOST_NODES).sort((one, other) => one - other);
   }
@@ -68,9 +68,9 @@
     return button;
   }
 
-  function drawGrid(settings, found) {
+  function drawGrid(settings, relationOf) {
     const { per_node: size } = facts.machine;
-    const shown = nodesShown(settings, found);
+    const shown = nodesShown(settings, relationOf);
     const rows = [];
     shown.forEach((node, place) => {
       const skipped = node - (place ? shown[place - 1] + 1 : 0);
@@ -79,7 +79,7 @@
       const ranks = Array.from({ length: Math.min(size, settings.gpus - node * size) }, (_, gpu) => node * size + gpu);
       const boxes = element("div", "");
       boxes.style.setProperty("--columns", COLUMNS);
-      boxes.append(...ranks.map((rank) => rankButton(settings, rank, found.get(rank))));
+      boxes.append(...ranks.map((rank) => rankButton(settings, rank, relationOf.get(rank))));
       row.append(element("span", `node ${tools.count(node)}`), boxes);
       rows.push(row);
     });
@@ -88,9 +88,9 @@
     grid.replaceChildren(...rows);
   }
 
-  const parameters = (many) => (many >= 1e9 ? `${tools.number(many / 1e9)} G` : `${tools.number(many / 1e6)} M`);
+  const parameters = (amount) => (amount >= 1e9 ? `${tools.number(amount / 1e9)} G` : `${tools.number(amount / 1e6)} M`);
 
-  const span = (first, many, word) => (many === 1 ? `${word} ${tools.count(first)}` : `${word}s ${tools.count(first)} to ${tools.count(first + many - 1)}`);
+  const span = (first, extent, word) => (extent === 1 ? `${word} ${tools.count(first)}` : `${word}s ${tools.count(first)} to ${tools.count(first + extent - 1)}`);
 
   // A part of a whole that is cut evenly: "columns 0 to 6,655 of 53,248".
   const part = (place, parts, whole, word) => (parts === 1 ? `all ${tools.count(whole)} ${word}s` : `${span((place * whole) / parts, whole / parts, word)} of ${tools.count(whole)}`);
@@ -104,8 +104,8 @@
   }
 
   function slices(settings, at) {
-    const { heads, kv_heads: keys, ffn, shared: beside, vocab } = facts.models[settings.model].dimensions;
-    const columns = [["MLP", ffn], ["shared experts", beside]].filter(([, wide]) => wide);
+    const { heads, kv_heads: keys, ffn, shared: sharedFfn, vocab } = facts.models[settings.model].dimensions;
+    const columns = [["MLP", ffn], ["shared experts", sharedFfn]].filter(([, wide]) => wide);
     const { tp } = settings;
     if (tp === 1) return `every weight of these layers${experts.there ? " but experts" : ""}, whole`;
     const shared = tp > keys ? `key and value head ${Math.floor((at.tp * keys) / tp)} of ${keys} (with ${tp / keys - 1} other rank${tp / keys > 2 ? "s" : ""})` : `key and value ${part(at.tp, tp, keys, "head")}`;
@@ -113,10 +113,10 @@
   }
 
   function samples(settings, at) {
-    const each = settings.batch / settings.dp;
+    const sequences = settings.batch / settings.dp;
     const tokens = settings.cp > 1 ? `, of each ${tools.count(settings.sequence / settings.cp)} of ${tools.count(settings.sequence)} tokens: pieces ${at.cp} and ${2 * settings.cp - 1 - at.cp} of ${2 * settings.cp}` : "";
     const m = settings.microbatches;
-    return `${tools.count(each)} of the ${tools.count(settings.batch)} sequences of a step, such as ${span(at.dp * each, each, "sequence")}, in ${tools.count(m)} microbatch${m > 1 ? "es" : ""} of ${settings.microbatch}${tokens}`;
+    return `${tools.count(sequences)} of the ${tools.count(settings.batch)} sequences of a step, such as ${span(at.dp * sequences, sequences, "sequence")}, in ${tools.count(m)} microbatch${m > 1 ? "es" : ""} of ${settings.microbatch}${tokens}`;
   }
 
   // Which part of what is sharded over the ranks with the same weights is this rank's.
@@ -125,7 +125,7 @@
     const { shards } = model.sharing(settings);
     const uses = ["optimizer state", "gradients", "parameters"];
     const [whole, own] = [0, settings.zero].map((zero) => model.residentOf({ ...settings, zero }));
-    const share = (use) => own[use].reduce((least, each, group) => (whole[use][group] > 0 ? Math.min(least, each / whole[use][group]) : least), 1);
+    const share = (use) => own[use].reduce((least, held, group) => (whole[use][group] > 0 ? Math.min(least, held / whole[use][group]) : least), 1);
     const sharded = uses.filter((use) => share(use) < 1);
     const rest = uses.filter((use) => !sharded.includes(use)).reverse();
     const owners = replicas > 1 ? `all ${tools.count(replicas)} ranks with these weights do` : "no other rank has these weights";
@@ -177,9 +177,9 @@
 
   function drawTalks(settings) {
     const sent = model.traffic(settings, groups.coordinates(settings, chosen).pp);
-    const others = (ranks) => ranks.filter((each) => each !== chosen);
+    const others = (ranks) => ranks.filter((partner) => partner !== chosen);
     const rows = ["tp", "cp", "dp", ...(experts.there ? ["ep", "etp", "edp"] : [])].map((role) => [role, others(groups.group(settings, chosen, role))]);
-    rows.push(["pp", beside(settings, chosen)], ["embedding", sent.embedding ? groups.partners(settings, chosen, "embedding") : []]);
+    rows.push(["pp", pipelineNeighbours(settings, chosen)], ["embedding", sent.embedding ? groups.partners(settings, chosen, "embedding") : []]);
     const lines = rows.filter(([, ranks]) => ranks.length).map(([role, ranks]) => {
       const tier = groups.tier([chosen, ...ranks]);
       return tableRow(role, [`${tools.count(ranks.length)}: ${listed(ranks)}`, TIERS[tier] ?? tier, tools.bytes(sent[role]), PURPOSE[role](settings)]);

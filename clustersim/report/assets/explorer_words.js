@@ -36,7 +36,7 @@
   function zero3({ settings, stages: [, , before, stage] }, replicas) {
     if (replicas === 1) return NOTHING;
     const { every, again, shards } = model.sharing({ ...settings, zero: 3 });
-    const when = again ? "for each microbatch's forward and again for its backward" : every ? "for each microbatch's forward, and stay until its backward" : "once a step, and stay until the last backward, which reduces the gradients, as PyTorch has it beside a pipeline";
+    const when = again ? "for each microbatch's forward and again for its backward" : every ? "for each microbatch's forward, and stay until its backward" : "once a step, and stay until the last backward, which reduces the gradients, as PyTorch has it with a pipeline";
     const cut = shards < replicas ? ` They are cut over ${tools.count(shards)} ranks and equal on ${tools.count(replicas / shards)} such groups, across which gradients are summed (hybrid sharding).` : "";
     return `Parameters are parts as well: ${bytes(stage.parts.parameters)} instead of ${bytes(before.parts.parameters)}, and ${bytes(stage.parts["gathered parameters"])} for layers that are gathered while they are used.${cut} They are gathered ${when}, so the peak-memory GPU sends ${sends(settings, stage)} a step. In all ${verdict(stage)}. PyTorch calls it ${cut ? "HSDP" : "FSDP"}.`;
   }
@@ -59,8 +59,8 @@
     const { rank } = stages[settings.zero];
     const least = Math.min(...counts);
     const most = Math.max(...counts);
-    const each = `${least === most ? "" : `${least} to `}${most} layer${most > 1 ? "s" : ""}`;
-    return `The ${counts.reduce((all, one) => all + one, 0)} layers lie on ${pp} GPUs one after the other${settings.chunks > 1 ? `, in ${counts.length} virtual stages` : ""}, ${each} a stage. Only activations are handed on: the peak-memory GPU sends ${bytes(model.traffic(settings, rank).pp)} a step. With ${tools.count(m)} microbatch${m > 1 ? "es" : ""} ${bubbleWords(settings)}`;
+    const layerRange = `${least === most ? "" : `${least} to `}${most} layer${most > 1 ? "s" : ""}`;
+    return `The ${counts.reduce((all, one) => all + one, 0)} layers lie on ${pp} GPUs one after the other${settings.chunks > 1 ? `, in ${counts.length} virtual stages` : ""}, ${layerRange} a stage. Only activations are handed on: the peak-memory GPU sends ${bytes(model.traffic(settings, rank).pp)} a step. With ${tools.count(m)} microbatch${m > 1 ? "es" : ""} ${bubbleWords(settings)}`;
   }
 
   explorer.onDraw((drawn) => {

@@ -4,7 +4,7 @@
 // simulated; classOf: [ranks] the class of each, NOBODY where it is not in the file; nodeOf: [ranks] the node of each.
 clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   "use strict";
-  const { parts, axes, orders, told, bins, makespan, size, most } = figure.facts;
+  const { parts, axes, orders, axisLabels, bins, makespan, size, most } = figure.facts;
   const { category, seconds, simulated, classOf, nodeOf } = arrays;
   const NOBODY = 65535;
   const MOST_TICKS = 12;
@@ -13,7 +13,7 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
     dot: { symbol: "circle", size: 3.5, color: "#16191d" },
     dash: { symbol: "line-ew", size: 6, line: { width: 1.6, color: "#16191d" } },
   };
-  const ACROSS = 60; // signs beside each other at most, a third of it on a small screen
+  const ACROSS = 60; // signs side by side at most, a third of it on a small screen
   const DOWN = 32;
   const panel = document.getElementById("heatmap-row");
   const asked = document.getElementById("heatmap-rank");
@@ -36,7 +36,7 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
         return;
       }
       const [degree, stride] = axes[names[depth]];
-      for (let each = 0; each < degree; each++) step(depth + 1, rank + each * stride);
+      for (let coordinate = 0; coordinate < degree; coordinate++) step(depth + 1, rank + coordinate * stride);
     };
     step(0, 0);
     return Uint32Array.from(ranks);
@@ -47,16 +47,16 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
   const several = nodeOf.some((node) => node !== nodeOf[0]);
   const node = (rank) => (several ? `node ${nodeOf[rank]}` : "");
 
-  const where = (rank) => [coordinates(rank, told[present]), node(rank)].filter(Boolean).join(", ");
+  const where = (rank) => [coordinates(rank, axisLabels[present]), node(rank)].filter(Boolean).join(", ");
 
   // How many ranks each class has.
   const members = new Uint32Array(simulated.length);
-  for (const each of classOf) if (each !== NOBODY) members[each] += 1;
+  for (const rankClass of classOf) if (rankClass !== NOBODY) members[rankClass] += 1;
 
   function sameAs(rank) {
-    const many = members[classOf[rank]];
+    const memberCount = members[classOf[rank]];
     const run = simulated[classOf[rank]];
-    return many > 1 ? `the same as ${tools.count(many)} ranks, simulated as rank ${run}` : "like no other rank";
+    return memberCount > 1 ? `the same as ${tools.count(memberCount)} ranks, simulated as rank ${run}` : "like no other rank";
   }
 
   function words(rank, bin) {
@@ -75,21 +75,21 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
 
   // Of the ranks of some rows the one that fewest others are like, so that none that differs is lost; else the middle one.
   function rarest(ranks, low, high) {
-    let found = ranks[(low + high) >> 1];
-    for (let row = low; row <= high; row++) if (members[classOf[ranks[row]]] < members[classOf[found]]) found = ranks[row];
-    return found;
+    let smallest = ranks[(low + high) >> 1];
+    for (let row = low; row <= high; row++) if (members[classOf[ranks[row]]] < members[classOf[smallest]]) smallest = ranks[row];
+    return smallest;
   }
 
   function traces(layout, plot, order = 0) {
     if (order !== present) layout.yaxis.range = [rowsOf[order].length - 0.5, -0.5];
     present = order;
     const [low, high] = seen(layout);
-    const each = Math.ceil((high - low + 1) / most);
+    const bandRows = Math.ceil((high - low + 1) / most);
     const ranks = rowsOf[present];
     drawn = [];
     const edges = [low - 0.5];
-    for (let row = low; row <= high; row += each) {
-      const last = Math.min(high, row + each - 1);
+    for (let row = low; row <= high; row += bandRows) {
+      const last = Math.min(high, row + bandRows - 1);
       drawn.push(rarest(ranks, row, last));
       edges.push(last + 0.5);
     }
@@ -109,18 +109,18 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
     const [from, to] = layout.xaxis.range.map((edge) => (edge * size * bins) / makespan);
     const first = Math.max(0, Math.min(bins - 1, Math.floor(from)));
     const columns = spaced(first, Math.max(first + 1, Math.min(bins, Math.ceil(to))), tools.narrow() ? ACROSS / 3 : ACROSS);
-    const found = spaced(0, drawn.length, DOWN).flatMap((row) => {
+    const points = spaced(0, drawn.length, DOWN).flatMap((row) => {
       const own = columns.filter((bin) => parts[category[classOf[drawn[row]] * bins + bin]].sign === sign);
       return own.map((bin) => [((bin + 0.5) * makespan) / bins / size, (edges[row] + edges[row + 1]) / 2]);
     });
     return {
-      type: "scatter", mode: "markers", x: found.map(([x]) => x), y: found.map(([, y]) => y), marker: SIGNS[sign], hoverinfo: "skip",
+      type: "scatter", mode: "markers", x: points.map(([x]) => x), y: points.map(([, y]) => y), marker: SIGNS[sign], hoverinfo: "skip",
     };
   }
 
   // At most so many of the whole numbers from low up to high, evenly spaced.
-  function spaced(low, high, many) {
-    const shown = Math.min(many, high - low);
+  function spaced(low, high, maxCount) {
+    const shown = Math.min(maxCount, high - low);
     return Array.from({ length: shown }, (_, place) => low + Math.floor(((place + 0.5) * (high - low)) / shown));
   }
 
@@ -157,21 +157,21 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
 
   // Ranks of a class in ranges: "0-7, 16-23 and 112 more".
   function ranges(own) {
-    const found = [];
+    const runs = [];
     for (let rank = 0; rank < classOf.length; rank++) {
       if (classOf[rank] !== own) continue;
-      const last = found.at(-1);
+      const last = runs.at(-1);
       if (last && last[1] === rank - 1) last[1] = rank;
-      else found.push([rank, rank]);
+      else runs.push([rank, rank]);
     }
-    const said = found.slice(0, MOST_RANGES).map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`));
-    const rest = found.slice(MOST_RANGES).reduce((sum, [first, last]) => sum + last - first + 1, 0);
+    const said = runs.slice(0, MOST_RANGES).map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`));
+    const rest = runs.slice(MOST_RANGES).reduce((sum, [first, last]) => sum + last - first + 1, 0);
     return said.join(", ") + (rest ? ` and ${tools.count(rest)} more` : "");
   }
 
   function spent(own) {
-    const found = parts.map((part, number) => ({ ...part, time: seconds[own * parts.length + number] }));
-    return found.filter(({ time }) => time > 5e-4 * makespan).sort((one, other) => other.time - one.time).map((part) =>
+    const shares = parts.map((part, number) => ({ ...part, time: seconds[own * parts.length + number] }));
+    return shares.filter(({ time }) => time > 5e-4 * makespan).sort((one, other) => other.time - one.time).map((part) =>
       `<span style="white-space:nowrap">${part.key}${part.name} ${tools.seconds(part.time)} ` +
       `(${tools.number(Number((100 * part.time / makespan).toPrecision(3)))} %)</span>`).join(" · ");
   }
@@ -197,7 +197,7 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
 
   // What leads to the timeline's row of a rank, or of one that does the same; words where there is none.
   function leading(timeline, rank) {
-    const shown = timeline.figure.facts.rows.map((row) => row.rank).filter((each) => classOf[each] === classOf[rank]);
+    const shown = timeline.figure.facts.rows.map((row) => row.rank).filter((candidate) => classOf[candidate] === classOf[rank]);
     if (!shown.length) return Object.assign(document.createElement("p"), { className: "caption", textContent: `Rank ${rank} is not shown in the timeline.` });
     const row = shown.includes(rank) ? rank : shown[0];
     const button = Object.assign(document.createElement("button"), { type: "button", textContent: `rank ${row} in the timeline` });
@@ -207,7 +207,7 @@ clustersim.behaviours.heatmap = (figure, arrays, tools) => {
 
   const cell = ({ points: [point] }) => point.pointIndex ?? point.pointNumber;
 
-  // Words beside the pointer.
+  // Text at the pointer.
   function hovering(plot) {
     const tip = document.createElement("div");
     tip.id = "heatmap-words";

@@ -63,9 +63,9 @@ window.clustersim = (() => {
 
   function seconds(value) {
     if (Math.abs(value) <= 120) return value ? scaled(value, "s", SHORT) : "0 s";
-    const [, large, small, size, each] = LONG.find((row) => Math.abs(value) < row[0]);
+    const [, large, small, size, divisor] = LONG.find((row) => Math.abs(value) < row[0]);
     const whole = Math.round(Math.abs(value) / size);
-    return `${value < 0 ? "-" : ""}${Math.floor(whole / each).toLocaleString("en-US")} ${large} ${whole % each} ${small}`;
+    return `${value < 0 ? "-" : ""}${Math.floor(whole / divisor).toLocaleString("en-US")} ${large} ${whole % divisor} ${small}`;
   }
 
   const ENTITIES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;" };
@@ -191,9 +191,9 @@ window.clustersim = (() => {
 
   // Tables that are wider than the screen scroll, so the keyboard must get to them; it need not stop at others.
   function reach() {
-    for (const each of document.querySelectorAll("table, .scrolls")) {
-      if (each.scrollWidth > each.clientWidth) each.tabIndex = 0;
-      else each.removeAttribute("tabindex");
+    for (const table of document.querySelectorAll("table, .scrolls")) {
+      if (table.scrollWidth > table.clientWidth) table.tabIndex = 0;
+      else table.removeAttribute("tabindex");
     }
   }
 

@@ -8,8 +8,8 @@ clustersim.behaviours.timeline = (figure, arrays, tools) => {
   "use strict";
   const MOST_PATH = 800, MOST_WAITS = 500, MOST_NUMBERS = 1500; // shapes
   const APART = 4; // pixels between the ends of steps
-  const { rows, looks, bands, tick, size, whole, several } = figure.facts;
-  const { row, lane, look, microbatch, chunk } = arrays;
+  const { rows, styles, bands, tick, size, whole, several } = figure.facts;
+  const { row, lane, style, microbatch, chunk } = arrays;
   const boxed = clustersim.parts.timelineBoxes(figure, arrays);
   const { start, boxesIn, kernelsIn } = boxed;
   const words = clustersim.parts.timelineWords(figure, arrays, tools, boxed);
@@ -38,19 +38,19 @@ clustersim.behaviours.timeline = (figure, arrays, tools) => {
   // The first box is out of view: a category keeps its place and its colour in the legend.
   const empty = (fill) => ({ y: [-9], base: [0], x: [0], width: [0], fill: [fill], edge: [0], words: [""], box: [-1] });
 
-  function put(columns, place, [centre, height], each, fill, words, box, pixel) {
+  function put(columns, place, [centre, height], mark, fill, words, box, pixel) {
     columns.y.push(place + centre);
     columns.width.push(height);
-    columns.base.push(each.from / size);
-    columns.x.push((each.to - each.from) / size);
+    columns.base.push(mark.from / size);
+    columns.x.push((mark.to - mark.from) / size);
     columns.fill.push(fill);
-    columns.edge.push(Math.min(0.6, Math.max(0, (each.to - each.from) / pixel / 16))); // or edges would hide what is thin
+    columns.edge.push(Math.min(0.6, Math.max(0, (mark.to - mark.from) / pixel / 16))); // or edges would hide what is thin
     columns.words.push(words);
     columns.box.push(box);
   }
 
   function bars(number, columns) {
-    const { label, pattern } = looks[number];
+    const { label, pattern } = styles[number];
     const marker = { color: columns.fill, line: { width: columns.edge, color: "@surface" } };
     if (pattern) marker.pattern = { shape: pattern, size: 6, solidity: 0.25, fgcolor: "@surface", bgcolor: columns.fill };
     return {
@@ -60,29 +60,29 @@ clustersim.behaviours.timeline = (figure, arrays, tools) => {
     };
   }
 
-  const shade = (number, box) => looks[number].shades[Math.max(0, chunk[box])] ?? looks[number].colour;
+  const shade = (number, box) => styles[number].shades[Math.max(0, chunk[box])] ?? styles[number].colour;
 
   function traces(layout, plot) {
     const shown = view(layout, plot);
     const boxes = boxesIn(shown);
     const kernels = kernelsIn(shown, boxes);
     kernelsShown = kernels !== null && kernels.length > 0;
-    const columns = new Map(figure.facts.present.map((number) => [number, empty(looks[number].colour)]));
-    for (const each of boxes.filter(({ kind }) => columns.has(kind))) {
-      const box = each.first, place = row[box];
-      const words = each.many > 1 ? mergedText(each, place, figure.facts.boxWord) : boxText(box);
-      const fill = each.many > 1 ? looks[each.kind].colour : shade(each.kind, box);
-      put(columns.get(each.kind), place, band(lane[box], false), each, fill, words, each.many > 1 ? -1 : box, shown.pixel);
+    const columns = new Map(figure.facts.present.map((number) => [number, empty(styles[number].colour)]));
+    for (const mark of boxes.filter(({ kind }) => columns.has(kind))) {
+      const box = mark.first, place = row[box];
+      const words = mark.count > 1 ? mergedText(mark, place, figure.facts.boxWord) : boxText(box);
+      const fill = mark.count > 1 ? styles[mark.kind].colour : shade(mark.kind, box);
+      put(columns.get(mark.kind), place, band(lane[box], false), mark, fill, words, mark.count > 1 ? -1 : box, shown.pixel);
     }
-    for (const each of kernels ?? []) {
-      const place = row[each.first[0]];
-      const words = each.many > 1 ? mergedText(each, place, "kernels and exchanges") : kernelText(each.first, each.from, each.to);
-      put(columns.get(each.kind), place, band(0, true), each, looks[each.kind].colour, words, -2, shown.pixel);
+    for (const mark of kernels ?? []) {
+      const place = row[mark.first[0]];
+      const words = mark.count > 1 ? mergedText(mark, place, "kernels and communication") : kernelText(mark.first, mark.from, mark.to);
+      put(columns.get(mark.kind), place, band(0, true), mark, styles[mark.kind].colour, words, -2, shown.pixel);
     }
     plot.dataset.boxes = String(boxes.length);
     plot.dataset.kernels = String(kernels?.length ?? 0);
     return [
-      track(), waits(shown, boxes), ...[...columns].map(([number, each]) => bars(number, each)), ...path(shown),
+      track(), waits(shown, boxes), ...[...columns].map(([number, drawn]) => bars(number, drawn)), ...path(shown),
       numbers(shown, boxes), stepEnds(shown),
     ];
   }
@@ -101,9 +101,9 @@ clustersim.behaviours.timeline = (figure, arrays, tools) => {
   function waits(shown, boxes) {
     const out = { y: [], base: [], x: [], width: [], words: [], box: [] };
     const [centre, height] = bands[0];
-    for (const { first: box, many } of boxes) {
+    for (const { first: box, count } of boxes) {
       const since = start(box) - arrays.waiting[box] * tick;
-      if (many > 1 || lane[box] !== 0 || start(box) - since < 2 * shown.pixel || out.y.length >= MOST_WAITS) continue;
+      if (count > 1 || lane[box] !== 0 || start(box) - since < 2 * shown.pixel || out.y.length >= MOST_WAITS) continue;
       out.y.push(row[box] + centre);
       out.width.push(height);
       out.base.push(since / size);
@@ -124,17 +124,17 @@ clustersim.behaviours.timeline = (figure, arrays, tools) => {
     const [centre, height] = band(0, false);
     const tallest = Math.min(12, 0.8 * height * shown.perRow);
     const digits = String(figure.facts.microbatches - 1).length; // all fit alike, or runs of numbers would break off at 9
-    for (const each of several ? boxes : []) {
-      const box = each.first;
-      if (each.many > 1 || lane[box] !== 0 || microbatch[box] < 0 || out.x.length >= MOST_NUMBERS) continue;
+    for (const mark of several ? boxes : []) {
+      const box = mark.first;
+      if (mark.count > 1 || lane[box] !== 0 || microbatch[box] < 0 || out.x.length >= MOST_NUMBERS) continue;
       const words = String(numberOf(box));
-      const from = Math.max(each.from, shown.from), to = Math.min(each.to, shown.to);
+      const from = Math.max(mark.from, shown.from), to = Math.min(mark.to, shown.to);
       const font = Math.min(tallest, (((to - from) / shown.pixel) * 0.8) / (0.62 * digits));
       if (font < 7) continue;
       out.x.push((from + to) / 2 / size);
       out.y.push(row[box] + centre);
       out.text.push(words);
-      out.colour.push(looks[look[box]].inks[Math.max(0, chunk[box])]);
+      out.colour.push(styles[style[box]].inks[Math.max(0, chunk[box])]);
       out.size.push(font);
     }
     return {
@@ -181,8 +181,8 @@ clustersim.behaviours.timeline = (figure, arrays, tools) => {
   function stepEnds(shown) {
     const x = [], y = [];
     let last = -Infinity;
-    for (const each of arrays.ends) {
-      const at = each * tick;
+    for (const stepEnd of arrays.ends) {
+      const at = stepEnd * tick;
       if (at < shown.from || at > shown.to || at - last < APART * shown.pixel) continue;
       x.push(at / size, at / size, null);
       y.push(-0.55, rows.length - 0.5, null);

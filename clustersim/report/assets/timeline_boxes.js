@@ -4,8 +4,8 @@ clustersim.parts.timelineBoxes = (figure, arrays) => {
   const MOST_BOXES = 5000, MOST_KERNELS = 3000, MOST_VISITED = 200000; // with the rest below 10,000 shapes
   const COARSEST = 4; // pixels: kernels that must be merged more are not shown
   const WIDE = 24; // pixels: kernels of passes that are narrower on average are not shown
-  const { lanes, looks, labels, tick } = figure.facts;
-  const { row, lane, look, first } = arrays;
+  const { lanes, styles, labels, tick } = figure.facts;
+  const { row, lane, style, first } = arrays;
   const start = (box) => arrays.start[box] * tick;
   const end = (box) => arrays.end[box] * tick;
   const seen = (shown, place) => place >= shown.low - 0.5 && place <= shown.high + 0.5;
@@ -15,7 +15,7 @@ clustersim.parts.timelineBoxes = (figure, arrays) => {
     constructor(bin) {
       this.bin = bin;
       this.out = [];
-      this.weights = new Float64Array(looks.length);
+      this.weights = new Float64Array(styles.length);
       this.open = null;
     }
 
@@ -27,19 +27,19 @@ clustersim.parts.timelineBoxes = (figure, arrays) => {
       if (open && short && open.key === key && open.at === at) {
         open.to = Math.max(open.to, to);
         open.last = id;
-        open.many += 1;
+        open.count += 1;
         this.weights[kind] += to - from;
         return;
       }
       this.close();
-      this.open = { key, from, to, at, kind, first: id, last: id, many: 1 };
+      this.open = { key, from, to, at, kind, first: id, last: id, count: 1 };
       if (short) this.weights[kind] = to - from;
     }
 
     close() {
       const { open, weights } = this;
       if (!open) return;
-      if (open.many > 1) open.kind = weights.indexOf(Math.max(...weights));
+      if (open.count > 1) open.kind = weights.indexOf(Math.max(...weights));
       weights.fill(0);
       this.out.push(open);
       this.open = null;
@@ -53,7 +53,7 @@ clustersim.parts.timelineBoxes = (figure, arrays) => {
       for (let box = 0; box < row.length; box++) {
         if (!seen(shown, row[box]) || end(box) < shown.from || start(box) > shown.to) continue;
         const fine = lane[box] ? 2 * bin : bin;
-        merger.add(row[box] * lanes.length + lane[box], start(box), end(box), look[box], box, fine);
+        merger.add(row[box] * lanes.length + lane[box], start(box), end(box), style[box], box, fine);
         if (merger.out.length > MOST_BOXES) break;
       }
       merger.close();
@@ -64,11 +64,11 @@ clustersim.parts.timelineBoxes = (figure, arrays) => {
   // Kernels of the passes in view; null where there are too many to be seen.
   function kernelsIn(shown, boxes) {
     if (!arrays.template.length) return null;
-    const computing = boxes.filter((each) => lane[each.first] === 0);
-    const passes = computing.filter((each) => each.many === 1);
-    const many = computing.reduce((sum, each) => sum + each.many, 0);
-    const lasting = computing.reduce((sum, each) => sum + each.to - each.from, 0);
-    if (lasting < WIDE * shown.pixel * many) return null;
+    const computing = boxes.filter((mark) => lane[mark.first] === 0);
+    const passes = computing.filter((mark) => mark.count === 1);
+    const spanCount = computing.reduce((sum, mark) => sum + mark.count, 0);
+    const lasting = computing.reduce((sum, mark) => sum + mark.to - mark.from, 0);
+    if (lasting < WIDE * shown.pixel * spanCount) return null;
     let operations = 0;
     for (const { first: box } of passes) {
       for (let span = first[box]; span < first[box + 1]; span++) {
@@ -78,8 +78,8 @@ clustersim.parts.timelineBoxes = (figure, arrays) => {
       if (operations > MOST_VISITED) return null;
     }
     for (let merged = 1; merged <= COARSEST; merged *= 2) {
-      const found = mergedKernels(shown, passes, shown.pixel * merged);
-      if (found) return found;
+      const kernels = mergedKernels(shown, passes, shown.pixel * merged);
+      if (kernels) return kernels;
     }
     return null;
   }
@@ -103,14 +103,14 @@ clustersim.parts.timelineBoxes = (figure, arrays) => {
     const template = arrays.template[span];
     const begins = arrays.spanStart[span] * tick;
     if (template < 0) {
-      tell(begins, arrays.spanEnd[span] * tick, arrays.spanLook[span], [-1, -1]);
+      tell(begins, arrays.spanEnd[span] * tick, arrays.spanStyle[span], [-1, -1]);
       return;
     }
     let at = begins;
     for (let place = arrays.templateFirst[template]; place < arrays.templateFirst[template + 1]; place++) {
       const from = at + arrays.gap[place];
       at = from + arrays.duration[place];
-      tell(from, at, labels[arrays.label[place]].look, [arrays.label[place], place]);
+      tell(from, at, labels[arrays.label[place]].style, [arrays.label[place], place]);
     }
   }
 

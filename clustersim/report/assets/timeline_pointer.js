@@ -32,10 +32,10 @@ clustersim.parts.timelinePointer = (figure, arrays, boxes, middle) => {
   function dependantsOf(box) {
     if (!dependants) {
       dependants = new Map();
-      for (let each = 0; each < row.length; each++) {
-        if (cause[each] < 0) continue;
-        if (!dependants.has(cause[each])) dependants.set(cause[each], []);
-        dependants.get(cause[each]).push(each);
+      for (let dependant = 0; dependant < row.length; dependant++) {
+        if (cause[dependant] < 0) continue;
+        if (!dependants.has(cause[dependant])) dependants.set(cause[dependant], []);
+        dependants.get(cause[dependant]).push(dependant);
       }
     }
     return (dependants.get(box) ?? []).slice(0, SHADOWED);
@@ -43,7 +43,7 @@ clustersim.parts.timelinePointer = (figure, arrays, boxes, middle) => {
 
   function arrowsOf(plot, box) {
     const before = cause[box] >= 0 ? [arrow(plot, cause[box], box, "cause")] : [];
-    return [...before, ...dependantsOf(box).map((each) => arrow(plot, box, each, "effect"))].join("");
+    return [...before, ...dependantsOf(box).map((dependant) => arrow(plot, box, dependant, "effect"))].join("");
   }
 
   const KEYS = [["full step", 0, 0], ["−", 2, 0], ["+", 0.5, 0], ["←", 1, -0.5], ["→", 1, 0.5]];
@@ -95,7 +95,7 @@ clustersim.parts.timelinePointer = (figure, arrays, boxes, middle) => {
 
   // Bring the row of a rank into view and mark it; whether there is one.
   function show(rank) {
-    const place = rows.findIndex((each) => each.rank === rank);
+    const place = rows.findIndex((candidate) => candidate.rank === rank);
     if (place < 0) return false;
     const plot = document.getElementById(figure.name);
     plot.scrollIntoView({ behavior: "smooth", block: "center" });

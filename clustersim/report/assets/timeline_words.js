@@ -2,8 +2,8 @@
 clustersim.parts.timelineWords = (figure, arrays, tools, boxes) => {
   "use strict";
   const { start, end } = boxes;
-  const { rows, looks, texts, labels, tick, perStep } = figure.facts;
-  const { row, look, microbatch, chunk, cause } = arrays;
+  const { rows, styles, texts, labels, tick, perStep } = figure.facts;
+  const { row, style, microbatch, chunk, cause } = arrays;
 
   const numberOf = (box) => (perStep ? microbatch[box] % perStep : microbatch[box]);
   const text = (number) => tools.escape(texts[number]).replaceAll("\n", "<br>");
@@ -11,7 +11,7 @@ clustersim.parts.timelineWords = (figure, arrays, tools, boxes) => {
   const lasting = (from, to) => `${tools.seconds(from)} → ${tools.seconds(to)} · <b>${tools.seconds(to - from)}</b>`;
 
   function what(box) {
-    let words = looks[look[box]].label;
+    let words = styles[style[box]].label;
     if (microbatch[box] >= 0) words += ` of microbatch ${numberOf(box)}`;
     if (chunk[box] > 0) words += `, chunk ${chunk[box]}`;
     if (perStep && microbatch[box] >= 0) words += `, step ${Math.floor(microbatch[box] / perStep) + 1}`;
@@ -36,9 +36,9 @@ clustersim.parts.timelineWords = (figure, arrays, tools, boxes) => {
     return lines.join("<br>");
   }
 
-  function mergedText(each, place, ofWhat) {
-    const words = `<b>${each.many.toLocaleString("en-US")} ${ofWhat}</b>, mostly ${tools.escape(looks[each.kind].label)}`;
-    return [words, rowWords(place), lasting(each.from, each.to), "zoom in to see each"].join("<br>");
+  function mergedText(mark, place, ofWhat) {
+    const words = `<b>${mark.count.toLocaleString("en-US")} ${ofWhat}</b>, mostly ${tools.escape(styles[mark.kind].label)}`;
+    return [words, rowWords(place), lasting(mark.from, mark.to), "zoom in to see each"].join("<br>");
   }
 
   function kernelText([box, , number], from, to) {

@@ -113,7 +113,7 @@ def _script_data(heatmap: RankHeatmap, unit_size: float) -> dict[str, Any]:
         ],
         "axes": {name: stride for mesh in meshes for name, stride in mesh.axis_strides.items()},
         "orders": orders,
-        "told": [_labelled_axes(axes, heatmap.layout) for axes in orders],
+        "axisLabels": [_labelled_axes(axes, heatmap.layout) for axes in orders],
         "bins": heatmap.dominant.category.shape[1],
         "makespan": heatmap.dominant.makespan,
         "size": unit_size,

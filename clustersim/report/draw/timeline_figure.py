@@ -61,7 +61,7 @@ def _script_data(drawing: TimelineDrawing, unit_size: float) -> dict[str, Any]:
         "rows": [_row_data(row) for row in drawing.rows],
         "lanes": list(timeline.lanes),
         "bands": lane_geometry(len(timeline.lanes)),
-        "looks": [_style_data(category, drawing.max_chunks) for category in CATEGORY_STYLES],
+        "styles": [_style_data(category, drawing.max_chunks) for category in CATEGORY_STYLES],
         "present": drawing.visible_styles,
         "texts": list(timeline.spans.texts),
         "labels": [asdict(label) for label in drawing.kernels.labels],

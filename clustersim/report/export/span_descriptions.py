@@ -97,7 +97,7 @@ def describe_operation(operation: Operation, timing: SegmentTiming, index: int, 
     kernel, comm_op = operation.kernel, operation.comm_op
     standalone_op = comm_op if kernel is None else None
     return SpanDescription(
-        kind="kernel" if comm_op is None else "exchange" if kernel is None else "overlap",
+        kind="kernel" if comm_op is None else "communication" if kernel is None else "overlap",
         category=AXIS_STYLES[COMM_GROUPS[standalone_op.comm_group].accounted_axis]
         if standalone_op
         else CategoryStyle[operation.work_type.name],

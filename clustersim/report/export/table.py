@@ -37,7 +37,7 @@ COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
     "stage": (INTEGER, "pipeline rank"),
     **{axis.name: (INTEGER, f"coordinate on the {axis.label} axis, if the layout has it") for axis in BASE_AXES},
     "stream": (TEXT, "which of the rank's streams"),
-    "kind": (TEXT, "pass, kernel, exchange, overlap (a kernel and an exchange), collective, send or receive"),
+    "kind": (TEXT, "pass, kernel, communication, overlap (a kernel and communication), collective, send or receive"),
     "category": (TEXT, "category, as labelled and coloured on the page"),
     "name": (TEXT, "name"),
     "step": (INTEGER, "the step it belongs to, from 0"),

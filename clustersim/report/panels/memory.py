@@ -62,7 +62,7 @@ def memory_panels(result: SimulationResult, has_several_rows: bool) -> Iterator[
         "peaks.html",
         figure=peak_figure(merged_bars, capacity),
         experts=[(stage.label, *footprint.split_experts(stage.pipeline_rank)) for stage in stages],
-        mixtures=result.scenario.model.distinct_moes,
+        has_experts=result.scenario.model.distinct_moes,
         caption=f"{sample_note} {merged_bars.merge_note('the capacity').strip()}".strip(),
     )
 
@@ -130,7 +130,7 @@ def memory_figure(stages: list[StageMemory], capacity: Bytes, step_time: Seconds
         },
         script_data={
             "moments": list(map(len, times)),
-            "looks": styles,
+            "styles": styles,
             "end": step_time,
             "size": scale.unit_size,
             "gib": _GIB,

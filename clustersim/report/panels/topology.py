@@ -1,7 +1,7 @@
 """What does the cluster look like, and which links lie between the groups of a layout on it?
 
 A figure by tiers, drawn in the same way for one node and for 16,384 GPUs. Each tier is a line of boxes, all
-of a few and a logarithmic number of many; between two tiers is the bandwidth that connects them. Beside the
+of a few and a logarithmic number of many; between two tiers is the bandwidth that connects them. Next to the
 tiers, every mesh axis of a layout is a line from the GPUs up to the highest tier that its groups cross,
 with a dot at each tier whose links connect neighbours of a group. The figure shows counts and uplink
 bandwidths, not cabling.

@@ -48,7 +48,7 @@ def verdict_panel(
         exposed=exposed_fraction(result.breakdown),
         convention=CONVENTION,
         provenance=nonzero_provenance(result),
-        looks=TIME_CATEGORY_STYLES,
+        styles=TIME_CATEGORY_STYLES,
         key=colour_swatch,
         rate=format_token_rate,
     )

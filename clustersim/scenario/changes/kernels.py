@@ -26,7 +26,8 @@ def tensor_core_shares(scenario: Scenario) -> tuple[float, ...]:
     """The fractions of the peak that matmuls, and attention in forward and backward, reach at most."""
     efficiency = effective_efficiency(scenario)
     return tuple(
-        curve.share for curve in (efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward)
+        curve.peak_fraction
+        for curve in (efficiency.matmul, efficiency.attention_forward, efficiency.attention_backward)
     )
 
 
@@ -35,10 +36,16 @@ def with_matmul_slowdown(scenario: Scenario, slowdown: float) -> Scenario:
 
     def scale_constants(efficiency: KernelEfficiency) -> KernelEfficiency:
         matmul = efficiency.matmul
-        peak_fractions = {dtype: _scale_fraction(fraction, slowdown) for dtype, fraction in matmul.shares.items()}
+        peak_fractions = {
+            dtype: _scale_fraction(fraction, slowdown) for dtype, fraction in matmul.peak_fraction_by_format.items()
+        }
         return replace(
             efficiency,
-            matmul=replace(matmul, share=_scale_fraction(matmul.share, slowdown), shares=peak_fractions),
+            matmul=replace(
+                matmul,
+                peak_fraction=_scale_fraction(matmul.peak_fraction, slowdown),
+                peak_fraction_by_format=peak_fractions,
+            ),
             attention_forward=_scale_attention(efficiency.attention_forward, slowdown),
             attention_backward=_scale_attention(efficiency.attention_backward, slowdown),
         )
@@ -52,7 +59,9 @@ def with_memory_bound_slowdown(scenario: Scenario, slowdown: float) -> Scenario:
     """The scenario with memory-bound kernels slowed by a factor; never faster than the memory bandwidth."""
 
     def scale_constants(efficiency: KernelEfficiency) -> KernelEfficiency:
-        return replace(efficiency, memory=_scale_fraction(efficiency.memory, slowdown))
+        return replace(
+            efficiency, memory_bandwidth_fraction=_scale_fraction(efficiency.memory_bandwidth_fraction, slowdown)
+        )
 
     return _with_kernel_change(
         scenario, _KernelChange(scale_constants, lambda sample: 1.0 if sample.kind in TENSOR_CORE_KINDS else slowdown)
@@ -108,4 +117,4 @@ def _scale_fraction(fraction: float, slowdown: float) -> float:
 
 
 def _scale_attention(efficiency: AttentionEfficiency, slowdown: float) -> AttentionEfficiency:
-    return replace(efficiency, share=_scale_fraction(efficiency.share, slowdown))
+    return replace(efficiency, peak_fraction=_scale_fraction(efficiency.peak_fraction, slowdown))

@@ -133,7 +133,9 @@ class CostConfig(ConfigModel):
         """The cost settings as the simulator represents them, with the loaded record and user algorithms."""
         overrides = self.nccl.nccl_overrides()
         forced = (f"{kind.value} by {name}" for kind, name in self.collectives.items())
-        added = (f"{' and '.join(names)} beside its own for {kind.value}" for kind, names in self.candidates.items())
+        added = (
+            f"{' and '.join(names)} in addition to its own for {kind.value}" for kind, names in self.candidates.items()
+        )
         description = " and ".join((*forced, *added, *([overrides.description] if overrides.description else [])))
         nccl_overrides = replace(
             overrides,

@@ -60,7 +60,7 @@ def _check_disjoint_targets(names: list[str]) -> list[str]:
             other = target_by_projection.setdefault(projection, target)
             if other is not target:
                 raise config_error(
-                    f"{other.value} and {target.value} are both beside {projection.value}; keep one of them"
+                    f"{other.value} and {target.value} are both adapters of {projection.value}; keep one of them"
                 )
     return names
 

@@ -24,9 +24,9 @@ _ALGORITHMS: Final[Mapping[str, tuple[str, ...]]] = {
     "ring": ("ring",),
     "collnetdirect": ("collnet_direct",),
     "collnetchain": ("collnet_chain",),
-    "nvls": ("in_network", "collnet_nvls"),
-    "nvlstree": ("in_network",),
-    "pat": ("aggregated_trees",),
+    "nvls": ("nvls", "collnet_nvls"),
+    "nvlstree": ("nvls",),
+    "pat": ("pat",),
 }
 """Model names of NCCL's algorithms."""
 _PROTOCOLS: Final = {name.lower(): (name,) for name in ("LL", "LL128", "Simple")}
@@ -156,8 +156,7 @@ class NcclConfig(ConfigModel):
         if self.nvls == 0:
             all_algorithms = frozenset(ALGORITHMS)
             algorithms = {
-                kind: algorithms.get(kind, all_algorithms) - {"in_network", "collnet_nvls"}
-                for kind in TUNED_COLLECTIVES
+                kind: algorithms.get(kind, all_algorithms) - {"nvls", "collnet_nvls"} for kind in TUNED_COLLECTIVES
             }
         return NcclOverrides(
             algorithms=algorithms,

@@ -22,7 +22,10 @@ from clustersim.parallel.parameter_groups import parameter_groups
 from clustersim.scenario.config_reader import ConfigModel, LayerCount, config_error, fraction_parser, value_parser
 from clustersim.scenario.resolved import ResolvedScenario
 
-_EXAMPLE = "{capacity: 2 TB, bandwidth: 600 GB/s, to_host: 50 GB/s, from_host: 50 GB/s, latency: 10 us, update: 0.46}"
+_EXAMPLE = (
+    "{capacity: 2 TB, bandwidth: 600 GB/s, device_to_host: 50 GB/s, host_to_device: 50 GB/s, latency: 10 us, "
+    "optimizer_fraction: 0.46}"
+)
 _parse_fraction = fraction_parser(0.0, 1.0).func
 
 

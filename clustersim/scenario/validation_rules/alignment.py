@@ -49,7 +49,7 @@ def _unaligned_sizes(scenario: ResolvedScenario, accelerator: Accelerator) -> It
             yield (
                 f"model.{size.key} {size.value}: rows of {size.row_elements} elements{rank} are no multiple of "
                 f"{ALIGNMENT_BYTES} bytes, "
-                f"so that matrix products with them take about {1.0 / unaligned_rate:.1f} times as long on "
+                f"so that matmuls with them take about {1.0 / unaligned_rate:.1f} times as long on "
                 f"{accelerator.name}; "
                 f"{_suggest_size(size, vector_elements)} fits"
             )
@@ -92,7 +92,7 @@ def _unaligned_standard_attention(scenario: ResolvedScenario, accelerator: Accel
     if batched_rate < 1.0 and head_dim % vector_elements:
         yield (
             f"model.head_dim {head_dim}: rows of heads are no multiple of {ALIGNMENT_BYTES} bytes, so that the "
-            "products of "
+            "matmuls of "
             f"standard attention take about {1.0 / batched_rate:.0f} times as long on {accelerator.name}; "
             f"{nearest_multiples(head_dim, vector_elements)} fits"
         )

@@ -358,7 +358,11 @@ def check_secondary_shards(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that backward gathers parameters at all where secondary shards (hpZ) are set."""
     data, pipelined = scenario.layout.data, scenario.layout.is_pipelined
     if data.zero_hpz_partition_size and not data.reshards_parameters(is_pipelined=pipelined):
-        reason = "beside a pipeline what forward gathers stays" if pipelined else "reshard_after_forward is false"
+        reason = (
+            "with a pipeline the parameters that forward gathers stay"
+            if pipelined
+            else "reshard_after_forward is false"
+        )
         yield (
             f"layout.data: zero_hpz_partition_size {data.zero_hpz_partition_size} is for backward's gathers, and "
             f"there are none ({reason}); "
@@ -379,7 +383,7 @@ def check_deepspeed_zero3(scenario: ResolvedScenario) -> Iterator[str]:
         "training.offload": training.offload != NO_OFFLOAD,
     }
     for setting in (name for name, is_set in conflicts.items() if is_set):
-        yield f"layout.data: deepspeed_zero3 runs beside no {setting}; fsdp and zero3 do, or leave it out"
+        yield f"layout.data: deepspeed_zero3 does not run with {setting}; fsdp and zero3 do, or leave it out"
 
 
 _CheckRule = Callable[[ResolvedScenario], Iterator[str]]

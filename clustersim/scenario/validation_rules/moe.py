@@ -191,6 +191,6 @@ def check_lora_experts(scenario: ResolvedScenario) -> Iterator[str]:
     mlp_projections = {Projection.GATE, Projection.UP, Projection.DOWN}
     if any(mlp_projections.intersection(target.projections) for target in lora.targets):
         suggestion = "targets: attention fits" if all_projections(model) - mlp_projections else "leave lora out"
-        yield f"training.lora.targets: {model.name} has experts, beside which adapters are not modelled; {suggestion}"
+        yield f"training.lora.targets: {model.name} has experts, for which adapters are not modelled; {suggestion}"
     if lora.base is not None:
         yield f"training.lora.base: {lora.base.value} of experts is not modelled, and {model.name} has some; none fits"

@@ -28,7 +28,7 @@ def check_moe_overlap(scenario: ResolvedScenario) -> Iterator[str]:
         )
     elif layout.delay_wgrad_compute:
         yield (
-            "layout.delay_wgrad_compute: true puts gradients off behind what travels beside computation; "
+            "layout.delay_wgrad_compute: true delays weight gradients behind overlapped MoE communication; "
             f"write {_KEY}, too"
         )
     if layout.delay_wgrad_compute and layout.data.shards_parameters:
@@ -57,7 +57,7 @@ def check_shared_expert_overlap(scenario: ResolvedScenario) -> Iterator[str]:
 def _check_dispatch(scenario: ResolvedScenario) -> Iterator[str]:
     layout = scenario.layout
     if layout.ep == 1 or not scenario.model.distinct_moes:
-        yield "lets tokens travel beside computation, but layout.ep is 1; write false"
+        yield "overlaps MoE communication with computation, but layout.ep is 1; write false"
     elif layout.dispatcher is TokenDispatcher.ALL_GATHER:
         allowed = ", ".join(
             token_dispatcher.value
@@ -88,6 +88,6 @@ def _check_schedule(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that the schedule pairs forwards with backwards."""
     schedule = scenario.effective_schedule
     if not schedule.may_pair_passes:
-        yield f"needs forwards beside backwards, which schedule {schedule.name} has not; dualpipev and interleaved fit"
+        yield f"overlaps forwards with backwards, which schedule {schedule.name} has not; dualpipev and interleaved fit"
     elif schedule.needs_chunks_to_pair and scenario.layout.pp > 1 and scenario.placement.max_chunks == 1:
         yield f"needs several chunks in a pipeline, and schedule {schedule.name} has one; interleaved and dualpipev fit"

@@ -40,11 +40,11 @@ def check_mtp(scenario: ResolvedScenario) -> Iterator[str]:
         return
     if model.positions is PositionEncoding.LEARNED:
         yield (
-            f"model.mtp_layers: {model.mtp_layers} further tokens, but {model.name} has learned positions, beside "
+            f"model.mtp_layers: {model.mtp_layers} further tokens, but {model.name} has learned positions, with "
             "which Megatron-LM predicts none; rotary ones fit"
         )
     if scenario.training.lora is not None:
-        yield f"model.mtp_layers: {model.mtp_layers}, but adapters beside such layers are not modelled; 0 fits"
+        yield f"model.mtp_layers: {model.mtp_layers}, but adapters with such layers are not modelled; 0 fits"
     if model.hidden % tp:
         yield (
             f"layout.tp: {tp} does not divide hidden {model.hidden} of {model.name}, which layers that predict further "

@@ -24,7 +24,7 @@ _DEFAULT_BLOCK_SIZE: Final = 16
 
 def effective_recipe(recipe: PrecisionRecipe, accelerator: Accelerator, data: DataParallelStrategy) -> PrecisionRecipe:
     """A recipe adapted to how the accelerator reads operands and how the data-parallel strategy stores weights."""
-    is_rowwise, is_fsdp = accelerator.efficiency.matmul.by_rows, data.shards_parameters
+    is_rowwise, is_fsdp = accelerator.efficiency.matmul.tn_only, data.shards_parameters
     return recipe.for_hardware(tn_only=is_rowwise, weights_sharded=is_fsdp)
 
 
@@ -65,7 +65,9 @@ def _accelerators_supporting(dtype: DType) -> str:
     """Which packaged accelerators support a format, as text."""
     names = [name for name in data_files.list_names("accelerators") if dtype in load_accelerator(name).formats]
     return (
-        f"{', '.join(names)} compute in {dtype.value}" if names else f"no shipped accelerator computes in {dtype.value}"
+        f"{', '.join(names)} compute in {dtype.value}"
+        if names
+        else f"no packaged accelerator computes in {dtype.value}"
     )
 
 
@@ -128,4 +130,4 @@ def check_lora_precision(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that LoRA is not combined with quantized matmuls."""
     recipe = scenario.training.recipe
     if scenario.training.lora is not None and recipe.casts is not None:
-        yield f"training.lora: adapters beside products in {recipe.name} are not modelled; precision bf16 fits"
+        yield f"training.lora: adapters with matmuls in {recipe.name} are not modelled; precision bf16 fits"

@@ -114,7 +114,7 @@ STRENGTHS: Final[tuple[ContinuousChange, ...]] = (
     _kernel_slowdown(
         "memory_bound_kernels",
         "memory-bound kernels",
-        lambda scenario: effective_efficiency(scenario).memory,
+        lambda scenario: effective_efficiency(scenario).memory_bandwidth_fraction,
         with_memory_bound_slowdown,
     ),
     _link_slowdown("network", "NICs and switches", network_link_kinds),
