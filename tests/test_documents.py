@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clustersim.scenario.renamed_keys import RENAMED_KEYS
+from clustersim.common.renamed_keys import RENAMED_KEYS, SCENARIO
 
 ROOT = Path(__file__).parents[1]
 MAX_WORDS = 3_000
@@ -54,7 +54,7 @@ def test_renamed_keys_are_those_that_are_refused() -> None:
     text = (ROOT / "docs" / "renamed_keys.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"^## Keys of scenario files\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
     listed = re.findall(r"^\| `(\S+)` \| `(\S+)` \|$", table, re.MULTILINE)
-    refused = [(old_path.replace("*", "NAME"), new_key) for old_path, new_key in RENAMED_KEYS.items()]
+    refused = [(old_path.replace("*", "NAME"), new_key) for old_path, new_key in RENAMED_KEYS[SCENARIO].items()]
     assert [(old.rpartition(".")[2], new) for old, new in listed] == [
         (old.rpartition(".")[2], ".".join([*old.split(".")[:-1], new])) for old, new in refused
     ]
@@ -66,7 +66,7 @@ def test_launch_times_are_those_of_the_frameworks() -> None:
         for name in ("megatron", "nemo", "pytorch", "megatron-2021", "megatron-2022")
     }
     (dense,) = {hosts[name][key] for name in ("megatron", "nemo", "pytorch") for key in ("launch", "backward_launch")}
-    (moe,) = {hosts[name]["experts_launch"] for name in ("megatron", "nemo")}
+    (moe,) = {hosts[name]["moe_launch"] for name in ("megatron", "nemo")}
     ((forward, backward),) = {
         (hosts[name]["launch"], hosts[name]["backward_launch"]) for name in ("megatron-2021", "megatron-2022")
     }

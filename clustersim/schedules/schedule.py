@@ -13,7 +13,7 @@ class ScheduleTraits:
     has_whole_backwards: no backward is split into the gradients of input and weights; is_periodic: each microbatch
     repeats a pattern of alternating forwards and backwards; runs_in_rounds: microbatches go through one chunk in
     rounds of all ranks, then through the next chunk; is_bidirectional: two pipelines share the ranks;
-    overlaps_passes: made for forwards beside backwards; may_pair_passes: it can have such pairs, if only in a
+    overlaps_passes: made for forwards that overlap backwards; may_pair_passes: it can have such pairs, if only in a
     pipeline of several chunks (needs_chunks_to_pair); ends_staggered: ranks start and end a step one by one.
     """
 
