@@ -81,7 +81,7 @@ class ClusterStates:
         layout, training = self._scenario.layout, self._scenario.training
         batch = replicas * training.microbatch
         if self._scenario.reliability.elastic is ElasticPolicy.SHRINK_BATCH:
-            batch *= training.global_batch // (layout.dp * training.microbatch)
+            batch *= training.microbatch_count(layout.dp)
         else:
             batch *= -(-training.global_batch // batch)
         degrees = layout.as_configured
