@@ -133,6 +133,10 @@ class Training:
         """The training with all matmuls in the activation format."""
         return replace(self, recipe=self.recipe.high_precision)
 
+    def microbatch_count(self, dp: int) -> int:
+        """Number of microbatches that each of `dp` replicas runs in one step."""
+        return self.global_batch // (dp * self.microbatch)
+
     @property
     def accumulation(self) -> Accumulation:
         """How gradients of microbatches are accumulated."""

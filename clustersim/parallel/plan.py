@@ -64,7 +64,7 @@ class Plan:
     @property
     def microbatches(self) -> int:
         """Number of microbatches that each replica runs in one step."""
-        return self.training.global_batch // (self.layout.dp * self.training.microbatch)
+        return self.training.microbatch_count(self.layout.dp)
 
     @cached_property
     def stack(self) -> LayerStack:

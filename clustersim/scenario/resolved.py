@@ -91,7 +91,7 @@ class ResolvedScenario:
     @property
     def microbatch_count(self) -> int:
         """Number of microbatches per replica and step."""
-        return self.training.global_batch // (self.layout.dp * self.training.microbatch)
+        return self.training.microbatch_count(self.layout.dp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def with_replicas(scenario: Scenario, replicas: int) -> Scenario:
     layout, training = scenario.layout, scenario.training
     batch = replicas * training.microbatch
     if scenario.reliability.elastic is ElasticPolicy.SHRINK_BATCH:
-        batch *= training.global_batch // (layout.dp * training.microbatch)
+        batch *= training.microbatch_count(layout.dp)
     else:
         batch *= -(-training.global_batch // batch)
     dp, gpus = layout.as_configured.dp * replicas // layout.dp, layout.world_size // layout.dp * replicas
