@@ -119,7 +119,7 @@ class _ClusterView:
 
 
 @dataclass(frozen=True, slots=True)
-class _ScenarioParts:
+class _ReferencedInputs:
     """What a scenario's file refers to by name or path, and the settings that need no more than that."""
 
     model: TransformerModel
@@ -153,22 +153,22 @@ def _resolve_config(
 
     given_view: the cluster as a co-scheduled job sees it, None: build it from the config.
     """
-    parts = _read_parts(config, source, read_cache, given_view)
-    settings = _read_job_settings(config, source, read_cache, parts, shares_links=given_view is None)
-    framework, cluster = parts.effective_framework, parts.view.cluster
-    layout = _read_layout(config, source, parts)
-    training = config.training.training_step(all_projections(parts.model), framework, layout.data)
+    inputs = _read_referenced_inputs(config, source, read_cache, given_view)
+    settings = _read_job_settings(config, source, read_cache, inputs, shares_links=given_view is None)
+    framework, cluster = inputs.effective_framework, inputs.view.cluster
+    layout = _read_layout(config, source, inputs)
+    training = config.training.training_step(all_projections(inputs.model), framework, layout.data)
     training = replace(training, recipe=effective_recipe(training.recipe, cluster.accelerator, layout.data))
     return ResolvedScenario(
         name=config.name or source.name,
-        model=parts.model,
+        model=inputs.model,
         cluster=cluster,
         layout=layout,
-        schedule=parts.schedule,
+        schedule=inputs.schedule,
         training=training,
-        cost=parts.cost,
+        cost=inputs.cost,
         framework=framework,
-        degradations=parts.view.degradations,
+        degradations=inputs.view.degradations,
         background_traffic=settings.background_traffic,
         co_scheduled_jobs=settings.co_scheduled_jobs,
         jitter=None if config.degradations.jitter is None else config.degradations.jitter.jitter_model(),
@@ -178,9 +178,9 @@ def _resolve_config(
     )
 
 
-def _read_parts(
+def _read_referenced_inputs(
     config: ScenarioConfig, source: ScenarioSource, read_cache: ReadCache, given_view: _ClusterView | None
-) -> _ScenarioParts:
+) -> _ReferencedInputs:
     """Read what does not depend on the layout; raise InputError with all problems."""
     problems: list[str] = []
     base_dir = source.base_dir
@@ -198,25 +198,30 @@ def _read_parts(
     cost = None if view is None else _cost_settings(problems, config.cost, base_dir, view.cluster, read_cache)
     if problems or model is None or schedule is None or view is None or framework is None or cost is None:
         raise combined_error(source.label, problems)
-    return _ScenarioParts(model, schedule, view, framework, cost)
+    return _ReferencedInputs(model, schedule, view, framework, cost)
 
 
 def _read_job_settings(
-    config: ScenarioConfig, source: ScenarioSource, read_cache: ReadCache, parts: _ScenarioParts, *, shares_links: bool
+    config: ScenarioConfig,
+    source: ScenarioSource,
+    read_cache: ReadCache,
+    inputs: _ReferencedInputs,
+    *,
+    shares_links: bool,
 ) -> _JobSettings:
     """Read what needs the cluster, but no layout; raise InputError with all problems.
 
     shares_links: whether the sharers of links are this job's own to state.
     """
     problems: list[str] = []
-    cluster = parts.view.cluster
+    cluster = inputs.view.cluster
     traffic = _collect_error(
         problems, "degradations.", lambda: read_background_traffic(config.degradations.traffic, cluster)
     )
-    jobs = tuple(_resolve_co_scheduled_jobs(problems, source, read_cache, parts.view))
-    sharers = {"traffic": traffic, "links.during": parts.view.degradations.temporary_links, "jobs": jobs}
+    jobs = tuple(_resolve_co_scheduled_jobs(problems, source, read_cache, inputs.view))
+    sharers = {"traffic": traffic, "links.during": inputs.view.degradations.temporary_links, "jobs": jobs}
     active_sharers = [key for key, value in sharers.items() if value and shares_links]
-    if active_sharers and parts.cost.network is Contention.UNCONTENDED:
+    if active_sharers and inputs.cost.network is Contention.UNCONTENDED:
         problems.append(
             f"degradations.{active_sharers[0]}: links are not shared with cost.network uncontended; write shared"
         )
@@ -231,11 +236,11 @@ def _read_job_settings(
     return _JobSettings(traffic, jobs, economics, reliability)
 
 
-def _read_layout(config: ScenarioConfig, source: ScenarioSource, parts: _ScenarioParts) -> Layout:
+def _read_layout(config: ScenarioConfig, source: ScenarioSource, inputs: _ReferencedInputs) -> Layout:
     """The layout of the job on its GPUs; raise InputError where its schedule allows none such."""
-    gpu_count = parts.view.cluster.gpu_count
+    gpu_count = inputs.view.cluster.gpu_count
     try:
-        return loaders.read_layout(config.layout, gpu_count, parts.effective_framework, parts.schedule)
+        return loaders.read_layout(config.layout, gpu_count, inputs.effective_framework, inputs.schedule)
     except InputError as error:
         raise combined_error(source.label, [f"layout.{error}"]) from error
 
