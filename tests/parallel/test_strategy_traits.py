@@ -6,7 +6,6 @@ from clustersim.parallel.data_parallel_strategy import (
     STRATEGY_BY_ZERO_STAGE,
     DataParallelStrategy,
     DeepspeedZero3Strategy,
-    FullyShard,
     NaiveDataParallel,
     with_overlap,
 )
@@ -30,7 +29,7 @@ def test_only_sharded_parameters_are_gathered(strategy: DataParallelStrategy, pi
         strategy.reshards_parameters(is_pipelined=pipelined),
         strategy.gathers_single_parameters,
         strategy.prefetch_depth > 0,
-        FullyShard(copies=True).copies and strategy.copies,
+        strategy.copies,
     )
     assert strategy.shards_parameters or not any(gathers)
 

@@ -42,7 +42,7 @@ def test_bidirectional_schedules_are_those_of_bidirectional_placements(schedule:
 
 
 def test_rounds_pass_every_microbatch_of_a_round_through_a_chunk_before_the_next(schedule: Schedule) -> None:
-    """With rounds, the first ranks' second chunk begins after one forward per rank; else after one, or after all."""
+    """With rounds, the first rank's second chunk begins after one forward per rank; else sooner or later."""
     forwards = [action for action in flatten_entries(entries_of(schedule)[0]) if action.kind is ActionKind.FORWARD]
     first_stage = forwards[0].stage
     until_other_chunk = next(
