@@ -119,7 +119,7 @@ class _ClusterView:
 
 
 @dataclass(frozen=True, slots=True)
-class _ScenarioSections:
+class _ReferencedInputs:
     """What a scenario's file refers to by name or path, and the settings that need no more than that."""
 
     model: TransformerModel
@@ -153,22 +153,22 @@ def _resolve_config(
 
     given_view: the cluster as a co-scheduled job sees it, None: build it from the config.
     """
-    sections = _read_sections(config, source, read_cache, given_view)
-    settings = _read_job_settings(config, source, read_cache, sections, shares_links=given_view is None)
-    framework, cluster = sections.effective_framework, sections.view.cluster
-    layout = _read_layout(config, source, sections)
-    training = config.training.training_step(all_projections(sections.model), framework, layout.data)
+    inputs = _read_referenced_inputs(config, source, read_cache, given_view)
+    settings = _read_job_settings(config, source, read_cache, inputs, shares_links=given_view is None)
+    framework, cluster = inputs.effective_framework, inputs.view.cluster
+    layout = _read_layout(config, source, inputs)
+    training = config.training.training_step(all_projections(inputs.model), framework, layout.data)
     training = replace(training, recipe=effective_recipe(training.recipe, cluster.accelerator, layout.data))
     return ResolvedScenario(
         name=config.name or source.name,
-        model=sections.model,
+        model=inputs.model,
         cluster=cluster,
         layout=layout,
-        schedule=sections.schedule,
+        schedule=inputs.schedule,
         training=training,
-        cost=sections.cost,
+        cost=inputs.cost,
         framework=framework,
-        degradations=sections.view.degradations,
+        degradations=inputs.view.degradations,
         background_traffic=settings.background_traffic,
         co_scheduled_jobs=settings.co_scheduled_jobs,
         jitter=None if config.degradations.jitter is None else config.degradations.jitter.jitter_model(),
@@ -178,9 +178,9 @@ def _resolve_config(
     )
 
 
-def _read_sections(
+def _read_referenced_inputs(
     config: ScenarioConfig, source: ScenarioSource, read_cache: ReadCache, given_view: _ClusterView | None
-) -> _ScenarioSections:
+) -> _ReferencedInputs:
     """Read what does not depend on the layout; raise InputError with all problems."""
     problems: list[str] = []
     base_dir = source.base_dir
@@ -198,14 +198,14 @@ def _read_sections(
     cost = None if view is None else _cost_settings(problems, config.cost, base_dir, view.cluster, read_cache)
     if problems or model is None or schedule is None or view is None or framework is None or cost is None:
         raise combined_error(source.label, problems)
-    return _ScenarioSections(model, schedule, view, framework, cost)
+    return _ReferencedInputs(model, schedule, view, framework, cost)
 
 
 def _read_job_settings(
     config: ScenarioConfig,
     source: ScenarioSource,
     read_cache: ReadCache,
-    sections: _ScenarioSections,
+    inputs: _ReferencedInputs,
     *,
     shares_links: bool,
 ) -> _JobSettings:
@@ -214,14 +214,14 @@ def _read_job_settings(
     shares_links: whether the sharers of links are this job's own to state.
     """
     problems: list[str] = []
-    cluster = sections.view.cluster
+    cluster = inputs.view.cluster
     traffic = _collect_error(
         problems, "degradations.", lambda: read_background_traffic(config.degradations.traffic, cluster)
     )
-    jobs = tuple(_resolve_co_scheduled_jobs(problems, source, read_cache, sections.view))
-    sharers = {"traffic": traffic, "links.during": sections.view.degradations.temporary_links, "jobs": jobs}
+    jobs = tuple(_resolve_co_scheduled_jobs(problems, source, read_cache, inputs.view))
+    sharers = {"traffic": traffic, "links.during": inputs.view.degradations.temporary_links, "jobs": jobs}
     active_sharers = [key for key, value in sharers.items() if value and shares_links]
-    if active_sharers and sections.cost.network is Contention.UNCONTENDED:
+    if active_sharers and inputs.cost.network is Contention.UNCONTENDED:
         problems.append(
             f"degradations.{active_sharers[0]}: links are not shared with cost.network uncontended; write shared"
         )
@@ -236,11 +236,11 @@ def _read_job_settings(
     return _JobSettings(traffic, jobs, economics, reliability)
 
 
-def _read_layout(config: ScenarioConfig, source: ScenarioSource, sections: _ScenarioSections) -> Layout:
+def _read_layout(config: ScenarioConfig, source: ScenarioSource, inputs: _ReferencedInputs) -> Layout:
     """The layout of the job on its GPUs; raise InputError where its schedule allows none such."""
-    gpu_count = sections.view.cluster.gpu_count
+    gpu_count = inputs.view.cluster.gpu_count
     try:
-        return loaders.read_layout(config.layout, gpu_count, sections.effective_framework, sections.schedule)
+        return loaders.read_layout(config.layout, gpu_count, inputs.effective_framework, inputs.schedule)
     except InputError as error:
         raise combined_error(source.label, [f"layout.{error}"]) from error
 

@@ -114,7 +114,7 @@ class ScenarioChange:
     def first_alternative(self, scenario: Scenario) -> ChangedScenario | None:
         """The first changed scenario; None where the change does not apply."""
         try:
-            return next(self.apply(Baseline(scenario)))
+            return next(self.apply(Baseline(scenario)), None)
         except InapplicableChangeError:
             return None
 
