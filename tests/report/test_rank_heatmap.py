@@ -60,7 +60,7 @@ def test_heatmap_axes_include_expert_parallel() -> None:
     script_data = heatmap_figure(synthetic_heatmap(np.arange(16), np.arange(16), layout)).script_data
     degree, stride = script_data["axes"]["ep"]
     assert (np.arange(16) // stride % degree == layout.rank_coordinates(EXPERT)).all()
-    assert script_data["told"] == [
+    assert script_data["axisLabels"] == [
         ("pp", "dp", "cp", "tp", "ep"),
         ("dp", "pp", "cp", "tp", "ep"),
         script_data["orders"][2],
@@ -77,7 +77,7 @@ def test_heatmap_axes_include_expert_parallel() -> None:
 def test_heatmap_axes_of_dense_model() -> None:
     script_data = heatmap_figure(synthetic_heatmap(np.arange(24), np.arange(24))).script_data
     assert set(script_data["axes"]) == {"tp", "cp", "dp", "pp"}
-    assert script_data["told"] == script_data["orders"]
+    assert script_data["axisLabels"] == script_data["orders"]
 
 
 def test_legend_lists_only_visible_categories() -> None:
