@@ -261,7 +261,7 @@ REJECTED = [
     ("[parallelism]\ndata_parallel_shard_degree = 3", "8 GPUs, but shard 3 x replicate 1"),
     (
         "[parallelism]\ndata_parallel_replicate_degree = 4\ntensor_parallel_degree = 2",
-        "data_parallel_shard_degree = -1 beside other parallelism",
+        "data_parallel_shard_degree = -1 with other parallelism",
     ),
     (
         "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_layers_per_stage = 9",
