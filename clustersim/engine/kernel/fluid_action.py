@@ -36,12 +36,12 @@ class FluidAction(Completion):
     rate: 0 until the action begins; rate_bound: the highest.
     """
 
-    __slots__ = ("_due", "_timer", "_timer_due", "environment", "rate", "rate_bound", "remaining", "updated")
+    __slots__ = ("_timer", "_timer_due", "environment", "rate", "rate_bound", "remaining", "updated")
 
     def __init__(self, environment: SimEnvironment, remaining: Seconds) -> None:
         self.environment, self.remaining, self.rate, self.rate_bound = environment, remaining, 0.0, 1.0
-        self.updated, self._due, self._timer_due = 0.0, inf, inf
         self.done = self._timer = simpy.Event(environment)
+        self.updated, self._timer_due = 0.0, inf
 
     def set_rate(self, rate: float) -> None:
         """Continue at this rate, above 0, from now on."""
@@ -63,16 +63,16 @@ class FluidAction(Completion):
 
     def _set_timer(self, now: Seconds, seconds: Seconds) -> None:
         """Complete after so many seconds; a timer that is due before stays, and sets the next one."""
-        self._due = now + seconds
-        if self._due <= self._timer_due:
+        due = now + seconds
+        if due <= self._timer_due:
             if self._timer is not self.done:
                 self._timer.callbacks = []
             self.complete_with(simpy.Timeout(self.environment, seconds))
-            self._timer, self._timer_due = self.done, self._due
+            self._timer, self._timer_due = self.done, due
         elif self._timer is self.done:
             self.complete_with(simpy.Event(self.environment))
             self._timer.callbacks = [self._set_next_timer]
 
     def _set_next_timer(self, _: simpy.Event) -> None:
         now, self._timer_due = self.environment.now, inf
-        self._set_timer(now, max(self._due - now, 0.0))
+        self._set_timer(now, max(self.updated + self.remaining / self.rate - now, 0.0))

@@ -80,6 +80,10 @@ def ignore_mark(level: int) -> None:
     """Default `on_mark` callback: does nothing."""
 
 
+def _ignore_awaited(stream: Stream, task_id: int) -> None:
+    """No-op for streams that do not interfere with kernels."""
+
+
 @dataclass(slots=True)
 class RankProcess:
     """One simulated rank: which of its tasks are done, and who waits for which.
@@ -153,7 +157,7 @@ class RankProcess:
             self.shared.deliver_message,
         )
         rank_id, task_ids, event_key_base = self.rank_id, cursor.task_ids, self.rank_id * EVENT_KEY_STRIDE
-        note_awaited = self._note_awaited
+        note_awaited = self._note_awaited if stream in OVERLAPPING_STREAMS else _ignore_awaited
         predecessor, now = -1, environment.now
         while cursor.position < len(task_ids):
             task_id = task_ids[cursor.position]
@@ -203,13 +207,14 @@ class RankProcess:
         predecessor, queued: of the head before the wait; returns both as they are after it.
         """
         cursor = self.cursors[stream]
+        note_awaited = self._note_awaited if stream in OVERLAPPING_STREAMS else _ignore_awaited
         while cursor.skipped:
             predecessor, queued = cursor.shift_event_key(predecessor), queued - cursor.skipped_wait
             cursor.skipped, cursor.skipped_wait = False, 0.0
             for dependency in self.unmet_dependencies(cursor)[:1]:
-                self._note_awaited(stream, dependency)
+                note_awaited(stream, dependency)
                 yield self._completion_event(dependency)
-                self._note_awaited(stream, -1)
+                note_awaited(stream, -1)
                 predecessor, cursor.skipped = self.rank_id * EVENT_KEY_STRIDE + dependency, True
         return predecessor, queued
 
@@ -274,8 +279,6 @@ class RankProcess:
         task_id: -1 when it stops waiting, as a collective may then be in flight; behind all tasks when it has none
         left. A task of another stream counts as -1: it may end during any compute task.
         """
-        if stream not in OVERLAPPING_STREAMS:
-            return
         if task_id >= 0:
             self._set_stream_level(stream, 0)
         streams = self.program.streams
@@ -394,29 +397,27 @@ class RankProcess:
         shared, self._current_task_id = self.shared, task_id
         self._set_current_segment(segment)
         comm_group = shared.group_segment_kind(self.rank_id, segment)
-        curves, no_overlap = self._segment_curves(task_id, segment), self._has_no_overlap(task_id)
         if comm_group is not None:
-            loss = yield from self._run_group_segment(task_id, segment, comm_group)
-        elif shared.is_isolated(self.rank_id, segment, no_overlap=no_overlap):
-            action = yield from self._run_action(curves, no_overlap=no_overlap)
-            loss = WaitAndSlowdown(slowed=0.0 if action is None else action.slowed_seconds)
-        else:
-            loss = yield from self._run_sub_segments(segment, curves, no_overlap=no_overlap and shared.coalesce)
+            participant = self._level_listener = shared.group_segments.arrive(
+                self.rank_id, task_id, segment, comm_group, level=self._interference_level
+            )
+            yield participant.done
+            self._level_listener, loss = None, participant.loss
             shared.record_sync(self.rank_id, self._current_task_id, segment)
+        else:
+            loss = yield from self._run_segment(task_id, segment)
         self._set_current_segment(None)
         return loss
 
-    def _run_group_segment(
-        self, task_id: int, segment: Segment, comm_group: str
-    ) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
-        """Run a segment jointly with the other members of a group."""
-        participant = self._level_listener = self.shared.group_segments.arrive(
-            self.rank_id, task_id, segment, comm_group, level=self._interference_level
-        )
-        yield participant.done
-        self._level_listener = None
+    def _run_segment(self, task_id: int, segment: Segment) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
+        """Run a segment by itself: as one event, or by sub-segments (sync or shared links inside)."""
+        curves, no_overlap = self._segment_curves(task_id, segment), self._has_no_overlap(task_id)
+        if self.shared.is_isolated(self.rank_id, segment, no_overlap=no_overlap):
+            action = yield from self._run_action(curves, no_overlap=no_overlap)
+            return WaitAndSlowdown(slowed=0.0 if action is None else action.slowed_seconds)
+        loss = yield from self._run_sub_segments(segment, curves, no_overlap=no_overlap and self.shared.coalesce)
         self.shared.record_sync(self.rank_id, self._current_task_id, segment)
-        return participant.loss
+        return loss
 
     def _segment_curves(self, task_id: int, segment: Segment) -> ProgressCurves:
         """Progress curves of a task's segment; cached unless kernels have jitter."""

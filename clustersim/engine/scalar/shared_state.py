@@ -106,9 +106,11 @@ class SharedState:
         """The tasks of each stream of a rank, in order."""
         program_index = int(self.program.program_index[rank])
         if program_index not in self._stream_task_cache:
-            task_ids = self._stream_task_cache[program_index] = {}
-            for task_id, stream in enumerate(self.program.programs[program_index].streams):
-                task_ids.setdefault(stream, []).append(task_id)
+            streams = self.program.programs[program_index].streams
+            stream_indices = np.fromiter(streams, np.int64, len(streams))
+            self._stream_task_cache[program_index] = {
+                stream: np.flatnonzero(stream_indices == stream).tolist() for stream in set(streams)
+            }
         return self._stream_task_cache[program_index]
 
     def join_collective(self, rank: int, comm_op: CommOp, stream: Stream) -> Rendezvous:
@@ -235,9 +237,10 @@ class SharedState:
         program_index = int(self.program.program_index[rank])
         receive_tasks = self._receive_task_cache.get(program_index)
         if receive_tasks is None:
+            tasks = self.program.programs[program_index].tasks
             receive_tasks = self._receive_task_cache[program_index] = {
                 (task.comm_op.comm_group, task.tag): task_id
-                for task_id, task in enumerate(self.program.programs[program_index].tasks)
-                if isinstance(task, ReceiveTask)
+                for task_id in self.stream_task_ids(rank).get(_RECEIVE, ())
+                if isinstance(task := tasks[task_id], ReceiveTask)
             }
         return receive_tasks

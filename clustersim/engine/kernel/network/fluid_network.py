@@ -98,9 +98,10 @@ class FluidNetwork:
             for reserver in dict.fromkeys(map(self._reservations.get, demand.link_ids)):
                 if reserver is not None:
                     reserver.on_conflict()
-        is_uncontended = demand.runs_at_full_rate and self._link_flows.keys().isdisjoint(demand.link_ids)
-        for link in demand.link_ids:
-            self._link_flows[link][flow] = None
+        link_flows = [self._link_flows[link] for link in demand.link_ids]
+        is_uncontended = demand.runs_at_full_rate and not any(link_flows)
+        for flows in link_flows:
+            flows[flow] = None
         if is_uncontended:
             flow.set_rate(flow.rate_bound)
         else:
@@ -108,7 +109,7 @@ class FluidNetwork:
 
     def are_idle(self, links: Collection[int]) -> bool:
         """Whether nobody loads or has reserved any of these links."""
-        return self._link_flows.keys().isdisjoint(links) and self._reservations.keys().isdisjoint(links)
+        return self._reservations.keys().isdisjoint(links) and not any(map(self._link_flows.get, links))
 
     def reserve(self, links: Collection[int], reserver: LinkReserver) -> None:
         """Reserve idle links: the reserver is notified before anybody else loads one of them."""
@@ -137,8 +138,6 @@ class FluidNetwork:
             del flows[flow]
             if flows:
                 loaded_links.append(link)
-            else:
-                del self._link_flows[link]
         flow.is_active = False
         self.mark_dirty(loaded_links)
 
@@ -155,7 +154,7 @@ class FluidNetwork:
         dirty_links, self._dirty_links = self._dirty_links, {}
         seen: set[int] = set()
         for link in dirty_links:
-            if link not in seen and link in self._link_flows:
+            if link not in seen and self._link_flows[link]:
                 self._update_component(self._find_component(link, seen))
 
     def _find_component(self, link: int, seen: set[int]) -> list[Flow]:
