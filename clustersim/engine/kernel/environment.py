@@ -32,7 +32,7 @@ class SimEnvironment(simpy.Environment):
 
     @property
     def instant_is_over(self) -> bool:
-        """Whether nothing else is due at this instant: asked by the callback at its end."""
+        """Whether nothing else is due at this instant, when the callback at its end asks."""
         return self.peek() > self.now and len(self._deferred) <= 1
 
     def _process_deferred(self, _: simpy.Event) -> None:

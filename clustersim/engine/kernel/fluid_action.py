@@ -2,10 +2,11 @@
 
 Whatever takes time and can be slowed is one: kernels while collectives overlap them, collectives while kernels
 do, flows on shared links, segments that members of a group run jointly. In SimGrid's terms: an action with
-remaining work, rate, rate bound and last update.
+remaining work, rate, rate bound and last update. When the rate changes, the completion becomes another event,
+which takes over all that wait for the former one, so no timer is ever stale.
 
 Reference: Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and
-platforms", J. Parallel Distrib. Comput. 74(10), 2014, section 3.
+platforms", J. Parallel Distrib. Comput. 74(10), 2014, section 3 (fluid models with lazy updates).
 """
 
 from math import inf

@@ -5,10 +5,7 @@ keeps each of its links busy for a fraction of every second of work (utilization
 than a second per second. Rates are max-min fair (`max_min_rates`) and constant between changes: when a flow starts
 or ends, the remaining work of every flow in the same connected component of links and flows is updated and
 their rates are solved again, once per instant. A flow whose rate does not change keeps its timer, so an
-uncontended one takes exactly its modeled time.
-
-Reference: Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and
-platforms", J. Parallel Distrib. Comput. 74(10), 2014, section 3 (fluid models with lazy, partial updates).
+uncontended one takes exactly its modeled time. Updates are lazy and partial, as SimGrid's (`fluid_action`).
 """
 
 from collections import defaultdict
