@@ -91,16 +91,6 @@ def test_a_kernel_overlapping_a_collective(since: float, until: float, slowdown:
     )
 
 
-def test_an_action_that_starts_during_a_collective() -> None:
-    """At half rate until 2, 1 of 4 s is done, and 3 are left."""
-    curves = equal_slowdown((4.0, 0.0), slowdown=1.0)
-    assert action_end(curves, initial_level=True) == 8.0
-    assert action_end(curves, [(2.0, False)], initial_level=True) == 5.0
-    assert action_end(curves, [(0.0, False)], initial_level=True) == 4.0, (
-        "ends in the instant in which the stretch begins"
-    )
-
-
 @pytest.mark.parametrize("last", [False, True])
 def test_a_collective_starting_at_the_end_has_no_effect(last: bool) -> None:
     """Whichever of the two events is processed first."""
@@ -108,20 +98,6 @@ def test_a_collective_starting_at_the_end_has_no_effect(last: bool) -> None:
     assert action_end(curves, [(4.0, True)], last=last) == 4.0
     assert action_end(curves, [(8.0, False)], initial_level=True, last=last) == 8.0
     assert action_end(curves, [(4.0, True), (4.0, False), (4.0, True)], last=last) == 4.0
-
-
-def test_several_collectives_add_up() -> None:
-    """Half a second each for [1, 2] and [3, 4], and one for [4, 6]: the two adjacent ones act as one."""
-    curves = equal_slowdown((10.0, 0.0), slowdown=1.0)
-    changes = [(1.0, True), (2.0, False), (3.0, True), (4.0, False), (4.0, True), (6.0, False)]
-    assert action_end(curves, changes) == 12.0
-
-
-def test_the_end_moves_with_every_change() -> None:
-    """Due at 2 without overlap, at 3 since a collective started at 1, at 2.5 since it ended at 2."""
-    curves = equal_slowdown((2.0, 0.0), slowdown=1.0)
-    assert action_end(curves, [(1.0, True)]) == 3.0
-    assert action_end(curves, [(1.0, True), (2.0, False)], last=True) == 2.5
 
 
 def test_comm_ops_inside_a_segment_are_not_slowed() -> None:
