@@ -106,10 +106,9 @@ class SharedState:
         """The tasks of each stream of a rank, in order."""
         program_index = int(self.program.program_index[rank])
         if program_index not in self._stream_task_cache:
-            streams = self.program.programs[program_index].streams
-            stream_indices = np.fromiter(streams, np.int64, len(streams))
+            streams = np.frombuffer(bytes(self.program.programs[program_index].streams), np.uint8)
             self._stream_task_cache[program_index] = {
-                stream: np.flatnonzero(stream_indices == stream).tolist() for stream in set(streams)
+                Stream(stream): np.flatnonzero(streams == stream).tolist() for stream in np.unique(streams).tolist()
             }
         return self._stream_task_cache[program_index]
 
