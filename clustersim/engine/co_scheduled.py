@@ -7,6 +7,8 @@ jobs slow each other where they load the same links at the same time, and nowher
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import simpy
+
 from clustersim.common.units import Seconds
 from clustersim.cost.contention import ContentionMap
 from clustersim.cost.jitter import Jitter
@@ -44,7 +46,7 @@ def simulate_co_scheduled(jobs: Sequence[CoScheduledJob]) -> tuple[tuple[Trace, 
     ranks = [create_ranks(shared) for shared in states]
     for job, job_ranks in zip(jobs, ranks, strict=True):
         _start_ranks(environment, job.start, job_ranks)
-    environment.run_all()
+    environment.run()
     return tuple(collect_results(shared, job_ranks) for shared, job_ranks in zip(states, ranks, strict=True))
 
 
@@ -57,8 +59,9 @@ def _shared_state(job: CoScheduledJob, environment: SimEnvironment, network: Flu
 
 def _start_ranks(environment: SimEnvironment, time: Seconds, ranks: Sequence[RankProcess]) -> None:
     """Start the ranks of a job at a time."""
-    if time == environment.now:
+
+    def start(_: simpy.Event) -> None:
         for rank in ranks:
             rank.start()
-    else:
-        environment.event_at(time).callbacks.append(lambda _: _start_ranks(environment, time, ranks))
+
+    environment.event_at(time).callbacks.append(start)

@@ -88,7 +88,7 @@ def simulate_scalar(
     for rank in ranks:
         rank.start()
     watch_steady_state(shared, ranks)
-    shared.environment.run_all()
+    shared.environment.run()
     return collect_results(shared, ranks)
 
 

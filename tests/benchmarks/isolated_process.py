@@ -10,21 +10,20 @@ import json
 import resource
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from heapq import heappop
 from pathlib import Path
 from time import process_time
-from typing import Any, TypeVar
+from typing import Any
 from unittest import mock
+
+import simpy
 
 from tests.benchmarks.timing import TIMEOUTS, run_bare_timeouts, time_call
 
 ROOT = Path(__file__).parents[2]
 MEMORY_LIMIT = 12 * 2**30  # bytes of address space: a process that needs more fails, instead of exhausting the machine
 TIME_LIMIT = 300.0  # seconds
-ItemT = TypeVar("ItemT")
 
 
 class ResourceLimitError(Exception):
@@ -75,28 +74,18 @@ def measure_best(mapping: dict[str, Any], times: int = 3) -> RunMeasurement:
     return RunMeasurement(**{**asdict(fastest), "peak_bytes": max(run.peak_bytes for run in runs)})
 
 
-class _CountingDeque(deque[ItemT]):
-    """A deque that counts the items popped from its front."""
-
-    pop_count = 0
-
-    def popleft(self) -> ItemT:
-        self.pop_count += 1
-        return super().popleft()
-
-
 def count_events(work: Callable[[], object]) -> int:
-    """Number of events that all simulation clocks process during a call."""
-    deques: list[_CountingDeque[Any]] = []
+    """Number of events that all simpy environments process during a call."""
+    event_count, process_event = 0, simpy.Environment.step
 
-    def new_deque() -> _CountingDeque[Any]:
-        deques.append(_CountingDeque())
-        return deques[-1]
+    def count_event(environment: simpy.Environment) -> None:
+        nonlocal event_count
+        process_event(environment)
+        event_count += 1
 
-    heappop_patch = mock.patch("clustersim.engine.kernel.environment.heappop", wraps=heappop)
-    with heappop_patch as heappop_mock, mock.patch("clustersim.engine.kernel.environment.deque", new_deque):
+    with mock.patch.object(simpy.Environment, "step", count_event):
         work()
-    return heappop_mock.call_count + sum(counting_deque.pop_count for counting_deque in deques)
+    return event_count
 
 
 def _measure(mapping: dict[str, Any], times: int, events: bool) -> RunMeasurement:

@@ -1,8 +1,8 @@
 import pytest
+import simpy
 from simpy.events import ProcessGenerator
 
 from clustersim import Scenario
-from clustersim.engine.kernel.environment import SimEnvironment
 from tests.benchmarks import cases
 from tests.benchmarks.engine import CASES, figures_by_name, performance_targets
 from tests.benchmarks.isolated_process import ResourceLimitError, RunMeasurement, count_events, measure_in_process
@@ -16,16 +16,16 @@ RUNS_BY_CASE = dict.fromkeys(CASES, DEFAULT_RUN) | {"folded_16k": RunMeasurement
 @pytest.mark.parametrize("size", [1, 100])
 def test_count_events_counts_every_clock_event(size: int) -> None:
     """A process that waits n times has n + 2 events: its start, n timeouts, its end."""
-    clocks: list[SimEnvironment] = []
+    clocks: list[simpy.Environment] = []
 
     def run() -> None:
-        clocks.append(SimEnvironment())
+        clocks.append(simpy.Environment())
         clocks[0].process(wait_repeatedly(clocks[0]))
-        clocks[0].run_all()
+        clocks[0].run()
 
-    def wait_repeatedly(clock: SimEnvironment) -> ProcessGenerator:
+    def wait_repeatedly(clock: simpy.Environment) -> ProcessGenerator:
         for _ in range(size):
-            yield clock.event_after(1.0)
+            yield clock.timeout(1.0)
 
     assert count_events(run) == size + 2
     assert clocks[0].now == size

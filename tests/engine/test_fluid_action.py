@@ -1,234 +1,82 @@
-"""Fluid actions: segments of kernels and communication with collectives that begin and end during them."""
+"""Fluid actions end when the work is done that their rates add up to, whatever changes in between."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator
+from itertools import pairwise
 
-import numpy as np
 import pytest
 import simpy
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
-from clustersim.common.arrays import FloatArray
 from clustersim.engine.kernel.environment import SimEnvironment
-from clustersim.engine.scalar.fluid_action import FluidAction, ProgressCurves, progress_curves
+from clustersim.engine.kernel.fluid_action import FluidAction
+from tests.conftest import examples
 
-Changes = Sequence[tuple[float, int]]
-"""(time, interference level from then on)."""
-
-
-def equal_slowdown(*operations: tuple[float, float], slowdown: float) -> ProgressCurves:
-    """Progress curves of operations, (kernel seconds, other seconds) each, whose kernels a collective slows equally."""
-    return slowed_curves(operations, np.full((1, len(operations)), slowdown))
+RateChange = tuple[float, float]
+"""(time, rate from then on)."""
+RATES = st.sampled_from([0.125, 0.5, 0.75, 1.0])
 
 
-def slowed_curves(operations: Sequence[tuple[float, float]], slowdown: FloatArray) -> ProgressCurves:
-    """The same for several kinds of collectives: [kinds, operations]."""
-    kernels, fixed = np.array(operations, dtype=float).reshape(-1, 2).T
-    return progress_curves(kernels, fixed, slowdown)
-
-
-def action_end(curves: ProgressCurves, changes: Changes = (), *, initial_level: int = 0, last: bool = False) -> float:
-    """End of an action that begins at 0.
-
-    last: a change is processed after all other events of its instant; by default before.
-    """
+def waiters_ends(seconds: float, changes: list[RateChange], wait_times: list[float]) -> list[float]:
+    """When processes that begin to wait at given times for an action, which begins at 0, go on."""
     environment, ends = SimEnvironment(), []
-    actions: list[FluidAction] = []
+    action = FluidAction(environment, seconds)
 
-    def start_action() -> None:
-        actions.append(FluidAction(environment, curves, initial_level))
-        actions[0].done.callbacks.append(lambda _: ends.append(environment.now))
+    def change_rates() -> Iterator[simpy.Event]:
+        for time, rate in changes:
+            yield environment.event_at(time)
+            if not action.done.processed:
+                action.set_rate_bound(rate)
 
-    def schedule_changes() -> None:
-        for when, level in changes:
-            environment.timeout(when).callbacks.append(partial(change, level))
+    def wait(since: float) -> Iterator[simpy.Event]:
+        yield environment.event_at(since)
+        yield action.done
+        ends.append(environment.now)
 
-    def change(level: int, _: simpy.Event) -> None:
-        actions[0].set_level(level)
-
-    for step in (start_action, schedule_changes) if last else (schedule_changes, start_action):
-        step()
-    environment.run_all()
-    (ended,) = ends
-    return float(ended)
-
-
-def closed_form_end(kernel: float, since: float, until: float, slowdown: float) -> float:
-    """End of a kernel that overlaps a collective from `since` to `until`.
-
-    At rate 1 until a; then at 1/(1 + φ): of k - a left it needs (k - a)(1 + φ) s, if the collective lasts that
-    long; else (b - a)/(1 + φ) are done by b, and b + k - a - (b - a)/(1 + φ) = k + (b - a) φ/(1 + φ) is the end.
-    """
-    if kernel <= since:
-        return kernel
-    slow = since + (kernel - since) * (1 + slowdown)
-    return slow if slow <= until else kernel + (until - since) * slowdown / (1 + slowdown)
+    environment.process(change_rates())
+    for since in wait_times:
+        environment.process(wait(since))
+    environment.run()
+    return ends
 
 
-COLLECTIVE_SPANS = [
-    (1.0, 2.0),
-    (0.0, 1.0),
-    (0.0, 100.0),
-    (1.0, 100.0),
-    (3.0, 4.0),
-    (0.0, 8.0),
-    (2.0, 6.0),
-    (4.0, 5.0),
-    (9.0, 9.5),
-]
+def closed_form_end(seconds: float, changes: list[RateChange]) -> float:
+    """The time at which the integral of the rate reaches the work."""
+    for (time, rate), (next_time, _) in pairwise(changes):
+        if seconds <= (next_time - time) * rate:
+            return time + seconds / rate
+        seconds -= (next_time - time) * rate
+    return changes[-1][0] + seconds / changes[-1][1]
 
 
-@pytest.mark.parametrize(("since", "until"), COLLECTIVE_SPANS)
-@pytest.mark.parametrize("slowdown", [0.25, 1.0])
-@pytest.mark.parametrize("last", [False, True])
-def test_a_kernel_overlapping_a_collective(since: float, until: float, slowdown: float, last: bool) -> None:
-    """Of 4 s. The collective begins or ends inside, with it, at its very end, or after it."""
-    curves = equal_slowdown((4.0, 0.0), slowdown=slowdown)
-    assert action_end(curves, [(since, True), (until, False)], last=last) == pytest.approx(
-        closed_form_end(4.0, since, until, slowdown)
-    )
-
-
-def test_an_action_that_starts_during_a_collective() -> None:
-    """At half rate until 2, 1 of 4 s is done, and 3 are left."""
-    curves = equal_slowdown((4.0, 0.0), slowdown=1.0)
-    assert action_end(curves, initial_level=True) == 8.0
-    assert action_end(curves, [(2.0, False)], initial_level=True) == 5.0
-    assert action_end(curves, [(0.0, False)], initial_level=True) == 4.0, (
-        "ends in the instant in which the stretch begins"
-    )
-
-
-@pytest.mark.parametrize("last", [False, True])
-def test_a_collective_starting_at_the_end_has_no_effect(last: bool) -> None:
-    """Whichever of the two events is processed first."""
-    curves = equal_slowdown((1.0, 0.0), (3.0, 0.0), slowdown=1.0)
-    assert action_end(curves, [(4.0, True)], last=last) == 4.0
-    assert action_end(curves, [(8.0, False)], initial_level=True, last=last) == 8.0
-    assert action_end(curves, [(4.0, True), (4.0, False), (4.0, True)], last=last) == 4.0
-
-
-def test_several_collectives_add_up() -> None:
-    """Half a second each for [1, 2] and [3, 4], and one for [4, 6]: the two adjacent ones act as one."""
-    curves = equal_slowdown((10.0, 0.0), slowdown=1.0)
-    changes = [(1.0, True), (2.0, False), (3.0, True), (4.0, False), (4.0, True), (6.0, False)]
-    assert action_end(curves, changes) == 12.0
-
-
-def test_stale_timers_are_ignored() -> None:
-    """Due at 2 without overlap, at 3 since a collective started at 1, at 2.5 since it ended at 2."""
-    curves = equal_slowdown((2.0, 0.0), slowdown=1.0)
-    assert action_end(curves, [(1.0, True)]) == 3.0
-    assert action_end(curves, [(1.0, True), (2.0, False)], last=True) == 2.5
-
-
-def test_comm_ops_inside_a_segment_are_not_slowed() -> None:
-    """Kernel, communication and kernel of 2 s each, overlapping a collective from 1 to 5.
-
-    The first ends at 3, the communication at 5 without slowdown, the last at 7.
-    """
-    curves = equal_slowdown((2.0, 0.0), (0.0, 2.0), (2.0, 0.0), slowdown=1.0)
-    assert action_end(curves, [(1.0, True), (5.0, False)]) == 7.0
-    assert action_end(curves, [(2.0, True), (4.0, False)]) == 6.0, "only the exchange is beside it"
-    assert action_end(curves, [(3.0, True)]) == 8.0
-
-
-def test_only_the_kernel_share_of_an_overlap_is_slowed() -> None:
-    """Of 4 s three are the kernel's: fully overlapped they are 6, so half of them take 3 + 0.5."""
-    curves = equal_slowdown((3.0, 1.0), slowdown=1.0)
-    assert action_end(curves, initial_level=True) == 7.0
-    assert action_end(curves, [(2.0, True)]) == 2.0 + 3.5
-
-
-def test_zero_length_operations_are_skipped() -> None:
-    curves = equal_slowdown((0.0, 0.0), (2.0, 0.0), (0.0, 0.0), (0.0, 1.0), (0.0, 0.0), slowdown=1.0)
-    assert action_end(curves, [(0.0, True), (2.0, False)]) == 4.0
-    assert action_end(curves, [(2.0, True)]) == 3.0
-    assert action_end(equal_slowdown(slowdown=1.0), [(0.0, True)]) == 0.0
-
-
-@pytest.mark.parametrize(("operations", "slowdown"), [([(3.0, 1.0)], 0.0), ([(0.0, 2.0), (0.0, 1.0)], 1.0)])
-def test_without_slowdown_all_curves_are_equal(operations: list[tuple[float, float]], slowdown: float) -> None:
-    curves = equal_slowdown(*operations, slowdown=slowdown)
-    assert curves.is_unaffected
-    assert curves.slice_operations(0, 1).is_unaffected
-    assert action_end(curves, [(0.5, True)]) == sum(sum(operation) for operation in operations)
-
-
-def test_a_slice_of_operations_keeps_the_curves() -> None:
-    curves = equal_slowdown((2.0, 0.0), (1.0, 3.0), slowdown=0.5)
-    assert curves.slice_operations(0, 1).end_times == ([0.0, 2.0], [0.0, 3.0])
-    assert curves.slice_operations(1, 2).end_times == ([0.0, 4.0], [0.0, 4.5])
-    assert curves.slice_operations(0, 2).end_times == curves.end_times
-    assert not curves.slice_operations(1, 2).is_unaffected
-
-
-def test_overlap_of_an_action_is_recorded() -> None:
-    environment = SimEnvironment()
-    curves = equal_slowdown((4.0, 0.0), slowdown=1.0)
-    unaffected, overlapped, changed = (FluidAction(environment, curves, level) for level in (False, True, False))
-    changed.set_level(False)
-    assert (unaffected.was_slowed, overlapped.was_slowed, changed.was_slowed) == (False, True, False)
-    changed.set_level(True)
-    changed.set_level(False)
-    assert changed.was_slowed
-    environment.run_all()
-    unaffected.set_level(True)
-    assert not unaffected.was_slowed, "it was over"
-
-
-@st.composite
-def _changes(draw: st.DrawFn) -> list[tuple[float, int]]:
-    times = sorted(draw(st.lists(st.integers(0, 24), max_size=6)))
-    return [(time / 2, draw(st.integers(0, 2))) for time in times]
-
-
-def reference_end(operations: Sequence[tuple[float, float]], changes: Changes, slowdown: FloatArray) -> float:
-    """The end by stepping through operations and changes, tracking the completed fraction of the current operation."""
-    now, level, pending = 0.0, 0, list(changes)
-    for index, (kernel, fixed) in enumerate(operations):
-        done_fraction = 0.0
-        while done_fraction < 1.0:
-            while pending and pending[0][0] <= now:
-                level = pending.pop(0)[1]
-            duration = kernel * (1 + (slowdown[level - 1, index] if level else 0.0)) + fixed
-            due = now + duration * (1 - done_fraction)
-            if not pending or due <= pending[0][0]:
-                now, done_fraction = due, 1.0
-            else:
-                done_fraction, now = done_fraction + (pending[0][0] - now) / duration, pending[0][0]
-    return now
-
-
-OPERATIONS = st.tuples(st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.sampled_from([0.0, 0.0, 0.5, 2.0]))
-
-
-@given(st.lists(OPERATIONS, max_size=5), _changes(), st.data(), st.booleans())
-def test_an_action_equals_the_step_by_step_reference(
-    operations: list[tuple[float, float]], changes: list[tuple[float, int]], data: st.DataObject, last: bool
+@given(st.floats(0.1, 20.0), st.lists(st.tuples(st.integers(1, 30), RATES), max_size=6), RATES, st.data())
+@examples(300)
+def test_an_action_ends_when_its_work_is_done(
+    seconds: float, later: list[tuple[int, float]], rate: float, data: st.DataObject
 ) -> None:
-    """During collectives of two kinds, which slow every kernel by its own fraction."""
-    slowdowns = hnp.arrays(float, (2, len(operations)), elements=st.sampled_from([0.0, 0.25, 1.0]))
-    slowdown = data.draw(slowdowns)
-    expected = reference_end(operations, changes, slowdown)
-    assert action_end(slowed_curves(operations, slowdown), changes, last=last) == pytest.approx(expected, rel=1e-12)
+    """And every process that waits for it goes on then, or at once where it is over."""
+    changes = [(0.0, rate), *sorted((float(time), rate) for time, rate in later)]
+    wait_times = data.draw(st.lists(st.floats(0.0, 40.0), min_size=1, max_size=3))
+    end = closed_form_end(seconds, changes)
+    expected = sorted(max(end, since) for since in wait_times)
+    assert sorted(waiters_ends(seconds, changes, wait_times)) == pytest.approx(expected, rel=1e-12)
 
 
-@given(st.lists(OPERATIONS, min_size=1, max_size=5), _changes(), st.data(), st.integers(0, 2))
-def test_operation_ends_equal_the_step_by_step_reference(
-    operations: list[tuple[float, float]], changes: list[tuple[float, int]], data: st.DataObject, initial_level: int
-) -> None:
-    """Each as if it were the last one; all of it begins at 2 s."""
-    slowdown = data.draw(hnp.arrays(float, (2, len(operations)), elements=st.sampled_from([0.0, 0.25, 1.0])))
-    curves, environment = slowed_curves(operations, slowdown), SimEnvironment(2.0)
-    action = FluidAction(environment, curves, initial_level)
-    for when, level in changes:
-        environment.event_at(2.0 + when).callbacks.append(lambda _, level=level: action.set_level(level))
-    environment.run_all()
-    all_changes = [(0.0, initial_level), *changes]
-    expected = [reference_end(operations[:count], all_changes, slowdown) for count in range(len(operations) + 1)]
-    end_times = action.end_times().operation_times(np.array([2.0, 7.0]), 4, 4 + len(operations))
-    assert end_times[0] - 2.0 == pytest.approx(expected, rel=1e-12)
-    assert end_times[1] - 7.0 == pytest.approx(expected, rel=1e-12)
+def test_an_action_whose_rate_never_changes_takes_exactly_its_time() -> None:
+    environment = SimEnvironment(0.1)
+    action = FluidAction(environment, 1 / 3)
+    action.set_rate(1.0)
+    environment.run(until=action.done)
+    assert environment.now == 0.1 + 1 / 3
+
+
+def test_other_remaining_work_replaces_what_was_left() -> None:
+    """Of 5 s at half rate 4 are left at 2; then it is 1 s at rate 1, and at 2.5 another 3 s."""
+    environment, ends = SimEnvironment(), []
+    action = FluidAction(environment, 5.0)
+    action.done.callbacks.append(lambda _: ends.append(environment.now))
+    action.set_rate(0.5)
+    environment.timeout(2.0).callbacks.append(lambda _: action.set_remaining(1.0))
+    environment.timeout(2.5).callbacks.append(lambda _: action.set_remaining(3.0))
+    environment.run()
+    assert ends == [5.5]

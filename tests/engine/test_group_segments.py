@@ -41,7 +41,7 @@ def run_group_segment(start: FloatArray, durations: SegmentDurations, busy: Over
             _member_process(group_run, participants, member, start[member], result, _member_intervals(busy, member))
         )
         environment.process(_overlap_process(group_run, participants, _member_intervals(busy, member)))
-    environment.run_all()
+    environment.run()
     assert group_run.is_complete
     return result
 

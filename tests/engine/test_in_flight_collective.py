@@ -7,7 +7,8 @@ from clustersim.cost.interference import Interference, KernelClass
 from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_program
 from clustersim.engine.kernel.environment import SimEnvironment
-from clustersim.engine.kernel.in_flight_collective import InFlightCollective, PrivateCollective
+from clustersim.engine.kernel.fluid_action import FluidAction
+from clustersim.engine.kernel.in_flight_collective import InFlightCollective
 from clustersim.program.program import Program
 from clustersim.program.task import CollectiveType
 from clustersim.symmetry.refinement import singleton_classes
@@ -62,11 +63,12 @@ def test_a_collective_runs_at_the_mean_rate_of_a_segment() -> None:
 def test_a_rate_change_applies_from_its_time() -> None:
     """4 s of work: 1 s at full rate, 2 s at half rate, and the 2 s that are left."""
     environment = SimEnvironment()
-    collective = PrivateCollective(environment, 4.0)
-    in_flight, end_times = InFlightCollective(collective.done, collective.set_rate_bound), []
-    collective.done.callbacks.append(lambda _: end_times.append(environment.now))
+    transfer, end_times = FluidAction(environment, 4.0), []
+    transfer.set_rate(1.0)
+    in_flight = InFlightCollective(transfer)
+    transfer.done.callbacks.append(lambda _: end_times.append(environment.now))
     environment.timeout(1.0).callbacks.append(lambda _: in_flight.bound_rate(0, 0.5))
     environment.timeout(2.0).callbacks.append(lambda _: in_flight.bound_rate(1, 0.75))
     environment.timeout(3.0).callbacks.append(lambda _: (in_flight.bound_rate(0, 1.0), in_flight.bound_rate(1, 1.0)))
-    environment.run_all()
+    environment.run()
     assert end_times == [pytest.approx(3.0 + (4.0 - 1.0 - 1.0))]

@@ -18,7 +18,7 @@ from clustersim.cost.segment import SegmentCost
 from clustersim.engine.engine import simulate_program
 from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.engine.scalar import shared_state
-from clustersim.engine.scalar.fluid_action import VariableRateEndTimes
+from clustersim.engine.scalar.segment_action import VariableRateEndTimes
 from clustersim.program.task import ComputeTask, Stream
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import KERNEL_CATEGORIES, TimeCategory

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import simpy
 
 from clustersim.common.arrays import IntArray
 from clustersim.engine.fast_forward.period_comparison import PeriodComparison, Snapshot
@@ -83,10 +82,10 @@ class SteadyStateDetector:
     def notify(self, level: int) -> None:
         """A task that occurs once per period has ended."""
         if not self._pending_levels:
-            self.shared.environment.end_of_instant().callbacks.append(self._check_levels)
+            self.shared.environment.call_at_end_of_instant(self._check_levels)
         self._pending_levels.add(level)
 
-    def _check_levels(self, _: simpy.Event) -> None:
+    def _check_levels(self) -> None:
         """Check the levels that were notified, if nothing else is due at this instant.
 
         Otherwise try again at its end.

@@ -32,7 +32,7 @@ def run_background_flow(
         yield environment.event_at(max(next_start, environment.now))
         if is_finished():
             return
-        yield environment.event_after(background.latency)
+        yield simpy.Timeout(environment, background.latency)
         yield network.start_flow(demand)
         repetition += 1
         next_start = max(background.start_seconds + repetition * background.period_seconds, environment.now)

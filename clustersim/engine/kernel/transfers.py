@@ -13,9 +13,10 @@ import simpy
 from clustersim.common.units import Seconds
 from clustersim.cost.segment import SegmentCost
 from clustersim.engine.kernel.environment import SimEnvironment
-from clustersim.engine.kernel.in_flight_collective import InFlightCollective, PrivateCollective
+from clustersim.engine.kernel.fluid_action import FluidAction
+from clustersim.engine.kernel.in_flight_collective import InFlightCollective
 from clustersim.engine.kernel.network.flow_demands import FlowDemands
-from clustersim.engine.kernel.network.fluid_network import FlowDemand, FluidNetwork
+from clustersim.engine.kernel.network.fluid_network import Flow, FlowDemand, FluidNetwork
 from clustersim.program.task import CommOp
 
 
@@ -50,11 +51,11 @@ class UncontendedTransfers:
 
     def begin_transfer(self, rank: int, comm_op: CommOp) -> simpy.Event:
         """Wait for the duration of a comm op in the rank's group."""
-        return self._environment.event_after(self._comm_seconds(rank, comm_op))
+        return simpy.Timeout(self._environment, self._comm_seconds(rank, comm_op))
 
     def prepare(self, rank: int, comm_op: CommOp) -> Callable[[], simpy.Event]:
         """A function that waits for that duration."""
-        return partial(self._environment.event_after, self._comm_seconds(rank, comm_op))
+        return partial(simpy.Timeout, self._environment, self._comm_seconds(rank, comm_op))
 
     def latency_and_demand(self, rank: int, comm_op: CommOp) -> tuple[Seconds, FlowDemand | None]:
         """The duration, and no demand on links."""
@@ -62,8 +63,9 @@ class UncontendedTransfers:
 
     def begin_collective(self, rank: int, comm_op: CommOp) -> InFlightCollective:
         """A collective whose rate may change."""
-        collective = PrivateCollective(self._environment, self._comm_seconds(rank, comm_op))
-        return InFlightCollective(collective.done, collective.set_rate_bound)
+        action = FluidAction(self._environment, self._comm_seconds(rank, comm_op))
+        action.set_rate(1.0)
+        return InFlightCollective(action)
 
     def _comm_seconds(self, rank: int, comm_op: CommOp) -> Seconds:
         seconds = self._seconds_cache.get((comm_op, rank))
@@ -80,19 +82,12 @@ class ContendedTransfers:
 
     def begin_transfer(self, rank: int, comm_op: CommOp) -> simpy.Event:
         """Wait for the latency of a comm op, then start its flow."""
-        return self._begin_flow(*self._demands.latency_and_demand(rank, comm_op))
+        return self._begin_action(*self._demands.latency_and_demand(rank, comm_op)).done
 
     def prepare(self, rank: int, comm_op: CommOp) -> Callable[[], simpy.Event]:
         """A function that does so."""
-        return partial(self._begin_flow, *self._demands.latency_and_demand(rank, comm_op))
-
-    def _begin_flow(self, latency: Seconds, demand: FlowDemand | None) -> simpy.Event:
-        latency_end = self._environment.event_after(latency)
-        if demand is None:
-            return latency_end
-        flow = self.network.create_flow(demand)
-        latency_end.callbacks.append(lambda _: self.network.begin_flow(flow))
-        return flow.done
+        latency, demand = self._demands.latency_and_demand(rank, comm_op)
+        return lambda: self._begin_action(latency, demand).done
 
     def latency_and_demand(self, rank: int, comm_op: CommOp) -> tuple[Seconds, FlowDemand | None]:
         """The latency, and the demand of the flow if it moves data."""
@@ -101,9 +96,14 @@ class ContendedTransfers:
     def begin_collective(self, rank: int, comm_op: CommOp) -> InFlightCollective:
         """A flow whose rate may be bounded; the latency is not affected."""
         latency, demand = self._demands.latency_and_demand(rank, comm_op)
-        latency_end = self._environment.event_after(latency)
+        return InFlightCollective(self._begin_action(latency, demand), moves_data=demand is not None)
+
+    def _begin_action(self, latency: Seconds, demand: FlowDemand | None) -> FluidAction:
+        """A flow that begins after the latency; without demand, the latency itself."""
         if demand is None:
-            return InFlightCollective(latency_end, lambda _: None)
-        flow = self.network.create_flow(demand)
-        latency_end.callbacks.append(lambda _: self.network.begin_flow(flow))
-        return InFlightCollective(flow.done, lambda rate: self.network.set_rate_bound(flow, rate))
+            action = FluidAction(self._environment, latency)
+            action.set_rate(1.0)
+            return action
+        flow = Flow(self.network, demand)
+        simpy.Timeout(self._environment, latency).callbacks.append(lambda _: self.network.begin_flow(flow))
+        return flow

@@ -77,9 +77,8 @@ class OperationSpanLog:
         end_times: Sequence[EndTimes | None],
     ) -> Self:
         """Sub-segments as recorded: positions, (start, end) times, end times of their operations."""
-        index_by_id: dict[int, int] = {}
-        indices = [-1 if entry is None else index_by_id.setdefault(id(entry), len(index_by_id)) for entry in end_times]
-        distinct = {id(entry): entry for entry in end_times if entry is not None}
+        distinct: dict[EndTimes, int] = {}  # equal only to themselves
+        indices = [-1 if entry is None else distinct.setdefault(entry, len(distinct)) for entry in end_times]
         rank, task, begin_operation, end_operation = np.array(sub_segments, dtype=np.int64).reshape(-1, 4).T
         start, end = np.array(times, dtype=np.float64).reshape(-1, 2).T
         end_times_index = np.array(indices, dtype=np.int64)
@@ -91,7 +90,7 @@ class OperationSpanLog:
             start,
             end,
             end_times_index,
-            tuple(distinct[key] for key in index_by_id),
+            tuple(distinct),
         )
 
     def unroll(self, source_index: IntArray, task_offset: IntArray, time_offset: FloatArray) -> Self:

@@ -14,7 +14,7 @@ import numpy as np
 from clustersim.common.units import Seconds
 from clustersim.engine.kernel.network.fluid_network import FlowDemand
 from clustersim.engine.recording.operation_log import PhasedEndTimes
-from clustersim.engine.scalar.fluid_action import ProgressCurves
+from clustersim.engine.scalar.segment_action import ProgressCurves
 from clustersim.engine.scalar.sub_segment import SubSegment
 
 

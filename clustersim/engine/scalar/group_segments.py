@@ -20,6 +20,7 @@ from clustersim.common.units import Seconds
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import SegmentCost
 from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.kernel.fluid_action import FluidAction
 from clustersim.engine.recording.recorder import WaitAndSlowdown
 from clustersim.engine.vectorized.segment_durations import RankSegmentDurations, find_group_syncs, rank_group_colours
 from clustersim.engine.vectorized.segment_eval import (
@@ -34,29 +35,37 @@ from clustersim.program.task import Segment
 from clustersim.symmetry.refinement import SymmetryClasses
 
 
-@dataclass(slots=True, eq=False)
-class Participant:
-    """One member in a run. done: it has ended the segment; loss: seconds lost there, once it has.
+class Participant(FluidAction):
+    """One member in a run. loss: seconds lost there, once it is done; end: of the segment, as far as is known.
 
     overlaps: (begin, end, interference level) of collectives on its other streams.
     """
 
-    member_index: int
-    run: "GroupSegmentRun"
-    done: simpy.Event
-    loss: WaitAndSlowdown = field(default_factory=WaitAndSlowdown)
-    overlaps: list[tuple[Seconds, Seconds, int]] = field(default_factory=list)
-    end: Seconds = inf
-    timer_id: int = 0
+    __slots__ = ("_run", "end", "loss", "member_index", "overlaps")
+
+    def __init__(self, run: "GroupSegmentRun", member_index: int) -> None:
+        super().__init__(run.environment, inf)
+        self._run, self.member_index, self.end, self.loss = run, member_index, inf, WaitAndSlowdown()
+        self.overlaps: list[tuple[Seconds, Seconds, int]] = []
+        self.done.callbacks.append(run.on_end)
 
     def set_level(self, level: int) -> None:
         """Note that a collective begins (its interference level) or ends (0) on another stream, and reschedule."""
-        now = self.run.environment.now
+        now = self.environment.now
         if self.overlaps and self.overlaps[-1][1] == inf:
             self.overlaps[-1] = self.overlaps[-1][0], now, self.overlaps[-1][2]
         if level:
             self.overlaps.append((now, inf, level))
-        self.run.schedule_ends()
+        self._run.schedule_ends()
+
+    def set_end(self, end: Seconds, loss: WaitAndSlowdown) -> None:
+        """End at this time, unless it is over."""
+        if self.done.processed:
+            return
+        self.loss = loss
+        if end != self.end:
+            self.end = end
+            self.set_remaining(max(end - self.environment.now, 0.0))
 
 
 class GroupSegmentRun:
@@ -74,7 +83,7 @@ class GroupSegmentRun:
 
     def arrive(self, member_index: int, *, level: int) -> Participant:
         """Begin the segment as a member; level: its current interference level."""
-        participant = Participant(member_index, self, simpy.Event(self.environment))
+        participant = Participant(self, member_index)
         self._participants.append(participant)
         self._start[member_index] = self.environment.now
         self._missing -= 1
@@ -99,26 +108,13 @@ class GroupSegmentRun:
             run = self._summary.evaluate(self._start)
         end, waited, slowed = run.end.tolist(), run.waited.tolist(), run.slowed.tolist()
         for participant in self._participants:
-            member_index = participant.member_index
-            if not participant.done.triggered:
-                participant.loss = WaitAndSlowdown(waited[member_index], slowed[member_index])
-                if end[member_index] != participant.end:
-                    self._set_timer(participant, end[member_index])
+            index = participant.member_index
+            participant.set_end(end[index], WaitAndSlowdown(waited[index], slowed[index]))
 
-    def _set_timer(self, participant: Participant, end: Seconds) -> None:
-        participant.end = end
-        participant.timer_id += 1
-        timer_id = participant.timer_id
-        event = self.environment.event_after(max(end - self.environment.now, 0.0))
-        event.callbacks.append(lambda _: self._on_timer(participant, timer_id))
-
-    def _on_timer(self, participant: Participant, timer_id: int) -> None:
-        """End the segment for a member, unless its end was rescheduled since this timer was set."""
-        if timer_id == participant.timer_id:
-            participant.done.succeed()
-            if all(member.done.triggered for member in self._participants):
-                # participants refer to the run: break the cycle, so that no garbage collection is needed
-                self._participants.clear()
+    def on_end(self, _: simpy.Event) -> None:
+        """A member has ended the segment; once all have, break the cycle between them and the run."""
+        if all(member.done.processed for member in self._participants):
+            self._participants.clear()  # so that no garbage collection is needed
 
     def _overlap_intervals(self) -> OverlapIntervals:
         """Overlapping collectives of the members: [members] of the first of each, then of the second, ..."""

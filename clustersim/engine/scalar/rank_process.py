@@ -39,12 +39,13 @@ from clustersim.engine.recording.recorder import ContentionDelay, WaitAndSlowdow
 from clustersim.engine.recording.unroll import EVENT_KEY_STRIDE, Repetition
 from clustersim.engine.scalar.fast_path import FastPath
 from clustersim.engine.scalar.fast_path_run import FastPathRun
-from clustersim.engine.scalar.fluid_action import FluidAction, ProgressCurves
 from clustersim.engine.scalar.group_segments import Participant
+from clustersim.engine.scalar.segment_action import ProgressCurves, SegmentAction
 from clustersim.engine.scalar.shared_state import SharedState
 from clustersim.engine.scalar.skipped_period import SkippedPeriod
 from clustersim.engine.scalar.split_segment import SegmentSplitter
 from clustersim.engine.scalar.sub_segment import ContendedTransfer, SubSegment
+from clustersim.program.program import RankProgram
 from clustersim.program.task import OVERLAPPING_STREAMS, CollectiveTask, CommOp, ComputeTask, Segment, SendTask, Stream
 
 StreamProcess = Generator[simpy.Event, Any, None]
@@ -97,6 +98,7 @@ class RankProcess:
 
     rank_id: int
     shared: SharedState
+    program: RankProgram = field(init=False)
     mark_levels: Mapping[int, int] = field(init=False, default_factory=dict)
     on_mark: Callable[[int], None] = field(init=False, default=ignore_mark)
     done: bytearray = field(init=False)
@@ -105,7 +107,7 @@ class RankProcess:
     _completion_events: dict[int, simpy.Event] = field(init=False, default_factory=dict)
     _interference_level: int = field(init=False, default=0)
     _stream_levels: dict[Stream, int] = field(init=False, default_factory=lambda: dict.fromkeys(OVERLAPPING_STREAMS, 0))
-    _level_listener: FluidAction | Participant | None = field(init=False, default=None)
+    _level_listener: SegmentAction | Participant | None = field(init=False, default=None)
     _awaited_task_ids: dict[Stream, int] = field(
         init=False, default_factory=lambda: dict.fromkeys(OVERLAPPING_STREAMS, -1)
     )
@@ -118,17 +120,13 @@ class RankProcess:
 
     def __post_init__(self) -> None:
         self._splitter = SegmentSplitter(self.rank_id, self.shared)
-        self.done = bytearray(len(self.shared.rank_program(self.rank_id).tasks))
+        self.program = self.shared.rank_program(self.rank_id)
+        self.done = bytearray(len(self.program.tasks))
 
     def start(self) -> None:
         """Start a process for every stream of the rank, except the receive stream, which senders advance."""
-        program = self.shared.rank_program(self.rank_id)
-        task_ids: dict[Stream, list[int]] = {}
-        for task_id, stream in enumerate(program.streams):
-            task_ids.setdefault(stream, []).append(task_id)
-        self._awaited_task_ids |= {
-            stream: len(program.tasks) for stream in OVERLAPPING_STREAMS if stream not in task_ids
-        }
+        task_ids = self.shared.stream_task_ids(self.rank_id)
+        self._awaited_task_ids |= {stream: len(self.done) for stream in OVERLAPPING_STREAMS if stream not in task_ids}
         self._last_no_overlap_task_id = min(self._awaited_task_ids.values())
         self.cursors |= {
             stream: StreamCursor(task_ids[stream]) for stream in sorted(task_ids) if stream is not Stream.RECEIVE
@@ -152,9 +150,9 @@ class RankProcess:
         stream ended the task before; ready: when all dependencies were done; start: when also all members of its
         collective had arrived.
         """
-        environment, done, tasks = self.shared.environment, self.done, self.shared.rank_program(self.rank_id).tasks
+        environment, done, tasks = self.shared.environment, self.done, self.program.tasks
         add_span, begin_transfer, deliver_message = (
-            self.shared.recorder.add_span,
+            self.shared.recorder.spans.append,
             self.shared.transfers.begin_transfer,
             self.shared.deliver_message,
         )
@@ -171,9 +169,7 @@ class RankProcess:
                     note_awaited(stream, -1)
                     predecessor, now = event_key_base + dependency, environment.now
                     if cursor.skipped:
-                        predecessor, queued = yield from self._await_after_skip(
-                            note_awaited, stream, (predecessor, queued)
-                        )
+                        predecessor, queued = yield from self._await_after_skip(stream, predecessor, queued)
                         now, task_id = environment.now, task_ids[cursor.position]
                         task = tasks[task_id]
                         break
@@ -187,7 +183,7 @@ class RankProcess:
                     if seconds is None:
                         waited, slowed = yield from self._run_non_isolated_segment(task_id, task.segment)
                     else:
-                        yield environment.event_after(seconds)
+                        yield simpy.Timeout(environment, seconds)
                 case CollectiveTask():
                     start, predecessor, skipped_wait = yield from self._run_collective(stream, cursor, predecessor)
                     queued, ready = queued - skipped_wait, ready - skipped_wait
@@ -204,13 +200,14 @@ class RankProcess:
         note_awaited(stream, len(done))  # behind all tasks: nothing can be in flight any more
 
     def _await_after_skip(
-        self, note_awaited: Callable[[Stream, int], None], stream: Stream, predecessor_and_queued: tuple[int, Seconds]
+        self, stream: Stream, predecessor: int, queued: Seconds
     ) -> Generator[simpy.Event, Any, tuple[int, Seconds]]:
         """Wait for the dependencies of the head again after skipped periods, which may have moved it to a later task.
 
-        predecessor_and_queued: of the head before the wait; returns both as they are after it.
+        predecessor, queued: of the head before the wait; returns both as they are after it.
         """
-        cursor, (predecessor, queued) = self.cursors[stream], predecessor_and_queued
+        cursor = self.cursors[stream]
+        note_awaited = self._note_awaited if stream in OVERLAPPING_STREAMS else _ignore_awaited
         while cursor.skipped:
             predecessor, queued = cursor.shift_event_key(predecessor), queued - cursor.skipped_wait
             cursor.skipped, cursor.skipped_wait = False, 0.0
@@ -225,7 +222,7 @@ class RankProcess:
         self, stream: Stream, cursor: StreamCursor, predecessor: int
     ) -> Generator[simpy.Event, Any, tuple[Seconds, int, Seconds]]:
         """Run a collective; return its start, its critical predecessor, and seconds of waiting in skipped periods."""
-        shared, tasks = self.shared, self.shared.rank_program(self.rank_id).tasks
+        shared, tasks = self.shared, self.program.tasks
         comm_op = cast(CollectiveTask, tasks[cursor.task_ids[cursor.position]]).comm_op
         rendezvous = shared.join_collective(self.rank_id, comm_op, stream)
         all_arrived = rendezvous.arrive(predecessor)
@@ -249,7 +246,7 @@ class RankProcess:
         """Dependencies of the head of a stream that are not done."""
         if cursor.position == len(cursor.task_ids):
             return []
-        task = self.shared.rank_program(self.rank_id).tasks[cursor.task_ids[cursor.position]]
+        task = self.program.tasks[cursor.task_ids[cursor.position]]
         return [dependency for dependency in task.depends_on if not self.done[dependency]]
 
     def skip_periods(self, period: SkippedPeriod, repetition: Repetition) -> None:
@@ -284,7 +281,7 @@ class RankProcess:
         """
         if task_id >= 0:
             self._set_stream_level(stream, 0)
-        streams = self.shared.rank_program(self.rank_id).streams
+        streams = self.program.streams
         is_other_stream = 0 <= task_id < len(streams) and streams[task_id] is not Stream.COMPUTE
         self._awaited_task_ids[stream] = -1 if is_other_stream else task_id
         self._last_no_overlap_task_id = min(self._awaited_task_ids.values())
@@ -318,36 +315,21 @@ class RankProcess:
         collective = rendezvous.begin_once(partial(transfers.begin_collective, self.rank_id, comm_op))
         self._collectives[stream] = collective, comm_op
         self._update_comm_rates()
-        return collective.done
+        return collective.action.done
 
     def _set_current_segment(self, segment: Segment | None) -> None:
         """Note the running segment (None: none), and update collectives in flight."""
         self._current_segment = segment
-        self._update_comm_rates()
+        if self._collectives:
+            self._update_comm_rates()
 
     def _update_comm_rates(self) -> None:
         """Bound the rate of collectives in flight by the kernels of the running segment."""
+        segment, cost = self._current_segment, self.shared.cost
         for collective, comm_op in self._collectives.values():
-            segment, cost = self._current_segment, self.shared.cost
             collective.bound_rate(
                 self.rank_id, 1.0 if segment is None else cost.comm_speed(self.rank_id, segment, comm_op)
             )
-
-    def _run_segment(self, task_id: int, segment: Segment) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
-        """Run a segment: jointly with its group, as one event, or by sub-segments (sync or shared links inside)."""
-        comm_group = self.shared.group_segment_kind(self.rank_id, segment)
-        if comm_group is not None:
-            participant = self._level_listener = self.shared.group_segments.arrive(
-                self.rank_id, task_id, segment, comm_group, level=self._interference_level
-            )
-            yield participant.done
-            self._level_listener = None
-            return participant.loss
-        curves, no_overlap = self._segment_curves(task_id, segment), self._has_no_overlap(task_id)
-        if self.shared.is_isolated(self.rank_id, segment, no_overlap=no_overlap):
-            action = yield from self._run_fluid_action(curves, no_overlap=no_overlap)
-            return WaitAndSlowdown(slowed=0.0 if action is None else action.slowed_seconds)
-        return (yield from self._run_sub_segments(segment, curves, no_overlap=no_overlap and self.shared.coalesce))
 
     def _run_sub_segments(
         self, segment: Segment, curves: ProgressCurves, *, no_overlap: bool
@@ -375,9 +357,7 @@ class RankProcess:
             waited += start - arrival
             if sub_segment.transfer is None:
                 sub_curves = sub_segment.curves or curves.slice_operations(sub_segment.begin, sub_segment.end)
-                action = yield from self._run_fluid_action(
-                    sub_curves, no_overlap=self._has_no_overlap(self._current_task_id)
-                )
+                action = yield from self._run_action(sub_curves, no_overlap=self._has_no_overlap(self._current_task_id))
                 slowed += 0.0 if action is None else action.slowed_seconds
                 self._record_sub_segment(sub_segment, curves if action is None else action.end_times(), start)
             else:
@@ -411,12 +391,31 @@ class RankProcess:
     def _run_non_isolated_segment(self, task_id: int, segment: Segment) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
         """Run a segment whose end may depend on others: overlapping collectives, other simulated ranks, shared links.
 
-        Or whose kernels slow collectives or have jitter.
+        Or whose kernels slow collectives or have jitter. It runs jointly with its group, as one event, or by
+        sub-segments (sync or shared links inside).
         """
+        shared, self._current_task_id = self.shared, task_id
         self._set_current_segment(segment)
-        self._current_task_id = task_id
-        loss = yield from self._run_segment(task_id, segment)
+        comm_group = shared.group_segment_kind(self.rank_id, segment)
+        if comm_group is not None:
+            participant = self._level_listener = shared.group_segments.arrive(
+                self.rank_id, task_id, segment, comm_group, level=self._interference_level
+            )
+            yield participant.done
+            self._level_listener, loss = None, participant.loss
+            shared.record_sync(self.rank_id, self._current_task_id, segment)
+        else:
+            loss = yield from self._run_segment(task_id, segment)
         self._set_current_segment(None)
+        return loss
+
+    def _run_segment(self, task_id: int, segment: Segment) -> Generator[simpy.Event, Any, WaitAndSlowdown]:
+        """Run a segment by itself: as one event, or by sub-segments (sync or shared links inside)."""
+        curves, no_overlap = self._segment_curves(task_id, segment), self._has_no_overlap(task_id)
+        if self.shared.is_isolated(self.rank_id, segment, no_overlap=no_overlap):
+            action = yield from self._run_action(curves, no_overlap=no_overlap)
+            return WaitAndSlowdown(slowed=0.0 if action is None else action.slowed_seconds)
+        loss = yield from self._run_sub_segments(segment, curves, no_overlap=no_overlap and self.shared.coalesce)
         self.shared.record_sync(self.rank_id, self._current_task_id, segment)
         return loss
 
@@ -492,18 +491,20 @@ class RankProcess:
         if overlap is None:
             yield transferred
             return self._contention_delay(start, transfer)
-        transfer_ends: list[Seconds] = []
-        transferred.callbacks.append(lambda _: transfer_ends.append(shared.environment.now))
-        action = yield from self._run_fluid_action(
+        transfer_end = shared.environment.event()  # what `transferred` stands for may change while the kernel runs
+
+        def note_end(_: simpy.Event) -> None:
+            transfer_end.succeed(shared.environment.now)
+
+        transferred.callbacks.append(note_end)
+        action = yield from self._run_action(
             shared.progress_curves.kernel_curves(self.rank_id, self._current_task_id, segment, operation_index)
         )
         slowed = 0.0 if action is None else action.slowed_seconds
         kernel_seconds = shared.environment.now - start
-        if not transfer_ends:
-            yield transferred
-        transfer_seconds = transfer_ends[0] - start
+        transfer_seconds = (yield transfer_end) - start
         total_seconds = overlap.duration(kernel_seconds, transfer_seconds)
-        yield shared.environment.event_after(max(start + total_seconds - shared.environment.now, 0.0))
+        yield simpy.Timeout(shared.environment, max(start + total_seconds - shared.environment.now, 0.0))
         kernel_runtime, uncontended_runtime = (
             overlap.kernel_duration(kernel_seconds, transfer_seconds),
             overlap.kernel_duration(kernel_seconds - slowed, overlap.comm_seconds),
@@ -516,15 +517,15 @@ class RankProcess:
             kernel_runtime - uncontended_runtime, exposed, transfer_seconds - overlap.comm_seconds
         ).without_rounding(shared.environment.now)
 
-    def _run_fluid_action(
+    def _run_action(
         self, curves: ProgressCurves, *, no_overlap: bool = False
-    ) -> Generator[simpy.Event, Any, FluidAction | None]:
-        """Run operations without synchronization or shared links; return their fluid action, None if not slowed."""
+    ) -> Generator[simpy.Event, Any, SegmentAction | None]:
+        """Run operations without synchronization or shared links; return their action, None if not slowed."""
         environment = self.shared.environment
         if no_overlap or curves.is_unaffected:
-            yield environment.event_after(curves.uncontended[-1])
+            yield simpy.Timeout(environment, curves.uncontended[-1])
             return None
-        action = self._level_listener = FluidAction(environment, curves, self._interference_level)
+        action = self._level_listener = SegmentAction(environment, curves, self._interference_level)
         yield action.done
         self._level_listener = None
         return action if action.was_slowed else None

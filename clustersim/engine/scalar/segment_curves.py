@@ -5,7 +5,7 @@ import numpy as np
 from clustersim.common.arrays import FloatArray
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import SegmentCost, SegmentTiming
-from clustersim.engine.scalar.fluid_action import ProgressCurves, progress_curves
+from clustersim.engine.scalar.segment_action import ProgressCurves, progress_curves
 from clustersim.program.program import Program, RankProgram
 from clustersim.program.task import Segment
 

@@ -74,6 +74,7 @@ class SharedState:
     _proposed_group_cache: dict[tuple[Segment, int], str | None] = field(init=False, default_factory=dict)
     _receiver_cache: dict[tuple[str, int], tuple[int, ReceiveTasks]] = field(init=False, default_factory=dict)
     _receive_task_cache: dict[int, ReceiveTasks] = field(init=False, default_factory=dict)
+    _stream_task_cache: dict[int, Mapping[Stream, list[int]]] = field(init=False, default_factory=dict)
     _task_count: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -100,6 +101,16 @@ class SharedState:
     def rank_program(self, rank: int) -> RankProgram:
         """The program of a rank."""
         return self.program.programs[int(self.program.program_index[rank])]
+
+    def stream_task_ids(self, rank: int) -> Mapping[Stream, list[int]]:
+        """The tasks of each stream of a rank, in order."""
+        program_index = int(self.program.program_index[rank])
+        if program_index not in self._stream_task_cache:
+            streams = np.frombuffer(bytes(self.program.programs[program_index].streams), np.uint8)
+            self._stream_task_cache[program_index] = {
+                Stream(stream): np.flatnonzero(streams == stream).tolist() for stream in np.unique(streams).tolist()
+            }
+        return self._stream_task_cache[program_index]
 
     def join_collective(self, rank: int, comm_op: CommOp, stream: Stream) -> Rendezvous:
         """The pending collective, shared with the other simulated members, that is the rank's next one on a stream."""
@@ -160,9 +171,8 @@ class SharedState:
         return sorted(set(self.classes.representative[members].tolist()))
 
     def record_sync(self, rank: int, task_id: int, segment: Segment) -> None:
-        """Record with which groups task `task_id` of a rank synchronized, unless its segment is isolated."""
-        if not self.is_isolated(rank, segment):
-            self.recorder.add_sync(rank, task_id, self._sync_groups(rank, segment))
+        """Record with which groups task `task_id` of a rank synchronized inside its segment."""
+        self.recorder.add_sync(rank, task_id, self._sync_groups(rank, segment))
 
     def _sync_groups(self, rank: int, segment: Segment) -> list[tuple[str, int]]:
         """Keys of the groups with which a rank synchronizes inside a segment, in the order of their first comm ops."""
@@ -226,9 +236,10 @@ class SharedState:
         program_index = int(self.program.program_index[rank])
         receive_tasks = self._receive_task_cache.get(program_index)
         if receive_tasks is None:
+            tasks = self.program.programs[program_index].tasks
             receive_tasks = self._receive_task_cache[program_index] = {
                 (task.comm_op.comm_group, task.tag): task_id
-                for task_id, task in enumerate(self.program.programs[program_index].tasks)
-                if isinstance(task, ReceiveTask)
+                for task_id in self.stream_task_ids(rank).get(_RECEIVE, ())
+                if isinstance(task := tasks[task_id], ReceiveTask)
             }
         return receive_tasks

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from clustersim.engine.scalar.fast_path import FastPath
-from clustersim.engine.scalar.fluid_action import ProgressCurves
+from clustersim.engine.scalar.segment_action import ProgressCurves
 from clustersim.engine.scalar.shared_state import SharedState
 from clustersim.engine.scalar.sub_segment import ContendedTransfer, SubSegment
 from clustersim.program.task import CommOp, Operation, Segment

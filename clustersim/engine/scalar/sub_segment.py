@@ -8,7 +8,7 @@ import simpy
 from clustersim.common.units import Seconds
 from clustersim.cost.segment import OverlapModel
 from clustersim.engine.kernel.network.fluid_network import FlowDemand
-from clustersim.engine.scalar.fluid_action import ProgressCurves
+from clustersim.engine.scalar.segment_action import ProgressCurves
 from clustersim.program.task import CommOp
 
 

@@ -1,7 +1,7 @@
 """A fluid network that records the rate changes of its flows."""
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -17,22 +17,34 @@ class RecordingNetwork(FluidNetwork):
 
     def __init__(self, environment: SimEnvironment, link_count: int) -> None:
         super().__init__(environment, link_count)
-        self.link_count, self.clock = link_count, environment
+        self.link_count = link_count
         self.rate_changes: list[tuple[float, Flow, float]] = []
+        self._noted_rates: dict[Flow, float] = {}
 
-    def _set_rate(self, flow: Flow, rate: float) -> None:
-        super()._set_rate(flow, rate)
-        self.rate_changes.append((self.clock.now, flow, rate))
+    def begin_flow(self, flow: Flow) -> None:
+        self._noted_rates[flow] = 0.0
+        super().begin_flow(flow)
+        self._note_rates()
 
     def resume_flow(self, demand: FlowDemand, since: float) -> Flow:
         flow = super().resume_flow(demand, since)
+        self._noted_rates[flow] = flow.rate
         insort(self.rate_changes, (since, flow, flow.rate), key=lambda note: note[0])
         return flow
 
-    def _finish_flow(self, flow: Flow, timer: simpy.Event) -> None:
-        if timer is flow.timer:
-            self.rate_changes.append((self.clock.now, flow, 0.0))
-        super()._finish_flow(flow, timer)
+    def end_flow(self, flow: Flow, event: simpy.Event) -> None:
+        del self._noted_rates[flow]
+        self.rate_changes.append((self.environment.now, flow, 0.0))
+        super().end_flow(flow, event)
+
+    def mark_dirty(self, links: Sequence[int]) -> None:
+        super().mark_dirty(links)
+        self.environment.call_at_end_of_instant(self._note_rates)
+
+    def _note_rates(self) -> None:
+        changed = [flow for flow, rate in self._noted_rates.items() if flow.rate != rate]
+        self.rate_changes += [(self.environment.now, flow, flow.rate) for flow in changed]
+        self._noted_rates |= {flow: flow.rate for flow in changed}
 
     def constant_rate_intervals(self) -> Iterator[tuple[float, dict[Flow, float]]]:
         """(duration, rate of every flow in it) of every interval between two rate changes."""
@@ -60,7 +72,7 @@ class RecordingNetwork(FluidNetwork):
                 assert speed <= 1.0
                 completed_seconds[flow] = completed_seconds.get(flow, 0.0) + speed * seconds
         end = max(
-            abs(self.clock.now), abs(self.rate_changes[0][0]) if self.rate_changes else 0.0
+            abs(self.environment.now), abs(self.rate_changes[0][0]) if self.rate_changes else 0.0
         )  # a clock may begin below zero
         for flow, seconds in completed_seconds.items():
             assert abs(seconds - flow.demand.work_seconds) <= 1e-9 * flow.demand.work_seconds + 1e-12 * end
@@ -79,7 +91,7 @@ def run_flows(link_count: int, *starts: tuple[float, FlowDemand]) -> tuple[list[
 
     for index, (begin, demand) in enumerate(starts):
         environment.process(start_flow(index, begin, demand))
-    environment.run_all()
+    environment.run()
     return ends, network
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.engine.kernel.environment import SimEnvironment
-from clustersim.engine.kernel.network.fluid_network import FlowDemand
+from clustersim.engine.kernel.network.fluid_network import Flow, FlowDemand
 from tests.conftest import examples
 from tests.engine.network.recording_network import RecordingNetwork, flow_demand, run_flows
 
@@ -36,13 +36,13 @@ def test_a_rate_bound_leaves_bandwidth_to_other_flows() -> None:
     """
     environment = SimEnvironment()
     network, ends = RecordingNetwork(environment, 1), []
-    bounded_flow, other_flow = (network.create_flow(flow_demand(3.0, 0)) for _ in range(2))
+    bounded_flow, other_flow = (Flow(network, flow_demand(3.0, 0)) for _ in range(2))
     for flow in (bounded_flow, other_flow):
         network.begin_flow(flow)
         flow.done.callbacks.append(lambda _: ends.append(environment.now))
-    environment.timeout(1.0).callbacks.append(lambda _: network.set_rate_bound(bounded_flow, 0.25))
-    environment.timeout(5.0).callbacks.append(lambda _: network.set_rate_bound(bounded_flow, 1.0))
-    environment.run_all()
+    environment.timeout(1.0).callbacks.append(lambda _: bounded_flow.set_rate_bound(0.25))
+    environment.timeout(5.0).callbacks.append(lambda _: bounded_flow.set_rate_bound(1.0))
+    environment.run()
     network.check_invariants()
     assert ends == pytest.approx([1 + 2.5 * 4 / 3, 6.5])
 
@@ -50,12 +50,12 @@ def test_a_rate_bound_leaves_bandwidth_to_other_flows() -> None:
 def test_a_rate_bound_before_start_or_after_completion() -> None:
     environment = SimEnvironment()
     network, ends = RecordingNetwork(environment, 1), []
-    flow = network.create_flow(flow_demand(2.0, 0))
-    network.set_rate_bound(flow, 0.5)
+    flow = Flow(network, flow_demand(2.0, 0))
+    flow.set_rate_bound(0.5)
     flow.done.callbacks.append(lambda _: ends.append(environment.now))
     environment.timeout(1.0).callbacks.append(lambda _: network.begin_flow(flow))
-    environment.timeout(9.0).callbacks.append(lambda _: network.set_rate_bound(flow, 0.1))
-    environment.run_all()
+    environment.timeout(9.0).callbacks.append(lambda _: flow.set_rate_bound(0.1))
+    environment.run()
     assert ends == [5.0]
 
 
@@ -122,7 +122,7 @@ def test_an_immediate_successor_inherits_the_rate() -> None:
     first_process = environment.process(start_flow(1.0, None))
     environment.process(start_flow(5.0, None))
     environment.process(start_flow(1.0, first_process))
-    environment.run_all()
+    environment.run()
     long_flow_speeds = [(when, speed) for when, flow, speed in network.rate_changes if flow.demand.work_seconds == 5.0]
     assert long_flow_speeds == [(0.0, 0.5), (4.0, 1.0), (7.0, 0.0)]
 

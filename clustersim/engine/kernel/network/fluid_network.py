@@ -5,16 +5,14 @@ keeps each of its links busy for a fraction of every second of work (utilization
 than a second per second. Rates are max-min fair (`max_min_rates`) and constant between changes: when a flow starts
 or ends, the remaining work of every flow in the same connected component of links and flows is updated and
 their rates are solved again, once per instant. A flow whose rate does not change keeps its timer, so an
-uncontended one takes exactly its modeled time.
-
-Reference: Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and
-platforms", J. Parallel Distrib. Comput. 74(10), 2014, section 3 (fluid models with lazy, partial updates).
+uncontended one takes exactly its modeled time. Updates are lazy and partial, as SimGrid's (`fluid_action`).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 import numpy as np
 import simpy
@@ -22,6 +20,7 @@ import simpy
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.kernel.fluid_action import FluidAction
 from clustersim.engine.kernel.network.max_min import ResourceUsage, max_min_rates
 
 MAX_CACHED_FLOWS: Final = 64
@@ -48,105 +47,88 @@ class FlowDemand:
         object.__setattr__(self, "runs_at_full_rate", bool((self.utilization <= 1.0).all()))
 
 
-class Flow:
-    """A flow; `remaining` seconds of work at time `updated`. done: its completion.
+class LinkReserver(Protocol):
+    """Interface of the network to who has reserved idle links."""
 
-    timer: the only event that may end it; rate_bound: its highest rate; is_active: it has begun and not ended.
-    """
+    def on_conflict(self) -> None:
+        """Somebody else is about to load one of the links."""
 
-    __slots__ = ("demand", "done", "is_active", "rate", "rate_bound", "remaining", "timer", "updated")
 
-    timer: simpy.Event
+class Flow(FluidAction):
+    """A flow on the links of a demand. is_active: it has begun and not ended."""
 
-    def __init__(self, demand: FlowDemand, environment: SimEnvironment, updated: Seconds) -> None:
-        self.demand, self.done = demand, simpy.Event(environment)
-        self.remaining, self.updated = demand.work_seconds, updated
-        self.rate, self.rate_bound, self.is_active = 0.0, 1.0, False
+    __slots__ = ("_network", "demand", "is_active")
+
+    def __init__(self, network: "FluidNetwork", demand: FlowDemand) -> None:
+        super().__init__(network.environment, demand.work_seconds)
+        self._network, self.demand, self.is_active = network, demand, False
+        self.done.callbacks.append(partial(network.end_flow, self))
+
+    def set_rate_bound(self, rate: float) -> None:
+        """Bound the rate from now on, or once it begins; the network decides on the rate."""
+        self.rate_bound = rate
+        if self.is_active:
+            self._network.mark_dirty(self.demand.link_ids)
 
 
 class FluidNetwork:
     """Links 0 ... link_count-1 and the flows that load them."""
 
     def __init__(self, environment: SimEnvironment, link_count: int) -> None:
-        self._environment = environment
+        self.environment = environment
         self._capacity = np.ones(link_count)
         self._link_flows: defaultdict[int, dict[Flow, None]] = defaultdict(dict)
         self._dirty_links: dict[int, None] = {}
-        self._reservations: dict[int, Callable[[], None]] = {}
+        self._reservations: dict[int, LinkReserver] = {}
         self._rate_cache: dict[tuple[tuple[FlowDemand, ...], tuple[float, ...]], list[float]] = {}
-
-    def create_flow(self, demand: FlowDemand) -> Flow:
-        """A flow that has not begun."""
-        return Flow(demand, self._environment, self._environment.now)
 
     def start_flow(self, demand: FlowDemand) -> simpy.Event:
         """Begin a new flow; return its completion."""
-        flow = self.create_flow(demand)
+        flow = Flow(self, demand)
         self.begin_flow(flow)
         return flow.done
 
-    def set_rate_bound(self, flow: Flow, rate: float) -> None:
-        """Bound the rate of a flow from now on, or once it begins."""
-        flow.rate_bound = rate
-        if flow.is_active:
-            self._mark_dirty(flow.demand.link_ids)
-
     def begin_flow(self, flow: Flow) -> None:
         """Begin a flow."""
-        demand, flow.updated, flow.is_active = flow.demand, self._environment.now, True
-        if self._reservations:
-            for on_conflict in dict.fromkeys(
-                self._reservations[link] for link in demand.link_ids if link in self._reservations
-            ):
-                on_conflict()
+        demand, flow.is_active = flow.demand, True
+        if not self._reservations.keys().isdisjoint(demand.link_ids):
+            for reserver in dict.fromkeys(map(self._reservations.get, demand.link_ids)):
+                if reserver is not None:
+                    reserver.on_conflict()
         link_flows = [self._link_flows[link] for link in demand.link_ids]
         is_uncontended = demand.runs_at_full_rate and not any(link_flows)
         for flows in link_flows:
             flows[flow] = None
         if is_uncontended:
-            self._set_rate(flow, flow.rate_bound)
+            flow.set_rate(flow.rate_bound)
         else:
-            self._mark_dirty(demand.link_ids)
+            self.mark_dirty(demand.link_ids)
 
-    def are_idle(self, links: Iterable[int]) -> bool:
+    def are_idle(self, links: Collection[int]) -> bool:
         """Whether nobody loads or has reserved any of these links."""
-        return not any(self._link_flows.get(link) or link in self._reservations for link in links)
+        return self._reservations.keys().isdisjoint(links) and not any(map(self._link_flows.get, links))
 
-    def reserve(self, links: Iterable[int], on_conflict: Callable[[], None]) -> None:
-        """Reserve idle links: on_conflict is called before anybody else loads one of them."""
-        self._reservations.update(dict.fromkeys(links, on_conflict))
+    def reserve(self, links: Collection[int], reserver: LinkReserver) -> None:
+        """Reserve idle links: the reserver is notified before anybody else loads one of them."""
+        self._reservations.update(dict.fromkeys(links, reserver))
 
-    def release(self, links: Iterable[int], on_conflict: Callable[[], None]) -> None:
-        """Release links, as far as they are reserved with this callback."""
+    def release(self, links: Collection[int], reserver: LinkReserver) -> None:
+        """Release links, as far as they are reserved by this one."""
         for link in links:
-            if self._reservations.get(link) == on_conflict:
+            if self._reservations.get(link) is reserver:
                 del self._reservations[link]
 
     def resume_flow(self, demand: FlowDemand, since: Seconds) -> Flow:
-        """An active flow that began at time `updated`, on links that were uncontended until now."""
-        flow = Flow(demand, self._environment, since)
-        flow.rate, flow.is_active = flow.rate_bound, True
+        """An active flow that began at time `since`, on links that were uncontended until now."""
+        flow = Flow(self, demand)
+        flow.updated, flow.rate, flow.is_active = since, flow.rate_bound, True
         for link in demand.link_ids:
             self._link_flows[link][flow] = None
-        self._set_timer(flow, self._environment.event_at(since + flow.remaining / flow.rate))
+        flow.complete_with(self.environment.event_at(since + flow.remaining / flow.rate))
         return flow
 
-    def _set_rate(self, flow: Flow, rate: float) -> None:
-        """Let a flow continue at this rate from now on."""
-        now = self._environment.now
-        flow.remaining = max(flow.remaining - (now - flow.updated) * flow.rate, 0.0)
-        flow.updated, flow.rate = now, rate
-        self._set_timer(flow, self._environment.event_after(flow.remaining / rate))
-
-    def _set_timer(self, flow: Flow, timer: simpy.Event) -> None:
-        """End a flow when this event is triggered, and by no other."""
-        flow.timer = timer
-        timer.callbacks.append(lambda event: self._finish_flow(flow, event))
-
-    def _finish_flow(self, flow: Flow, timer: simpy.Event) -> None:
-        """End a flow, unless its rate has changed since this timer was set."""
-        if timer is not flow.timer:
-            return
+    def end_flow(self, flow: Flow, _: simpy.Event) -> None:
+        """Take a flow that has ended off its links."""
         loaded_links: list[int] = []
         for link in flow.demand.link_ids:
             flows = self._link_flows[link]
@@ -154,19 +136,18 @@ class FluidNetwork:
             if flows:
                 loaded_links.append(link)
         flow.is_active = False
-        flow.done.succeed()
-        self._mark_dirty(loaded_links)
+        self.mark_dirty(loaded_links)
 
-    def _mark_dirty(self, links: Sequence[int]) -> None:
+    def mark_dirty(self, links: Sequence[int]) -> None:
         """Solve the rates in the components of these links again, at the end of this instant."""
         if not links:
             return
         is_scheduled = bool(self._dirty_links)
         self._dirty_links.update(dict.fromkeys(links))
         if not is_scheduled:
-            self._environment.end_of_instant().callbacks.append(self._update_rates)
+            self.environment.call_at_end_of_instant(self._update_rates)
 
-    def _update_rates(self, _: simpy.Event) -> None:
+    def _update_rates(self) -> None:
         dirty_links, self._dirty_links = self._dirty_links, {}
         seen: set[int] = set()
         for link in dirty_links:
@@ -191,7 +172,7 @@ class FluidNetwork:
         """Give each flow of a connected component its fair rate."""
         for flow, rate in zip(flows, self._fair_rates(flows), strict=True):
             if rate != flow.rate:
-                self._set_rate(flow, rate)
+                flow.set_rate(rate)
 
     def _fair_rates(self, flows: list[Flow]) -> list[float]:
         """Fair rates of a connected component; cached, as the same few demands recur while microbatches pass."""

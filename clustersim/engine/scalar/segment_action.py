@@ -1,24 +1,22 @@
-"""Fluid actions: operations of known duration whose rate changes while collectives overlap them.
+"""Segments whose rate changes while collectives overlap them: which operation is running, how much of it is done?
 
 Operations that no other rank observes are one event. The end time of each is known at every interference
 level: uncontended (level 0), and while a DP or EP collective is in flight, which slows every kind of kernel
 by its own factor. When the level changes midway, the running operation is found by bisection, and the
 completed fraction of it carries over to the curve of the new level. The end times of all operations follow
-from the times of these changes, so they need no events. In SimGrid's terms: an action with remaining work,
-rate and last update.
+from the times of these changes, so they need no events.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import inf
 
 import numpy as np
-import simpy
 
 from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.engine.kernel.environment import SimEnvironment
+from clustersim.engine.kernel.fluid_action import FluidAction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,18 +60,17 @@ def progress_curves(kernel_seconds: FloatArray, fixed_seconds: FloatArray, slowd
 
     slowdown: [levels - 1, operations] relative slowdown of kernels at each level from 1 on.
     """
-    uncontended = _cumulative_seconds(kernel_seconds + fixed_seconds)
-    contended = (
-        _cumulative_seconds(kernel_seconds * (1.0 + level_slowdown) + fixed_seconds)
-        if (kernel_seconds * level_slowdown).any()
-        else uncontended
-        for level_slowdown in slowdown
+    is_slowed: list[bool] = np.any(kernel_seconds * slowdown, axis=1).tolist()
+    uncontended, *contended = _cumulative_seconds(
+        np.vstack([kernel_seconds + fixed_seconds, kernel_seconds * (1.0 + slowdown) + fixed_seconds])
     )
-    return ProgressCurves((uncontended, *contended))
+    curves = (curve if slowed else uncontended for curve, slowed in zip(contended, is_slowed, strict=True))
+    return ProgressCurves((uncontended, *curves))
 
 
-def _cumulative_seconds(durations: FloatArray) -> list[Seconds]:
-    cumulative: list[Seconds] = np.concatenate(([0.0], np.cumsum(durations))).tolist()
+def _cumulative_seconds(durations: FloatArray) -> list[list[Seconds]]:
+    """[levels, operations] to [levels][operations + 1], from 0 on."""
+    cumulative: list[list[Seconds]] = np.hstack([np.zeros((len(durations), 1)), np.cumsum(durations, axis=1)]).tolist()
     return cumulative
 
 
@@ -105,72 +102,39 @@ class VariableRateEndTimes:
         return times
 
 
-@dataclass(slots=True, eq=False)
-class FluidAction:
-    """A fluid action in progress. done: its completion; level: current interference level; was_slowed: ever above 0."""
+class SegmentAction(FluidAction):
+    """A segment in progress. level: current interference level; was_slowed: ever above 0; progress: on its curve."""
 
-    environment: SimEnvironment
-    curves: ProgressCurves
-    level: int
-    done: simpy.Event = field(init=False)
-    was_slowed: bool = field(init=False)
-    _start: Seconds = field(init=False)
-    _progress: Seconds = field(init=False, default=0.0)
-    _updated: Seconds = field(init=False)
-    _due: Seconds = field(init=False)
-    _timer_time: Seconds = field(init=False, default=inf)
-    _timer_id: int = field(init=False, default=0)
-    _rate_changes: list[tuple[Seconds, int, Seconds]] = field(init=False, default_factory=list)
+    __slots__ = ("_curves", "_progress", "_rate_changes", "_start", "level", "was_slowed")
 
-    def __post_init__(self) -> None:
-        self.done = simpy.Event(self.environment)
-        self._start = self._updated = self.environment.now
-        self.was_slowed = self.level > 0
-        self._schedule_end()
+    def __init__(self, environment: SimEnvironment, curves: ProgressCurves, level: int) -> None:
+        super().__init__(environment, curves.end_times[level][-1])
+        self._curves, self._progress, self._start = curves, 0.0, environment.now
+        self._rate_changes: list[tuple[Seconds, int, Seconds]] = []
+        self.level, self.was_slowed = level, level > 0
+        self.set_remaining(self.remaining)
 
     def set_level(self, level: int) -> None:
         """Continue at another interference level."""
-        if level == self.level or self.done.triggered:
+        if level == self.level or self.done.processed:
             return
-        now, end_times = self.environment.now, self.curves.end_times
-        self._rate_changes.append((self._updated, self.level, self._progress))
-        self._progress = _map_progress(self._progress + (now - self._updated), end_times[self.level], end_times[level])
-        self._updated, self.level, self.was_slowed = now, level, True
-        self._schedule_end()
+        end_times, elapsed = self._curves.end_times, self.environment.now - self.updated
+        self._rate_changes.append((self.updated, self.level, self._progress))
+        self._progress = _map_progress(self._progress + elapsed, end_times[self.level], end_times[level])
+        self.level, self.was_slowed = level, True
+        self.set_remaining(max(end_times[level][-1] - self._progress, 0.0))
 
     @property
     def slowed_seconds(self) -> Seconds:
         """Seconds by which the action, which ends now, took longer than uncontended."""
-        return self.environment.now - self._start - self.curves.uncontended[-1]
+        return self.environment.now - self._start - self._curves.uncontended[-1]
 
     def end_times(self) -> VariableRateEndTimes:
         """End times of its operations; it must be done."""
-        rate_changes = (*self._rate_changes, (self._updated, self.level, self._progress))
+        rate_changes = (*self._rate_changes, (self.updated, self.level, self._progress))
         return VariableRateEndTimes(
-            self.curves, tuple((since - self._start, level, progress) for since, level, progress in rate_changes)
+            self._curves, tuple((since - self._start, level, progress) for since, level, progress in rate_changes)
         )
-
-    def _schedule_end(self) -> None:
-        """Complete when the current level leads to the end; a timer already set for earlier will check again."""
-        remaining = max(self.curves.end_times[self.level][-1] - self._progress, 0.0)
-        self._due = self._updated + remaining
-        if self._due < self._timer_time:
-            self._set_timer(remaining)
-
-    def _set_timer(self, seconds: Seconds) -> None:
-        self._timer_id += 1
-        self._timer_time, timer_id = self.environment.now + seconds, self._timer_id
-        event = self.environment.event_after(seconds)
-        event.callbacks.append(lambda _: self._on_timer(timer_id))
-
-    def _on_timer(self, timer_id: int) -> None:
-        if timer_id != self._timer_id:
-            return
-        remaining = self._due - self.environment.now
-        if remaining > 0.0:
-            self._set_timer(remaining)
-        else:
-            self.done.succeed()
 
 
 def _map_progress(progress: Seconds, old_curve: Sequence[Seconds], new_curve: Sequence[Seconds]) -> Seconds:
