@@ -301,8 +301,8 @@ def _step_orbits(scenario: Scenario, program: Program) -> StepOrbits | None:
     if (
         scenario.cost.network is Contention.UNCONTENDED
         or _symmetry_disabled(scenario)
-        or scenario.background_traffic
         or scenario.degradations.affects_network
+        or _background_traffic(scenario)
     ):
         return None
     fabric = scenario.cluster.fabric

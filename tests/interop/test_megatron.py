@@ -391,7 +391,7 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
         (SMALL + "--nproc_per_node 8 --nnodes 1 --context-parallel-size 2 --cp-comm-type a2a", "'a2a' is not modelled"),
         (
             SMALL + "--nproc_per_node 8 --nnodes 1 --use-megatron-fsdp --num-distributed-optimizer-instances 2",
-            "beside --use-megatron-fsdp it is not modelled",
+            "with --use-megatron-fsdp it is not modelled",
         ),
         (
             SMALL + "--nproc_per_node 8 --nnodes 1 --pipeline-model-parallel-size 2 --num-layers 4 "

@@ -17,7 +17,7 @@ repeat every 13 microbatches, except for a drift of a microsecond. Then nothing 
 Nothing is skipped with jitter, with background traffic, where ranks synchronize inside segments, or without
 coalescing.
 
-Law (tests/laws/test_steady.py): the trace equals that of simulating all events, except for rounding.
+Law (tests/laws/test_steady_state.py): the trace equals that of simulating all events, except for rounding.
 """
 
 from collections.abc import Mapping, Sequence
