@@ -23,7 +23,8 @@ import numpy as np
 from calibrate.fit.collective_constants import CollectiveConstantsFit, fit_collective_constants
 from calibrate.fit.fit_quality import FitQuality
 from calibrate.fit.published_collectives import BenchmarkTable, read_benchmarks
-from clustersim.collectives.library import Library, load_library
+from clustersim.collectives.library import Library
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.tuner import VariantCosts, select_variants
 from clustersim.validation.error_statistics import group_by
 

@@ -37,7 +37,7 @@ from calibrate.fit.dispatch_samples import (
     dispatcher_constants,
     read_dispatch_samples,
 )
-from clustersim.collectives.library import load_dispatcher
+from clustersim.collectives.library_files import load_dispatcher
 from clustersim.program.task import TokenDispatcher
 from clustersim.validation.error_statistics import group_by
 

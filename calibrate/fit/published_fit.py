@@ -50,7 +50,7 @@ from calibrate.fit.published_kernels import (
     measured_bandwidths,
 )
 from calibrate.fit.published_records import write_records
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library_files import load_library
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.files import write_text_atomically
 from clustersim.common.units import Seconds
