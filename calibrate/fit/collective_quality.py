@@ -204,8 +204,8 @@ def _format_constants(library: Library) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
-    parser.add_argument("--fit", action="store_true", help="search the fitted constants first, and print them")
-    parser.add_argument("--detail", action="store_true", help="print every size")
+    parser.add_argument("--fit", action="store_true", help="fit the constants first, and print them")
+    parser.add_argument("--detail", action="store_true", help="print the errors of every payload size")
 
 
 def command(options: argparse.Namespace) -> None:

@@ -104,7 +104,7 @@ def _report_line(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
-    parser.add_argument("--fit", action="store_true", help="search the fitted constants first, and print them")
+    parser.add_argument("--fit", action="store_true", help="fit the constants first, and print them")
 
 
 def command(options: argparse.Namespace) -> None:

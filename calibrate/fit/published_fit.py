@@ -427,8 +427,10 @@ def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
-    parser.add_argument("--json", metavar="FILE", help="write the fits as JSON to FILE, or to standard output for -")
-    parser.add_argument("--records", metavar="DIR", type=Path, help="write a calibration record of each accelerator")
+    parser.add_argument("--json", metavar="FILE", help="write the fits as JSON; - is stdout")
+    parser.add_argument(
+        "--records", metavar="DIR", type=Path, help="write a calibration record for each accelerator to DIR"
+    )
 
 
 def command(options: argparse.Namespace) -> None:
