@@ -146,7 +146,7 @@ def _finish_interrupted(context: "CalibrationContext") -> None:
 
     finish_session(context)
     path = context.session.path
-    print(f"\nstopped: {path} holds what was measured; the same command goes on with the rest", file=sys.stderr)
+    print(f"\nstopped: {path} holds what was measured; the same command continues with the rest", file=sys.stderr)
 
 
 def _parse_budget(text: str) -> Seconds:
