@@ -27,34 +27,39 @@ class CalibrateCommand(NamedTuple):
     description: str
 
 
-MEASURE: Final = CalibrateCommand("calibrate.stages.command", "How fast is this machine?")
-CHECK: Final = CalibrateCommand("calibrate.check_command", "Does a real training step take what is predicted?")
+MEASURE: Final = CalibrateCommand(
+    "calibrate.stages.command",
+    "Measure this machine's kernels, copies, launches and training steps into a calibration record.",
+)
+CHECK: Final = CalibrateCommand(
+    "calibrate.check_command", "Run real training steps and compare them with their prediction."
+)
 COMMANDS: Final = {
-    "collectives": CalibrateCommand("calibrate.collectives.command", "measure collectives; start it with torchrun"),
+    "collectives": CalibrateCommand("calibrate.collectives.command", "measure collectives; launch with torchrun"),
     "import-nccl-tests": CalibrateCommand(
-        "calibrate.nccl_tests.command", "import the output of nccl-tests, as text or JSON"
+        "calibrate.nccl_tests.command", "import collectives from the output of nccl-tests (text or JSON)"
     ),
     "import-kineto": CalibrateCommand(
-        "calibrate.import_kineto", "import collectives of steps that PyTorch's profiler measured"
+        "calibrate.import_kineto", "import collectives from traces of PyTorch's profiler"
     ),
     "report": CalibrateCommand(
-        "calibrate.report.command", "print (and draw) what a record holds, compared with the packaged constants"
+        "calibrate.report.command", "report a record's measurements and fits, compared with the packaged constants"
     ),
-    "derive": CalibrateCommand("calibrate.derive", "derive a record of an accelerator with the same compute die"),
+    "derive": CalibrateCommand("calibrate.derive", "derive a record for another accelerator with the same compute die"),
     "fit-published": CalibrateCommand(
         "calibrate.fit.published_fit",
-        "fit every packaged accelerator's kernel constants to the packaged table of published kernels",
+        "fit the kernel constants of the packaged accelerators to published kernel measurements",
     ),
     "fit-collectives": CalibrateCommand(
         "calibrate.fit.collective_quality",
-        "compare predicted collectives with the published ones, and fit their constants",
+        "compare predicted collectives with published ones, and fit their constants",
     ),
     "fit-dispatchers": CalibrateCommand(
         "calibrate.fit.dispatcher_constants",
-        "compare predicted token dispatches with published ones; fit their constants",
+        "compare predicted token dispatches with published ones, and fit their constants",
     ),
     "fit-steps": CalibrateCommand(
-        "calibrate.fit.step_constants", "fit the constants of training steps to the packaged table of published steps"
+        "calibrate.fit.step_constants", "fit the constants of training steps to published step times"
     ),
     "fit-prediction-interval": CalibrateCommand(
         "calibrate.fit.prediction_interval",
@@ -111,5 +116,5 @@ def _unknown_command_message(argument: str) -> str:
 
 def _other_commands_text() -> str:
     lines = [f"  {name:<23} {command.description}" for name, command in COMMANDS.items()]
-    check = f"  {'--check SCENARIO':<23} run real training steps and compare them with the prediction"
+    check = f"  {'--check SCENARIO':<23} run real training steps and compare them with their prediction"
     return "\n".join(["other commands:", check, *lines])

@@ -55,9 +55,9 @@ _DIE_BY_ACCELERATOR: Final[Mapping[str, ComputeDie]] = MappingProxyType(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
-    parser.add_argument("record", type=Path, metavar="RECORD", help="a calibration record")
-    parser.add_argument("--to", required=True, metavar="ACCELERATOR", help="a packaged accelerator with the same die")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="where to write its record")
+    parser.add_argument("record", type=Path, metavar="RECORD", help="record to derive from")
+    parser.add_argument("--to", required=True, metavar="ACCELERATOR", help="packaged accelerator with the same die")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="record to write")
 
 
 def command(options: argparse.Namespace) -> None:

@@ -56,10 +56,18 @@ _DTYPE_BY_NAME: Final = {dtype.value: dtype for dtype in DType}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
-    parser.add_argument("traces", metavar="TRACES", help="a trace (.json, .json.gz), or a directory of one run's")
-    parser.add_argument("--cluster", required=True, metavar="NAME", help="where it ran: a packaged cluster, or a file")
     parser.add_argument(
-        "-o", "--output", metavar="RECORD", required=True, help="record to write, or to add to, in JSON"
+        "traces", metavar="TRACES", help="a trace (.json, .json.gz), or the directory of a run's traces"
+    )
+    parser.add_argument(
+        "--cluster", required=True, metavar="NAME", help="cluster that was measured: a packaged one or a file"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="RECORD",
+        required=True,
+        help="record to write (JSON); samples are added to an existing one",
     )
 
 

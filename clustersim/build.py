@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 
 from clustersim.collectives.group_link_loads import AsymmetricLoadsError
-from clustersim.collectives.library import Library, load_library
+from clustersim.collectives.library import Library
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.tuner import Tuner
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError

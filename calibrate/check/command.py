@@ -25,14 +25,22 @@ DEFAULT_ROUNDS = 4
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run_check`."""
     parser.add_argument("--check", metavar="SCENARIO", required=True, help="scenario whose model is trained")
-    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], dest="changes", help="override")
-    parser.add_argument("--record", metavar="FILE", help="predict with this record; measure no kernels")
     parser.add_argument(
-        "--steps", type=int, default=3 * DEFAULT_ROUNDS, metavar="N", help=f"real steps ({3 * DEFAULT_ROUNDS})"
+        "--set", metavar="KEY=VALUE", action="append", default=[], dest="changes", help="override a key of the scenario"
     )
-    parser.add_argument("--layers", type=int, metavar="N", help="layers of the model (as many as fit)")
-    parser.add_argument("--device", metavar="DEVICE", help="cuda or cpu (the best there is)")
-    parser.add_argument("--json", metavar="FILE", help="write the answer as JSON to FILE, or to standard output for -")
+    parser.add_argument("--record", metavar="FILE", help="predict from this record instead of measuring kernels")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=3 * DEFAULT_ROUNDS,
+        metavar="N",
+        help=f"number of steps to run (default: {3 * DEFAULT_ROUNDS})",
+    )
+    parser.add_argument(
+        "--layers", type=int, metavar="N", help="layers of the model (default: as many as fit in memory)"
+    )
+    parser.add_argument("--device", metavar="DEVICE", help="cuda or cpu (default: cuda if available)")
+    parser.add_argument("--json", metavar="FILE", help="write the results as JSON; - is stdout")
 
 
 def run_check(options: argparse.Namespace, host: "HostMeasurement") -> None:

@@ -137,17 +137,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     Torchrun rejects a script's option that abbreviates several of its own, such as --max.
     """
-    parser.add_argument("-o", "--output", metavar="RECORD", help="record to write, or to go on with, in JSON")
-    parser.add_argument("--for", dest="scenario", metavar="SCENARIO", help="measure exactly what its ranks run")
+    parser.add_argument("-o", "--output", metavar="RECORD", help="record to write (JSON); an existing one is continued")
+    parser.add_argument("--for", dest="scenario", metavar="SCENARIO", help="measure the collectives of this scenario")
     parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[],
-                        help="change a value of the scenario")  # fmt: skip
-    parser.add_argument("--sizes", metavar="SIZES", help='payloads, such as "1 KiB,1 MiB" (default: powers of two)')
-    parser.add_argument("--largest", default="1 GiB", metavar="SIZE", help="largest of the default payloads (1 GiB)")
-    parser.add_argument("--dtype", metavar="FORMATS", help="formats that reductions sum in, such as fp32,bf16 "
-                        "(default: the scenario's; else fp32, and on GPUs bf16)")  # fmt: skip
-    parser.add_argument("--budget", default="5 min", metavar="TIME", help="time for all of it (5 min)")
-    parser.add_argument("--backend", choices=("nccl", "gloo"), help="nccl on GPUs, gloo on CPUs (the best there is)")
-    parser.add_argument("--accelerator", metavar="NAME", help="what clustersim calls this device")
+                        help="override a key of the scenario")  # fmt: skip
+    parser.add_argument("--sizes", metavar="SIZES", help='payloads, e.g. "1 KiB,1 MiB" (default: powers of two)')
+    parser.add_argument(
+        "--largest", default="1 GiB", metavar="SIZE", help="largest of the default payloads (default: 1 GiB)"
+    )
+    parser.add_argument("--dtype", metavar="FORMATS", help="number formats of reductions, e.g. fp32,bf16 "
+                        "(default: the scenario's; without one fp32, on GPUs also bf16)")  # fmt: skip
+    parser.add_argument("--budget", default="5 min", metavar="TIME", help="total measurement time (default: 5 min)")
+    parser.add_argument(
+        "--backend", choices=("nccl", "gloo"), help="nccl for GPUs, gloo for CPUs (default: nccl if available)"
+    )
+    parser.add_argument("--accelerator", metavar="NAME", help="name of this device's accelerator")
 
 
 def command(options: argparse.Namespace) -> None:

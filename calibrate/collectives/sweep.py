@@ -142,7 +142,7 @@ class _CollectiveBench:
     def measure(self, call: CollectiveCall, max_seconds: Seconds) -> CollectiveSample | SkippedCall:
         """The sample of a call, or why it is skipped."""
         if max_seconds <= 0.0:
-            return SkippedCall(call, "the time was over; started again with the same record it goes on")
+            return SkippedCall(call, "the time budget was spent; the same command with the same record continues")
         iteration = self.prepare_checked(call)
         if isinstance(iteration, SkippedCall):
             return iteration

@@ -147,14 +147,6 @@ class CpuDevice:
         """Return freed memory to the system."""
         trim_heap()
 
-    def reset_peak_memory(self) -> None:
-        """Reset the process's peak memory (proc(5): clear_refs)."""
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-
-    def peak_memory_bytes(self) -> Bytes:
-        """Peak memory of the process since the last reset."""
-        return 1024.0 * float((system_info.read_field(Path("/proc/self/status"), "VmHWM") or "0 kB").split()[0])
-
     def is_out_of_memory(self, error: Exception) -> bool:
         """Whether an error means that memory ran out."""
         return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -228,14 +228,6 @@ class CudaDevice:
         _load_generator.cache_clear()
         torch.cuda.empty_cache()
 
-    def reset_peak_memory(self) -> None:
-        """Reset the memory peak."""
-        torch.cuda.reset_peak_memory_stats(self.index)
-
-    def peak_memory_bytes(self) -> Bytes:
-        """Peak memory of tensors since the last reset."""
-        return float(torch.cuda.max_memory_allocated(self.index))
-
     def is_out_of_memory(self, error: Exception) -> bool:
         """Whether an error means that memory ran out."""
         return cuda_errors.is_out_of_memory(error)

@@ -108,12 +108,6 @@ class TorchDevice(Protocol):
     def release_memory(self) -> None:
         """Return unused memory."""
 
-    def reset_peak_memory(self) -> None:
-        """Reset the memory peak."""
-
-    def peak_memory_bytes(self) -> Bytes:
-        """Peak memory since the last reset: of tensors on a GPU, of the process on a CPU."""
-
     def is_out_of_memory(self, error: Exception) -> bool:
         """Whether an error means that memory ran out."""
 

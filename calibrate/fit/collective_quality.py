@@ -23,7 +23,8 @@ import numpy as np
 from calibrate.fit.collective_constants import CollectiveConstantsFit, fit_collective_constants
 from calibrate.fit.fit_quality import FitQuality
 from calibrate.fit.published_collectives import BenchmarkTable, read_benchmarks
-from clustersim.collectives.library import Library, load_library
+from clustersim.collectives.library import Library
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.tuner import VariantCosts, select_variants
 from clustersim.validation.error_statistics import group_by
 
@@ -203,8 +204,8 @@ def _format_constants(library: Library) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
-    parser.add_argument("--fit", action="store_true", help="search the fitted constants first, and print them")
-    parser.add_argument("--detail", action="store_true", help="print every size")
+    parser.add_argument("--fit", action="store_true", help="fit the constants first, and print them")
+    parser.add_argument("--detail", action="store_true", help="print the errors of every payload size")
 
 
 def command(options: argparse.Namespace) -> None:

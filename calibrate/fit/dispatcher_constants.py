@@ -37,7 +37,7 @@ from calibrate.fit.dispatch_samples import (
     dispatcher_constants,
     read_dispatch_samples,
 )
-from clustersim.collectives.library import load_dispatcher
+from clustersim.collectives.library_files import load_dispatcher
 from clustersim.program.task import TokenDispatcher
 from clustersim.validation.error_statistics import group_by
 
@@ -104,7 +104,7 @@ def _report_line(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
-    parser.add_argument("--fit", action="store_true", help="search the fitted constants first, and print them")
+    parser.add_argument("--fit", action="store_true", help="fit the constants first, and print them")
 
 
 def command(options: argparse.Namespace) -> None:

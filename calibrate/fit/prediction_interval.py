@@ -261,18 +261,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `command`."""
     parser.add_argument(
         "out_of_sample", nargs="?", type=Path, metavar="FILE",
-        help="out-of-sample errors, as fit-steps --out-of-sample writes them; default: the packaged ones",
+        help="out-of-sample errors written by fit-steps --out-of-sample; default: the packaged ones",
     )  # fmt: skip
     parser.add_argument(
         "--kind",
         choices=MODEL_NAMES,
         default=DENSE_STEPS,
-        help=f"class of steps, with an interval of its own; default: {DENSE_STEPS}",
+        help=f"class of steps whose interval is fitted; default: {DENSE_STEPS}",
     )
     parser.add_argument(
-        "--write", metavar="FILE", help="write the uncertainty model, as to topologies/uncertainty/dense.yaml"
+        "--write", metavar="FILE", help="write the uncertainty model (a file as topologies/uncertainty/dense.yaml)"
     )
-    parser.add_argument("--markdown", action="store_true", help="print the table of strata as Markdown")
+    parser.add_argument("--markdown", action="store_true", help="print the table of strata in Markdown")
 
 
 def command(options: argparse.Namespace) -> None:

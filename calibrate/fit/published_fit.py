@@ -50,7 +50,7 @@ from calibrate.fit.published_kernels import (
     measured_bandwidths,
 )
 from calibrate.fit.published_records import write_records
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library_files import load_library
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.files import write_text_atomically
 from clustersim.common.units import Seconds
@@ -427,8 +427,10 @@ def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
-    parser.add_argument("--json", metavar="FILE", help="write the fits as JSON to FILE, or to standard output for -")
-    parser.add_argument("--records", metavar="DIR", type=Path, help="write a calibration record of each accelerator")
+    parser.add_argument("--json", metavar="FILE", help="write the fits as JSON; - is stdout")
+    parser.add_argument(
+        "--records", metavar="DIR", type=Path, help="write a calibration record for each accelerator to DIR"
+    )
 
 
 def command(options: argparse.Namespace) -> None:

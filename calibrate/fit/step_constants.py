@@ -239,25 +239,23 @@ def relative_errors(steps: Sequence[TabulatedStep], constants: StepConstants) ->
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
+    parser.add_argument("--json", metavar="FILE", help="write the constants and errors as JSON; - is stdout")
     parser.add_argument(
-        "--json", metavar="FILE", help="write the constants and errors as JSON to FILE, or - for stdout"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=os.cpu_count(), metavar="N", help="processes; default: all cores"
+        "--workers", type=int, default=os.cpu_count(), metavar="N", help="worker processes; default: one per core"
     )
     parser.add_argument(
         "--max-cases", type=int, default=MAX_CASES_PER_SOURCE, metavar="N",
-        help=f"largest number of cases of one source, which are subsampled evenly; default: {MAX_CASES_PER_SOURCE}",
+        help=f"maximum number of cases per source, subsampled evenly; default: {MAX_CASES_PER_SOURCE}",
     )  # fmt: skip
     parser.add_argument(
         "--out-of-sample",
         metavar="FOLDER",
-        help="write the out-of-sample error of each case (leave-one-source-out), a CSV for each class of steps",
+        help="write the out-of-sample error of each case (leave-one-source-out) to FOLDER, one CSV per class of steps",
     )
     parser.add_argument(
         "--low-precision",
         action="store_true",
-        help="fit the rates of FP8 and narrower formats only",
+        help="fit only the rates of FP8 and narrower formats",
     )
 
 

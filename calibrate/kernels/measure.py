@@ -97,7 +97,9 @@ class KernelFailedError(DeviceLostError):
     """The device is unusable after a kernel; sample: the kernel's, for a record to keep."""
 
     def __init__(self, sample: KernelSample, device: str) -> None:
-        super().__init__(sample.name, device, sample.source, "its row says so, and the same command goes on without it")
+        super().__init__(
+            sample.name, device, sample.source, "its row says so, and the same command continues without it"
+        )
         self.sample = sample
 
 

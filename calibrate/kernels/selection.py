@@ -24,15 +24,13 @@ from calibrate.kernels.kernel_grid import (
     scenario_kernels,
 )
 from calibrate.kernels.measure import distinct_kernels, measure_kernel
-from calibrate.kernels.progress import Advance
-from calibrate.kernels.session import KernelSession, TimeBudget, measure_within_budget
+from calibrate.kernels.session import KernelSession
 from calibrate.kernels.timing import QUICK, MeasurementMethod
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import (
     COPY,
     CalibrationRecord,
-    KernelSample,
     KernelSignature,
     MeasurementOutcome,
     signature_of,
@@ -62,30 +60,6 @@ class KernelRequest:
     include_grid: bool
     budget: Seconds
     formats: tuple[DType, ...] = ()
-
-
-def measure_kernels(
-    kernels: Sequence[Kernel],
-    device: TorchDevice,
-    *,
-    method: MeasurementMethod | None = None,
-    budget: Seconds | None = None,
-    advance: Advance | None = None,
-) -> list[KernelSample]:
-    """Measure kernels, each signature once; samples in the order of the kernels.
-
-    method: `timing.MeasurementMethod()` by default, `timing.QUICK` for a comparison within one run; budget:
-    seconds for all of them (None: as long as the method takes); advance: called after each with the name of the
-    kernel.
-    """
-    by_signature = {}
-    for sample in measure_within_budget(
-        kernels, device, TimeBudget(budget, DEFAULT_RATES.kernel_seconds), method or MeasurementMethod()
-    ):
-        by_signature[sample.signature] = sample
-        if advance is not None:
-            advance(sample.name)
-    return [by_signature[key] for key in dict.fromkeys(map(signature_of, kernels)) if key in by_signature]
 
 
 def requested_kernels(request: KernelRequest, device: TorchDevice) -> list[Kernel]:

@@ -70,15 +70,23 @@ _UNSUPPORTED_TESTS: Final = ("alltoallv", "hypercube")  # tests of operations th
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
-    parser.add_argument("files", nargs="+", metavar="FILE", help="what nccl-tests printed, or its JSON (-J)")
-    parser.add_argument("--cluster", required=True, metavar="NAME", help="where it ran: a packaged cluster, or a file")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="output of nccl-tests, as text or JSON (-J)")
     parser.add_argument(
-        "-o", "--output", metavar="RECORD", required=True, help="record to write, or to add to, in JSON"
+        "--cluster", required=True, metavar="NAME", help="cluster that was measured: a packaged one or a file"
     )
-    parser.add_argument("--in-place", action="store_true", help="take the in-place times, not the out-of-place ones")
-    parser.add_argument("--collective", metavar="NAME", help="which one, where neither log nor file name says")
-    parser.add_argument("--ranks", type=int, metavar="N", help="how many GPUs, where the log lists none")
-    parser.add_argument("--nodes", type=int, metavar="N", help="on how many nodes, where the log lists no GPUs")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="RECORD",
+        required=True,
+        help="record to write (JSON); samples are added to an existing one",
+    )
+    parser.add_argument(
+        "--in-place", action="store_true", help="use the in-place times instead of the out-of-place ones"
+    )
+    parser.add_argument("--collective", metavar="NAME", help="collective, if neither log nor file name states it")
+    parser.add_argument("--ranks", type=int, metavar="N", help="number of GPUs, if the log does not list them")
+    parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes, if the log does not list GPUs")
 
 
 def command(options: argparse.Namespace) -> None:

@@ -17,9 +17,9 @@ STDOUT: Final = "-"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
-    parser.add_argument("record", metavar="RECORD.json", help="a record's file, or the name of a packaged one")
-    parser.add_argument("--html", metavar="FILE", help="write a page to look at, offline")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers as JSON; - is stdout")
+    parser.add_argument("record", metavar="RECORD.json", help="record file, or the name of a packaged record")
+    parser.add_argument("--html", metavar="FILE", help="write a self-contained HTML page")
+    parser.add_argument("--json", metavar="FILE", help="write the results as JSON; - is stdout")
     parser.add_argument("--accelerator", metavar="NAME", help="accelerator to compare with (default: the record's)")
 
 

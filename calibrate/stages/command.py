@@ -39,30 +39,34 @@ _DEFAULT_BUDGET: Final = "20min"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="what is measured (default: the best there is)")
-    scenarios = "measure what these scenarios' ranks run; layer, host and steps are the first one's"
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="device to measure (default: cuda if available)")
+    scenarios = "measure the kernels of these scenarios; layer, host launches and steps: of the first one"
     parser.add_argument(
         "--for", dest="scenarios", metavar="SCENARIO", nargs="+", action="extend", default=[], help=scenarios
     )
-    changes = "change a value of the scenarios, such as layout.tp=4"
+    changes = "override a key of the scenarios, e.g. layout.tp=4"
     parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help=changes)
-    parser.add_argument("--grid", action="store_true", help="measure a general grid (also if nothing is asked for)")
+    parser.add_argument(
+        "--grid", action="store_true", help="measure a general grid of kernels (default without --for and --presets)"
+    )
     formats = [dtype.value for dtype in COMPUTE_DTYPES]
-    some = f"of the grid these number formats (default: what the device has of {', '.join(formats)})"
+    some = f"number formats of the grid (default: those of {', '.join(formats)} that the device supports)"
     parser.add_argument("--formats", metavar="FORMAT", nargs="+", choices=formats, default=[], help=some)
-    models = "measure layers of models at usual degrees (default: Llama 3 8B, 70B and 405B)"
+    models = "measure layers of preset models at common parallel degrees (default: Llama 3 8B, 70B and 405B)"
     parser.add_argument("--presets", metavar="MODEL", nargs="*", help=models)
     parser.add_argument(
-        "--budget", default=_DEFAULT_BUDGET, metavar="TIME", help=f"time for all parts (default: {_DEFAULT_BUDGET})"
+        "--budget", default=_DEFAULT_BUDGET, metavar="TIME", help=f"total measurement time (default: {_DEFAULT_BUDGET})"
     )
-    only = "say what would be measured, for how long and into which file, and end"
+    only = "print what would be measured, for how long and into which file, and exit"
     parser.add_argument("--plan-only", "--dry-run", action="store_true", help=only)
-    parser.add_argument("--accelerator", metavar="NAME", help="what clustersim calls the device, or a file of your own")
+    parser.add_argument(
+        "--accelerator", metavar="NAME", help="name of the device's packaged accelerator, or an accelerator file"
+    )
     parser.add_argument(
         "-o",
         "--output",
         metavar="RECORD.json",
-        help="the record; gone on with, if it is there (default: ACCELERATOR.record.json)",
+        help="record to write; an existing one is continued (default: ACCELERATOR.record.json)",
     )
 
 
@@ -142,7 +146,7 @@ def _finish_interrupted(context: "CalibrationContext") -> None:
 
     finish_session(context)
     path = context.session.path
-    print(f"\nstopped: {path} holds what was measured; the same command goes on with the rest", file=sys.stderr)
+    print(f"\nstopped: {path} holds what was measured; the same command continues with the rest", file=sys.stderr)
 
 
 def _parse_budget(text: str) -> Seconds:

@@ -99,7 +99,7 @@ def _measure_imbalanced(context: CalibrationContext, seconds: Seconds) -> None:
 def _describe_result(missing_count: int, remaining_count: int) -> str:
     if not remaining_count:
         return f"{missing_count:,} measured"
-    hint = "the same command goes on with them, a larger --budget has room for long ones"
+    hint = "the same command continues with them, a larger --budget has room for long ones"
     return (
         f"{missing_count - remaining_count:,} measured, {remaining_count:,} left that the budget had no time "
         f"for; {hint}"

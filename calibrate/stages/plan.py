@@ -76,11 +76,11 @@ def _plan_lines(context: CalibrationContext, plan: Sequence[PlannedStage]) -> It
     if not total_seconds:
         yield f"{path} has all that was asked for of {device.name} ({device.accelerator})"
         return
-    action = "goes on with" if path.exists() else "writes"
+    action = "continues" if path.exists() else "writes"
     yield (
         f"measures {device.name} ({device.accelerator}) for about {format_seconds(total_seconds)}, and {action} {path}:"
     )
     for planned_stage in plan:
         time = format_seconds(round(planned_stage.seconds)) if planned_stage.seconds else "-"
         yield f"  {planned_stage.stage.name:<9} {time:>12}  {planned_stage.description}"
-    yield "  what is done is kept: interrupted (Ctrl-C), the same command goes on with the rest"
+    yield "  what is done is kept: interrupted (Ctrl-C), the same command continues with the rest"

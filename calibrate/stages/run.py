@@ -46,7 +46,7 @@ def _run_stage(context: CalibrationContext, planned: PlannedStage) -> None:
         raise
     except RuntimeError as error:  # errors of PyTorch
         if not context.device.is_usable_after(error):
-            consequence = "the record has what was measured before, and the same command goes on with the rest"
+            consequence = "the record has what was measured before, and the same command continues with the rest"
             raise DeviceLostError(planned.stage.name, context.device.name, summary_line(error), consequence) from error
         summary = f"not measured: {missing_tool(error) or summary_line(error)}"
     context.session.save()

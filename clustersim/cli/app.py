@@ -25,7 +25,7 @@ EXIT_DOES_NOT_FIT = 3
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="How long does a training step take on a cluster, where does the time go, and does it fit?",
+    help="How long does a training step take on a cluster, where does the time go, and does it fit in memory?",
 )
 
 
@@ -35,13 +35,14 @@ def _override_option(*names: str, help: str, metavar: str = "KEY=VALUE") -> Any:
 
 
 ScenarioFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="Scenario, YAML or JSON.", autocompletion=completion.complete_data_file)
+    Path,
+    typer.Argument(metavar="FILE", help="Scenario file (YAML or JSON).", autocompletion=completion.complete_data_file),
 ]
 Overrides = Annotated[
     list[str] | None,
-    _override_option("--set", help="Change one key of the scenario, e.g. layout.tp=4; repeatable."),
+    _override_option("--set", help="Override a key of the scenario, e.g. layout.tp=4; repeatable."),
 ]
-Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a page to look at, offline.")]
+Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML page.")]
 
 
 def main() -> None:
@@ -102,29 +103,32 @@ def _options(
 def run(
     file: ScenarioFile,
     overrides: Overrides = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the numbers as JSON; - is stdout.")] = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
     html: Html = None,
-    trace: Annotated[str | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev.")] = None,
+    trace: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write a Perfetto trace, for ui.perfetto.dev.")
+    ] = None,
     kineto: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Write a trace per rank, as PyTorch's profiler does.")
+        str | None, typer.Option(metavar="DIR", help="Write a Kineto trace per rank, as PyTorch's profiler does.")
     ] = None,
     spans: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write all spans as a table: .csv, .parquet or .arrow.")
+        str | None, typer.Option(metavar="FILE", help="Write a table of all spans (.csv, .parquet or .arrow).")
     ] = None,
     ranks: Annotated[
         str,
         typer.Option(
-            metavar="RANKS", help="Of which ranks traces are, e.g. 0:8,stage:3,slowest:4; default: one of each kind."
+            metavar="RANKS",
+            help="Ranks to trace, e.g. 0:8,stage:3,slowest:4; default: a representative selection.",
         ),
     ] = "",
-    force: Annotated[bool, typer.Option("--force", help="Write traces of more than 1 GiB, too.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also write traces larger than 1 GiB.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Answer again whenever FILE, or a file that it names, is saved; Ctrl-C ends."),
+        typer.Option("--watch", help="Rerun whenever FILE or a file that it refers to is saved; stop with Ctrl-C."),
     ] = False,
 ) -> None:
-    """Simulate training steps and print where the time goes."""
+    """Simulate training steps and print the step time, its breakdown and peak memory."""
     from clustersim.cli.outputs import Outputs, TraceOptions
 
     trace_options = TraceOptions(ranks, force)
@@ -149,7 +153,7 @@ def run(
 
 @app.command()
 def check(file: ScenarioFile, overrides: Overrides = None) -> None:
-    """Say whether a scenario is legal and fits in memory, without simulating it."""
+    """Check whether a scenario is valid and fits in memory, without simulating it."""
     from clustersim.cli.check import check_scenario
 
     _exit_with_status(fits=check_scenario(file, overrides or []))
@@ -160,9 +164,11 @@ def coverage(
     file: ScenarioFile,
     overrides: Overrides = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the list as JSON; - is stdout.")] = None,
-    all_rows: Annotated[bool, typer.Option("--all", help="List what is measured, too.")] = False,
+    all_rows: Annotated[
+        bool, typer.Option("--all", help="Also list the kernels and collectives that are covered.")
+    ] = False,
 ) -> None:
-    """Show which kernels and collectives are not covered by the scenario's record, and what they weigh in the step."""
+    """List the kernels and collectives that the scenario's record does not cover, and their share of the step time."""
     from clustersim.cli.coverage import show_coverage
 
     show_coverage(file, overrides or [], json, include_measured=all_rows)
@@ -174,7 +180,7 @@ def diff(
         Path,
         typer.Argument(
             metavar="A",
-            help="Scenario, a result that `run --json` wrote, or traces of PyTorch's profiler (a file or a directory).",
+            help="Scenario, result of `run --json`, or traces of PyTorch's profiler (a file or a directory).",
             autocompletion=completion.complete_data_file,
         ),
     ],
@@ -182,19 +188,19 @@ def diff(
         Path | None,
         typer.Argument(
             metavar="[B]",
-            help="The other; default: A with the changes. Of a trace: the scenario that predicts it.",
+            help="Scenario or result to compare with; default: A with overrides. For a trace: its scenario.",
             autocompletion=completion.complete_data_file,
         ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        _override_option("--set", help="Change one key of B; repeatable."),
+        _override_option("--set", help="Override a key of B; repeatable."),
     ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the difference as JSON; - is stdout.")] = None,
     html: Html = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
 ) -> None:
-    """Say what is different between two scenarios or results, or a measured step and its prediction, and where."""
+    """Compare two scenarios or results, or a measured step with its prediction, by key and by category of time."""
     from clustersim.cli.diff import show_difference
     from clustersim.cli.outputs import Outputs
 
@@ -205,10 +211,10 @@ def diff(
 @app.command()
 def explore(
     file: ScenarioFile,
-    html: Annotated[str, typer.Option("--html", metavar="FILE", help="The page to write.")],
+    html: Annotated[str, typer.Option("--html", metavar="FILE", help="HTML page to write.")],
     overrides: Overrides = None,
 ) -> None:
-    """Write an interactive page: memory, placement, bubbles and scaling as layouts and sizes change."""
+    """Write an interactive HTML page: memory, placement, pipeline bubbles and scaling by layout and size."""
     from clustersim.cli.explore import explore_scenario
 
     explore_scenario(file, overrides or [], html)
@@ -222,41 +228,50 @@ def search(
         str,
         typer.Option(
             metavar="WHAT",
-            help="What is the best: step-time, tokens-per-gpu, cost, energy, days, run-cost.",
+            help="What to optimize: step-time, tokens-per-gpu, cost, energy, days, run-cost.",
             autocompletion=completion.complete_objective,
         ),
     ] = "step-time",
-    gpus: Annotated[str, typer.Option(metavar="N,...", help="Sizes to compare, e.g. 4096,8192.")] = "",
+    gpus: Annotated[str, typer.Option(metavar="N,...", help="GPU counts to compare, e.g. 4096,8192.")] = "",
     batch_per_gpu: Annotated[
-        bool, typer.Option("--batch-per-gpu", help="The batch grows with --gpus; default: it stays.")
+        bool, typer.Option("--batch-per-gpu", help="Scale the global batch with --gpus; default: constant.")
     ] = False,
     clusters: Annotated[
         str,
         typer.Option(
-            metavar="NAME,...", help="Clusters to compare: gb200-nvl72,...", autocompletion=completion.complete_cluster
+            metavar="NAME,...",
+            help="Clusters to compare, e.g. dgx-h100,gb200-nvl72.",
+            autocompletion=completion.complete_cluster,
         ),
     ] = "",
     fix: Annotated[
         list[str] | None,
-        _override_option(help="A key that does not vary; repeatable."),
+        _override_option(help="Fix a key to a value; repeatable."),
     ] = None,
     vary: Annotated[
         list[str] | None,
-        _override_option(help="A key and the values that it takes; repeatable.", metavar="KEY=V1,V2,..."),
+        _override_option(help="Search over these values of a key; repeatable.", metavar="KEY=V1,V2,..."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, metavar="K", help="How many of the best.")] = 10,
-    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; default: one per core.")] = None,
+    top: Annotated[int, typer.Option(min=1, metavar="K", help="Number of best layouts to report.")] = 10,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Worker processes; default: one per core.")
+    ] = None,
     executor: Annotated[
-        str, typer.Option(metavar="local|dask://HOST:PORT", help="Where layouts are simulated.")
+        str,
+        typer.Option(
+            metavar="local|dask://HOST:PORT", help="Where to simulate layouts: on this machine or on a Dask cluster."
+        ),
     ] = "local",
     resume: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Keep what is found out there, and go on from it.")
+        str | None, typer.Option(metavar="DIR", help="Store simulated layouts in DIR and resume from them.")
     ] = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write what was found as JSON; - is stdout.")] = None,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the layouts found as JSON; - is stdout.")
+    ] = None,
     html: Html = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
 ) -> None:
-    """Look for the best layouts of a scenario's job; the one in the file is a first guess."""
+    """Search for the best layouts of a scenario's job, starting from the layout in the file."""
     from clustersim.cli.outputs import EXIT_INTERRUPTED, Outputs
     from clustersim.cli.search import SearchOptions, search_layouts
 
@@ -282,19 +297,26 @@ def goodput(
     file: ScenarioFile,
     overrides: Overrides = None,
     tokens: Annotated[
-        str, typer.Option(metavar="N", help="Tokens of the run, e.g. 15T; default: economics.tokens of the file.")
+        str,
+        typer.Option(
+            metavar="N", help="Training tokens of the run, e.g. 15T; default: economics.tokens of the scenario."
+        ),
     ] = "",
-    runs: Annotated[int, typer.Option(min=1, metavar="N", help="How many runs, which differ in what breaks.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Another seed, other failures.")] = 0,
-    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; default: one per core.")] = None,
-    resume: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Keep runs there as they come, and go on from them.")
+    runs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of simulated runs, each with its own random failures.")
+    ] = 1000,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the random failures.")] = 0,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Worker processes; default: one per core.")
     ] = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the answer as JSON; - is stdout.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Store finished runs in DIR and resume from them.")
+    ] = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
     html: Html = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
 ) -> None:
-    """Say how many days and how much money a run takes on a cluster that breaks, and where its time goes."""
+    """Predict the duration, cost and goodput of a training run on a cluster with failures."""
     from clustersim.cli.goodput import GoodputOptions, show_goodput
     from clustersim.cli.outputs import EXIT_INTERRUPTED, Outputs
 
@@ -307,11 +329,11 @@ def goodput(
 @app.command()
 def explain(
     file: ScenarioFile,
-    measured: Annotated[str, typer.Option(metavar="TIME", help="Time that a step took, e.g. 4.2s.")],
+    measured: Annotated[str, typer.Option(metavar="TIME", help="Measured step time, e.g. 4.2s.")],
     overrides: Overrides = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the answer as JSON; - is stdout.")] = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
 ) -> None:
-    """Say whether a measured step time is reasonable, and which single causes would explain the gap."""
+    """Compare a measured step time with its prediction, and list single causes that would explain the difference."""
     from clustersim.cli.explain import explain_step
 
     explain_step(file, measured, overrides or [], json)
@@ -323,20 +345,22 @@ def validate(
         list[str] | None,
         typer.Argument(
             metavar="KIND FILE.csv | show CASE_ID",
-            help="Kinds: steps, memory, collectives, kernels, reliability. Without a file the packaged cases; "
-            "default: all kinds.",
+            help="Kinds: steps, memory, collectives, kernels, reliability; default: all. "
+            "Without a file: the packaged cases.",
             autocompletion=completion.complete_validation_target,
         ),
     ] = None,
-    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write errors as JSON; - is stdout.")] = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the errors as JSON; - is stdout.")] = None,
     html: Html = None,
-    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; default: one per core.")] = None,
-    only: Annotated[str, typer.Option(metavar="TEXT", help="Only cases whose id contains it.")] = "",
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Worker processes; default: one per core.")
+    ] = None,
+    only: Annotated[str, typer.Option(metavar="TEXT", help="Only cases whose id contains TEXT.")] = "",
     changes: Annotated[
         list[str] | None,
-        _override_option("--set", help="Change one key of the scenario of every step; repeatable."),
+        _override_option("--set", help="Override a key of the scenario of every step; repeatable."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
 ) -> None:
     """Predict published runs and measurements, or your own, and report the prediction errors."""
     from clustersim.cli.outputs import Outputs
@@ -360,23 +384,27 @@ def import_command(
     program: Annotated[
         str,
         typer.Argument(
-            metavar="PROGRAM", help="Whose: megatron, torchtitan.", autocompletion=completion.complete_import_program
+            metavar="PROGRAM",
+            help="Program whose arguments they are: megatron, torchtitan.",
+            autocompletion=completion.complete_import_program,
         ),
     ],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Its launch script, its arguments alone, or its TOML.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Launch script, file of arguments, or TOML job file.")],
     overrides: Overrides = None,
     cluster: Annotated[
         str,
         typer.Option(
-            metavar="NAME", help="The cluster, which no argument says.", autocompletion=completion.complete_cluster
+            metavar="NAME",
+            help="Cluster of the scenario; the arguments do not name one.",
+            autocompletion=completion.complete_cluster,
         ),
     ] = "dgx-h100",
-    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="How many; default: the file's.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of GPUs; default: the file's.")] = None,
     out: Annotated[
-        str, typer.Option("--out", "--output", metavar="FILE", help="Write the scenario there; - is stdout.")
+        str, typer.Option("--out", "--output", metavar="FILE", help="Scenario file to write; - is stdout.")
     ] = "-",
 ) -> None:
-    """Write the scenario of another program's arguments (Megatron-LM's launch scripts, torchtitan's job files)."""
+    """Convert another program's arguments to a scenario (Megatron-LM launch scripts, torchtitan job files)."""
     from clustersim.cli.import_arguments import import_scenario
 
     import_scenario(program, file, overrides or [], cluster, gpus, out)
@@ -388,18 +416,21 @@ def export_command(
         str,
         typer.Argument(
             metavar="PROGRAM",
-            help="For whom: chakra, megatron, torchtitan.",
+            help="Target: chakra, megatron, torchtitan.",
             autocompletion=completion.complete_export_program,
         ),
     ],
     file: ScenarioFile,
     overrides: Overrides = None,
     out: Annotated[
-        str, typer.Option("--out", "--output", metavar="PATH", help="Write it there; arguments: - is stdout.")
+        str,
+        typer.Option(
+            "--out", "--output", metavar="PATH", help="File to write (- is stdout); chakra: directory to write."
+        ),
     ] = "-",
-    force: Annotated[bool, typer.Option("--force", help="chakra: write traces of more than 1 GiB, too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="chakra: also write traces larger than 1 GiB.")] = False,
 ) -> None:
-    """Write a scenario in another program's arguments, or its step as execution traces (chakra, for ASTRA-sim)."""
+    """Convert a scenario to another program's arguments, or its step to Chakra execution traces (for ASTRA-sim)."""
     from clustersim.cli.export import export_for_program as exported
 
     _exit_with_status(fits=exported(program, file, overrides or [], out, force=force))
@@ -407,7 +438,7 @@ def export_command(
 
 @app.command()
 def presets() -> None:
-    """List the models, clusters, accelerators and schedules that are shipped."""
+    """List the packaged models, clusters, accelerators and schedules."""
     from clustersim.cli.presets import print_presets
 
     print_presets()
@@ -416,10 +447,10 @@ def presets() -> None:
 @app.command()
 def schema(
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="The same for readers: tables of keys, values and defaults.")
+        bool, typer.Option("--markdown", help="Print Markdown tables of keys, values and defaults instead.")
     ] = False,
 ) -> None:
-    """Print the JSON Schema of scenario files, with which editors complete and check them."""
+    """Print the JSON Schema of scenario files, which editors use for completion and validation."""
     from clustersim.cli.outputs import STDOUT, write_json
     from clustersim.scenario.key_reference import render_key_reference
     from clustersim.scenario.schema import scenario_schema
@@ -436,17 +467,17 @@ def topology(
         str,
         typer.Argument(
             metavar="NAME",
-            help="A packaged cluster, a topology file, or a scenario.",
+            help="Packaged cluster, cluster file or scenario file.",
             autocompletion=completion.complete_cluster_or_file,
         ),
     ],
     overrides: Overrides = None,
     gpus: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of GPUs of a cluster; default: the file's.")
+        int | None, typer.Option(metavar="N", help="Number of GPUs of the cluster; default: the file's.")
     ] = None,
     html: Html = None,
 ) -> None:
-    """Show how a cluster is wired, and how the axes of a scenario's layout lie on it."""
+    """Show a cluster's network topology, and which of its tiers each parallel axis of a scenario crosses."""
     from clustersim.cli.topology import show_topology
 
     show_topology(name, overrides or [], gpus, html)

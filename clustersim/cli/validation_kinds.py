@@ -140,7 +140,9 @@ def detect_kind(path: Path, options: ValidationOptions) -> ValidationKind:
     nearest_kind = min(kinds, key=lambda kind: len(missing_columns(columns, kind.required_columns)))
     if not matches:
         missing_names = ", ".join(missing_columns(columns, nearest_kind.required_columns))
-        raise InputError(f"{path}: is no table of {', '.join(KINDS)}: for {nearest_kind.name} it lacks {missing_names}")
+        raise InputError(
+            f"{path}: is no table of {', '.join(KINDS)}: as {nearest_kind.name} it is missing {missing_names}"
+        )
     return matches[0]
 
 

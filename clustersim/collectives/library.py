@@ -12,12 +12,10 @@ NCCL's constants are those of its own cost model (ncclTopoTuneModel), by which i
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -32,20 +30,12 @@ from clustersim.collectives.pat import PatAlgorithm
 from clustersim.collectives.phase import CollectiveAlgorithm
 from clustersim.collectives.ring import RingAlgorithm
 from clustersim.collectives.tree import TreeAlgorithm
-from clustersim.common import data_files
 from clustersim.common.arrays import FloatArray, IntArray
-from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.common.mapping_reader import MappingReader
-from clustersim.common.renamed_keys import reject_renamed_algorithm
-from clustersim.common.units import Bytes, BytesPerSecond, Dimension, Seconds, parse_quantity
-from clustersim.hardware.link_technology import (
-    NETWORK_TECHNOLOGIES,
-    SCALE_UP_TECHNOLOGIES,
-    TECHNOLOGIES,
-    LinkTechnology,
-)
+from clustersim.common.errors import InputError
+from clustersim.common.units import Bytes, BytesPerSecond, Seconds
+from clustersim.hardware.link_technology import TECHNOLOGIES, LinkTechnology
 from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, LinkKind, LinkTable
-from clustersim.program.task import CollectiveType, TokenDispatcher
+from clustersim.program.task import CollectiveType
 
 ALGORITHMS: Final[Mapping[str, CollectiveAlgorithm]] = {
     "ring": RingAlgorithm(),
@@ -61,9 +51,6 @@ ALGORITHMS: Final[Mapping[str, CollectiveAlgorithm]] = {
     "hierarchical_dispatch": HierarchicalDispatch(),
 }
 
-
-_CHUNK_STEP_KEYS: Final = ("one_domain", "up_to_three_domains", "more_domains")
-ANY_TECHNOLOGY: Final = "any"  # key in files: constants of all technologies that are not listed
 
 T = TypeVar("T")
 
@@ -380,178 +367,3 @@ def _select_constants(by_technology: Mapping[LinkTechnology | None, T], technolo
         names = [listed_technology.value for listed_technology in by_technology if listed_technology]
         raise InputError(f"library {library} has no constants of {technology.value} links; it has {', '.join(names)}")
     return constants
-
-
-def load_library(name: str) -> Library:
-    """Read a packaged library (nccl, rccl, gloo) or a file that ends in .yaml, .yml or .json."""
-    return _load_library_file(data_files.find_file("libraries", name))
-
-
-def load_dispatcher(dispatcher: TokenDispatcher) -> Library:
-    """Read the constants of a token dispatcher's kernels; raise InputError if there are none."""
-    return _load_library_file(data_files.find_file("dispatchers", dispatcher.value))
-
-
-def _load_library_file(path: Path) -> Library:
-    return _parse_library_text(path, data_files.read_text(path))
-
-
-@lru_cache(maxsize=16)
-def _parse_library_text(path: Path, text: str) -> Library:
-    """Parse a library file; cached by its text, since every simulation asks for the same few."""
-    content = data_files.parse_mapping(path, text)
-    MappingReader(path, content).reject_renamed_keys("libraries")
-    try:
-        return _build_library(path, content)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{data_files.display_name(path)}: is not a library file: {error!r} is missing or has the wrong form"
-        ) from error
-    except (InputError, ValueError) as error:
-        raise InputError(f"{data_files.display_name(path)}: {error}") from error
-
-
-def _build_library(path: Path, content: Mapping[str, Any]) -> Library:
-    links = content["links"]
-    return Library(
-        name=path.stem,
-        nvlink_by_technology={
-            _read_technology(name, SCALE_UP_TECHNOLOGIES): _read_nvlink(entry)
-            for name, entry in content["generations"].items()
-        },
-        network_by_technology={
-            _read_technology(name, NETWORK_TECHNOLOGIES): _read_network(entry)
-            for name, entry in content["networks"].items()
-        },
-        pcie_efficiency=float(links["pcie"]["efficiency"]),
-        included_latency={medium: _parse_seconds(links[medium.value]["included_latency"]) for medium in Medium},
-        launch_seconds=_parse_seconds(content["launch"]),
-        pipeline=_read_pipeline_chunking(content["pipeline"]),
-        variants=tuple(_read_variant(entry) for entry in content["variants"]),
-        published=bool(content["published"]),
-        p2p_channels=_read_p2p_channels(content["p2p_channels"]) if "p2p_channels" in content else None,
-        follows_nccl_env=bool(content.get("follows_nccl_env", False)),
-        sm_count=int(content.get("num_sms", 0)),
-        kernel_time_fraction=float(content.get("kernel_time_fraction", 1.0)),
-    )
-
-
-def _read_p2p_channels(entry: Mapping[str, Any]) -> P2pChannelConstants:
-    bytes_per_channel, max_bytes_per_channel = (
-        parse_quantity(entry[key], Dimension.SIZE) for key in ("bytes_per_channel", "max_bytes_per_channel")
-    )
-    return P2pChannelConstants(int(entry["max_channels"]), bytes_per_channel, max_bytes_per_channel)
-
-
-def _read_technology(name: str, technologies: Mapping[str, LinkTechnology]) -> LinkTechnology | None:
-    """The technology that an entry's constants are for; None: the default for technologies not listed."""
-    if name not in (*technologies, ANY_TECHNOLOGY):
-        raise InputError(
-            f"there are no links of make {name!r}; {suggest_nearest(name, (*technologies, ANY_TECHNOLOGY))}"
-        )
-    return technologies.get(name)
-
-
-def _read_network(entry: Mapping[str, Any]) -> NetworkConstants:
-    latency = _parse_seconds(entry["latency"]) if "latency" in entry else 0.0
-    unsupported = frozenset(entry.get("unsupported", ()))
-    for name in unsupported:
-        reject_renamed_algorithm(name)
-    return NetworkConstants(float(entry["efficiency"]), latency, unsupported)
-
-
-def _read_nvlink(entry: Mapping[str, Any]) -> NvlinkConstants:
-    ll_limits = entry.get("ll_max_bandwidth")
-    nvls = entry.get("nvls")
-    return NvlinkConstants(
-        efficiency=float(entry["efficiency"]),
-        nvls=None if nvls is None else _read_nvls(nvls),
-        ll_rate_limits=None
-        if ll_limits is None
-        else (_parse_rate(ll_limits[0]), _parse_rate(ll_limits[1]), _parse_rate(ll_limits[2])),
-        launch_seconds=_parse_seconds(entry["launch"]) if "launch" in entry else None,
-        channel_rate=_parse_rate(entry["channel_bandwidth"]) if "channel_bandwidth" in entry else None,
-        bus_bandwidth_limits={
-            name: (_parse_rate(two_domains), _parse_rate(more_domains))
-            for name, (two_domains, more_domains) in entry.get("max_bus_bandwidth", {}).items()
-        },
-        channel_ramp=_read_channel_ramp(entry["channel_ramp"]) if "channel_ramp" in entry else None,
-    )
-
-
-def _read_channel_ramp(entry: Mapping[str, Any]) -> ChannelRamp:
-    return ChannelRamp(int(entry["max_channels"]), parse_quantity(entry["bytes_per_channel"], Dimension.SIZE))
-
-
-def _read_nvls(entry: Mapping[str, Any]) -> NvlsConstants:
-    one_domain, several_domains = entry["channels"]
-    return NvlsConstants(
-        float(entry["bandwidth_fraction"]),
-        (int(one_domain), int(several_domains)),
-        parse_quantity(entry["chunk_overhead"], Dimension.SIZE),
-    )
-
-
-def _read_variant(entry: Mapping[str, Any]) -> AlgorithmVariant:
-    _require_algorithm(entry["algorithm"])
-    step_seconds = {medium: _parse_seconds(entry["step_latency"][medium.value]) for medium in Medium}
-    return AlgorithmVariant(
-        algorithm=entry["algorithm"],
-        protocol=entry["protocol"],
-        collectives=frozenset(CollectiveType(name) for name in entry["collectives"]),
-        startup_seconds=_parse_seconds(entry["startup"]),
-        step_seconds=step_seconds,
-        network_only_step_seconds=_parse_seconds(entry["step_latency"]["network_only"])
-        if "network_only" in entry["step_latency"]
-        else step_seconds[Medium.NETWORK],
-        post_seconds=_parse_seconds(entry["post"]),
-        efficiency=float(entry["efficiency"]),
-        is_chunked=bool(entry.get("chunked", False)),
-        is_ll_limited=bool(entry.get("ll_limited", False)),
-        is_default=bool(entry.get("default", True)),
-        adds_launch=bool(entry.get("adds_launch", True)),
-        max_payload=parse_quantity(entry["max_payload"], Dimension.SIZE) if "max_payload" in entry else math.inf,
-        uses_p2p_channels=bool(entry.get("uses_p2p_channels", False)),
-        pipeline=_read_pipeline_chunking(entry["pipeline"]) if "pipeline" in entry else None,
-        correction_factors=tuple(float(factor) for factor in entry.get("correction_factors", ())),
-        chunk_steps=tuple(_read_chunk_steps(entry["chunk_steps"][name]) for name in _CHUNK_STEP_KEYS)
-        if "chunk_steps" in entry
-        else (),
-        uses_channel_ramp=bool(entry.get("uses_channel_ramp", False)),
-        sm_copy_cost=_read_sm_copy_cost(entry["sm_copy_cost"]) if "sm_copy_cost" in entry else None,
-    )
-
-
-def _require_algorithm(name: str) -> None:
-    reject_renamed_algorithm(name)
-    if name not in ALGORITHMS:
-        raise InputError(f"there is no algorithm {name!r}; {suggest_nearest(name, ALGORITHMS)}")
-
-
-def _read_sm_copy_cost(entry: Mapping[str, Any]) -> SmCopyCost:
-    chunks = tuple((int(max_ranks), int(tokens)) for max_ranks, tokens in entry.get("chunk_tokens", ()))
-    return SmCopyCost(
-        _parse_seconds(entry["token_time"]),
-        _parse_rate(entry["bandwidth"]),
-        _parse_seconds(entry.get("chunk_time", "0 us")),
-        chunks,
-    )
-
-
-def _read_pipeline_chunking(entry: Mapping[str, Any]) -> PipelineChunking:
-    chunk = parse_quantity(entry["max_chunk"], Dimension.SIZE)
-    return PipelineChunking(float(entry["intra_domain_fraction"]), float(entry["inter_domain_fraction"]), chunk)
-
-
-def _read_chunk_steps(entry: Sequence[Any]) -> ChunkSizeSteps:
-    largest, *smaller = entry
-    sizes = tuple((parse_quantity(size, Dimension.SIZE), float(times)) for size, times in smaller)
-    return ChunkSizeSteps(parse_quantity(largest, Dimension.SIZE), sizes)
-
-
-def _parse_seconds(text: object) -> Seconds:
-    return parse_quantity(text, Dimension.TIME)
-
-
-def _parse_rate(text: object) -> BytesPerSecond:
-    return parse_quantity(text, Dimension.BANDWIDTH)

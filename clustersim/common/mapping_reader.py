@@ -4,6 +4,7 @@ Every key is read by name and type (`common.deserialize`), with units and bounds
 error, with the nearest readable key as a suggestion. Messages name the file, the dotted key and the value.
 """
 
+import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -44,8 +45,14 @@ class MappingReader:
     def get_value(self, key: str) -> Any:
         """The value as it is in the file; raise InputError if it is missing."""
         if not self.has_key(key):
-            raise self.input_error(key, "is missing")
+            raise self.input_error(key, f"is missing{self._suggest_misspelling(key)}")
         return self._content[key]
+
+    def _suggest_misspelling(self, key: str) -> str:
+        """Completes the message about a missing key with the key that may be a misspelling of it."""
+        unread = [name for name in self.key_names() if f"{self._prefix}{name}" not in self._keys_read]
+        nearest = difflib.get_close_matches(key, unread, n=1)
+        return f"; the file has {self._prefix}{nearest[0]}" if nearest else ""
 
     def _get_typed(self, key: str, kind: Any) -> Any:
         """The value as a type that `deserialize` knows."""
@@ -90,9 +97,9 @@ class MappingReader:
             raise self.input_error(key, str(error)) from error
         return str(data_files.resolve_relative(self._path.parent, name)) if data_files.is_path(name) else name
 
-    def get_bool(self, key: str) -> bool:
-        """True or false; false where the key is absent."""
-        return self.has_key(key) and bool(self._get_typed(key, bool))
+    def get_bool(self, key: str, *, default: bool = False, required: bool = False) -> bool:
+        """True or false; the default where the key is absent and not required."""
+        return bool(self._get_typed(key, bool)) if required or self.has_key(key) else default
 
     def get_choice(self, key: str, *choices: str, required: bool = False) -> str:
         """One of the choices; the first one where the key is absent and not required."""
@@ -157,13 +164,22 @@ class MappingReader:
     def get_entries(self, key: str, *label_keys: str) -> "Iterator[MappingReader]":
         """Readers of the mappings in a list; label_keys: keys whose values identify an entry in messages.
 
-        Unknown keys of entries are ignored.
+        Every entry has its own record of keys read: its unknown keys are ignored unless it rejects them.
         """
         for index, value in enumerate(self._get_typed(key, list)):
             self._name_file(deserialize, value, Mapping, f"{self._prefix}{key}[{index}]")
             entry = MappingReader(self._path, value)
             entry._prefix = f"{self._prefix}{key}[{index}] ({'-'.join(str(value.get(name)) for name in label_keys)})."
             yield entry
+
+    def get_items(self, key: str, *, count: int | None = None) -> "MappingReader":
+        """A reader of the values of a list, by the keys [0], [1], ...; count: how many it has to have."""
+        values = self._get_typed(key, list)
+        if count is not None and len(values) != count:
+            raise self.input_error(key, f"{format_value(values)} has not {count} values")
+        items = MappingReader(self._path, {f"[{index}]": value for index, value in enumerate(values)})
+        items._prefix = f"{self._prefix}{key}"
+        return items
 
     def reject_renamed_keys(self, kind: str) -> None:
         """Raise InputError that names the first renamed key, here or nested; kind: key of `RENAMED_KEYS`."""

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 
 from clustersim.collectives.group_link_loads import GroupLinkLoads, select_by_variant
-from clustersim.collectives.library import AlgorithmVariant, Library, load_dispatcher
+from clustersim.collectives.library import AlgorithmVariant, Library
+from clustersim.collectives.library_files import load_dispatcher
 from clustersim.collectives.tuner import Selection, Tuner, VariantCosts, cached_tuner, select_variants
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError, suggest_nearest

@@ -150,12 +150,12 @@ def _checked_differences(original: Scenario, reimported: Scenario, program: str)
     if not models_equivalent(original.model, reimported.model):
         fields_text = ", ".join(differing_fields(original.model, reimported.model))
         raise InputError(
-            f"{scenario_label(original)}: model: {program} cannot be told the {fields_text} of {original.model.name}"
+            f"{scenario_label(original)}: model: {program} cannot express the {fields_text} of {original.model.name}"
         )
     for key, original_value, reimported_value in differing_keys(original, reimported):
         if _changes_step(key):
             raise InputError(
-                f"{scenario_label(original)}: {key}: {format_value(original_value)} cannot be said to {program}, "
+                f"{scenario_label(original)}: {key}: {format_value(original_value)} cannot be expressed for {program}, "
                 f"only {format_value(reimported_value)}"
             )
         yield key, original_value, reimported_value

@@ -150,7 +150,7 @@ def _peak_of_legal_scenario(scenario: Scenario) -> Bytes:
     plan = build_plan(scenario)
     host = _max_host_use_of_plan(scenario, plan)
     if host is not None and not host.fits:
-        raise InputError(f"the host lacks memory: {host.total_bytes} of {host.capacity} bytes")
+        raise InputError(f"out of host memory: {host.total_bytes} of {host.capacity} bytes")
     return max(_peak_bytes(scenario, plan))
 
 

@@ -50,5 +50,5 @@ def _apply_mla(attention: AttentionSpec | None, given_keys: dict[str, Any]) -> A
             return replace(attention, **given_keys)
         case FullAttention(heads=heads):
             if missing := [key for key in _REQUIRED_KEYS if key not in given_keys]:
-                raise InputError(f"mla: lacks {', '.join(missing)}; write such as {MlaConfig.example}")
+                raise InputError(f"mla: missing keys: {', '.join(missing)}; write such as {MlaConfig.example}")
             return LatentAttention(**{"heads": heads, "q_lora_rank": None, **given_keys})

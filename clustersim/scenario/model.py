@@ -95,7 +95,7 @@ def _inline_model(config: ModelConfig, sequence: int) -> TransformerModel:
         dimensions.setdefault("ffn", experts.ffn)  # used by no layer: all are MoE layers
     missing = [key for key in ("layers", "hidden", "heads", "vocab", "ffn") if key not in dimensions]
     if missing:
-        raise InputError(f"lacks {', '.join(missing)}; give them, or a preset or path to start from")
+        raise InputError(f"missing keys: {', '.join(missing)}; give them, or a preset or path to start from")
     family = config.family or "llama"
     if family not in _FAMILY_DEFAULTS:
         raise InputError(f"family {family!r} is unknown; {suggest_nearest(family, _FAMILY_DEFAULTS)}")

@@ -118,7 +118,7 @@ def _replace_mlp(mlp: MlpSpec, experts: ExpertsConfig, ffn: int | None) -> MlpSp
         case DenseMlp(width, form):
             missing = [key for key in ("count", "top_k") if key not in given_keys]
             if missing:
-                raise InputError(f"experts: lacks {', '.join(missing)}; write such as {ExpertsConfig.example}")
+                raise InputError(f"experts: missing keys: {', '.join(missing)}; write such as {ExpertsConfig.example}")
             return MoeMlp(**{"ffn": width, "form": form, **moe_fields}, router=Router(**router_fields))
 
 

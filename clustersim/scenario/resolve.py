@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from clustersim.collectives.library import Library, load_library
+from clustersim.collectives.library import Library
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.phase import CollectiveAlgorithm
 from clustersim.common import data_files
 from clustersim.common.arrays import IntArray

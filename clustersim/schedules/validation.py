@@ -143,14 +143,14 @@ def _missing_passes(actions: Sequence[Action], stages: Sequence[int], microbatch
         )
         halves = [half for half in (input_gradient, weight_gradient) if half in present]
         if forward not in present:
-            yield f"lacks {forward}"
+            yield f"has no {forward}"
         elif full_backward in present and halves:
             yield f"has {full_backward} and {halves[0]}; a backward is whole, or in two halves"
         elif full_backward not in present and len(halves) < 2:
             yield (
-                f"lacks {weight_gradient}"
+                f"has no {weight_gradient}"
                 if halves
-                else f"lacks {full_backward}, or {input_gradient} and {weight_gradient}"
+                else f"has neither {full_backward} nor {input_gradient} and {weight_gradient}"
             )
 
 

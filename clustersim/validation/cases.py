@@ -87,7 +87,7 @@ def read_cases(path: Path, required_columns: Sequence[str]) -> list[ValidationCa
     missing = missing_columns(columns, required_columns)
     if missing:
         raise InputError(
-            f"{path}: lacks {'column' if len(missing) == 1 else 'columns'} {', '.join(missing)}; it has "
+            f"{path}: missing {'column' if len(missing) == 1 else 'columns'} {', '.join(missing)}; it has "
             f"{', '.join(columns) or 'none'}"
         )
     if not rows:

@@ -18,7 +18,8 @@ from typing import Final
 import numpy as np
 
 from clustersim.collectives.collnet import COLLNET_ALGORITHMS
-from clustersim.collectives.library import Library, load_library
+from clustersim.collectives.library import Library
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.collectives.tuner import Tuner, VariantCosts, select_variants
 from clustersim.common.arrays import FloatArray

@@ -18,7 +18,8 @@ from typing import Final
 import numpy as np
 
 from clustersim.collectives.dispatch_fanout import reached_token_fraction
-from clustersim.collectives.library import Library, load_dispatcher
+from clustersim.collectives.library import Library
+from clustersim.collectives.library_files import load_dispatcher
 from clustersim.collectives.phase import GroupTopology
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.units import Bytes, Seconds

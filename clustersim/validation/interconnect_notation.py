@@ -54,7 +54,7 @@ _PORTS_PATTERN: Final = re.compile(r"(?:(\d+)x)?(\d+)G(?:-([a-z-]+))?( per GPU)?
 _COMMENT_PATTERN: Final = re.compile(r" \(.*\)$")
 _RATE_PATTERN: Final = re.compile(r"(\w+)-(\d+)GB/s")
 _DOMAIN_PATTERN: Final = re.compile(r"nvl(\d+)")
-_PCIE_PATTERN: Final = re.compile(r"PCIe([3-6])")
+_PCIE_PATTERN: Final = re.compile(r"PCIe[3-6]")
 _GIGABIT: Final = 1e9 / 8.0
 _MAX_COUNT: Final = (
     10**6
@@ -84,7 +84,6 @@ class InterconnectSpec:
     technology: LinkTechnology | None = None
     nvlink_bandwidth: BytesPerSecond | None = None
     nvlink_domain_size: int | None = None
-    pcie_generation: int | None = None
     ports: NetworkPorts | None = None
 
 
@@ -110,13 +109,13 @@ def parse_interconnect(text: str) -> InterconnectSpec:
 def _parse_scale_up(text: str, ports: NetworkPorts | None) -> InterconnectSpec:
     if text in SCALE_UP_TECHNOLOGIES:
         return InterconnectSpec(SCALE_UP_TECHNOLOGIES[text], ports=ports)
-    rated, domain, pcie = (pattern.fullmatch(text) for pattern in (_RATE_PATTERN, _DOMAIN_PATTERN, _PCIE_PATTERN))
+    rated, domain = (pattern.fullmatch(text) for pattern in (_RATE_PATTERN, _DOMAIN_PATTERN))
     if rated and rated[1] in SCALE_UP_TECHNOLOGIES:
         return InterconnectSpec(SCALE_UP_TECHNOLOGIES[rated[1]], _parse_count(rated[2], text) * 1e9 / 2.0, ports=ports)
     if domain:
         return InterconnectSpec(nvlink_domain_size=_parse_count(domain[1], text), ports=ports)
-    if pcie:
-        return InterconnectSpec(pcie_generation=int(pcie[1]), ports=ports)
+    if _PCIE_PATTERN.fullmatch(text):
+        return InterconnectSpec(ports=ports)
     raise _unknown_word(text, _SCALE_UP_TERMS)
 
 

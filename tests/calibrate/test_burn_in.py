@@ -18,7 +18,7 @@ from calibrate.devices import cuda as cuda_device  # noqa: E402 - after torch is
 from calibrate.devices.burn_in import burn_in  # noqa: E402
 from calibrate.devices.cpu import CpuDevice  # noqa: E402
 from calibrate.devices.gpu_variation import measure_gpu_variation  # noqa: E402
-from calibrate.kernels import measure, pytorch_ops, selection  # noqa: E402
+from calibrate.kernels import measure, pytorch_ops  # noqa: E402
 from calibrate.kernels.copy_interference import square_matmul  # noqa: E402
 from calibrate.kernels.timing import MeasurementMethod, measure_action  # noqa: E402
 from tests.calibrate import fake_tensors  # noqa: E402
@@ -52,7 +52,7 @@ def test_kernels_are_measured_at_the_sustained_clock(cuda: FakeCuda, monkeypatch
     assert samples[0].state.sm_clock_mhz > 1.1 * samples[-1].state.sm_clock_mhz
     for size in range(1024, 6 * 1024, 1024):
         cuda.clock.advance(0.02)
-        (sample,) = selection.measure_kernels([square_matmul(DType.BF16, size)], device)
+        sample = measure.measure_kernel(square_matmul(DType.BF16, size), device, MeasurementMethod())
         assert sample.time is not None and sample.telemetry is not None
         assert sample.time.seconds == pytest.approx(CLOCK_RATIO * KERNEL_SECONDS, rel=0.02)
         assert sample.telemetry.sm_clock_mhz == pytest.approx(1e-6 * SLOW_CHIP.sustained, rel=0.02)

@@ -142,7 +142,7 @@ def test_unmeasurable_calls_are_skipped_with_a_reason(results: Mapping[str, Any]
         "1.776 PiB of memory a process",
         "8 ranks on 1 node do not fit the 4 processes on 2 nodes",
         "send_recv has 2 ranks, not 4",
-        "the time was over",
+        "the time budget was spent",
         "1.776 PiB of memory for each process could not be had",
     ]
 
@@ -235,7 +235,7 @@ def test_collectives_command_measures_writes_and_resumes(tmp_path: Path) -> None
     largest = CollectiveCall(CollectiveType.ALL_TO_ALL, 2.0**22, 2, 1)
     grid |= {replace(largest, shares=lognormal_shares(2, variation)) for variation in VARIATIONS}
     skipped = re.search(
-        r"(\d+) not measured: the time was over", first.stdout
+        r"(\d+) not measured: the time budget was spent", first.stdout
     )  # calls that a loaded machine had no time for
     assert {row.call for row in record.collectives} <= grid
     assert len(record.collectives) + int(skipped[1] if skipped else 0) == len(grid)

@@ -13,7 +13,7 @@ from calibrate.fit.dispatcher_constants import (
     out_of_sample_ratios,
     search_constants,
 )
-from clustersim.collectives.library import load_dispatcher
+from clustersim.collectives.library_files import load_dispatcher
 from clustersim.program.task import TokenDispatcher
 
 

@@ -17,8 +17,7 @@ torch = pytest.importorskip("torch")
 kernel_measurement = pytest.importorskip("calibrate.kernels.measure")
 from calibrate.devices import cpu  # noqa: E402
 from calibrate.devices.cpu import CpuDevice  # noqa: E402
-from calibrate.kernels import pytorch_ops  # noqa: E402
-from calibrate.kernels import selection as kernels  # noqa: E402 - after torch is known to be there
+from calibrate.kernels import pytorch_ops  # noqa: E402 - after torch is known to be there
 from calibrate.kernels.timing import MeasurementMethod  # noqa: E402
 
 FAST_METHOD = MeasurementMethod(max_seconds=0.002, min_samples=2, max_samples=2, min_sample_seconds=0.0)
@@ -60,17 +59,8 @@ def test_sample_has_the_kernel_and_its_time() -> None:
 def test_kernels_of_one_signature_are_measured_once() -> None:
     first, second = _matmul(64), _matmul(32)
     duplicate = matmul_kernel("by.another.name", DType.FP32, MatmulShape(64, 64, 64), result_bytes=4)
-    samples = kernels.measure_kernels([first, second, duplicate], SmallCpuDevice(), method=FAST_METHOD)
+    samples = kernel_measurement.measure_sequence([first, second, duplicate], SmallCpuDevice(), FAST_METHOD)
     assert [sample.signature for sample in samples] == [signature_of(first), signature_of(second)]
-
-
-def test_samples_are_in_kernel_order_and_announced() -> None:
-    announced: list[str] = []
-    samples = kernels.measure_kernels(
-        [_matmul(8), _matmul(64), _matmul(16)], SmallCpuDevice(), method=FAST_METHOD, advance=announced.append
-    )
-    assert [sample.name for sample in samples] == ["matmul.8", "matmul.64", "matmul.16"]
-    assert sorted(announced) == sorted(sample.name for sample in samples)
 
 
 def test_kernel_that_does_not_fit_is_refused_before_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +96,7 @@ def test_failed_kernel_has_an_outcome_and_others_are_measured(
     error: Exception, outcome: MeasurementOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pytorch_ops, "prepare_kernel", _failing_prepare(error))
-    failed, other = kernels.measure_kernels([_matmul(64), _matmul(32)], SmallCpuDevice(), method=FAST_METHOD)
+    failed, other = kernel_measurement.measure_sequence([_matmul(64), _matmul(32)], SmallCpuDevice(), FAST_METHOD)
     assert (failed.outcome, failed.time) == (outcome, None)
     assert failed.source and "\n" not in failed.source
     assert other.outcome is MeasurementOutcome.MEASURED
@@ -120,7 +110,7 @@ def test_missing_format_is_unsupported() -> None:
 
 def test_kernel_without_a_shape_has_no_sample() -> None:
     bare = Kernel("cast", KernelKind.COPY, DType.BF16, 0.0, 8.0)
-    assert kernels.measure_kernels([bare], SmallCpuDevice(), method=FAST_METHOD) == []
+    assert list(kernel_measurement.measure_sequence([bare], SmallCpuDevice(), FAST_METHOD)) == []
     with pytest.raises(ValueError, match="nothing says what it computes"):
         kernel_measurement.measure_kernel(bare, SmallCpuDevice(), FAST_METHOD)
 

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 fake_cuda_module = pytest.importorskip("tests.calibrate.fake_cuda")
 from calibrate.devices.cuda import CudaDevice  # noqa: E402 - after torch is known to be there
 from calibrate.imbalanced_shares import VARIATIONS  # noqa: E402
-from calibrate.kernels import imbalanced_gemm, selection  # noqa: E402
+from calibrate.kernels import imbalanced_gemm  # noqa: E402
+from calibrate.kernels.measure import measure_sequence  # noqa: E402
 from calibrate.kernels.pytorch_ops import grouped_gemm, prepare_kernel  # noqa: E402
 from calibrate.kernels.timing import MeasurementMethod  # noqa: E402
 from tests.calibrate import fake_tensors  # noqa: E402
@@ -48,7 +49,7 @@ def test_moe_kernels_are_measured_on_a_gpu() -> None:
             LLAMA, "model.experts={count: 8, top_k: 2, ffn: 48}", "cluster.gpus=2", "layout.ep=2",
             "training.precision=bf16", f"training.fused={fused}", f"training.overheads.grouping={grouping}",
         )  # fmt: skip
-        samples = selection.measure_kernels(distinct_kernels(scenario), CudaDevice(0), method=FAST_METHOD)
+        samples = list(measure_sequence(distinct_kernels(scenario), CudaDevice(0), FAST_METHOD))
         matmuls = [sample for sample in samples if sample.kind in GROUPED_MATMUL_KINDS]
         assert len(matmuls) == 6
         assert {sample.name for sample in samples if sample.outcome is not MeasurementOutcome.MEASURED} == {

@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 from calibrate.devices.cuda import CudaDevice  # noqa: E402 - after torch is known to be there
 from calibrate.devices.device import accelerator_name  # noqa: E402
 from calibrate.host.measure import measure_host_launches  # noqa: E402
-from calibrate.kernels import selection  # noqa: E402
 from calibrate.kernels.formulas import UnsupportedKernel  # noqa: E402
+from calibrate.kernels.measure import measure_kernel, measure_sequence  # noqa: E402
 from calibrate.kernels.pytorch_ops import matmul, scaled_matmul  # noqa: E402
 from calibrate.kernels.pytorch_ops.random_tensors import TORCH_DTYPES  # noqa: E402
 from calibrate.kernels.timing import QUICK, measure_action  # noqa: E402
@@ -96,7 +96,7 @@ def test_events_tell_what_a_clock_on_the_wall_tells(gpu: CudaDevice) -> None:
 
 @pytest.mark.parametrize("changes", [(), UNFUSED])
 def test_every_kernel_of_a_scenario_is_measured(gpu: CudaDevice, plan: Path, changes: tuple[str, ...]) -> None:
-    rows = selection.measure_kernels(distinct_kernels(Scenario.load(plan, changes)), gpu, method=QUICK)
+    rows = list(measure_sequence(distinct_kernels(Scenario.load(plan, changes)), gpu, QUICK))
     lacking = {
         f"{row.name}: {row.outcome.value}, {row.source}"
         for row in rows
@@ -109,7 +109,7 @@ def test_every_kernel_of_a_scenario_is_measured(gpu: CudaDevice, plan: Path, cha
 def test_experts_and_their_routing_are_measured(gpu: CudaDevice, plan: Path) -> None:
     plan.write_text(PLAN.replace("ffn: 2048", "experts: {count: 8, top_k: 2, ffn: 512}"))
     changes = (*UNFUSED, "training.overheads.grouping=kernel")
-    rows = selection.measure_kernels(distinct_kernels(Scenario.load(plan, changes)), gpu, method=QUICK)
+    rows = list(measure_sequence(distinct_kernels(Scenario.load(plan, changes)), gpu, QUICK))
     assert {(row.name, row.outcome, row.source) for row in rows if row.time is None} == set()
 
 
@@ -130,7 +130,7 @@ def test_what_a_gpu_lacks_is_said(gpu: CudaDevice) -> None:
     kernel = Kernel("test", KernelKind.MATMUL, DType.NVFP4, 1.0, 1.0, MatmulShape(SIZE, SIZE, SIZE))
     if gpu.supports(DType.NVFP4):
         pytest.skip("it has all of them")
-    (row,) = selection.measure_kernels([kernel], gpu, method=QUICK)
+    row = measure_kernel(kernel, gpu, QUICK)
     assert row.outcome is MeasurementOutcome.UNSUPPORTED
     with pytest.raises(UnsupportedKernel):
         scaled_matmul.random_scaled_matmul(MatmulShape(SIZE, SIZE, SIZE + 1), DType.FP8, gpu.torch)

@@ -32,6 +32,7 @@ fake_cuda_module = pytest.importorskip("tests.calibrate.fake_cuda")
 from calibrate.devices.cuda import CudaDevice  # noqa: E402 - after torch is known to be there
 from calibrate.fit.record_fit import fit_record  # noqa: E402
 from calibrate.kernels import imbalanced_gemm, kernel_grid, selection  # noqa: E402
+from calibrate.kernels.measure import measure_sequence  # noqa: E402
 from calibrate.kernels.pytorch_ops import prepare_kernel, scaled_grouped_gemm  # noqa: E402
 from calibrate.kernels.pytorch_ops.scaled_matmul import ALIGNMENTS  # noqa: E402
 from calibrate.kernels.timing import MeasurementMethod  # noqa: E402
@@ -129,7 +130,7 @@ def test_missing_format_has_an_unsupported_sample(make_gpu: GpuFactory) -> None:
         kernel for kernel in selection.requested_kernels(request, CudaDevice(0)) if kernel.dtype in LOW_PRECISION_DTYPES
     ]
     assert [kernel.dtype for kernel in requested] == list(LOW_PRECISION_DTYPES)
-    samples = selection.measure_kernels(requested, CudaDevice(0), method=FAST_METHOD)
+    samples = list(measure_sequence(requested, CudaDevice(0), FAST_METHOD))
     assert {sample.outcome for sample in samples} == {MeasurementOutcome.UNSUPPORTED}
     assert [sample.source for sample in samples] == [
         f"NVIDIA Test has no {dtype.value}" for dtype in LOW_PRECISION_DTYPES
@@ -171,7 +172,7 @@ def test_grid_can_be_limited_to_formats(make_gpu: GpuFactory) -> None:
 def _measure_record(kernels: list[Kernel], path: Path) -> CalibrationRecord:
     """The record of a session, fitted, written and read again."""
     device = CudaDevice(0)
-    samples = selection.measure_kernels(kernels, device, method=replace(FAST_METHOD, min_samples=3, max_samples=3))
+    samples = measure_sequence(kernels, device, replace(FAST_METHOD, min_samples=3, max_samples=3))
     empty = CalibrationRecord(
         device.describe("b200-sxm-180gb"), MeasurementConditions("2026-01-01", "test", str(FAST_METHOD))
     )

@@ -246,7 +246,9 @@ def test_kernel_that_loses_the_device_is_skipped_on_resume(
         sample for sample in read_record(Path("r.json")).kernels if sample.outcome is MeasurementOutcome.FAILED
     )
     assert last_line.startswith(f"error: {failed.name} left ")
-    assert last_line.endswith("device-side assert triggered; its row says so, and the same command goes on without it")
+    assert last_line.endswith(
+        "device-side assert triggered; its row says so, and the same command continues without it"
+    )
     assert main(["--device", "cpu", "--for", "tiny.yaml", "-o", "r.json"]) == 0
     outcomes = {sample.signature: sample.outcome for sample in read_record(Path("r.json")).kernels}
     assert outcomes.pop(failed.signature) is MeasurementOutcome.FAILED
@@ -297,7 +299,7 @@ def test_interrupted_session_loses_nothing_and_resumes(
     monkeypatch.setattr(session, "measure_kernel", interrupted_measure)
     with pytest.raises(KeyboardInterrupt):
         _run_command("--for", "tiny.yaml", "-o", "r.json")
-    assert "the same command goes on with the rest" in capsys.readouterr().err
+    assert "the same command continues with the rest" in capsys.readouterr().err
     first = read_record(Path("r.json")).kernels
     assert len(first) == 5
     monkeypatch.setattr(session, "measure_kernel", original)
@@ -311,7 +313,7 @@ def test_exhausted_budget_reports_the_remaining_kernels(
 ) -> None:
     monkeypatch.setattr(kernels_part, "measure_within_budget", lambda *_: iter(()))
     _run_command("--for", "tiny.yaml", "-o", "r.json")
-    assert "left that the budget had no time for; the same command goes on with them" in capsys.readouterr().err
+    assert "left that the budget had no time for; the same command continues with them" in capsys.readouterr().err
 
 
 def test_grid_is_the_default_request(monkeypatch: pytest.MonkeyPatch) -> None:

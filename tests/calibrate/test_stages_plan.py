@@ -151,7 +151,7 @@ def test_plan_lists_device_kernels_stages_and_file(tmp_path: Path, scenario: Sce
     write_record(replace(COMPLETE_RECORD, kernels=COMPLETE_RECORD.kernels[:1], copies=()), tmp_path / "r.json")
     context = _make_context(tmp_path / "r.json", scenario)
     text = format_plan(context, plan_session(context, 20 * MINUTE))
-    assert "Test GPU (h100-sxm-80gb) for about 20 min 0 s, and goes on with" in text
+    assert "Test GPU (h100-sxm-80gb) for about 20 min 0 s, and continues" in text
     assert "1 of 2 kernels of plan.yaml, 1 are there already; copies, launches" in text
     assert [line.split()[0] for line in text.splitlines()[1:-1]] == [stage.name for stage in STAGES]
 

@@ -32,7 +32,7 @@ def error_message(clustersim: CommandRunner, *arguments: str | Path) -> str:
         ("layout.data={ddp: {bucket: 25}}", ["layout.data.ddp.bucket", "25 has no unit"]),
         ("layout.data={ddp: {bucket: 25 lightyears}}", ["layout.data.ddp.bucket", "'lightyears'"]),
         ("schedule=missing.csv", ["plan.yaml", "schedule", "missing.csv", "No such file"]),
-        ("schedule={orders: {rows: ['0F0', '1F0,1B0']}}", ["schedule", "row 1 lacks 0B0, or 0I0 and 0W0"]),
+        ("schedule={orders: {rows: ['0F0', '1F0,1B0']}}", ["schedule", "row 1 has neither 0B0 nor 0I0 and 0W0"]),
         ("schedule=missing:Mine", ["schedule", "there is no module missing"]),
         ("model=missing/config.json", ["model", "config.json"]),
         ("model=lama-tiny", ["model", "'lama-tiny'", "did you mean llama-tiny?"]),

@@ -57,7 +57,7 @@ def test_bad_input_has_a_one_line_error(tmp_path: Path, clustersim: CommandRunne
         (["megatron", str(broken)], "broken.yaml"),
         (["megatron", str(plan), "--output", str(plan)], "name another"),
         (["megatron", str(plan), "--output", str(tmp_path / "no" / "run.sh")], "no directory"),
-        (["megatron", str(plan), "--set", "training.recompute=selective_op"], "cannot be said to Megatron-LM"),
+        (["megatron", str(plan), "--set", "training.recompute=selective_op"], "cannot be expressed for Megatron-LM"),
         (["megatron", str(plan), "--set", "layout.tp=3"], "tp 2 or 4 fits"),
         (["torchtitan", str(plan), "--set", "layout.data=zero1"], "write ddp, fsdp or hsdp"),
         (["torchtitan", str(plan), "--set", "model=llama2-7b"], "torchtitan has no flavor"),

@@ -191,7 +191,7 @@ def test_ambiguous_table_needs_a_kind(clustersim: CommandRunner, tmp_path: Path)
         (("show", "mine.csv", "?"), "clustersim validate steps mine.csv --json - lists them"),
         (("show", "none.csv", "one"), "none.csv: cannot be read"),
         (("show", "step", "mine.csv", "one"), "there is no such kind; did you mean steps?"),
-        (("show", "memory", "mine.csv", "one"), "mine.csv: lacks columns model, quantity, rank, bytes"),
+        (("show", "memory", "mine.csv", "one"), "mine.csv: missing columns model, quantity, rank, bytes"),
         (("show", "mine.csv", "one", "--json", "mine.csv"), "is one of the files that are read"),
         (("steps", "mine.csv", "--only", "nowhere"), "no case id contains it"),
         (("steps", "mine.csv", "--json", "mine.csv"), "is one of the files that are read"),
@@ -216,8 +216,8 @@ def test_invalid_validate_has_a_one_line_error(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "lacks columns case_id"),
-        (b"case_id,source\nx,y\n", "lacks columns gpu"),
+        (b"", "missing columns case_id"),
+        (b"case_id,source\nx,y\n", "missing columns gpu"),
         (bytes(range(256)), "not UTF-8 text"),
         (b'"', "is not a CSV table"),
     ],

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from clustersim.collectives.chunking import ChunkSizeSteps, correction_factor
-from clustersim.collectives.library import ChannelRamp, PipelineChunking, load_library
+from clustersim.collectives.library import ChannelRamp, PipelineChunking
+from clustersim.collectives.library_files import load_library
 from clustersim.program.task import CollectiveType
 
 KIB, MIB = 2**10, 2**20

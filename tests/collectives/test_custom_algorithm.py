@@ -188,7 +188,7 @@ def test_a_builtin_algorithm_may_be_added_as_a_candidate(folder: Path) -> None:
 
 
 def nccl_library() -> Any:
-    from clustersim.collectives.library import load_library
+    from clustersim.collectives.library_files import load_library
 
     return load_library("nccl")
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from clustersim.collectives.flow_routes import route_phase
 from clustersim.collectives.group_link_loads import GroupLinkLoads, select_by_variant
-from clustersim.collectives.library import ALGORITHMS, load_library
+from clustersim.collectives.library import ALGORITHMS
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.collectives.phase import group_topology
 from clustersim.collectives.phase_cost import effective_bandwidth

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from clustersim.collectives.flow_routes import FlowRoutes, route_phase
 from clustersim.collectives.heterogeneous_groups import HeterogeneousGroups
-from clustersim.collectives.library import ALGORITHMS, load_library
+from clustersim.collectives.library import ALGORITHMS
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.phase import group_topology
 from clustersim.collectives.tuner import Selection, Tuner, select_variants
 from clustersim.cost.collective_cost import CollectiveCost

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from clustersim.collectives.dispatch_fanout import reached_token_fraction
 from clustersim.collectives.hierarchical_dispatch import HierarchicalDispatch
-from clustersim.collectives.library import SmCopyCost, load_dispatcher
+from clustersim.collectives.library import SmCopyCost
+from clustersim.collectives.library_files import load_dispatcher
 from clustersim.collectives.phase import GroupTopology, Phase, group_topology
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.program.task import CollectiveType, TokenDispatcher, TokenRouting

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.collectives.library import ALGORITHMS, load_library
+from clustersim.collectives.library import ALGORITHMS
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.multi_ring import spread_over_rings
 from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.collectives.phase import group_topology

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.collectives.library import ALGORITHMS, P2pChannelConstants, load_library
+from clustersim.collectives.library import ALGORITHMS, P2pChannelConstants
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.nccl_overrides import P2P_COLLECTIVES, TUNED_COLLECTIVES, ChannelLimits, NcclOverrides
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.errors import InputError

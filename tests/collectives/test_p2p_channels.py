@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clustersim.collectives.library import P2pChannelConstants, load_library
+from clustersim.collectives.library import P2pChannelConstants
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.p2p_channels import largest_component_size, p2p_channels
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.cost.collective_cost import CollectiveCost

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from clustersim.collectives.flow_routes import classify_links, route_phase
 from clustersim.collectives.heterogeneous_groups import HeterogeneousGroups
-from clustersim.collectives.library import ALGORITHMS, load_library
+from clustersim.collectives.library import ALGORITHMS
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.phase import group_topology
 from clustersim.collectives.phase_cost import LinkClassRates, bottleneck_load, effective_bandwidth, phase_coefficients
 from clustersim.collectives.tuner import Tuner, select_variants

@@ -7,7 +7,7 @@ import pytest
 
 from calibrate.fit.collective_constants import CollectiveConstantsFit, fit_collective_constants
 from calibrate.fit.collective_quality import BenchmarkEvaluation, cost_benchmarks, evaluate_benchmarks, macro_mape
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library_files import load_library
 
 LIBRARY = load_library("nccl")
 

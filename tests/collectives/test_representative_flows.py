@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.phase import group_topology
 from clustersim.collectives.representative_flows import representative_flows
 from clustersim.collectives.ring import RingAlgorithm

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.errors import InputError

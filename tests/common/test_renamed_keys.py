@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from clustersim.collectives.library import ALGORITHMS, load_library
+from clustersim.collectives.library import ALGORITHMS
+from clustersim.collectives.library_files import load_library
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.common.mapping_reader import flatten_keys

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.common import data_files
 from clustersim.common.errors import InputError

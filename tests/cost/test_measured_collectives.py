@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library_files import load_library
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import CalibrationRecord, CollectiveSample, RecordOrigin

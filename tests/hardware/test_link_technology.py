@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.collectives.library import LinkTechnologies, load_library
+from clustersim.collectives.library import LinkTechnologies
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster

@@ -246,18 +246,30 @@ REJECTED: list[tuple[str, dict[str, Any], str]] = [
     (
         "megatron",
         {"model": "gemma2-9b"},
-        "model: Megatron-LM cannot be told the final_logit_softcapping, attn_logit_softcapping, block of",
+        "model: Megatron-LM cannot express the final_logit_softcapping, attn_logit_softcapping, block of",
     ),
     ("megatron", {"model": {"preset": "llama3-8b", "positions": "alibi"}}, "positions of llama3-8b"),
-    ("megatron", {"schedule": "gpipe"}, "schedule: 'gpipe' cannot be said to Megatron-LM"),
-    ("megatron", {"layout": {"tp": 2, "pp": 2, "data": {"hsdp": {"shard": 1}}}}, "layout.data: 'hsdp' cannot be said"),
-    ("megatron", {"training": {"recompute": "selective_op"}}, "training.recompute.mode: 'selective_op' cannot be said"),
+    ("megatron", {"schedule": "gpipe"}, "schedule: 'gpipe' cannot be expressed for Megatron-LM"),
+    (
+        "megatron",
+        {"layout": {"tp": 2, "pp": 2, "data": {"hsdp": {"shard": 1}}}},
+        "layout.data: 'hsdp' cannot be expressed for",
+    ),
+    (
+        "megatron",
+        {"training": {"recompute": "selective_op"}},
+        "training.recompute.mode: 'selective_op' cannot be expressed for",
+    ),
     ("torchtitan", {"model": "gpt3-1.3b"}, "torchtitan has no flavor of gpt3-1.3b"),
     ("torchtitan", {"layout": {"tp": 2, "pp": 2, "data": "zero1"}}, "torchtitan has no zero1; write ddp, fsdp or hsdp"),
     ("torchtitan", {"layout": {"tp": 2, "pp": 2}}, "data_parallel_shard_degree = -1"),
     ("torchtitan", {"model": {"preset": "llama3-8b", "vocab": 32000}}, "llama3 8B has another vocab"),
     ("torchtitan", {"schedule": "zb-1p"}, "schedule: torchtitan has no zb-1p by name"),
-    ("torchtitan", {"layout": {"tp": 2, "pp": 2, "data": "fsdp"}}, "layout.sequence_parallel: false cannot be said"),
+    (
+        "torchtitan",
+        {"layout": {"tp": 2, "pp": 2, "data": "fsdp"}},
+        "layout.sequence_parallel: false cannot be expressed for",
+    ),
     ("torchtitan", {"training": {"recompute": "selective"}}, "training.recompute: torchtitan has none, full"),
 ]
 PLAN: dict[str, Any] = {

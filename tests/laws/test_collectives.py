@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.arrays import IntArray
 from clustersim.hardware.clos_fabric import ClosFabric

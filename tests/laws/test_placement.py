@@ -9,7 +9,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.hardware.allocation import shuffle
 from clustersim.hardware.cluster import load_cluster

@@ -9,7 +9,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library_files import load_library
 from clustersim.cost import bottleneck_links
 from clustersim.cost.collective_cost import CollectiveCost
 from clustersim.cost.contention import UncontendedComm

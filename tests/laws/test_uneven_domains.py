@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.hardware.cluster import load_cluster
 from clustersim.program.task import CollectiveType

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
-from clustersim.collectives.library import load_library
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.topology import LINK_KINDS, LinkKind

@@ -58,7 +58,7 @@ def test_mla_heads_need_not_divide_hidden() -> None:
     [
         (
             "{preset: llama3-8b, mla: {kv_lora_rank: 512}}",
-            r"mla: lacks qk_nope_head_dim, qk_rope_head_dim, "
+            r"mla: missing keys: qk_nope_head_dim, qk_rope_head_dim, "
             r"v_head_dim; write such as {q_",
         ),
         ("{preset: deepseek-v3, mla: {kv_lora_rank: 0}}", r"model.mla.kv_lora_rank: 0 is too small; .* 1"),

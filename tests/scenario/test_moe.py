@@ -114,8 +114,11 @@ def test_scenario_round_trip(name: str) -> None:
             "{preset: mixtral-8x7b, experts: {interleave_moe_layer_step: 33}}",
             r"experts.interleave_moe_layer_step: 33 is above the 32 layers",
         ),
-        ("{preset: mistral-7b, experts: {top_k: 2}}", r"experts: lacks count; write such as {count: 8, top_k: 2}"),
-        ("{preset: mistral-7b, experts: 8}", r"experts: lacks top_k; write such as {count: 8, top_k: 2}"),
+        (
+            "{preset: mistral-7b, experts: {top_k: 2}}",
+            r"experts: missing keys: count; write such as {count: 8, top_k: 2}",
+        ),
+        ("{preset: mistral-7b, experts: 8}", r"experts: missing keys: top_k; write such as {count: 8, top_k: 2}"),
         ("{preset: mistral-7b, ffn: 1, experts: {count: 8, top_k: 2, ffn: 2}}", r"ffn: mistral-7b has no dense MLP"),
         (
             "{preset: mixtral-8x7b, experts: {num_groups: 3}}",
@@ -190,7 +193,7 @@ def test_unused_dense_ffn_width_is_accepted() -> None:
 
 
 def test_inline_moe_model_needs_expert_ffn() -> None:
-    with pytest.raises(InputError, match=r"lacks ffn; give them"):
+    with pytest.raises(InputError, match=r"missing keys: ffn; give them"):
         load_scenario(f"{{{INLINE}, layers: 4, experts: {{count: 8, top_k: 2}}}}")
 
 

@@ -319,7 +319,7 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
         ("layout.order=[tp, dp]", "must name every axis once, such as [tp, cp, dp, pp]"),
         ("cluster.gpus=1000000000", "cluster.gpus: 1,000,000,000 is too large; the largest legal value is 1,048,576"),
         ("training=3", "training: 3 is not a mapping of keys to values"),
-        ("model={layers: 4}", "model: lacks hidden, heads, vocab, ffn"),
+        ("model={layers: 4}", "model: missing keys: hidden, heads, vocab, ffn"),
         ("model={preset: llama3-8b, path: config.json}", "keep one"),
         ("training={global_batch: 128}", "training.sequence: is missing"),
         ("training.recompute={mode: selective, layers: 2}", "layers are recomputed in full"),

@@ -30,9 +30,9 @@ def test_built_in_orders_survive_csv_with_their_placement(name: str, ranks: int,
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", "my.csv, row 1 lacks 0B1, or 0I1 and 0W1"),
-        ("0F0,0I0\n1F0,1B0\n", "my.csv, row 1 lacks 0W0"),
-        ("0F0,0F1,0B0,0B1\n1F0,1B0\n", "my.csv, row 2 lacks 1F1"),
+        ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", "my.csv, row 1 has neither 0B1 nor 0I1 and 0W1"),
+        ("0F0,0I0\n1F0,1B0\n", "my.csv, row 1 has no 0W0"),
+        ("0F0,0F1,0B0,0B1\n1F0,1B0\n", "my.csv, row 2 has no 1F1"),
         ("0F0,,0B0,0F0\n1F0,1B0\n", "my.csv, row 1, cell 4: 0F0 runs a second time"),
         ("0F0,,0B0\n1B0,1F0\n", "my.csv, row 2, cell 1: 1B0 runs before 1F0"),
         (
@@ -77,7 +77,7 @@ def test_a_deadlock_of_many_ranks_names_the_first_ones() -> None:
     ("stages", "sentence"),
     [
         ([1, 0], "my.csv, row 1, cell 1: 0F0 is not of this rank's stages 1"),
-        ([0, 1, 1, 0], "my.csv, row 1 lacks 3F0"),
+        ([0, 1, 1, 0], "my.csv, row 1 has no 3F0"),
         ([0, 1, 2], "my.csv has 2 rows, but its placement is on 3 pipeline ranks"),
         ([0, 2], r"my.csv: placement \(0, 2\): every pipeline rank from 0 to 2 must hold a stage"),
     ],

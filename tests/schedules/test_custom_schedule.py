@@ -177,7 +177,7 @@ def test_rejected_arguments_are_shown(make_schedule: ScheduleFactory) -> None:
         ("def order(self, ranks, m): return [[]]", r"order\(2, 3\): orders 1 ranks, but stages are placed on 2"),
         (
             "def order(self, ranks, m): return [row[:-1] for row in super().order(ranks, m)]",
-            r"order\(2, 3\): rank 0 lacks 0B2",
+            r"order\(2, 3\): rank 0 has neither 0B2",
         ),
         (
             "def order(self, ranks, m): return [row[::-1] for row in super().order(ranks, m)]",

@@ -27,10 +27,10 @@ def test_a_valid_order_is_accepted(text: str) -> None:
         ("0F0,0F1,1B0,0B1\n1F0,1B0,1F1,1B1\n", "rank 0, step 2: 1B0 is not of this rank's stages 0"),
         ("0F0,0F2,0B0,0B2\n1F0,1B0,1F2,1B2\n", "rank 0, step 1: 0F2 is not of microbatches 0 to 1"),
         ("0F0,0F0,0B0,0B1\n1F0,1B0,1F1,1B1\n", "rank 0, step 1: 0F0 runs a second time"),
-        ("0F0,0B0\n1F0,1B0,1F1,1B1\n", "rank 0 lacks 0F1"),
-        ("0F0,0F1,0B0,0I1\n1F0,1B0,1F1,1B1\n", "rank 0 lacks 0W1"),
+        ("0F0,0B0\n1F0,1B0,1F1,1B1\n", "rank 0 has no 0F1"),
+        ("0F0,0F1,0B0,0I1\n1F0,1B0,1F1,1B1\n", "rank 0 has no 0W1"),
         ("0F0,0F1,0B0,0I0,0W0\n1F0,1B0,1F1,1B1\n", "rank 0 has 0B0 and 0I0; a backward is whole, or in two halves"),
-        ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", "rank 0 lacks 0B1, or 0I1 and 0W1"),
+        ("0F0,0F1,0B0\n1F0,1B0,1F1,1B1\n", "rank 0 has neither 0B1 nor 0I1 and 0W1"),
         ("0F0,0B1,0F1,0B0\n1F0,1B0,1F1,1B1\n", "rank 0, step 1: 0B1 runs before 0F1"),
         ("0F0,0F1,0W0,0I0,0B1\n1F0,1B0,1F1,1B1\n", "rank 0, step 2: 0W0 runs before 0I0"),
         (

@@ -26,9 +26,9 @@ def test_spreadsheet_csv_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "lacks column case_id"),
+        (b"", "missing column case_id"),
         (b"case_id\n", "no rows"),
-        (b"name\nx\n", "lacks column case_id; it has name"),
+        (b"name\nx\n", "missing column case_id; it has name"),
         (b"case_id\nx,y\n", "line 2 has more cells"),
         (b'case_id\n"x\n', "is not a CSV table"),
         (bytes(range(256)), "not UTF-8 text"),

@@ -148,5 +148,5 @@ def test_reasons_name_their_line(tmp_path: Path) -> None:
 
 def test_a_table_without_a_required_column_is_rejected(tmp_path: Path) -> None:
     path = write_table(tmp_path / "t.csv", {key: text for key, text in BASE_ROW.items() if key != "bytes"})
-    with pytest.raises(InputError, match="lacks column bytes"):
+    with pytest.raises(InputError, match="missing column bytes"):
         read_collectives(path)

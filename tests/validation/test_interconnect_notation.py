@@ -40,7 +40,7 @@ from clustersim.validation.interconnect_notation import InterconnectSpec, Networ
         ),
         ("8x400G-ib-ndr", InterconnectSpec(ports=NetworkPorts(8, 50e9, LinkTechnology.INFINIBAND))),
         ("nvlink", InterconnectSpec()),
-        ("PCIe5", InterconnectSpec(pcie_generation=5)),
+        ("PCIe5", InterconnectSpec()),
         ("unknown", InterconnectSpec()),
         ("", InterconnectSpec()),
     ],

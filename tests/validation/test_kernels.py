@@ -161,5 +161,5 @@ def test_unmodelled_attention_is_not_compared(tmp_path: Path, change: dict[str, 
 
 def test_a_table_without_a_required_column_is_rejected(tmp_path: Path) -> None:
     path = write_table(tmp_path / "t.csv", {key: text for key, text in GEMM.items() if key not in ("k", "dtype")})
-    with pytest.raises(InputError, match="lacks columns k, dtype"):
+    with pytest.raises(InputError, match="missing columns k, dtype"):
         read_kernels(path)

@@ -155,7 +155,7 @@ def test_an_unpredictable_row_has_a_reason(tmp_path: Path, change: dict[str, str
 
 def test_a_table_without_a_required_column_is_rejected(tmp_path: Path) -> None:
     path = write_table(tmp_path / "t.csv", {key: text for key, text in MEMORY_ROW.items() if key != "quantity"})
-    with pytest.raises(InputError, match="lacks column quantity"):
+    with pytest.raises(InputError, match="missing column quantity"):
         read_memory(path)
 
 

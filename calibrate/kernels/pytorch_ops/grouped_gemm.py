@@ -58,16 +58,6 @@ def grouped_matmul(tokens: Tensor, weights: Tensor, group_ends: Tensor) -> Tenso
     return result
 
 
-def loop_matmul(tokens: Tensor, weights: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The same with one matmul per group; sizes: tokens of each group."""
-    return torch.cat(
-        [
-            group_tokens @ weight.t()
-            for group_tokens, weight in zip(torch.split(tokens, list(sizes)), weights, strict=True)
-        ]
-    )
-
-
 @cache
 def has_grouped_kernel(dtype: DType, device: torch.device) -> bool:
     """Whether PyTorch has a grouped kernel on this device and in this format."""

@@ -35,7 +35,7 @@ def render_search(result: SearchResult, *, resumable: bool = False) -> "Group":
 
     renderables: list[RenderableType] = []
     if not result.complete:
-        resume_hint = "; the same command goes on" if resumable else "; with --resume DIR it could go on"
+        resume_hint = "; the same command resumes it" if resumable else "; with --resume DIR it could be resumed"
         renderables.append(plain_text(f"stopped before the end{resume_hint}", "yellow"))
     if not result.simulated:
         return Group(*renderables, plain_text("nothing was simulated yet"))

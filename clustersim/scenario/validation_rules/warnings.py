@@ -10,7 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from clustersim.collectives.library import LinkTechnologies, load_library
+from clustersim.collectives.library import LinkTechnologies
+from clustersim.collectives.library_files import load_library
 from clustersim.collectives.nccl_overrides import ChannelLimits
 from clustersim.common.dtypes import DType
 from clustersim.hardware.degradation import DeadLinkEffect
