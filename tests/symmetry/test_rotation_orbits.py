@@ -94,7 +94,7 @@ def test_a_slow_gpu_or_a_slow_link_leaves_no_orbits() -> None:
     assert not has_orbits(healthy.with_overrides("degradations.slow=[{gpu: 5, speed: 0.9}]"))
     assert has_orbits(healthy.with_overrides("degradations.slow=[{node: 3, speed: 0.9}]"))
     assert not has_orbits(healthy.with_overrides("layout.tp=4", "layout.dp=16"))
-    links = '{between: [nic0.0, leaf0.0], bandwidth: 50 %'
+    links = "{between: [nic0.0, leaf0.0], bandwidth: 50 %"
     assert not has_orbits(healthy.with_overrides(f"degradations.links=[{links}}}]"))
     assert not has_orbits(healthy.with_overrides(f"degradations.links=[{links}, during: [0 s, 1 s]}}]"))
 
