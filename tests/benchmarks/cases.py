@@ -27,6 +27,11 @@ def folded_131k() -> Mapping:
     return scaled_example(131_072)
 
 
+def folded_1m() -> Mapping:
+    """The example with 64 times the replicas and sequences, on as many pods as that takes."""
+    return scaled_example(1_048_576)
+
+
 def slow_rank_16k() -> Mapping:
     """The example with one GPU at 90 % of its speed."""
     return {**example_scenario(), "degradations": {"slow": [{"gpu": 12345, "speed": 0.9}]}}

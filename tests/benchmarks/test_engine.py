@@ -48,12 +48,15 @@ def test_fsdp_case_crosses_oversubscribed_core_links() -> None:
 def test_figure_names_and_targets_derived_from_them() -> None:
     figures = figures_by_name(RUNS_BY_CASE)
     first_names = (
-        "bare_timeouts_per_s folded_16k_s folded_16k_events folded_131k_s slow_rank_16k_s slow_rank_175b_s jitter_16k_s"
+        "bare_timeouts_per_s folded_16k_s folded_16k_events folded_131k_s folded_1m_s folded_1m_peak_bytes "
+        "slow_rank_16k_s slow_rank_175b_s jitter_16k_s"
     )
-    other_names = "mixture_2k_s loads_1k_s pairs_2k_s pairs_2k_peak_bytes jitter_16k_peak_bytes fsdp_1k_contended_s"
+    other_names = (
+        "moe_2k_s moe_expert_load_1k_s dualpipe_2k_s dualpipe_2k_peak_bytes jitter_16k_peak_bytes fsdp_1k_contended_s"
+    )
     assert set(figures) == {*first_names.split(), *other_names.split()}
     is_met = [target.value <= target.limit for target in performance_targets(figures)]
-    assert is_met == [True, True, False, *[True] * 9]  # 0.5 s is 2.5 times 0.2 s, more than 1.3
+    assert is_met == [False, *[True] * 12]  # 0.2 s on 16,384 GPUs are more than 0.05 s; 0.5 s of one slow rank 2.5 times
 
 
 def test_isolated_process_reports_resources_and_enforces_its_timeout() -> None:
