@@ -1,6 +1,6 @@
 """How is a scenario simulated? Build it, run it; results are derived from the trace on demand.
 
-Co-located jobs run in the same simulation, each for as many steps as needed to outlast this job. The step
+Co-scheduled jobs run in the same simulation, each for as many steps as needed to outlast this job. The step
 counts are estimated from isolated runs; where they prove too small, the simulation is repeated with more
 steps.
 """
@@ -23,7 +23,7 @@ from clustersim.engine.engine import simulate_program
 from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.memory.timeline import ledgers_from_trace
-from clustersim.results.co_located_jobs import TIME_TOLERANCE, CoLocatedJob, last_full_load_time
+from clustersim.results.co_scheduled_jobs import TIME_TOLERANCE, CoScheduledJobResult, last_full_load_time
 from clustersim.results.link_volumes import MeteredCollectiveCost
 from clustersim.results.memory_check import build_footprint
 from clustersim.results.simulation_result import SimulationResult
@@ -44,7 +44,7 @@ def _simulate(scenario: Scenario) -> SimulationResult:
     started = perf_counter()
     prepared = build_simulation(scenario)
     isolated = _result(scenario, prepared, _run_isolated(scenario, prepared), started)
-    return _simulate_co_located(scenario, isolated, started) if scenario.co_scheduled_jobs else isolated
+    return _simulate_co_scheduled(scenario, isolated, started) if scenario.co_scheduled_jobs else isolated
 
 
 def _result(
@@ -52,7 +52,7 @@ def _result(
     prepared: PreparedSimulation,
     operation_trace: OperationTraceReader,
     started: Seconds,
-    **co_located: Any,
+    **co_scheduled: Any,
 ) -> SimulationResult:
     program, trace = prepared.program, operation_trace.trace
     return SimulationResult(
@@ -63,7 +63,7 @@ def _result(
         operation_trace=operation_trace,
         ledgers=tuple(ledgers_from_trace(build_footprint(scenario, prepared.plan), program, trace)),
         wall_seconds=perf_counter() - started,
-        **co_located,
+        **co_scheduled,
     )
 
 
@@ -89,7 +89,7 @@ def _operation_trace(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _JobRun:
-    """A completed run of a job, possibly with co-located ones. start: simulated time at which it began, seconds."""
+    """A completed run of a job, possibly with co-scheduled ones. start: simulated time at which it began, seconds."""
 
     scenario: Scenario
     prepared: PreparedSimulation
@@ -116,12 +116,12 @@ class _JobRun:
             return steps
         return max(steps + 1, ceil(steps * (until - self.start) / (busy_until - self.start)))
 
-    def co_located_job(self, until: Seconds) -> CoLocatedJob:
-        """Its results as a co-located job of the first job, which ended at `until`."""
+    def co_scheduled_job(self, until: Seconds) -> CoScheduledJobResult:
+        """Its results as a co-scheduled job of the first job, which ended at `until`."""
         volumes = MeteredCollectiveCost(
             self.scenario.cluster.fabric, resolved_library(self.scenario), self.operation_trace.program.groups
         )
-        job = CoLocatedJob(
+        job = CoScheduledJobResult(
             self.scenario.name,
             self.start,
             until,
@@ -134,23 +134,25 @@ class _JobRun:
         return replace(job, isolated_step_times=isolated.step_times)
 
 
-def _simulate_co_located(scenario: Scenario, isolated: SimulationResult, started: Seconds) -> SimulationResult:
-    """The result with co-located jobs; isolated: the result without them."""
+def _simulate_co_scheduled(scenario: Scenario, isolated: SimulationResult, started: Seconds) -> SimulationResult:
+    """The result with co-scheduled jobs; isolated: the result without them."""
     jobs = zip(scenario.co_scheduled_scenarios, scenario.co_scheduled_jobs, strict=True)
     step_counts = [_estimate_steps(other, job.start_offset, isolated.trace.makespan) for other, job in jobs]
-    main_run, *other_runs = _run_with_co_located(scenario, step_counts)
+    main_run, *other_runs = _run_with_co_scheduled(scenario, step_counts)
     while (
         needed := [other_run.steps_needed(main_run.operation_trace.trace.makespan) for other_run in other_runs]
     ) != step_counts:
         step_counts = needed
-        main_run, *other_runs = _run_with_co_located(scenario, step_counts)
-    co_located_jobs = tuple(job_run.co_located_job(main_run.operation_trace.trace.makespan) for job_run in other_runs)
+        main_run, *other_runs = _run_with_co_scheduled(scenario, step_counts)
+    co_scheduled_jobs = tuple(
+        job_run.co_scheduled_job(main_run.operation_trace.trace.makespan) for job_run in other_runs
+    )
     return _result(
         scenario,
         main_run.prepared,
         main_run.operation_trace,
         started,
-        co_located_jobs=co_located_jobs,
+        co_scheduled_jobs=co_scheduled_jobs,
         isolated_step_time=isolated.step_time,
     )
 
@@ -161,8 +163,8 @@ def _estimate_steps(other: Scenario, start: Seconds, until: Seconds) -> int:
     return max(ceil((until - start) / float(isolated.step_times.sum()) * (1.0 - TIME_TOLERANCE)), 1)
 
 
-def _run_with_co_located(scenario: Scenario, step_counts: Sequence[int]) -> list[_JobRun]:
-    """Run a job and its co-located jobs for their `step_counts`; raise InputError above the limit."""
+def _run_with_co_scheduled(scenario: Scenario, step_counts: Sequence[int]) -> list[_JobRun]:
+    """Run a job and its co-scheduled jobs for their `step_counts`; raise InputError above the limit."""
     for job_index, count in enumerate(step_counts):
         if count > MAX_STEPS:
             raise InputError(
@@ -170,11 +172,11 @@ def _run_with_co_located(scenario: Scenario, step_counts: Sequence[int]) -> list
                 "this "
                 f"job runs; {MAX_STEPS:,} are the most"
             )
-    co_located = (
+    co_scheduled = (
         replace(job_scenario, steps=count)
         for job_scenario, count in zip(scenario.co_scheduled_scenarios, step_counts, strict=True)
     )
-    return _run_jobs([scenario, *co_located], [0.0, *(job.start_offset for job in scenario.co_scheduled_jobs)])
+    return _run_jobs([scenario, *co_scheduled], [0.0, *(job.start_offset for job in scenario.co_scheduled_jobs)])
 
 
 def _run_jobs(scenarios: Sequence[Scenario], starts: Sequence[Seconds]) -> list[_JobRun]:

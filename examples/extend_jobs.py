@@ -34,7 +34,7 @@ def main() -> None:
     for name, neighbour in NEIGHBOURS.items():
         jobs = {"scenario": {"name": name, **neighbour}, "start": "20 ms"}
         result = simulate(Scenario.from_mapping({**base_job, "degradations": {"jobs": jobs}}))
-        (other,) = result.co_located_jobs
+        (other,) = result.co_scheduled_jobs
         print(f"beside {name:12} {result.isolated_step_time:.4f} s a step become {result.step_time:.4f} s")
         times = f"{other.isolated_step_times.mean():.4f} s a step become {other.step_times.mean():.4f} s"
         print(f"    {other.ended_steps:2} of its steps   {times}")

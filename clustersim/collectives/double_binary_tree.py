@@ -1,8 +1,9 @@
 """Flows of two complementary binary trees.
 
-Each tree carries half of the payload. The second is the first with all node indices shifted by one, so that a
-domain that is an inner node of one tree is a leaf of the other, and every domain sends and receives about
-twice the payload.
+Each tree carries half of the payload; its vertices are NVLink domains. The second tree is the first with all
+domains shifted by one, so that an inner vertex of one is a leaf of the other (with an odd number of domains, all
+but one are), and every domain sends and receives about twice the payload. NCCL shifts for one parity of the number
+of domains and mirrors for the other: other pairs of domains, the same load of each.
 
 Reference: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan",
 2009; NCCL's double binary trees (2.4).
@@ -20,9 +21,11 @@ def tree_depth(domain_count: int) -> int:
 
 
 def tree_fill_stages(domain_count: int) -> float:
-    """Pipeline fill in chunk times, leaves to root and back.
+    """Pipeline fill in chunk times, of a broadcast, a reduction, or both in turn.
 
-    Inner nodes have two children, but one with two domains.
+    A hop takes half of a chunk time, because an inner vertex's port carries the chunks of two children (with two
+    domains there is one child, and a hop takes a whole one); from the leaves to the root and back there are twice as
+    many hops as levels.
     """
     return float(tree_depth(domain_count) if domain_count > 2 else 2 * tree_depth(domain_count))
 

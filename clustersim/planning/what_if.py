@@ -85,11 +85,10 @@ def _simulate_case(change: ScenarioChange, baseline: Baseline, simulations: "_Si
 
 def _preferred_alternative(change: ScenarioChange, baseline: Baseline) -> ChangedScenario:
     """The first changed scenario, or the first that fits; raise InapplicableChangeError where there is none."""
-    alternatives = change.apply(baseline)
-    changed = next(alternatives)
-    while change.requires_fit and not fits_in_memory(changed.scenario):
-        changed = next(alternatives)
-    return changed
+    for changed in change.apply(baseline):
+        if not change.requires_fit or fits_in_memory(changed.scenario):
+            return changed
+    raise InapplicableChangeError("there is no such change here")
 
 
 class _ModeledBaseline:

@@ -37,7 +37,7 @@ def _step_times_json(result: StepMetrics) -> dict[str, Any]:
         "step_time_s": result.step_time,
         "step_times_s": result.step_times.tolist(),
         "step_time_isolated_s": result.isolated_step_time,
-        "jobs": [co_located_job.to_json() for co_located_job in result.co_located_jobs],
+        "jobs": [co_scheduled_job.to_json() for co_scheduled_job in result.co_scheduled_jobs],
         "step_time_distribution_s": result.step_time_percentiles,
     }
 

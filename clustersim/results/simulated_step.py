@@ -18,7 +18,7 @@ from clustersim.engine.recording.operation_trace import OperationTraceReader
 from clustersim.memory.ledger import MemoryLedger
 from clustersim.program.program import Program
 from clustersim.program.task import ComputeTask
-from clustersim.results.co_located_jobs import CoLocatedJob
+from clustersim.results.co_scheduled_jobs import CoScheduledJobResult
 from clustersim.results.link_volumes import MeteredCollectiveCost
 from clustersim.results.step_times import step_times
 from clustersim.results.trace_table import TraceTable, build_trace_table
@@ -31,7 +31,7 @@ class SimulatedStep(FieldPickling):
     """Simulated training steps.
 
     operation_trace: reconstructs the spans of single operations inside compute segments; ledgers: memory timeline
-    of each pipeline rank; wall_seconds: run time of the simulation itself; co_located_jobs: the other jobs on the
+    of each pipeline rank; wall_seconds: run time of the simulation itself; co_scheduled_jobs: the other jobs on the
     machine; isolated_step_time: seconds of a step without them, None if there are none.
     """
 
@@ -42,7 +42,7 @@ class SimulatedStep(FieldPickling):
     operation_trace: OperationTraceReader
     ledgers: tuple[MemoryLedger, ...]
     wall_seconds: Seconds
-    co_located_jobs: tuple[CoLocatedJob, ...] = ()
+    co_scheduled_jobs: tuple[CoScheduledJobResult, ...] = ()
     isolated_step_time: Seconds | None = None
 
     @property

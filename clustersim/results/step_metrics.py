@@ -114,12 +114,12 @@ class StepMetrics(SimulatedStep):
         """Bytes per second on links over time, in equal bins over the whole run.
 
         links: (source, target) names as in the cluster's graph and in `degradations` (("nic3.0", "leaf0.0")), one
-        direction each; without any, all links that carry traffic. Traffic of co-located jobs is included. Raises
+        direction each; without any, all links that carry traffic. Traffic of co-scheduled jobs is included. Raises
         InputError for links that do not exist.
         """
         senders = (
             TrafficSource(self.trace_table, self.network_volumes, self.operation_spans),
-            *(co_located_job.traffic_source for co_located_job in self.co_located_jobs),
+            *(co_scheduled_job.traffic_source for co_scheduled_job in self.co_scheduled_jobs),
         )
         return compute_link_loads(senders, self.scenario.cluster.fabric, links=links, bin_count=bins)
 

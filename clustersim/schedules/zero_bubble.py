@@ -6,8 +6,8 @@ passes, without messages: a free rank runs a ready `I` or `F`, alternating, an `
 for it; else a `W`. The memory limit is p (ZB-1p, as in 1F1B) or 2p microbatches (ZB-2p). Data kept for
 pending weight gradients counts with its real size: with tensor and sequence parallelism more is kept between
 `I` and `W` than before `I` (the gradients of row-parallel outputs are unsharded, `memory.activations`), so an
-`I` adds memory, and where there is none a `W` runs first. So memory never exceeds the limit by more than, at
-the first `I`, the excess of one microbatch's pending data over its activations: the authors' scheduler also
+`I` adds memory, and where the limit is exceeded a `W` runs first. So memory never exceeds the limit by more than the
+excess of one microbatch's pending data over its activations: the authors' scheduler also
 uses the measured memory that passes add and free, and runs `W` while `max_mem` would be exceeded
 (sail-sg/zero-bubble-pipeline-parallelism, scheduler/zb.py).
 
@@ -65,7 +65,7 @@ class ZeroBubble(ScheduleTraits):
 
     @property
     def ends_staggered(self) -> bool:
-        """Ranks do with memory for more microbatches than 1F1B keeps."""
+        """Whether ranks may hold more microbatches than those of 1F1B, and so end one after the other."""
         return self.memory > 1
 
     def placement(self, ranks: int) -> Placement:
@@ -145,7 +145,7 @@ class _ListScheduler:
     """List scheduler that builds an order in time order.
 
     durations: time steps by kind; memory_limit: activations, in microbatches, up to which a rank may start a
-    forward; pending_memory_ratio: fraction of them kept between `I` and `W`; min_gap: shorter known gaps are not
+    forward; pending_memory_ratio: as in `PassCosts`; min_gap: shorter known gaps are not
     filled with a `W`.
     """
 
@@ -186,7 +186,7 @@ class _ListScheduler:
         return len(rank.forward_ends) - input_count + self.pending_memory_ratio * (input_count - rank.weight_count)
 
     def _fits_pending(self, rank: _ZeroBubbleRank) -> bool:
-        """Whether there is memory for the pending data of one more input gradient; else a weight gradient must run."""
+        """Whether the limit is kept, so that an input gradient may run; else a weight gradient must run first."""
         return rank.weight_count == len(rank.input_ends) or self._held_activations(rank) <= self.memory_limit
 
     def _forward_ready_time(self, rank: _ZeroBubbleRank) -> float:

@@ -4,8 +4,8 @@ Where rotating the GPUs of all nodes by one is an automorphism of the fabric (`h
 the whole step: all ranks of a node run the same program on the same device, and each process group is mapped to
 another of its kind (data-parallel groups, pipeline pairs) or to itself (a tensor-parallel group that fills a node).
 Then all members of an orbit do the same at the same time, as the coarsest stable colouring (`refinement`) is invariant
-under automorphisms; so it is computed for one member of each orbit: an eighth of the ranks, groups and links of
-nodes of eight GPUs.
+under automorphisms; so it is computed for one member of each orbit: an eighth of the ranks, of most groups and of
+most links with nodes of eight GPUs.
 
 Example: tp 8 on nodes of 8 GPUs, dp 4, pp 2. 64 ranks are 8 orbits; the 16 groups of dp are 2 orbits of 8; the 8
 groups of tp are 8 orbits of one group each, whose members are one orbit of ranks.
@@ -51,7 +51,7 @@ class StepOrbits:
 
 
 def find_step_orbits(program: Program, rotation: FabricRotation, device_model: IntArray) -> StepOrbits | None:
-    """The orbits of a program's ranks and groups; None if the rotation is no automorphism of the step.
+    """The orbits of a program's ranks and groups; None where the rotation is not recognized as an automorphism.
 
     device_model: [ranks] index of the device model of each rank.
     """

@@ -44,6 +44,23 @@ _MEMORY_CASES: Final = ("jitter_16k", "dualpipe_2k", "folded_1m")
 """Cases that have a memory target."""
 
 
+_TARGETS: Final = (
+    ("405B on 16,384 GPUs, folded", "folded_16k_s", 0.05),
+    ("the same on 131,072 GPUs", "folded_131k_s", 0.5),
+    ("the same on 1,048,576 GPUs", "folded_1m_s", 3.0),
+    ("the same, memory", "folded_1m_peak_bytes", 1.2),
+    ("one slow rank in GPT-3 175B on 1,024 GPUs", "slow_rank_175b_s", 5.0),
+    ("DeepSeek-V3 on 2,048 GPUs, ep 64, pp 16, links shared", "moe_2k_s", 1.0),
+    ("the same on 1,024, each with loads of its own", "moe_expert_load_1k_s", 5.0),
+    ("DualPipeV on 2,048, loads drawn, 60 microbatches", "dualpipe_2k_s", 20.0),
+    ("the same, memory", "dualpipe_2k_peak_bytes", 2.0),
+    ("jitter on each of 16,384 ranks", "jitter_16k_s", 10.0),
+    ("the same, memory", "jitter_16k_peak_bytes", 3.0),
+    ("FSDP on 1,024 GPUs, links shared, every rank", "fsdp_1k_contended_s", 10.0),
+)
+"""Description, figure and upper limit (seconds, gigabytes) of each target."""
+
+
 @dataclass(frozen=True, slots=True)
 class PerformanceTarget:
     """A figure or ratio, and its upper limit."""
@@ -86,36 +103,13 @@ def figures_by_name(runs: dict[str, RunMeasurement]) -> FigureMapping:
 
 def performance_targets(figures: FigureMapping) -> Iterator[PerformanceTarget]:
     """Measured figures against their targets, as far as they were measured."""
-    folded_seconds = figures.get("folded_16k_s")
-    if folded_seconds is not None:
-        yield PerformanceTarget("405B on 16,384 GPUs, folded", folded_seconds, 0.05, "s")
-    if "folded_131k_s" in figures:
-        yield PerformanceTarget("the same on 131,072 GPUs", figures["folded_131k_s"], 0.5, "s")
-    if "folded_1m_s" in figures:
-        yield PerformanceTarget("the same on 1,048,576 GPUs", figures["folded_1m_s"], 3.0, "s")
-        yield PerformanceTarget("the same, memory", figures["folded_1m_peak_bytes"] / 1e9, 1.2, "GB")
-    if folded_seconds is not None and "slow_rank_16k_s" in figures:
-        yield PerformanceTarget("one slow rank, against none", figures["slow_rank_16k_s"] / folded_seconds, 3.0, "×")
-    if "slow_rank_175b_s" in figures:
-        yield PerformanceTarget("one slow rank in GPT-3 175B on 1,024 GPUs", figures["slow_rank_175b_s"], 5.0, "s")
-    if "moe_2k_s" in figures:
-        yield PerformanceTarget(
-            "DeepSeek-V3 on 2,048 GPUs, ep 64, pp 16, links shared", figures["moe_2k_s"], 1.0, "s"
-        )
-    if "moe_expert_load_1k_s" in figures:
-        yield PerformanceTarget(
-            "the same on 1,024, each with loads of its own", figures["moe_expert_load_1k_s"], 5.0, "s"
-        )
-    if "dualpipe_2k_s" in figures:
-        yield PerformanceTarget("DualPipeV on 2,048, loads drawn, 60 microbatches", figures["dualpipe_2k_s"], 20.0, "s")
-        yield PerformanceTarget("the same, memory", figures["dualpipe_2k_peak_bytes"] / 1e9, 2.0, "GB")
-    if "jitter_16k_s" in figures:
-        yield PerformanceTarget("jitter on each of 16,384 ranks", figures["jitter_16k_s"], 10.0, "s")
-        yield PerformanceTarget("the same, memory", figures["jitter_16k_peak_bytes"] / 1e9, 3.0, "GB")
-    if "fsdp_1k_contended_s" in figures:
-        yield PerformanceTarget(
-            "FSDP on 1,024 GPUs, links shared, every rank", figures["fsdp_1k_contended_s"], 10.0, "s"
-        )
+    for description, name, limit in _TARGETS:
+        if name in figures:
+            scale, unit = (1e9, "GB") if name.endswith("_bytes") else (1.0, "s")
+            yield PerformanceTarget(description, figures[name] / scale, limit, unit)
+    if {"folded_16k_s", "slow_rank_16k_s"} <= figures.keys():
+        ratio = figures["slow_rank_16k_s"] / figures["folded_16k_s"]
+        yield PerformanceTarget("one slow rank of 16,384, against none", ratio, 3.0, "×")
 
 
 def _run_details(runs: dict[str, RunMeasurement]) -> Iterator[str]:

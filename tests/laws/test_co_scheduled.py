@@ -13,7 +13,7 @@ from clustersim import RenderedResult, Scenario, simulate, simulation
 from clustersim.build import build_simulation
 from clustersim.engine import co_scheduled
 from clustersim.program.task import ComputeTask, SendTask, Stream
-from clustersim.results.co_located_jobs import last_full_load_time
+from clustersim.results.co_scheduled_jobs import last_full_load_time
 from clustersim.results.simulation_result import SimulationResult
 from tests.conftest import examples
 from tests.engine.network.recording_network import RecordingNetwork
@@ -80,7 +80,7 @@ def co_scheduled_scenarios(draw: st.DrawFn) -> Scenario:
 def assert_equal_jobs(result: SimulationResult, other: SimulationResult, *, relative: float = 1e-9) -> None:
     """Assert that all jobs have equal traces and isolated times."""
     assert_same_trace(result.trace, other.trace, relative=relative)
-    for job, other_job in zip(result.co_located_jobs, other.co_located_jobs, strict=True):
+    for job, other_job in zip(result.co_scheduled_jobs, other.co_scheduled_jobs, strict=True):
         assert_same_trace(job.trace_table.trace, other_job.trace_table.trace, relative=relative)
         assert job.isolated_step_times == pytest.approx(other_job.isolated_step_times, rel=relative)
         assert job.ended_steps == other_job.ended_steps
@@ -132,8 +132,8 @@ def test_the_same_jobs_give_the_same_bytes(scenario: Scenario) -> None:
     first = simulate(scenario)
     for again in (simulate(scenario), simulate(Scenario.from_mapping(scenario.to_mapping()))):
         assert pickle.dumps((again.trace, again.step_time)) == pickle.dumps((first.trace, first.step_time))
-        assert [co_located_job.to_json() for co_located_job in again.co_located_jobs] == [
-            item.to_json() for item in first.co_located_jobs
+        assert [co_scheduled_job.to_json() for co_scheduled_job in again.co_scheduled_jobs] == [
+            item.to_json() for item in first.co_scheduled_jobs
         ]
 
 
@@ -149,7 +149,7 @@ def test_jobs_that_share_no_link_change_nothing(job: dict[str, Any], start: str)
     shared = simulate_with_jobs(mapping, other_mapping, start=start)
     isolated = simulate(replace(shared.scenario, co_scheduled_jobs=()))
     assert_same_trace(shared.trace, isolated.trace)
-    (other_job,) = shared.co_located_jobs
+    (other_job,) = shared.co_scheduled_jobs
     assert other_job.step_times.tolist() == other_job.isolated_step_times.tolist()
 
 
@@ -160,7 +160,7 @@ def test_jobs_that_start_after_the_step_change_nothing() -> None:
         start="10 s",
     )
     assert_same_trace(shared.trace, simulate(replace(shared.scenario, co_scheduled_jobs=())).trace)
-    (other,) = shared.co_located_jobs
+    (other,) = shared.co_scheduled_jobs
     assert (other.ended_steps, len(other.step_times)) == (0, 1)
     assert other.slowdown == pytest.approx(0.0, abs=1e-12)
 
@@ -191,7 +191,7 @@ def test_equal_jobs_get_equal_shares_of_a_link(count: int, oversubscription: int
     _, latency, shared_transfer = first_message_times(shared)
     assert latency == isolated_latency
     assert shared_transfer == pytest.approx((1 + count) * isolated_transfer, rel=1e-9)
-    assert shared.step_time == pytest.approx(shared.co_located_jobs[0].step_times[0], rel=1e-12)
+    assert shared.step_time == pytest.approx(shared.co_scheduled_jobs[0].step_times[0], rel=1e-12)
 
 
 def test_a_message_gets_the_full_link_once_the_shorter_one_has_ended() -> None:
@@ -236,7 +236,7 @@ def test_equal_jobs_double_the_transfer_time_inside_segments(coalesce: bool) -> 
     )
     assert shared.isolated_step_time is not None
     assert shared.step_time - shared.isolated_step_time == pytest.approx(transfer_seconds, rel=1e-9)
-    assert shared.step_time == pytest.approx(float(shared.co_located_jobs[0].step_times[0]), rel=1e-12)
+    assert shared.step_time == pytest.approx(float(shared.co_scheduled_jobs[0].step_times[0]), rel=1e-12)
 
 
 @pytest.mark.parametrize("batch", [2, 4, 8])
@@ -253,7 +253,7 @@ def test_swapping_the_simulated_job_keeps_both_step_times(batch: int, overlap: b
         simulate_with_jobs(first_mapping, second_mapping),
         simulate_with_jobs(second_mapping, first_mapping),
     )
-    (second_job,), (first_job,) = first_result.co_located_jobs, second_result.co_located_jobs
+    (second_job,), (first_job,) = first_result.co_scheduled_jobs, second_result.co_scheduled_jobs
     assert (first_result.isolated_step_time, second_result.isolated_step_time) == (
         first_job.isolated_step_times[0],
         second_job.isolated_step_times[0],
@@ -274,7 +274,7 @@ def test_co_scheduled_jobs_repeat_steps_until_this_job_ends() -> None:
     shared = simulate_with_jobs(
         job_on_nodes([0, 2], long_job, OVERSUBSCRIBED_LEAF), job_on_nodes([1, 3], TWO_REPLICA_JOB, OVERSUBSCRIBED_LEAF)
     )
-    (other,) = shared.co_located_jobs
+    (other,) = shared.co_scheduled_jobs
     assert other.ended_steps == len(other.step_times) == len(other.isolated_step_times) > 2
     assert float(other.step_times.sum()) <= shared.step_time
     assert other.trace_table.trace.makespan >= shared.step_time * (1 - 1e-9)
@@ -312,7 +312,7 @@ def test_the_first_guess_of_co_scheduled_steps_does_not_matter(
         patch.setattr(simulation, "_estimate_steps", lambda *each: guess_steps(original_guess(*each)))
         result = simulate(scenario)
     assert_same_trace(result.trace, usual.trace)
-    (job,), (usual_job,) = result.co_located_jobs, usual.co_located_jobs
+    (job,), (usual_job,) = result.co_scheduled_jobs, usual.co_scheduled_jobs
     steps = min(job.trace_table.step_count, usual_job.trace_table.step_count)
     event(f"as many: {job.trace_table.step_count == usual_job.trace_table.step_count}")
     event(f"several: {steps > 1}")

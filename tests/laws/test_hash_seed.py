@@ -24,7 +24,7 @@ scenario["cluster"] |= {"node": {"nic": {"per_node": 1}}, "placement": halves[0]
 scenario["degradations"] = {"jobs": {"scenario": other, "placement": halves[1], "start": "-1 ms"}}
 result = simulate(Scenario.from_mapping(scenario))
 assert result.step_time > result.isolated_step_time
-for trace in (result.trace, *(job.trace_table.trace for job in result.co_located_jobs)):
+for trace in (result.trace, *(job.trace_table.trace for job in result.co_scheduled_jobs)):
     columns = (
         trace.rank, trace.task, trace.critical_predecessor, trace.blocking_event, trace.start, trace.end, trace.waited,
         trace.contended,

@@ -10,7 +10,7 @@ import yaml
 from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
 from clustersim.report.labels import describe_degradations
-from clustersim.report.terminal.run import describe_co_located_job
+from clustersim.report.terminal.run import describe_co_scheduled_job
 from clustersim.scenario.settings import Symmetry
 from tests.small_pipeline import render_terminal
 
@@ -205,7 +205,7 @@ def test_other_jobs_inherit_cost_settings_and_have_no_jobs() -> None:
 def test_result_describes_other_jobs() -> None:
     scenario = load_scenario({"scenario": with_sections(OTHER_JOB, name="neighbour", degradations={"jitter": "1 %"})})
     result = simulate(scenario)
-    (job,) = result.co_located_jobs
+    (job,) = result.co_scheduled_jobs
     result_json = result.to_json()
     assert result_json["step_time_isolated_s"] == result.isolated_step_time == pytest.approx(result.step_time)
     assert [(job_json["name"], job_json["ranks"], job_json["start_s"]) for job_json in result_json["jobs"]] == [
@@ -217,7 +217,7 @@ def test_result_describes_other_jobs() -> None:
         == max(job.ended_steps, 1)
     )
     assert describe_degradations(scenario) == "co-scheduled with neighbour"
-    assert f"co-scheduled: {describe_co_located_job(job)}" in " ".join(render_terminal(result, width=200).split())
+    assert f"co-scheduled: {describe_co_scheduled_job(job)}" in " ".join(render_terminal(result, width=200).split())
     assert "+0.0 % with co-scheduled jobs" in render_terminal(result)
     assert any("hosts that jobs share" in limitation for limitation in result.model_limitations)
     assert not any("all GPUs and links are healthy" in limitation for limitation in result.model_limitations)
@@ -226,7 +226,7 @@ def test_result_describes_other_jobs() -> None:
 
 def test_result_without_other_jobs() -> None:
     result = simulate(Scenario.from_mapping(BASE_MAPPING))
-    assert (result.isolated_step_time, result.co_located_jobs, result.to_json()["jobs"]) == (None, (), [])
+    assert (result.isolated_step_time, result.co_scheduled_jobs, result.to_json()["jobs"]) == (None, (), [])
     assert "co-scheduled" not in render_terminal(result)
 
 
@@ -236,7 +236,7 @@ def test_degradations_affect_all_jobs() -> None:
         simulate(load_degraded_scenario({"scenario": OTHER_JOB}, slow=SLOW_GPU)),
     )
     assert slow.step_time == healthy.step_time
-    assert slow.co_located_jobs[0].isolated_step_times[0] > 1.2 * healthy.co_located_jobs[0].isolated_step_times[0]
+    assert slow.co_scheduled_jobs[0].isolated_step_times[0] > 1.2 * healthy.co_scheduled_jobs[0].isolated_step_times[0]
 
 
 def test_disconnected_job_is_rejected() -> None:

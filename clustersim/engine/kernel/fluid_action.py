@@ -2,8 +2,8 @@
 
 Whatever takes time and can be slowed is one: kernels while collectives overlap them, collectives while kernels
 do, flows on shared links, segments that members of a group run jointly. In SimGrid's terms: an action with
-remaining work, rate, rate bound and last update. When the rate changes, the completion becomes another event,
-which takes over all that wait for the former one, so no timer is ever stale.
+remaining work, rate, rate bound and last update. When the end moves earlier, another event becomes the completion
+and takes over all that wait for the former one; when it moves later, the timer stays and sets the next one.
 
 Reference: Casanova et al., "Versatile, scalable, and accurate simulation of distributed applications and
 platforms", J. Parallel Distrib. Comput. 74(10), 2014, section 3 (fluid models with lazy updates).
@@ -37,18 +37,18 @@ class FluidAction(Completion):
     rate: 0 until the action begins; rate_bound: the highest.
     """
 
-    __slots__ = ("_timer", "_timer_due", "environment", "rate", "rate_bound", "remaining", "updated")
+    __slots__ = ("_timer", "_timer_due", "environment", "last_update", "rate", "rate_bound", "remaining")
 
     def __init__(self, environment: SimEnvironment, remaining: Seconds) -> None:
         self.environment, self.remaining, self.rate, self.rate_bound = environment, remaining, 0.0, 1.0
         self.done = self._timer = simpy.Event(environment)
-        self.updated, self._timer_due = 0.0, inf
+        self.last_update, self._timer_due = 0.0, inf
 
     def set_rate(self, rate: float) -> None:
         """Continue at this rate, above 0, from now on."""
         now = self.environment.now
-        self.remaining = max(self.remaining - (now - self.updated) * self.rate, 0.0)
-        self.updated, self.rate = now, rate
+        self.remaining = max(self.remaining - (now - self.last_update) * self.rate, 0.0)
+        self.last_update, self.rate = now, rate
         self._set_timer(now, self.remaining / rate)
 
     def set_rate_bound(self, rate: float) -> None:
@@ -59,7 +59,7 @@ class FluidAction(Completion):
     def set_remaining(self, remaining: Seconds) -> None:
         """Continue with other remaining work, at rate 1, from now on."""
         now = self.environment.now
-        self.remaining, self.rate, self.updated = remaining, 1.0, now
+        self.remaining, self.rate, self.last_update = remaining, 1.0, now
         self._set_timer(now, remaining)
 
     def _set_timer(self, now: Seconds, seconds: Seconds) -> None:
@@ -76,4 +76,4 @@ class FluidAction(Completion):
 
     def _set_next_timer(self, _: simpy.Event) -> None:
         now, self._timer_due = self.environment.now, inf
-        self._set_timer(now, max(self.updated + self.remaining / self.rate - now, 0.0))
+        self._set_timer(now, max(self.last_update + self.remaining / self.rate - now, 0.0))

@@ -118,8 +118,8 @@ class SegmentAction(FluidAction):
         """Continue at another interference level."""
         if level == self.level or self.done.processed:
             return
-        end_times, elapsed = self._curves.end_times, self.environment.now - self.updated
-        self._rate_changes.append((self.updated, self.level, self._progress))
+        end_times, elapsed = self._curves.end_times, self.environment.now - self.last_update
+        self._rate_changes.append((self.last_update, self.level, self._progress))
         self._progress = _map_progress(self._progress + elapsed, end_times[self.level], end_times[level])
         self.level, self.was_slowed = level, True
         self.set_remaining(max(end_times[level][-1] - self._progress, 0.0))
@@ -131,7 +131,7 @@ class SegmentAction(FluidAction):
 
     def end_times(self) -> VariableRateEndTimes:
         """End times of its operations; it must be done."""
-        rate_changes = (*self._rate_changes, (self.updated, self.level, self._progress))
+        rate_changes = (*self._rate_changes, (self.last_update, self.level, self._progress))
         return VariableRateEndTimes(
             self._curves, tuple((since - self._start, level, progress) for since, level, progress in rate_changes)
         )

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from clustersim.results.co_located_jobs import CoLocatedJob
+    from clustersim.results.co_scheduled_jobs import CoScheduledJobResult
     from clustersim.results.simulation_result import SimulationResult
 
 _BAR_WIDTH: Final = 20  # characters of the longest bar: the table fits into 80 columns
@@ -79,7 +79,9 @@ def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
         yield plain_text(f"placed on {placement}", "dim")
     if degradations := describe_degradations(scenario):
         yield plain_text(f"degraded: {degradations}", "yellow")
-    yield from (plain_text(f"co-scheduled: {describe_co_located_job(job)}", "yellow") for job in result.co_located_jobs)
+    yield from (
+        plain_text(f"co-scheduled: {describe_co_scheduled_job(job)}", "yellow") for job in result.co_scheduled_jobs
+    )
     if result.isolated_step_time is not None:
         slowdown_percent = 100 * (result.step_time / result.isolated_step_time - 1.0)
         yield plain_text(
@@ -90,8 +92,8 @@ def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
         yield plain_text(f"mean of {scenario.steps:,} steps: {format_percentiles(result.step_time_percentiles)}")
 
 
-def describe_co_located_job(job: "CoLocatedJob") -> str:
-    """Step times of a co-located job, and its slowdown."""
+def describe_co_scheduled_job(job: "CoScheduledJobResult") -> str:
+    """Step times of a co-scheduled job, and its slowdown."""
     mean_step_time, isolated = float(job.step_times.mean()), format_step_time(float(job.isolated_step_times.mean()))
     steps = {0: "first step, which ends later, takes", 1: "step takes"}.get(
         job.ended_steps, f"{job.ended_steps:,} steps take"

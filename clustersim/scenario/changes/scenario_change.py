@@ -78,7 +78,8 @@ class ChangedScenario:
 
 
 ApplyChange = Callable[[Baseline], Iterator[ChangedScenario]]
-"""Yields changed scenarios in order of increasing effect; raises InapplicableChangeError where there is none (left)."""
+"""Yields changed scenarios in order of increasing effect; where there is none (left), it ends, or raises
+InapplicableChangeError with the reason."""
 
 
 def apply_setter(setter: Callable[[Scenario], Scenario]) -> ApplyChange:

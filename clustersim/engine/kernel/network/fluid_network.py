@@ -121,7 +121,7 @@ class FluidNetwork:
     def resume_flow(self, demand: FlowDemand, since: Seconds) -> Flow:
         """An active flow that began at time `since`, on links that were uncontended until now."""
         flow = Flow(self, demand)
-        flow.updated, flow.rate, flow.is_active = since, flow.rate_bound, True
+        flow.last_update, flow.rate, flow.is_active = since, flow.rate_bound, True
         for link in demand.link_ids:
             self._link_flows[link][flow] = None
         flow.complete_with(self.environment.event_at(since + flow.remaining / flow.rate))

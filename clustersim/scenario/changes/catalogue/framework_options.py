@@ -7,7 +7,6 @@ most one: to the state that it is not in.
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from clustersim.model.overheads import NO_OVERHEADS
 from clustersim.model.training import AttentionBackend, FullRecompute, NoRecompute
 from clustersim.parallel.data_parallel_strategy import with_overlap
 from clustersim.scenario.changes.health import without_stragglers
@@ -21,7 +20,7 @@ from clustersim.scenario.changes.scenario_change import (
     InapplicableChangeError,
     ScenarioChange,
 )
-from clustersim.scenario.changes.training import with_recompute, with_training
+from clustersim.scenario.changes.training import with_recompute, with_training, without_overheads
 from clustersim.scenario.scenario import Scenario
 
 SetState = Callable[[Scenario, bool], Scenario | None]
@@ -72,8 +71,8 @@ def _set_no_recompute(scenario: Scenario, on: bool) -> Scenario | None:
 
 def _remove_overheads(scenario: Scenario, on: bool) -> Scenario | None:  # noqa: ARG001 - it is never off
     """Without the framework's overheads outside the model."""
-    has_overheads = scenario.training.overheads != NO_OVERHEADS
-    return with_training(scenario, overheads=NO_OVERHEADS) if has_overheads else None
+    overheads = scenario.training.overheads
+    return None if overheads == overheads.layer_implementation else without_overheads(scenario)
 
 
 def _remove_stragglers(scenario: Scenario, on: bool) -> Scenario | None:  # noqa: ARG001 - it is never off

@@ -1,4 +1,4 @@
-"""Co-located jobs: how do other jobs on the same machine fare?
+"""Co-scheduled jobs: how do other jobs on the same machine fare?
 
 Their steps run back to back; those count that end while the main job runs. If none does, the first one is
 reported, which had the links to itself towards its end.
@@ -27,7 +27,7 @@ TIME_TOLERANCE: Final = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class CoLocatedJob(FieldPickling):
+class CoScheduledJobResult(FieldPickling):
     """Another job on the machine.
 
     start: seconds at which it began; main_job_end: when the main job was done, on the same clock; trace_table,
