@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -187,7 +188,10 @@ def test_unrecoverable_errors_end_watch(
 def test_ctrl_c_in_a_subprocess_exits_0(plan: Path) -> None:
     """Saves after the first result is read, interrupts after an error; a timer kills a silent process."""
     command = [sys.executable, "-m", "clustersim.cli", "run", str(plan), "--watch"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+    heeds_sigint = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which shells ignore in the background
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heeds_sigint
+    ) as started:
         watchdog = threading.Timer(120, started.kill)
         watchdog.start()
         assert started.stdout is not None
