@@ -13,7 +13,7 @@ from clustersim.common.units import Seconds
 from clustersim.cost.contention import ContentionMap
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import SegmentCost
-from clustersim.engine.engine import collect_results, create_ranks
+from clustersim.engine.execution_strategies import collect_results, create_ranks
 from clustersim.engine.kernel.environment import SimEnvironment
 from clustersim.engine.kernel.network.fluid_network import FluidNetwork
 from clustersim.engine.recording.operation_log import OperationSpanLog

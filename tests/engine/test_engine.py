@@ -4,7 +4,8 @@ import pickle
 
 import pytest
 
-from clustersim.engine.engine import DeadlockError, simulate_program
+from clustersim.engine.engine import simulate_program
+from clustersim.engine.execution_strategies import DeadlockError
 from clustersim.symmetry.refinement import singleton_classes, symmetry_classes
 from tests.engine.fake_costs import UnitCost
 from tests.engine.small_programs import (

@@ -12,7 +12,8 @@ from clustersim.cost.device_models import DeviceModel, DeviceModels, ThrottledKe
 from clustersim.cost.interference import Interference, KernelClass
 from clustersim.cost.jitter import Jitter
 from clustersim.cost.segment import SegmentCost
-from clustersim.engine.engine import DeadlockError, simulate_program, simulate_scalar
+from clustersim.engine.engine import simulate_program, simulate_scalar
+from clustersim.engine.execution_strategies import DeadlockError
 from clustersim.engine.vectorized.engine import VectorizedEngine, can_vectorize
 from clustersim.engine.vectorized.segment_durations import DRAW_SIZE
 from clustersim.program.program import Program

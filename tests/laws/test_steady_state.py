@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from clustersim import Scenario, simulate
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.cost.segment import SegmentCost
-from clustersim.engine import engine
+from clustersim.engine import execution_strategies
 from clustersim.engine.engine import simulate_scalar
 from clustersim.engine.recording.operation_log import OperationSpanLog
 from clustersim.engine.recording.recorder import Recorder
@@ -86,7 +86,7 @@ def long_steps(draw: st.DrawFn) -> Scenario:
 def test_fast_forwarded_steps_equal_full_event_runs(scenario: Scenario) -> None:
     skipped = simulate(scenario)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "watch_steady_state", watch_nothing)
+        patch.setattr(execution_strategies, "watch_steady_state", watch_nothing)
         full = simulate(scenario)
     skipped_run, full_run = ((result.trace, result.operation_trace.operation_log) for result in (skipped, full))
     assert_equal_runs(skipped_run, full_run, relative=1e-9)
@@ -128,7 +128,7 @@ def test_fast_forwarded_programs_equal_full_event_runs(cost: UnitCost, distance:
     classes = fold_ranks(repeated_cost.program, repeated_cost.segment_cost)
     with pytest.MonkeyPatch.context() as patch:
         skipped = run_scalar(repeated_cost.program, classes, repeated_cost.segment_cost)
-        patch.setattr(engine, "watch_steady_state", watch_nothing)
+        patch.setattr(execution_strategies, "watch_steady_state", watch_nothing)
         full = run_scalar(repeated_cost.program, classes, repeated_cost.segment_cost)
     assert_equal_runs(skipped, full, relative=1e-12)
 
