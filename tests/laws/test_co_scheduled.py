@@ -105,7 +105,9 @@ def test_folded_equals_unfolded_with_co_scheduled_jobs(scenario: Scenario) -> No
 @given(co_scheduled_scenarios())
 @examples(40)
 def test_coalesced_equals_fine_grained_with_co_scheduled_jobs(scenario: Scenario) -> None:
-    assert_equal_jobs(simulate(scenario), simulate(scenario.with_overrides("cost.coalesce=false")))
+    """Jobs that wait for each other on links multiply differences of rounding from microbatch to microbatch."""
+    fine_grained = simulate(scenario.with_overrides("cost.coalesce=false"))
+    assert_equal_jobs(simulate(scenario), fine_grained, relative=1e-7)
 
 
 @given(co_scheduled_scenarios())

@@ -110,7 +110,7 @@ def test_every_rank_is_in_one_expert_group_of_its_own_stage(layout: Layout) -> N
 def test_expert_memory_of_all_ranks_is_the_models(mapping: dict[str, Any], data: str) -> None:
     """2 bytes a parameter, once over all ranks where they are sharded, and on every replica where not."""
     assume("experts" in mapping["model"])
-    mapping["layout"]["data"] = data
+    mapping["layout"]["data"], mapping["training"]["precision"] = data, "bf16"
     scenario = Scenario.from_mapping(mapping)
     plan, layout = build_plan(scenario), scenario.layout
     (group,) = (parameter_group for parameter_group in plan.parameter_groups if parameter_group.name == "experts")
