@@ -84,8 +84,9 @@ class _UncontendedBuild:
     scenario: Scenario
     plan: Plan
     program: Program
+    devices: DeviceModels
     comm_cost: CommModel
-    orbits: StepOrbits | None = None
+    orbits: StepOrbits | None
 
     @classmethod
     def from_scenario(cls, scenario: Scenario, *, by_orbit: bool = False) -> "_UncontendedBuild":
@@ -97,14 +98,15 @@ class _UncontendedBuild:
         plan = build_plan(scenario)
         program = repeat_steps(build_program(scenario, plan), scenario.steps)
         require_algorithms(scenario, program)
-        orbits = _step_orbits(scenario, program) if by_orbit else None
+        devices = _rank_devices(scenario)
+        orbits = _step_orbits(scenario, program, devices) if by_orbit else None
         comm_cost = _with_imbalance(scenario, program, _comm_cost(scenario, program, orbits))
-        return cls(scenario, plan, program, comm_cost, orbits)
+        return cls(scenario, plan, program, devices, comm_cost, orbits)
 
     def segment_cost(self, contention: ContentionMap | None) -> SegmentCost:
         """Cost of the program; contending collectives are left to the network model."""
         comm_cost = self.comm_cost if contention is None else UncontendedComm(self.comm_cost, contention)
-        return SegmentCost(self.program, _rank_devices(self.scenario), comm_cost)
+        return SegmentCost(self.program, self.devices, comm_cost)
 
 
 def build_simulation(scenario: Scenario) -> PreparedSimulation:
@@ -297,7 +299,7 @@ def _segments(program: Program) -> Iterator[Segment]:
     yield from dict.fromkeys(task.segment for task in tasks if isinstance(task, ComputeTask))
 
 
-def _step_orbits(scenario: Scenario, program: Program) -> StepOrbits | None:
+def _step_orbits(scenario: Scenario, program: Program, devices: DeviceModels) -> StepOrbits | None:
     """Orbits of the step where links are shared and rotating the local ranks of all nodes changes nothing in it."""
     if (
         scenario.cost.network is Contention.UNCONTENDED
@@ -308,7 +310,7 @@ def _step_orbits(scenario: Scenario, program: Program) -> StepOrbits | None:
         return None
     fabric = scenario.cluster.fabric
     rotation = fabric.rotation if isinstance(fabric, HasRotation) else None
-    return None if rotation is None else find_step_orbits(program, rotation, _rank_devices(scenario).index_of_rank)
+    return None if rotation is None else find_step_orbits(program, rotation, devices.index_of_rank)
 
 
 def _comm_cost(scenario: Scenario, program: Program, orbits: StepOrbits | None) -> CommModel:
