@@ -26,7 +26,7 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.collectives.record_update import add_to_record
+from calibrate.collectives.record_update import add_record_arguments, add_to_record
 from calibrate.collectives.tables import fit_table
 from calibrate.fit.alpha_beta import fit_collectives
 from clustersim.common.dtypes import DType
@@ -59,16 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "traces", metavar="TRACES", help="a trace (.json, .json.gz), or the directory of a run's traces"
     )
-    parser.add_argument(
-        "--cluster", required=True, metavar="NAME", help="cluster that was measured: a packaged one or a file"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="RECORD",
-        required=True,
-        help="record to write (JSON); samples are added to an existing one",
-    )
+    add_record_arguments(parser)
 
 
 def command(options: argparse.Namespace) -> None:

@@ -4,12 +4,27 @@ Its samples are kept, and replaced by new ones of the same calls; method and com
 kernel fit stays, since no kernels are added.
 """
 
+import argparse
 from dataclasses import replace
 from pathlib import Path
 
 from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import CalibrationRecord, merge_records
 from clustersim.cost.record_file import read_record
+
+
+def add_record_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that commands share which add samples of collectives to a record: the cluster, and the record."""
+    parser.add_argument(
+        "--cluster", required=True, metavar="NAME", help="cluster that was measured: a packaged one or a file"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="RECORD",
+        required=True,
+        help="record to write (JSON); samples are added to an existing one",
+    )
 
 
 def add_to_record(record: CalibrationRecord, output: Path | None) -> CalibrationRecord:

@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.collectives.record_update import add_to_record
+from calibrate.collectives.record_update import add_record_arguments, add_to_record
 from calibrate.collectives.tables import fit_table
 from calibrate.fit.alpha_beta import fit_collectives
 from calibrate.nccl_tests.json_reader import read_json
@@ -71,16 +71,7 @@ _UNSUPPORTED_TESTS: Final = ("alltoallv", "hypercube")  # tests of operations th
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `command`."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="output of nccl-tests, as text or JSON (-J)")
-    parser.add_argument(
-        "--cluster", required=True, metavar="NAME", help="cluster that was measured: a packaged one or a file"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="RECORD",
-        required=True,
-        help="record to write (JSON); samples are added to an existing one",
-    )
+    add_record_arguments(parser)
     parser.add_argument(
         "--in-place", action="store_true", help="use the in-place times instead of the out-of-place ones"
     )
