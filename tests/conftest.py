@@ -1,7 +1,7 @@
 """Hypothesis profiles: how many examples every property is tested with, and which.
 
 Two profiles, deterministic and without deadline. `full` runs as many examples as each test requests
-(`@examples(400)`, else hypothesis's default of 100), `quick` a quarter of them. Quick is the default;
+(`@examples(400)`, else hypothesis's default of 100), `quick` a tenth of them. Quick is the default;
 continuous integration runs every property again with `--hypothesis-profile=full`.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 
 FULL = 100  # percent of the requested examples, and the number of examples by default
-QUICK = 25
+QUICK = 10
 
 for name, share in (("full", FULL), ("quick", QUICK)):
     settings.register_profile(
@@ -25,5 +25,5 @@ settings.load_profile("quick")
 
 
 def examples(max_examples: int, **options: Any) -> settings:
-    """Settings with `max_examples` in the full profile, a quarter in the quick one; options: others of `settings`."""
+    """Settings with `max_examples` in the full profile, a tenth in the quick one; options: others of `settings`."""
     return settings(max_examples=-(-max_examples * settings.default.max_examples // FULL), **options)

@@ -101,7 +101,7 @@ def test_no_overlap_panel_without_communication() -> None:
 
 
 def test_shown_stages_are_limited_and_escaped() -> None:
-    card = overlap_panel(build_stage_overlap(16384, 1.0, 1.0, 1.0, stage_label="<stage>"))
+    card = overlap_panel(build_stage_overlap(1024, 1.0, 1.0, 1.0, stage_label="<stage>"))
     assert len(decode_numbers(card.figures[0].traces[0]["x"])) == MAX_ROWS
-    assert "64 of 16,384 &lt;stage&gt;s are shown" in card.html
+    assert "64 of 1,024 &lt;stage&gt;s are shown" in card.html
     assert "<stage>" not in card.html
