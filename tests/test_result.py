@@ -22,6 +22,7 @@ KEYS = [
     "step_times_s", "step_time_distribution_s", "stragglers", "step_time_interval_s", "host_memory",
     "mfu_causal", "in_situ", "strata", "unmeasured", "holdout_validation", "gpu_hours_per_trillion_tokens",
     "expert_loads", "formats", "economics", "collectives", "step_time_isolated_s", "jobs",
+    "losses_s",
 ]  # fmt: skip
 STAGE_KEYS = {"pipeline_rank", "breakdown_s", "waits_s", "peak_memory_bytes", "memory_bytes"}
 
@@ -58,6 +59,10 @@ def test_breakdowns_sum_to_the_step(report: dict[str, Any]) -> None:
     assert sum(report["breakdown_s"].values()) == pytest.approx(report["step_time_s"])
     for stage in report["stages"]:
         assert sum(stage["breakdown_s"].values()) == pytest.approx(report["step_time_s"])
+
+
+def test_losses_sum_to_the_step(report: dict[str, Any]) -> None:
+    assert sum(report["losses_s"].values()) == pytest.approx(report["step_time_s"])
 
 
 def test_the_critical_path_sums_to_the_step(report: dict[str, Any]) -> None:

@@ -122,6 +122,9 @@ def run(
         ),
     ] = "",
     force: Annotated[bool, typer.Option("--force", help="Also write traces larger than 1 GiB.")] = False,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Simulate which changes help, and print the best; --html always does.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
     watch: Annotated[
         bool,
@@ -140,6 +143,7 @@ def run(
         spans=spans,
         trace_options=trace_options,
         table=not quiet and json != "-",
+        what_if=what_if,
     )
     if watch:
         from clustersim.cli.watch import run_watched

@@ -25,7 +25,11 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Output names as typed. json: a file or `-` for stdout; kineto: a directory; table: print a table."""
+    """Output names as typed.
+
+    json: a file or `-` for stdout; kineto: a directory; table: print a table; what_if: simulate what would help, as a
+    page always has it.
+    """
 
     json: str | None = None
     html: str | None = None
@@ -34,6 +38,7 @@ class Outputs:
     spans: str | None = None
     trace_options: TraceOptions = TraceOptions()
     table: bool = True
+    what_if: bool = False
 
     @property
     def file_paths(self) -> dict[str, Path]:

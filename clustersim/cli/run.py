@@ -12,6 +12,7 @@ from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
     from clustersim.results.simulation_result import SimulationResult
+    from clustersim.results.what_if import WhatIfReport
 
 
 def run_scenario(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool:
@@ -30,13 +31,14 @@ def simulate_and_report(scenario: Scenario, inputs: Sequence[Path], outputs: Out
 
     with show_activity("simulating"):
         result = simulate(scenario)
-        if outputs.json is not None:
-            write_json(result.to_json(), outputs.json)
         notes = _write_traces(result, outputs)
+        what_ifs = _run_what_ifs(result) if outputs.what_if or outputs.html is not None else None
+        if outputs.json is not None:
+            write_json(result.to_json() | ({"what_ifs": what_ifs.to_json()} if what_ifs else {}), outputs.json)
         if outputs.html is not None:
-            _write_page(result, outputs.html)
+            _write_page(result, what_ifs, outputs.html)
     if outputs.table:
-        _print_result(result)
+        _print_result(result, what_ifs)
         for option, path in (outputs.file_paths | outputs.trace_paths).items():
             announce_file(path, notes.get(option, ""))
     return result.fits_in_memory
@@ -100,19 +102,24 @@ def _announce_large_trace(result: "SimulationResult", path: Path, ranks: list[in
         print(f"writing about {span_count:,} spans to {path}", file=sys.stderr, flush=True)
 
 
-def _write_page(result: "SimulationResult", path: str) -> None:
-    """Write the HTML page, with what-if changes and the nearest published run, which are simulated for it."""
-    from clustersim.common.files import write_text_atomically
+def _run_what_ifs(result: "SimulationResult") -> "WhatIfReport":
     from clustersim.planning.what_if import run_what_ifs
+
+    return run_what_ifs(result)
+
+
+def _write_page(result: "SimulationResult", what_ifs: "WhatIfReport | None", path: str) -> None:
+    """Write the HTML page, with the nearest published run, which is simulated for it."""
+    from clustersim.common.files import write_text_atomically
     from clustersim.report.run_page import run_page
     from clustersim.validation.nearest_run import nearest_run
 
-    write_text_atomically(path, run_page(result, run_what_ifs(result), nearest_run(result.scenario)))
+    write_text_atomically(path, run_page(result, what_ifs, nearest_run(result.scenario)))
 
 
-def _print_result(result: "SimulationResult") -> None:
+def _print_result(result: "SimulationResult", what_ifs: "WhatIfReport | None") -> None:
     from rich.console import Console
 
     from clustersim.report.terminal.run import render_run
 
-    Console().print(render_run(result))
+    Console().print(render_run(result, what_ifs))

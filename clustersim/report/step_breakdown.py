@@ -4,7 +4,7 @@ Time categories of the mean rank, the critical path and the shown ranks, without
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -13,9 +13,11 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.units import Seconds
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory
+from clustersim.results.time_losses import COMPUTE_LOSSES, StepLosses
 
 ROUNDING_TOLERANCE: Final = 1e-9
 """Rounding error of summed times, relative to the step time."""
+IDEAL_LABEL: Final = "ideal: model FLOP at the peak"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +25,14 @@ class StepBreakdown:
     """Seconds by time category; each row sums to the step time.
 
     mean_seconds: [categories] mean over ranks; critical_path_seconds: [categories]; row_seconds: [rows,
-    categories] of the shown ranks; ideal_seconds: seconds that the model's FLOP take at peak, as in
-    `ideal_seconds_of`.
+    categories] of the shown ranks; compute_parts: parts of the mean computation by name, which sum to it; empty: it is
+    shown as one.
     """
 
     mean_seconds: FloatArray
     critical_path_seconds: FloatArray
     row_seconds: FloatArray
-    ideal_seconds: Seconds = 0.0
+    compute_parts: Mapping[str, Seconds] = field(default_factory=dict)
 
     @property
     def step_seconds(self) -> Seconds:
@@ -64,14 +66,9 @@ def step_breakdown(result: SimulationResult, ranks: Sequence[int] = ()) -> StepB
         clip_rounding(result.breakdown.mean_seconds()),
         clip_rounding(result.critical_path_breakdown),
         row_seconds,
-        ideal_seconds_of(result),
+        _compute_parts(result.losses),
     )
 
 
-def ideal_seconds_of(result: SimulationResult) -> Seconds:
-    """Seconds of the model's FLOP at peak; 0 if kernels are faster, as they skip masked FLOP that count."""
-    ideal_seconds, compute_seconds = (
-        result.mfu() * result.step_time,
-        result.breakdown.mean_seconds()[TimeCategory.COMPUTE.value],
-    )
-    return ideal_seconds if ideal_seconds < compute_seconds else 0.0
+def _compute_parts(losses: StepLosses) -> dict[str, Seconds]:
+    return {IDEAL_LABEL: losses.ideal} | {loss.value: losses.seconds[loss] for loss in COMPUTE_LOSSES}

@@ -109,6 +109,10 @@ def _formats_json(result: StepMetrics) -> dict[str, Any] | None:
 def _breakdown_json(result: StepMetrics) -> dict[str, Any]:
     return {
         "breakdown_s": result.breakdown.mean_seconds(),
+        "losses_s": {
+            "ideal": result.losses.ideal,
+            **{loss.value: seconds for loss, seconds in result.losses.seconds.items()},
+        },
         "critical_path_s": dict(result.critical_path_breakdown),
         "stages": [_stage_json(result, rank) for rank in range(len(result.ledgers))],
         "stragglers": _stragglers_json(result),

@@ -9,6 +9,7 @@ import numpy as np
 from clustersim.common.arrays import IntArray
 from clustersim.common.units import Bytes, Flop, FlopPerSecond, Seconds
 from clustersim.memory.host_memory import HostMemoryUse
+from clustersim.parallel.mesh import PIPELINE
 from clustersim.results.critical_path import find_critical_path, path_category_totals
 from clustersim.results.economics import Economics
 from clustersim.results.expert_imbalance import MostLoadedExpertRank, most_loaded_expert_rank
@@ -31,6 +32,7 @@ from clustersim.results.stragglers import (
     transfer_seconds,
 )
 from clustersim.results.time_breakdown import TimeBreakdown, compute_breakdown
+from clustersim.results.time_losses import StepLosses, matmul_share, split_step
 from clustersim.results.utilization import flop_convention_warnings, recomputed_flops_total
 from clustersim.uncertainty.expected_error import ExpectedError
 from clustersim.uncertainty.holdout import HoldoutResult
@@ -71,6 +73,16 @@ class StepMetrics(SimulatedStep):
     def breakdown(self) -> TimeBreakdown:
         """Seconds of each rank's step by time category."""
         return compute_breakdown(self.trace_table, self.cost.time_segment)
+
+    @cached_property
+    def losses(self) -> StepLosses:
+        """What the step loses time to, beyond the model's FLOP at the peak, with causal attention."""
+        return split_step(
+            self.breakdown,
+            ideal=self.mfu_causal() * self.step_time,
+            matmul_share=matmul_share(self.trace_table, self.cost.time_segment),
+            pipeline_ranks=self.scenario.layout.mesh.rank_coordinates(PIPELINE),
+        )
 
     @cached_property
     def critical_path(self) -> IntArray:

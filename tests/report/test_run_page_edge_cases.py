@@ -22,7 +22,7 @@ BASE_MAPPING: Mapping[str, Any] = {
 }
 ALL_TITLES = {
     "Where the time goes", "Each stage", "Pipeline timeline", "All ranks over time", "Communication and computation",
-    "Largest losses", "Prediction interval", "Key metrics",
+    "Largest losses", "What helps", "Prediction interval", "Key metrics",
     "Memory over time", "Memory at the peak", "Cluster and layout", "Network", "Critical path", "What if",
     "Provenance",
 }  # fmt: skip

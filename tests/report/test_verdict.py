@@ -11,13 +11,13 @@ from clustersim.report.panels import verdict
 from clustersim.report.panels.verdict import largest_losses, verdict_panel
 from clustersim.results.nearest_run import NearestRun
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import TimeCategory
 from clustersim.results.time_losses import LossRemedies, TimeLoss
 from clustersim.results.utilization import CONVENTION
-from clustersim.results.what_if import WhatIf, WhatIfOutcome
+from clustersim.results.what_if import WhatIf, WhatIfOutcome, WhatIfReport
+from clustersim.scenario.changes.step_losses import StepLoss
 from tests.small_pipeline import override_result, simulate_pipeline
 
-TP_LOSS = TimeLoss("exposed tp", 0.652, 0.086, (TimeCategory("exposed tp"),))
+TP_LOSS = TimeLoss(StepLoss("exposed tp"), 0.652, 0.086)
 NEAREST_RUN = NearestRun("<source>", "table <2>", "<Model> on 64 × GPU", ("a", "b", "c", "d", "e"), 8.0, 7.6)
 TOKENS_OVERRIDE = ("economics.tokens=15T",)
 
@@ -31,7 +31,7 @@ def verdict_text(result: SimulationResult, nearest: NearestRun | None = None) ->
 
 
 def what_if_outcome(name: str, relative_change: float) -> tuple[WhatIf, WhatIfOutcome]:
-    outcome = WhatIfOutcome(10.0 * (1 + relative_change), 10.0, 1.0, 1.0, 1.0, True, {})
+    outcome = WhatIfOutcome(10.0 * (1 + relative_change), 10.0, 1.0, 1.0, 1.0, True, 0.0, dict.fromkeys(StepLoss, 0.0))
     return WhatIf(name, name, outcome), outcome
 
 
@@ -89,8 +89,35 @@ def test_losses_list_improvements_or_sensitivities(monkeypatch: pytest.MonkeyPat
     assert "most sensitive to: slow links: +1.2%" in verdict_with_help(
         LossRemedies((), what_if_outcome("slow links", 0.012))
     )
-    assert "no tested change affects it" in verdict_with_help(LossRemedies(()))
-    assert "no tested change" not in verdict_with_help(None)
+    illegal = WhatIf("chunks", "more chunks", None, "126 layers do not divide", frozenset({TP_LOSS.loss}))
+    nothing = verdict_with_help(LossRemedies((), None, ("user buffers",), (illegal,)))
+    assert "none reduces it: user buffers" in nothing
+    assert "not tried: more chunks (126 layers do not divide)" in nothing
+    assert "nothing that addresses it was tried" in verdict_with_help(LossRemedies(()))
+    assert "tried" not in verdict_with_help(None)
+
+
+def advice_text(*cases: WhatIf, combined: WhatIf | None = None) -> str:
+    report = WhatIfReport(10.0, 1.0, True, cases, combined)
+    return text_of_html(verdict_panel(simulate_pipeline(), report).html)
+
+
+def test_what_helps_names_the_arguments_the_memory_and_other_numerics() -> None:
+    graphs = replace(what_if_outcome("CUDA graphs", -0.4)[0], overrides=("framework.cuda_graphs=true",))
+    formats = replace(
+        what_if_outcome("FP8", -0.2)[0], overrides=("training.precision.compute=fp8",), changes_numerics=True
+    )
+    text = advice_text(formats, graphs, combined=replace(graphs, description="both"))
+    assert text.index("CUDA graphs -40.0%") < text.index("FP8 -20.0%")
+    assert "--set framework.cuda_graphs=true" in text and "at the peak" in text
+    assert "check convergence" in text[text.index("FP8 -20.0%") :]
+    assert "check convergence" not in text[: text.index("FP8 -20.0%")]
+    assert "together: both -40.0%" in text
+
+
+def test_nothing_helps_is_said_only_of_what_was_tried() -> None:
+    slower = replace(what_if_outcome("zb-v", 0.1)[0], overrides=("schedule=zb-v",))
+    assert "None of the 1 changes of settings that were tried" in advice_text(slower)
 
 
 def test_nearest_run_shows_error_and_differences() -> None:

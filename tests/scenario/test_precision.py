@@ -9,7 +9,7 @@ from clustersim.common.errors import InputError
 from clustersim.model.precision_recipe import PrecisionRecipe, WeightCastTiming
 from clustersim.model.recipe_files import load_recipe
 from clustersim.scenario import Scenario
-from clustersim.scenario.changes.precision import default_recipe_name, with_recipe
+from clustersim.scenario.changes.precision import default_recipe_name
 from clustersim.simulation import simulate
 
 
@@ -130,16 +130,15 @@ def test_lora_with_low_precision_matmuls_is_rejected() -> None:
         Scenario.from_mapping(scenario_mapping(**adapters))
 
 
-def test_with_recipe_equals_writing_the_recipe() -> None:
-    high_precision = Scenario.from_mapping(scenario_mapping(training={"precision": {"gradients": "bf16"}}))
-    low_precision = Scenario.from_mapping(
-        scenario_mapping(training={"precision": {"compute": "fp8-rowwise", "gradients": "bf16"}})
-    )
-    name = default_recipe_name(high_precision, DType.FP8)
-    assert name == "fp8-rowwise"  # PyTorch's default
-    changed = with_recipe(high_precision, name)
-    assert simulate(changed).step_time == simulate(low_precision).step_time
-    assert with_recipe(changed, "bf16") == high_precision
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [("pytorch", "fp8-rowwise"), ("megatron", "fp8-current")],
+    ids=["torchao", "TransformerEngine"],
+)
+def test_the_recipe_of_a_format_is_the_frameworks_default(framework: str, name: str) -> None:
+    scenario = Scenario.from_mapping(scenario_mapping(framework=framework))
+    assert default_recipe_name(scenario, DType.FP8) == name
+    assert default_recipe_name(scenario, DType.MXFP8) == "mxfp8"
 
 
 def test_dtype_flops_and_cast_time_of_a_result() -> None:

@@ -1,7 +1,7 @@
 """Where does the step time go? A waterfall of time categories up to the step time, and every stage.
 
-Computation, the first category, is split in two if possible: the time of the model's FLOP at peak, and the
-kernels' excess over it.
+Computation, the first category, is split in three: the time of the model's FLOP at peak, the excess of matmuls and
+attention over it, and memory-bound kernels.
 Wide bars are the mean over ranks; thin ones below them are the critical path, whose categories also sum to
 the step time.
 """
@@ -22,10 +22,9 @@ from clustersim.report.theme import TIME_CATEGORY_STYLES, CategoryStyle
 from clustersim.report.timeline_data import PipelineTimeline
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import TIME_CATEGORIES
-from clustersim.results.time_losses import BELOW_PEAK
+from clustersim.results.time_losses import COMPUTE_LOSSES
 
 CRITICAL_PATH_LEGEND: Final = "thin: the critical path"
-IDEAL_LABEL: Final = "ideal: model FLOP at the peak"
 _BAR_WIDTH: Final = 0.62  # relative to the row height
 _PATH_BAR_WIDTH: Final = 0.12
 
@@ -37,8 +36,6 @@ def breakdown_panel(result: SimulationResult, breakdown: StepBreakdown) -> Panel
         figure=waterfall_figure(breakdown),
         result=result,
         times=breakdown,
-        ideal=IDEAL_LABEL,
-        below_peak=BELOW_PEAK,
         part_name=category_markup,
     )
 
@@ -73,9 +70,10 @@ def waterfall_rows(breakdown: StepBreakdown) -> Iterator[WaterfallRow]:
             float(breakdown.mean_seconds[category.index]),
             float(breakdown.critical_path_seconds[category.index]),
         )
-        if category is TIME_CATEGORIES[0] and breakdown.ideal_seconds:
-            yield IDEAL_LABEL, style, breakdown.ideal_seconds, 0.0  # the critical path does not distinguish it
-            yield BELOW_PEAK, style, seconds - breakdown.ideal_seconds, path_seconds
+        if category is TIME_CATEGORIES[0] and breakdown.compute_parts:
+            *first_parts, (last_name, last_seconds) = breakdown.compute_parts.items()
+            yield from ((name, style, part_seconds, 0.0) for name, part_seconds in first_parts)
+            yield last_name, style, last_seconds, path_seconds  # the critical path does not distinguish parts
         else:
             yield category.value, style, seconds, path_seconds
 
@@ -91,7 +89,8 @@ def waterfall_figure(breakdown: StepBreakdown) -> Figure:
     mean_bars = [_mean_bar(row, start, step_seconds, scale.unit_size) for row, start in zip(rows, starts, strict=False)]
     starts = accumulate((path_seconds for *_, path_seconds in rows), initial=0.0)
     path_rows = zip(rows, starts, strict=False)
-    path_bars = [_path_bar(row, start, scale.unit_size) for row, start in path_rows if row[0] != IDEAL_LABEL]
+    undistinguished = list(breakdown.compute_parts)[:-1]
+    path_bars = [_path_bar(row, start, scale.unit_size) for row, start in path_rows if row[0] not in undistinguished]
     if path_bars:
         path_bars[0] |= {"name": CRITICAL_PATH_LEGEND, "showlegend": True}
     step_bar = bar_trace(
@@ -132,7 +131,7 @@ def _mean_bar(row: WaterfallRow, start: Seconds, total: Seconds, unit_size: floa
 
 def _path_bar(row: WaterfallRow, start: Seconds, unit_size: float) -> PlotlyDict:
     label, _, _, seconds = row
-    name = "computation" if label == BELOW_PEAK else escape(label)
+    name = "computation" if label == COMPUTE_LOSSES[-1].value else escape(label)
     return bar_trace(
         f"{name} on the critical path",
         [escape(label)],

@@ -15,12 +15,11 @@ from clustersim.report.html_document import Panel, render_panel
 from clustersim.report.legend_markup import colour_swatch
 from clustersim.report.panels.step_times import format_percentiles
 from clustersim.report.placement_labels import describe_placement
-from clustersim.report.step_breakdown import ideal_seconds_of
 from clustersim.report.theme import TIME_CATEGORY_STYLES
 from clustersim.results.economics import Economics
 from clustersim.results.nearest_run import NearestRun
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_losses import LossRemedies, TimeLoss, find_remedies, time_losses
+from clustersim.results.time_losses import LossRemedies, TimeLoss, find_remedies
 from clustersim.results.utilization import CONVENTION, bubble_fraction, exposed_fraction, shows_causal_mfu
 from clustersim.results.what_if import WhatIfReport
 
@@ -68,9 +67,8 @@ def largest_losses(
     result: SimulationResult, what_ifs: WhatIfReport | None
 ) -> list[tuple[TimeLoss, LossRemedies | None]]:
     """The largest losses, and for each the simulated changes that reduce it."""
-    simulated_changes = what_ifs if what_ifs and what_ifs.simulated else None
-    largest = time_losses(result.breakdown.mean_seconds(), ideal_seconds_of(result))[:_MAX_LOSSES]
-    return [(loss, find_remedies(loss, simulated_changes) if simulated_changes else None) for loss in largest]
+    largest = result.losses.significant[:_MAX_LOSSES]
+    return [(loss, find_remedies(loss, what_ifs) if what_ifs else None) for loss in largest]
 
 
 def format_token_rate(tokens: float) -> str:

@@ -41,13 +41,15 @@ if TYPE_CHECKING:
 
     from clustersim.results.co_scheduled_jobs import CoScheduledJobResult
     from clustersim.results.simulation_result import SimulationResult
+    from clustersim.results.what_if import WhatIfReport
 
 _BAR_WIDTH: Final = 20  # characters of the longest bar: the table fits into 80 columns
 _MAX_STRAGGLERS: Final = 3
+_MAX_IMPROVEMENTS: Final = 3
 
 
-def render_run(result: "SimulationResult") -> "Group":
-    """Rich renderable: coloured on a terminal, plain elsewhere."""
+def render_run(result: "SimulationResult", what_ifs: "WhatIfReport | None" = None) -> "Group":
+    """Rich renderable: coloured on a terminal, plain elsewhere. what_ifs: simulated changes."""
     from rich.console import Group
 
     breakdown = step_breakdown(result, select_ranks(result))
@@ -61,6 +63,7 @@ def render_run(result: "SimulationResult") -> "Group":
         plain_text(CRITICAL_PATH_NOTE, "dim"),
         plain_text(""),
         *(_straggler_lines(result) if has_straggler_content(result) else ()),
+        *(what_helps_lines(what_ifs) if what_ifs else ()),
         *_note_lines(result),
     )
 
@@ -109,6 +112,25 @@ def _note_lines(result: "SimulationResult") -> "Iterator[Text]":
     if limitation_count := len(result.model_limitations):
         effects = "1 effect is" if limitation_count == 1 else f"{limitation_count} effects are"
         yield plain_text(f"{effects} not modelled, see --json or the page", "dim")
+
+
+def what_helps_lines(what_ifs: "WhatIfReport") -> "Iterator[Text]":
+    """The best changes of settings, each with the arguments that make it; what was not tried."""
+    improvements = [(case.description, case, outcome) for case, outcome in what_ifs.improvements[:_MAX_IMPROVEMENTS]]
+    if what_ifs.combined is not None and what_ifs.combined.outcome is not None:
+        improvements.append(("together", what_ifs.combined, what_ifs.combined.outcome))
+    for label, case, outcome in improvements:
+        caution = ", other numerics: check convergence" if case.changes_numerics else ""
+        yield plain_text(
+            f"helps: {outcome.slowdown_ratio:+.1%}  {label} ({format_bytes(outcome.peak_memory)}{caution})", "green"
+        )
+        yield plain_text(f"  {case.arguments}", "dim")
+    tried = len(what_ifs.tried_settings)
+    if not improvements:
+        yield plain_text(f"none of the {tried:,} changes of settings that were tried makes the step shorter and fits")
+    not_tried = [case.description for case in what_ifs.skipped if case.addresses]
+    if not_tried:
+        yield plain_text(f"{tried} changes of settings tried; not tried: {'; '.join(not_tried)}", "dim")
 
 
 def _straggler_lines(result: "SimulationResult") -> "Iterator[Text]":

@@ -9,24 +9,13 @@ import numpy as np
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import EXPERT, EXPERT_MESH, EXPERT_TENSOR
-from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.scenario import Scenario
-
-
-def with_dispatcher(scenario: Scenario, dispatcher: TokenDispatcher) -> Scenario:
-    """The scenario with another token dispatcher."""
-    return replace(scenario, layout=replace(scenario.layout, dispatcher=dispatcher, dispatcher_num_sms=None))
 
 
 def with_expert_load(scenario: Scenario, load: ExpertLoad | None) -> Scenario:
     """The scenario with another expert load; None: balanced."""
     return replace(scenario, training=replace(scenario.training, expert_load=load))
-
-
-def with_expert_parallelism(scenario: Scenario, ep: int) -> Scenario:
-    """The scenario with another degree of expert parallelism."""
-    return replace(scenario, layout=_layout_with_ep(scenario.layout, ep))
 
 
 def _layout_with_ep(layout: Layout, ep: int) -> Layout:

@@ -6,11 +6,6 @@ from clustersim.common.units import Seconds
 from clustersim.scenario.scenario import Scenario
 
 
-def with_cuda_graphs(scenario: Scenario) -> Scenario:
-    """The scenario with forward and backward captured in CUDA graphs."""
-    return replace(scenario, framework=scenario.framework.with_cuda_graphs())
-
-
 def with_launch_seconds(scenario: Scenario, seconds: Seconds) -> Scenario:
     """The scenario with other host seconds per kernel or collective of forward; backward's keep their ratio."""
     framework = scenario.framework

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from clustersim.parallel.data_parallel_strategy import STRATEGY_BY_ZERO_STAGE, with_shard_size
+from clustersim.parallel.data_parallel_strategy import STRATEGY_BY_ZERO_STAGE
 from clustersim.scenario.reliability import ElasticPolicy
 from clustersim.scenario.scenario import Scenario
 
@@ -16,11 +16,6 @@ def with_layout(scenario: Scenario, **changes: Any) -> Scenario:
 def with_zero_stage(scenario: Scenario, stage: int) -> Scenario:
     """The scenario with the usual data-parallel strategy of a ZeRO stage."""
     return with_layout(scenario, data=STRATEGY_BY_ZERO_STAGE[stage]())
-
-
-def with_dp_shard_size(scenario: Scenario, ranks: int) -> Scenario:
-    """The scenario with another shard group size of data parallelism."""
-    return with_layout(scenario, data=with_shard_size(scenario.layout.data, ranks))
 
 
 def with_tp_factor(scenario: Scenario, factor: int) -> Scenario:

@@ -12,17 +12,20 @@ from enum import Enum, Flag, auto
 
 from clustersim.common.errors import ClusterSimError
 from clustersim.common.units import Seconds
+from clustersim.scenario.changes.step_losses import StepLoss
 from clustersim.scenario.scenario import Scenario
 
 
 class ChangeUse(Flag):
     """The questions that a change helps to answer.
 
-    WHAT_IF: what would the step be with it? SENSITIVITY: does the best layout stay the best? LONGER_STEP,
+    REMEDY: what of its own settings would make a step shorter? WHAT_IF: what would it be if something else were
+    different (links, GPUs, the batch)? SENSITIVITY: does the best layout stay the best? LONGER_STEP,
     SHORTER_STEP: why is a measured step longer, or shorter, than the simulated one? GOODPUT: when would a run of
     weeks be done? MEMORY: what would make the scenario fit?
     """
 
+    REMEDY = auto()
     WHAT_IF = auto()
     SENSITIVITY = auto()
     LONGER_STEP = auto()
@@ -39,6 +42,7 @@ class ChangeSubject(Enum):
     GPUS = "speed of some GPUs"
     HOST = "launches by the host"
     LAYOUT = "layout, and how its ranks communicate"
+    SCHEDULE = "pipeline schedule"
     EXPERT_LOAD = "tokens of each expert"
     BATCH = "batch and microbatch"
     RECOMPUTE = "recomputation"
@@ -61,20 +65,26 @@ class Baseline:
     """A scenario to be changed, and what is known of its step, where that was simulated.
 
     busiest_rank: the first healthy rank with the most kernel time; launch_seconds: time that GPUs wait for their
-    host; both None: not simulated.
+    host; work_seconds: time of each pipeline rank outside of the pipeline's bubbles; None: not simulated.
     """
 
     scenario: Scenario
     busiest_rank: int | None = None
     launch_seconds: Seconds | None = None
+    work_seconds: tuple[Seconds, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedScenario:
-    """A changed scenario. detail: what the label of the change leaves open, appended to it."""
+    """A changed scenario.
+
+    detail: what the label of the change leaves open, appended to it; overrides: settings that make the change, as for
+    `--set`; empty: it cannot be made by settings.
+    """
 
     scenario: Scenario
     detail: str = ""
+    overrides: tuple[str, ...] = ()
 
 
 ApplyChange = Callable[[Baseline], Iterator[ChangedScenario]]
@@ -92,9 +102,9 @@ class ScenarioChange:
     """One thing that may be different.
 
     name: unique within a use; label: what is changed, for users; qualifier: of the label, where the change stands
-    alone; requires_fit: the first alternative that fits in memory counts; relative_cost: time of its simulation,
+    alone; requires_fit: the first alternative that fits in memory counts; relative_cost: of its simulation,
     relative to that of the unchanged scenario; is_relevant: whether a scenario has what is changed, so that the
-    change is worth mentioning.
+    change is worth mentioning; addresses: losses of a step that it may reduce.
     """
 
     name: str
@@ -104,8 +114,9 @@ class ScenarioChange:
     apply: ApplyChange
     qualifier: str = ""
     requires_fit: bool = False
-    relative_cost: float = 1.0
+    relative_cost: Callable[[Scenario], float] = lambda _: 1.0
     is_relevant: Callable[[Scenario], bool] = lambda _: True
+    addresses: frozenset[StepLoss] = frozenset()
 
     @property
     def invalidates_measured_collectives(self) -> bool:

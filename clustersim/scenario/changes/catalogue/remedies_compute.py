@@ -1,0 +1,212 @@
+"""Remedies of compute: launches, kernels, formats, recomputation, microbatches, the host."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from clustersim.common.dtypes import DType
+from clustersim.cost.calibration_record import LaunchMode
+from clustersim.model.framework import GraphCapture, MeasuredHostUse
+from clustersim.model.offload import NO_OFFLOAD
+from clustersim.model.training import AttentionBackend, NoRecompute
+from clustersim.parallel.layer_partition import partition_layers
+from clustersim.parallel.mesh import HOST_AXIS
+from clustersim.scenario.changes.catalogue.remedy import Alternative, remedy, setting
+from clustersim.scenario.changes.precision import default_recipe_name, supports_matmuls
+from clustersim.scenario.changes.scenario_change import (
+    Baseline,
+    ChangeSubject,
+    ScenarioChange,
+)
+from clustersim.scenario.changes.step_losses import EXPOSED_LOSSES, StepLoss
+from clustersim.scenario.scenario import Scenario
+
+_GRAPHS: Final = "framework.cuda_graphs"
+_GRAPH_FRAMEWORK: Final = "megatron"
+"""A framework that captures CUDA graphs, proposed where the scenario's own captures none."""
+_KERNEL_LOSSES: Final = frozenset({StepLoss.MATMULS, StepLoss.MEMORY_BOUND, StepLoss.RECOMPUTE})
+_MAX_RECOMPUTE_ALTERNATIVES: Final = 8
+
+
+def _has_dropless_experts(scenario: Scenario) -> bool:
+    """Whether the number of tokens of an expert is not known before they are routed."""
+    return any(moe.single_dense_mlp is None and moe.capacity_factor is None for moe in scenario.model.distinct_moes)
+
+
+def _cuda_graphs(scope: GraphCapture) -> Callable[[Baseline], Iterator[Alternative]]:
+    def find_alternatives(baseline: Baseline) -> Iterator[Alternative]:
+        framework = baseline.scenario.framework
+        capture = f"{_GRAPHS}={'true' if scope is GraphCapture.ALL else scope.value}"
+        if framework.graph_launch_seconds is not None:
+            yield Alternative((capture,))
+        else:
+            other = (f"framework.name={_GRAPH_FRAMEWORK}", capture)
+            yield Alternative(other, f": with {_GRAPH_FRAMEWORK}, as {framework.name} captures none here")
+
+    return find_alternatives
+
+
+def _can_compile(scenario: Scenario) -> bool:
+    """Whether layers could be compiled, and launches of compiled layers were measured: else nothing would change."""
+    framework, record = scenario.framework, scenario.cost.record
+    is_measured = record is not None and any(sample.mode is LaunchMode.COMPILED for sample in record.host_launches)
+    return is_measured and not framework.compiled and framework.measured_host_use is MeasuredHostUse.TORCH
+
+
+def _recomputes(scenario: Scenario) -> bool:
+    return scenario.training.recompute != NoRecompute()
+
+
+def _less_recompute(baseline: Baseline) -> Iterator[Alternative]:
+    """Recompute nothing, only attention's core, or fewer layers: as little as fits."""
+    recompute = baseline.scenario.training.recompute
+    yield Alternative(("training.recompute=none",), ": nothing")
+    if recompute.is_selective:
+        return
+    yield Alternative(("training.recompute=selective",), ": attention only")
+    most = recompute.layers or _max_layers_per_stage(baseline.scenario)
+    for layers in range(1, most, max(1, -(-most // _MAX_RECOMPUTE_ALTERNATIVES))):
+        yield Alternative((f"training.recompute.layers={layers}",), f": {_format_layers(layers)}, not {most}")
+
+
+def _max_layers_per_stage(scenario: Scenario) -> int:
+    partition, layers = scenario.layout.layers_per_stage, scenario.model.layer_count
+    return max(partition_layers(partition, layers, scenario.placement))
+
+
+def _half_microbatch(baseline: Baseline) -> Iterator[Alternative]:
+    half = baseline.scenario.training.microbatch // 2
+    yield Alternative((f"training.microbatch={half}",), f": {_format_sequences(half)}")
+
+
+def _twice_microbatch(baseline: Baseline) -> Iterator[Alternative]:
+    """Twice the sequences, with as little additional recomputation as makes them fit."""
+    scenario, recompute = baseline.scenario, baseline.scenario.training.recompute
+    twice = 2 * scenario.training.microbatch
+    microbatch, detail = f"training.microbatch={twice}", f": {_format_sequences(twice)}"
+    yield Alternative((microbatch,), detail)
+    if not _recomputes(scenario):
+        yield Alternative((microbatch, "training.recompute=selective"), f"{detail}, attention recomputed")
+    if not recompute.is_selective:
+        fewest, most = 1 + (recompute.layers or 0), _max_layers_per_stage(scenario)
+        for layers in range(fewest, most, max(1, -(-(most - fewest) // _MAX_RECOMPUTE_ALTERNATIVES))):
+            recomputed = f"{detail}, {_format_layers(layers)} recomputed"
+            yield Alternative((microbatch, f"training.recompute.layers={layers}"), recomputed)
+    yield Alternative((microbatch, "training.recompute=full"), f"{detail}, all layers recomputed")
+
+
+def _format_sequences(count: int) -> str:
+    return f"{count} sequence{'s' * (count > 1)} (same batch)"
+
+
+def _format_layers(count: int) -> str:
+    return f"{count} layer{'s' * (count > 1)} of each stage"
+
+
+def _matmuls_in(dtype: DType) -> Callable[[Baseline], Iterator[Alternative]]:
+    """Matmuls in a format, by its default recipe."""
+
+    def find_alternatives(baseline: Baseline) -> Iterator[Alternative]:
+        name = default_recipe_name(baseline.scenario, dtype)
+        yield Alternative((f"training.precision.compute={name}",), f" ({name})")
+
+    return find_alternatives
+
+
+def _precision(dtype: DType) -> ScenarioChange:
+    def is_relevant(scenario: Scenario) -> bool:
+        recipe = scenario.training.recipe
+        is_in_use = recipe.matmul_formats.forward is dtype or recipe.name == default_recipe_name(scenario, dtype)
+        return supports_matmuls(dtype)(scenario) and not is_in_use
+
+    return remedy(
+        f"products_{dtype.value}",
+        f"matmuls in {dtype.value.upper()}",
+        ChangeSubject.PRECISION,
+        _KERNEL_LOSSES | EXPOSED_LOSSES,
+        _matmuls_in(dtype),
+        is_relevant=is_relevant,
+    )
+
+
+_LAUNCH: Final = frozenset({StepLoss.LAUNCH})
+
+HOST_REMEDIES: Final = (
+    remedy(
+        "cuda_graphs",
+        "passes captured in CUDA graphs",
+        ChangeSubject.HOST,
+        _LAUNCH,
+        _cuda_graphs(GraphCapture.ALL),
+        is_relevant=lambda scenario: not (scenario.framework.uses_cuda_graphs or _has_dropless_experts(scenario)),
+    ),
+    remedy(
+        "cuda_graphs_outside_experts",
+        "passes captured in CUDA graphs, except for experts",
+        ChangeSubject.HOST,
+        _LAUNCH,
+        _cuda_graphs(GraphCapture.OUTSIDE_EXPERTS),
+        is_relevant=lambda scenario: not scenario.framework.uses_cuda_graphs and _has_dropless_experts(scenario),
+    ),
+    setting(
+        "torch_compile",
+        "layers compiled (torch.compile)",
+        ChangeSubject.FRAMEWORK,
+        _LAUNCH | {StepLoss.MEMORY_BOUND},
+        ("framework.torch_compile=true",),
+        _can_compile,
+    ),
+    setting(
+        "no_offload",
+        "nothing on the host",
+        ChangeSubject.OFFLOAD,
+        StepLoss.exposed(HOST_AXIS) | {StepLoss.WAIT, StepLoss.SLOWED},
+        ("training.offload=none",),
+        lambda scenario: scenario.training.offload != NO_OFFLOAD,
+    ),
+)
+
+KERNEL_REMEDIES: Final = (
+    setting(
+        "fused_kernels",
+        "norms, activations and optimizer fused",
+        ChangeSubject.FRAMEWORK,
+        frozenset({StepLoss.MEMORY_BOUND, StepLoss.OPTIMIZER, StepLoss.LAUNCH, StepLoss.RECOMPUTE}),
+        ("training.fused=true",),
+        lambda scenario: not scenario.training.fused,
+    ),
+    setting(
+        "flash_attention",
+        "attention by the fastest library (flash)",
+        ChangeSubject.FRAMEWORK,
+        _KERNEL_LOSSES,
+        ("training.attention=flash",),
+        lambda scenario: scenario.training.attention is not AttentionBackend.FLASH,
+    ),
+    *map(_precision, (DType.BF16, DType.FP8, DType.MXFP8, DType.NVFP4)),
+)
+
+MEMORY_REMEDIES: Final = (
+    remedy(
+        "less_recompute",
+        "less recomputed, as memory is left",
+        ChangeSubject.RECOMPUTE,
+        frozenset({StepLoss.RECOMPUTE, StepLoss.IMBALANCE}),
+        _less_recompute,
+        is_relevant=_recomputes,
+    ),
+    remedy(
+        "twice_the_microbatch",
+        "microbatches of twice the size",
+        ChangeSubject.BATCH,
+        _KERNEL_LOSSES | EXPOSED_LOSSES | _LAUNCH,
+        _twice_microbatch,
+    ),
+    remedy(
+        "half_the_microbatch",
+        "microbatches of half the size",
+        ChangeSubject.BATCH,
+        frozenset({StepLoss.BUBBLE}),
+        _half_microbatch,
+        is_relevant=lambda scenario: scenario.training.microbatch % 2 == 0,
+    ),
+)
