@@ -244,7 +244,8 @@ def _discrete_causes(
     for change in changes:
         changed = change.first_alternative(result.scenario) if _use_of(gap) in change.uses else None
         if changed is not None and not find_problems(changed.scenario):
-            yield _discrete_cause(change, simulate(changed.scenario), result, gap)
+            label = change.label + changed.detail
+            yield _discrete_cause(change.name, label, simulate(changed.scenario), result, gap)
 
 
 def _use_of(gap: StepTimeGap) -> ChangeUse:
@@ -252,15 +253,15 @@ def _use_of(gap: StepTimeGap) -> ChangeUse:
 
 
 def _discrete_cause(
-    change: ScenarioChange, changed_result: SimulationResult, result: SimulationResult, gap: StepTimeGap
+    name: str, label: str, changed_result: SimulationResult, result: SimulationResult, gap: StepTimeGap
 ) -> CandidateCause:
     fits_in_memory, gap_share = (
         changed_result.fits_in_memory or not result.fits_in_memory,
         gap.explained_share(changed_result.step_time),
     )
     return CandidateCause(
-        change.name,
-        change.label + ("" if fits_in_memory else ", but would not fit in memory"),
+        name,
+        label + ("" if fits_in_memory else ", but would not fit in memory"),
         None,
         changed_result.step_time,
         gap_share,

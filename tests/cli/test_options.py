@@ -15,6 +15,7 @@ OPTIONS = {
         "--spans",
         "--ranks",
         "--force",
+        "--what-if",
         "--quiet",
         "-q",
         "--watch",

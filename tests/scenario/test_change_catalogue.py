@@ -69,7 +69,7 @@ def test_a_neutral_strength_has_no_effort_and_a_limit_is_legal(
 
 
 def test_an_option_is_switched_to_the_state_that_it_is_not_in(scenario: Scenario) -> None:
-    """Of the two changes of an option, the other applies to the scenario that one of them gives."""
+    """Of the two changes of an option, off and on, the other applies to the scenario that one of them gives."""
     by_use = {
         use: {change.name: change for change in changes_for(use)}
         for use in (ChangeUse.LONGER_STEP, ChangeUse.SHORTER_STEP)

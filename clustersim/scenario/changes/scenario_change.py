@@ -125,6 +125,8 @@ class ScenarioChange:
 
     def first_alternative(self, scenario: Scenario) -> ChangedScenario | None:
         """The first changed scenario; None where the change does not apply."""
+        if not self.is_relevant(scenario):
+            return None
         try:
             return next(self.apply(Baseline(scenario)), None)
         except InapplicableChangeError:

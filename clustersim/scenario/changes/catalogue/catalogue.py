@@ -22,6 +22,7 @@ from clustersim.scenario.changes.scenario_change import ChangeUse, ContinuousCha
 CATALOGUE: Final[tuple[ScenarioChange, ...]] = (
     *remedies_compute.HOST_REMEDIES,
     *remedies_compute.KERNEL_REMEDIES,
+    *remedies_compute.PRECISION_REMEDIES,
     *remedies_compute.MEMORY_REMEDIES,
     *remedies_pipeline.PIPELINE_REMEDIES,
     *remedies_communication.OVERLAP_REMEDIES,

@@ -1,18 +1,16 @@
-"""Changes of options of the framework, each on or off, that make a step longer or shorter.
+"""Options of the framework turned off, and what lengthens a step removed: causes of a gap to a measured step.
 
-On is the state that makes a step shorter. Each option is two changes of one name, of which a scenario allows at
-most one: to the state that it is not in.
+What turns an option on is a remedy (`remedies_compute`, `remedies_communication`).
 """
 
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from clustersim.model.training import AttentionBackend, FullRecompute, NoRecompute
+from clustersim.model.training import AttentionBackend, FullRecompute
 from clustersim.parallel.data_parallel_strategy import with_overlap
 from clustersim.scenario.changes.health import without_stragglers
 from clustersim.scenario.changes.layout import with_layout
 from clustersim.scenario.changes.scenario_change import (
-    ApplyChange,
     Baseline,
     ChangedScenario,
     ChangeSubject,
@@ -23,155 +21,131 @@ from clustersim.scenario.changes.scenario_change import (
 from clustersim.scenario.changes.training import with_recompute, with_training, without_overheads
 from clustersim.scenario.scenario import Scenario
 
-SetState = Callable[[Scenario, bool], Scenario | None]
-"""Returns the scenario with an option on or off; None if that is not possible or changes nothing."""
+ChangeOption = Callable[[Scenario], Scenario | None]
+"""Returns the changed scenario; None if that is not possible or changes nothing."""
 
 
-def _set_data_parallel_overlap(scenario: Scenario, on: bool) -> Scenario | None:
+def _without_data_parallel_overlap(scenario: Scenario) -> Scenario | None:
     layout = scenario.layout
-    strategy = with_overlap(layout.data, overlap=on)
+    strategy = with_overlap(layout.data, overlap=False)
     has_no_effect = strategy == layout.data or layout.dp * layout.cp == 1
     return None if has_no_effect else with_layout(scenario, data=strategy)
 
 
-def _layout_flag_setter(field: str, axis: str) -> SetState:
-    """Setter of a layout flag that has an effect where an axis has more than one rank."""
+def _without_layout_flag(field: str, axis: str) -> ChangeOption:
+    """Without a layout flag that has an effect where an axis has more than one rank."""
 
-    def set_flag(scenario: Scenario, on: bool) -> Scenario | None:
-        has_no_effect = getattr(scenario.layout, field) is on or getattr(scenario.layout, axis) == 1
-        return None if has_no_effect else with_layout(scenario, **{field: on})
+    def unset_flag(scenario: Scenario) -> Scenario | None:
+        has_no_effect = not getattr(scenario.layout, field) or getattr(scenario.layout, axis) == 1
+        return None if has_no_effect else with_layout(scenario, **{field: False})
 
-    return set_flag
-
-
-def _set_fused_kernels(scenario: Scenario, on: bool) -> Scenario | None:
-    return None if scenario.training.fused is on else with_training(scenario, fused=on)
+    return unset_flag
 
 
-def _set_flash_attention(scenario: Scenario, on: bool) -> Scenario | None:
-    """Off: standard attention; on, for scenarios with standard attention: the fastest flash attention."""
-    if (scenario.training.attention is AttentionBackend.STANDARD) is not on:
-        return None
-    return with_training(scenario, attention=AttentionBackend.FLASH if on else AttentionBackend.STANDARD)
+def _without_fused_kernels(scenario: Scenario) -> Scenario | None:
+    return with_training(scenario, fused=False) if scenario.training.fused else None
 
 
-def _set_newest_flash(scenario: Scenario, on: bool) -> Scenario | None:
-    """On: the fastest library's flash attention; off: FlashAttention-2."""
-    replaced = (AttentionBackend.FLASH2, AttentionBackend.FLASH1) if on else (AttentionBackend.FLASH,)
-    if scenario.training.attention not in replaced:
-        return None
-    return with_training(scenario, attention=AttentionBackend.FLASH if on else AttentionBackend.FLASH2)
+def _without_flash_attention(scenario: Scenario) -> Scenario | None:
+    is_flash = scenario.training.attention is not AttentionBackend.STANDARD
+    return with_training(scenario, attention=AttentionBackend.STANDARD) if is_flash else None
 
 
-def _set_no_recompute(scenario: Scenario, on: bool) -> Scenario | None:
-    """On: no recomputation; off: full recomputation."""
-    policy = NoRecompute() if on else FullRecompute()
-    return None if scenario.training.recompute == policy else with_recompute(scenario, policy)
+def _without_newest_flash(scenario: Scenario) -> Scenario | None:
+    """FlashAttention-2 in place of the fastest library's."""
+    is_newest = scenario.training.attention is AttentionBackend.FLASH
+    return with_training(scenario, attention=AttentionBackend.FLASH2) if is_newest else None
 
 
-def _remove_overheads(scenario: Scenario, on: bool) -> Scenario | None:  # noqa: ARG001 - it is never off
+def _with_full_recompute(scenario: Scenario) -> Scenario | None:
+    is_full = scenario.training.recompute == FullRecompute()
+    return None if is_full else with_recompute(scenario, FullRecompute())
+
+
+def _without_overheads(scenario: Scenario) -> Scenario | None:
     """Without the framework's overheads outside the model."""
     overheads = scenario.training.overheads
     return None if overheads == overheads.layer_implementation else without_overheads(scenario)
 
 
-def _remove_stragglers(scenario: Scenario, on: bool) -> Scenario | None:  # noqa: ARG001 - it is never off
+def _without_stragglers(scenario: Scenario) -> Scenario | None:
     """Without the scenario's slow GPUs and jitter."""
     return without_stragglers(scenario) if scenario.degradations.slow_gpus or scenario.jitter else None
 
 
-def _apply_state(set_state: SetState, *, on: bool) -> ApplyChange:
+def _change(name: str, label: str, subject: ChangeSubject, use: ChangeUse, option: ChangeOption) -> ScenarioChange:
     def apply(baseline: Baseline) -> Iterator[ChangedScenario]:
-        changed = set_state(baseline.scenario, on)
+        changed = option(baseline.scenario)
         if changed is None:
             raise InapplicableChangeError("it is in this state, or has no effect")
         yield ChangedScenario(changed)
 
-    return apply
+    return ScenarioChange(name, label, subject, use, apply)
 
 
-def _switched_on(name: str, label: str, subject: ChangeSubject, set_state: SetState) -> ScenarioChange:
-    return ScenarioChange(name, label, subject, ChangeUse.SHORTER_STEP, _apply_state(set_state, on=True))
+def _switched_off(name: str, label: str, subject: ChangeSubject, option: ChangeOption) -> ScenarioChange:
+    return _change(name, label, subject, ChangeUse.LONGER_STEP, option)
 
 
-def _switch(
-    name: str, labels: tuple[str, str], subject: ChangeSubject, set_state: SetState
-) -> tuple[ScenarioChange, ScenarioChange]:
-    """The option off, and on. labels: of the two states."""
-    off_label, on_label = labels
-    off = ScenarioChange(name, off_label, subject, ChangeUse.LONGER_STEP, _apply_state(set_state, on=False))
-    return off, _switched_on(name, on_label, subject, set_state)
+def _removed(name: str, label: str, subject: ChangeSubject, option: ChangeOption) -> ScenarioChange:
+    return _change(name, label, subject, ChangeUse.SHORTER_STEP, option)
 
 
 OVERLAP_SWITCHES: Final = (
-    *_switch(
+    _switched_off(
         "data_parallel_overlap",
-        (
-            "data-parallel communication does not overlap with compute",
-            "data-parallel communication overlaps with compute",
-        ),
+        "data-parallel communication does not overlap with compute",
         ChangeSubject.LAYOUT,
-        _set_data_parallel_overlap,
+        _without_data_parallel_overlap,
     ),
-    *_switch(
+    _switched_off(
         "tp_comm_overlap",
-        (
-            "tensor-parallel communication does not overlap with its matmuls",
-            "tensor-parallel communication overlaps with its matmuls",
-        ),
+        "tensor-parallel communication does not overlap with its matmuls",
         ChangeSubject.LAYOUT,
-        _layout_flag_setter("tp_comm_overlap", "tp"),
+        _without_layout_flag("tp_comm_overlap", "tp"),
     ),
-    *_switch(
+    _switched_off(
         "overlap_p2p_comm",
-        ("stages wait for their sends", "stages compute while they send"),
+        "stages wait for their sends",
         ChangeSubject.LAYOUT,
-        _layout_flag_setter("overlap_p2p_comm", "pp"),
+        _without_layout_flag("overlap_p2p_comm", "pp"),
     ),
-    *_switch(
+    _switched_off(
         "async_tensor_model_parallel_allreduce",
-        (
-            "backward's tensor-parallel communication does not hide behind the weight gradient",
-            "backward's tensor-parallel communication hides behind the weight gradient",
-        ),
+        "backward's tensor-parallel communication does not hide behind the weight gradient",
         ChangeSubject.LAYOUT,
-        _layout_flag_setter("async_tensor_model_parallel_allreduce", "tp"),
+        _without_layout_flag("async_tensor_model_parallel_allreduce", "tp"),
     ),
 )
 
 KERNEL_SWITCHES: Final = (
-    *_switch(
+    _switched_off(
         "fused_kernels",
-        ("norms, activations and optimizer are not fused", "norms, activations and optimizer are fused"),
+        "norms, activations and optimizer are not fused",
         ChangeSubject.FRAMEWORK,
-        _set_fused_kernels,
+        _without_fused_kernels,
     ),
-    *_switch(
+    _switched_off(
         "flash_attention",
-        ("attention writes its scores to memory (no flash)", "attention is flash"),
+        "attention writes its scores to memory (no flash)",
         ChangeSubject.FRAMEWORK,
-        _set_flash_attention,
+        _without_flash_attention,
     ),
-    *_switch(
+    _switched_off(
         "newest_flash_attention",
-        ("attention is FlashAttention-2, not the fastest library's", "attention is the fastest library's"),
+        "attention is FlashAttention-2, not the fastest library's",
         ChangeSubject.FRAMEWORK,
-        _set_newest_flash,
+        _without_newest_flash,
     ),
-    *_switch(
-        "recompute",
-        ("all layers are recomputed", "nothing is recomputed"),
-        ChangeSubject.RECOMPUTE,
-        _set_no_recompute,
-    ),
+    _switched_off("recompute", "all layers are recomputed", ChangeSubject.RECOMPUTE, _with_full_recompute),
 )
 
 REMOVALS: Final = (
-    _switched_on(
+    _removed(
         "overheads",
         "no overheads outside the model (training.overheads)",
         ChangeSubject.FRAMEWORK,
-        _remove_overheads,
+        _without_overheads,
     ),
-    _switched_on("stragglers", "no GPU is slow and no kernel varies", ChangeSubject.GPUS, _remove_stragglers),
+    _removed("stragglers", "no GPU is slow and no kernel varies", ChangeSubject.GPUS, _without_stragglers),
 )

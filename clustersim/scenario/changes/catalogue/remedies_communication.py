@@ -15,7 +15,7 @@ from clustersim.parallel.data_parallel_strategy import (
 )
 from clustersim.parallel.mesh import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR
 from clustersim.program.task import TokenDispatcher
-from clustersim.scenario.changes.catalogue.remedy import Alternative, remedy, setting
+from clustersim.scenario.changes.catalogue.remedy import Alternative, explaining, remedy, setting
 from clustersim.scenario.changes.expert_parallel import ep_fits_domains, feasible_ep_degrees
 from clustersim.scenario.changes.scenario_change import (
     Baseline,
@@ -173,7 +173,7 @@ def _moe_remedy(
     )
 
 
-OVERLAP_REMEDIES: Final = (
+OVERLAP_REMEDIES: Final = explaining(
     _data_remedy(
         "data_parallel_overlap",
         "data-parallel communication overlapped with compute",

@@ -10,7 +10,7 @@ from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.training import AttentionBackend, NoRecompute
 from clustersim.parallel.layer_partition import partition_layers
 from clustersim.parallel.mesh import HOST_AXIS
-from clustersim.scenario.changes.catalogue.remedy import Alternative, remedy, setting
+from clustersim.scenario.changes.catalogue.remedy import Alternative, explaining, remedy, setting
 from clustersim.scenario.changes.precision import default_recipe_name, supports_matmuls
 from clustersim.scenario.changes.scenario_change import (
     Baseline,
@@ -165,7 +165,7 @@ HOST_REMEDIES: Final = (
     ),
 )
 
-KERNEL_REMEDIES: Final = (
+KERNEL_REMEDIES: Final = explaining(
     setting(
         "fused_kernels",
         "norms, activations and optimizer fused",
@@ -182,17 +182,20 @@ KERNEL_REMEDIES: Final = (
         ("training.attention=flash",),
         lambda scenario: scenario.training.attention is not AttentionBackend.FLASH,
     ),
-    *map(_precision, (DType.BF16, DType.FP8, DType.MXFP8, DType.NVFP4)),
 )
 
+PRECISION_REMEDIES: Final = tuple(map(_precision, (DType.BF16, DType.FP8, DType.MXFP8, DType.NVFP4)))
+
 MEMORY_REMEDIES: Final = (
-    remedy(
-        "less_recompute",
-        "less recomputed, as memory is left",
-        ChangeSubject.RECOMPUTE,
-        frozenset({StepLoss.RECOMPUTE, StepLoss.IMBALANCE}),
-        _less_recompute,
-        is_relevant=_recomputes,
+    *explaining(
+        remedy(
+            "less_recompute",
+            "less recomputed, as memory is left",
+            ChangeSubject.RECOMPUTE,
+            frozenset({StepLoss.RECOMPUTE, StepLoss.IMBALANCE}),
+            _less_recompute,
+            is_relevant=_recomputes,
+        )
     ),
     remedy(
         "twice_the_microbatch",

@@ -5,7 +5,7 @@ Each may have alternatives; the first one that is legal and fits in memory count
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from clustersim.common.errors import InputError
 from clustersim.scenario.changes.scenario_change import (
@@ -52,6 +52,11 @@ def remedy(
         is_relevant=is_relevant,
         addresses=addresses,
     )
+
+
+def explaining(*remedies: ScenarioChange) -> tuple[ScenarioChange, ...]:
+    """The remedies as candidate causes, too: a measured step may be shorter since it ran with them."""
+    return tuple(replace(change, uses=change.uses | ChangeUse.SHORTER_STEP) for change in remedies)
 
 
 def setting(
