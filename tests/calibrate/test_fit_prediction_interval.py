@@ -16,11 +16,11 @@ from calibrate.fit.prediction_interval import (
     fit_uncertainty_model,
     fit_variances,
     out_of_sample_deviations,
-    student_t_ratio,
     validated_domain,
     variance_data,
 )
 from calibrate.fit.repeatability import repeat_deviation
+from calibrate.fit.student_t import student_t_ratio
 from clustersim.common.errors import InputError
 from clustersim.simulation import simulate
 from clustersim.uncertainty.model_file import DENSE_STEPS, MODEL_NAMES, load_uncertainty_model, model_to_dict
