@@ -28,19 +28,19 @@ def reference_runs() -> Iterator[ReferenceRun]:
         step.case_id: step.log_error for name in MODEL_NAMES for step in read_out_of_sample(out_of_sample_path(name))
     }
     cases = sorted(read_steps(), key=lambda case: case.text("case_id"))
-    seen_sources = {case.text("source") for case in cases if case.text("case_id") in errors}
+    fitted_sources = {case.text("source") for case in cases if case.text("case_id") in errors}
     for case in cases:
         log_error = errors.get(case.text("case_id"))
-        if log_error is None and is_unseen(case, seen_sources):
+        if log_error is None and is_held_out(case, fitted_sources):
             log_error = _log_error(case)
         if log_error is not None:
             yield _reference_run(case, log_error)
 
 
-def is_unseen(case: ValidationCase, seen_sources: set[str]) -> bool:
+def is_held_out(case: ValidationCase, fitted_sources: set[str]) -> bool:
     """Whether a run was measured, leaves something important open, and has a source that no constant has seen."""
     is_open = case.text("quality") == _IMPORTANT_UNKNOWN and is_measured(case)
-    return is_open and case.text("source") not in seen_sources
+    return is_open and case.text("source") not in fitted_sources
 
 
 def _log_error(case: ValidationCase) -> float | None:

@@ -30,10 +30,10 @@ class JobPair(NamedTuple):
 
 def same_job_pairs(runs: Sequence[ReferenceRun]) -> list[JobPair]:
     """All pairs of runs of one job whose settings are known."""
-    known = [run for run in runs if run.quality in ("A", "B")]
+    specified = [run for run in runs if run.quality in ("A", "B")]
     return [
         JobPair(" + ".join(sorted({one.source, other.source})), abs(one.log_error - other.log_error))
-        for job_runs in group_by_job(known).values()
+        for job_runs in group_by_job(specified).values()
         for one, other in combinations(job_runs, 2)
     ]
 

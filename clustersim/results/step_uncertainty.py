@@ -84,10 +84,7 @@ class StepUncertainty:
     def describe(self, interval: tuple[Seconds, Seconds]) -> str:
         """The prediction interval, in seconds of the step, and the evidence behind it, as a sentence."""
         sentence = describe_interval(self._model, self.relative_interval, interval, self._describe_measurements())
-        if self.reference is None:
-            return sentence
-        predicted = interval[0] / self.relative_interval.low
-        return f"{describe_reference(self.reference, predicted)}. {sentence}"
+        return sentence if self.reference is None else f"{describe_reference(self.reference)}. {sentence}"
 
     def _describe_measurements(self) -> str:
         """What was measured on the machine itself, as a clause; empty where nothing was."""

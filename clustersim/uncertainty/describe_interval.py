@@ -40,13 +40,13 @@ def describe_interval(
     return "".join(clauses)
 
 
-def describe_reference(run: ReferenceRun, predicted: Seconds) -> str:
-    """What a published run of the same job took, beside the prediction."""
+def describe_reference(run: ReferenceRun) -> str:
+    """What a published run of the same job took, and its prediction."""
     rate = "" if run.tflops_per_gpu is None else f", {run.tflops_per_gpu:g} TFLOP/s per GPU as printed"
-    unknown = "; it leaves settings open (quality C), which are inferred" if run.quality == "C" else ""
+    unknown = ", settings that it leaves open inferred (quality C)" if run.quality == "C" else ""
     return (
-        f"measured at this size: {format_step_time(run.measured)}{rate} ({run.source}, {run.locator}); we predict "
-        f"{format_step_time(predicted)}{unknown}"
+        f"measured at this size: {format_step_time(run.measured)}{rate} ({run.source}, {run.locator}); we predict that "
+        f"run with {format_step_time(run.predicted)} ({run.relative_error:+.1%}{unknown})"
     )
 
 

@@ -7,13 +7,14 @@ the job that was measured, |e| <= |e'| + |e - e'| for the logarithms e of measur
 difference is unknown; `SameJobErrors` says how large it is. Of several such runs the one that was predicted worst
 counts: to choose the best would lean to the hopeful side.
 
-Settings that a source leaves open (quality C) are inferred alike for the run and in its prediction; where they are
-wrong, e' has it. Such runs are in the table if no constant has seen their source.
+Settings that a source leaves open (quality C) are inferred, and where they are wrong, e' is the larger. Such runs
+are in the table if no constant has seen their source.
 
 `python -m calibrate reference-runs` writes the table, reference_runs.csv.
 """
 
 import csv
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -103,6 +104,16 @@ class ReferenceRun:
     measured: Seconds
     tflops_per_gpu: float | None
     job: Job
+
+    @property
+    def predicted(self) -> Seconds:
+        """Its predicted step time."""
+        return self.measured * math.exp(-self.log_error)
+
+    @property
+    def relative_error(self) -> float:
+        """Predicted over measured, minus one."""
+        return math.expm1(-self.log_error)
 
 
 @dataclass(frozen=True, slots=True)

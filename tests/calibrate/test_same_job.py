@@ -5,8 +5,8 @@ from statistics import fmean
 
 import pytest
 
-from calibrate.fit.prediction_interval import same_job_errors
 from calibrate.fit.out_of_sample import out_of_sample_path, read_out_of_sample
+from calibrate.fit.prediction_interval import same_job_errors
 from calibrate.fit.same_job import JobPair, fit_same_job, same_job_pairs, same_job_quantile
 from calibrate.fit.student_t import student_t_ratio
 from clustersim.uncertainty.model_file import DENSE_STEPS, MOE_STEPS, load_uncertainty_model
