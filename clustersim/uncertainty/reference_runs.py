@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from clustersim.common.units import Seconds
 from clustersim.hardware.cluster import describe_tiers
@@ -104,6 +104,18 @@ class ReferenceRun:
     measured: Seconds
     tflops_per_gpu: float | None
     job: Job
+
+    def to_json(self) -> dict[str, Any]:
+        """The run as JSON data, without its job."""
+        return {
+            "case_id": self.case_id,
+            "source": self.source,
+            "locator": self.locator,
+            "quality": self.quality,
+            "measured_s": self.measured,
+            "predicted_s": self.predicted,
+            "model_tflops_per_gpu": self.tflops_per_gpu,
+        }
 
     @property
     def predicted(self) -> Seconds:
