@@ -61,6 +61,9 @@ COMMANDS: Final = {
     "fit-steps": CalibrateCommand(
         "calibrate.fit.step_constants", "fit the constants of training steps to published step times"
     ),
+    "reference-runs": CalibrateCommand(
+        "calibrate.fit.reference_runs", "write the table of published runs by job, with the error of each prediction"
+    ),
     "fit-prediction-interval": CalibrateCommand(
         "calibrate.fit.prediction_interval",
         "fit prediction intervals to out-of-sample errors",

@@ -20,7 +20,7 @@ that were not used to fit the constants (`out_of_sample`):
    to the normal quantile for the number of sources.
 
 Coverage is that of an interval that was fitted without the source: components, quantile and validated
-domain.
+domain. How far two runs of one job are apart is in `same_job`.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import fmean
 from typing import Any, Final
 
 import numpy as np
@@ -37,8 +37,10 @@ import yaml
 
 from calibrate.fit.out_of_sample import OutOfSampleStep, out_of_sample_path, read_out_of_sample
 from calibrate.fit.repeatability import repeat_deviation
+from calibrate.fit.same_job import fit_same_job, same_job_pairs
 from calibrate.fit.step_constants import MIN_CASES
 from calibrate.fit.step_table import SAME_CHIP
+from calibrate.fit.student_t import student_t_ratio
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.data_files import find_file, list_names, read_mapping
 from clustersim.common.errors import InputError
@@ -55,6 +57,7 @@ from clustersim.uncertainty.prediction_interval import (
     component_loads,
     strata_of,
 )
+from clustersim.uncertainty.reference_runs import SameJobErrors, read_reference_runs
 from clustersim.uncertainty.step_features import MIN_VISIBLE_SHARE
 from clustersim.uncertainty.validated_domain import ValidatedDomain
 from clustersim.validation.case_scenario import case_uncertainty_model
@@ -174,22 +177,6 @@ def out_of_sample_deviations(steps: Sequence[OutOfSampleStep]) -> tuple[FloatArr
     return deviations, data.weights
 
 
-def student_t_ratio(degrees_of_freedom: int) -> float:
-    """Ratio of Student's t to the normal quantile, two-sided, at `INTERVAL_COVERAGE`.
-
-    Abramowitz and Stegun 26.7.5, two terms.
-
-    >>> round(student_t_ratio(11) * 1.645, 2)
-    1.8
-    """
-    z = NormalDist().inv_cdf((1.0 + INTERVAL_COVERAGE) / 2.0)
-    return (
-        1.0
-        + (z**2 + 1.0) / (4.0 * degrees_of_freedom)
-        + (5.0 * z**4 + 16.0 * z**2 + 3.0) / (96.0 * degrees_of_freedom**2)
-    )
-
-
 def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: float) -> UncertaintyModel:
     """The uncertainty model fitted to some steps, whose validated domain is all of them."""
     standard_deviations = np.sqrt(fit_variances(variance_data(steps))).tolist()
@@ -286,11 +273,21 @@ def command(options: argparse.Namespace) -> None:
         repeat_deviation(identified),
     )
     checks = cross_validate(steps, deviation)
-    model = replace(fit_uncertainty_model(steps, deviation), coverage_by_stratum=coverage_by_stratum(checks))
+    model = replace(
+        fit_uncertainty_model(steps, deviation),
+        coverage_by_stratum=coverage_by_stratum(checks),
+        same_job=same_job_errors(steps),
+    )
     lines = strata_table(model, checks)
     print("\n".join(lines) if options.markdown else "\n".join([*_component_lines(model), "", *_aligned_columns(lines)]))
     if options.write is not None:
         write_uncertainty_model(model, options.write, options.kind)
+
+
+def same_job_errors(steps: Sequence[OutOfSampleStep]) -> SameJobErrors | None:
+    """How far those of the steps are apart that are runs of one job; None if these are too few."""
+    case_ids = {step.case_id for step in steps}
+    return fit_same_job(same_job_pairs([run for run in read_reference_runs() if run.case_id in case_ids]))
 
 
 def _component_lines(model: UncertaintyModel) -> Iterator[str]:
@@ -299,6 +296,12 @@ def _component_lines(model: UncertaintyModel) -> Iterator[str]:
         yield f"{component_key(component):13s} {deviation:7.1%}  {component.value}"
     yield f"{'repeatability':13s} {model.repeat_deviation:7.1%}  equal steps, published twice"
     yield f"{INTERVAL_COVERAGE:.0%} within {model.quantile:.2f} standard deviations"
+    if model.same_job is not None:
+        errors = model.same_job
+        yield (
+            f"{INTERVAL_COVERAGE:.0%} of {errors.pair_count} pairs of runs of one job ({errors.source_count} sources) "
+            f"within {errors.quantile:.1%}; coverage {errors.covered_share:.0%}"
+        )
 
 
 HEADER: Final = ("stratum", "cases", "sources", "median error", "interval", "coverage")

@@ -276,8 +276,10 @@ def _pipeline_flags(scenario: Scenario) -> Iterator[Flag]:
             mtp_counts = (*[0] * (len(counts) - 1), scenario.model.mtp_layers)
             yield "pipeline-model-parallel-layout", _layout_string(counts, mtp_counts)
             return
-    if scenario.schedule.runs_in_rounds:
+    if scenario.schedule.round_size(layout.pp) > 1:
         yield "num-virtual-stages-per-pipeline-rank", str(scenario.placement.max_chunks)
+    if scenario.schedule.round_size(layout.pp) not in (1, layout.pp):
+        yield "microbatch-group-size-per-virtual-pipeline-stage", str(scenario.schedule.round_size(layout.pp))
 
 
 def _layout_string(counts: tuple[int, ...], mtp_counts: tuple[int, ...]) -> str:

@@ -206,11 +206,10 @@ def _schedule_config(parsed: MegatronArguments, pp: int) -> dict[str, Any]:
     if layers_per_stage:
         stage_count = parsed.required_integer("num-layers") // (pp * layers_per_stage)
     group_size = parsed.positive_integer("microbatch-group-size-per-virtual-pipeline-stage", pp)
-    if stage_count and stage_count > 1 and group_size != pp:
-        raise parsed.error(
-            "microbatch-group-size-per-virtual-pipeline-stage", f"rounds of other than pp = {pp} are not modelled"
-        )
-    return {"schedule": {"interleaved": {"chunks": stage_count}}} if stage_count and stage_count > 1 else {}
+    if not stage_count or stage_count == 1:
+        return {}
+    rounds = {} if group_size == pp else {"microbatch_group_size": group_size}
+    return {"schedule": {"interleaved": {"chunks": stage_count, **rounds}}}
 
 
 def _parse_layout_string(parsed: MegatronArguments, layout_string: str) -> Sequence[int]:

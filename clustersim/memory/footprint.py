@@ -8,10 +8,13 @@ filled while it is reduced only if the network lags); receive buffers between st
 gradient for each virtual stage (Megatron-LM's interleaved tests hold as much between steps, too); library
 workspaces; communicator buffers; the driver's context. Where gradients are reduced after the last
 microbatch only, as with a pipeline, they are unsharded until then, whatever the stage; and the parameters
-that ZeRO-3 gathers for a pipeline's first forward stay. Gradients of which the optimizer reads a
-higher-precision copy are held in that form, too: the copy is replaced in the next step only (Megatron-LM,
-`_copy_model_grads_to_main_grads`); so are gradients that DeepSpeed's `BF16_Optimizer` has added to its
-sums, until the next backward.
+that ZeRO-3 gathers for a pipeline's first forward stay. DDP and the distributed optimizers keep gradients in
+buffers for the whole step. FSDP has them from a stage's first backward to the reduction in its last: so few
+stages' at once, where an order runs the backwards of one stage after the other (`memory.ledger`; PyTorch,
+`FSDPParamGroup.post_backward` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). Gradients of
+which the optimizer reads a higher-precision copy are held in that form, too: the copy is replaced in the next
+step only (Megatron-LM, `_copy_model_grads_to_main_grads`); so are gradients that DeepSpeed's `BF16_Optimizer`
+has added to its sums, until the next backward.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -180,10 +183,38 @@ class Footprint:
         """Bytes of gradient per parameter; 0 for frozen ones, and for those offloaded to the host."""
         if not group.is_trained or self.plan.offloads_unreduced_gradients:
             return 0.0
-        if self.plan.accumulates_full_gradients:
+        if self.plan.accumulates_full_gradients and not self.frees_reduced_gradients:
             return group.formats.gradients.bytes
         offloaded = self.plan.training.offload.offloads_gradients and not self.plan.accumulates_sharded_gradients(group)
         return 0.0 if offloaded else group.formats.gradients.bytes / self._shard_count(group, 2)
+
+    @property
+    def frees_reduced_gradients(self) -> bool:
+        """Whether gradients are accumulated unsharded, but freed once they are reduced (FSDP)."""
+        return self.plan.accumulates_full_gradients and isinstance(self.plan.layout.data, FullyShard)
+
+    def unreduced_gradient_bytes(self, stage: PipelineStage) -> Bytes:
+        """Bytes by which a stage's gradients exceed what is resident of them, until they are reduced."""
+        return sum(
+            self.plan.parameter_count(stage, group.name) * self.unreduced_bytes_per_parameter(group)
+            for group in self.plan.parameter_groups
+        )
+
+    def unreduced_bytes_per_parameter(self, group: ParameterGroup) -> Bytes:
+        """The same for each parameter of a group; 0 where gradients are not freed once they are reduced."""
+        if not (self.frees_reduced_gradients and group.is_trained):
+            return 0.0
+        return group.formats.gradients.bytes - self._gradient_bytes(group)
+
+    def reduction_buffer_bytes(self, stage: PipelineStage) -> Bytes:
+        """Bytes of the buffer from which the gradients of a stage's largest unit are reduced."""
+        return max(
+            (
+                _gathered_unit_bytes(unit, self.plan.trained_groups, lambda formats: formats.gradients)
+                for unit in self.plan.stage_units(stage)
+            ),
+            default=0.0,
+        )
 
     def _state_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of master weights and moments per parameter; 0 for frozen ones."""
@@ -201,7 +232,7 @@ class Footprint:
         """Bytes of the adjacent unsharded units that ZeRO-3 holds at once, and of one unit's full gradients."""
         match self.plan.layout.data:
             case FullyShard() as strategy:
-                groups, trained = self.plan.parameter_groups, self.plan.trained_groups
+                groups = self.plan.parameter_groups
                 units = [self.plan.stage_units(stage) for stage in stages]
                 unit_bytes = [
                     [_gathered_unit_bytes(unit, groups, lambda formats: formats.gathered) for unit in stage_units]
@@ -213,10 +244,7 @@ class Footprint:
                 )
                 if self.plan.accumulates_full_gradients:
                     return parameter_bytes
-                all_units = (unit for stage_units in units for unit in stage_units)
-                return parameter_bytes + max(
-                    _gathered_unit_bytes(unit, trained, lambda formats: formats.gradients) for unit in all_units
-                )
+                return parameter_bytes + max(map(self.reduction_buffer_bytes, stages))
         return 0.0
 
     def in_transit_bytes(self, stages: tuple[PipelineStage, ...]) -> Bytes:

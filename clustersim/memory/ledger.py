@@ -2,17 +2,18 @@
 
 Activations of a microbatch exist from the start of its forward to the end of its backward on the stage;
 temporary memory of a backward exists while it runs. Where backward is split, the first half frees what the
-second does not need. The compute stream runs passes in sequence, so the peak depends on their order only,
-not on their durations: `peak` needs no simulation.
+second does not need. Gradients that FSDP accumulates unsharded exist from a stage's first backward until its
+last one has reduced them (`Footprint.unreduced_gradient_bytes`). The compute stream runs passes in sequence,
+so the peak depends on their order only, not on their durations: `peak` needs no simulation.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes, Seconds
 from clustersim.memory.activations import Activations
@@ -47,12 +48,14 @@ def pass_order(entries: Iterable[ScheduleEntry]) -> PassOrder:
 class MemoryLedger:
     """Memory of one rank over time.
 
-    times: [events] seconds, ascending; activations: [events] bytes from that time on; resident: bytes by
-    category that do not change; fragmentation: factor on all memory of the framework's allocator.
+    times: [events] seconds, ascending; activations: [events] bytes from that time on; unreduced_gradients:
+    [events] bytes by which gradients exceed their shards; resident: bytes by category that do not change;
+    fragmentation: factor on all memory of the framework's allocator.
     """
 
     times: FloatArray
     activations: FloatArray
+    unreduced_gradients: FloatArray
     resident: Mapping[MemoryCategory, Bytes]
     fragmentation: float
 
@@ -61,10 +64,17 @@ class MemoryLedger:
         """Peak bytes of activations."""
         return float(self.activations.max(initial=0.0))
 
+    @property
+    def changing_bytes(self) -> FloatArray:
+        """Bytes of all that changes: [events]."""
+        return self.activations + self.unreduced_gradients
+
     def peak_by_category(self) -> dict[MemoryCategory, Bytes]:
         """Bytes by category at the peak; they sum to `peak`."""
         by_category = dict(self.resident)
-        by_category[MemoryCategory.ACTIVATIONS] = self.peak_activations
+        for category, sizes in self._changing_by_category().items():
+            at_peak = sizes[self.changing_bytes.argmax()] if len(sizes) else 0.0
+            by_category[category] = by_category.get(category, 0.0) + float(at_peak)
         allocated = sum(size for category, size in by_category.items() if category not in _NOT_ALLOCATED)
         by_category[MemoryCategory.FRAGMENTATION] = allocated * (self.fragmentation - 1)
         return by_category
@@ -72,18 +82,20 @@ class MemoryLedger:
     def over_time(self) -> tuple[FloatArray, FloatArray]:
         """Seconds, from 0, when no activations are held yet; bytes from each on by category: [categories, times].
 
-        Only activations change, and fragmentation in proportion.
+        Only activations and unreduced gradients change, and fragmentation in proportion.
         """
-        below_peak, peak = self.peak_activations - np.append(0.0, self.activations), self.peak_by_category()
-        reduction = {
-            MemoryCategory.ACTIVATIONS: below_peak,
-            MemoryCategory.FRAGMENTATION: below_peak * (self.fragmentation - 1),
-        }
-        bytes_by_category = [
-            np.full(len(below_peak), peak.get(category, 0.0)) - reduction.get(category, 0.0)
+        changing = {category: np.append(0.0, sizes) for category, sizes in self._changing_by_category().items()}
+        bytes_by_category = {
+            category: changing.get(category, 0.0) + np.full(1 + len(self.times), self.resident.get(category, 0.0))
             for category in MemoryCategory
-        ]
-        return np.append(0.0, self.times), np.array(bytes_by_category)
+        }
+        allocated = (sizes for category, sizes in bytes_by_category.items() if category not in _NOT_ALLOCATED)
+        bytes_by_category[MemoryCategory.FRAGMENTATION] = sum(allocated) * (self.fragmentation - 1)
+        return np.append(0.0, self.times), np.array(list(bytes_by_category.values()))
+
+    def _changing_by_category(self) -> dict[MemoryCategory, FloatArray]:
+        """[events] bytes of what changes, by category."""
+        return {MemoryCategory.ACTIVATIONS: self.activations, MemoryCategory.GRADIENTS: self.unreduced_gradients}
 
     @property
     def peak(self) -> Bytes:
@@ -99,11 +111,12 @@ def ledger_from_passes(
     footprint: Footprint, activations: Activations, pipeline_rank: int, passes: Iterable[TimedPass]
 ) -> MemoryLedger:
     """The ledger of a rank that ran these passes."""
-    changes = np.array([*_byte_changes(activations, passes)], dtype=np.float64).reshape(-1, 3)
-    times, _, sizes = np.ascontiguousarray(changes[np.lexsort(changes.T[::-1])].T)
-    return MemoryLedger(
-        times, np.cumsum(sizes), footprint.resident_bytes(pipeline_rank), footprint.framework.fragmentation
-    )
+    passes_run = tuple(passes)
+    bounds = np.array([(start, end) for _, start, end in passes_run], dtype=np.float64).reshape(-1, 2)
+    order = pass_order(action for action, _, _ in passes_run)
+    times, is_begin, changes = _memory_events(footprint, activations, order, bounds)
+    by_time = np.lexsort((is_begin, times))  # at equal times what has ended is freed first
+    return _build_ledger(footprint, pipeline_rank, times[by_time], changes[by_time])
 
 
 def ledger_from_order(
@@ -113,29 +126,62 @@ def ledger_from_order(
 
     An overlapped pair has the same peak: its backward has freed nothing before its forward has begun.
     """
-    sizes = np.array([_pass_change(activations, *pass_type) for pass_type in order.pass_types])
-    frees = np.array([kind is not ActionKind.FORWARD for _, kind in order.pass_types])
-    events = np.stack([np.ones_like(frees), frees], axis=1)[
-        order.type_indices
-    ]  # [passes, 2] whether memory changes at the begin and at the end
-    times = np.arange(len(order.type_indices))[:, None] + np.array([0.0, 1.0])
-    bytes_held = np.cumsum(sizes[order.type_indices][events])
-    return MemoryLedger(
-        times[events], bytes_held, footprint.resident_bytes(pipeline_rank), footprint.framework.fragmentation
-    )
+    bounds = np.arange(len(order.type_indices))[:, None] + np.array([0.0, 1.0])
+    times, _, changes = _memory_events(footprint, activations, order, bounds)
+    return _build_ledger(footprint, pipeline_rank, times, changes)
 
 
-def _byte_changes(activations: Activations, passes: Iterable[TimedPass]) -> Iterable[tuple[Seconds, int, Bytes]]:
-    """(time, order at equal times: freed before allocated, bytes)."""
-    changes_by_type: dict[tuple[int, ActionKind], tuple[Bytes, Bytes]] = {}
-    for action, start, end in passes:
-        key = action.stage, action.kind
-        if key not in changes_by_type:
-            changes_by_type[key] = _pass_change(activations, *key)
-        allocated, released = changes_by_type[key]
-        yield start, 1, allocated
-        if action.kind is not ActionKind.FORWARD:
-            yield end, 0, released
+def _build_ledger(footprint: Footprint, pipeline_rank: int, times: FloatArray, changes: FloatArray) -> MemoryLedger:
+    """changes: [events, 2] of activations and of unreduced gradients, in order of time."""
+    held = np.cumsum(changes, axis=0)
+    resident, fragmentation = footprint.resident_bytes(pipeline_rank), footprint.framework.fragmentation
+    return MemoryLedger(times, held[:, 0], held[:, 1], resident, fragmentation)
+
+
+def _memory_events(
+    footprint: Footprint, activations: Activations, order: PassOrder, bounds: FloatArray
+) -> tuple[FloatArray, BoolArray, FloatArray]:
+    """When memory changes, whether a pass begins then, and by how much: [events], [events], [events, 2].
+
+    bounds: [passes, 2] when they begin and end. A forward changes nothing at its end.
+    """
+    sizes = np.array([_pass_change(activations, *pass_type) for pass_type in order.pass_types]).reshape(-1, 2)
+    frees = np.array([kind is not ActionKind.FORWARD for _, kind in order.pass_types], dtype=bool)
+    changes = np.stack([sizes[order.type_indices], _gradient_changes(footprint, order)], axis=-1)
+    is_begin = np.broadcast_to([True, False], bounds.shape)
+    events = np.stack([np.ones_like(frees), frees], axis=1)[order.type_indices]
+    return bounds[events], is_begin[events], changes[events]
+
+
+def _gradient_changes(footprint: Footprint, order: PassOrder) -> FloatArray:
+    """Change of a rank's unreduced gradients when each pass begins and ends: [passes, 2].
+
+    Once a first unit is reduced, the buffer of one unit stays until the next one's reduction (FSDP2,
+    `FSDPParamGroup.comm_ctx.reduce_scatter_state`).
+    """
+    changes = np.zeros((len(order.type_indices), 2))
+    if not footprint.frees_reduced_gradients:
+        return changes
+    stages, reductions = footprint.plan.stages, []
+    for stage_index, first, last in _gradient_lifetimes(order):
+        unreduced = footprint.unreduced_gradient_bytes(stages[stage_index])
+        changes[first, 0] += unreduced
+        changes[last, 1] -= unreduced
+        reductions.append((last, footprint.reduction_buffer_bytes(stages[stage_index])))
+    if reductions:
+        changes[min(reductions)[0], 0] += max(size for _, size in reductions)
+    return changes
+
+
+def _gradient_lifetimes(order: PassOrder) -> Iterator[tuple[int, int, int]]:
+    """Each stage, with the indices of the first and of the last pass that produces its weight gradients."""
+    types_by_stage: dict[int, list[int]] = {}
+    for index, (stage, kind) in enumerate(order.pass_types):
+        if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
+            types_by_stage.setdefault(stage, []).append(index)
+    for stage, types in types_by_stage.items():
+        passes = np.flatnonzero(np.isin(order.type_indices, types))
+        yield stage, int(passes[0]), int(passes[-1])
 
 
 def _pass_change(activations: Activations, stage: int, kind: ActionKind) -> tuple[Bytes, Bytes]:

@@ -66,8 +66,8 @@ class ExplorerTables:
     (`zero_memory`); sends: bytes of one dispatch (`expert_traffic`); buffers: bytes of each axis's process
     groups; receives: number of concurrently posted receives; context: bytes of the CUDA context; workspace:
     bytes of library workspaces on a stage [content]; fragmentation: fraction added to each memory use;
-    schedules: {bubble: fraction of the step, held: for each pipeline rank the candidate moments of peak memory:
-    which of its stages runs backward, and how many microbatches each of them holds}; orders: axis orders of
+    schedules: {bubble: fraction of the step, held: for each pipeline rank the candidate moments of peak memory
+    (`schedule_tables.PeakCandidate`)}; orders: axis orders of
     rank numbering, by mesh; roles: axes of process groups; partners: by process group kind, the pipeline ranks
     that each pipeline rank talks to.
     """

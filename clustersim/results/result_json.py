@@ -153,7 +153,7 @@ def _stragglers_json(result: StepMetrics) -> dict[str, Any]:
 
 
 def _uncertainty_json(result: StepMetrics) -> dict[str, Any]:
-    holdout = result.holdout_validation
+    holdout, reference = result.holdout_validation, result.uncertainty.reference
     return {
         "provenance_share": dict(result.provenance_shares),
         "in_situ": {"share": result.in_situ_slowdown.share, "slowdown": result.in_situ_slowdown.slowdown},
@@ -162,4 +162,5 @@ def _uncertainty_json(result: StepMetrics) -> dict[str, Any]:
         "strata": list(result.relative_interval.strata),
         "unmeasured": list(result.relative_interval.extrapolations),
         "interval_basis": result.interval_description,
+        "published_run": None if reference is None else reference.to_json(),
     }

@@ -8,11 +8,12 @@ from typing import Final
 from clustersim.common.units import Seconds
 from clustersim.results.provenance import BusyTimeItem, InSituShare, expected_error, in_situ_share
 from clustersim.scenario import Scenario
-from clustersim.uncertainty.describe_interval import describe_interval
+from clustersim.uncertainty.describe_interval import describe_interval, describe_reference
 from clustersim.uncertainty.expected_error import ExpectedError
 from clustersim.uncertainty.holdout import HoldoutResult, holdout_result
 from clustersim.uncertainty.model_file import load_uncertainty_model, uncertainty_model_name
 from clustersim.uncertainty.prediction_interval import LocalEvidence, RelativeInterval, UncertaintyModel
+from clustersim.uncertainty.reference_runs import ReferenceRun, reference_run
 from clustersim.uncertainty.step_features import extract_step_features
 
 _MIN_REPORTED_SHARE: Final = 5e-4  # fraction of the busy time
@@ -51,9 +52,23 @@ class StepUncertainty:
     @cached_property
     def relative_interval(self) -> RelativeInterval:
         """Prediction interval of the step time, relative to the predicted one, and what widens it."""
+        return self._interval(self.reference)
+
+    @property
+    def interval_without_reference(self) -> RelativeInterval:
+        """The same as if no run of the job had been published: what a published run may be compared with."""
+        return self._interval(None)
+
+    @cached_property
+    def reference(self) -> ReferenceRun | None:
+        """A published run of the same job, None if there is none."""
+        return reference_run(self.scenario)
+
+    def _interval(self, reference: ReferenceRun | None) -> RelativeInterval:
         features, error = extract_step_features(self.scenario, self.launch_share), self.kernel_time
         if self.holdout is None:
-            return self._model.prediction_interval(features, LocalEvidence(error.error, error.unknown_share))
+            evidence = LocalEvidence(error.error, error.unknown_share)
+            return self._model.prediction_interval(features, evidence, reference)
         return self.holdout.extend(self._model).prediction_interval(features, self.holdout.local_evidence(error))
 
     @cached_property
@@ -68,7 +83,8 @@ class StepUncertainty:
 
     def describe(self, interval: tuple[Seconds, Seconds]) -> str:
         """The prediction interval, in seconds of the step, and the evidence behind it, as a sentence."""
-        return describe_interval(self._model, self.relative_interval, interval, self._describe_measurements())
+        sentence = describe_interval(self._model, self.relative_interval, interval, self._describe_measurements())
+        return sentence if self.reference is None else f"{describe_reference(self.reference)}. {sentence}"
 
     def _describe_measurements(self) -> str:
         """What was measured on the machine itself, as a clause; empty where nothing was."""

@@ -39,6 +39,7 @@ from clustersim.scenario.config.schedule import (
     CsvScheduleConfig,
     CustomScheduleConfig,
     InlineScheduleConfig,
+    InterleavedScheduleConfig,
     ScheduleConfig,
 )
 from clustersim.scenario.file_cache import ReadCache
@@ -46,6 +47,7 @@ from clustersim.scenario.reliability import ReliabilityModel
 from clustersim.schedules.csv_format import parse_csv
 from clustersim.schedules.csv_schedule import CsvSchedule, csv_schedule
 from clustersim.schedules.custom_schedule import load_custom_schedule
+from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.registry import build_schedule
 from clustersim.schedules.schedule import Schedule
 
@@ -261,6 +263,8 @@ def read_schedule(choice: ScheduleConfig, base_dir: Path, read_cache: ReadCache)
             return csv_schedule(options.name, parse_csv("\n".join(options.rows), options.name), options.placement)
         case CustomScheduleConfig():
             return read_cache.get_or_read(load_custom_schedule, options.class_path, options.arguments, base_dir)
+        case InterleavedScheduleConfig(microbatch_group_size=int() as group_size):
+            return Interleaved(options.chunks, group_size)
         case ChunkedScheduleConfig():
             return build_schedule(name, options.chunks)
     return build_schedule(name)

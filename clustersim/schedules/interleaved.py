@@ -10,6 +10,12 @@ this: there are max(1, m // p) rounds, and m must be a multiple of that number. 
 is a multiple of p, it is Megatron's order too. (Old Megatron ran all forwards first where m = p; its newer
 versions do not.) Reference: Narayanan et al. 2021 (arXiv:2104.04473), section 2.2.2, figure 4 bottom;
 Megatron-LM's `forward_backward_pipelining_with_interleaving`; torch's ScheduleInterleaved1F1B.
+
+Rounds of more than p microbatches (`microbatch_group_size`) lie between this order and the breadth-first one, which
+has one round of all: they warm up with more microbatches, whose activations they hold, and hide the messages
+between stages behind them. The last round takes what is left, but not fewer than p. Reference: Llama 3's flexible N
+(arXiv:2407.21783, section 3.3.2, figure 6); Megatron-LM's `microbatch_group_size_per_vp_stage`
+(megatron/core/pipeline_parallel/schedules.py, `get_schedule_table`).
 """
 
 from collections.abc import Sequence
@@ -25,11 +31,15 @@ from clustersim.schedules.schedule import ScheduleTraits, require_positive
 
 @dataclass(frozen=True, slots=True)
 class Interleaved(ScheduleTraits):
-    """Interleaved 1F1B with `chunks` (at least 2) model chunks per rank."""
+    """Interleaved 1F1B with `chunks` (at least 2) model chunks per rank.
+
+    microbatch_group_size: microbatches of a round, at least as many as ranks; None: as many as ranks, by torch's rule.
+    """
 
     has_whole_backwards: ClassVar[bool] = True
     is_periodic: ClassVar[bool] = True
     chunks: int
+    microbatch_group_size: int | None = None
     name: ClassVar[str] = "interleaved"
 
     def __post_init__(self) -> None:
@@ -38,10 +48,9 @@ class Interleaved(ScheduleTraits):
                 f"schedule interleaved needs at least 2 model chunks per rank, not {self.chunks}; with 1 it is 1f1b"
             )
 
-    @property
-    def runs_in_rounds(self) -> bool:
-        """Microbatches do."""
-        return True
+    def round_size(self, ranks: int) -> int:
+        """Microbatches of a round."""
+        return self.microbatch_group_size or ranks
 
     def placement(self, ranks: int) -> Placement:
         """Stages in a loop: rank r of p holds r, r + p, ..."""
@@ -50,7 +59,9 @@ class Interleaved(ScheduleTraits):
     def require_supported(self, ranks: int, microbatches: int) -> None:
         """Raise InputError where microbatches do not divide into rounds."""
         require_positive(ranks, microbatches)
-        if not _is_supported(ranks, microbatches):
+        if self.microbatch_group_size is not None:
+            _require_group_size(self.microbatch_group_size, ranks, microbatches)
+        elif not _is_supported(ranks, microbatches):
             raise InputError(_describe_refusal(ranks, microbatches))
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:
@@ -61,7 +72,7 @@ class Interleaved(ScheduleTraits):
 
     def _rank_order(self, rank: int, placement: Placement, microbatches: int) -> tuple[Action, ...]:
         ranks, stages = placement.pipeline_size, placement.stages_on_rank(rank)
-        round_size = microbatches // _round_count(ranks, microbatches)
+        round_size = self.microbatch_group_size or microbatches // _round_count(ranks, microbatches)
         warmup = (self.chunks - 1) * round_size + 2 * (ranks - 1 - rank)
         forwards = _round_passes(ActionKind.FORWARD, stages, microbatches, round_size)
         backwards = _round_passes(ActionKind.BACKWARD, stages[::-1], microbatches, round_size)
@@ -74,8 +85,24 @@ def _round_passes(kind: ActionKind, stages: Sequence[int], microbatches: int, ro
         Action(stage, kind, microbatch)
         for round_start in range(0, microbatches, round_size)
         for stage in stages
-        for microbatch in range(round_start, round_start + round_size)
+        for microbatch in range(round_start, min(round_start + round_size, microbatches))
     ]
+
+
+def _require_group_size(group_size: int, ranks: int, microbatches: int) -> None:
+    """Raise InputError unless every round has a microbatch for each rank (Megatron-LM refuses others, too)."""
+    remainder = microbatches % group_size
+    if ranks <= group_size <= microbatches and (remainder == 0 or remainder >= ranks):
+        return
+    legal = [
+        size for size in range(ranks, microbatches + 1) if microbatches % size == 0 or microbatches % size >= ranks
+    ]
+    nearest = sorted(sorted(legal, key=lambda size: abs(size - group_size))[:2])
+    advice = f"; {' and '.join(map(str, nearest))} would do" if nearest else ""
+    raise InputError(
+        f"interleaved: microbatch_group_size {group_size} does not split {microbatches} microbatches into rounds of at "
+        f"least {ranks}, one for each pipeline rank{advice}"
+    )
 
 
 def _round_count(ranks: int, microbatches: int) -> int:

@@ -34,10 +34,9 @@ class Overlapped1F1B(ScheduleTraits):
         """Name of the base schedule."""
         return self.base.name
 
-    @property
-    def runs_in_rounds(self) -> bool:
-        """Whether the base schedule's microbatches do."""
-        return self.base.runs_in_rounds
+    def round_size(self, ranks: int) -> int:
+        """That of the base schedule."""
+        return self.base.round_size(ranks)
 
     def placement(self, ranks: int) -> Placement:
         """Placement of the base schedule."""

@@ -11,8 +11,7 @@ class ScheduleTraits:
     """What a schedule is asked about its order; these are the answers of one about which nothing is known.
 
     has_whole_backwards: no backward is split into the gradients of input and weights; is_periodic: each microbatch
-    repeats a pattern of alternating forwards and backwards; runs_in_rounds: microbatches go through one chunk in
-    rounds of all ranks, then through the next chunk; is_bidirectional: two pipelines share the ranks;
+    repeats a pattern of alternating forwards and backwards; is_bidirectional: two pipelines share the ranks;
     overlaps_passes: made for forwards that overlap backwards; may_pair_passes: it can have such pairs, if only in a
     pipeline of several chunks (needs_chunks_to_pair); ends_staggered: ranks start and end a step one by one.
     """
@@ -25,10 +24,9 @@ class ScheduleTraits:
     may_pair_passes: ClassVar[bool] = False
     needs_chunks_to_pair: ClassVar[bool] = False
 
-    @property
-    def runs_in_rounds(self) -> bool:
-        """Whether microbatches go through one chunk in rounds, then through the next chunk."""
-        return False
+    def round_size(self, ranks: int) -> int:  # noqa: ARG002 - the same for any number of ranks
+        """Number of microbatches that go through one chunk, then through the next one; 1: there are no rounds."""
+        return 1
 
     @property
     def ends_staggered(self) -> bool:
@@ -54,8 +52,7 @@ class Schedule(Protocol):
     def name(self) -> str:
         """Name in scenarios and on pages."""
 
-    @property
-    def runs_in_rounds(self) -> bool:
+    def round_size(self, ranks: int) -> int:
         """See `ScheduleTraits`."""
 
     @property

@@ -9,6 +9,7 @@ from clustersim.uncertainty.prediction_interval import (
     RelativeInterval,
     UncertaintyModel,
 )
+from clustersim.uncertainty.reference_runs import ReferenceRun
 
 _BASE_LABELS: Final = frozenset(gap.value for gap in BaseComponent)
 _MAX_LISTED: Final = 4  # unmeasured items that are named
@@ -19,6 +20,12 @@ def describe_interval(
 ) -> str:
     """The sentence. seconds_range: interval in seconds; local_label: what was measured here, empty if nothing."""
     low, high = map(format_step_time, seconds_range)
+    if interval.is_of_same_job and model.same_job is not None:
+        return (
+            f"{INTERVAL_COVERAGE:.0%} prediction interval: {low} to {high} ({interval.low - 1.0:+.0%} to "
+            f"{interval.high - 1.0:+.0%}), from the error of that run and from how far those of runs of one job are "
+            f"apart ({model.same_job.pair_count} pairs of {model.same_job.source_count} sources, leave-one-source-out)"
+        )
     clauses = (
         f"{INTERVAL_COVERAGE:.0%} prediction interval: {low} to {high} ({interval.low - 1.0:+.0%} to "
         f"{interval.high - 1.0:+.0%}), from ",
@@ -31,6 +38,16 @@ def describe_interval(
         else "",
     )
     return "".join(clauses)
+
+
+def describe_reference(run: ReferenceRun) -> str:
+    """What a published run of the same job took, and its prediction."""
+    rate = "" if run.tflops_per_gpu is None else f", {run.tflops_per_gpu:g} TFLOP/s per GPU as printed"
+    unknown = ", settings that it leaves open inferred (quality C)" if run.quality == "C" else ""
+    return (
+        f"measured at this size: {format_step_time(run.measured)}{rate} ({run.source}, {run.locator}); we predict that "
+        f"run with {format_step_time(run.predicted)} ({run.relative_error:+.1%}{unknown})"
+    )
 
 
 def _describe_coverage(model: UncertaintyModel, interval: RelativeInterval) -> str:

@@ -16,6 +16,7 @@ from clustersim.uncertainty.prediction_interval import (
     UncertaintyModel,
     VarianceComponent,
 )
+from clustersim.uncertainty.reference_runs import SameJobErrors
 from clustersim.uncertainty.validated_domain import ValidatedDomain
 
 DENSE_STEPS: Final = "dense"
@@ -51,6 +52,7 @@ def _parse_model(path: Path, text: str) -> UncertaintyModel:
         deviations={component: deviations.get_float(component_key(component)) for component in VARIANCE_COMPONENTS},
         domain=_parse_domain(reader.get_section("validated_domain")),
         coverage_by_stratum=_parse_coverage(reader.get_section("coverage_by_stratum")),
+        same_job=_parse_same_job(reader.get_section("same_job")) if reader.has_key("same_job") else None,
     )
     reader.get_text("description")
     reader.get_section("sources").get_text_mapping()
@@ -82,6 +84,11 @@ def _parse_coverage(section: MappingReader) -> dict[str, StratumCoverage]:
     return coverage_by_stratum
 
 
+def _parse_same_job(section: MappingReader) -> SameJobErrors:
+    pair_count, source_count = (section.get_int(key, max_value=_MAX_COUNT) for key in ("pairs", "sources"))
+    return SameJobErrors(pair_count, source_count, section.get_float("quantile"), section.get_float("coverage"))
+
+
 def model_to_dict(model: UncertaintyModel) -> dict[str, Any]:
     """Content of the model's file, without its texts."""
     domain = model.domain
@@ -99,6 +106,16 @@ def model_to_dict(model: UncertaintyModel) -> dict[str, Any]:
         "coverage_by_stratum": {
             stratum: _coverage_to_dict(coverage) for stratum, coverage in model.coverage_by_stratum.items()
         },
+        **({} if model.same_job is None else {"same_job": _same_job_to_dict(model.same_job)}),
+    }
+
+
+def _same_job_to_dict(errors: SameJobErrors) -> Mapping[str, Any]:
+    return {
+        "pairs": errors.pair_count,
+        "sources": errors.source_count,
+        "quantile": errors.quantile,
+        "coverage": errors.covered_share,
     }
 
 

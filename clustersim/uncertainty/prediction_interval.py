@@ -4,9 +4,11 @@ Errors are logarithms of measured over predicted time, of published steps that t
 not seen (leave-one-source-out cross-validation). Their variance is a sum of variance components: one for
 every step, one for each feature (times its share, where a feature is a share), and for extrapolation one
 for each unmeasured accelerator, one for each unmeasured category, one for each doubling beyond the largest
-validated quantity. So an interval widens wherever less was measured, and never narrows. The half width is
-`quantile` standard deviations, within which 90 % of the errors of held-out sources lie, macro-averaged over
-sources.
+validated quantity. So an interval widens wherever less was measured. The half width is `quantile` standard
+deviations, within which 90 % of the errors of held-out sources lie, macro-averaged over sources.
+
+Where a run of the same job was published, its error and the difference between two runs of a job bound the
+step's (`uncertainty.reference_runs`); the narrower of both intervals counts.
 
 Where kernels were measured on this machine, their own errors replace what depends on kernels: the
 accelerator's component, and what the first component has beyond `repeat_deviation`, the deviation between
@@ -22,6 +24,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from clustersim.uncertainty.reference_runs import ReferenceRun, SameJobErrors
 from clustersim.uncertainty.step_features import MIN_VISIBLE_SHARE, Feature, StepFeatures
 from clustersim.uncertainty.validated_domain import ValidatedDomain
 
@@ -102,13 +105,14 @@ class RelativeInterval:
     """Prediction interval relative to the predicted time.
 
     low, high: factors on the predicted time; strata: of the step; extrapolations: what of it lies outside the
-    validated domain, for display.
+    validated domain, for display; is_of_same_job: whether it follows from a run of the same job.
     """
 
     low: float
     high: float
     strata: tuple[str, ...]
     extrapolations: tuple[str, ...]
+    is_of_same_job: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,8 @@ class UncertaintyModel:
 
     step_count, source_count: published steps and sources; quantile: half width in standard deviations;
     repeat_deviation: standard deviation of the log error between equal steps; deviations: standard deviation of
-    the log error by component; domain: validated domain; coverage_by_stratum: of out-of-sample steps.
+    the log error by component; domain: validated domain; coverage_by_stratum: of out-of-sample steps; same_job:
+    how far two runs of one job are apart, None: too few were published.
     """
 
     step_count: int
@@ -127,18 +132,30 @@ class UncertaintyModel:
     deviations: Mapping[VarianceComponent, float]
     domain: ValidatedDomain
     coverage_by_stratum: Mapping[str, StratumCoverage]
+    same_job: SameJobErrors | None = None
 
-    def prediction_interval(self, features: StepFeatures, evidence: LocalEvidence = NO_EVIDENCE) -> RelativeInterval:
-        """The prediction interval of a step, symmetric in the logarithm."""
+    def prediction_interval(
+        self, features: StepFeatures, evidence: LocalEvidence = NO_EVIDENCE, reference: ReferenceRun | None = None
+    ) -> RelativeInterval:
+        """The prediction interval of a step, symmetric in the logarithm. reference: a published run of its job."""
         half_width = math.log1p(evidence.relative_error) + self.quantile * math.sqrt(
             self.error_variance(features, evidence.unmeasured_share)
         )
+        same_job_width = self._same_job_half_width(reference)
+        narrower = min(half_width, same_job_width)
         return RelativeInterval(
-            math.exp(-half_width),
-            math.exp(half_width),
+            math.exp(-narrower),
+            math.exp(narrower),
             strata_of(features, self.domain),
             self._extrapolations(features),
+            same_job_width < half_width,
         )
+
+    def _same_job_half_width(self, reference: ReferenceRun | None) -> float:
+        """Half width from a run of the same job; infinite without one."""
+        if reference is None or self.same_job is None:
+            return math.inf
+        return abs(reference.log_error) + self.same_job.quantile
 
     def error_variance(self, features: StepFeatures, unmeasured_share: float = 1.0) -> float:
         """Variance of log(measured / predicted). unmeasured_share: fraction of the busy time that was not measured."""

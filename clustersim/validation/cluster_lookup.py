@@ -1,7 +1,8 @@
 """On which cluster did a published run take place?
 
 A row names the GPU and its interconnect (see `interconnect_notation`). The packaged cluster of that GPU is
-used, with the links that the row states; links that are not stated are the packaged cluster's.
+used, or the one that describes the source's machine, with the links that the row states; links that are not
+stated are the packaged cluster's.
 """
 
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ CLUSTER_BY_GPU: Final = {
     "gb300": PackagedCluster("gb300-nvl72", gpus_per_node=4),
     **{gpu: PackagedCluster(gpu) for gpu in ("mi300x", "mi325x", "mi355x")},
 }
+_CLUSTER_BY_SOURCE: Final = {"llama3": PackagedCluster("llama3-roce")}  # a packaged cluster is the source's own
 _GPU_BY_SOURCE: Final = {  # where the authors state elsewhere what they ran on
     # PyTorch's own H100 of 96 GB and 500 W: pytorch/torchtitan, benchmarks/*_llama3_h100_*.md, of December 2024 and (by
     # authors of torchao) June 2025
@@ -57,7 +59,7 @@ def cluster_config(case: ValidationCase) -> dict[str, Any]:
             f"gpu {gpu or 'is not stated'}: there is no such machine; {suggest_nearest(gpu, CLUSTER_BY_GPU)}",
             is_expressible=False,
         )
-    packaged = CLUSTER_BY_GPU[gpu]
+    packaged = _CLUSTER_BY_SOURCE.get(case.text("source"), CLUSTER_BY_GPU[gpu])
     config: dict[str, Any] = {"name": packaged.cluster_name, "gpus": case.positive_int("n_gpus")}
     if packaged.accelerator:
         config["accelerator"] = packaged.accelerator

@@ -256,6 +256,8 @@ FRAMEWORKS: Final = (
         uniform_precision=True,
         early_stop=True,
     ),
+    # Llama 3's: PyTorch's FSDP, which adds each microbatch's gradient to FP32 sums (arXiv:2407.21783, section 3.3.2)
+    FrameworkDefaults("in-house (pytorch)", fsdp2=True, is_code_verified=False),
     # foundation-model-stack/fms-fsdp: policy bfSixteen reduces in bf16 (fms_fsdp/policies/mixed_precision.py)
     FrameworkDefaults("fms-fsdp", fp32_gradients=False, loss="torch", is_eager=True, flash_version="flash2"),
     # thunder/benchmarks/benchmark_litgpt.py of lightning-thunder: weights, gradients and moments in bf16, torch's AdamW

@@ -240,11 +240,11 @@ def _simulate_memory(case: ValidationCase) -> RunMemory:
 
 def _quantity_bytes(ledger: MemoryLedger, quantity: str) -> Bytes:
     """Bytes of a quantity in a pipeline rank's ledger."""
+    if quantity == "allocated_at_log":
+        return sum(ledger.resident[category] for category in _PERSISTENT_CATEGORIES)
     bytes_by_category = ledger.peak_by_category()
     if quantity == "nvidia_smi_used":
         return sum(bytes_by_category.values())
-    if quantity == "allocated_at_log":
-        return sum(bytes_by_category[category] for category in _PERSISTENT_CATEGORIES)
     outside = (*_OUTSIDE_ALLOCATOR, *(() if quantity == "peak_reserved" else (MemoryCategory.FRAGMENTATION,)))
     return sum(size for category, size in bytes_by_category.items() if category not in outside)
 

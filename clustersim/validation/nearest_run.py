@@ -4,6 +4,7 @@ Distance is the variance that the uncertainty model (`uncertainty.prediction_int
 error for another accelerator, for each category that only one of the two has (software, strategy, format),
 and for each doubling between their quantities (GPUs, tokens, degrees, parameters). Candidates are runs
 whose step is fully specified and that have the scenario's stratum (dense or MoE, high or low precision).
+A run of the scenario's own job (`uncertainty.reference_runs`) is the nearest, whatever its quality.
 
 Building scenarios of all cases is slow, so candidates are preselected by their columns, then compared
 exactly.
@@ -20,6 +21,7 @@ from clustersim.scenario import Scenario
 from clustersim.scenario.validation_rules.warnings import slow_simulation_warnings
 from clustersim.uncertainty.model_file import load_uncertainty_model, uncertainty_model_name
 from clustersim.uncertainty.prediction_interval import BaseComponent, UncertaintyModel
+from clustersim.uncertainty.reference_runs import reference_run
 from clustersim.uncertainty.step_features import accelerator_names, step_categories, step_quantities
 from clustersim.validation.case_scenario import case_uncertainty_model
 from clustersim.validation.cases import CannotPredictError, ValidationCase
@@ -81,11 +83,9 @@ def nearest_run(scenario: Scenario) -> NearestRun | None:
     is_low_precision = scenario.training.recipe.matmul_formats.low_precision is not None
     model_name = uncertainty_model_name(moe=bool(scenario.model.distinct_moes), low_precision=is_low_precision)
     model, features = load_uncertainty_model(model_name), _RunFeatures.from_scenario(scenario)
-    candidates = [case for case in read_steps() if case_uncertainty_model(case) == model_name]
-    candidates.sort(key=lambda case: _column_distance(case, scenario, features, model))
     candidate_features = [
         (case, _RunFeatures.from_scenario(case_scenario))
-        for case, case_scenario in _build_scenarios(candidates[:_CANDIDATE_COUNT])
+        for case, case_scenario in _build_scenarios(_candidates(scenario, features, model_name))
     ]
     if not candidate_features:
         return None
@@ -99,6 +99,16 @@ def nearest_run(scenario: Scenario) -> NearestRun | None:
         measured_step_time=case.positive_float("step_time_s"),
         predicted_step_time=None if comparison is None else comparison.predicted,
     )
+
+
+def _candidates(scenario: Scenario, features: _RunFeatures, model_name: str) -> list[ValidationCase]:
+    """The run of the scenario's own job if one was published, else those that are nearest by their columns."""
+    cases, reference = read_steps(), reference_run(scenario)
+    if reference is not None:
+        return [case for case in cases if case.text("case_id") == reference.case_id]
+    model = load_uncertainty_model(model_name)
+    candidates = [case for case in cases if case_uncertainty_model(case) == model_name]
+    return sorted(candidates, key=lambda case: _column_distance(case, scenario, features, model))[:_CANDIDATE_COUNT]
 
 
 def _build_scenarios(cases: list[ValidationCase]) -> Iterator[tuple[ValidationCase, Scenario]]:

@@ -53,8 +53,8 @@ def predicted_step_seconds(result: SimulationResult) -> Seconds:
 
 
 def step_time_interval(result: SimulationResult) -> PredictionInterval:
-    """90 % prediction interval of a run's step time, in seconds."""
-    predicted, relative_interval = predicted_step_seconds(result), result.relative_interval
+    """90 % prediction interval of a run's step time, in seconds, as if it had never been published."""
+    predicted, relative_interval = predicted_step_seconds(result), result.uncertainty.interval_without_reference
     return PredictionInterval(
         predicted * relative_interval.low, predicted * relative_interval.high, relative_interval.strata
     )

@@ -16,11 +16,12 @@ from calibrate.fit.prediction_interval import (
     fit_uncertainty_model,
     fit_variances,
     out_of_sample_deviations,
-    student_t_ratio,
+    same_job_errors,
     validated_domain,
     variance_data,
 )
 from calibrate.fit.repeatability import repeat_deviation
+from calibrate.fit.student_t import student_t_ratio
 from clustersim.common.errors import InputError
 from clustersim.simulation import simulate
 from clustersim.uncertainty.model_file import DENSE_STEPS, MODEL_NAMES, load_uncertainty_model, model_to_dict
@@ -154,6 +155,7 @@ def test_packaged_uncertainty_model_follows_from_packaged_errors(packaged_steps:
     fitted_model = replace(
         fit_uncertainty_model(packaged_steps, packaged_model.repeat_deviation),
         coverage_by_stratum=coverage_by_stratum(cross_validate(packaged_steps, packaged_model.repeat_deviation)),
+        same_job=same_job_errors(packaged_steps),
     )
     assert model_to_dict(fitted_model) == model_to_dict(packaged_model)
     assert 0.85 <= fitted_model.coverage_by_stratum[ALL_STEPS].covered_share <= 0.95
@@ -165,6 +167,7 @@ def test_packaged_uncertainty_model_of_every_kind_follows_from_errors(kind: str)
     fitted_model = replace(
         fit_uncertainty_model(steps, packaged_model.repeat_deviation),
         coverage_by_stratum=coverage_by_stratum(cross_validate(steps, packaged_model.repeat_deviation)),
+        same_job=same_job_errors(steps),
     )
     assert model_to_dict(fitted_model) == model_to_dict(packaged_model)
 

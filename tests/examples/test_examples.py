@@ -4,13 +4,16 @@ import re
 import runpy
 import sys
 from collections.abc import Callable
+from math import log
 from pathlib import Path
 
 import pytest
 
 from clustersim import Scenario, simulate
-from clustersim.model.training import FullRecompute
-from clustersim.results.memory_check import check
+from clustersim.model.training import NoRecompute
+from clustersim.parallel.data_parallel_strategy import FullyShard
+from clustersim.parallel.layer_partition import partition_layers
+from clustersim.report.rendered_result import RenderedResult
 from clustersim.scenario.changes.expert_parallel import ep_fits_domains
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -48,14 +51,42 @@ def test_example_scenario_fits_and_breakdown_sums_to_step(path: Path) -> None:
     assert 0 < result_json["mfu"] <= result_json["hfu"] < 1
 
 
-def test_llama3_405b_layout_and_minimal_recompute() -> None:
-    scenario = Scenario.load(EXAMPLES / "llama3_405b_16k.yaml")
-    layout, training = scenario.layout, scenario.training
-    assert (layout.tp, layout.pp, layout.dp, scenario.cluster.gpu_count) == (8, 16, 128, 16384)
-    assert (training.sequence, training.global_batch, training.microbatch) == (8192, 2048, 1)
-    assert training.recompute == FullRecompute(layers=1)
-    assert not check(scenario.with_overrides("training.recompute=none")).fits
-    assert not check(scenario.with_overrides("training.recompute=selective")).fits
+@pytest.fixture(scope="module")
+def flagship() -> RenderedResult:
+    return simulate(Scenario.load(EXAMPLES / "llama3_405b_16k.yaml"))
+
+
+def test_llama3_405b_is_laid_out_as_the_paper_ran_it(flagship: RenderedResult) -> None:
+    """arXiv:2407.21783, table 4 and section 3.3: the first and the last chunk hold only the embedding and the head."""
+    layout, training = flagship.scenario.layout, flagship.scenario.training
+    assert (layout.tp, layout.cp, layout.pp, layout.dp, flagship.rank_count) == (8, 1, 16, 128, 16384)
+    assert (training.sequence, training.global_batch, training.recompute) == (8192, 2048, NoRecompute())
+    assert isinstance(layout.data, FullyShard)
+    assert not layout.data.reshards_parameters(is_pipelined=True)
+    assert layout.deallocate_pipeline_outputs and layout.overlap_p2p_comm
+    stages = partition_layers(layout.layers_per_stage, 126, flagship.scenario.placement)
+    assert (stages[0], *set(stages[1:-1]), stages[-1]) == (0, 1, 0)
+
+
+def test_llama3_405b_is_as_fast_as_measured_and_fits_as_it_did(flagship: RenderedResult) -> None:
+    """400 TFLOP/s per GPU, by whichever convention of attention's FLOP (the paper does not say), in 80 GB."""
+    answer = flagship.to_json()
+    causal = answer["model_tflops_per_gpu"] * answer["mfu_causal"] / answer["mfu"]
+    assert answer["model_tflops_per_gpu"] == pytest.approx(400, rel=0.05)
+    assert causal == pytest.approx(400, rel=0.05)
+    assert answer["step_time_s"] == pytest.approx(6.5, rel=0.05)
+    assert answer["fits"] and answer["peak_memory_bytes"] < 80 * 2**30
+
+
+def test_llama3_405b_has_the_interval_of_a_measured_run(flagship: RenderedResult) -> None:
+    """Half as wide as without the published run, which it contains and names."""
+    low, high = flagship.step_time_interval
+    without = flagship.uncertainty.interval_without_reference
+    run = flagship.to_json()["published_run"]
+    assert low <= run["measured_s"] <= high
+    assert (run["model_tflops_per_gpu"], run["quality"]) == (400, "C")
+    assert log(high / low) < 0.5 * log(without.high / without.low)
+    assert "measured at this size" in flagship.interval_description and "400 TFLOP/s" in flagship.interval_description
 
 
 def test_llama3_405b_symmetry_on_a_shared_network() -> None:

@@ -312,6 +312,13 @@ def test_stages_of_a_layout_string_are_interleaved() -> None:
     assert Scenario.from_mapping(import_mapping(one_stage_per_rank, 2)).schedule.name == "1f1b"
 
 
+def test_rounds_of_other_sizes_than_the_pipeline_are_kept() -> None:
+    text = SMALL + "--num-layers 4 --pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
+    for group_size, expected in ((2, {"chunks": 2}), (4, {"chunks": 2, "microbatch_group_size": 4})):
+        script = f"{text} --microbatch-group-size-per-virtual-pipeline-stage {group_size}"
+        assert import_mapping(script, 2)["schedule"] == {"interleaved": expected}
+
+
 def test_the_last_occurrence_of_an_argument_counts() -> None:
     assert import_mapping(SMALL + "--num-layers 6 --num-layers 8", 1)["model"]["layers"] == 8
 
@@ -392,11 +399,6 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
         (
             SMALL + "--nproc_per_node 8 --nnodes 1 --use-megatron-fsdp --num-distributed-optimizer-instances 2",
             "with --use-megatron-fsdp it is not modelled",
-        ),
-        (
-            SMALL + "--nproc_per_node 8 --nnodes 1 --pipeline-model-parallel-size 2 --num-layers 4 "
-            "--num-layers-per-virtual-pipeline-stage 1 --microbatch-group-size-per-virtual-pipeline-stage 4",
-            "rounds of other than pp = 2 are not modelled",
         ),
         (SMALL + "--nproc_per_node 8 --nnodes 1 --window-size 64,64", "--window-size: '64,64' is no window"),
         (

@@ -14,14 +14,23 @@ from clustersim.memory.ledger import TimedPass, ledger_from_order, ledger_from_p
 from clustersim.model.framework import Framework
 from clustersim.model.presets import load_preset
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute, Training
-from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
+from clustersim.parallel.data_parallel_strategy import (
+    DataParallelStrategy,
+    DdpStrategy,
+    FullyShard,
+    NaiveDataParallel,
+    Zero1,
+    Zero2,
+)
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.placement import looped_placement
+from clustersim.schedules.breadth_first import BreadthFirst
 from clustersim.schedules.gpipe import GPipe
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.one_f_one_b import OneFOneB
+from clustersim.schedules.schedule import Schedule
 from clustersim.schedules.zero_bubble import PassCosts, ZeroBubble
 from tests.memory.rank_memory import BARE, rank_ledger, resident_bytes
 
@@ -153,6 +162,49 @@ def test_fragmentation_applies_only_to_allocator_memory() -> None:
     assert padded.peak_by_category()[MemoryCategory.FRAGMENTATION] == pytest.approx(
         0.05 * (bare.peak - outside_allocator)
     )
+
+
+def _sharded_plan(data: DataParallelStrategy, microbatches: int, chunks: int) -> Plan:
+    layout = Layout(tp=8, pp=4, dp=8, sequence_parallel=True, data=data)
+    training = Training(2048, 8 * microbatches)
+    return Plan(MODEL, training, layout, partial(looped_placement, chunks_per_rank=chunks))
+
+
+def _gradient_bytes(plan: Plan, rank: int) -> list[float]:
+    return [4.0 * plan.parameter_count(stage) for stage in plan.stages_on_rank(rank)]
+
+
+@pytest.mark.parametrize("schedule", [BreadthFirst(4), Interleaved(4)], ids=["bfs", "interleaved, one round"])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_fsdp_holds_one_stages_gradients_where_stages_run_backward_in_turn(schedule: Schedule, rank: int) -> None:
+    """Activations are fullest in the first backward, when only its stage has gradients; ZeRO-1 has all for good."""
+    fsdp, zero1 = (_sharded_plan(data, 4, 4) for data in (FullyShard(), Zero1()))
+    (stage_bytes,) = set(_gradient_bytes(fsdp, rank))
+    at_peak = [rank_ledger(plan, rank, schedule).peak_by_category() for plan in (fsdp, zero1)]
+    assert at_peak[0][MemoryCategory.ACTIVATIONS] == pytest.approx(at_peak[1][MemoryCategory.ACTIVATIONS])
+    assert at_peak[1][MemoryCategory.GRADIENTS] == pytest.approx(4 * stage_bytes)
+    assert at_peak[0][MemoryCategory.GRADIENTS] == pytest.approx(stage_bytes * (1 + 3 / 8))
+
+
+@given(microbatches=st.integers(2, 9), rank=st.integers(0, 3))
+def test_unreduced_gradients_of_fsdp_are_bounded_by_all_of_a_rank_and_one_unit(microbatches: int, rank: int) -> None:
+    """From nothing to all of a rank's stages and one reduction buffer; in the end what is left is the buffer."""
+    plan = _sharded_plan(FullyShard(), microbatches, 1)
+    ledger = rank_ledger(plan, rank, OneFOneB())
+    unreduced, buffer = (
+        7 / 8 * sum(_gradient_bytes(plan, rank)),
+        4.0 * max(unit.parameter_count for stage in plan.stages_on_rank(rank) for unit in plan.stage_units(stage)),
+    )
+    assert ledger.unreduced_gradients[0] == 0.0
+    assert ledger.unreduced_gradients.max() == pytest.approx(unreduced + buffer)
+    assert ledger.unreduced_gradients[-1] == pytest.approx(buffer)
+    assert ledger.peak == pytest.approx(ledger.over_time()[1].sum(axis=0).max())
+
+
+@pytest.mark.parametrize("data", [DdpStrategy(), Zero1(), Zero2()])
+def test_gradient_buffers_of_other_strategies_stay_for_the_whole_step(data: DataParallelStrategy) -> None:
+    ledger = rank_ledger(_sharded_plan(data, 4, 1), 1, OneFOneB())
+    assert not ledger.unreduced_gradients.any()
 
 
 def test_torch_data_parallel_gathers_all_logits_on_the_first_gpu() -> None:

@@ -114,22 +114,26 @@ class ExplorerPage:
             uses["workspaces"] = max(float(extrapolated_entry(tables.workspace, stage["content"])) for stage in stages)
             uses["communication buffers"] = sum(table.lookup(complete) for table in tables.buffers)
             uses["driver context"] = tables.context
-            uses["activations"] = self.peak_activations(stages, rank_moments, sizes * sharing["there"])
+            unreduced = counts @ self.per_group(sharing["unreduced"], expert_sharing["unreduced"])
+            buffer = max(self.max_per_stage("units", stages, self.expand_to_columns(sharing["buffered"]) * sizes))
+            peak = self.fullest_moment(stages, rank_moments, sizes * sharing["there"], [*unreduced, buffer])
+            uses["activations"], more_gradients = peak
+            uses["gradients"] += more_gradients
             uses["fragmentation"] = sum(tables.fragmentation[use] * size for use, size in uses.items())
             yield uses
 
     def gathered_bytes(self, stages: Sequence[Mapping[str, Any]], sharing: Mapping[str, Any], sizes: Any) -> float:
         """Bytes of parameters that are gathered at once, and of the gradients of one unit."""
-
-        def max_per_stage(name: str, weights: Any) -> list[float]:
-            unit_bytes = (
-                [counts @ weights for counts in self.stage_counts(name, {**stage, **sharing})] for stage in stages
-            )
-            return [max([0.0, *map(float, item)]) for item in unit_bytes]
-
         gathered, reduced = (self.expand_to_columns(sharing[name]) * sizes for name in ("gathered", "reduced"))
-        stage_maxima = max_per_stage("gathered", gathered)
-        return (max(stage_maxima) if sharing["dropped"] else sum(stage_maxima)) + max(max_per_stage("units", reduced))
+        chosen = [{**stage, **sharing} for stage in stages]
+        stage_maxima = self.max_per_stage("gathered", chosen, gathered)
+        gradient_bytes = max(self.max_per_stage("units", chosen, reduced))
+        return (max(stage_maxima) if sharing["dropped"] else sum(stage_maxima)) + gradient_bytes
+
+    def max_per_stage(self, name: str, stages: Sequence[Mapping[str, Any]], weights: Any) -> list[float]:
+        """The largest of the weighted counts of each stage."""
+        unit_bytes = ([counts @ weights for counts in self.stage_counts(name, stage)] for stage in stages)
+        return [max([0.0, *map(float, item)]) for item in unit_bytes]
 
     def expand_to_columns(self, by_group: Sequence[float]) -> Any:
         """Values of parameter groups, for each of their columns."""
@@ -139,15 +143,26 @@ class ExplorerPage:
             values[list(columns)] = item
         return values
 
-    def peak_activations(
-        self, stages: Sequence[Mapping[str, Any]], moments: Sequence[Sequence[int]], sizes: Any
-    ) -> float:
-        """Peak activation bytes over the moments of a pipeline rank."""
+    def fullest_moment(
+        self,
+        stages: Sequence[Mapping[str, Any]],
+        moments: Sequence[Sequence[int]],
+        sizes: Any,
+        gradient_sizes: Sequence[float],
+    ) -> tuple[float, float]:
+        """Bytes of activations and of unreduced gradients at the fullest of the moments of a pipeline rank."""
         kept_bytes = [float(self.stage_counts("kept", stage) @ sizes) for stage in stages]
         transient_bytes = [
             max([0.0, *(row @ sizes for row in self.stage_counts("moments", stage))]) for stage in stages
         ]
-        return max(transient_bytes[index] + sum(map(mul, counts, kept_bytes)) for index, *counts in moments)
+        held = [
+            (
+                transient_bytes[index] + sum(map(mul, counts, kept_bytes)),
+                sum(map(mul, counts[len(stages) :], gradient_sizes)),
+            )
+            for index, *counts in moments
+        ]
+        return max(held, key=sum)
 
     def sent_bytes(self, settings: Mapping[str, Any], rank: int) -> dict[str, float]:
         """Bytes that a GPU of a pipeline rank sends in a step, by process group."""

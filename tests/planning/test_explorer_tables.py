@@ -228,23 +228,34 @@ def test_schedules_extrapolate_to_more_microbatches(name: str, chunks: int | Non
 
 @pytest.mark.parametrize(("name", "chunks"), ORDERS)
 def test_moments_contain_the_memory_peak_of_any_stage_sizes(name: str, chunks: int | None) -> None:
-    """For random bytes of stages: the maximum over the moments is that of the full order, action by action."""
+    """For random bytes of stages: the maximum over the moments is that of the full order, action by action.
+
+    Gradients of a stage are there from its first backward until its last has ended, a buffer once one reduces them.
+    """
     schedule, rng = build_schedule(name, chunks), np.random.default_rng(0)
     for pp, microbatches in ((2, 2), (4, 4), (4, 8), (3, 12), (8, 16)):
         order, held = schedule.order(pp, microbatches), dry_run_schedule(schedule, pp, microbatches).held
         for rank, actions in enumerate(order):
             rank_stages = sorted({action.stage for action in actions})
             for _ in range(5):
-                kept_bytes, transient_bytes = rng.exponential(size=(2, len(rank_stages)))
-                current = peak = 0.0
+                kept_bytes, transient_bytes, gradient_bytes = rng.exponential(size=(3, len(rank_stages)))
+                buffer, current, peak, done = rng.exponential(), 0.0, 0.0, Counter[int]()
                 for action in actions:
                     index = rank_stages.index(action.stage)
-                    forward = action.kind.value == "F"
-                    peak = max(peak, current + (kept_bytes if forward else transient_bytes)[index])
-                    current += kept_bytes[index] if forward else -kept_bytes[index]
-                table_peak = max(transient_bytes[index] + np.dot(counts, kept_bytes) for index, *counts in held[rank])
+                    if action.kind.value == "F":
+                        current += kept_bytes[index]
+                        continue
+                    done[index] += 1
+                    current += gradient_bytes[index] * (done[index] == 1)
+                    is_last = done[index] == microbatches
+                    buffer_now = buffer if is_last or max(done.values()) == microbatches else 0.0
+                    peak = max(peak, current + transient_bytes[index] + buffer_now)
+                    current -= kept_bytes[index] + gradient_bytes[index] * is_last
+                sizes = [*kept_bytes, *gradient_bytes, buffer]
+                table_peak = max(transient_bytes[index] + np.dot(counts, sizes) for index, *counts in held[rank])
                 assert table_peak == pytest.approx(peak, rel=1e-12)
-        assert tuple(max(sum(state[1:]) for state in moments) for moments in held) == peak_in_flight_microbatches(order)
+        chunks_held = [[state[1 : 1 + schedule.placement(pp).max_chunks] for state in moments] for moments in held]
+        assert tuple(max(map(sum, moments)) for moments in chunks_held) == peak_in_flight_microbatches(order)
 
 
 def test_bubbles_match_a_dry_run(explored: ExploredScenario) -> None:

@@ -272,6 +272,43 @@ def test_interleaved_has_its_warmup_and_one_more_in_flight(ranks: int, rounds: i
     assert peaks == tuple(min((chunks - 1) * ranks + 2 * (ranks - 1 - rank) + 1, total_passes) for rank in range(ranks))
 
 
+@given(st.integers(1, 5), st.integers(2, 4), st.data())
+def test_rounds_of_more_microbatches_than_ranks_are_warm_up_not_bubble(
+    ranks: int, chunks: int, data: st.DataObject
+) -> None:
+    """Llama 3's flexible N: (v - 1) N + 2 (p - 1 - r) forwards first, and (p - 1)/(v m) of bubble as for N = p."""
+    group_size = data.draw(st.integers(ranks, 2 * ranks + 2))
+    microbatches = group_size * data.draw(st.integers(1, 3)) + data.draw(st.sampled_from([0, ranks]))
+    assume(microbatches % group_size == 0 or microbatches % group_size >= ranks)
+    schedule = Interleaved(chunks, group_size)
+    order, total = schedule.order(ranks, microbatches), chunks * microbatches
+    validate_order(order, placement=schedule.placement(ranks), microbatches=microbatches)
+    assert peak_in_flight_microbatches(order) == tuple(
+        min((chunks - 1) * group_size + 2 * (ranks - 1 - rank) + 1, total) for rank in range(ranks)
+    )
+    if microbatches % group_size == 0:
+        assert bubble_ratio(order, 3 * total, 1, 2) == pytest.approx((ranks - 1) / total, abs=1e-12)
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), [(4, 2, 8), (16, 8, 16), (3, 4, 7)])
+def test_one_round_of_all_microbatches_has_the_forwards_of_breadth_first(
+    ranks: int, chunks: int, microbatches: int
+) -> None:
+    one_round, breadth_first = (
+        schedule.order(ranks, microbatches) for schedule in (Interleaved(chunks, microbatches), BreadthFirst(chunks))
+    )
+    for ours, theirs in zip(one_round, breadth_first, strict=True):
+        assert [action for action in ours if action.kind is F] == [action for action in theirs if action.kind is F]
+    assert Interleaved(2, 4).order(4, 12) == Interleaved(2).order(4, 12)
+
+
+@pytest.mark.parametrize("group_size", [3, 7, 12])
+def test_rounds_with_fewer_microbatches_than_ranks_are_refused(group_size: int) -> None:
+    """The last round has 9 mod N microbatches; 5 leaves 4 for it, 9 is one round."""
+    with pytest.raises(InputError, match=f"microbatch_group_size {group_size} .*; 5 and 9 would do"):
+        Interleaved(2, group_size).order(4, 9)
+
+
 def test_one_rank_has_no_bubble() -> None:
     for chosen in (GPipe(), OneFOneB(), Interleaved(3), BreadthFirst(3), ZeroBubbleV()):
         assert dry_run(chosen.order(1, 4)).makespan == 4 * chosen.placement(1).max_chunks * 3

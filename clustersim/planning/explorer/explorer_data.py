@@ -34,11 +34,11 @@ from clustersim.planning.explorer.legality import legality_tables
 from clustersim.planning.explorer.scaling_studies import simulate_studies
 from clustersim.planning.explorer.schedule_tables import build_schedule_tables
 from clustersim.planning.explorer.settings import (
-    EXPLORED_SCHEDULE_TYPES,
     EXPLORED_SCHEDULES,
     FEATURES,
     ExplorerSpace,
     chunk_count,
+    is_explored,
 )
 from clustersim.planning.explorer.stage_counts import stage_count_tables
 from clustersim.planning.explorer.stages_and_groups import comm_group_axes, mesh_axes, peer_table, stage_table
@@ -338,7 +338,7 @@ def _omission_notes(scenario: Scenario) -> Iterator[str]:
         yield "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
     if scenario.training.expert_load is not None:
         yield "tokens are drawn as spread evenly over experts; simulated steps have the scenario's loads"
-    if not isinstance(scenario.schedule, EXPLORED_SCHEDULE_TYPES):
+    if not is_explored(scenario.schedule):
         yield (
             f"the scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "
             f"drawn for {EXPLORED_SCHEDULES[0]} instead, simulated steps are the scenario's"

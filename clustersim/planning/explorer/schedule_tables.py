@@ -6,6 +6,7 @@ remainder. Orders with several chunks are regular only if pipeline ranks divide 
 dry-run in full.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import le
@@ -25,10 +26,14 @@ from clustersim.schedules.validation import dry_run
 
 _BUBBLE_MICROBATCHES: Final = tuple(2**power for power in range(11))
 """Microbatch counts at which the page draws the bubble."""
-_STEADY_PER_RANK: Final = 2  # microbatches per pipeline rank to reach steady state
+_STEADY_PER_RANK: Final = 3  # microbatches per pipeline rank from warm-up to steady state, in which none is reduced
 _FORWARD, _BACKWARD = 1.0, 2.0  # relative durations in a bubble of equal stages
 PeakCandidate = list[int]
-"""Which of a rank's stages runs backward, then the number of microbatches that each stage holds."""
+"""A moment of a rank as integers.
+
+Which of its stages runs backward; the number of microbatches that each stage holds; for each stage 1 from its
+first backward to its last, that is while gradients are accumulated; 1 once a stage has begun its last.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +134,19 @@ def dry_run_schedule(schedule: Schedule, pp: int, microbatches: int) -> Schedule
 
 def _peak_candidates(actions: Sequence[Action], slots: Mapping[int, int]) -> list[PeakCandidate]:
     """States when backwards begin, without those dominated by another backward of the same stage."""
-    held = [0] * len(slots)
+    held, accumulating, is_reducing = [0] * len(slots), [0] * len(slots), 0
+    remaining = Counter(slots[action.stage] for action in actions if action.kind is not ActionKind.FORWARD)
     states: set[tuple[int, ...]] = set()
     for action in actions:
         slot = slots[action.stage]
         if action.kind is ActionKind.FORWARD:
             held[slot] += 1
-        else:
-            states.add((slot, *held))
-            held[slot] -= 1
+            continue
+        remaining[slot] -= 1
+        accumulating[slot], is_reducing = 1, max(is_reducing, int(remaining[slot] == 0))
+        states.add((slot, *held, *accumulating, is_reducing))
+        held[slot] -= 1
+        accumulating[slot] = int(remaining[slot] > 0)
     return [
         [*state] for slot in sorted(slots.values()) for state in _pareto_states({m for m in states if m[0] == slot})
     ]

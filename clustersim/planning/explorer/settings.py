@@ -156,7 +156,7 @@ class ExplorerSpace:
     def _start_schedule(self) -> Schedule:
         """The scenario's schedule, or 1F1B where the page does not offer it."""
         configured = self.scenario.schedule
-        return configured if isinstance(configured, EXPLORED_SCHEDULE_TYPES) else build_schedule(EXPLORED_SCHEDULES[0])
+        return configured if is_explored(configured) else build_schedule(EXPLORED_SCHEDULES[0])
 
     @property
     def _start_recompute(self) -> str:
@@ -358,6 +358,14 @@ class ExplorerSpace:
         if model != 0 or (isinstance(counts, tuple) and len(counts) != stages):
             return None
         return configured
+
+
+def is_explored(schedule: Schedule) -> bool:
+    """Whether the page can play a schedule: a built-in one of its own, with rounds of as many microbatches as ranks."""
+    if not isinstance(schedule, EXPLORED_SCHEDULE_TYPES):
+        return False
+    chunks = chunk_count(schedule) if schedule.name in CHUNKED_SCHEDULES else None
+    return schedule == build_schedule(schedule.name, chunks)
 
 
 def chunk_count(schedule: Schedule) -> int:

@@ -61,7 +61,9 @@ def zero_table(space: ExplorerSpace) -> LookupTable:
     resident: [groups] bytes per parameter, by category; copied: bytes of cached low-precision copies per cast
     weight element; bucket: [groups] maximum bytes of a stage's waiting gradients, of the first stage and of
     another (None: all of them), and those per parameter; gathered: [groups] bytes per gathered parameter;
-    reduced: [groups] bytes of its gradient, of one unit; dropped: whether gathered layers are resharded between
+    reduced: [groups] bytes of its gradient, of one unit; unreduced: [groups] bytes by which its gradient exceeds
+    the resident one until a stage's last backward; buffered: [groups] bytes of its gradient, of one unit, from the
+    first such reduction on; dropped: whether gathered layers are resharded between
     forward and backward; there: [columns] 0 for activations that are counted elsewhere; dp: bytes sent per
     parameter, for no and for one microbatch [2][columns]; tied: share of the tied gradient; shards: ranks that
     parameters, gradients or optimizer states are sharded over; every: whether gradients are reduced after every
@@ -110,6 +112,7 @@ class _ZeroEntries:
                 for group in plan.parameter_groups
             ],
             **_gather_sizes(plan),
+            **_unreduced_sizes(footprint),
             "there": [flags.get(name, 1) for name in self._columns],
             "dp": _dp_bytes(group, *self._ring_passes(key, hybrid=plan.layout.is_hybrid_sharded)),
             **_sharding_facts(plan),
@@ -176,6 +179,21 @@ def _gather_sizes(plan: Plan) -> dict[str, Any]:
             for is_sharded, group in zip(sharded_groups, groups, strict=True)
         ],
         "dropped": strategy.reshards_parameters(is_pipelined=plan.layout.is_pipelined),
+    }
+
+
+def _unreduced_sizes(footprint: Footprint) -> dict[str, list[Bytes]]:
+    """Bytes per parameter of each group while gradients that FSDP accumulates are not reduced, and in its buffer."""
+    groups = footprint.plan.parameter_groups
+    return {
+        "unreduced": [footprint.unreduced_bytes_per_parameter(group) for group in groups],
+        "buffered": [
+            footprint.frees_reduced_gradients
+            * (group.shard_count > 1)
+            * group.is_trained
+            * group.formats.gradients.bytes
+            for group in groups
+        ],
     }
 
 
@@ -416,9 +434,7 @@ def fragmentation_factors(space: ExplorerSpace) -> dict[str, float]:
     """Allocator fragmentation per byte, by memory category."""
     factor = space.scenario.framework.fragmentation
     ledgers = {
-        category: MemoryLedger(
-            np.zeros(1), np.array([float(category is MemoryCategory.ACTIVATIONS)]), {category: 1.0}, factor
-        )
+        category: MemoryLedger(np.zeros(1), np.zeros(1), np.zeros(1), {category: 1.0}, factor)
         for category in MemoryCategory
     }
     return {

@@ -150,7 +150,7 @@ class ExtrapolatedStep:
 
 def extrapolate_step(scenario: Scenario) -> ExtrapolatedStep | None:
     """Extrapolate a step from fewer microbatches; None if that is not accurate, or saves little."""
-    microbatches, ranks = scenario.microbatch_count, scenario.layout.pp
+    microbatches, period = scenario.microbatch_count, _period_microbatches(scenario)
     short_count = _short_microbatch_count(scenario)
     if (
         microbatches < _MIN_REDUCTION * short_count
@@ -160,15 +160,22 @@ def extrapolate_step(scenario: Scenario) -> ExtrapolatedStep | None:
         return None
     short_result = simulate(with_microbatch_count(scenario, short_count))
     return ExtrapolatedStep(
-        scenario, short_result, (microbatches - short_count) / ranks, *_steady_period(short_result, ranks)
+        scenario, short_result, (microbatches - short_count) / period, *_steady_period(short_result, period)
     )
 
 
 def _short_microbatch_count(scenario: Scenario) -> int:
-    """Number of microbatches to simulate, a multiple of the pipeline ranks where the schedule requires it."""
+    """Number of microbatches to simulate, a multiple of its rounds where the schedule has some."""
     ranks = scenario.layout.pp
     minimum = max(_MICROBATCHES_PER_RANK * ranks + _EXTRA_MICROBATCHES, _MIN_MICROBATCHES)
-    return ceil(minimum / ranks) * ranks if scenario.effective_schedule.runs_in_rounds else minimum
+    period = _period_microbatches(scenario)
+    return ceil(minimum / period) * period if scenario.effective_schedule.round_size(ranks) > 1 else minimum
+
+
+def _period_microbatches(scenario: Scenario) -> int:
+    """Microbatches after which a step repeats: a round, or one for each pipeline rank."""
+    ranks = scenario.layout.pp
+    return max(ranks, scenario.effective_schedule.round_size(ranks))
 
 
 def _steady_period(short_result: SimulationResult, microbatches: int) -> tuple[Seconds, TimeWindow]:
@@ -203,8 +210,7 @@ def _is_periodic(scenario: Scenario) -> bool:
     has_transients = bool(
         scenario.has_background_load or scenario.degradations.temporary_links
     )  # which are present during a fraction of the step
-    has_partial_round = (
-        scenario.effective_schedule.runs_in_rounds and scenario.microbatch_count % scenario.layout.pp
-    )  # then the rounds are longer
+    # then the rounds are longer
+    has_partial_round = scenario.microbatch_count % scenario.effective_schedule.round_size(scenario.layout.pp)
     has_periodic_schedule = scenario.effective_schedule.is_periodic and not has_partial_round
     return has_periodic_schedule and not (varies or has_transients) and scenario.steps == 1

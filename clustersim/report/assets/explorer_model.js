@@ -63,7 +63,9 @@ clustersim.explorerModel = (facts) => {
     const parts = resident(settings, stages, sizes);
     const { there: counted } = sharing(settings);
     const there = sizes.map((size, column) => size * counted[column]);
-    parts.activations = activations(stages, at(tables.schedules, settings).held[rank], there);
+    const fullest = fullestMoment(settings, stages, at(tables.schedules, settings).held[rank], there);
+    parts.activations = fullest.activations;
+    parts.gradients += fullest.gradients;
     parts.fragmentation = sum(Object.entries(parts).map(([use, size]) => size * tables.fragmentation[use]));
     return { parts, peak: sum(Object.values(parts)), ofExperts: ofExperts(settings, stages, sizes) };
   }
@@ -117,11 +119,21 @@ clustersim.explorerModel = (facts) => {
     return Object.fromEntries(Object.entries(residentOf(settings)).map(([use, groupValues]) => [use, groupValues[tables.experts] * count]));
   }
 
-  // The fullest of a rank's moments: one stage runs backward, and each holds some microbatches.
-  function activations(stages, moments, sizes) {
-    const kept = stages.map((stage) => dot(row("kept", stage), sizes));
-    const passing = stages.map((stage) => Math.max(0, ...row("moments", stage).map((moment) => dot(moment, sizes))));
-    return Math.max(...moments.map(([place, ...held]) => passing[place] + dot(held, kept)));
+  // The fullest of a rank's moments: one stage runs backward, each holds some microbatches, and some accumulate gradients.
+  function fullestMoment(settings, stages, moments, there) {
+    const sizes = sizesOf(settings);
+    const kept = stages.map((stage) => dot(row("kept", stage), there));
+    const passing = stages.map((stage) => Math.max(0, ...row("moments", stage).map((moment) => dot(moment, there))));
+    const each = byOwner(sharing(settings).unreduced, sharingOfExperts(settings).unreduced);
+    const unreduced = stages.map((stage) => dot(each, byGroup([stage], sizes)));
+    const weights = byColumn(sharing(settings).buffered).map((value, column) => value * sizes[column]);
+    const buffer = Math.max(0, ...stages.flatMap((stage) => row("units", stage).map((counts) => dot(counts, weights))));
+    const held = moments.map(([place, ...counts]) => ({
+      activations: passing[place] + dot(counts.slice(0, stages.length), kept),
+      gradients: dot(counts.slice(stages.length, -1), unreduced) + counts.at(-1) * buffer,
+    }));
+    const total = (moment) => moment.activations + moment.gradients;
+    return held.reduce((fullest, moment) => (total(moment) > total(fullest) ? moment : fullest));
   }
 
   // Bytes that one GPU of a pipeline rank sends in a step, on rings, by role.

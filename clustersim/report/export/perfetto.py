@@ -166,14 +166,13 @@ def _wait_arguments(result: SimulationResult, event: int, cause: int, gap_second
 
 
 def _memory_counter(result: SimulationResult, rank: int) -> _CounterSeries:
-    """Memory of a rank over time: only activations vary, and fragmentation adds a constant fraction."""
+    """Memory of a rank over time."""
     pipeline_rank = min(int(result.program.program_index[rank]), len(result.ledgers) - 1)
     ledger = result.ledgers[pipeline_rank]
-    activations = np.append(0.0, ledger.activations)  # no activations before the step
-    held_bytes = ledger.peak - (ledger.peak_activations - activations) * ledger.fragmentation
+    times, bytes_by_category = ledger.over_time()
     label = "memory held in the first step" if result.scenario.steps > 1 else "memory held"
     name = f"{label}, of {format_bytes(result.memory.capacities[pipeline_rank])}"
-    return name, _BYTES_UNIT, *last_per_time(to_nanoseconds(np.append(0.0, ledger.times)), held_bytes)
+    return name, _BYTES_UNIT, *last_per_time(to_nanoseconds(times), bytes_by_category.sum(axis=0))
 
 
 def _payload_counters(result: SimulationResult, rank: int) -> Iterator[_CounterSeries]:

@@ -1,6 +1,6 @@
 """What may a scenario file say about its pipeline schedule?"""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
 
@@ -18,6 +18,16 @@ class ChunkedScheduleConfig(ConfigModel):
 
     chunks: Annotated[int, Field(ge=2, le=MAX_LAYERS)] = 2
     """model chunks (virtual stages) per pipeline rank"""
+
+
+_MAX_GROUP_SIZE: Final = 2**17  # microbatches
+
+
+class InterleavedScheduleConfig(ChunkedScheduleConfig):
+    """Options of `schedule.interleaved`."""
+
+    microbatch_group_size: Annotated[int, Field(ge=1, le=_MAX_GROUP_SIZE)] | None = None
+    """contiguous microbatches of a model chunk, at least as many as pipeline ranks; left out: as many as ranks"""
 
 
 StageRanks = list[Annotated[int, Field(ge=0, le=MAX_LAYERS)]] | None
@@ -62,7 +72,7 @@ class ScheduleConfig(OneOfConfig):
     """one forward, one backward"""
     gpipe: FixedScheduleConfig | None = None
     """all forwards, then all backwards"""
-    interleaved: ChunkedScheduleConfig | None = None
+    interleaved: InterleavedScheduleConfig | None = None
     """1F1B with several model chunks per rank"""
     bfs: ChunkedScheduleConfig | None = None
     """breadth-first with several model chunks per rank"""

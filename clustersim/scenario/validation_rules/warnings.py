@@ -193,9 +193,9 @@ def _flash_attention_unsupported(scenario: ResolvedScenario) -> Iterator[str]:
 def _uncommon_interleaving(scenario: ResolvedScenario) -> Iterator[str]:
     """Megatron-LM's checks: microbatches a multiple of pp; equal stages, embedding and loss counted as layers."""
     pp, chunks, layers = scenario.layout.pp, scenario.placement.max_chunks, scenario.model.layer_count
-    if not scenario.schedule.runs_in_rounds:
+    if scenario.schedule.round_size(pp) == 1:
         return
-    if scenario.microbatch_count % pp:
+    if scenario.schedule.round_size(pp) == pp and scenario.microbatch_count % pp:
         yield (
             f"{scenario.microbatch_count} microbatches are not a multiple of pp {pp}, which Megatron-LM's interleaved "
             "schedule wants by default; this is the order of torch.distributed.pipelining"
