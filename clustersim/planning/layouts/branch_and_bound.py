@@ -384,7 +384,7 @@ def _layout_record(
     """What a search records of a step."""
     run = estimate_run(result.scenario, result.step_time) if objective.is_run_objective else None
     economics = result.economics
-    price = economics.price_per_gpu_hour
+    price, quotes = economics.price_per_gpu_hour, economics.price_quotes
     return LayoutResult(
         overrides=candidate.overrides,
         job=candidate.job_index,
@@ -399,6 +399,7 @@ def _layout_record(
         memory=result.memory_capacity,
         cost=economics.cost_per_trillion_tokens,
         currency="" if price is None else price.currency,
+        price_kind="" if price is None else quotes[0].kind.value,
         energy=economics.energy_per_trillion_tokens,
         breakdown={category: seconds for category, seconds in result.breakdown.mean_seconds().items() if seconds > 0.0},
         run=None if run is None else asdict(run),
