@@ -15,9 +15,9 @@ that were not used to fit the constants (`out_of_sample`):
    few). The variance of an extrapolation component is bounded below by that of any step: what was not
    measured is at least as uncertain as what was.
 4. Each source's errors are divided by the standard deviation from components fitted without it, and the
-   quantile of these, macro-averaged over sources, is taken (conformal prediction by cross-validation, Barber
-   et al. 2021, arXiv:1905.02928, with sources in place of cases). It is widened by the ratio of Student's t
-   to the normal quantile for the number of sources.
+   quantiles of these that cover 90 % and 50 %, macro-averaged over sources, are taken (conformal prediction by
+   cross-validation, Barber et al. 2021, arXiv:1905.02928, with sources in place of cases). They are widened by
+   the ratio of Student's t to the normal quantile for the number of sources.
 
 Coverage is that of an interval that was fitted without the source: components, quantile and validated
 domain.
@@ -47,6 +47,7 @@ from clustersim.uncertainty.model_file import DENSE_STEPS, MODEL_NAMES, componen
 from clustersim.uncertainty.prediction_interval import (
     ALL_STEPS,
     INTERVAL_COVERAGE,
+    LIKELY_COVERAGE,
     VARIANCE_COMPONENTS,
     BaseComponent,
     StratumCoverage,
@@ -143,8 +144,8 @@ def _has_enough_sources(data: VarianceData) -> BoolArray:
     )
 
 
-def conformal_quantile(steps: Sequence[OutOfSampleStep]) -> float:
-    """Number of standard deviations that covers 90 % of out-of-sample errors.
+def conformal_quantiles(steps: Sequence[OutOfSampleStep]) -> tuple[float, float]:
+    """Numbers of standard deviations that cover 90 % and half of out-of-sample errors.
 
     Raise InputError if there are too few sources.
     """
@@ -156,9 +157,12 @@ def conformal_quantile(steps: Sequence[OutOfSampleStep]) -> float:
     deviations, weights = out_of_sample_deviations(steps)
     order = np.argsort(deviations)
     cumulative = np.cumsum(weights[order]) / weights.sum()
-    return student_t_ratio(sources - 1) * float(
-        deviations[order][np.searchsorted(cumulative, INTERVAL_COVERAGE - _TOLERANCE)]
-    )
+
+    def quantile(coverage: float) -> float:
+        deviation = float(deviations[order][np.searchsorted(cumulative, coverage - _TOLERANCE)])
+        return student_t_ratio(sources - 1, coverage) * deviation
+
+    return quantile(INTERVAL_COVERAGE), quantile(LIKELY_COVERAGE)
 
 
 def out_of_sample_deviations(steps: Sequence[OutOfSampleStep]) -> tuple[FloatArray, FloatArray]:
@@ -174,15 +178,15 @@ def out_of_sample_deviations(steps: Sequence[OutOfSampleStep]) -> tuple[FloatArr
     return deviations, data.weights
 
 
-def student_t_ratio(degrees_of_freedom: int) -> float:
-    """Ratio of Student's t to the normal quantile, two-sided, at `INTERVAL_COVERAGE`.
+def student_t_ratio(degrees_of_freedom: int, coverage: float = INTERVAL_COVERAGE) -> float:
+    """Ratio of Student's t to the normal quantile, two-sided.
 
     Abramowitz and Stegun 26.7.5, two terms.
 
     >>> round(student_t_ratio(11) * 1.645, 2)
     1.8
     """
-    z = NormalDist().inv_cdf((1.0 + INTERVAL_COVERAGE) / 2.0)
+    z = NormalDist().inv_cdf((1.0 + coverage) / 2.0)
     return (
         1.0
         + (z**2 + 1.0) / (4.0 * degrees_of_freedom)
@@ -197,11 +201,12 @@ def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: fl
         component: round(deviation, 4)
         for component, deviation in zip(VARIANCE_COMPONENTS, standard_deviations, strict=True)
     }
-    sources = len({step.source for step in steps})
+    sources, (quantile, likely_quantile) = len({step.source for step in steps}), conformal_quantiles(steps)
     return UncertaintyModel(
         len(steps),
         sources,
-        round(conformal_quantile(steps), 3),
+        round(quantile, 3),
+        round(likely_quantile, 3),
         round(repeat_deviation, 4),
         deviations,
         validated_domain(steps),
@@ -299,6 +304,7 @@ def _component_lines(model: UncertaintyModel) -> Iterator[str]:
         yield f"{component_key(component):13s} {deviation:7.1%}  {component.value}"
     yield f"{'repeatability':13s} {model.repeat_deviation:7.1%}  equal steps, published twice"
     yield f"{INTERVAL_COVERAGE:.0%} within {model.quantile:.2f} standard deviations"
+    yield f"{LIKELY_COVERAGE:.0%} within {model.likely_quantile:.2f}"
 
 
 HEADER: Final = ("stratum", "cases", "sources", "median error", "interval", "coverage")

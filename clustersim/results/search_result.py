@@ -30,7 +30,8 @@ class LayoutResult:
 
     overrides: as `--set` takes them; job: index of the sub-problem of the search; score: objective value, lower
     is better; interval: prediction interval of the step time; breakdown: seconds of a step by time category,
-    averaged over ranks; memory: capacity of the GPU in bytes; cost, energy: per trillion tokens, None where
+    averaged over ranks; mfu, mfu_causal: with attention as a full matrix, and as its causal mask leaves it;
+    memory: capacity of the GPU in bytes; cost, energy: per trillion tokens, None where
     prices or powers are unknown; price_kind: contract or list, as `PriceKind`; tied: as good as the best within the
     variation of equal runs; run: metrics of the full training run if the objective needs them: days, goodput,
     interval (seconds between checkpoints), nodes and spare_nodes; extrapolated: its step time was extrapolated
@@ -46,6 +47,7 @@ class LayoutResult:
     interval: tuple[Seconds, Seconds]
     tokens_per_gpu: float
     mfu: float
+    mfu_causal: float
     peak_memory: Bytes
     memory: Bytes
     breakdown: Mapping[str, Seconds]
@@ -72,6 +74,7 @@ class LayoutResult:
             "step_time_interval_s": list(self.interval),
             "tokens_per_s_per_gpu": self.tokens_per_gpu,
             "mfu": self.mfu,
+            "mfu_causal": self.mfu_causal,
             "peak_memory_bytes": self.peak_memory,
             "memory_headroom_bytes": self.headroom,
             "cost_per_trillion_tokens": self.cost,

@@ -6,7 +6,7 @@ every step, one for each feature (times its share, where a feature is a share), 
 for each unmeasured accelerator, one for each unmeasured category, one for each doubling beyond the largest
 validated quantity. So an interval widens wherever less was measured, and never narrows. The half width is
 `quantile` standard deviations, within which 90 % of the errors of held-out sources lie, macro-averaged over
-sources.
+sources. Half of them lie within `likely_quantile`, less than a normal distribution's: few errors are large.
 
 Where kernels were measured on this machine, their own errors replace what depends on kernels: the
 accelerator's component, and what the first component has beyond `repeat_deviation`, the deviation between
@@ -27,6 +27,7 @@ from clustersim.uncertainty.validated_domain import ValidatedDomain
 
 ALL_STEPS: Final = "all steps"
 INTERVAL_COVERAGE: Final = 0.9  # of out-of-sample steps that an interval contains
+LIKELY_COVERAGE: Final = 0.5  # the same of the interval of the likely times
 _ONE_NODE: Final = "single-node"
 
 
@@ -101,12 +102,13 @@ NO_EVIDENCE: Final = LocalEvidence()
 class RelativeInterval:
     """Prediction interval relative to the predicted time.
 
-    low, high: factors on the predicted time; strata: of the step; extrapolations: what of it lies outside the
-    validated domain, for display.
+    low, high: factors on the predicted time; likely: the factors between which half of the times lie; strata: of the
+    step; extrapolations: what of it lies outside the validated domain, for display.
     """
 
     low: float
     high: float
+    likely: tuple[float, float]
     strata: tuple[str, ...]
     extrapolations: tuple[str, ...]
 
@@ -116,13 +118,15 @@ class UncertaintyModel:
     """Variance components of the prediction error, fitted to out-of-sample errors.
 
     step_count, source_count: published steps and sources; quantile: half width in standard deviations;
-    repeat_deviation: standard deviation of the log error between equal steps; deviations: standard deviation of
-    the log error by component; domain: validated domain; coverage_by_stratum: of out-of-sample steps.
+    likely_quantile: the same of the interval that half of the errors are in; repeat_deviation: standard deviation of
+    the log error between equal steps; deviations: standard deviation of the log error by component; domain:
+    validated domain; coverage_by_stratum: of out-of-sample steps.
     """
 
     step_count: int
     source_count: int
     quantile: float
+    likely_quantile: float
     repeat_deviation: float
     deviations: Mapping[VarianceComponent, float]
     domain: ValidatedDomain
@@ -133,9 +137,11 @@ class UncertaintyModel:
         half_width = math.log1p(evidence.relative_error) + self.quantile * math.sqrt(
             self.error_variance(features, evidence.unmeasured_share)
         )
+        likely_half_width = half_width * self.likely_quantile / self.quantile
         return RelativeInterval(
             math.exp(-half_width),
             math.exp(half_width),
+            (math.exp(-likely_half_width), math.exp(likely_half_width)),
             strata_of(features, self.domain),
             self._extrapolations(features),
         )

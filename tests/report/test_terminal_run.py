@@ -96,7 +96,11 @@ def test_causal_mfu_is_shown_where_it_differs() -> None:
     """At long contexts most FLOP of the conventional count are for keys masked by causality."""
     long_context = override_result(simulate_pipeline(), mfu=0.782, mfu_causal=0.441)
     short_context = override_result(simulate_pipeline(), mfu=0.413, mfu_causal=0.409)
-    assert "78.2% (causal 44.1%)" in render_terminal(long_context)
+    (row,) = (line for line in render_terminal(long_context).splitlines() if line.startswith("MFU"))
+    assert row.split(None, 1)[1].startswith("44.1% causal (full matrix 78.2%)")
+    assert "causal attention" in row
     assert "causal" not in render_terminal(short_context)
-    assert "<dt>MFU, causal</dt><dd>44.1%</dd>" in verdict_panel(long_context).html
+    card = verdict_panel(long_context).html
+    assert "<b>44.1%<small>&nbsp;MFU</small></b>" in card
+    assert card.index("<dt>MFU, causal</dt><dd>44.1%</dd>") < card.index("<dt>MFU, full matrix</dt><dd>78.2%</dd>")
     assert "MFU, causal" not in verdict_panel(short_context).html

@@ -395,6 +395,7 @@ def _layout_record(
         interval=result.step_time_interval,
         tokens_per_gpu=result.tokens_per_second / result.rank_count,
         mfu=result.mfu(),
+        mfu_causal=result.mfu_causal(),
         peak_memory=result.peak_memory,
         memory=result.memory_capacity,
         cost=economics.cost_per_trillion_tokens,

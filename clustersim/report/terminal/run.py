@@ -129,14 +129,15 @@ def _straggler_lines(result: "SimulationResult") -> "Iterator[Text]":
 def _key_number_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str]]:
     """Name, value and meaning of the key numbers."""
     peak_reference = peak_reference_suffix(result.format_usage)
-    rate = f"{format_flops(result.achieved_flops_per_gpu)} per GPU, attention as a full matrix{peak_reference}"
+    leading = result.leading_mfu
+    rate = f"{format_flops(leading.value * result.peak_flops)} per GPU, {leading.attention_label}{peak_reference}"
     tokens = result.tokens_per_second
     yield "tokens/s", f"{tokens:,.0f}", f"{format_number(tokens / result.rank_count)} per GPU"
     yield "GPU hours", f"{result.gpu_hours_per_trillion_tokens:,.0f}", "per trillion tokens"
     yield cost_row(result.economics)
     yield energy_row(result.economics)
     yield "MFU", format_mfu(result.mfu(), result.mfu_causal()), rate
-    yield "HFU", f"{result.hfu():.1%}", "with recomputation"
+    yield "HFU", f"{result.leading_hfu:.1%}", f"with recomputation, {leading.attention_label}"
     yield "bubble", f"{bubble_fraction(result.breakdown):.1%}", "of the step"
     yield "exposed comm", f"{exposed_fraction(result.breakdown):.1%}", "of the step"
     yield "peak memory", format_bytes(result.peak_memory), _peak_memory_location(result)
@@ -167,9 +168,9 @@ def _format_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str]]:
         return
     high_precision = formats.high_precision.value
     yield (
-        f"MFU, {high_precision}",
-        f"{formats.high_precision_mfu(result.mfu()):.1%}",
-        f"of {format_flops(formats.high_precision_flops)} {high_precision}",
+        f"{high_precision} peaks",
+        f"{formats.high_precision_ratio(result.mfu()):.2f}x",
+        f"model FLOP/s over {format_flops(formats.high_precision_flops)} {high_precision}, attention as a full matrix",
     )
     yield (
         "casts",
