@@ -4,7 +4,7 @@ On-demand list prices of public clouds are data: a file for each cloud (`topolog
 and the day on which it was read. A cluster of a cloud has that cloud's price; any other, and a GPU that its
 cloud does not list, the median of all lists that have it, one vote per cloud. An accelerator in no list has
 no price. Contract prices are lower: so use costs for comparisons, or supply a price. A price that the user
-states is a contract price, and the list price is reported beside it.
+states is a contract price, and the list price is reported with it.
 """
 
 import math

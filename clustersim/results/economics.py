@@ -11,7 +11,7 @@ Covers the step only: failures, restarts, evaluation and checkpoints add to a ru
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -39,7 +39,8 @@ class GpuGroup:
 
     activity_seconds: of each activity in a step, averaged over the GPUs; they sum to the step time. quote: of the
     price that costs use, None where no price is known; power_draw: None where no power is known; list_quote: the
-    list price to compare a contract price with, None: unknown, or costs use a list price.
+    list price to compare a contract price with, None: unknown, or costs use a list price; unknown: why the power or
+    a list price is not known, as the accelerator's file says.
     """
 
     name: str
@@ -48,6 +49,7 @@ class GpuGroup:
     quote: PriceQuote | None
     power_draw: PowerDraw | None
     list_quote: PriceQuote | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +86,13 @@ class Economics:
 
     def _mean_quote(self, quotes: Sequence[PriceQuote | None]) -> PriceQuote | None:
         """Mean of the GPU groups' prices over GPUs; None if one is missing, or with several currencies."""
-        known = [quote for quote in quotes if quote is not None]
-        if len(known) < len(quotes) or len({quote.price.currency for quote in known}) != 1:
+        present = [quote for quote in quotes if quote is not None]
+        if len(present) < len(quotes) or len({quote.price.currency for quote in present}) != 1:
             return None
-        amount = sum(group.gpu_count * quote.price.amount for group, quote in zip(self.gpu_groups, known, strict=True))
-        sources = "; ".join(dict.fromkeys(quote.source for quote in known))
-        return PriceQuote(Price(amount / self.gpu_count, known[0].price.currency), sources, known[0].kind)
+        counts = [group.gpu_count for group in self.gpu_groups]
+        amount = sum(count * quote.price.amount for count, quote in zip(counts, present, strict=True))
+        sources = "; ".join(dict.fromkeys(quote.source for quote in present))
+        return PriceQuote(Price(amount / self.gpu_count, present[0].price.currency), sources, present[0].kind)
 
     @property
     def price_source(self) -> str:
@@ -99,8 +102,12 @@ class Economics:
     @property
     def missing_prices(self) -> tuple[str, ...]:
         """Messages about missing prices."""
-        missing = [gpu_group.name for gpu_group in self.gpu_groups if gpu_group.quote is None]
-        messages = [f"no list price of {name} is known; economics.price_per_gpu_hour says one" for name in missing]
+        missing = [gpu_group for gpu_group in self.gpu_groups if gpu_group.quote is None]
+        messages = [
+            f"no list price of {group.name} is known{_because(group.unknown.get('price'))}; "
+            "economics.price_per_gpu_hour says one"
+            for group in missing
+        ]
         has_mixed_currencies = not missing and self.price_per_gpu_hour is None
         return (
             *messages,
@@ -110,8 +117,11 @@ class Economics:
     @property
     def missing_power(self) -> tuple[str, ...]:
         """Messages about accelerators whose power draw is unknown."""
-        missing = [gpu_group.name for gpu_group in self.gpu_groups if gpu_group.power_draw is None]
-        return tuple(f"what {name} draws is not known; economics.power.tdp says it" for name in missing)
+        missing = [gpu_group for gpu_group in self.gpu_groups if gpu_group.power_draw is None]
+        return tuple(
+            f"what {group.name} draws is not known{_because(group.unknown.get('power'))}; economics.power.tdp says it"
+            for group in missing
+        )
 
     @property
     def missing_node_power(self) -> tuple[str, ...]:
@@ -276,6 +286,10 @@ class Economics:
             "cost_per_trillion_tokens": self._scale_to_tokens(step_cost, TRILLION_TOKENS),
             "cost_of_run": self._scale_to_tokens(step_cost, self.run_tokens),
         }
+
+
+def _because(reason: str | None) -> str:
+    return "" if reason is None else f" ({reason})"
 
 
 def quote_to_json(quote: PriceQuote) -> dict[str, Any]:

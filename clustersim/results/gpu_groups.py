@@ -34,4 +34,4 @@ def gpu_groups(scenario: Scenario, breakdown: TimeBreakdown, items: Iterable[Bus
             seconds = mean_activity_seconds(breakdown, items, ranks)
             price, power_draw = settings.gpu_hour_quote(accelerator, cluster.name), settings.power_draw(accelerator)
             list_price = settings.compared_list_quote(accelerator, cluster.name)
-            yield GpuGroup(accelerator.name, len(ranks), seconds, price, power_draw, list_price)
+            yield GpuGroup(accelerator.name, len(ranks), seconds, price, power_draw, list_price, accelerator.unknown)
