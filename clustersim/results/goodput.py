@@ -63,7 +63,7 @@ class TimelineInterval:
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One point of a sweep: a parameter value, and the mean result of the runs with it."""
+    """One point of a sweep: a parameter value, and the mean result of a few runs with it, to compare points with."""
 
     value: float
     goodput: float

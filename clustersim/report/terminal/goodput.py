@@ -152,7 +152,11 @@ def change_rows(result: GoodputResult) -> list[tuple[str, str, str]]:
     """Changed setting, median days with it, and the difference in days."""
     median = result.days["p50"]
     return [
-        (change.description, f"{median + change.days:.1f}", f"{round(change.days, 1) or 0.0:+.1f}")
+        (
+            change.description,
+            _format_days(median + change.days),
+            f"{change.days:+.1f}" if round(change.days, 1) else "0.0",
+        )
         for change in result.changes
     ]
 
