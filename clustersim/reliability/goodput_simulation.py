@@ -174,8 +174,12 @@ class _GoodputCalculation:
         interval, intervals = self._choose_interval(reliability, mtti, formula_interval, curves=curves)
         parameters = self._job_parameters(reliability, self.checkpoint_cost, interval)
         runs, complete = self._simulate_runs(parameters, run_count, journal)
-        compared_runs = runs[:_MAX_WHAT_IF_RUNS] if curves and complete else []
-        changes = self._simulate_what_ifs(parameters, mtti, interval, compared_runs)
+        changes: list[RunChange] = []
+        if curves and complete:
+            try:
+                changes = self._simulate_what_ifs(parameters, mtti, interval, runs[:_MAX_WHAT_IF_RUNS])
+            except KeyboardInterrupt:
+                complete = self._stop()
         self._add_warnings(runs, interval, mtti)
         economics = self.healthy_result.economics
         power, idle_power = economics.power, economics.idle_power
@@ -299,13 +303,10 @@ class _GoodputCalculation:
     def _simulate_what_ifs(
         self, parameters: JobParameters, mtti: Seconds, interval: Seconds, runs: Sequence[TrainingRun]
     ) -> list[RunChange]:
-        """What-ifs: these runs again with one change; an automatic interval scales in proportion to Daly's.
-
-        None without runs.
-        """
-        changes: list[RunChange] = []
+        """What-ifs: these runs again with one change; an automatic interval scales in proportion to Daly's."""
+        changes = []
         baseline = Baseline(replace(self.scenario, reliability=parameters.reliability))
-        run_changes = changes_for(ChangeUse.GOODPUT) if runs else ()
+        run_changes = changes_for(ChangeUse.GOODPUT)
         for index, change in enumerate(run_changes):
             self.report_progress("asking what if", index, len(run_changes))
             changed = next(change.apply(baseline)).scenario
@@ -343,11 +344,15 @@ class _GoodputCalculation:
                 parameters, [run_index for run_index in range(run_count) if run_index not in runs], record_run
             )
         except KeyboardInterrupt:
-            complete = False
-            self.pool.shutdown(wait=False, cancel_futures=True)
+            complete = self._stop()
             if not runs:
                 raise
         return [runs[run_index] for run_index in sorted(runs)], complete
+
+    def _stop(self) -> bool:
+        """Cancel what is left; the calculation is not complete (False)."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        return False
 
     def _checkpoint_summary(self, parameters: JobParameters, mtti: Seconds) -> CheckpointTimes:
         cost = self.checkpoint_cost.delay_seconds

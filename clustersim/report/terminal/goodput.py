@@ -121,7 +121,7 @@ def render_goodput(result: GoodputResult) -> "Group":
     """Rich renderable: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
-    renderables: list[RenderableType] = [] if result.complete else [plain_text("stopped before the last run", "yellow")]
+    renderables: list[RenderableType] = [] if result.complete else [plain_text("stopped before the end", "yellow")]
     renderables += [plain_text(headline(result), "bold"), plain_text(describe_subject(result), "dim"), plain_text("")]
     renderables += [build_table(("", "", ""), key_number_rows(result), right_aligned=(1,)), plain_text("")]
     productive = "productive work", result.mean_over_runs([run.work for run in result.runs]), result.goodput
