@@ -101,4 +101,6 @@ def test_page_shows_cost_and_energy_after_gpu_hours(list_price_economics: Econom
             replace(gpu_group, quote=None, power_draw=None) for gpu_group in list_price_economics.gpu_groups
         ),
     )
-    assert "cost/T tokens" not in verdict_panel(override_result(simulate_pipeline(), economics=unknown)).html
+    unknown_card = verdict_panel(override_result(simulate_pipeline(), economics=unknown)).html
+    assert "<dt>cost/T tokens</dt><dd>unknown</dd>" in unknown_card
+    assert "no list price of h100-sxm-80gb is known" in unknown_card

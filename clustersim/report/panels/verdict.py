@@ -80,10 +80,9 @@ def format_token_rate(tokens: float) -> str:
 
 
 def _price_rows(result_economics: Economics) -> Iterator[tuple[str, str, str]]:
-    """Name, value and meaning of cost and energy for a trillion tokens, as far as they are known."""
+    """Name, value and meaning of cost and energy for a trillion tokens; the meaning of unknown ones is the reason."""
     for (name, value, meaning), source in (
         (economics_labels.cost_row(result_economics), economics_labels.describe_price(result_economics)),
         (economics_labels.energy_row(result_economics), economics_labels.describe_power(result_economics)),
     ):
-        if value != economics_labels.UNKNOWN_LABEL:
-            yield f"{name}/T tokens", value, ". ".join(filter(None, (meaning, source)))
+        yield f"{name}/T tokens", value, ". ".join(filter(None, (meaning, source)))
