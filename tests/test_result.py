@@ -20,7 +20,8 @@ STABLE_KEYS = [
 KEYS = [
     *STABLE_KEYS, "name", "scenario", "interval_basis", "flop_convention", "critical_path_s", "stages", "network",
     "step_times_s", "step_time_distribution_s", "stragglers", "step_time_interval_s", "host_memory",
-    "mfu_causal", "in_situ", "strata", "unmeasured", "holdout_validation", "gpu_hours_per_trillion_tokens",
+    "hfu_causal", "leading_mfu", "leading_mfu_attention", "likely_step_time_interval_s", "mfu_causal", "in_situ",
+    "strata", "unmeasured", "holdout_validation", "gpu_hours_per_trillion_tokens",
     "expert_loads", "formats", "economics", "collectives", "step_time_isolated_s", "jobs",
     "losses_s",
 ]  # fmt: skip

@@ -15,9 +15,9 @@ that were not used to fit the constants (`out_of_sample`):
    few). The variance of an extrapolation component is bounded below by that of any step: what was not
    measured is at least as uncertain as what was.
 4. Each source's errors are divided by the standard deviation from components fitted without it, and the
-   quantile of these, macro-averaged over sources, is taken (conformal prediction by cross-validation, Barber
-   et al. 2021, arXiv:1905.02928, with sources in place of cases). It is widened by the ratio of Student's t
-   to the normal quantile for the number of sources.
+   quantiles of these that cover 90 % and 50 %, macro-averaged over sources, are taken (conformal prediction by
+   cross-validation, Barber et al. 2021, arXiv:1905.02928, with sources in place of cases). They are widened by
+   the ratio of Student's t to the normal quantile for the number of sources.
 
 Coverage is that of an interval that was fitted without the source: components, quantile and validated
 domain. How far two runs of one job are apart is in `same_job`.
@@ -49,6 +49,7 @@ from clustersim.uncertainty.model_file import DENSE_STEPS, MODEL_NAMES, componen
 from clustersim.uncertainty.prediction_interval import (
     ALL_STEPS,
     INTERVAL_COVERAGE,
+    LIKELY_COVERAGE,
     VARIANCE_COMPONENTS,
     BaseComponent,
     StratumCoverage,
@@ -146,8 +147,8 @@ def _has_enough_sources(data: VarianceData) -> BoolArray:
     )
 
 
-def conformal_quantile(steps: Sequence[OutOfSampleStep]) -> float:
-    """Number of standard deviations that covers 90 % of out-of-sample errors.
+def conformal_quantiles(steps: Sequence[OutOfSampleStep]) -> tuple[float, float]:
+    """Numbers of standard deviations that cover 90 % and half of out-of-sample errors.
 
     Raise InputError if there are too few sources.
     """
@@ -159,9 +160,12 @@ def conformal_quantile(steps: Sequence[OutOfSampleStep]) -> float:
     deviations, weights = out_of_sample_deviations(steps)
     order = np.argsort(deviations)
     cumulative = np.cumsum(weights[order]) / weights.sum()
-    return student_t_ratio(sources - 1) * float(
-        deviations[order][np.searchsorted(cumulative, INTERVAL_COVERAGE - _TOLERANCE)]
-    )
+
+    def quantile(coverage: float) -> float:
+        deviation = float(deviations[order][np.searchsorted(cumulative, coverage - _TOLERANCE)])
+        return student_t_ratio(sources - 1, coverage) * deviation
+
+    return quantile(INTERVAL_COVERAGE), quantile(LIKELY_COVERAGE)
 
 
 def out_of_sample_deviations(steps: Sequence[OutOfSampleStep]) -> tuple[FloatArray, FloatArray]:
@@ -184,11 +188,12 @@ def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: fl
         component: round(deviation, 4)
         for component, deviation in zip(VARIANCE_COMPONENTS, standard_deviations, strict=True)
     }
-    sources = len({step.source for step in steps})
+    sources, (quantile, likely_quantile) = len({step.source for step in steps}), conformal_quantiles(steps)
     return UncertaintyModel(
         len(steps),
         sources,
-        round(conformal_quantile(steps), 3),
+        round(quantile, 3),
+        round(likely_quantile, 3),
         round(repeat_deviation, 4),
         deviations,
         validated_domain(steps),
@@ -302,6 +307,7 @@ def _component_lines(model: UncertaintyModel) -> Iterator[str]:
             f"{INTERVAL_COVERAGE:.0%} of {errors.pair_count} pairs of runs of one job ({errors.source_count} sources) "
             f"within {errors.quantile:.1%}; coverage {errors.covered_share:.0%}"
         )
+    yield f"{LIKELY_COVERAGE:.0%} within {model.likely_quantile:.2f}"
 
 
 HEADER: Final = ("stratum", "cases", "sources", "median error", "interval", "coverage")

@@ -5,15 +5,15 @@ from statistics import NormalDist
 from clustersim.uncertainty.prediction_interval import INTERVAL_COVERAGE
 
 
-def student_t_ratio(degrees_of_freedom: int) -> float:
-    """Ratio of Student's t to the normal quantile, two-sided, at `INTERVAL_COVERAGE`.
+def student_t_ratio(degrees_of_freedom: int, coverage: float = INTERVAL_COVERAGE) -> float:
+    """Ratio of Student's t to the normal quantile, two-sided.
 
     Abramowitz and Stegun 26.7.5, two terms.
 
     >>> round(student_t_ratio(11) * 1.645, 2)
     1.8
     """
-    z = NormalDist().inv_cdf((1.0 + INTERVAL_COVERAGE) / 2.0)
+    z = NormalDist().inv_cdf((1.0 + coverage) / 2.0)
     return (
         1.0
         + (z**2 + 1.0) / (4.0 * degrees_of_freedom)

@@ -1,8 +1,8 @@
 """Which commands are there, and which options do they take?
 
 Exit status: 0 success and the scenario fits in memory, 2 invalid input or an output that cannot be
-written, 3 the scenario does not fit (results are printed all the same). Heavy modules are imported by the
-command that needs them, so that `--help` is fast.
+written, 3 the scenario does not fit (its results are printed all the same, except by `goodput`, which has
+none). Heavy modules are imported by the command that needs them, so that `--help` is fast.
 """
 
 import io
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from clustersim.cli import completion
-from clustersim.common.errors import ClusterSimError, OutputError
+from clustersim.common.errors import ClusterSimError, MemoryFitError, OutputError
 from clustersim.common.gc_control import raise_gc_threshold
 
 EXIT_BAD_INPUT = 2
@@ -46,7 +46,10 @@ Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write 
 
 
 def main() -> None:
-    """Run the command line. A user error is printed as one sentence on stderr; the exit status is then 2."""
+    """Run the command line. A user error is printed as one sentence on stderr; the exit status is then 2.
+
+    Or 3, where a job does not fit in memory.
+    """
     raise_gc_threshold()
     _prepare_streams()
     try:
@@ -55,7 +58,7 @@ def main() -> None:
         from clustersim.cli.outputs import print_error
 
         print_error(error)
-        raise SystemExit(EXIT_BAD_INPUT) from None
+        raise SystemExit(EXIT_DOES_NOT_FIT if isinstance(error, MemoryFitError) else EXIT_BAD_INPUT) from None
 
 
 def _prepare_streams() -> None:
@@ -156,11 +159,15 @@ def run(
 
 
 @app.command()
-def check(file: ScenarioFile, overrides: Overrides = None) -> None:
+def check(
+    file: ScenarioFile,
+    overrides: Overrides = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print problems only.")] = False,
+) -> None:
     """Check whether a scenario is valid and fits in memory, without simulating it."""
     from clustersim.cli.check import check_scenario
 
-    _exit_with_status(fits=check_scenario(file, overrides or []))
+    _exit_with_status(fits=check_scenario(file, overrides or [], quiet=quiet))
 
 
 @app.command()

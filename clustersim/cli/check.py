@@ -11,15 +11,19 @@ if TYPE_CHECKING:
     from clustersim.results.memory_check import MemoryCheckReport
 
 
-def check_scenario(file: Path, overrides: Sequence[str]) -> bool:
-    """Print the verdict and return whether the scenario fits. Raises InputError for an illegal scenario."""
+def check_scenario(file: Path, overrides: Sequence[str], *, quiet: bool = False) -> bool:
+    """Print the verdict and return whether the scenario fits. Raises InputError for an illegal scenario.
+
+    quiet: print problems only: warnings, and that it does not fit.
+    """
     scenario = Scenario.load(file, overrides)
     from clustersim.results.memory_check import check
 
     report = check(scenario)
     peak, capacity = format_bytes(report.peak_memory_bytes), format_bytes(report.memory_capacity_bytes)
     verdict = "valid and fits" if report.fits else "valid, but does not fit"
-    print(f"{file}: {verdict}: {peak} of {capacity} on the peak-memory GPU{_format_host_memory(report)}")
+    if not (quiet and report.fits and not report.warnings):
+        print(f"{file}: {verdict}: {peak} of {capacity} on the peak-memory GPU{_format_host_memory(report)}")
     for warning in report.warnings:
         print(f"  warning: {warning}")
     for suggestion in report.suggestions:

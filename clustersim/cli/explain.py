@@ -43,11 +43,14 @@ def _print_explanation(explanation: "GapExplanation") -> None:
     from clustersim.report.labels import CRITICAL_PATH_NOTE
     from clustersim.report.step_breakdown import step_breakdown
     from clustersim.report.terminal.run import breakdown_table
+    from clustersim.report.terminal.table import build_table
 
     result = explanation.result
+    expected, measured = map(explanation.mfu_of, (explanation.expected, explanation.measured))
     lines: list[Text | Table] = [
         Text(explanation.verdict, style="bold"),
-        Text(f"{result.scenario.name}: MFU {result.mfu():.1%} expected, {_measured_mfu(explanation):.1%} measured"),
+        Text(f"{result.scenario.name}: {result.leading_mfu.name} {expected:.1%} expected, {measured:.1%} measured"),
+        build_table(("", "", ""), explanation.interval_rows),
         Text(result.interval_description, style="dim"),
         Text(),
         Text("where the expected time goes"),
@@ -59,10 +62,6 @@ def _print_explanation(explanation: "GapExplanation") -> None:
         lines += [Text(f"what would explain {_format_gap(explanation)}, each in isolation"), _cause_table(explanation)]
     lines += [Text(line) for line in (*_hidden_cause_lines(explanation.causes), *explanation.notes)]
     Console().print(Group(*lines))
-
-
-def _measured_mfu(explanation: "GapExplanation") -> float:
-    return explanation.result.mfu() * explanation.expected / explanation.measured
 
 
 def _format_gap(explanation: "GapExplanation") -> str:

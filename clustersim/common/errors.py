@@ -2,6 +2,7 @@
 
     ClusterSimError
     ├── InputError        the user's file, option or value is wrong (exit status 2)
+    ├── MemoryFitError    the job does not fit in memory, so it has no such result (exit status 3)
     └── OutputError       a result cannot be written to the given path (exit status 2)
 
 `format_value` formats a rejected value; `suggest_nearest` says what would be legal.
@@ -18,6 +19,10 @@ class ClusterSimError(Exception):
 
 class InputError(ClusterSimError):
     """A scenario, topology, model or option that is invalid."""
+
+
+class MemoryFitError(ClusterSimError):
+    """A result that a job does not have, because it does not fit in memory."""
 
 
 class OutputError(ClusterSimError):

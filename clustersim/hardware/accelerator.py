@@ -31,6 +31,7 @@ MAX_COMPUTE_UNITS: Final = 1_000_000  # compute units, or rows of an attention b
 MAX_SUSTAINED_RATIO: Final = 1.25  # relative to the rate of the published standalone kernels
 MAX_FORMAT_SPEEDUP: Final = 4.0  # speedup of attention in a low-precision format over BF16
 MAX_INTERFERENCE: Final = 10.0  # kernels slowed 11x; above it is a percentage by mistake
+_UNKNOWABLE: Final = ("power", "price")  # keys of the section `unknown`
 _PROVENANCE: Final = MappingProxyType({"published": True, "roofline": False})
 
 
@@ -44,7 +45,7 @@ class Accelerator:
     collective runs concurrently on the same GPU, over a training step (0.2: 20 % longer; 0: none); sources: of
     each group of numbers; alignment: cost of misaligned sizes; nvlink: generation of its NVLink or xGMI ports,
     None without any; host_launch_ratio: time that its host takes to launch a kernel, relative to an x86 server;
-    power: its power draw, None where unknown.
+    power: its power draw, None where unknown; unknown: why its power, or a list price, is not known.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Accelerator:
     nvlink: LinkTechnology | None = None
     host_launch_ratio: float = 1.0
     power: PowerSpec | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
     def peak_flops(self, dtype: DType) -> FlopPerSecond:
         """Dense peak in FLOP/s; raise InputError that lists the accelerator's formats."""
@@ -103,6 +105,7 @@ def load_accelerator(name_or_path: str) -> Accelerator:
         nvlink=read_generation(section, None, key="nvlink") if section.has_key("nvlink") else None,
         host_launch_ratio=section.get_float("host_launch_ratio") if section.has_key("host_launch_ratio") else 1.0,
         power=PowerSpec.from_section(section.get_section("power")) if section.has_key("power") else None,
+        unknown=_read_unknown(section) if section.has_key("unknown") else {},
     )
     section.reject_unknown_keys()
     return accelerator
@@ -114,6 +117,17 @@ def _read_peak(section: MappingReader) -> Mapping[DType, FlopPerSecond]:
         if key not in formats:
             raise section.input_error(key, f"unknown number format; {suggest_nearest(key, formats)}")
     return {formats[key]: section.get_quantity(key, Dimension.COMPUTE) for key in section.key_names()}
+
+
+def _read_unknown(section: MappingReader) -> Mapping[str, str]:
+    """Why the power, or a price in any list, is not known."""
+    reasons = section.get_section("unknown")
+    for key in reasons.key_names():
+        if key not in _UNKNOWABLE:
+            raise reasons.input_error(key, f"not one of {', '.join(_UNKNOWABLE)}; {suggest_nearest(key, _UNKNOWABLE)}")
+    if reasons.has_key("power") and section.has_key("power"):
+        raise reasons.input_error("power", "the file has a section power; leave one of them out")
+    return reasons.get_text_mapping()
 
 
 def _read_interference(section: MappingReader) -> float:

@@ -3,7 +3,8 @@
 On-demand list prices of public clouds are data: a file for each cloud (`topologies/prices`), with its source
 and the day on which it was read. A cluster of a cloud has that cloud's price; any other, and a GPU that its
 cloud does not list, the median of all lists that have it, one vote per cloud. An accelerator in no list has
-no price. Contract prices are lower: so use costs for comparisons, or supply a price.
+no price. Contract prices are lower: so use costs for comparisons, or supply a price. A price that the user
+states is a contract price, and the list price is reported with it.
 """
 
 import math
@@ -11,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
+from enum import Enum
 from functools import cache
 from statistics import median
 from typing import Final
@@ -35,6 +37,13 @@ class Price:
         return f"{self.amount:.12g} {self.currency}"
 
 
+class PriceKind(Enum):
+    """Whose price it is."""
+
+    CONTRACT = "contract"  # stated by the user
+    LIST = "list"  # published by a cloud
+
+
 @dataclass(frozen=True, slots=True)
 class PriceList:
     """A cloud's prices per GPU hour, by accelerator. clusters: names of its clusters; read_date: when it was read."""
@@ -57,10 +66,11 @@ class PriceList:
 
 @dataclass(frozen=True, slots=True)
 class PriceQuote:
-    """The price of a GPU hour, and a description of its source."""
+    """The price of a GPU hour, a description of its source, and whose price it is."""
 
     price: Price
     source: str
+    kind: PriceKind = PriceKind.LIST
 
 
 def parse_price(value: object) -> Price:

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from clustersim.common.errors import InputError
+from clustersim.common.errors import InputError, MemoryFitError
 from clustersim.common.journal import Journal
 from clustersim.common.processes import worker_pool
-from clustersim.common.units import Seconds, format_seconds
+from clustersim.common.units import Seconds, format_bytes, format_seconds
 from clustersim.reliability.checkpoint_cost import (
     MIN_CHECKPOINT_COST,
     CheckpointCost,
@@ -43,6 +43,7 @@ from clustersim.results.goodput import (
     SweepPoint,
     TrainingRun,
 )
+from clustersim.results.memory_check import check
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.catalogue import changes_for
@@ -63,6 +64,7 @@ _POINT_WALL_FRACTION: Final = 0.2  # fraction of a run's maximum wall time, for 
 _INTERVAL_OCTAVES: Final = np.arange(-3.0, 3.01, 0.5)  # log2 of intervals relative to Daly's
 _FIT_NEIGHBORS: Final = 3  # fitted points on either side of the best one
 _POOR_GOODPUT_RATIO: Final = 0.8  # relative to the best goodput; below it fewer spares are not tried
+_MAX_WHAT_IF_RUNS: Final = 200  # a median to a fifth of a standard deviation
 _SPARE_COUNTS: Final = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 Progress = Callable[[str, int, int], None]
 
@@ -81,11 +83,13 @@ def simulate_goodput(  # noqa: PLR0913 - one job, said in full
 
     workers: processes; store: folder of the journal, to resume from; curves: whether other intervals, spares
     and what-ifs are simulated as well. Ctrl-C ends it with the runs so far. Raises InputError where the tokens
-    are missing, for a store of another calculation, and for an invalid scenario.
+    are missing, for a store of another calculation, and for an invalid scenario; MemoryFitError where the job does
+    not fit in memory.
     """
     started = perf_counter()
     _require_in_range(runs, seed, workers)
     total_work(scenario, 1.0)  # fails early, before anything is simulated
+    _require_memory_fit(scenario)
     identity = {"scenario": scenario.to_mapping(), "seed": seed}
     path = None if store is None else store / JOURNAL_NAME
     with Journal.open_or_resume(path, "calculation", identity, scenario.files) as journal, worker_pool(workers) as pool:
@@ -102,6 +106,18 @@ def _require_in_range(runs: int, seed: int, workers: int) -> None:
     ):
         if not min_value <= value <= max_value:
             raise InputError(f"{name}: {value} is not from {min_value} to {max_value:,}")
+
+
+def _require_memory_fit(scenario: Scenario) -> None:
+    report = check(scenario)
+    if report.fits:
+        return
+    host = "" if report.host is None or report.host.fits else f"; {'; '.join(report.host.problems)}"
+    raise MemoryFitError(
+        f"{scenario.name}: does not fit in memory, so it has neither a duration nor a cost: "
+        f"{format_bytes(report.peak_memory_bytes)} of {format_bytes(report.memory_capacity_bytes)} on the peak-memory "
+        f"GPU{host}{''.join(f'; {suggestion}' for suggestion in report.suggestions)}"
+    )
 
 
 @dataclass
@@ -158,10 +174,14 @@ class _GoodputCalculation:
         interval, intervals = self._choose_interval(reliability, mtti, formula_interval, curves=curves)
         parameters = self._job_parameters(reliability, self.checkpoint_cost, interval)
         runs, complete = self._simulate_runs(parameters, run_count, journal)
-        changes = self._simulate_what_ifs(parameters, mtti, interval) if curves and complete else []
+        changes: list[RunChange] = []
+        if curves and complete:
+            try:
+                changes = self._simulate_what_ifs(parameters, mtti, interval, runs[:_MAX_WHAT_IF_RUNS])
+            except KeyboardInterrupt:
+                complete = self._stop()
         self._add_warnings(runs, interval, mtti)
         economics = self.healthy_result.economics
-        price = economics.price_per_gpu_hour
         power, idle_power = economics.power, economics.idle_power
         return GoodputResult(
             tokens=total_work(self.scenario, self.healthy_result.step_time)[1],
@@ -183,8 +203,7 @@ class _GoodputCalculation:
             interval_sweep=intervals,
             spares_sweep=spares,
             changes=changes,
-            price=None if price is None else price.amount,
-            currency="" if price is None else price.currency,
+            price_quotes=economics.price_quotes,
             missing=(*economics.missing_prices, *economics.missing_power),
             watts=None if power is None or idle_power is None else (power, idle_power),
             warnings=tuple(self.warnings),
@@ -281,9 +300,10 @@ class _GoodputCalculation:
             range(run_count),
         )
 
-    def _simulate_what_ifs(self, parameters: JobParameters, mtti: Seconds, interval: Seconds) -> list[RunChange]:
-        """What-ifs: the same runs with one change; an automatic interval scales in proportion to Daly's."""
-        before = _mean_days(self._simulate_point(parameters))
+    def _simulate_what_ifs(
+        self, parameters: JobParameters, mtti: Seconds, interval: Seconds, runs: Sequence[TrainingRun]
+    ) -> list[RunChange]:
+        """What-ifs: these runs again with one change; an automatic interval scales in proportion to Daly's."""
         changes = []
         baseline = Baseline(replace(self.scenario, reliability=parameters.reliability))
         run_changes = changes_for(ChangeUse.GOODPUT)
@@ -297,13 +317,11 @@ class _GoodputCalculation:
                 changed_interval *= daly_interval(
                     max(changed_cost.delay_seconds, MIN_CHECKPOINT_COST), changed_mtti
                 ) / daly_interval(max(self.checkpoint_cost.delay_seconds, MIN_CHECKPOINT_COST), mtti)
-            changes.append(
-                RunChange(
-                    change.label,
-                    _mean_days(self._simulate_point(self._job_parameters(reliability, changed_cost, changed_interval))),
-                    before,
-                )
+            changed_runs = self.monte_carlo.simulate_runs(
+                self._job_parameters(reliability, changed_cost, changed_interval), [run.number for run in runs]
             )
+            differences = [after.wall - before.wall for after, before in zip(changed_runs, runs, strict=True)]
+            changes.append(RunChange(change.label, float(np.median(differences)) / SECONDS_PER_DAY, len(runs)))
         return changes
 
     # Monte Carlo runs
@@ -326,11 +344,15 @@ class _GoodputCalculation:
                 parameters, [run_index for run_index in range(run_count) if run_index not in runs], record_run
             )
         except KeyboardInterrupt:
-            complete = False
-            self.pool.shutdown(wait=False, cancel_futures=True)
+            complete = self._stop()
             if not runs:
                 raise
         return [runs[run_index] for run_index in sorted(runs)], complete
+
+    def _stop(self) -> bool:
+        """Cancel what is left; the calculation is not complete (False)."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        return False
 
     def _checkpoint_summary(self, parameters: JobParameters, mtti: Seconds) -> CheckpointTimes:
         cost = self.checkpoint_cost.delay_seconds

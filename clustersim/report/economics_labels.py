@@ -4,9 +4,9 @@ Per trillion tokens, and for the training run if its tokens are given.
 """
 
 from clustersim.common.units import Grams, Watts, format_energy, format_number, format_power, format_seconds
-from clustersim.hardware.prices import Price
+from clustersim.hardware.prices import PriceQuote
 from clustersim.results.economics import Economics
-from clustersim.scenario.settings import USER_STATED
+from clustersim.results.utilization import TRILLION_TOKENS
 
 UNKNOWN_LABEL = "unknown"
 
@@ -18,6 +18,18 @@ def format_money(amount: float, currency: str) -> str:
     ('17,440,000 USD', '2.49 EUR')
     """
     return f"{format_number(amount)} {currency}"
+
+
+def format_rounded_amount(amount: float) -> str:
+    """Amount of money to a tenth of a percent or so, short enough for a narrow column.
+
+    >>> format_rounded_amount(302_900_000.0), format_rounded_amount(1.35e9), format_rounded_amount(8123.4)
+    ('302.9M', '1.35B', '8.123k')
+    """
+    size, unit = next(
+        ((size, unit) for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if amount >= size), (1.0, "")
+    )
+    return f"{amount / size:.4g}{unit}"
 
 
 def format_tokens(tokens: float) -> str:
@@ -42,14 +54,29 @@ def format_carbon(carbon: Grams) -> str:
 
 
 def cost_row(economics: Economics) -> tuple[str, str, str]:
-    """Name, value and meaning of the cost of a trillion tokens."""
-    price, cost = economics.price_per_gpu_hour, economics.cost_per_trillion_tokens
-    if price is None or cost is None:
+    """Name, value and meaning of the cost of a trillion tokens, and of the run if its tokens are given.
+
+    At a contract price, the meaning has the costs at the list price as well.
+    """
+    if economics.price_per_gpu_hour is None:
         return "cost", UNKNOWN_LABEL, "; ".join(economics.missing_prices)
-    meaning = f"per trillion tokens, {_describe_hourly_price(price, economics)}"
-    if economics.run_cost is not None:
-        meaning += f"; {format_money(economics.run_cost, price.currency)} for the run"
-    return "cost", format_money(cost, price.currency), meaning
+    used, *compared = economics.price_quotes
+    meaning = [f"per trillion tokens, {describe_quote(used)}{_describe_run_cost(economics, used)}"]
+    meaning += [
+        f"{_cost_of_tokens(economics, quote, TRILLION_TOKENS)} at {describe_quote(quote)}"
+        f"{_describe_run_cost(economics, quote)}"
+        for quote in compared
+    ]
+    return "cost", _cost_of_tokens(economics, used, TRILLION_TOKENS), "; ".join(meaning)
+
+
+def _describe_run_cost(economics: Economics, quote: PriceQuote) -> str:
+    tokens = economics.run_tokens
+    return "" if tokens is None else f"; {_cost_of_tokens(economics, quote, tokens)} for the run"
+
+
+def _cost_of_tokens(economics: Economics, quote: PriceQuote, tokens: float) -> str:
+    return format_money(economics.step_cost_at(quote.price) * tokens / economics.tokens, quote.price.currency)
 
 
 def energy_row(economics: Economics) -> tuple[str, str, str]:
@@ -72,22 +99,21 @@ def training_run_rows(economics: Economics, gpu_hours: float) -> list[tuple[str,
     gpu_hours: for a trillion tokens.
     """
     if economics.run_tokens is None or economics.run_seconds is None:
-        cost, prefix = economics.cost_per_trillion_tokens, "per trillion tokens, "
+        priced_tokens, prefix = TRILLION_TOKENS, "per trillion tokens, "
         rows = [(f"{gpu_hours:,.0f} GPU\N{NO-BREAK SPACE}hours", "per trillion tokens")]
     else:
-        cost, prefix, tokens = economics.run_cost, "at ", format_tokens(economics.run_tokens)
+        priced_tokens, prefix, tokens = economics.run_tokens, "at ", format_tokens(economics.run_tokens)
         rows = [(format_seconds(economics.run_seconds), f"for {tokens} tokens: steps only, without failures")]
-    if (price := economics.price_per_gpu_hour) is not None and cost is not None:
-        rows.append((format_money(cost, price.currency), f"{prefix}{_describe_hourly_price(price, economics)}"))
+    rows += [
+        (_cost_of_tokens(economics, quote, priced_tokens), f"{prefix}{describe_quote(quote)}")
+        for quote in economics.price_quotes
+    ]
     return rows
 
 
 def describe_price(economics: Economics) -> str:
-    """Price of a GPU hour and its source; empty if no price is known."""
-    price = economics.price_per_gpu_hour
-    return (
-        "" if price is None else f"{format_money(price.amount, price.currency)} per GPU hour: {economics.price_source}"
-    )
+    """Prices of a GPU hour and their sources; empty if no price is known."""
+    return ". ".join(f"{describe_quote(quote)}: {quote.source}" for quote in economics.price_quotes)
 
 
 def describe_power(economics: Economics) -> str:
@@ -98,9 +124,14 @@ def describe_power(economics: Economics) -> str:
     return "; ".join([f"{format_power(economics.power)} for the job{facility}", *economics.missing_node_power])
 
 
-def _describe_hourly_price(price: Price, economics: Economics) -> str:
-    source_note = "" if economics.price_source == USER_STATED else " (list)"
-    return f"{format_money(price.amount, price.currency)}/GPU h{source_note}"
+def describe_quote(quote: PriceQuote) -> str:
+    """The price of a GPU hour, and which price it is.
+
+    >>> from clustersim.hardware.prices import Price
+    >>> describe_quote(PriceQuote(Price(2.49, "USD"), "OCI"))
+    '2.49 USD/GPU h (list price)'
+    """
+    return f"{format_money(quote.price.amount, quote.price.currency)}/GPU h ({quote.kind.value} price)"
 
 
 def _describe_power_draw(economics: Economics, gpu_power: Watts, total_power: Watts) -> str:

@@ -17,6 +17,7 @@ from clustersim.report.terminal.goodput import LOSS_LABELS, loss_shares
 from clustersim.results.goodput import SECONDS_PER_DAY, GoodputResult, SweepPoint, TimelineInterval
 
 _SMALL_FONT: Final = {"font": {"size": 9}}
+_NARROW_LABEL_SPACE: Final = 1.6  # range of the losses over their sum, where labels are as wide as bars
 _WORK_COLOUR: Final = "#0072B2"
 _DEGRADED_COLOUR: Final = "#56B4E9"
 _TIMELINE_ROWS: Final = ("up", "lost", "down")
@@ -62,7 +63,8 @@ def loss_figure(result: GoodputResult) -> Figure:
         hovertemplate="%{y}: %{text}<extra></extra>",
     )
     days = axis_layout("days", range=[0.0, 1.15 * sum(lengths)])
-    return bar_figure("losses", [trace], days, height=90 + 30 * len(names), narrow=_SMALL_FONT)
+    narrow = {**_SMALL_FONT, "xaxis": {"range": [0.0, _NARROW_LABEL_SPACE * sum(lengths)]}}
+    return bar_figure("losses", [trace], days, height=90 + 30 * len(names), narrow=narrow)
 
 
 def timeline_figure(result: GoodputResult) -> Figure:
@@ -139,7 +141,10 @@ def _figure_with_markers(
 
 
 def interval_figure(result: GoodputResult) -> Figure:
-    """Mean days over the checkpoint interval, with the simulated interval and Young's and Daly's optima marked."""
+    """Days above the best over the checkpoint interval; the simulated interval, Young's and Daly's optima are marked.
+
+    The points are means of few runs, which are not the days of the result.
+    """
     checkpoint = result.checkpoint
     marks = [(checkpoint.interval, "as run", 1.0), (checkpoint.young, "Young", 0.85), (checkpoint.daly, "Daly", 0.7)]
     marks = [
@@ -147,10 +152,11 @@ def interval_figure(result: GoodputResult) -> Figure:
         for position, label, label_height in marks
         if 0.0 < position < float("inf")
     ]
-    days = [point.days for point in result.interval_sweep]
-    curve = _curve_trace(result.interval_sweep, 60.0, days, "%{x:.3g} min: %{y:.1f} days")
+    best = min(point.days for point in result.interval_sweep)
+    days = [point.days - best for point in result.interval_sweep]
+    curve = _curve_trace(result.interval_sweep, 60.0, days, "%{x:.3g} min: %{y:.2f} days more")
     x = axis_layout("minutes of work between checkpoints", type="log")
-    return _figure_with_markers("intervals", curve, x, axis_layout("days, mean"), marks)
+    return _figure_with_markers("intervals", curve, x, axis_layout("days above the best"), marks)
 
 
 def spares_figure(result: GoodputResult) -> Figure:

@@ -27,7 +27,7 @@ from clustersim.parallel.data_parallel_strategy import (
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DISPLAY_AXES, EXPERT, EXPERT_TENSOR
 from clustersim.results.number_formats import FormatUsage
-from clustersim.results.utilization import shows_causal_mfu
+from clustersim.results.utilization import LeadingMfu, shows_causal_mfu
 
 if TYPE_CHECKING:
     from clustersim.scenario import Scenario
@@ -268,9 +268,11 @@ def _describe_recompute(policy: Recompute) -> str:
 
 
 def format_mfu(convention: float, causal: float) -> str:
-    """MFU by the usual convention, and with causal attention if they differ.
+    """MFU by the usual convention, and with causal attention if they differ; the leading one is first.
 
-    >>> format_mfu(0.412, 0.405), format_mfu(0.782, 0.441)
-    ('41.2%', '78.2% (causal 44.1%)')
+    >>> format_mfu(0.412, 0.405), format_mfu(0.412, 0.395), format_mfu(0.782, 0.441)
+    ('41.2%', '41.2% (causal 39.5%)', '44.1% causal (full matrix 78.2%)')
     """
+    if LeadingMfu.select(convention, causal).is_causal:
+        return f"{causal:.1%} causal (full matrix {convention:.1%})"
     return f"{convention:.1%} (causal {causal:.1%})" if shows_causal_mfu(convention, causal) else f"{convention:.1%}"

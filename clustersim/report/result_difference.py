@@ -226,7 +226,7 @@ _COMPARED_NUMBERS: Final[Mapping[str, tuple[str, Callable[[Any], str], Callable[
     "step_time_s": ("step time", format_step_time, _format_time_change),
     "tokens_per_s": ("tokens/s", "{:,.0f}".format, _format_relative_change),
     "tokens_per_s_per_gpu": ("tokens/s per GPU", format_number, _format_relative_change),
-    "mfu": ("MFU", _format_percent, _format_point_change),
+    "mfu": ("MFU, full matrix", _format_percent, _format_point_change),
     "mfu_causal": ("MFU, causal", _format_percent, _format_point_change),
     "hfu": ("HFU", _format_percent, _format_point_change),
     "bubble_fraction": ("bubble", _format_percent, _format_point_change),

@@ -18,6 +18,7 @@ from clustersim.common.units import format_step_time
 from clustersim.report.draw.charts import PlotlyDict, line_trace, marker_trace, text_trace, xy_figure
 from clustersim.report.figure import Figure, Traces, axis_layout, time_scale
 from clustersim.report.html_document import html_document, render_panel
+from clustersim.report.labels import format_mfu
 from clustersim.report.panels.difference_bars import category_change_figure
 from clustersim.report.row_selection import group_by
 from clustersim.report.terminal import search as labels
@@ -43,7 +44,9 @@ def search_page(result: SearchResult, file: Path) -> str:
         **(_figures(result) if result.simulated else {}),
         "why": breakdown_figure(result, named_rivals) if named_rivals else None,
     }
-    panel = render_panel("search.html", labels=labels, result=result, file=file, others=named_rivals, **figures)
+    panel = render_panel(
+        "search.html", labels=labels, mfu_words=format_mfu, result=result, file=file, others=named_rivals, **figures
+    )
     return html_document(f"Best layouts of {file.name}", [panel])
 
 

@@ -11,7 +11,7 @@ Covers the step only: failures, restarts, evaluation and checkpoints add to a ru
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import JOULES_PER_KWH, Grams, Joules, Seconds, Watts
 from clustersim.hardware.power import GpuActivity, PowerDraw
-from clustersim.hardware.prices import Price, PriceQuote
+from clustersim.hardware.prices import Price, PriceKind, PriceQuote
 from clustersim.model.kernels import TENSOR_CORE_KINDS, Kernel
 from clustersim.parallel.mesh import HOST_AXIS
 from clustersim.program.task import CommOverlap
@@ -37,8 +37,10 @@ _COMM_CATEGORIES: Final = tuple(category for axis, category in EXPOSED_CATEGORIE
 class GpuGroup:
     """GPUs of one accelerator type.
 
-    activity_seconds: of each activity in a step, averaged over the GPUs; they sum to the step time. quote: None
-    where no price is known; power_draw: None where no power is known.
+    activity_seconds: of each activity in a step, averaged over the GPUs; they sum to the step time. quote: of the
+    price that costs use, None where no price is known; power_draw: None where no power is known; list_quote: the
+    list price to compare a contract price with, None: unknown, or costs use a list price; unknown: why the power or
+    a list price is not known, as the accelerator's file says.
     """
 
     name: str
@@ -46,6 +48,8 @@ class GpuGroup:
     activity_seconds: Mapping[GpuActivity, Seconds]
     quote: PriceQuote | None
     power_draw: PowerDraw | None
+    list_quote: PriceQuote | None = None
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +74,40 @@ class Economics:
 
     @property
     def price_per_gpu_hour(self) -> Price | None:
-        """Mean over GPUs; None with several currencies."""
-        quotes = [gpu_group.quote for gpu_group in self.gpu_groups]
-        prices = [quote.price for quote in quotes if quote is not None]
-        if len(prices) < len(quotes) or len({price.currency for price in prices}) != 1:
+        """The price that costs use: mean over GPUs; None with several currencies."""
+        return None if (quote := self._mean_quote([group.quote for group in self.gpu_groups])) is None else quote.price
+
+    @property
+    def price_quotes(self) -> tuple[PriceQuote, ...]:
+        """The price that costs use, then the list price that it compares with, as far as each is known."""
+        used = self._mean_quote([group.quote for group in self.gpu_groups])
+        compared = self._mean_quote([group.list_quote for group in self.gpu_groups])
+        return tuple(quote for quote in (used, compared) if quote is not None)
+
+    def _mean_quote(self, quotes: Sequence[PriceQuote | None]) -> PriceQuote | None:
+        """Mean of the GPU groups' prices over GPUs; None if one is missing, or with several currencies."""
+        present = [quote for quote in quotes if quote is not None]
+        if len(present) < len(quotes) or len({quote.price.currency for quote in present}) != 1:
             return None
-        amount = sum(group.gpu_count * price.amount for group, price in zip(self.gpu_groups, prices, strict=True))
-        return Price(amount / self.gpu_count, prices[0].currency)
+        counts = [group.gpu_count for group in self.gpu_groups]
+        amount = sum(count * quote.price.amount for count, quote in zip(counts, present, strict=True))
+        sources = "; ".join(dict.fromkeys(quote.source for quote in present))
+        return PriceQuote(Price(amount / self.gpu_count, present[0].price.currency), sources, present[0].kind)
 
     @property
     def price_source(self) -> str:
         """Sources of the prices as text; empty if a price is missing."""
-        sources = {gpu_group.quote.source: None for gpu_group in self.gpu_groups if gpu_group.quote is not None}
-        return "; ".join(sources) if self.price_per_gpu_hour is not None else ""
+        return "" if self.price_per_gpu_hour is None else self.price_quotes[0].source
 
     @property
     def missing_prices(self) -> tuple[str, ...]:
         """Messages about missing prices."""
-        missing = [gpu_group.name for gpu_group in self.gpu_groups if gpu_group.quote is None]
-        messages = [f"no list price of {name} is known; economics.price_per_gpu_hour says one" for name in missing]
+        missing = [gpu_group for gpu_group in self.gpu_groups if gpu_group.quote is None]
+        messages = [
+            f"no list price of {group.name} is known{_because(group.unknown.get('price'))}; "
+            "economics.price_per_gpu_hour says one"
+            for group in missing
+        ]
         has_mixed_currencies = not missing and self.price_per_gpu_hour is None
         return (
             *messages,
@@ -98,8 +117,11 @@ class Economics:
     @property
     def missing_power(self) -> tuple[str, ...]:
         """Messages about accelerators whose power draw is unknown."""
-        missing = [gpu_group.name for gpu_group in self.gpu_groups if gpu_group.power_draw is None]
-        return tuple(f"what {name} draws is not known; economics.power.tdp says it" for name in missing)
+        missing = [gpu_group for gpu_group in self.gpu_groups if gpu_group.power_draw is None]
+        return tuple(
+            f"what {group.name} draws is not known{_because(group.unknown.get('power'))}; economics.power.tdp says it"
+            for group in missing
+        )
 
     @property
     def missing_node_power(self) -> tuple[str, ...]:
@@ -115,7 +137,11 @@ class Economics:
     def cost_per_step(self) -> float | None:
         """In the currency of the price."""
         price = self.price_per_gpu_hour
-        return None if price is None else self.gpu_count * self.step_time / _SECONDS_PER_HOUR * price.amount
+        return None if price is None else self.step_cost_at(price)
+
+    def step_cost_at(self, price: Price) -> float:
+        """Cost of a step of all GPUs at a price of a GPU hour, in its currency."""
+        return self.gpu_count * self.step_time / _SECONDS_PER_HOUR * price.amount
 
     @property
     def cost_per_trillion_tokens(self) -> float | None:
@@ -225,7 +251,9 @@ class Economics:
         return {
             "currency": None if price is None else price.currency,
             "price_per_gpu_hour": None if price is None else price.amount,
+            "price_kind": None if price is None else self.price_quotes[0].kind.value,
             "price_source": self.price_source,
+            "list_price": self._list_price_to_json(),
             "cost_per_step": self.cost_per_step,
             "cost_per_trillion_tokens": self.cost_per_trillion_tokens,
             "time_of_run_s": self.run_seconds,
@@ -245,6 +273,28 @@ class Economics:
             "run_tokens": self.run_tokens,
             "missing": [*self.missing_prices, *self.missing_power, *self.missing_node_power],
         }
+
+    def _list_price_to_json(self) -> dict[str, Any] | None:
+        """The list price and the costs at it, also where costs use a contract price; None where it is unknown."""
+        quote = next((quote for quote in self.price_quotes if quote.kind is PriceKind.LIST), None)
+        if quote is None:
+            return None
+        step_cost = self.step_cost_at(quote.price)
+        return {
+            **quote_to_json(quote),
+            "cost_per_step": step_cost,
+            "cost_per_trillion_tokens": self._scale_to_tokens(step_cost, TRILLION_TOKENS),
+            "cost_of_run": self._scale_to_tokens(step_cost, self.run_tokens),
+        }
+
+
+def _because(reason: str | None) -> str:
+    return "" if reason is None else f" ({reason})"
+
+
+def quote_to_json(quote: PriceQuote) -> dict[str, Any]:
+    """A price of a GPU hour and its source as plain data."""
+    return {"price_per_gpu_hour": quote.price.amount, "currency": quote.price.currency, "source": quote.source}
 
 
 def mean_activity_seconds(

@@ -5,7 +5,8 @@ fraction of its time in which a job makes lasting progress at full speed. ETTR (
 ratio): the time in which steps that count ran, including slowed ones, over wall time. Neither counts
 spares: `goodput_with_spares` is goodput times the job's nodes over all nodes reserved for it. Losses are
 seconds of the job, which sum with the ideal to the mean wall time, except those of spares, which are
-additional.
+additional. Days and costs are given twice: of the simulated runs, which differ in their failures alone, and
+with the prediction interval of the step (`uncertainty.scaled_durations`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,15 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.common.units import JOULES_PER_KWH, Bytes, Joules, Seconds
+from clustersim.hardware.prices import PriceQuote
+from clustersim.results.economics import quote_to_json
+from clustersim.uncertainty.scaled_durations import scaled_percentiles
 
 SECONDS_PER_DAY: Final = 86400.0
-PERCENTILES: Final = (10, 50, 90)
+_SECONDS_PER_HOUR: Final = 3600.0
+PERCENTILES: Final = (5, 10, 50, 90, 95)
+INTERVAL: Final = ("p5", "p95")
+"""The percentiles between which 90 % of the runs lie, as of the step's prediction interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class TimelineInterval:
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One point of a sweep: a parameter value, and the mean result of the runs with it."""
+    """One point of a sweep: a parameter value, and the mean result of a few runs with it, to compare points with."""
 
     value: float
     goodput: float
@@ -65,11 +72,15 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True)
 class RunChange:
-    """Mean days of runs with one thing changed, compared with as many of the unchanged runs."""
+    """Days by which one change makes a run longer (below 0: shorter).
+
+    The median over the first `runs` of the result's own runs, each simulated again with the change and the same
+    failures.
+    """
 
     description: str
     days: float
-    baseline_days: float
+    runs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +105,10 @@ class GoodputResult:
     """A job over the tokens of its run, in many simulated runs with random failures.
 
     tokens: of the run; ideal_seconds: healthy step time times steps; step_times: by state, of those that were
-    simulated; expected_mttf: mean time between unplanned stops by the failure rates; price: per GPU hour, None:
-    unknown; watts: of the job while up and while down, including nodes and facility, None: unknown; missing:
-    sentences on what is unknown of both. interval_sweep, spares_sweep: curves; timeline: of the first run;
-    rate_spread: uncertainty factor of the failure rates; complete: whether all runs were simulated.
+    simulated; expected_mttf: mean time between unplanned stops by the failure rates; price_quotes: of a GPU hour, the
+    contract's first, empty: unknown; watts: of the job while up and while down, including nodes and facility, None:
+    unknown; missing: sentences on what is unknown of both. interval_sweep, spares_sweep: curves; timeline: of the
+    first run; rate_spread: uncertainty factor of the failure rates; complete: whether all runs were simulated.
     """
 
     tokens: float
@@ -119,8 +130,7 @@ class GoodputResult:
     interval_sweep: Sequence[SweepPoint] = ()
     spares_sweep: Sequence[SweepPoint] = ()
     changes: Sequence[RunChange] = ()
-    price: float | None = None
-    currency: str = ""
+    price_quotes: Sequence[PriceQuote] = ()
     missing: Sequence[str] = ()
     watts: tuple[float, float] | None = None
     warnings: Sequence[str] = ()
@@ -139,8 +149,16 @@ class GoodputResult:
 
     @property
     def days(self) -> dict[str, float]:
-        """Days to reach the tokens: percentiles and mean over runs."""
-        return _percentiles_and_mean([run.wall / SECONDS_PER_DAY for run in self.runs])
+        """Days to reach the tokens, with the step as predicted: percentiles and mean over runs."""
+        days = [run.wall / SECONDS_PER_DAY for run in self.runs]
+        return {**_percentile_names(np.percentile(days, PERCENTILES).tolist()), "mean": float(np.mean(days))}
+
+    @property
+    def days_with_step_error(self) -> dict[str, float]:
+        """Days to reach the tokens, if the step errs as its prediction interval says: percentiles."""
+        days = [run.wall / SECONDS_PER_DAY for run in self.runs]
+        factor = self.step_time_interval[1] / self.step_time
+        return _percentile_names(scaled_percentiles(days, factor, PERCENTILES))
 
     @property
     def goodput(self) -> float:
@@ -195,13 +213,11 @@ class GoodputResult:
         ordered = sorted(shares.items(), key=lambda state_share: (-state_share[1], state_share[0]))
         return {name: (self.step_times.get(name), share) for name, share in ordered}
 
-    @property
-    def cost(self) -> dict[str, float] | None:
-        """Cost of all GPUs reserved for the job, in its currency; None where no price is known."""
-        if self.price is None:
-            return None
+    def cost_of(self, days: Mapping[str, float], quote: PriceQuote) -> dict[str, float]:
+        """Cost of all GPUs reserved for the job over some days, in the currency of the price."""
         gpus = self.gpus * (self.nodes + self.spare_nodes) / self.nodes
-        return _percentiles_and_mean([run.wall / 3600.0 * gpus * self.price for run in self.runs])
+        cost_per_day = gpus * quote.price.amount * SECONDS_PER_DAY / _SECONDS_PER_HOUR
+        return {name: cost_per_day * value for name, value in days.items()}
 
     @property
     def energy(self) -> Joules | None:
@@ -222,6 +238,7 @@ class GoodputResult:
             "ettr": self.ettr,
             "goodput_with_spares": self.goodput_with_spares,
             "days": self.days,
+            "days_with_step_error": self.days_with_step_error,
             "ideal_days": self.ideal_seconds / SECONDS_PER_DAY,
             "tokens": self.tokens,
             "runs": len(self.runs),
@@ -245,8 +262,7 @@ class GoodputResult:
                 "drain_s": self.checkpoint.drain,
                 "load_s": self.checkpoint.load,
             },
-            "cost": self.cost,
-            "currency": self.currency or None,
+            "cost": {quote.kind.value: self._cost_to_json(quote) for quote in self.price_quotes},
             "energy_mwh": None if energy is None else energy / JOULES_PER_KWH / 1e3,
             "nodes": self.nodes,
             "spare_nodes": self.spare_nodes,
@@ -255,7 +271,13 @@ class GoodputResult:
             "intervals": [_point_to_dict(sweep_point) for sweep_point in self.interval_sweep],
             "spares": [_point_to_dict(point) for point in self.spares_sweep],
             "what_if": [
-                {"change": change.description, "days": change.days, "days_before": change.baseline_days}
+                {
+                    "change": change.description,
+                    "days": self.days["p50"] + change.days,
+                    "days_before": self.days["p50"],
+                    "difference": change.days,
+                    "runs": change.runs,
+                }
                 for change in self.changes
             ],
             "missing": list(self.missing),
@@ -264,13 +286,16 @@ class GoodputResult:
             "wall_s": self.wall_seconds,
         }
 
+    def _cost_to_json(self, quote: PriceQuote) -> dict[str, Any]:
+        return {
+            **quote_to_json(quote),
+            **self.cost_of(self.days, quote),
+            "with_step_error": self.cost_of(self.days_with_step_error, quote),
+        }
 
-def _percentiles_and_mean(values: Sequence[float]) -> dict[str, float]:
-    percentiles = np.percentile(values, PERCENTILES)
-    return {
-        **{f"p{name}": float(value) for name, value in zip(PERCENTILES, percentiles, strict=True)},
-        "mean": float(np.mean(values)),
-    }
+
+def _percentile_names(values: Sequence[float]) -> dict[str, float]:
+    return {f"p{percentile}": value for percentile, value in zip(PERCENTILES, values, strict=True)}
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -33,4 +33,5 @@ def gpu_groups(scenario: Scenario, breakdown: TimeBreakdown, items: Iterable[Bus
         if len(ranks):
             seconds = mean_activity_seconds(breakdown, items, ranks)
             price, power_draw = settings.gpu_hour_quote(accelerator, cluster.name), settings.power_draw(accelerator)
-            yield GpuGroup(accelerator.name, len(ranks), seconds, price, power_draw)
+            list_price = settings.compared_list_quote(accelerator, cluster.name)
+            yield GpuGroup(accelerator.name, len(ranks), seconds, price, power_draw, list_price, accelerator.unknown)

@@ -39,8 +39,8 @@ class FormatUsage:
         total = sum(self.flops.values())
         return {dtype: flop / total for dtype, flop in self.flops.items()}
 
-    def high_precision_mfu(self, mfu: float) -> float:
-        """An MFU relative to `peak_flops`, converted to one relative to `high_precision_flops`."""
+    def high_precision_ratio(self, mfu: float) -> float:
+        """Model FLOP/s over `high_precision_flops`, from the MFU. No utilization: it may be above 1."""
         return mfu * self.peak_flops / self.high_precision_flops
 
 

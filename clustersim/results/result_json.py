@@ -52,6 +52,9 @@ def _throughput_json(result: StepMetrics) -> dict[str, Any]:
         "mfu": result.mfu(),
         "mfu_causal": result.mfu_causal(),
         "hfu": result.hfu(),
+        "hfu_causal": result.hfu_causal(),
+        "leading_mfu": result.leading_mfu.value,
+        "leading_mfu_attention": result.leading_mfu.attention_label,
         "flop_convention": CONVENTION,
         "bubble_fraction": bubble_fraction(result.breakdown),
         "exposed_communication_fraction": exposed_fraction(result.breakdown),
@@ -102,7 +105,7 @@ def _formats_json(result: StepMetrics) -> dict[str, Any] | None:
         "casts_s": usage.quantization_seconds,
         "mfu_peak": usage.peak_format.value,
         "mfu_peak_tflops": usage.peak_flops / 1e12,
-        f"mfu_of_{usage.high_precision.value}_peak": usage.high_precision_mfu(result.mfu()),
+        f"flops_over_{usage.high_precision.value}_peak": usage.high_precision_ratio(result.mfu()),
     }
 
 
@@ -158,6 +161,7 @@ def _uncertainty_json(result: StepMetrics) -> dict[str, Any]:
         "provenance_share": dict(result.provenance_shares),
         "in_situ": {"share": result.in_situ_slowdown.share, "slowdown": result.in_situ_slowdown.slowdown},
         "step_time_interval_s": list(result.step_time_interval),
+        "likely_step_time_interval_s": list(result.likely_step_time_interval),
         "holdout_validation": None if holdout is None else holdout.to_json(),
         "strata": list(result.relative_interval.strata),
         "unmeasured": list(result.relative_interval.extrapolations),

@@ -30,11 +30,12 @@ class LayoutResult:
 
     overrides: as `--set` takes them; job: index of the sub-problem of the search; score: objective value, lower
     is better; interval: prediction interval of the step time; breakdown: seconds of a step by time category,
-    averaged over ranks; memory: capacity of the GPU in bytes; cost, energy: per trillion tokens, None where
-    prices or powers are unknown; tied: as good as the best within the variation of equal runs; run: metrics of
-    the full training run if the objective needs them: days, goodput, interval (seconds between checkpoints),
-    nodes and spare_nodes; extrapolated: its step time was extrapolated from fewer microbatches, accurately enough
-    to exclude it from the best.
+    averaged over ranks; mfu, mfu_causal: with attention as a full matrix, and as its causal mask leaves it;
+    memory: capacity of the GPU in bytes; cost, energy: per trillion tokens, None where
+    prices or powers are unknown; price_kind: contract or list, as `PriceKind`; tied: as good as the best within the
+    variation of equal runs; run: metrics of the full training run if the objective needs them: days, goodput,
+    interval (seconds between checkpoints), nodes and spare_nodes; extrapolated: its step time was extrapolated
+    from fewer microbatches, accurately enough to exclude it from the best.
     """
 
     overrides: tuple[str, ...]
@@ -46,11 +47,13 @@ class LayoutResult:
     interval: tuple[Seconds, Seconds]
     tokens_per_gpu: float
     mfu: float
+    mfu_causal: float
     peak_memory: Bytes
     memory: Bytes
     breakdown: Mapping[str, Seconds]
     cost: float | None = None
     currency: str = ""
+    price_kind: str = ""
     energy: Joules | None = None
     tied: bool = False
     run: Mapping[str, float] | None = None
@@ -71,10 +74,12 @@ class LayoutResult:
             "step_time_interval_s": list(self.interval),
             "tokens_per_s_per_gpu": self.tokens_per_gpu,
             "mfu": self.mfu,
+            "mfu_causal": self.mfu_causal,
             "peak_memory_bytes": self.peak_memory,
             "memory_headroom_bytes": self.headroom,
             "cost_per_trillion_tokens": self.cost,
             "currency": self.currency or None,
+            "price_kind": self.price_kind or None,
             "energy_per_trillion_tokens_kwh": None if self.energy is None else self.energy / JOULES_PER_KWH,
             "breakdown_s": dict(self.breakdown),
             **({} if self.run is None else {"run": dict(self.run)}),
@@ -151,7 +156,7 @@ class SearchResult:
             return f"{1.0 / score:,.0f} tokens/s/GPU"
         match self.objective:
             case "cost" | "run-cost":
-                return f"{format_number(score)} {self.simulated[0].currency}"
+                return f"{format_number(score)} {self.simulated[0].currency} ({self.simulated[0].price_kind} price)"
             case "energy":
                 return format_energy(score)
             case "days":

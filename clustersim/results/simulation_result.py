@@ -13,7 +13,8 @@ class SimulationResult(StepMetrics):
     def __repr__(self) -> str:
         """A one-line summary: step time, MFU, whether it fits."""
         kind, fits = type(self).__name__, "fits" if self.fits_in_memory else "does not fit"
-        return f"<{kind} {self.scenario.name}: step {format_step_time(self.step_time)}, MFU {self.mfu():.1%}, {fits}>"
+        utilization = f"{self.leading_mfu.name} {self.leading_mfu.value:.1%}"
+        return f"<{kind} {self.scenario.name}: step {format_step_time(self.step_time)}, {utilization}, {fits}>"
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain data: seconds, bytes, fractions."""

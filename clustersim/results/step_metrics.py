@@ -10,6 +10,7 @@ from clustersim.common.arrays import IntArray
 from clustersim.common.units import Bytes, Flop, FlopPerSecond, Seconds
 from clustersim.memory.host_memory import HostMemoryUse
 from clustersim.parallel.mesh import PIPELINE
+from clustersim.model.flops import AttentionFlopConvention
 from clustersim.results.critical_path import find_critical_path, path_category_totals
 from clustersim.results.economics import Economics
 from clustersim.results.expert_imbalance import MostLoadedExpertRank, most_loaded_expert_rank
@@ -33,7 +34,7 @@ from clustersim.results.stragglers import (
 )
 from clustersim.results.time_breakdown import TimeBreakdown, compute_breakdown
 from clustersim.results.time_losses import StepLosses, matmul_share, split_step
-from clustersim.results.utilization import flop_convention_warnings, recomputed_flops_total
+from clustersim.results.utilization import LeadingMfu, flop_convention_warnings, recomputed_flops_total
 from clustersim.uncertainty.expected_error import ExpectedError
 from clustersim.uncertainty.holdout import HoldoutResult
 from clustersim.uncertainty.prediction_interval import RelativeInterval
@@ -180,9 +181,24 @@ class StepMetrics(SimulatedStep):
         """Model FLOP utilization with attention counted as its causal mask leaves it."""
         return self.throughput.mfu_causal
 
+    @property
+    def leading_mfu(self) -> LeadingMfu:
+        """The one of both that is shown first."""
+        return LeadingMfu.select(self.mfu(), self.mfu_causal())
+
     def hfu(self) -> float:
         """Hardware FLOP utilization: recomputed FLOP count as well."""
         return self.throughput.hfu(self.recomputed_flops)
+
+    def hfu_causal(self) -> float:
+        """Hardware FLOP utilization with attention counted as its causal mask leaves it."""
+        recomputed = recomputed_flops_total(self.trace_table, AttentionFlopConvention.CAUSAL)
+        return self.throughput.hfu_causal(recomputed / self.scenario.steps)
+
+    @property
+    def leading_hfu(self) -> float:
+        """The hardware FLOP utilization that counts attention as the leading MFU does."""
+        return self.hfu_causal() if self.leading_mfu.is_causal else self.hfu()
 
     @cached_property
     def economics(self) -> Economics:
@@ -242,6 +258,12 @@ class StepMetrics(SimulatedStep):
     def step_time_interval(self) -> tuple[Seconds, Seconds]:
         """Prediction interval of the step time: (low, high) in seconds."""
         return self.step_time * self.relative_interval.low, self.step_time * self.relative_interval.high
+
+    @property
+    def likely_step_time_interval(self) -> tuple[Seconds, Seconds]:
+        """The interval that contains the step time of half of such steps: (low, high) in seconds."""
+        low, high = self.relative_interval.likely
+        return self.step_time * low, self.step_time * high
 
     @property
     def interval_description(self) -> str:

@@ -85,8 +85,15 @@ class StepThroughput:
 
     def hfu(self, recomputed: Flop) -> float:
         """Hardware FLOP utilization: recomputed FLOP count as well."""
+        return self._hfu(self.model_flops.model, recomputed)
+
+    def hfu_causal(self, recomputed: Flop) -> float:
+        """The same with attention counted as its causal mask leaves it, in the recomputed FLOP as well."""
+        return self._hfu(self.model_flops.causal, recomputed)
+
+    def _hfu(self, flops: Flop, recomputed: Flop) -> float:
         return hfu(
-            self.model_flops.model,
+            flops,
             recomputed,
             step_time=self.step_time,
             gpu_count=self.rank_count,

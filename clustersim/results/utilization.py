@@ -6,10 +6,12 @@ Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), appendix B; Korthikanti et al. 2
 section 6.3 and appendix A for hardware FLOP.
 """
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Self
 
 from clustersim.common.units import Flop, FlopPerSecond, Seconds
 from clustersim.model.attention import full_matrix_flops
+from clustersim.model.flops import AttentionFlopConvention
 from clustersim.model.kernels import TENSOR_CORE_KINDS, AttentionShape, Kernel
 from clustersim.program.task import Segment, WorkType
 from clustersim.results.time_breakdown import TimeBreakdown
@@ -21,12 +23,48 @@ CONVENTION: Final = (
     "does not, attention counts as a full matrix (causal factor 1) of as many keys as a window has, recomputation does "
     "not count for MFU and does for HFU; frozen weights have no gradient to count (four FLOP a token, not six); the "
     "peak is the accelerator's dense peak in the compute format. MFU with causal attention (mfu_causal) counts of "
-    "attention what its causal mask leaves, about half."
+    "attention what its causal mask leaves, about half; where the full matrix is a tenth more FLOP or beyond, it is "
+    "the MFU that is shown first."
 )
 
 TRILLION_TOKENS: Final = 1e12
 """Number of tokens for which papers report GPU hours."""
 _MIN_MFU_DIFFERENCE: Final = 0.01  # difference of MFU values
+_MIN_LEADING_RATIO: Final = 1.1  # of MFU with full attention to MFU with causal attention
+
+
+@dataclass(frozen=True, slots=True)
+class LeadingMfu:
+    """The MFU that is shown first, and how it counts attention.
+
+    Papers count attention as a full matrix. Where that is a tenth more FLOP than a causal mask leaves, as for long
+    sequences, it says little about how well the GPUs are used, and MFU with causal attention leads.
+    """
+
+    value: float
+    attention: AttentionFlopConvention
+
+    @classmethod
+    def select(cls, mfu_full: float, mfu_causal: float) -> Self:
+        """The one of the two that leads."""
+        if mfu_full >= _MIN_LEADING_RATIO * mfu_causal:
+            return cls(mfu_causal, AttentionFlopConvention.CAUSAL)
+        return cls(mfu_full, AttentionFlopConvention.FULL)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether attention counts as its causal mask leaves it."""
+        return self.attention is AttentionFlopConvention.CAUSAL
+
+    @property
+    def name(self) -> str:
+        """Name of the number."""
+        return "MFU, causal" if self.is_causal else "MFU"
+
+    @property
+    def attention_label(self) -> str:
+        """How attention counts, in words."""
+        return "causal attention" if self.is_causal else "attention as a full matrix"
 
 
 def mfu(model_flops: Flop, *, step_time: Seconds, gpu_count: int, peak: FlopPerSecond) -> float:
@@ -73,11 +111,13 @@ def gpu_hours_for_tokens(tokens_per_gpu_second: float, *, tokens: float = TRILLI
     return tokens / tokens_per_gpu_second / 3600.0
 
 
-def recomputed_flops_total(table: TraceTable) -> Flop:
+def recomputed_flops_total(
+    table: TraceTable, convention: AttentionFlopConvention = AttentionFlopConvention.FULL
+) -> Flop:
     """Matmul FLOP recomputed on all ranks, by the convention."""
     return float(
         sum(
-            count * _segment_recomputed_flops(segment)
+            count * _segment_recomputed_flops(segment, convention)
             for count, segment in zip(table.segment_run_counts, table.segments, strict=True)
         )
     )
@@ -98,12 +138,17 @@ def _share_of_step(seconds: Seconds, breakdown: TimeBreakdown) -> float:
     return seconds / step_time if step_time > 0 else 0.0
 
 
-def _segment_recomputed_flops(segment: Segment) -> Flop:
+def _segment_recomputed_flops(segment: Segment, convention: AttentionFlopConvention) -> Flop:
     kernels = (operation.kernel for operation in segment.operations if operation.work_type is WorkType.RECOMPUTE)
     return sum(
-        _convention_flops(kernel) for kernel in kernels if kernel is not None and kernel.kind in TENSOR_CORE_KINDS
+        _convention_flops(kernel, convention)
+        for kernel in kernels
+        if kernel is not None and kernel.kind in TENSOR_CORE_KINDS
     )
 
 
-def _convention_flops(kernel: Kernel) -> Flop:
-    return full_matrix_flops(kernel, kernel.shape) if isinstance(kernel.shape, AttentionShape) else kernel.flops
+def _convention_flops(kernel: Kernel, convention: AttentionFlopConvention) -> Flop:
+    """FLOP of a kernel; a causal attention kernel executes what its mask leaves."""
+    if convention is AttentionFlopConvention.FULL and isinstance(kernel.shape, AttentionShape):
+        return full_matrix_flops(kernel, kernel.shape)
+    return kernel.flops

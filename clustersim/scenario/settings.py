@@ -7,7 +7,7 @@ from clustersim.collectives.nccl_overrides import NcclOverrides
 from clustersim.cost.calibration_record import CalibrationRecord
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.power import PowerDraw, PowerOverrides
-from clustersim.hardware.prices import Price, PriceQuote, quote_from_list, quote_list_price
+from clustersim.hardware.prices import Price, PriceKind, PriceQuote, quote_from_list, quote_list_price
 
 
 class Symmetry(Enum):
@@ -46,15 +46,11 @@ class CostSettings:
     record: CalibrationRecord | None = None
 
 
-USER_STATED = "given"
-"""Source label of a price that the user stated."""
-
-
 @dataclass(frozen=True, slots=True)
 class EconomicsSettings:
     """Settings of costs and energy; they do not affect durations.
 
-    gpu_hour_price: price of one GPU hour, or the name of a price list, None: the default price list; pue:
+    gpu_hour_price: contract price of one GPU hour, or the name of a price list, None: the default price list; pue:
     facility power over IT power; carbon_intensity: grams of CO2 per joule, None: not reported; training_tokens:
     tokens of the whole run, None: not stated.
     """
@@ -66,13 +62,17 @@ class EconomicsSettings:
     powers: PowerOverrides = field(default_factory=PowerOverrides)
 
     def gpu_hour_quote(self, accelerator: Accelerator, cluster: str) -> PriceQuote | None:
-        """The price of a GPU hour and its source; None if unknown. Raises InputError."""
+        """The price of a GPU hour that costs use, and its source; None if unknown. Raises InputError."""
         match self.gpu_hour_price:
             case None:
                 return quote_list_price(accelerator.name, cluster)
             case str() as name:
                 return quote_from_list(name, accelerator.name)
-        return PriceQuote(self.gpu_hour_price, USER_STATED)
+        return PriceQuote(self.gpu_hour_price, "economics.price_per_gpu_hour", PriceKind.CONTRACT)
+
+    def compared_list_quote(self, accelerator: Accelerator, cluster: str) -> PriceQuote | None:
+        """The list price of a GPU hour, to compare a contract price with; None without a contract price or a list."""
+        return quote_list_price(accelerator.name, cluster) if isinstance(self.gpu_hour_price, Price) else None
 
     def power_draw(self, accelerator: Accelerator) -> PowerDraw | None:
         """Power draw of a GPU with its share of the node; None if unknown. Raises InputError."""

@@ -48,6 +48,7 @@ def _parse_model(path: Path, text: str) -> UncertaintyModel:
         step_count=published.get_int("cases", max_value=_MAX_COUNT),
         source_count=published.get_int("sources", max_value=_MAX_COUNT),
         quantile=reader.get_float("quantile"),
+        likely_quantile=reader.get_float("likely_quantile"),
         repeat_deviation=reader.get_float("repeat_deviation"),
         deviations={component: deviations.get_float(component_key(component)) for component in VARIANCE_COMPONENTS},
         domain=_parse_domain(reader.get_section("validated_domain")),
@@ -95,6 +96,7 @@ def model_to_dict(model: UncertaintyModel) -> dict[str, Any]:
     return {
         "published": {"cases": model.step_count, "sources": model.source_count},
         "quantile": model.quantile,
+        "likely_quantile": model.likely_quantile,
         "repeat_deviation": model.repeat_deviation,
         "deviations": {component_key(component): deviation for component, deviation in model.deviations.items()},
         "validated_domain": {

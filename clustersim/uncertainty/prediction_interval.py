@@ -5,7 +5,8 @@ not seen (leave-one-source-out cross-validation). Their variance is a sum of var
 every step, one for each feature (times its share, where a feature is a share), and for extrapolation one
 for each unmeasured accelerator, one for each unmeasured category, one for each doubling beyond the largest
 validated quantity. So an interval widens wherever less was measured. The half width is `quantile` standard
-deviations, within which 90 % of the errors of held-out sources lie, macro-averaged over sources.
+deviations, within which 90 % of the errors of held-out sources lie, macro-averaged over sources. Half of them lie
+within `likely_quantile`, less than a normal distribution's: few errors are large.
 
 Where a run of the same job was published, its error and the difference between two runs of a job bound the
 step's (`uncertainty.reference_runs`); the narrower of both intervals counts.
@@ -30,6 +31,7 @@ from clustersim.uncertainty.validated_domain import ValidatedDomain
 
 ALL_STEPS: Final = "all steps"
 INTERVAL_COVERAGE: Final = 0.9  # of out-of-sample steps that an interval contains
+LIKELY_COVERAGE: Final = 0.5  # the same of the interval of the likely times
 _ONE_NODE: Final = "single-node"
 
 
@@ -104,12 +106,14 @@ NO_EVIDENCE: Final = LocalEvidence()
 class RelativeInterval:
     """Prediction interval relative to the predicted time.
 
-    low, high: factors on the predicted time; strata: of the step; extrapolations: what of it lies outside the
-    validated domain, for display; is_of_same_job: whether it follows from a run of the same job.
+    low, high: factors on the predicted time; likely: the factors between which half of the times lie; strata: of the
+    step; extrapolations: what of it lies outside the validated domain, for display; is_of_same_job: whether it follows
+    from a run of the same job.
     """
 
     low: float
     high: float
+    likely: tuple[float, float]
     strata: tuple[str, ...]
     extrapolations: tuple[str, ...]
     is_of_same_job: bool = False
@@ -120,14 +124,16 @@ class UncertaintyModel:
     """Variance components of the prediction error, fitted to out-of-sample errors.
 
     step_count, source_count: published steps and sources; quantile: half width in standard deviations;
-    repeat_deviation: standard deviation of the log error between equal steps; deviations: standard deviation of
-    the log error by component; domain: validated domain; coverage_by_stratum: of out-of-sample steps; same_job:
-    how far two runs of one job are apart, None: too few were published.
+    likely_quantile: the same of the interval that half of the errors are in; repeat_deviation: standard deviation of
+    the log error between equal steps; deviations: standard deviation of the log error by component; domain:
+    validated domain; coverage_by_stratum: of out-of-sample steps; same_job: how far two runs of one job are apart,
+    None: too few were published.
     """
 
     step_count: int
     source_count: int
     quantile: float
+    likely_quantile: float
     repeat_deviation: float
     deviations: Mapping[VarianceComponent, float]
     domain: ValidatedDomain
@@ -143,9 +149,11 @@ class UncertaintyModel:
         )
         same_job_width = self._same_job_half_width(reference)
         narrower = min(half_width, same_job_width)
+        likely_half_width = narrower * self.likely_quantile / self.quantile
         return RelativeInterval(
             math.exp(-narrower),
             math.exp(narrower),
+            (math.exp(-likely_half_width), math.exp(likely_half_width)),
             strata_of(features, self.domain),
             self._extrapolations(features),
             same_job_width < half_width,

@@ -6,6 +6,9 @@ one, and every discrete change that makes a step longer, or shorter, as was meas
 diagnosis: a step time is one number, and several small causes combined, or a configuration that differs from the
 file, would explain it as well.
 
+The measured time, and its MFU, are judged by two prediction intervals: half of such steps lie within the 50 %
+interval, and a step between it and the 90 % interval is possible, but not what is expected.
+
 Order: causes that explain the gap come first, smallest change first; then those that explain a fraction of
 it (or more than all of it), closest to the full gap first.
 """
@@ -116,6 +119,12 @@ class GapExplanation:
         return low <= self.measured <= high
 
     @property
+    def is_likely(self) -> bool:
+        """Whether the measurement lies in the interval that contains half of such steps."""
+        low, high = self.result.likely_step_time_interval
+        return low <= self.measured <= high
+
+    @property
     def is_below_lower_bound(self) -> bool:
         """Whether the measurement is faster than the accelerator's peak allows."""
         return self.measured < self.lower_bound
@@ -123,14 +132,37 @@ class GapExplanation:
     @property
     def verdict(self) -> str:
         """The verdict as a sentence."""
-        low, high = map(format_step_time, self.result.step_time_interval)
-        assessment = "inside the prediction interval" if self.is_inside_interval else "outside the prediction interval"
-        if self.is_below_lower_bound:
-            assessment = "below the physical lower bound"
         return (
-            f"expected {format_step_time(self.expected)} ({low} to {high}), measured "
-            f"{format_step_time(self.measured)}: {_format_difference(self.relative_difference)}, {assessment}"
+            f"expected {format_step_time(self.expected)}, measured {format_step_time(self.measured)}: "
+            f"{_format_difference(self.relative_difference)}, {self._assessment}"
         )
+
+    @property
+    def _assessment(self) -> str:
+        if self.is_below_lower_bound:
+            return "below the physical lower bound"
+        if self.is_likely:
+            return "as expected: inside the 50% prediction interval"
+        if self.is_inside_interval:
+            return "questionable: outside the 50% prediction interval, inside the 90% one"
+        return "not to be expected: outside the 90% prediction interval"
+
+    @property
+    def interval_rows(self) -> tuple[tuple[str, str, str], ...]:
+        """Interval, step times and MFU, each from low to high, of both prediction intervals."""
+        intervals = {"50%": self.result.likely_step_time_interval, "90%": self.result.step_time_interval}
+        return tuple(
+            (
+                f"{name} prediction interval",
+                f"{format_step_time(low)} to {format_step_time(high)}",
+                f"MFU {self.mfu_of(high):.1%} to {self.mfu_of(low):.1%}",
+            )
+            for name, (low, high) in intervals.items()
+        )
+
+    def mfu_of(self, step_time: Seconds) -> float:
+        """The leading MFU (`LeadingMfu`) of a step of this time."""
+        return self.result.leading_mfu.value * self.expected / step_time
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -173,14 +205,19 @@ class GapExplanation:
             "name": result.scenario.name,
             "expected_s": self.expected,
             "interval_s": list(result.step_time_interval),
+            "likely_interval_s": list(result.likely_step_time_interval),
             "interval_basis": result.interval_description,
             "measured_s": self.measured,
             "difference": self.relative_difference,
             "inside_interval": self.is_inside_interval,
+            "likely": self.is_likely,
             "lower_bound_s": self.lower_bound,
             "below_lower_bound": self.is_below_lower_bound,
-            "mfu_expected": result.mfu(),
-            "mfu_measured": result.mfu() * self.expected / self.measured,
+            "mfu_attention": result.leading_mfu.attention_label,
+            "mfu_expected": self.mfu_of(self.expected),
+            "mfu_measured": self.mfu_of(self.measured),
+            "mfu_interval": [self.mfu_of(seconds) for seconds in reversed(result.step_time_interval)],
+            "mfu_likely_interval": [self.mfu_of(seconds) for seconds in reversed(result.likely_step_time_interval)],
             "verdict": self.verdict,
             "breakdown_s": result.breakdown.mean_seconds(),
             "causes": [cause.to_json() for cause in self.causes],

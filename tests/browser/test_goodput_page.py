@@ -44,6 +44,14 @@ def test_goodput_page_is_drawn(open_page: PageOpener, goodput_file: Path, width:
     assert page.js("() => document.documentElement.scrollWidth") <= width
 
 
+def test_tables_are_readable_without_scrolling_on_a_phone(open_page: PageOpener, goodput_file: Path) -> None:
+    page = open_page(goodput_file, width=390)
+    overflow = page.js(
+        "() => Math.max(...[...document.querySelectorAll('table')].map(t => t.scrollWidth - t.clientWidth))"
+    )
+    assert overflow <= 0
+
+
 @VIEWPORTS
 def test_search_page_is_drawn(open_page: PageOpener, search_file: Path, width: int, dark: bool) -> None:
     page = open_page(search_file, width=width, dark=dark)

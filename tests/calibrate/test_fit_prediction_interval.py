@@ -100,6 +100,14 @@ def test_out_of_sample_deviations_are_within_the_conformal_quantile() -> None:
     assert 0.9 - 1e-9 <= coverage_share <= 0.92
 
 
+def test_half_of_the_out_of_sample_deviations_are_within_the_likely_quantile() -> None:
+    steps = synthetic_steps(12)
+    deviations, weight = out_of_sample_deviations(steps)
+    limit = fit_uncertainty_model(steps, 0.0).likely_quantile / student_t_ratio(11, 0.5)
+    coverage_share = weight @ (deviations <= limit * 1.001) / weight.sum()
+    assert 0.5 - 1e-9 <= coverage_share <= 0.52
+
+
 @pytest.mark.parametrize("freedom", [5, 10, 20])
 def test_student_t_ratio_matches_tables(freedom: int) -> None:
     """Two-sided 90 % quantiles of Student's t: 2.015, 1.812 and 1.725."""

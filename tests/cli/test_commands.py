@@ -101,6 +101,17 @@ def test_check_of_valid_fitting_scenario(clustersim: CommandRunner, plan: Path) 
     assert "valid and fits" in done.stdout
 
 
+def test_quiet_check_prints_nothing_but_problems(clustersim: CommandRunner, plan: Path) -> None:
+    done = clustersim("check", plan, "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    huge = clustersim("check", plan, "-q", "--set", "model=llama3-70b", "--set", "cluster.gpus=8")
+    assert huge.returncode == 3
+    assert "does not fit" in huge.stdout
+    warned = ("--set", "training.recompute=full", "--set", "cost.network=uncontended")
+    loud, quiet = clustersim("check", plan, *warned), clustersim("check", plan, *warned, "--quiet")
+    assert ("warning: " in loud.stdout) == ("warning: " in quiet.stdout)
+
+
 def test_presets_lists_all_registries(clustersim: CommandRunner) -> None:
     done = clustersim("presets")
     assert done.returncode == 0

@@ -20,7 +20,8 @@ def test_explain_prints_verdict_breakdown_and_causes(clustersim: CommandRunner, 
     assert done.stdout.startswith("expected ")
     for text in (
         "10.0% longer",
-        "inside the prediction interval",
+        "50% prediction interval",
+        "90% prediction interval",
         "critical path",
         "bubble",
         "slower",

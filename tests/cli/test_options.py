@@ -21,7 +21,7 @@ OPTIONS = {
         "--watch",
         "--help",
     ],
-    "check": ["FILE", "--set", "--help"],
+    "check": ["FILE", "--set", "--quiet", "-q", "--help"],
     "coverage": ["FILE", "--set", "--json", "--all", "--help"],
     "diff": ["A", "[B]", "--set", "--json", "--html", "--quiet", "-q", "--help"],
     "explore": ["FILE", "--html", "--set", "--help"],

@@ -160,7 +160,7 @@ def test_run_objectives_include_failures(clustersim: CommandRunner, plan: Path) 
         layout["run"]["days"] for layout in search["best"]
     )
     done = clustersim("search", plan, *SMALL_SPACE, "--objective", "run-cost", *run[2:6])
-    assert "USD for the run" in done.stdout
+    assert "USD (list price) for the run" in done.stdout
     assert "days with failures, goodput" in done.stdout
 
 

@@ -53,6 +53,7 @@ def test_notebook_cells_run_in_order(tmp_path: Path) -> None:
     assert searched is not None
     assert 0 < int(searched[2]) <= int(searched[1])
     assert float(searched[3]) <= float(step[1])
-    days = re.search(r"shown: \{'p10': ([\d.]+), 'p50': ([\d.]+)", text)
+    days = re.search(r"shown: \{'days': \{'p5': ([\d.]+), 'p10'.*'days_with_step_error': \{'p5': ([\d.]+)", text)
     assert days is not None
+    assert float(days[2]) < float(days[1])
     assert 15e12 / (512 * 8192) * float(step[1]) / 86400 < float(days[1])  # no run is faster than its steps

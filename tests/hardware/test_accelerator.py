@@ -42,6 +42,20 @@ def load_error(tmp_path: Path, content: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(
+    ("unknown", "words"),
+    [
+        ({"prize": "so"}, ["unknown.prize", "did you mean price?"]),
+        ({"power": "so"}, ["unknown.power", "the file has a section power"]),
+    ],
+)
+def test_what_is_unknown_is_power_or_price(
+    tmp_path: Path, content: dict[str, Any], unknown: dict[str, str], words: list[str]
+) -> None:
+    message = load_error(tmp_path, content | {"unknown": unknown})
+    assert all(word in message for word in words)
+
+
+@pytest.mark.parametrize(
     ("section", "key", "value"),
     [
         ("matmul", "peak_fraction_by_format", {"mxpf8": 0.5}),
@@ -74,6 +88,7 @@ def test_every_packaged_accelerator_loads_and_is_fully_sourced(name: str) -> Non
     needed |= set() if accelerator.host_launch_ratio == 1.0 else {"host_launch_ratio"}
     needed |= set() if derating.low_precision_ratio is None else {"low_precision_ratio"}
     needed |= set() if accelerator.power is None else {"power"}
+    needed |= {"unknown"} if accelerator.unknown else set()
     needed |= {"tn_only"} if accelerator.efficiency.matmul.tn_only else set()
     needed |= {"formats"} if accelerator.efficiency.matmul.peak_fraction_by_format else set()
     assert set(accelerator.sources) == needed

@@ -9,8 +9,10 @@ import yaml
 
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
+from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.prices import (
     Price,
+    PriceKind,
     is_price_list_name,
     load_price_list,
     parse_price,
@@ -57,6 +59,17 @@ def test_unlisted_gpus_get_the_median_or_no_price() -> None:
     assert quote_list_price("h200-sxm-141gb", "aws-p5en") == quote_list_price("h200-sxm-141gb", "hgx-h200")
     assert quote_list_price("cpu-laptop", "laptop") is None
     assert quote_list_price("h800-sxm-80gb", "dgx-h800") is None
+
+
+@pytest.mark.parametrize("name", data_files.list_names("accelerators"))
+def test_every_accelerator_has_a_price_or_the_reason_why_not(name: str) -> None:
+    accelerator = load_accelerator(name)
+    quote = quote_list_price(name, "no cloud's")
+    assert (quote is None) is ("price" in accelerator.unknown)
+    assert not accelerator.unknown or "unknown" in accelerator.sources
+    if quote is not None:
+        assert quote.kind is PriceKind.LIST
+        assert "read 2026-" in quote.source
 
 
 def test_a_single_list_is_named() -> None:

@@ -38,7 +38,7 @@ def schedule_mapping(pp: int, microbatches: int, schedule: object, **layout: obj
 def comparable_json(result: RenderedResult) -> dict[str, Any]:
     """All of a result but its texts, and what depends on the name of the schedule."""
     values, text_keys = result.to_json(), {"scenario", "simulate_wall_s", "warnings"}
-    name_keys = {"strata", "unmeasured", "step_time_interval_s", "interval_basis"}
+    name_keys = {"strata", "unmeasured", "step_time_interval_s", "likely_step_time_interval_s", "interval_basis"}
     return {key: values[key] for key in values if key not in text_keys | name_keys}
 
 

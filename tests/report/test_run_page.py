@@ -186,7 +186,7 @@ def test_rows_with_several_stages_are_pipeline_ranks(make_timeline: Make) -> Non
 
 def test_low_flop_rate_uses_gflops() -> None:
     assert "<dt>GFLOP/s per GPU</dt><dd>96.62</dd>" in run_page(
-        override_result(simulate_pipeline(), achieved_flops_per_gpu=9.662e10)
+        override_result(simulate_pipeline(), peak_flops=1e12, mfu=0.09662, mfu_causal=0.09662)
     )
 
 

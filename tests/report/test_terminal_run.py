@@ -96,7 +96,12 @@ def test_causal_mfu_is_shown_where_it_differs() -> None:
     """At long contexts most FLOP of the conventional count are for keys masked by causality."""
     long_context = override_result(simulate_pipeline(), mfu=0.782, mfu_causal=0.441)
     short_context = override_result(simulate_pipeline(), mfu=0.413, mfu_causal=0.409)
-    assert "78.2% (causal 44.1%)" in render_terminal(long_context)
+    (row,) = (line for line in render_terminal(long_context, 160).splitlines() if line.startswith("MFU"))
+    name, value, meaning = row.split(None, 2)
+    assert (name, value) == ("MFU", "44.1%")
+    assert meaning.index("causal attention") < meaning.index("78.2% with attention as a full matrix")
     assert "causal" not in render_terminal(short_context)
-    assert "<dt>MFU, causal</dt><dd>44.1%</dd>" in verdict_panel(long_context).html
+    card = verdict_panel(long_context).html
+    assert "<b>44.1%<small>&nbsp;MFU</small></b>" in card
+    assert card.index("<dt>MFU, causal</dt><dd>44.1%</dd>") < card.index("<dt>MFU, full matrix</dt><dd>78.2%</dd>")
     assert "MFU, causal" not in verdict_panel(short_context).html

@@ -95,6 +95,11 @@ def test_unknown_values_are_none_and_listed_as_missing() -> None:
         "no list price of h100 is known; economics.price_per_gpu_hour says one",
         "what h100 draws is not known; economics.power.tdp says it",
     ]
+    reasons = {"price": "nobody lists it", "power": "nobody measured it"}
+    (group,) = unknown.gpu_groups
+    reasoned = replace(unknown, gpu_groups=(replace(group, unknown=reasons),))
+    assert "(nobody lists it)" in reasoned.missing_prices[0]
+    assert "(nobody measured it)" in reasoned.missing_power[0]
     mixed = replace(STEP, gpu_groups=(GPUS, replace(GPUS, quote=PriceQuote(Price(1.0, "EUR"), "given"))))
     assert mixed.cost_per_step is None
     assert "several currencies" in mixed.missing_prices[0]

@@ -5,9 +5,11 @@ import pytest
 from clustersim.common.dtypes import DType
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind
 from clustersim.program.task import ComputeTask, Operation, Segment, Stream, WorkType
+from clustersim.results.step_throughput import StepThroughput
 from clustersim.results.time_breakdown import compute_breakdown
 from clustersim.results.utilization import (
     CONVENTION,
+    LeadingMfu,
     achieved_flops_per_gpu,
     bubble_fraction,
     exposed_fraction,
@@ -16,6 +18,7 @@ from clustersim.results.utilization import (
     recomputed_flops_total,
     tokens_per_second,
 )
+from clustersim.scenario import Scenario
 from tests.results.trace_cases import (
     BACKWARD,
     FORWARD,
@@ -26,6 +29,7 @@ from tests.results.trace_cases import (
     collective_task,
     receive_task,
 )
+from tests.small_pipeline import simulate_pipeline
 
 
 def test_mfu_matches_palm() -> None:
@@ -39,6 +43,40 @@ def test_mfu_matches_palm() -> None:
     with_attention = mfu((6 * 540e9 + attention) * tokens, step_time=1.0, gpu_count=ranks, peak=peak)
     without = mfu(6 * 540e9 * tokens, step_time=1.0, gpu_count=ranks, peak=peak)
     assert (round(with_attention, 3), round(without, 3)) == (0.462, 0.457)
+
+
+def test_causal_mfu_leads_where_the_full_matrix_counts_a_tenth_more() -> None:
+    """A million tokens: 56.6 % with attention as a full matrix, 29.1 % as its causal mask leaves it."""
+    long, short = LeadingMfu.select(0.566, 0.291), LeadingMfu.select(0.412, 0.395)
+    assert (long.value, long.is_causal) == (0.291, True)
+    assert (short.value, short.is_causal) == (0.412, False)
+    assert "causal" in long.name
+    assert "causal" in long.attention_label
+    assert "full matrix" in short.attention_label
+
+
+@pytest.mark.parametrize(
+    ("model", "sequence", "is_causal"),
+    [("llama3-8b", 1_048_576, True), ("llama3-8b", 131_072, True), ("llama3-405b", 8192, False)],
+)
+def test_long_sequences_lead_with_causal_mfu(model: str, sequence: int, is_causal: bool) -> None:
+    """FLOP of the published models: attention of 8B is most of them at a million tokens, of 405B 8 % at 8,192."""
+    scenario = Scenario.from_mapping(
+        {"model": model, "cluster": {"name": "dgx-h100", "gpus": 8}, "layout": {"tp": 8},
+         "training": {"sequence": sequence, "global_batch": 1}}
+    )  # fmt: skip
+    flops = StepThroughput(scenario, 1.0, 8).model_flops
+    assert LeadingMfu.select(flops.model, flops.causal).is_causal is is_causal
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_causal_utilization_is_physical_where_the_convention_is_not(recompute: str) -> None:
+    """Kernels execute what the mask leaves: at the peak they would have an HFU of 1, and no step is faster."""
+    result = simulate_pipeline("training.sequence=262144", f"training.recompute={recompute}")
+    assert result.leading_mfu.is_causal
+    assert result.leading_mfu.value == result.mfu_causal() <= result.hfu_causal() == result.leading_hfu < 1.0
+    assert result.hfu_causal() < result.hfu()
+    assert (result.hfu_causal() == pytest.approx(result.mfu_causal())) is (recompute == "none")
 
 
 def test_full_recomputation_makes_hfu_four_thirds_of_mfu() -> None:

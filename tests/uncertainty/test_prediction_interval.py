@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clustersim.uncertainty.model_file import MODEL_NAMES, load_uncertainty_model
 from clustersim.uncertainty.prediction_interval import (
     VARIANCE_COMPONENTS,
     BaseComponent,
@@ -30,7 +31,7 @@ MEASURED_FEATURES = StepFeatures(frozenset({"h100"}), frozenset({"DDP"}), {"toke
 def make_model(deviations: Mapping[str, float] | None = None) -> UncertaintyModel:
     """A model in which every term deviates by a tenth, except those given by label."""
     term_deviations = {term: (deviations or {}).get(term.value, 0.1) for term in VARIANCE_COMPONENTS}
-    return UncertaintyModel(100, 10, 2.0, 0.03, term_deviations, DOMAIN, {})
+    return UncertaintyModel(100, 10, 2.0, 0.5, 0.03, term_deviations, DOMAIN, {})
 
 
 fractions = st.floats(0.0, 1.0)
@@ -79,6 +80,22 @@ def test_more_measured_time_narrows_the_interval(
     model = make_model(term_deviations)
     smaller, larger = sorted((first_unknown, second_unknown))
     assert model.error_variance(features, smaller) <= model.error_variance(features, larger) * (1.0 + 1e-12)
+
+
+@examples(100)
+@given(step_features, deviations)
+def test_half_of_the_times_are_in_a_narrower_interval(
+    features: StepFeatures, term_deviations: dict[str, float]
+) -> None:
+    """0.5 standard deviations of 2, as the model says."""
+    interval = make_model(term_deviations).prediction_interval(features)
+    assert interval.likely == pytest.approx((interval.low**0.25, interval.high**0.25))
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_packaged_likely_intervals_are_narrower(name: str) -> None:
+    model = load_uncertainty_model(name)
+    assert 0.0 < model.likely_quantile < model.quantile
 
 
 def test_variances_add_up() -> None:

@@ -190,6 +190,29 @@ def test_an_insufficient_cause_reports_its_limit() -> None:
     assert 0.0 < cause.gap_share < 1.0
 
 
+@pytest.mark.parametrize(
+    ("bound", "likely", "inside", "word"),
+    [
+        ("inside 50%", True, True, "as expected"),
+        ("inside 90%", False, True, "questionable"),
+        ("outside", False, False, "not to be expected"),
+    ],
+)
+def test_a_measured_time_is_judged_by_two_intervals(bound: str, likely: bool, inside: bool, word: str) -> None:
+    """Faster than predicted, so that the measured MFU is above the predicted one (such as 61 % against 41 %)."""
+    result = simulate(scenario())
+    (low, _), (likely_low, _) = result.step_time_interval, result.likely_step_time_interval
+    assert low < likely_low < result.step_time
+    measured = {"inside 50%": likely_low * 1.01, "inside 90%": likely_low * 0.99, "outside": low * 0.99}[bound]
+    explanation = explain_gap(scenario(), measured, continuous=(), discrete=())
+    assert (explanation.is_likely, explanation.is_inside_interval) == (likely, inside)
+    assert word in explanation.verdict
+    report = explanation.to_json()
+    mfu_low, mfu_high = report["mfu_likely_interval"]
+    assert (mfu_low <= report["mfu_measured"] <= mfu_high) is likely
+    assert report["mfu_interval"][0] < mfu_low < report["mfu_expected"] < mfu_high < report["mfu_interval"][1]
+
+
 def test_no_gap_needs_no_cause() -> None:
     plain = scenario()
     explanation = explain_gap(plain, simulate(plain).step_time * 1.0005)

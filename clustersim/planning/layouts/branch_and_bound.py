@@ -384,7 +384,7 @@ def _layout_record(
     """What a search records of a step."""
     run = estimate_run(result.scenario, result.step_time) if objective.is_run_objective else None
     economics = result.economics
-    price = economics.price_per_gpu_hour
+    price, quotes = economics.price_per_gpu_hour, economics.price_quotes
     return LayoutResult(
         overrides=candidate.overrides,
         job=candidate.job_index,
@@ -395,10 +395,12 @@ def _layout_record(
         interval=result.step_time_interval,
         tokens_per_gpu=result.tokens_per_second / result.rank_count,
         mfu=result.mfu(),
+        mfu_causal=result.mfu_causal(),
         peak_memory=result.peak_memory,
         memory=result.memory_capacity,
         cost=economics.cost_per_trillion_tokens,
         currency="" if price is None else price.currency,
+        price_kind="" if price is None else quotes[0].kind.value,
         energy=economics.energy_per_trillion_tokens,
         breakdown={category: seconds for category, seconds in result.breakdown.mean_seconds().items() if seconds > 0.0},
         run=None if run is None else asdict(run),

@@ -103,7 +103,16 @@ class ExtrapolatedStep:
 
     def mfu(self) -> float:
         """Model FLOP utilization: FLOP per token are those of the shorter step."""
-        return self.short_result.mfu() * self.tokens_per_second / self.short_result.tokens_per_second
+        return self.short_result.mfu() * self._speed_ratio
+
+    def mfu_causal(self) -> float:
+        """Model FLOP utilization with attention counted as its causal mask leaves it."""
+        return self.short_result.mfu_causal() * self._speed_ratio
+
+    @property
+    def _speed_ratio(self) -> float:
+        """Tokens per second over those of the short result."""
+        return self.tokens_per_second / self.short_result.tokens_per_second
 
     @cached_property
     def economics(self) -> Economics:

@@ -143,7 +143,7 @@ def _gpus_by_accelerator(resolved: ResolvedScenario, step_bound: StepLowerBound)
                 resolved.economics.gpu_hour_quote(accelerator, resolved.cluster.name),
                 resolved.economics.power_draw(accelerator),
             )
-            yield GpuGroup(accelerator.name, ranks, seconds, quote, draw)
+            yield GpuGroup(accelerator.name, ranks, seconds, quote, draw, unknown=accelerator.unknown)
 
 
 def parse_objective(name: str) -> Objective:

@@ -42,6 +42,7 @@ def verdict_panel(
         what_ifs=what_ifs,
         nearest=nearest,
         masked=shows_causal_mfu(result.mfu(), result.mfu_causal()),
+        leading=result.leading_mfu,
         prices=list(_price_rows(result.economics)),
         bubble=bubble_fraction(result.breakdown),
         exposed=exposed_fraction(result.breakdown),
@@ -77,10 +78,9 @@ def format_token_rate(tokens: float) -> str:
 
 
 def _price_rows(result_economics: Economics) -> Iterator[tuple[str, str, str]]:
-    """Name, value and meaning of cost and energy for a trillion tokens, as far as they are known."""
+    """Name, value and meaning of cost and energy for a trillion tokens; the meaning of unknown ones is the reason."""
     for (name, value, meaning), source in (
         (economics_labels.cost_row(result_economics), economics_labels.describe_price(result_economics)),
         (economics_labels.energy_row(result_economics), economics_labels.describe_power(result_economics)),
     ):
-        if value != economics_labels.UNKNOWN_LABEL:
-            yield f"{name}/T tokens", value, ". ".join(filter(None, (meaning, source)))
+        yield f"{name}/T tokens", value, ". ".join(filter(None, (meaning, source)))

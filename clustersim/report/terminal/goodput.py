@@ -1,19 +1,14 @@
 """How is a run of weeks summarized on the terminal? Duration, time losses, failures, and what would help."""
 
+from collections.abc import Callable, Mapping
 from math import isinf
 from typing import TYPE_CHECKING, Final
 
-from clustersim.common.units import (
-    Seconds,
-    format_bytes,
-    format_energy,
-    format_number,
-    format_seconds,
-    format_step_time,
-)
-from clustersim.report.economics_labels import format_money, format_tokens
+from clustersim.common.units import Seconds, format_bytes, format_energy, format_seconds, format_step_time
+from clustersim.hardware.prices import PriceKind, PriceQuote
+from clustersim.report.economics_labels import format_money, format_rounded_amount, format_tokens
 from clustersim.report.terminal.table import build_table, plain_text
-from clustersim.results.goodput import SECONDS_PER_DAY, GoodputResult
+from clustersim.results.goodput import INTERVAL, SECONDS_PER_DAY, GoodputResult
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -38,19 +33,40 @@ def headline(result: GoodputResult) -> str:
     if 2 * result.finished_count < len(result.runs):
         sentence = f"{format_tokens(result.tokens)} tokens are not reached"
         return f"{sentence}: after {result.days['p50']:.1f} days goodput is {result.goodput:.1%}"
-    days = result.days
-    low, middle, high = (days[name] for name in ("p10", "p50", "p90"))
-    range_label = f"{low:.1f} to {high:.1f}" if f"{low:.1f}" != f"{high:.1f}" else f"{middle:.1f}"
-    return f"{format_tokens(result.tokens)} tokens take {middle:.1f} days (P10 to P90: {range_label})"
+    return f"{format_tokens(result.tokens)} tokens take {result.days['p50']:.1f} days, {describe_days(result)}"
 
 
-def format_cost(result: GoodputResult) -> str:
-    """Cost of the run; empty if no price is known."""
-    cost = result.cost
-    if cost is None:
-        return ""
+def describe_days(result: GoodputResult) -> str:
+    """The 90 % intervals of the duration."""
+    return _describe_intervals(result.days, result.days_with_step_error, _format_days)
+
+
+def _describe_intervals(
+    failures_alone: Mapping[str, float], with_step_error: Mapping[str, float], format_value: Callable[[float], str]
+) -> str:
+    total, failures = (
+        " to ".join(format_value(values[name]) for name in INTERVAL) for values in (with_step_error, failures_alone)
+    )
+    return f"{total} with the step's uncertainty; {failures} from failures alone"
+
+
+def _format_days(days: float) -> str:
+    return f"{days:.1f}"
+
+
+def cost_rows(result: GoodputResult) -> list[tuple[str, str, str]]:
+    """Which price it is, the median cost of the run at it, and its intervals; a row for each price that is known."""
+    return [_cost_row(result, quote) for quote in result.price_quotes]
+
+
+def _cost_row(result: GoodputResult, quote: PriceQuote) -> tuple[str, str, str]:
+    cost, with_step_error = (result.cost_of(days, quote) for days in (result.days, result.days_with_step_error))
+    intervals = _describe_intervals(cost, with_step_error, format_rounded_amount)
     return (
-        f"{format_money(cost['p50'], result.currency)} ({format_number(cost['p10'])} to {format_number(cost['p90'])})"
+        f"cost, {quote.kind.value} price",
+        f"{format_rounded_amount(cost['p50'])} {quote.price.currency}",
+        f"{intervals}; {format_money(quote.price.amount, quote.price.currency)}/GPU h of all GPUs and spares: "
+        f"{quote.source}",
     )
 
 
@@ -84,8 +100,9 @@ def key_number_rows(result: GoodputResult) -> list[tuple[str, str, str]]:
         ("a checkpoint", format_bytes(checkpoint.size), checkpoint_costs),
         ("spare nodes", f"{result.spare_nodes:,}", f"of {nodes:,}; goodput of all {result.goodput_with_spares:.1%}"),
     ]
-    if result.cost is not None:
-        rows.append(("cost", format_cost(result), "of all GPUs including spares: median, P10 to P90"))
+    rows += cost_rows(result)
+    if result.price_quotes and all(quote.kind is PriceKind.LIST for quote in result.price_quotes):
+        rows.append(("cost, contract price", "", "economics.price_per_gpu_hour says yours, such as '2.49 USD'"))
     if energy is not None:
         rows.append(("energy", format_energy(energy), "GPUs, nodes and facility, up and down"))
     if result.missing:
@@ -104,7 +121,7 @@ def render_goodput(result: GoodputResult) -> "Group":
     """Rich renderable: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
-    renderables: list[RenderableType] = [] if result.complete else [plain_text("stopped before the last run", "yellow")]
+    renderables: list[RenderableType] = [] if result.complete else [plain_text("stopped before the end", "yellow")]
     renderables += [plain_text(headline(result), "bold"), plain_text(describe_subject(result), "dim"), plain_text("")]
     renderables += [build_table(("", "", ""), key_number_rows(result), right_aligned=(1,)), plain_text("")]
     productive = "productive work", result.mean_over_runs([run.work for run in result.runs]), result.goodput
@@ -125,23 +142,37 @@ def render_goodput(result: GoodputResult) -> "Group":
         renderables += [
             plain_text(""),
             build_table(("what if", "days", "difference"), change_rows(result), right_aligned=(1, 2)),
+            plain_text(describe_changes(result), "dim"),
         ]
     renderables += [plain_text(f"note: {warning}", "yellow") for warning in result.warnings]
     return Group(*renderables)
 
 
 def change_rows(result: GoodputResult) -> list[tuple[str, str, str]]:
-    """Changed setting, mean days with it, and the difference in days."""
+    """Changed setting, median days with it, and the difference in days."""
+    median = result.days["p50"]
     return [
-        (change.description, f"{change.days:.1f}", f"{change.days - change.baseline_days:+.1f}")
+        (
+            change.description,
+            _format_days(median + change.days),
+            f"{change.days:+.1f}" if round(change.days, 1) else "0.0",
+        )
         for change in result.changes
     ]
 
 
+def describe_changes(result: GoodputResult) -> str:
+    """What the days of the changes are compared with."""
+    runs = min(change.runs for change in result.changes)
+    which = "these runs" if runs == len(result.runs) else f"the first {runs:,} of these runs"
+    return f"{which} again, with the same failures: median difference to their {result.days['p50']:.1f} days"
+
+
 def describe_subject(result: GoodputResult) -> str:
-    """GPU count, number of runs, seed and failure preset."""
+    """GPU count, number of runs, which intervals these are, seed and failure preset."""
     return (
-        f"{result.gpus:,} GPUs, {len(result.runs):,} runs, seed {result.seed}, failures as in preset "
+        f"{result.gpus:,} GPUs, median and 90% intervals of {len(result.runs):,} runs, seed {result.seed}, failures "
+        "as in preset "
         f"{result.preset}, in "
         f"{format_seconds(result.wall_seconds)}"
     )

@@ -14,7 +14,6 @@ from clustersim.report.labels import (
     describe_gpus,
     describe_layout,
     format_dtype_shares,
-    format_mfu,
     peak_reference_suffix,
     stage_name,
 )
@@ -32,7 +31,7 @@ from clustersim.report.row_selection import select_ranks
 from clustersim.report.step_breakdown import StepBreakdown, step_breakdown
 from clustersim.report.terminal.table import build_table, plain_text
 from clustersim.report.theme import TIME_CATEGORY_STYLES
-from clustersim.results.utilization import bubble_fraction, exposed_fraction
+from clustersim.results.utilization import bubble_fraction, exposed_fraction, shows_causal_mfu
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -151,14 +150,16 @@ def _straggler_lines(result: "SimulationResult") -> "Iterator[Text]":
 def _key_number_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str]]:
     """Name, value and meaning of the key numbers."""
     peak_reference = peak_reference_suffix(result.format_usage)
-    rate = f"{format_flops(result.achieved_flops_per_gpu)} per GPU, attention as a full matrix{peak_reference}"
+    leading, other = result.leading_mfu, _describe_other_mfu(result)
+    flops = format_flops(leading.value * result.peak_flops)
+    rate = f"{flops} per GPU, {leading.attention_label}{peak_reference}{other}"
     tokens = result.tokens_per_second
     yield "tokens/s", f"{tokens:,.0f}", f"{format_number(tokens / result.rank_count)} per GPU"
     yield "GPU hours", f"{result.gpu_hours_per_trillion_tokens:,.0f}", "per trillion tokens"
     yield cost_row(result.economics)
     yield energy_row(result.economics)
-    yield "MFU", format_mfu(result.mfu(), result.mfu_causal()), rate
-    yield "HFU", f"{result.hfu():.1%}", "with recomputation"
+    yield "MFU", f"{leading.value:.1%}", rate
+    yield "HFU", f"{result.leading_hfu:.1%}", f"with recomputation, {leading.attention_label}"
     yield "bubble", f"{bubble_fraction(result.breakdown):.1%}", "of the step"
     yield "exposed comm", f"{exposed_fraction(result.breakdown):.1%}", "of the step"
     yield "peak memory", format_bytes(result.peak_memory), _peak_memory_location(result)
@@ -183,15 +184,24 @@ def _key_number_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str
         yield "durations" if index == 0 else "", format_share(share), PROVENANCE_LABELS[source]
 
 
+def _describe_other_mfu(result: "SimulationResult") -> str:
+    """The MFU that does not lead, as a clause; empty where both are about equal."""
+    if not shows_causal_mfu(result.mfu(), result.mfu_causal()):
+        return ""
+    if result.leading_mfu.is_causal:
+        return f"; {result.mfu():.1%} with attention as a full matrix"
+    return f"; {result.mfu_causal():.1%} with causal attention"
+
+
 def _format_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str]]:
     """Low-precision MFU, cast time and matmul formats, if there are several formats."""
     if (formats := result.format_usage) is None:
         return
     high_precision = formats.high_precision.value
     yield (
-        f"MFU, {high_precision}",
-        f"{formats.high_precision_mfu(result.mfu()):.1%}",
-        f"of {format_flops(formats.high_precision_flops)} {high_precision}",
+        f"{high_precision} peaks",
+        f"{formats.high_precision_ratio(result.mfu()):.2f}x",
+        f"model FLOP/s over {format_flops(formats.high_precision_flops)} {high_precision}, attention as a full matrix",
     )
     yield (
         "casts",

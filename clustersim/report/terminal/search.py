@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from clustersim.common.units import format_bytes, format_seconds, format_step_time
 from clustersim.report.terminal.table import build_table, plain_text
 from clustersim.results.search_result import DERIVED_KEYS, BoundedLayout, LayoutResult, SearchResult, override_values
+from clustersim.results.utilization import LeadingMfu
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -220,12 +221,13 @@ def _number_cells(layout: LayoutResult, result: SearchResult) -> dict[str, str]:
     score_cell = (
         {} if result.objective == STEP_TIME_OBJECTIVE else {result.objective: result.format_score(layout.score)}
     )
+    leading = LeadingMfu.select(layout.mfu, layout.mfu_causal)
     step, memory = format_step_time(layout.step_time), format_bytes(layout.peak_memory)
     return {
         "step": step,
         "90% interval": format_interval(layout),
         **score_cell,
-        "MFU": f"{layout.mfu:.1%}",
+        leading.name: f"{leading.value:.1%}",
         "memory": memory,
     }
 

@@ -101,7 +101,7 @@ class EconomicsConfig(ConfigModel):
     """`economics`: prices, power, and length of the run; does not affect durations."""
 
     price_per_gpu_hour: Annotated[Price | str | None, value_parser(_parse_price, _PRICE_DESCRIPTION, "2.49 USD")] = None
-    """an amount and a currency, or a price list.
+    """a contract price (an amount and a currency; the list price is reported with it), or a price list.
 
     Left out: the list of the cluster's own cloud, else the median of all
     """
