@@ -10,6 +10,10 @@
 import difflib
 import reprlib
 from collections.abc import Collection, Iterable
+from typing import Final
+
+_MAX_SUGGESTED: Final = 4  # names after "did you mean"
+_MAX_LISTED: Final = 12  # names of a full list, where a command lists them too
 
 
 class ClusterSimError(Exception):
@@ -48,12 +52,13 @@ def format_value(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def suggest_nearest(word: str, choices: Iterable[str], *, unlisted: Iterable[str] = ()) -> str:
+def suggest_nearest(word: str, choices: Iterable[str], *, unlisted: Iterable[str] = (), listed_by: str = "") -> str:
     """Complete an error message about an unknown `word` with its nearest match, or with all choices.
 
     Case does not matter, and a prefix counts as a match. Choices may be dotted keys: their last component is
     matched, first among those with the same parent as the word. unlisted: names that are matched too, but never
-    listed.
+    listed; only similar spellings of the last component count. listed_by: the command that lists all choices, which
+    replaces a list of more than a line.
 
     >>> suggest_nearest("lama3-8b", ["llama3-8b", "gpt3-175b"])
     'did you mean llama3-8b?'
@@ -63,8 +68,14 @@ def suggest_nearest(word: str, choices: Iterable[str], *, unlisted: Iterable[str
     'choose one of a, b'
     """
     names = sorted(set(choices))
-    close = _closest_names(word, names) or _closest_names(word, sorted(set(unlisted)))
-    return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}"
+    close = _closest_names(word, names) or _match_last_component(word, sorted(set(unlisted)))
+    if close:
+        more = f" (or {len(close) - _MAX_SUGGESTED} more)" if len(close) > _MAX_SUGGESTED else ""
+        return f"did you mean {' or '.join(close[:_MAX_SUGGESTED])}{more}?"
+    if listed_by and len(names) > _MAX_LISTED:
+        nearest = difflib.get_close_matches(word.casefold(), names, n=3, cutoff=0.0)
+        return f"the nearest are {', '.join(nearest)}; {listed_by} lists all"
+    return f"choose one of {', '.join(names)}"
 
 
 def _closest_names(word: str, names: list[str]) -> list[str]:
@@ -81,13 +92,18 @@ def _closest_names(word: str, names: list[str]) -> list[str]:
     )
 
 
-def _match_spelling(word: str, spellings: dict[str, str]) -> list[str]:
+def _match_last_component(word: str, names: list[str]) -> list[str]:
+    """Dotted names whose last component the word most likely means; the cutoff is high, since their parents differ."""
+    return _match_spelling(word.rpartition(".")[2], {name: name.rpartition(".")[2] for name in names}, cutoff=0.8)
+
+
+def _match_spelling(word: str, spellings: dict[str, str], cutoff: float = 0.6) -> list[str]:
     """Names whose spelling equals the word, else starts with it, else is similar to it."""
     folded = {name: spelling.casefold() for name, spelling in spellings.items()}
     folded_word = word.casefold()
     exact = _names_spelled(folded, {folded_word})
     prefixed = [name for name, spelling in folded.items() if len(folded_word) > 1 and spelling.startswith(folded_word)]
-    near = difflib.get_close_matches(folded_word, sorted(set(folded.values())), n=1, cutoff=0.6)
+    near = difflib.get_close_matches(folded_word, sorted(set(folded.values())), n=1, cutoff=cutoff)
     return exact or prefixed or _names_spelled(folded, near)
 
 
