@@ -5,8 +5,11 @@ or Infinity Fabric (xGMI) that joins GPUs, and the network that joins nodes. So 
 inferred from the bandwidth, which only scales.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
+
+from clustersim.common.units import BytesPerSecond
 
 
 class LinkTechnology(Enum):
@@ -41,6 +44,17 @@ SCALE_UP_TECHNOLOGIES: Final = {
     )
 }
 """Technologies of links inside an NVLink domain, by name."""
+SCALE_UP_BANDWIDTH: Final[Mapping[LinkTechnology, BytesPerSecond]] = {
+    LinkTechnology.NVLINK2: 150e9,  # 6 links of 25 GB/s
+    LinkTechnology.NVLINK3: 300e9,  # 12 of 25
+    LinkTechnology.NVLINK4: 450e9,  # 18 of 25
+    LinkTechnology.NVLINK5: 900e9,  # 18 of 50
+    LinkTechnology.XGMI4: 535.5e9,  # 7 of 76.5 (MI355X; MI300X: of 64)
+}
+"""The most that a GPU sends over all of its links of a generation, per direction.
+
+stas00/ml-engineering, network README. Datasheets print twice as much, both directions together.
+"""
 NETWORK_TECHNOLOGIES: Final = {
     technology.value: technology
     for technology in (
