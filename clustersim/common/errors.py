@@ -2,6 +2,7 @@
 
     ClusterSimError
     ├── InputError        the user's file, option or value is wrong (exit status 2)
+    │   └── CombinedInputError    several things of one file are
     └── OutputError       a result cannot be written to the given path (exit status 2)
 
 `format_value` formats a rejected value; `suggest_nearest` says what would be legal.
@@ -9,8 +10,8 @@
 
 import difflib
 import reprlib
-from collections.abc import Collection, Iterable
-from typing import Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, Self
 
 _MAX_SUGGESTED: Final = 4  # names after "did you mean"
 _MAX_LISTED: Final = 12  # names of a full list, where a command lists them too
@@ -22,6 +23,19 @@ class ClusterSimError(Exception):
 
 class InputError(ClusterSimError):
     """A scenario, topology, model or option that is invalid."""
+
+
+class CombinedInputError(InputError):
+    """Several problems of one file. source: the file, empty where the caller names it; problems: one sentence each."""
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        heading = f"{source}: {len(problems)} problems" if source else f"{len(problems)} problems"
+        super().__init__("\n  - ".join((heading, *problems)))
+        self.source, self.problems = source, tuple(problems)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, tuple[str, ...]]]:
+        """Errors of worker processes are pickled."""
+        return type(self), (self.source, self.problems)
 
 
 class OutputError(ClusterSimError):
@@ -42,6 +56,20 @@ class _YamlRepr(reprlib.Repr):
         return "true" if value else "false"
 
 
+def combined_error(source: str, problems: Sequence[str]) -> InputError:
+    """One InputError for all problems of one file: a sentence, or a count and one line per problem."""
+    if len(problems) == 1:
+        return InputError(f"{source}: {problems[0]}" if source else problems[0])
+    return CombinedInputError(source, problems)
+
+
+def problems_of(error: InputError) -> tuple[str, ...]:
+    """The problems that an error reports, each with its file."""
+    if not isinstance(error, CombinedInputError):
+        return (str(error),)
+    return tuple(f"{error.source}: {problem}" if error.source else problem for problem in error.problems)
+
+
 def format_value(value: object) -> str:
     """Format a value as in a YAML file, truncated to a readable length.
 
@@ -57,8 +85,7 @@ def suggest_nearest(word: str, choices: Iterable[str], *, unlisted: Iterable[str
 
     Case does not matter, and a prefix counts as a match. Choices may be dotted keys: their last component is
     matched, first among those with the same parent as the word. unlisted: names that are matched too, but never
-    listed; only similar spellings of the last component count. listed_by: the command that lists all choices, which
-    replaces a list of more than a line.
+    listed; listed_by: the command that lists all choices, which replaces a list of more than a line.
 
     >>> suggest_nearest("lama3-8b", ["llama3-8b", "gpt3-175b"])
     'did you mean llama3-8b?'
@@ -68,7 +95,7 @@ def suggest_nearest(word: str, choices: Iterable[str], *, unlisted: Iterable[str
     'choose one of a, b'
     """
     names = sorted(set(choices))
-    close = _closest_names(word, names) or _match_last_component(word, sorted(set(unlisted)))
+    close = _closest_names(word, names) or _closest_names(word, sorted(set(unlisted)))
     if close:
         more = f" (or {len(close) - _MAX_SUGGESTED} more)" if len(close) > _MAX_SUGGESTED else ""
         return f"did you mean {' or '.join(close[:_MAX_SUGGESTED])}{more}?"
@@ -92,18 +119,13 @@ def _closest_names(word: str, names: list[str]) -> list[str]:
     )
 
 
-def _match_last_component(word: str, names: list[str]) -> list[str]:
-    """Dotted names whose last component the word most likely means; the cutoff is high, since their parents differ."""
-    return _match_spelling(word.rpartition(".")[2], {name: name.rpartition(".")[2] for name in names}, cutoff=0.8)
-
-
-def _match_spelling(word: str, spellings: dict[str, str], cutoff: float = 0.6) -> list[str]:
+def _match_spelling(word: str, spellings: dict[str, str]) -> list[str]:
     """Names whose spelling equals the word, else starts with it, else is similar to it."""
     folded = {name: spelling.casefold() for name, spelling in spellings.items()}
     folded_word = word.casefold()
     exact = _names_spelled(folded, {folded_word})
     prefixed = [name for name, spelling in folded.items() if len(folded_word) > 1 and spelling.startswith(folded_word)]
-    near = difflib.get_close_matches(folded_word, sorted(set(folded.values())), n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(folded_word, sorted(set(folded.values())), n=1, cutoff=0.6)
     return exact or prefixed or _names_spelled(folded, near)
 
 

@@ -64,7 +64,9 @@ _WORDS_BY_KEY: Final = {
     "model.vocab": "vocab_size padded_vocab_size",
 }
 """Words by what to write instead: a key of a scenario file, with what it means where that is not plain."""
-KEY_SYNONYMS: Final = MappingProxyType({word: key for key, words in _WORDS_BY_KEY.items() for word in words.split()})
+KEY_SYNONYMS: Final = MappingProxyType(
+    {word: key for key, synonyms in _WORDS_BY_KEY.items() for word in synonyms.split()}
+)
 NAME_SYNONYMS: Final = MappingProxyType(
     {
         "clusters": {

@@ -4,13 +4,14 @@ A message is prefixed by the dotted key as the user wrote it. Pydantic's errors 
 config models insert for shorthands (`cluster: dgx-h100` is `cluster: {name: dgx-h100}`) are removed again.
 """
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.errors import format_value, suggest_nearest
 from clustersim.common.renamed_keys import SCENARIO, renamed_key_message
 from clustersim.common.synonyms import find_key_synonym
 from clustersim.scenario.config_reader import ConfigModel, yaml_number_message
@@ -18,6 +19,7 @@ from clustersim.scenario.config_reader import ConfigModel, yaml_number_message
 LIST_OF_KEYS: Final = "clustersim schema --markdown"
 """The command that lists all keys of a scenario file."""
 _MAX_KEYS_SHOWN = 6
+_MIN_SIMILARITY_ELSEWHERE: Final = 0.8  # of a key of another section, which is less likely meant
 _MESSAGES = {
     "int_type": "{value} is not a whole number (no unit, no quotes)",
     "bool_type": "{value} is neither true nor false",
@@ -28,14 +30,6 @@ _MESSAGES = {
     "greater_than_equal": "{value} is too small; the smallest legal value is {ge:,}",
     "less_than_equal": "{value} is too large; the largest legal value is {le:,}",
 }
-
-
-def combined_error(source: str, problems: Sequence[str]) -> InputError:
-    """One InputError for all problems of one file: a sentence, or a count and one line per problem."""
-    if len(problems) == 1:
-        return InputError(f"{source}: {problems[0]}")
-    lines = "".join(f"\n  - {problem}" for problem in problems)
-    return InputError(f"{source}: {len(problems)} problems{lines}")
 
 
 def translate_validation_error(
@@ -127,11 +121,15 @@ def _unknown_key_hint(location: tuple[int | str, ...], root_model: type[ConfigMo
 
 
 def _keys_elsewhere(word: str, root_model: type[ConfigModel]) -> list[str]:
-    """The keys of that name that are nested least; without any, all keys of the file's sections."""
+    """The keys of that name that are nested least; without any, those of the file's sections with nearly that name."""
     inner_keys = list(_inner_keys(root_model))
     same_name = [key for key in inner_keys if key.rpartition(".")[2] == word]
-    depth = min((key.count(".") for key in same_name), default=1)
-    return [key for key in same_name or inner_keys if key.count(".") == depth]
+    if same_name:
+        depth = min(key.count(".") for key in same_name)
+        return [key for key in same_name if key.count(".") == depth]
+    section_keys = {key: key.rpartition(".")[2] for key in inner_keys if key.count(".") == 1}
+    near = difflib.get_close_matches(word, sorted(set(section_keys.values())), n=1, cutoff=_MIN_SIMILARITY_ELSEWHERE)
+    return [key for key, name in section_keys.items() if name in near]
 
 
 def _inner_keys(model: type[ConfigModel], prefix: str = "") -> Iterator[str]:

@@ -29,12 +29,12 @@ class TokenBatch:
     @property
     def decimal_tokens(self) -> Fraction:
         """Tokens with M as 10^6."""
-        return self.amount * 1000 ** _POWERS[self.prefix]
+        return self.amount * Fraction(1000) ** _POWERS[self.prefix]
 
     @property
     def binary_tokens(self) -> Fraction:
         """Tokens with M as 2^20."""
-        return self.amount * 1024 ** _POWERS[self.prefix]
+        return self.amount * Fraction(1024) ** _POWERS[self.prefix]
 
     def is_read_as_binary(self, sequence: int) -> bool:
         """Whether the prefix counts as 2^10, 2^20 or 2^30, for sequences of a length in tokens."""

@@ -83,6 +83,16 @@ def cluster_warnings(scenario: ResolvedScenario, overrides: Mapping[str, Any]) -
     return [warning for check in _CHECKS for warning in check(scenario, stated)]
 
 
+def _projected_accelerators(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:  # noqa: ARG001 - as other checks
+    """Accelerators that nobody has measured, because they are not sold yet."""
+    for accelerator in scenario.cluster.accelerator_kinds()[0]:
+        if accelerator.is_projection:
+            yield (
+                f"cluster: {accelerator.name} is a projection from announced figures; nothing of it was measured, and "
+                "its step times are no better than they are"
+            )
+
+
 @cache
 def _packaged_clusters() -> Mapping[str, FlatKeys]:
     """The flattened files of all packaged clusters, by name."""
@@ -253,6 +263,7 @@ def _group_transfers(members: IntArray, fabric: Fabric, *, ordered: bool) -> Ite
 
 
 _CHECKS: Final[tuple[Callable[[ResolvedScenario, _StatedKeys], Iterator[str]], ...]] = (
+    _projected_accelerators,
     _mismatched_hosts,
     _implausible_nic_bandwidth,
     _implausible_nvlink_bandwidth,
