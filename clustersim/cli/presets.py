@@ -9,7 +9,7 @@ from rich.table import Table
 from clustersim.common import data_files
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES
 from clustersim.common.units import format_bandwidth, format_bytes, format_flops
-from clustersim.hardware.accelerator import load_accelerator
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.prices import load_price_list
 from clustersim.model.presets import PRESETS
@@ -86,12 +86,13 @@ def _cluster_table() -> Table:
     for name in data_files.list_names("clusters"):
         cluster = load_cluster(name)
         counts = (f"{cluster.gpu_count:,}", str(cluster.gpus_per_node))
-        table.add_row(name, *counts, cluster.accelerator.name, cluster.description)
+        mark = "PROJECTION: " if cluster.accelerator.is_projection else ""
+        table.add_row(name, *counts, cluster.accelerator.name, f"{mark}{cluster.description}")
     return table
 
 
 def _accelerator_table() -> Table:
-    table = new_table("accelerator", "name", "memory", "bandwidth", "dense peak", "formats with scales")
+    table = new_table("accelerator", "name", "memory", "bandwidth", "dense peak", "kernels", "formats with scales")
     for name in data_files.list_names("accelerators"):
         gpu = load_accelerator(name)
         dtype, peak = max(gpu.peak.items(), key=lambda format_peak: (format_peak[0].bytes == 2, format_peak[1]))
@@ -100,8 +101,18 @@ def _accelerator_table() -> Table:
             dtype_with_scales.value for dtype_with_scales in gpu.formats if dtype_with_scales in LOW_PRECISION_DTYPES
         )
         bandwidth = format_bandwidth(gpu.memory_bandwidth)
-        table.add_row(name, memory, bandwidth, f"{format_flops(peak)} {dtype.value}", low_precision)
+        peak_text = f"{format_flops(peak)} {dtype.value}"
+        table.add_row(name, memory, bandwidth, peak_text, _kernel_provenance(gpu), low_precision)
     return table
+
+
+def _kernel_provenance(accelerator: Accelerator) -> str:
+    """Where the constants of an accelerator's kernels come from, and whether it is a projection."""
+    if accelerator.is_projection:
+        return f"PROJECTION, like {accelerator.like}"
+    return (
+        f"like {accelerator.like}" if accelerator.like else "fitted" if accelerator.efficiency.published else "derived"
+    )
 
 
 def _recipe_table() -> Table:

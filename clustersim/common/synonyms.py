@@ -72,10 +72,15 @@ NAME_SYNONYMS: Final = MappingProxyType(
         "clusters": {
             "v100": "dgx-v100", "a100": "dgx-a100", "h100": "dgx-h100", "h800": "dgx-h800", "h200": "hgx-h200",
             "b200": "hgx-b200", "b300": "hgx-b300", "gb200": "gb200-nvl72", "gb300": "gb300-nvl72",
+            "a800": "hgx-a800", "h20": "hgx-h20", "gh200": "alps-gh200", "mi250": "mi250x", "l40s": "l40s-node",
+            "4090": "rtx-4090-node", "rtx4090": "rtx-4090-node", "rtx-4090": "rtx-4090-node",
+            "rubin": "vera-rubin-nvl144", "vr200": "vera-rubin-nvl144", "mi455x": "helios-mi455x",
             "p4d": "aws-p4d", "p4de": "aws-p4de", "p5": "aws-p5", "p5e": "aws-p5e", "p5en": "aws-p5en",
         },
         "accelerators": {
             "v100": "v100-sxm-32gb", "a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "h800": "h800-sxm-80gb",
+            "a800": "a800-sxm-80gb", "h20": "h20-sxm-96gb", "gh200": "gh200-96gb", "mi250": "mi250x",
+            "4090": "rtx-4090", "rtx4090": "rtx-4090", "vr200": "rubin",
             "h200": "h200-sxm-141gb", "b200": "b200-sxm-180gb", "b300": "b300-sxm-288gb",
         },
     }

@@ -173,14 +173,17 @@ def _read_price(section: MappingReader) -> Price:
 def _read_peak(section: MappingReader, base: Accelerator | None) -> Mapping[DType, FlopPerSecond]:
     formats = {dtype.value: dtype for dtype in COMPUTE_DTYPES}
 
-    def read_format(key: str) -> FlopPerSecond:
+    def read_format(key: str) -> FlopPerSecond | None:
         if key not in formats:
             raise section.input_error(key, f"unknown number format; {suggest_nearest(key, formats)}")
-        return section.get_quantity(key, Dimension.COMPUTE)
+        return section.get_quantity(key, Dimension.COMPUTE) if section.has_key(key) else None
 
     rates = section.collect(**{key: partial(read_format, key) for key in section.key_names()})
-    peak: dict[DType, FlopPerSecond] = {formats[key]: rate for key, rate in rates.items()}
-    return peak if base is None else scale_missing_peaks(peak, base.peak)
+    stated = {formats[key]: rate for key, rate in rates.items()}
+    peaks: dict[DType, FlopPerSecond] = {dtype: rate for dtype, rate in stated.items() if rate is not None}
+    if base is None:
+        return peaks
+    return scale_missing_peaks(peaks, {dtype: rate for dtype, rate in base.peak.items() if stated.get(dtype, rate)})
 
 
 def _read_interference(section: MappingReader) -> float:
