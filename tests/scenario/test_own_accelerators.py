@@ -129,6 +129,13 @@ def test_results_say_that_nothing_was_measured(small_mapping: dict[str, Any]) ->
     assert width > base_width
 
 
+def test_projections_are_marked_in_results(small_mapping: dict[str, Any]) -> None:
+    small_mapping["cluster"] = {"name": "vera-rubin-nvl144", "gpus": 8}
+    scenario = Scenario.from_mapping(small_mapping)
+    assert any("rubin is a projection" in warning for warning in scenario.warnings)
+    assert any("rates are a projection" in text for text in simulate(scenario).model_limitations)
+
+
 def test_less_of_everything_is_never_faster(small_mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(small_mapping)
     base = simulate(scenario.with_overrides("cluster.accelerator={like: h100-sxm-80gb}")).step_time
