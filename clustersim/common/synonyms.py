@@ -87,7 +87,7 @@ NAME_SYNONYMS: Final = MappingProxyType(
 )  # fmt: skip
 """Names that people use, by category of data files, with the packaged name that they most likely mean."""
 _UNSUPPORTED_CHIPS: Final = (
-    (re.compile(r"tpu|(?:^|-)v[4-7][ep]?(?:-|$)|trillium|ironwood"), "a TPU"),
+    (re.compile(r"tpu|(?:^|-)v[4-7](?:e|p|lite\w*)?(?:-|$)|trillium|ironwood"), "a TPU"),
     (re.compile(r"trn\d|trainium|inf[12]\b|inferentia|neuron"), "AWS Trainium"),
     (re.compile(r"gaudi|hpu|(?:^|-)dl[12]q?(?:-|$)"), "Intel Gaudi"),
 )

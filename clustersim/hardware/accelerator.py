@@ -104,9 +104,10 @@ def read_accelerator(section: MappingReader, key: str) -> Accelerator:
 
 def _read_inline(section: MappingReader) -> Accelerator:
     """An accelerator that is described in place, under a name that is none of the packaged ones."""
-    name = (
-        section.get_name("name") if section.has_key("name") else f"like-{Path(str(section.content.get('like'))).stem}"
-    )
+    if not section.has_key("like") and not section.has_key("efficiency"):
+        raise section.input_error("like", f"is missing; write the accelerator that is most similar: {_EXAMPLE}")
+    has_default = section.has_key("like") and not section.has_key("name")
+    name = f"like-{Path(str(section.content['like'])).stem}" if has_default else section.get_name("name")
     if name in data_files.list_names("accelerators"):
         raise section.input_error("name", f"{name} is packaged; choose a name of your own")
     return _read_accelerator(section, name, ())
@@ -116,8 +117,6 @@ def _read_accelerator(section: MappingReader, name: str, own_files: tuple[Path, 
     """An accelerator from the keys of a file or mapping, and those of the accelerator that it is like."""
     section.reject_renamed_keys("accelerators")
     if not section.has_key("like"):
-        if not own_files and not section.has_key("efficiency"):
-            raise section.input_error("like", f"is missing; write the accelerator that is most similar: {_EXAMPLE}")
         return Accelerator(name=name, files=own_files, **_read_fields(section, None))
     complete = complete_from_base(section)
     base = load_accelerator(section.get_data_file("like", "accelerators"))
@@ -179,7 +178,7 @@ def _read_peak(section: MappingReader, base: Accelerator | None) -> Mapping[DTyp
         return section.get_quantity(key, Dimension.COMPUTE) if section.has_key(key) else None
 
     rates = section.collect(**{key: partial(read_format, key) for key in section.key_names()})
-    stated = {formats[key]: rate for key, rate in rates.items()}
+    stated: dict[DType, FlopPerSecond | None] = {formats[key]: rate for key, rate in rates.items()}
     peaks: dict[DType, FlopPerSecond] = {dtype: rate for dtype, rate in stated.items() if rate is not None}
     if base is None:
         return peaks

@@ -55,6 +55,7 @@ def test_every_synonym_stands_for_a_key_that_exists() -> None:
         ("cluster=aws-trn2", ["AWS Trainium is not supported", "compiler of its own", "clustersim presets"]),
         ("cluster=tpu-v5p", ["a TPU is not supported", "choose GPUs of NVIDIA or AMD"]),
         ("cluster=v5e-256", ["a TPU is not supported"]),
+        ("cluster=v5litepod-8", ["a TPU is not supported"]),
         ("cluster.accelerator=gaudi3", ["Intel Gaudi is not supported"]),
         ("cluster.accelerator=Trainium 2", ["AWS Trainium is not supported"]),
         ("cluster=nothing-like-it", ["the nearest are ", "clustersim presets lists all"]),
@@ -79,6 +80,12 @@ def test_a_repository_of_hugging_face_as_the_model(refusal: Callable[..., str], 
     assert "not downloaded" in message
     assert "model: {path: config.json}" in message
     assert "the preset llama3-8b" in message
+
+
+def test_a_repository_as_the_path_of_the_model(refusal: Callable[..., str]) -> None:
+    message = refusal("model={path: meta-llama/Llama-3.1-8B}")
+    assert "no file or folder meta-llama/Llama-3.1-8B" in message
+    assert "save its config.json" in message
 
 
 def test_a_preset_is_suggested_only_at_its_size() -> None:
