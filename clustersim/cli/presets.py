@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
 from clustersim.common import data_files
-from clustersim.common.dtypes import LOW_PRECISION_DTYPES
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.units import format_bandwidth, format_bytes, format_flops
-from clustersim.hardware.accelerator import load_accelerator
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.cluster import load_cluster
 from clustersim.hardware.prices import load_price_list
 from clustersim.model.presets import PRESETS
@@ -18,13 +19,21 @@ from clustersim.model.transformer import active_parameter_count, mtp_parameter_c
 from clustersim.scenario.config.reliability import load_reliability
 from clustersim.schedules.registry import SCHEDULE_NAMES
 
+_KERNEL_NOTE: Final = (
+    "kernels: fitted to published ones; derived from the same chip or scaled; assumed as of a similar accelerator "
+    "(`like` in its file); PROJECTED: announced figures, nothing was measured\n"
+)
+
 
 def print_presets() -> None:
     """Print models, clusters, accelerators, precision recipes, price lists, reliability presets and schedules."""
     console = Console()
     console.print(_model_table())
     console.print(_mtp_note(), highlight=False)
-    for table in (_cluster_table(), _accelerator_table(), _recipe_table(), _price_table(), _reliability_table()):
+    for table in (_cluster_table(), _accelerator_table()):
+        console.print(table)
+    console.print(_KERNEL_NOTE, highlight=False)
+    for table in (_recipe_table(), _price_table(), _reliability_table()):
         console.print(table)
     console.print(f"schedules: {', '.join(SCHEDULE_NAMES)}")
 
@@ -86,12 +95,13 @@ def _cluster_table() -> Table:
     for name in data_files.list_names("clusters"):
         cluster = load_cluster(name)
         counts = (f"{cluster.gpu_count:,}", str(cluster.gpus_per_node))
-        table.add_row(name, *counts, cluster.accelerator.name, cluster.description)
+        mark = "PROJECTION: " if cluster.accelerator.is_projection else ""
+        table.add_row(name, *counts, cluster.accelerator.name, f"{mark}{cluster.description}")
     return table
 
 
 def _accelerator_table() -> Table:
-    table = new_table("accelerator", "name", "memory", "bandwidth", "dense peak", "formats with scales")
+    table = new_table("accelerator", "name", "memory", "bandwidth", "dense bf16", "kernels", "formats with scales")
     for name in data_files.list_names("accelerators"):
         gpu = load_accelerator(name)
         dtype, peak = max(gpu.peak.items(), key=lambda format_peak: (format_peak[0].bytes == 2, format_peak[1]))
@@ -100,8 +110,16 @@ def _accelerator_table() -> Table:
             dtype_with_scales.value for dtype_with_scales in gpu.formats if dtype_with_scales in LOW_PRECISION_DTYPES
         )
         bandwidth = format_bandwidth(gpu.memory_bandwidth)
-        table.add_row(name, memory, bandwidth, f"{format_flops(peak)} {dtype.value}", low_precision)
+        peak_text = format_flops(peak) if dtype is DType.BF16 else f"{format_flops(peak)} {dtype.value}"
+        table.add_row(name, memory, bandwidth, peak_text, _kernel_provenance(gpu), low_precision)
     return table
+
+
+def _kernel_provenance(accelerator: Accelerator) -> str:
+    """Where the constants of an accelerator's kernels come from; whether it is a projection."""
+    if accelerator.is_projection:
+        return "PROJECTED"
+    return "assumed" if accelerator.like else "fitted" if accelerator.efficiency.published else "derived"
 
 
 def _recipe_table() -> Table:

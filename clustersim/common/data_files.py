@@ -13,6 +13,7 @@ from typing import Any, Final
 import yaml
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.synonyms import find_name_synonym
 
 _PACKAGE = Path(__file__).parent.parent
 _CATEGORY_NOUNS: Final = {
@@ -60,7 +61,10 @@ def find_file(category: str, name: str) -> Path:
         return Path(name)
     available = list_names(category)
     if name not in available:
-        raise InputError(f"there is no {_CATEGORY_NOUNS[category]} {name!r}; {suggest_nearest(name, available)}")
+        hint = find_name_synonym(category, name, available) or suggest_nearest(
+            name, available, listed_by="clustersim presets"
+        )
+        raise InputError(f"there is no {_CATEGORY_NOUNS[category]} {name!r}; {hint}")
     return next(path for path in map((category_folder(category) / name).with_suffix, _SUFFIXES) if path.exists())
 
 
@@ -131,7 +135,17 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")
-        raise InputError(f"is not valid YAML: {reason}") from error
+        raise InputError(_tab_message(text, error) or f"is not valid YAML: {reason}") from error
+
+
+def _tab_message(text: str, error: Exception) -> str:
+    """What to say where the line of a YAML error, or the one above it, is indented with a tab; empty otherwise."""
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+    lines = text.splitlines()
+    for number in () if mark is None else (mark.line, mark.line - 1):
+        if 0 <= number < len(lines) and "\t" in lines[number][: -len(lines[number].lstrip())]:
+            return f"line {number + 1} is indented with a tab; YAML allows spaces only, so replace tabs by spaces"
+    return ""
 
 
 def _parse_json(text: str) -> Any:

@@ -2,6 +2,7 @@
 
     ClusterSimError
     ├── InputError        the user's file, option or value is wrong (exit status 2)
+    │   └── CombinedInputError    several things of one file are
     ├── MemoryFitError    the job does not fit in memory, so it has no such result (exit status 3)
     └── OutputError       a result cannot be written to the given path (exit status 2)
 
@@ -10,7 +11,11 @@
 
 import difflib
 import reprlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final, Self
+
+_MAX_SUGGESTED: Final = 4  # names after "did you mean"
+_MAX_LISTED: Final = 12  # names of a full list, where a command lists them too
 
 
 class ClusterSimError(Exception):
@@ -19,6 +24,19 @@ class ClusterSimError(Exception):
 
 class InputError(ClusterSimError):
     """A scenario, topology, model or option that is invalid."""
+
+
+class CombinedInputError(InputError):
+    """Several problems of one file. source: the file, empty where the caller names it; problems: one sentence each."""
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        heading = f"{source}: {len(problems)} problems" if source else f"{len(problems)} problems"
+        super().__init__("\n  - ".join((heading, *problems)))
+        self.source, self.problems = source, tuple(problems)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, tuple[str, ...]]]:
+        """Errors of worker processes are pickled."""
+        return type(self), (self.source, self.problems)
 
 
 class MemoryFitError(ClusterSimError):
@@ -43,6 +61,20 @@ class _YamlRepr(reprlib.Repr):
         return "true" if value else "false"
 
 
+def combined_error(source: str, problems: Sequence[str]) -> InputError:
+    """One InputError for all problems of one file: a sentence, or a count and one line per problem."""
+    if len(problems) == 1:
+        return InputError(f"{source}: {problems[0]}" if source else problems[0])
+    return CombinedInputError(source, problems)
+
+
+def problems_of(error: InputError) -> tuple[str, ...]:
+    """The problems that an error reports, each with its file."""
+    if not isinstance(error, CombinedInputError):
+        return (str(error),)
+    return tuple(f"{error.source}: {problem}" if error.source else problem for problem in error.problems)
+
+
 def format_value(value: object) -> str:
     """Format a value as in a YAML file, truncated to a readable length.
 
@@ -53,12 +85,12 @@ def format_value(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def suggest_nearest(word: str, choices: Iterable[str], *, unlisted: Iterable[str] = ()) -> str:
+def suggest_nearest(word: str, choices: Iterable[str], *, unlisted: Iterable[str] = (), listed_by: str = "") -> str:
     """Complete an error message about an unknown `word` with its nearest match, or with all choices.
 
     Case does not matter, and a prefix counts as a match. Choices may be dotted keys: their last component is
     matched, first among those with the same parent as the word. unlisted: names that are matched too, but never
-    listed.
+    listed; listed_by: the command that lists all choices, which replaces a list of more than a line.
 
     >>> suggest_nearest("lama3-8b", ["llama3-8b", "gpt3-175b"])
     'did you mean llama3-8b?'
@@ -69,7 +101,13 @@ def suggest_nearest(word: str, choices: Iterable[str], *, unlisted: Iterable[str
     """
     names = sorted(set(choices))
     close = _closest_names(word, names) or _closest_names(word, sorted(set(unlisted)))
-    return f"did you mean {' or '.join(close)}?" if close else f"choose one of {', '.join(names)}"
+    if close:
+        more = f" (or {len(close) - _MAX_SUGGESTED} more)" if len(close) > _MAX_SUGGESTED else ""
+        return f"did you mean {' or '.join(close[:_MAX_SUGGESTED])}{more}?"
+    if listed_by and len(names) > _MAX_LISTED:
+        nearest = difflib.get_close_matches(word.casefold(), names, n=3, cutoff=0.0)
+        return f"the nearest are {', '.join(nearest)}; {listed_by} lists all"
+    return f"choose one of {', '.join(names)}"
 
 
 def _closest_names(word: str, names: list[str]) -> list[str]:

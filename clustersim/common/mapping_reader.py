@@ -6,13 +6,14 @@ error, with the nearest readable key as a suggestion. Messages name the file, th
 
 import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clustersim.common import data_files
 from clustersim.common.deserialize import deserialize, require_choice
-from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.errors import InputError, combined_error, format_value, problems_of, suggest_nearest
 from clustersim.common.renamed_keys import find_renamed_key
 from clustersim.common.units import Dimension, parse_quantity
 
@@ -33,8 +34,38 @@ class MappingReader:
         reader._prefix, reader._keys_read = f"{self._prefix}{key}.", self._keys_read
         return reader
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "MappingReader":
+        """A reader of this mapping merged over defaults, key by key in nested mappings, too."""
+        reader = MappingReader(self._path, merge_mappings(defaults, self._content))
+        reader._prefix, reader._keys_read = self._prefix, self._keys_read
+        return reader
+
+    @property
+    def content(self) -> Mapping[str, Any]:
+        """The mapping as it is in the file."""
+        return self._content
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the file, against which relative paths are resolved."""
+        return self._path.parent
+
+    def collect(self, **readers: Callable[[], Any]) -> dict[str, Any]:
+        """What each reader returns, by its name; raise one InputError with the problems of all that fail."""
+        values, problems = dict[str, Any](), list[str]()
+        for name, read in readers.items():
+            try:
+                values[name] = read()
+            except InputError as error:
+                problems += problems_of(error)
+        if problems:
+            file = data_files.display_name(self._path)
+            raise combined_error(file, [problem.removeprefix(f"{file}: ") for problem in problems])
+        return values
+
     def input_error(self, key: str, reason: str) -> InputError:
-        """The InputError for a key of this mapping."""
+        """The InputError for a key of this mapping; marks the key as read, so that it has one problem only."""
+        self._keys_read[self._prefix + key] = None
         return InputError(f"{data_files.display_name(self._path)}: {self._prefix}{key}: {reason}")
 
     def has_key(self, key: str) -> bool:
@@ -187,13 +218,22 @@ class MappingReader:
             raise self.input_error(*renamed)
 
     def reject_unknown_keys(self) -> None:
-        """Raise InputError for the first key, here or nested, that nothing has read."""
+        """Raise InputError for all keys, here or nested, that nothing has read."""
+        names = tuple(self._keys_read)
+        self.collect(**{name: partial(self._reject_unread, name, names) for name in self._unread_keys()})
+
+    def _unread_keys(self) -> Iterator[str]:
+        """The dotted keys, here or nested, that nothing has read, without those inside of such a key."""
         for key, value in self._content.items():
             name = f"{self._prefix}{key}"
             if name not in self._keys_read:
-                raise self.input_error(str(key), f"unknown key; {suggest_nearest(name, self._keys_read)}")
-            if isinstance(value, Mapping):
-                self._nested_reader(str(key), value).reject_unknown_keys()
+                yield name
+            elif isinstance(value, Mapping):
+                yield from self._nested_reader(str(key), value)._unread_keys()
+
+    def _reject_unread(self, name: str, readable: Iterable[str]) -> None:
+        hint = suggest_nearest(name, readable)
+        raise self.input_error(name.removeprefix(self._prefix), f"unknown key; {hint}")
 
 
 def _apply_overrides(
@@ -215,6 +255,20 @@ def _apply_overrides(
             merged[key] = _apply_overrides(path, nested, override, f"{prefix}{key}.")
         else:
             merged[key] = override
+    return merged
+
+
+def merge_mappings(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of base with the values of changes; mappings in both are merged in the same way.
+
+    >>> merge_mappings({"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"c": 4}})
+    {'a': 1, 'b': {'c': 4, 'd': 3}}
+    """
+    merged = dict(base)
+    for key, value in changes.items():
+        nested = merged.get(key)
+        is_nested = isinstance(nested, Mapping) and isinstance(value, Mapping)
+        merged[key] = merge_mappings(dict(nested or {}), value) if is_nested else value
     return merged
 
 

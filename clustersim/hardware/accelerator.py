@@ -2,37 +2,35 @@
 
 Datasheet rates and sizes, and the efficiency constants of real kernels on it. Packaged accelerators are YAML
 files in `topologies/accelerators`, with a source for every number; the path of any other such file works as
-well.
+well, and so does a mapping of such a file's keys. `like` takes from another accelerator whatever a file or mapping
+does not state (`hardware.similar_accelerator`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Final
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
 from clustersim.common import data_files
 from clustersim.common.dtypes import COMPUTE_DTYPES, LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.mapping_reader import MappingReader
-from clustersim.common.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond, Seconds
+from clustersim.common.units import Bytes, BytesPerSecond, Dimension, FlopPerSecond
 from clustersim.hardware.alignment import KernelAlignment
-from clustersim.hardware.efficiency import (
-    AttentionEfficiency,
-    GroupedGemmEfficiency,
-    KernelEfficiency,
-    MatmulEfficiency,
-    TrainingDerating,
-)
+from clustersim.hardware.efficiency import KernelEfficiency, TrainingDerating
+from clustersim.hardware.efficiency_reader import MAX_COMPUTE_UNITS, read_efficiency
 from clustersim.hardware.link_technology import LinkTechnology
 from clustersim.hardware.power import PowerSpec
+from clustersim.hardware.prices import Price, parse_price
+from clustersim.hardware.similar_accelerator import complete_from_base, scale_missing_peaks
 from clustersim.hardware.technology_reader import read_generation
 
-MAX_COMPUTE_UNITS: Final = 1_000_000  # compute units, or rows of an attention block; above it is a typing error
 MAX_SUSTAINED_RATIO: Final = 1.25  # relative to the rate of the published standalone kernels
-MAX_FORMAT_SPEEDUP: Final = 4.0  # speedup of attention in a low-precision format over BF16
 MAX_INTERFERENCE: Final = 10.0  # kernels slowed 11x; above it is a percentage by mistake
 _UNKNOWABLE: Final = ("power", "price")  # keys of the section `unknown`
 _PROVENANCE: Final = MappingProxyType({"published": True, "roofline": False})
+_EXAMPLE: Final = "like: h100-sxm-80gb"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,10 @@ class Accelerator:
     collective runs concurrently on the same GPU, over a training step (0.2: 20 % longer; 0: none); sources: of
     each group of numbers; alignment: cost of misaligned sizes; nvlink: generation of its NVLink or xGMI ports,
     None without any; host_launch_ratio: time that its host takes to launch a kernel, relative to an x86 server;
-    power: its power draw, None where unknown; unknown: why its power, or a list price, is not known.
+    power: its power draw, None where unknown; unknown: why its power, or a list price, is not known; price: of a GPU
+    hour, None: that of price lists; like: name of the accelerator whose constants it takes for want of measurements,
+    None: it has its own; is_projection: whether its rates are announced or expected, and no such accelerator was
+    measured; definition: the mapping that it was read from, None: a file; files: all files read, its own first.
     """
 
     name: str
@@ -64,6 +65,11 @@ class Accelerator:
     host_launch_ratio: float = 1.0
     power: PowerSpec | None = None
     unknown: Mapping[str, str] = field(default_factory=dict)
+    price: Price | None = None
+    like: str | None = None
+    is_projection: bool = False
+    definition: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    files: tuple[Path, ...] = field(default=(), compare=False, repr=False)
 
     def peak_flops(self, dtype: DType) -> FlopPerSecond:
         """Dense peak in FLOP/s; raise InputError that lists the accelerator's formats."""
@@ -80,43 +86,107 @@ class Accelerator:
         return tuple(candidate for candidate in candidates if candidate.peak_dtype in self.peak)
 
 
-def load_accelerator(name_or_path: str) -> Accelerator:
-    """Load a packaged accelerator by name (`h100-sxm-80gb`) or any accelerator file by path."""
-    path = data_files.find_file("accelerators", name_or_path)
-    section = MappingReader(path, data_files.read_mapping(path))
+def load_accelerator(source: str | Mapping[str, Any]) -> Accelerator:
+    """Load a packaged accelerator by name (`h100-sxm-80gb`), an accelerator file by path, or a mapping of its keys.
+
+    Raises InputError with all problems of the file or mapping.
+    """
+    if isinstance(source, str):
+        path = data_files.find_file("accelerators", source)
+        section = MappingReader(path, data_files.read_mapping(path))
+        return _read_accelerator(section, path.stem, (path,))
+    return _read_inline(MappingReader(Path("accelerator"), source))
+
+
+def read_accelerator(section: MappingReader, key: str) -> Accelerator:
+    """The accelerator that a file's key names, or describes as a mapping; raise InputError with all problems."""
+    if isinstance(section.get_value(key), Mapping):
+        return _read_inline(section.get_section(key))
+    return load_accelerator(section.get_data_file(key, "accelerators"))
+
+
+def _read_inline(section: MappingReader) -> Accelerator:
+    """An accelerator that is described in place, under a name that is none of the packaged ones."""
+    if not section.has_key("like") and not section.has_key("efficiency"):
+        raise section.input_error("like", f"is missing; write the accelerator that is most similar: {_EXAMPLE}")
+    has_default = section.has_key("like") and not section.has_key("name")
+    name = f"like-{Path(str(section.content['like'])).stem}" if has_default else section.get_name("name")
+    if name in data_files.list_names("accelerators"):
+        raise section.input_error("name", f"{name} is packaged; choose a name of your own")
+    return _read_accelerator(section, name, ())
+
+
+def _read_accelerator(section: MappingReader, name: str, own_files: tuple[Path, ...]) -> Accelerator:
+    """An accelerator from the keys of a file or mapping, and those of the accelerator that it is like."""
     section.reject_renamed_keys("accelerators")
-    accelerator = Accelerator(
-        name=path.stem,
-        description=section.get_text("description"),
-        peak=_read_peak(section.get_section("peak")),
-        memory_bytes=section.get_quantity("memory", Dimension.SIZE),
-        memory_bandwidth=section.get_quantity("memory_bandwidth", Dimension.BANDWIDTH),
-        compute_units=section.get_int("compute_units", max_value=MAX_COMPUTE_UNITS),
-        context_bytes=section.get_quantity("context", Dimension.SIZE, allow_zero=True),
-        interference=_read_interference(section),
-        efficiency=_read_efficiency(section.get_section("efficiency")),
-        derating=_read_derating(section.get_section("training_derating"))
-        if section.has_key("training_derating")
-        else TrainingDerating(),
-        alignment=_read_alignment(section.get_section("alignment"))
-        if section.has_key("alignment")
-        else KernelAlignment(),
-        sources=section.get_section("sources").get_text_mapping(),
-        nvlink=read_generation(section, None, key="nvlink") if section.has_key("nvlink") else None,
-        host_launch_ratio=section.get_float("host_launch_ratio") if section.has_key("host_launch_ratio") else 1.0,
-        power=PowerSpec.from_section(section.get_section("power")) if section.has_key("power") else None,
-        unknown=_read_unknown(section) if section.has_key("unknown") else {},
-    )
-    section.reject_unknown_keys()
-    return accelerator
+    if not section.has_key("like"):
+        return Accelerator(name=name, files=own_files, **_read_fields(section, None))
+    complete = complete_from_base(section)
+    base = load_accelerator(section.get_data_file("like", "accelerators"))
+    definition = None if own_files else {**section.content, "like": data_files.portable_name(base.files[0])}
+    files = (*own_files, *base.files)
+    return Accelerator(name=name, like=base.name, definition=definition, files=files, **_read_fields(complete, base))
 
 
-def _read_peak(section: MappingReader) -> Mapping[DType, FlopPerSecond]:
+def _read_fields(section: MappingReader, base: Accelerator | None) -> dict[str, Any]:
+    """All fields that a file's keys define. base: the accelerator that it is like, whose other peaks are scaled."""
+    readers = {
+        "description": lambda: section.get_text("description"),
+        "peak": lambda: _read_peak(section.get_section("peak"), base),
+        "memory_bytes": lambda: section.get_quantity("memory", Dimension.SIZE),
+        "memory_bandwidth": lambda: section.get_quantity("memory_bandwidth", Dimension.BANDWIDTH),
+        "compute_units": lambda: section.get_int("compute_units", max_value=MAX_COMPUTE_UNITS),
+        "context_bytes": lambda: section.get_quantity("context", Dimension.SIZE, allow_zero=True),
+        "interference": lambda: _read_interference(section),
+        "efficiency": lambda: read_efficiency(section.get_section("efficiency")),
+        "sources": lambda: section.get_section("sources").get_text_mapping(),
+        **_optional_readers(section),
+    }
+    fields = section.collect(fields=partial(section.collect, **readers), unknown_keys=section.reject_unknown_keys)[
+        "fields"
+    ]
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _optional_readers(section: MappingReader) -> dict[str, Any]:
+    """Readers of keys that may be left out; they return None then."""
+
+    def optional(key: str, read: Any) -> Any:
+        return lambda: read() if section.has_key(key) else None
+
+    return {
+        "derating": optional("training_derating", lambda: _read_derating(section.get_section("training_derating"))),
+        "alignment": optional("alignment", lambda: _read_alignment(section.get_section("alignment"))),
+        "nvlink": optional("nvlink", lambda: read_generation(section, None, key="nvlink")),
+        "host_launch_ratio": optional("host_launch_ratio", lambda: section.get_float("host_launch_ratio")),
+        "power": optional("power", lambda: PowerSpec.from_section(section.get_section("power"))),
+        "unknown": optional("unknown", lambda: _read_unknown(section)),
+        "price": optional("price_per_gpu_hour", lambda: _read_price(section)),
+        "is_projection": lambda: section.get_bool("projection"),
+    }
+
+
+def _read_price(section: MappingReader) -> Price:
+    try:
+        return parse_price(section.get_value("price_per_gpu_hour"))
+    except InputError as error:
+        raise section.input_error("price_per_gpu_hour", str(error)) from error
+
+
+def _read_peak(section: MappingReader, base: Accelerator | None) -> Mapping[DType, FlopPerSecond]:
     formats = {dtype.value: dtype for dtype in COMPUTE_DTYPES}
-    for key in section.key_names():
+
+    def read_format(key: str) -> FlopPerSecond | None:
         if key not in formats:
             raise section.input_error(key, f"unknown number format; {suggest_nearest(key, formats)}")
-    return {formats[key]: section.get_quantity(key, Dimension.COMPUTE) for key in section.key_names()}
+        return section.get_quantity(key, Dimension.COMPUTE) if section.has_key(key) else None
+
+    rates = section.collect(**{key: partial(read_format, key) for key in section.key_names()})
+    stated: dict[DType, FlopPerSecond | None] = {formats[key]: rate for key, rate in rates.items()}
+    peaks: dict[DType, FlopPerSecond] = {dtype: rate for dtype, rate in stated.items() if rate is not None}
+    if base is None:
+        return peaks
+    return scale_missing_peaks(peaks, {dtype: rate for dtype, rate in base.peak.items() if stated.get(dtype, rate)})
 
 
 def _read_unknown(section: MappingReader) -> Mapping[str, str]:
@@ -139,39 +209,34 @@ def _read_interference(section: MappingReader) -> float:
     return value
 
 
-def _read_efficiency(section: MappingReader) -> KernelEfficiency:
-    provenance = section.get_choice("provenance", *_PROVENANCE, required=True)
-    return KernelEfficiency(
-        published=_PROVENANCE[provenance],
-        matmul=_read_matmul(section.get_section("matmul")),
-        attention_forward=_read_attention(section.get_section("attention_forward")),
-        attention_backward=_read_attention(section.get_section("attention_backward")),
-        memory_bandwidth_fraction=section.get_fraction("memory_bandwidth_fraction"),
-        kernel_latency=section.get_quantity("kernel_latency", Dimension.TIME, allow_zero=True),
-        launch_interval=section.get_quantity("launch_interval", Dimension.TIME, allow_zero=True),
-        grouped_gemm=_read_grouped(section.get_section("grouped_gemm")) if section.has_key("grouped_gemm") else None,
-        quantization_bandwidth_ratio=section.get_fraction("quantization_bandwidth_ratio")
-        if section.has_key("quantization_bandwidth_ratio")
-        else 1.0,
-    )
-
-
 def _read_derating(section: MappingReader) -> TrainingDerating:
     return TrainingDerating(
-        sustained_ratio=section.get_ratio("sustained_ratio", max_value=MAX_SUSTAINED_RATIO),
-        gpu_spread=section.get_float("gpu_spread"),
-        flash2_slowdown=section.get_float("flash2_slowdown", min_value=1.0),
-        low_precision_ratio=section.get_ratio("low_precision_ratio", max_value=MAX_SUSTAINED_RATIO)
-        if section.has_key("low_precision_ratio")
-        else None,
+        **section.collect(
+            sustained_ratio=lambda: section.get_ratio("sustained_ratio", max_value=MAX_SUSTAINED_RATIO),
+            gpu_spread=lambda: section.get_float("gpu_spread"),
+            flash2_slowdown=lambda: section.get_float("flash2_slowdown", min_value=1.0),
+            low_precision_ratio=lambda: (
+                section.get_ratio("low_precision_ratio", max_value=MAX_SUSTAINED_RATIO)
+                if section.has_key("low_precision_ratio")
+                else None
+            ),
+        )
     )
 
 
 def _read_alignment(section: MappingReader) -> KernelAlignment:
-    unaligned, batched = section.get_fraction("unaligned"), section.get_fraction("batched")
+    alignment = KernelAlignment(
+        **section.collect(
+            unaligned_rate=lambda: section.get_fraction("unaligned"),
+            batched_unaligned_rate=lambda: section.get_fraction("batched"),
+            head_dims=lambda: _read_head_dims(section),
+        )
+    )
+    unaligned, batched = alignment.unaligned_rate, alignment.batched_unaligned_rate
     if batched > unaligned:
-        raise section.input_error("batched", f"{format_value(batched)} is above unaligned {format_value(unaligned)}")
-    return KernelAlignment(unaligned, batched, _read_head_dims(section))
+        reason = f"{format_value(batched)} is above unaligned {format_value(unaligned)}"
+        raise section.input_error("batched", reason)
+    return alignment
 
 
 def _read_head_dims(section: MappingReader) -> tuple[int, ...]:
@@ -181,71 +246,3 @@ def _read_head_dims(section: MappingReader) -> tuple[int, ...]:
     if sizes != sorted(set(sizes)):
         raise section.input_error("head_dims", f"{sizes!r} does not ascend")
     return tuple(sizes)
-
-
-def _read_matmul(section: MappingReader) -> MatmulEfficiency:
-    return MatmulEfficiency(
-        peak_fraction=section.get_fraction("peak_fraction"),
-        prologue=section.get_float("prologue"),
-        edge=section.get_float("edge"),
-        tiles=_read_tiles(section),
-        peak_fraction_by_format=_read_by_format(section, "peak_fraction_by_format", MappingReader.get_fraction),
-        tn_only=section.get_bool("tn_only"),
-        prologue_by_format=_read_by_format(section, "prologue_by_format", MappingReader.get_float),
-        kernel_latency_by_format=_read_by_format(section, "kernel_latency_by_format", _read_kernel_latency),
-    )
-
-
-def _read_by_format(
-    section: MappingReader, key: str, read: Callable[[MappingReader, str], float]
-) -> Mapping[DType, float]:
-    """A constant by low-precision format, for those formats that have their own."""
-    if not section.has_key(key):
-        return {}
-    by_format, formats = section.get_section(key), {dtype.value: dtype for dtype in LOW_PRECISION_DTYPES}
-    for name in by_format.key_names():
-        if name not in formats:
-            raise by_format.input_error(name, f"no format with scales; {suggest_nearest(name, formats)}")
-    return {formats[name]: read(by_format, name) for name in by_format.key_names()}
-
-
-def _read_kernel_latency(section: MappingReader, key: str) -> Seconds:
-    return section.get_quantity(key, Dimension.TIME, allow_zero=True)
-
-
-def _read_grouped(section: MappingReader) -> GroupedGemmEfficiency:
-    return GroupedGemmEfficiency(
-        multi_stream_peak_fraction=section.get_fraction("multi_stream_peak_fraction"),
-        kernel_peak_fraction=section.get_fraction("kernel_peak_fraction"),
-        prologue=section.get_float("prologue"),
-        edge=section.get_float("edge"),
-        host_launch=section.get_quantity("host_launch", Dimension.TIME, allow_zero=True),
-        kernel_peak_fraction_by_format=_read_by_format(
-            section, "kernel_peak_fraction_by_format", MappingReader.get_fraction
-        ),
-    )
-
-
-def _read_tiles(section: MappingReader) -> tuple[tuple[int, int], ...]:
-    tiles = section.get_value("tiles")
-    if not isinstance(tiles, list) or not tiles:
-        raise section.input_error("tiles", f"{tiles!r} is not a list of [m, n] pairs")
-    for tile in tiles:
-        if not isinstance(tile, list) or len(tile) != 2 or not all(type(side) is int and side > 0 for side in tile):
-            raise section.input_error("tiles", f"{tile!r} is not a pair [m, n] of positive whole numbers")
-    return tuple((m, n) for m, n in tiles)
-
-
-def _read_attention(section: MappingReader) -> AttentionEfficiency:
-    return AttentionEfficiency(
-        peak_fraction=section.get_fraction("peak_fraction"),
-        causal_ratio=section.get_fraction("causal_ratio"),
-        head_overhead=section.get_float("head_overhead"),
-        key_overhead=section.get_float("key_overhead"),
-        query_block=section.get_int("query_block", max_value=MAX_COMPUTE_UNITS),
-        speedup_by_format=_read_by_format(
-            section,
-            "speedup_by_format",
-            lambda by_format, name: by_format.get_ratio(name, max_value=MAX_FORMAT_SPEEDUP),
-        ),
-    )

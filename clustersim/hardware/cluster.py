@@ -17,7 +17,7 @@ from clustersim.common import data_files
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError
 from clustersim.common.mapping_reader import MappingReader, flatten_keys
-from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.hardware.accelerator import Accelerator, read_accelerator
 from clustersim.hardware.allocation import Allocation, UnitSizes
 from clustersim.hardware.clos import ClosTopology
 from clustersim.hardware.clos_reader import read_clos, read_ecmp
@@ -105,11 +105,10 @@ class Cluster:
         Read back, it is the same machine, link for link, with routes found by search. Of a scenario's changes,
         degraded links are in the graph; a placement and nodes with other accelerators are not.
         """
-        _, accelerator, library, *_ = self.files
         attributes: dict[str, Any] = {
             "description": self.description,
-            "accelerator": data_files.portable_name(accelerator),
-            "library": data_files.portable_name(library),
+            "accelerator": self.accelerator.definition or data_files.portable_name(self.accelerator.files[0]),
+            "library": data_files.portable_name(data_files.find_file("libraries", self.library)),
             "measured": self.is_measured,
         }
         if self.sources:
@@ -137,10 +136,10 @@ class Cluster:
         return tuple(kinds), kind_index
 
 
-def with_accelerators(cluster: Cluster, overrides: Sequence[tuple[tuple[int, ...], str]]) -> Cluster:
-    """The cluster with other accelerators (a name or a path) on some nodes, which must exist."""
-    accelerator_overrides = tuple(AcceleratorOverride(node_ids, load_accelerator(name)) for node_ids, name in overrides)
-    files = (data_files.find_file("accelerators", name) for _, name in overrides)
+def with_accelerators(cluster: Cluster, overrides: Sequence[tuple[tuple[int, ...], Accelerator]]) -> Cluster:
+    """The cluster with other accelerators on some nodes, which must exist."""
+    accelerator_overrides = tuple(AcceleratorOverride(node_ids, accelerator) for node_ids, accelerator in overrides)
+    files = (file for override in accelerator_overrides for file in override.accelerator.files)
     return (
         replace(cluster, accelerator_overrides=accelerator_overrides, is_measured=False, files=(*cluster.files, *files))
         if accelerator_overrides
@@ -170,8 +169,8 @@ def load_cluster(
     """Load a packaged cluster by name, or any cluster or graph file by path.
 
     gpu_count: instead of the file's own; overrides: values for keys of the file, dotted
-    ({"fabric.spine.oversubscription": 7}) or nested. NVLink domains of several nodes are filled evenly. Raises
-    InputError.
+    ({"fabric.spine.oversubscription": 7}) or nested; that of `accelerator` replaces the file's as a whole. NVLink
+    domains of several nodes are filled evenly. Raises InputError.
     """
     return _load_cluster(name_or_path, gpu_count, overrides, evenly=True)
 
@@ -181,10 +180,17 @@ def _load_cluster(
 ) -> Cluster:
     path = data_files.find_file("clusters", name_or_path)
     content = data_files.read_mapping(path)
+    base = _without_accelerator(content) if "accelerator" in (overrides or {}) else content
     if is_graph(content):
-        return _read_graph_cluster(MappingReader(path, content, {"graph": overrides or {}}), path, gpu_count)
-    cluster = _read_clos_cluster(MappingReader(path, content, overrides), path, gpu_count, evenly=evenly)
+        return _read_graph_cluster(MappingReader(path, base, {"graph": overrides or {}}), path, gpu_count)
+    cluster = _read_clos_cluster(MappingReader(path, base, overrides), path, gpu_count, evenly=evenly)
     return replace(cluster, is_measured=cluster.is_measured and not overrides, file_values=flatten_keys(content))
+
+
+def _without_accelerator(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a cluster file whose accelerator is replaced as a whole, and not key by key."""
+    rest = {key: value for key, value in content.items() if key != "accelerator"}
+    return rest | {"graph": _without_accelerator(rest["graph"])} if isinstance(rest.get("graph"), Mapping) else rest
 
 
 def describe_tiers(cluster: Cluster) -> tuple[FabricTier, ...]:
@@ -198,7 +204,7 @@ def _read_clos_cluster(section: MappingReader, path: Path, gpu_count: int | None
     per_node = node.get_int("gpus", max_value=MAX_GPUS)
     file_count = section.get_int("gpus", max_value=MAX_GPUS)
     count = _require_full_nodes(section, file_count if gpu_count is None else gpu_count, per_node)
-    accelerator = load_accelerator(section.get_data_file("accelerator", "accelerators"))
+    accelerator = read_accelerator(section, "accelerator")
     fabric = read_clos(section, count, accelerator.nvlink, evenly=evenly)
     cluster = _read_cluster(section, path, fabric, accelerator=accelerator, per_node=per_node)
     cluster = replace(cluster, host_memory=_read_host_memory(node))
@@ -209,7 +215,7 @@ def _read_clos_cluster(section: MappingReader, path: Path, gpu_count: int | None
 def _read_graph_cluster(section: MappingReader, path: Path, gpu_count: int | None) -> Cluster:
     attributes = section.get_section("graph")
     attributes.reject_renamed_keys("clusters")
-    accelerator = load_accelerator(attributes.get_data_file("accelerator", "accelerators"))
+    accelerator = read_accelerator(attributes, "accelerator")
     fabric = _read_graph_fabric(section, accelerator)
     gpus_per_node = np.bincount(fabric.node_ids(np.arange(fabric.gpu_count))).tolist()
     if len(set(gpus_per_node)) > 1:
@@ -241,7 +247,6 @@ def _read_host_memory(section: MappingReader) -> HostMemory | None:
 def _read_cluster(
     section: MappingReader, path: Path, fabric: Fabric, *, accelerator: Accelerator, per_node: int
 ) -> Cluster:
-    name = section.get_data_file("accelerator", "accelerators")
     library = section.get_data_file("library", "libraries") if section.has_key("library") else "nccl"
     return Cluster(
         name=path.stem,
@@ -253,7 +258,7 @@ def _read_cluster(
         library=library,
         sources=section.get_section("sources").get_text_mapping() if section.has_key("sources") else {},
         is_measured=section.get_bool("measured"),
-        files=(path, data_files.find_file("accelerators", name), data_files.find_file("libraries", library)),
+        files=(path, *accelerator.files, data_files.find_file("libraries", library)),
     )
 
 

@@ -42,9 +42,12 @@ class PowerSpec:
     @classmethod
     def from_section(cls, section: MappingReader) -> "PowerSpec":
         """Read the accelerator's `power` section; raise InputError where idle exceeds tdp, or tdp exceeds node."""
-        tdp = section.get_quantity("tdp", Dimension.POWER)
-        idle = section.get_quantity("idle", Dimension.POWER) if section.has_key("idle") else None
-        node = section.get_quantity("node", Dimension.POWER) if section.has_key("node") else None
+        watts = section.collect(
+            tdp=lambda: section.get_quantity("tdp", Dimension.POWER),
+            idle=lambda: section.get_quantity("idle", Dimension.POWER) if section.has_key("idle") else None,
+            node=lambda: section.get_quantity("node", Dimension.POWER) if section.has_key("node") else None,
+        )
+        tdp, idle, node = watts["tdp"], watts["idle"], watts["node"]
         if idle is not None and idle > tdp:
             raise section.input_error("idle", f"{format_power(idle)} is above tdp {format_power(tdp)}")
         if node is not None and node < tdp:

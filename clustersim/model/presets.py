@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError, suggest_nearest
+from clustersim.common.synonyms import describe_model_name, similar_preset
 from clustersim.model.layer_stack import MlpType
 from clustersim.model.preset_builder import ModelPreset, config_dimensions, preset_from_config
 from clustersim.model.preset_moe import MOE_PRESETS
@@ -26,7 +27,10 @@ def load_preset(name: str) -> TransformerModel:
     4096
     """
     if name not in PRESETS:
-        raise InputError(f"there is no model {name!r}; {suggest_nearest(name, PRESETS)}")
+        preset = similar_preset(name, PRESETS)
+        hint = describe_model_name(name, PRESETS) or (f"did you mean {preset}?" if preset else None)
+        nearest = hint or suggest_nearest(name, PRESETS, listed_by="clustersim presets")
+        raise InputError(f"there is no model {name!r}; {nearest}")
     return PRESETS[name].model
 
 

@@ -37,11 +37,24 @@ def find_limitations(
         NETWORK_LIMITATIONS[scenario.cost.network],
         *((CO_LOCATED_JOBS_LIMITATION,) if scenario.co_scheduled_jobs else ()),
         *_custom_algorithm_notes(scenario, tuple(algorithms)),
+        *_accelerator_notes(scenario),
         *(() if _models_stragglers(scenario) else (HEALTHY_CLUSTER_NOTE,)),
         *((BALANCED_EXPERTS_NOTE,) if scenario.model.distinct_moes and scenario.training.expert_load is None else ()),
         *MODEL_LIMITATIONS,
         *(HOST_LIMITATIONS if uses_host_memory else ()),
     )
+
+
+def _accelerator_notes(scenario: Scenario) -> Iterator[str]:
+    """Notes on accelerators that are described as being like another, or do not exist yet."""
+    for accelerator in scenario.cluster.accelerator_kinds()[0]:
+        if accelerator.like is not None:
+            yield (
+                f"what {accelerator.name} reaches: not measured; fractions of peak rates, overheads and rates within a "
+                f"step are those of {accelerator.like}"
+            )
+        if accelerator.is_projection:
+            yield f"whether {accelerator.name} will be as announced: its rates are a projection"
 
 
 def _models_stragglers(scenario: Scenario) -> bool:

@@ -9,8 +9,8 @@ import numpy as np
 from clustersim.common.arrays import IntArray
 from clustersim.common.units import Bytes, Flop, FlopPerSecond, Seconds
 from clustersim.memory.host_memory import HostMemoryUse
-from clustersim.parallel.mesh import PIPELINE
 from clustersim.model.flops import AttentionFlopConvention
+from clustersim.parallel.mesh import PIPELINE
 from clustersim.results.critical_path import find_critical_path, path_category_totals
 from clustersim.results.economics import Economics
 from clustersim.results.expert_imbalance import MostLoadedExpertRank, most_loaded_expert_rank

@@ -6,7 +6,7 @@ shorthand (`cluster: dgx-h100`), which is expanded into a mapping before validat
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -256,6 +256,25 @@ def _model_in_annotation(annotation: object) -> type[ConfigModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, ConfigModel):
         return annotation
     return next(filter(None, map(_model_in_annotation, get_args(annotation))), None)
+
+
+def _parse_accelerator(value: object) -> object:
+    """A name or a path, or a mapping of an accelerator file's keys, which is checked with the cluster."""
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, Mapping) and value:
+        return dict(value)
+    raise config_error(f"{format_value(value)} is neither a name nor a mapping; write e.g. {{like: h100-sxm-80gb}}")
+
+
+AcceleratorSource = Annotated[
+    str | dict[str, Any],
+    value_parser(
+        _parse_accelerator,
+        "a file of topologies/accelerators, or a mapping, see [Accelerators](clusters.md#an-accelerator-of-your-own)",
+        schema_type=str | dict[str, Any],
+    ),
+]
 
 
 class PresetOrPathConfig(ConfigModel):

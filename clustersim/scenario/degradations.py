@@ -5,12 +5,13 @@ Ids of GPUs and nodes are checked against the cluster's size, links are looked u
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from clustersim.common import data_files
-from clustersim.common.errors import InputError
+from clustersim.common.errors import InputError, combined_error, problems_of
 from clustersim.cost.background_traffic import TrafficPattern
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.cluster import Cluster, with_accelerators
 from clustersim.hardware.degradation import Degradations, DegradedNics, SlowGpus, resolve_link_ids
 from clustersim.hardware.topology import Fabric
@@ -20,25 +21,25 @@ from clustersim.scenario.config.degradations import (
     GpuSelectionConfig,
     MixedNodesConfig,
 )
+from clustersim.scenario.loaders import resolve_accelerator
 
 
 def apply_mixed_nodes(sections: Iterable[MixedNodesConfig], base_dir: Path, cluster: Cluster) -> Cluster:
     """The cluster with other accelerators on some nodes; raises InputError for unknown or repeated nodes."""
-    replacements: list[tuple[tuple[int, ...], str]] = []
+    replacements: list[tuple[tuple[int, ...], Accelerator]] = []
     for section_index, section in enumerate(sections):
         nodes = _expand_ids(f"mixed.{section_index}", "node", (*section.node, *section.nodes), cluster.node_count)
-        replacements.append((nodes, _find_accelerator(f"mixed.{section_index}", section.accelerator, base_dir)))
+        replacements.append((nodes, _load_accelerator(f"mixed.{section_index}", section.accelerator, base_dir)))
     _refuse_duplicates("mixed", [nodes for nodes, _ in replacements], lambda node: f"node {node}")
     return with_accelerators(cluster, replacements)
 
 
-def _find_accelerator(key: str, name: str, base_dir: Path) -> str:
-    name_or_path = str(data_files.resolve_relative(base_dir, name)) if data_files.is_path(name) else name
+def _load_accelerator(key: str, source: str | dict[str, Any], base_dir: Path) -> Accelerator:
     try:
-        data_files.find_file("accelerators", name_or_path)
+        return load_accelerator(resolve_accelerator(source, base_dir))
     except InputError as error:
-        raise InputError(f"{key}.accelerator: {error}") from error
-    return name_or_path
+        prefix = f"{key}.accelerator: " if isinstance(source, str) else f"{key}."  # which a mapping's problems name
+        raise combined_error("", [f"{prefix}{problem}" for problem in problems_of(error)]) from error
 
 
 def read_degradations(config: DegradationsConfig, cluster: Cluster) -> Degradations:

@@ -4,17 +4,22 @@ A message is prefixed by the dotted key as the user wrote it. Pydantic's errors 
 config models insert for shorthands (`cluster: dgx-h100` is `cluster: {name: dgx-h100}`) are removed again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.errors import format_value, suggest_nearest
 from clustersim.common.renamed_keys import SCENARIO, renamed_key_message
+from clustersim.common.synonyms import find_key_synonym
 from clustersim.scenario.config_reader import ConfigModel, yaml_number_message
 
+LIST_OF_KEYS: Final = "clustersim schema --markdown"
+"""The command that lists all keys of a scenario file."""
 _MAX_KEYS_SHOWN = 6
+_MIN_SIMILARITY_ELSEWHERE: Final = 0.8  # of a key of another section, which is less likely meant
 _MESSAGES = {
     "int_type": "{value} is not a whole number (no unit, no quotes)",
     "bool_type": "{value} is neither true nor false",
@@ -25,14 +30,6 @@ _MESSAGES = {
     "greater_than_equal": "{value} is too small; the smallest legal value is {ge:,}",
     "less_than_equal": "{value} is too large; the largest legal value is {le:,}",
 }
-
-
-def combined_error(source: str, problems: Sequence[str]) -> InputError:
-    """One InputError for all problems of one file: a sentence, or a count and one line per problem."""
-    if len(problems) == 1:
-        return InputError(f"{source}: {problems[0]}")
-    lines = "".join(f"\n  - {problem}" for problem in problems)
-    return InputError(f"{source}: {len(problems)} problems{lines}")
 
 
 def translate_validation_error(
@@ -110,22 +107,38 @@ def _describe_keys(model: type[ConfigModel]) -> str:
 
 
 def _unknown_key_hint(location: tuple[int | str, ...], root_model: type[ConfigModel]) -> str:
-    """The likely intended key for an unknown one: a key of the same section, or of another section."""
-    allowed = (root_model.config_at(location[:-1]) or root_model).key_types()
+    """The likely intended key for an unknown one: of the same section, of another, or of another tool."""
+    allowed, word = (root_model.config_at(location[:-1]) or root_model).key_types(), str(location[-1])
     if not allowed:
         return f"{location[-2]} has no options"
-    if len(location) > 2:  # too deep to be a misplaced key of another section
-        return suggest_nearest(str(location[-1]), allowed)
     if len(location) > 1 and location[-1] in root_model.key_types():
-        return f"did you mean {location[-1]}, a key of the whole file?"
-    sections = {
-        key: section.key_types()
-        for key in root_model.key_types()
-        if (section := root_model.config_at([key])) is not None
-    }
-    return suggest_nearest(
-        str(location[-1]), allowed, unlisted=[f"{key}.{inner}" for key in sections for inner in sections[key]]
-    )
+        return f"did you mean {word}, a key of the whole file?"
+    if (meant := find_key_synonym(word)) is not None:
+        return f"write {meant}"
+    # too deep to be a misplaced key of another section
+    unlisted = () if len(location) > 2 else _keys_elsewhere(word, root_model)
+    return suggest_nearest(word, allowed, unlisted=unlisted, listed_by=LIST_OF_KEYS)
+
+
+def _keys_elsewhere(word: str, root_model: type[ConfigModel]) -> list[str]:
+    """The keys of that name that are nested least; without any, those of the file's sections with nearly that name."""
+    inner_keys = list(_inner_keys(root_model))
+    same_name = [key for key in inner_keys if key.rpartition(".")[2] == word]
+    if same_name:
+        depth = min(key.count(".") for key in same_name)
+        return [key for key in same_name if key.count(".") == depth]
+    section_keys = {key: key.rpartition(".")[2] for key in inner_keys if key.count(".") == 1}
+    near = difflib.get_close_matches(word, sorted(set(section_keys.values())), n=1, cutoff=_MIN_SIMILARITY_ELSEWHERE)
+    return [key for key, name in section_keys.items() if name in near]
+
+
+def _inner_keys(model: type[ConfigModel], prefix: str = "") -> Iterator[str]:
+    """The dotted keys of the sections in a config model, and of those in them."""
+    for key in model.key_types():
+        section = model.config_at([key])
+        if section is not None:
+            yield from (f"{prefix}{key}.{inner}" for inner in section.key_types())
+            yield from _inner_keys(section, f"{prefix}{key}.")
 
 
 def _dotted_path(location: Iterable[int | str]) -> str:

@@ -68,11 +68,19 @@ def read_cluster(
         raise InputError("needs a name or a path, and not both")
     name_or_path = config.name if config.path is None else str(data_files.resolve_relative(base_dir, config.path))
     overrides = config.overrides
-    if config.accelerator is not None and data_files.is_path(config.accelerator):
-        overrides["accelerator"] = str(data_files.resolve_relative(base_dir, config.accelerator))
+    if config.accelerator is not None:
+        overrides["accelerator"] = resolve_accelerator(config.accelerator, base_dir)
     if allocation is None:
         return load_cluster(str(name_or_path), gpu_count=gpus, overrides=overrides or None)
     return load_machine(str(name_or_path), allocation, gpus, overrides or None)
+
+
+def resolve_accelerator(source: str | dict[str, Any], base_dir: Path) -> str | dict[str, Any]:
+    """An accelerator's name, path or mapping, with the path of its file, or of the one it is like, resolved."""
+    if isinstance(source, dict):
+        like = source.get("like")
+        return {**source, "like": resolve_accelerator(like, base_dir)} if isinstance(like, str) else source
+    return str(data_files.resolve_relative(base_dir, source)) if data_files.is_path(source) else source
 
 
 def job_view(cluster: Cluster, allocation: Allocation | None, gpus: int | None) -> Cluster:

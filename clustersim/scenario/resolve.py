@@ -18,7 +18,7 @@ from clustersim.collectives.library_files import load_library
 from clustersim.collectives.phase import CollectiveAlgorithm
 from clustersim.common import data_files
 from clustersim.common.arrays import IntArray
-from clustersim.common.errors import InputError
+from clustersim.common.errors import InputError, combined_error, problems_of
 from clustersim.cost.background_traffic import TrafficPattern
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import Degradations, degrade_fabric
@@ -31,7 +31,7 @@ from clustersim.scenario.co_scheduled import CoScheduledSpec, allocation_among, 
 from clustersim.scenario.config.cost import CostConfig
 from clustersim.scenario.config.scenario import ScenarioConfig
 from clustersim.scenario.degradations import apply_mixed_nodes, read_background_traffic, read_degradations
-from clustersim.scenario.error_messages import combined_error, translate_validation_error
+from clustersim.scenario.error_messages import translate_validation_error
 from clustersim.scenario.file_cache import CachedRead, ReadCache
 from clustersim.scenario.model import read_model
 from clustersim.scenario.reliability import ReliabilityModel
@@ -457,9 +457,9 @@ def _require_nccl(section: CostConfig, library: Library) -> None:
 
 
 def _collect_error(problems: list[str], prefix: str, read: Callable[[], T]) -> T | None:
-    """The result of `resolve_scenario`; None if it raises InputError, whose message is appended to problems."""
+    """The result of `read`; None if it raises InputError, whose problems are appended to `problems`."""
     try:
         return read()
     except InputError as error:
-        problems.append(f"{prefix}{error}")
+        problems.extend(f"{prefix}{problem}" for problem in problems_of(error))
         return None

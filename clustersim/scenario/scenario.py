@@ -16,6 +16,7 @@ from clustersim.scenario.overrides import apply_overrides
 from clustersim.scenario.resolve import ScenarioSource, resolve_scenario, resolve_unchecked
 from clustersim.scenario.resolved import ResolvedJob, ResolvedScenario
 from clustersim.scenario.validation_rules.cluster_warnings import cluster_warnings
+from clustersim.scenario.validation_rules.global_batch import global_batch_warnings
 from clustersim.scenario.validation_rules.warnings import find_warnings
 from clustersim.schedules.csv_schedule import CsvSchedule
 
@@ -77,7 +78,11 @@ class Scenario(ResolvedScenario):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Descriptions of settings that are legal but likely a mistake."""
-        return (*find_warnings(self), *cluster_warnings(self, self.cluster_overrides))
+        return (
+            *find_warnings(self),
+            *global_batch_warnings(self, self.raw_mapping),
+            *cluster_warnings(self, self.cluster_overrides),
+        )
 
     @property
     def co_scheduled_scenarios(self) -> tuple[Self, ...]:

@@ -50,7 +50,7 @@ class CostSettings:
 class EconomicsSettings:
     """Settings of costs and energy; they do not affect durations.
 
-    gpu_hour_price: contract price of one GPU hour, or the name of a price list, None: the default price list; pue:
+    gpu_hour_price: contract price of one GPU hour, or a price list's name, None: the accelerator's or the default list; pue:
     facility power over IT power; carbon_intensity: grams of CO2 per joule, None: not reported; training_tokens:
     tokens of the whole run, None: not stated.
     """
@@ -64,6 +64,8 @@ class EconomicsSettings:
     def gpu_hour_quote(self, accelerator: Accelerator, cluster: str) -> PriceQuote | None:
         """The price of a GPU hour that costs use, and its source; None if unknown. Raises InputError."""
         match self.gpu_hour_price:
+            case None if accelerator.price is not None:
+                return PriceQuote(accelerator.price, USER_STATED)
             case None:
                 return quote_list_price(accelerator.name, cluster)
             case str() as name:

@@ -119,6 +119,19 @@ def test_presets_lists_all_registries(clustersim: CommandRunner) -> None:
         assert name in done.stdout
 
 
+def test_presets_mark_projections_and_accelerators_without_measurements(clustersim: CommandRunner) -> None:
+    lines = clustersim("presets").stdout.splitlines()
+    for name, mark in {
+        "rubin": "PROJECTED",
+        "mi455x": "PROJECTED",
+        "h20-sxm-96gb": "assumed",
+        "gb200": "derived",
+    }.items():
+        assert any(line.startswith(f"{name} ") and mark in line for line in lines), name
+    for name in ("vera-rubin-nvl144", "helios-mi455x"):
+        assert any(line.startswith(f"{name} ") and "PROJECTION" in line for line in lines), name
+
+
 def test_presets_lists_precision_recipes(clustersim: CommandRunner) -> None:
     lines = clustersim("presets").stdout.splitlines()
     recipes = lines[next(index for index, line in enumerate(lines) if line.startswith("recipe of number formats")) :]

@@ -189,6 +189,10 @@ def test_python_blocks_run_from_the_repository_root(page: str, text: str) -> Non
 @pytest.mark.parametrize("text", [text for page, text in code_blocks("yaml", "json") if page == "clusters.md"])
 def test_manual_cluster_files_load(text: str, tmp_path: Path) -> None:
     content = yaml.safe_load(text)
+    if "cluster" in content:  # a section of a scenario file
+        accelerator = Scenario.from_mapping(MANUAL_PLAN | content).cluster.accelerator
+        assert accelerator.name == content["cluster"]["accelerator"]["name"]
+        return
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(content))
     assert load_cluster(str(path)).gpu_count == content.get("gpus", 2)

@@ -19,8 +19,8 @@ SMALL_MODEL = {"layers": 4, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 3
 def small_mapping(name: str) -> dict[str, Any]:
     """Two NVLink domains (or nodes) if the cluster has them: tp 2, pp 2, FSDP over the remaining degree."""
     cluster = load_cluster(name)
-    domain_size = 72 if "gb" in name else cluster.gpus_per_node
-    gpus = min(2 * domain_size, cluster.gpu_count) if name not in ("laptop", "pcie-node") else cluster.gpu_count
+    sizes = cluster.unit_sizes
+    gpus = min(2 * max(sizes.domain_gpus, sizes.node_gpus), cluster.gpu_count)
     precision = "bf16" if cluster.accelerator.nvlink is None or "v100" not in cluster.accelerator.name else "fp16"
     pp = 2 if gpus > 2 else 1
     return {

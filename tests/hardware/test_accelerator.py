@@ -91,7 +91,8 @@ def test_every_packaged_accelerator_loads_and_is_fully_sourced(name: str) -> Non
     needed |= {"unknown"} if accelerator.unknown else set()
     needed |= {"tn_only"} if accelerator.efficiency.matmul.tn_only else set()
     needed |= {"formats"} if accelerator.efficiency.matmul.peak_fraction_by_format else set()
-    assert set(accelerator.sources) == needed
+    assert set(accelerator.sources) - {"like", "nvlink"} == needed
+    assert not [key for key, text in accelerator.sources.items() if text == "stated without a source"]
     assert accelerator.peak_flops(DType.FP32) > 0
     assert 0 < accelerator.context_bytes < accelerator.memory_bytes
 
@@ -107,6 +108,42 @@ def test_the_documented_accelerators_are_packaged() -> None:
     }
     documented |= {"h200-sxm-141gb", "b200-sxm-180gb", "gb200", "mi300x", "mi325x", "mi355x", "cpu-laptop"}
     assert documented <= set(data_files.list_names("accelerators"))
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "memory_bandwidth", "base"),
+    [
+        ("h20-sxm-96gb", 148e12, 4.0e12, "h100-sxm-80gb"),
+        ("a800-sxm-80gb", 312e12, 2.0e12, "a100-sxm-80gb"),
+        ("gh200-96gb", 989e12, 4.0e12, "h100-sxm-80gb"),
+        ("l40s", 362e12, 0.86e12, "a100-pcie-80gb"),
+        ("rtx-4090", 165.2e12, 1.008e12, "a100-pcie-80gb"),
+        ("mi250x", 383e12 / 2, 3.28e12 / 2, "mi300x"),
+        ("rubin", 2500e12, 22e12, "gb300"),
+        ("mi455x", 2500e12, 19.6e12, "mi355x"),
+    ],
+)
+def test_accelerators_like_others_have_their_own_datasheet_and_are_not_measured(
+    name: str, bf16: float, memory_bandwidth: float, base: str
+) -> None:
+    """Dense rates per direction and GPU as published; a GPU of MI250X is one of two dies."""
+    accelerator = load_accelerator(name)
+    assert accelerator.peak_flops(DType.BF16) == pytest.approx(bf16)
+    assert accelerator.memory_bandwidth == pytest.approx(memory_bandwidth)
+    assert accelerator.like == base
+    assert not accelerator.efficiency.published
+    assert accelerator.is_projection == (name in {"rubin", "mi455x"})
+    for dtype in (DType.BF16, DType.FP16):
+        fraction = accelerator.efficiency.matmul.peak_fraction_of(dtype)
+        assert fraction <= load_accelerator(base).efficiency.matmul.peak_fraction_of(dtype)
+
+
+def test_a_format_may_be_absent(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("like: h100-sxm-80gb\npeak: {fp8: null, bf16: 500 TFLOP/s}\n")
+    mine = load_accelerator(str(path))
+    assert DType.FP8 not in mine.formats
+    assert mine.peak_flops(DType.FP32) == pytest.approx(67e12 * 500 / 989)
 
 
 def test_datasheet_numbers_are_read_in_si_units() -> None:

@@ -11,11 +11,14 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import describe_tiers, load_cluster
 from clustersim.hardware.topology import LINK_KINDS
 
-NVLINK_BANDWIDTH = {"nvlink2": 150e9, "nvlink3": 300e9, "nvlink4": 450e9, "nvlink5": 900e9}
-"""NVLink bandwidth of a GPU per direction: links times rate, 6 x 25, 12 x 25, 18 x 25 and 18 x 50 GB/s."""
-OTHER_NVLINK_BANDWIDTH = {"dgx-h800": 200e9, "mi300x": 7 * 64e9, "mi325x": 7 * 64e9, "mi355x": 7 * 76.5e9}
-"""Export limits reduce H800's bandwidth; xGMI has one link to each of seven peers."""
-NETWORKED = sorted(set(data_files.list_names("clusters")) - {"laptop", "pcie-node"})
+NVLINK_BANDWIDTH = {"nvlink2": 150e9, "nvlink3": 300e9, "nvlink4": 450e9, "nvlink5": 900e9, "nvlink6": 1800e9}
+"""NVLink bandwidth of a GPU per direction: links times rate, 6 x 25, 12 x 25, 18 x 25, 18 x 50 and 36 x 50 GB/s."""
+OTHER_NVLINK_BANDWIDTH = {
+    "dgx-h800": 200e9, "hgx-a800": 200e9, "mi300x": 7 * 64e9, "mi325x": 7 * 64e9, "mi355x": 7 * 76.5e9,
+    "mi250x": 6 * 50e9, "helios-mi455x": 1800e9,
+}  # fmt: skip
+"""Export limits reduce H800's and A800's bandwidth; xGMI has one link to each of seven peers, four to a sibling die."""
+NETWORKED = sorted(set(data_files.list_names("clusters")) - {"laptop", "pcie-node", "l40s-node", "rtx-4090-node"})
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,13 @@ PUBLISHED = {
     "gcp-a3-ultra": PublishedCluster("h200-sxm-141gb", 8, 3_200, "roce", 4 * 8 * 32 * 16),
     "gcp-a4": PublishedCluster("b200-sxm-180gb", 8, 3_200, "roce", 4 * 8 * 32 * 16),
     "gcp-a4x": PublishedCluster("gb200", 4, 1_600, "roce", 72 * 16 * 8),
+    "alps-gh200": PublishedCluster("gh200-96gb", 4, 800, "slingshot", 10_752),
+    "jupiter-gh200": PublishedCluster("gh200-96gb", 4, 800, "infiniband", 24_000),
+    "hgx-a800": PublishedCluster("a800-sxm-80gb", 8, 1_600, "infiniband", 20 * 8 * 4 * 32),
+    "hgx-h20": PublishedCluster("h20-sxm-96gb", 8, 3_200, "infiniband", 65_536),
+    "mi250x": PublishedCluster("mi250x", 4, 800, "slingshot", 32_768),
+    "vera-rubin-nvl144": PublishedCluster("rubin", 8, 6_400, "infiniband", 9_216),
+    "helios-mi455x": PublishedCluster("mi455x", 12, 9_600, "roce", 9_216),
     "hgx-b200": PublishedCluster("b200-sxm-180gb", 8, 3_200, "infiniband", 65_536),
     "hgx-b300": PublishedCluster("b300-sxm-288gb", 8, 6_400, "infiniband", 10_368),
     "hgx-h200": PublishedCluster("h200-sxm-141gb", 8, 3_200, "infiniband", 65_536),
@@ -125,10 +135,10 @@ def test_clusters_have_the_published_size_and_full_bisection(name: str) -> None:
 
 @pytest.mark.parametrize("name", NETWORKED)
 def test_pcie_and_nic_rates_exist_as_products(name: str) -> None:
-    """A GPU's PCIe carries its ports (PCIe 5 x16 is 63 GB/s, PCIe 6 121), or they could not be fed."""
+    """A GPU's PCIe carries its ports (PCIe 5 x16 is 63 GB/s, PCIe 6 121, or several), or they could not be fed."""
     cluster = load_cluster(name)
     (pcie,) = link_bandwidths(cluster, "pcie")
-    assert pcie in {15.75e9, 31e9, 63e9, 121e9}
+    assert pcie in {15.75e9, 31e9, 63e9, 121e9, 2 * 121e9, 3 * 121e9}
     assert max(link_bandwidths(cluster, "nic")) <= pcie
 
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from clustersim.common.errors import InputError
+from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.cluster import load_cluster, with_accelerators
 from clustersim.hardware.degradation import (
     DeadLinkEffect,
@@ -18,6 +19,8 @@ from clustersim.hardware.degradation import (
 from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from tests.hardware.line_counter import count_lines
+
+A100 = load_accelerator("a100-sxm-80gb")
 
 
 def changed_fractions(fabric, changed):
@@ -186,7 +189,7 @@ def test_mixed_clusters_list_the_accelerator_of_each_gpu():
     cluster = load_cluster("dgx-h100", 32)
     assert cluster.accelerator_kinds()[0] == (cluster.accelerator,)
     assert not cluster.accelerator_kinds()[1].any()
-    mixed = with_accelerators(cluster, [((1,), "a100-sxm-80gb"), ((3,), "h200-sxm-141gb"), ((2,), "a100-sxm-80gb")])
+    mixed = with_accelerators(cluster, [((1,), A100), ((3,), load_accelerator("h200-sxm-141gb")), ((2,), A100)])
     accelerators, accelerator_index = mixed.accelerator_kinds()
     assert [accelerator.name for accelerator in accelerators] == ["h100-sxm-80gb", "a100-sxm-80gb", "h200-sxm-141gb"]
     assert accelerator_index.tolist() == [0] * 8 + [1] * 16 + [2] * 8
@@ -197,7 +200,7 @@ def test_mixed_clusters_list_the_accelerator_of_each_gpu():
 
 def test_replacing_all_accelerators_leaves_one_kind():
     accelerators, accelerator_index = with_accelerators(
-        load_cluster("dgx-h100", 16), [((0, 1), "a100-sxm-80gb")]
+        load_cluster("dgx-h100", 16), [((0, 1), A100)]
     ).accelerator_kinds()
     assert [accelerator.name for accelerator in accelerators] == ["a100-sxm-80gb"]
     assert not accelerator_index.any()

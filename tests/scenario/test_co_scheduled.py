@@ -184,10 +184,9 @@ def test_full_cluster_rejects_another_job() -> None:
 def test_all_errors_of_a_job_file_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"
     path.write_text(yaml.safe_dump(with_sections(OTHER_JOB, layout={"tp": 3, "dp": 2})), encoding="utf-8")
-    with pytest.raises(
-        InputError, match=r"jobs.0.scenario: .*wrong.yaml: 3 problems\n  - layout.tp: 3 does not divide"
-    ):
+    with pytest.raises(InputError, match="3 problems") as caught:
         load_scenario(str(path))
+    assert str(caught.value).count("jobs.0.scenario: " + str(path) + ": layout.tp: 3 does not divide") == 3
 
 
 def test_excessive_steps_of_another_job_are_rejected() -> None:

@@ -16,6 +16,7 @@ from clustersim.hardware.topology import LinkKind
 from clustersim.program.task import CollectiveType
 from clustersim.scenario.config.co_scheduled import CoScheduledJobConfig
 from clustersim.scenario.config_reader import (
+    AcceleratorSource,
     ConfigModel,
     Duration,
     NonEmptyText,
@@ -56,8 +57,8 @@ class MixedNodesConfig(ConfigModel):
     """a node or several; left out: none"""
     nodes: IdRanges = ()
     """alias of node; left out: none"""
-    accelerator: NonEmptyText = Field(examples=["h200-sxm-141gb"])
-    """their accelerator, a file of topologies/accelerators"""
+    accelerator: AcceleratorSource = Field(examples=["h200-sxm-141gb"])
+    """their accelerator"""
 
     @model_validator(mode="after")
     def _require_nodes(self) -> Self:

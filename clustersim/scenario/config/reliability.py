@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast
 from pydantic import Field, ValidationError
 
 from clustersim.common import data_files
-from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.errors import InputError, combined_error, format_value, suggest_nearest
 from clustersim.common.units import Dimension, Seconds, parse_quantity
 from clustersim.hardware.failures import (
     ZERO_DURATION,
@@ -37,7 +37,7 @@ from clustersim.scenario.config_reader import (
     quantity_label,
     value_parser,
 )
-from clustersim.scenario.error_messages import combined_error, translate_validation_error
+from clustersim.scenario.error_messages import translate_validation_error
 from clustersim.scenario.reliability import (
     DEFAULT_PRESET,
     CheckpointIntervalRule,

@@ -19,6 +19,7 @@ from clustersim.scenario.config.reliability import ReliabilityConfig
 from clustersim.scenario.config.schedule import ScheduleConfig
 from clustersim.scenario.config.training import TrainingConfig
 from clustersim.scenario.config_reader import (
+    AcceleratorSource,
     ConfigModel,
     Degree,
     Duration,
@@ -39,8 +40,8 @@ class ClusterConfig(PresetOrPathConfig):
     """a packaged cluster (`clustersim presets`); left out: needed, or path"""
     gpus: Degree | None = None
     """GPUs of the job; left out: what the layout needs if dp is given, else the GPU count in the cluster's file"""
-    accelerator: NonEmptyText | None = None
-    """replaces the cluster's GPUs, a file of topologies/accelerators; left out: the cluster's"""
+    accelerator: AcceleratorSource | None = None
+    """replaces the cluster's GPUs; left out: the cluster's"""
     node: dict[str, Any] | None = None
     """overrides of the cluster file's node section, see [Clusters](clusters.md); left out: the cluster's"""
     fabric: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from clustersim.common import data_files
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
@@ -27,6 +27,7 @@ from clustersim.model.training import (
 )
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
 from clustersim.scenario.config.expert_load import ExpertLoadConfig, none_from_balanced
+from clustersim.scenario.config.global_batch import parse_global_batch
 from clustersim.scenario.config.lora import LoraConfig
 from clustersim.scenario.config.offload import OffloadConfig
 from clustersim.scenario.config.overheads import OverheadsConfig, resolve_overheads
@@ -215,13 +216,25 @@ class RecomputeConfig(ConfigModel):
         return FullRecompute(layers=self.layers)
 
 
+_GlobalBatchInput = Annotated[
+    int | str,
+    WithJsonSchema(
+        {
+            "type": ["integer", "string"],
+            "minimum": 1,
+            "$comment": "sequences, or tokens with their unit",
+        }
+    ),
+]
+
+
 class TrainingConfig(ConfigModel):
     """`training`: one training step."""
 
     sequence: TokenCount = Field(examples=[8192])
     """sequence length in tokens"""
-    global_batch: TokenCount = Field(examples=[2048])
-    """sequences per step"""
+    global_batch: TokenCount = Field(examples=[2048, "16Mi tokens", "4194304 tokens"])
+    """sequences per step, or tokens with their unit, see [Batches](scenario.md#batches)"""
     microbatch: TokenCount = 1
     """sequences per microbatch on each replica"""
     precision: PrecisionConfig = PrecisionConfig()
@@ -246,6 +259,13 @@ class TrainingConfig(ConfigModel):
     """imbalance of tokens over experts, or balanced; left out: balanced"""
     overheads: Annotated[OverheadsConfig | None, BeforeValidator(none_from_word)] = OverheadsConfig()
     """differences from the framework's per-step overheads, or none: no overheads; left out: the framework's"""
+
+    @field_validator("global_batch", mode="before", json_schema_input_type=_GlobalBatchInput)
+    @classmethod
+    def _parse_global_batch(cls, value: object, info: ValidationInfo) -> object:
+        """Sequences of a batch in tokens; where the sequence length is wrong, that problem alone is reported."""
+        sequence = info.data.get("sequence")
+        return parse_global_batch(value, sequence) if sequence else 1
 
     def training_step(
         self, model_projections: frozenset[Projection], framework: Framework, data: DataParallelStrategy

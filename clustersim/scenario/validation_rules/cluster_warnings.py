@@ -1,9 +1,9 @@
 """Which cluster settings are legal and still likely a mistake?
 
 An accelerator in another one's hosts, with links that it does not have; NIC or NVLink bandwidths that no
-product has, because bits were taken for bytes or the reverse; oversubscription of switches that no transfer
-crosses. One sentence each. Explicit overrides are trusted: only values left as in the cluster's file are
-compared with the packaged clusters of the accelerator.
+product has, because bits were taken for bytes or the reverse, or both directions for one; oversubscription of
+switches that no transfer crosses. One sentence each. Explicit overrides within these limits are trusted: only values
+left as in the cluster's file are compared with the packaged clusters of the accelerator.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from clustersim.common.units import Dimension, format_bandwidth, parse_quantity
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import DeadLinkEffect
-from clustersim.hardware.link_technology import TECHNOLOGIES
+from clustersim.hardware.link_technology import SCALE_UP_BANDWIDTH, SCALE_UP_TECHNOLOGIES, TECHNOLOGIES
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 from clustersim.parallel.mesh import (
     EXPERT_MODEL_PARALLEL_GROUP,
@@ -83,6 +83,16 @@ def cluster_warnings(scenario: ResolvedScenario, overrides: Mapping[str, Any]) -
     return [warning for check in _CHECKS for warning in check(scenario, stated)]
 
 
+def _projected_accelerators(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:  # noqa: ARG001 - as other checks
+    """Accelerators that nobody has measured, because they are not sold yet."""
+    for accelerator in scenario.cluster.accelerator_kinds()[0]:
+        if accelerator.is_projection:
+            yield (
+                f"cluster: {accelerator.name} is a projection from announced figures; nothing of it was measured, and "
+                "its step times are no better than they are"
+            )
+
+
 @cache
 def _packaged_clusters() -> Mapping[str, FlatKeys]:
     """The flattened files of all packaged clusters, by name."""
@@ -111,7 +121,10 @@ def _mismatched_hosts(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterat
                 if matching_clusters
                 else ""
             )
-            yield f"cluster: {accelerator.name} stands in {cluster.name}, with {', '.join(differences)}{owners}"
+            yield (
+                f"cluster: {accelerator.name} stands in {cluster.name} and has the cluster's links, with "
+                f"{', '.join(differences)}{owners}"
+            )
 
 
 def _nvlink_generation_mismatch(accelerator: Accelerator, fabric: Fabric) -> Iterator[str]:
@@ -173,14 +186,30 @@ def _implausible_nvlink_bandwidth(scenario: ResolvedScenario, stated: _StatedKey
         )
 
 
+def _bidirectional_nvlink_bandwidth(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:
+    """More NVLink than there is per direction: datasheets print both directions together."""
+    key, accelerator = "node.nvlink.bandwidth", scenario.cluster.accelerator
+    text = stated.effective_text(key)
+    is_of_other_file = key not in stated.overrides and stated.file.get("accelerator") != accelerator.name
+    if not text or is_of_other_file:  # then the accelerator stands in another one's hosts, which is said
+        return
+    generation = SCALE_UP_TECHNOLOGIES.get(stated.effective_text("node.nvlink.generation"), accelerator.nvlink)
+    if generation is None:
+        return
+    port = _nvlink_bandwidth(accelerator) if generation is accelerator.nvlink else SCALE_UP_BANDWIDTH[generation]
+    if parse_quantity(text, Dimension.BANDWIDTH) > port * (1 + 1e-9):
+        yield (
+            f"cluster.{key}: {text} is more than the {format_bandwidth(port)} per direction of {generation.value} of "
+            f"{accelerator.name} ({format_bandwidth(2 * port)} is both directions together); was "
+            f"{format_bandwidth(port)} meant?"
+        )
+
+
 def _nvlink_bandwidth(accelerator: Accelerator) -> float:
-    """NVLink bytes/s of an accelerator: from its packaged clusters, else its generation's maximum, else 0."""
-    generation = accelerator.nvlink.value if accelerator.nvlink else ""
-    same_generation = [
-        keys for keys in _packaged_clusters().values() if keys.get("node.nvlink.generation") == generation
-    ]
-    bandwidths = [keys.get("node.nvlink.bandwidth") for keys in _clusters_with(accelerator).values() or same_generation]
-    return max((parse_quantity(bandwidth, Dimension.BANDWIDTH) for bandwidth in bandwidths if bandwidth), default=0.0)
+    """NVLink bytes/s of an accelerator, per direction: of its packaged clusters, else of its generation, else 0."""
+    bandwidths = [keys.get("node.nvlink.bandwidth") for keys in _clusters_with(accelerator).values()]
+    port = 0.0 if accelerator.nvlink is None else SCALE_UP_BANDWIDTH[accelerator.nvlink]
+    return max((parse_quantity(bandwidth, Dimension.BANDWIDTH) for bandwidth in bandwidths if bandwidth), default=port)
 
 
 def _strip_unit(text: str) -> str:
@@ -234,8 +263,10 @@ def _group_transfers(members: IntArray, fabric: Fabric, *, ordered: bool) -> Ite
 
 
 _CHECKS: Final[tuple[Callable[[ResolvedScenario, _StatedKeys], Iterator[str]], ...]] = (
+    _projected_accelerators,
     _mismatched_hosts,
     _implausible_nic_bandwidth,
     _implausible_nvlink_bandwidth,
+    _bidirectional_nvlink_bandwidth,
     _ineffective_oversubscription,
 )

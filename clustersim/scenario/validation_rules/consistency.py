@@ -226,7 +226,8 @@ def check_batch(scenario: ResolvedScenario) -> Iterator[str]:
     elif len(scenario.placement.stage_ranks) * scenario.microbatch_count > MAX_PASSES:
         yield (
             f"training.global_batch: {batch} sequences are {scenario.microbatch_count:,} microbatches on each of "
-            f"{len(scenario.placement.stage_ranks)} stages; {MAX_PASSES:,} passes a step are the most"
+            f"{len(scenario.placement.stage_ranks)} stages; {MAX_PASSES:,} passes a step are the most "
+            f"(tokens have their unit: {batch} tokens)"
         )
     else:
         yield from _check_pipeline_order(scenario)
