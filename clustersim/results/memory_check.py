@@ -3,7 +3,9 @@
 Its legality was checked when the scenario was built.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import numpy as np
 
@@ -29,17 +31,28 @@ from clustersim.results.oom_suggestions import oom_suggestions
 from clustersim.scenario import Scenario
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.consistency import find_problems
+from clustersim.uncertainty.memory_error import default_headroom, fit_probability
+
+
+class MemoryFit(Enum):
+    """Whether a layout fits into memory and leaves the required headroom."""
+
+    NONE = "does not fit"
+    WITHOUT_HEADROOM = "does not leave the headroom"
+    WITH_HEADROOM = "fits"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCheckReport:
     """Whether a scenario fits in memory. suggestions: changes that would make it fit, if it does not.
 
-    host: memory of the most loaded node's host; None: nothing is offloaded.
+    fit_probability: by the errors of published predictions (`uncertainty.memory_error`); host: memory of the most
+    loaded node's host; None: nothing is offloaded.
     """
 
     peak_memory_bytes: Bytes
     memory_capacity_bytes: Bytes
+    fit_probability: float
     warnings: tuple[str, ...]
     suggestions: tuple[str, ...]
     host: HostMemoryUse | None = None
@@ -62,20 +75,51 @@ def check(scenario: Scenario) -> MemoryCheckReport:
 
 def fits_in_memory(scenario: ResolvedScenario) -> bool:
     """Whether every GPU's peak is within its capacity, and offloaded memory within the hosts'."""
+    return memory_fit(scenario, headroom=0.0) is MemoryFit.WITH_HEADROOM
+
+
+def memory_fit(scenario: ResolvedScenario, headroom: float) -> MemoryFit:
+    """Whether a scenario fits, and leaves this share of every device free."""
     plan = build_plan(scenario)
-    ledgers = ledgers_from_order(build_footprint(scenario, plan), pass_orders(scenario, plan))
-    if any(ledger.peak > capacity for ledger, capacity in zip(ledgers, memory_capacities(scenario), strict=True)):
-        return False
-    host = _max_host_use_of_plan(scenario, plan)
-    return host is None or host.fits
+    fit = _fit_of(scenario, _peak_bytes(scenario, plan), headroom)
+    host = None if fit is MemoryFit.NONE else _max_host_use_of_plan(scenario, plan)
+    return fit if host is None or host.fits else MemoryFit.NONE
 
 
-def model_states_fit(scenario: ResolvedScenario) -> bool:
-    """Whether model states alone (weights, gradients, optimizer) fit, whatever the microbatches and recomputation."""
+def model_states_fit(scenario: ResolvedScenario, headroom: float = 0.0) -> MemoryFit:
+    """The same of model states alone (weights, gradients, optimizer), whatever the microbatches and recomputation."""
     footprint = build_footprint(scenario, build_plan(scenario))
     resident_bytes = (footprint.resident_bytes(rank) for rank in range(scenario.layout.pp))
-    state_bytes = (sum(rank_bytes[use] for use in CONSTANT_CATEGORIES) for rank_bytes in resident_bytes)
-    return all(size <= capacity for size, capacity in zip(state_bytes, memory_capacities(scenario), strict=True))
+    return _fit_of(
+        scenario, [sum(rank_bytes[use] for use in CONSTANT_CATEGORIES) for rank_bytes in resident_bytes], headroom
+    )
+
+
+def _fit_of(scenario: ResolvedScenario, sizes: Sequence[Bytes], headroom: float) -> MemoryFit:
+    """Whether bytes by pipeline rank fit. The rule of headroom is this one, wherever layouts are compared with it."""
+    pairs = [*zip(sizes, memory_capacities(scenario), strict=True)]
+    if any(size > capacity for size, capacity in pairs):
+        return MemoryFit.NONE
+    if all(leaves_headroom(size, capacity, headroom) for size, capacity in pairs):
+        return MemoryFit.WITH_HEADROOM
+    return MemoryFit.WITHOUT_HEADROOM
+
+
+def leaves_headroom(size: Bytes, capacity: Bytes, headroom: float) -> bool:
+    """Whether bytes leave this share of a device free."""
+    return size <= capacity * (1.0 - headroom)
+
+
+def required_headroom(scenario: ResolvedScenario, headroom: float | None) -> float:
+    """The share of the device that a layout has to leave free; None: what published errors ask for."""
+    return default_headroom(scenario.framework.name) if headroom is None else headroom
+
+
+def memory_fit_probability(
+    scenario: ResolvedScenario, peak: Bytes, capacity: Bytes, host: HostMemoryUse | None
+) -> float:
+    """Probability that a scenario with this peak of its most loaded GPU fits; 0 where hosts lack memory."""
+    return 0.0 if host is not None and not host.fits else fit_probability(scenario.framework.name, peak, capacity)
 
 
 def _report_without_suggestions(scenario: Scenario) -> MemoryCheckReport:
@@ -83,7 +127,8 @@ def _report_without_suggestions(scenario: Scenario) -> MemoryCheckReport:
     peak, capacity = max_memory_utilization(scenario)
     host = max_host_use(scenario)
     warnings = (*scenario.warnings, *(() if host is None else host.problems))
-    return MemoryCheckReport(peak, capacity, warnings, (), host)
+    probability = memory_fit_probability(scenario, peak, capacity, host)
+    return MemoryCheckReport(peak, capacity, probability, warnings, (), host)
 
 
 def max_memory_utilization(scenario: ResolvedScenario) -> tuple[Bytes, Bytes]:
