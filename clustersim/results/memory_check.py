@@ -3,9 +3,7 @@
 Its legality was checked when the scenario was built.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 import numpy as np
 
@@ -34,12 +32,22 @@ from clustersim.scenario.validation_rules.consistency import find_problems
 from clustersim.uncertainty.memory_error import default_headroom, fit_probability
 
 
-class MemoryFit(Enum):
-    """Whether a layout fits into memory and leaves the required headroom."""
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes that the most loaded GPU needs, of its capacity. hosts_fit: whether offloaded memory fits the hosts'."""
 
-    NONE = "does not fit"
-    WITHOUT_HEADROOM = "does not leave the headroom"
-    WITH_HEADROOM = "fits"
+    needed: Bytes
+    capacity: Bytes
+    hosts_fit: bool = True
+
+    @property
+    def fits(self) -> bool:
+        """Whether every GPU and host has the memory."""
+        return self.needed <= self.capacity and self.hosts_fit
+
+    def leaves_headroom(self, headroom: float) -> bool:
+        """Whether it fits and this share of every device stays free."""
+        return self.fits and self.needed <= self.capacity * (1.0 - headroom)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,39 +83,23 @@ def check(scenario: Scenario) -> MemoryCheckReport:
 
 def fits_in_memory(scenario: ResolvedScenario) -> bool:
     """Whether every GPU's peak is within its capacity, and offloaded memory within the hosts'."""
-    return memory_fit(scenario, headroom=0.0) is MemoryFit.WITH_HEADROOM
+    return peak_memory_use(scenario).fits
 
 
-def memory_fit(scenario: ResolvedScenario, headroom: float) -> MemoryFit:
-    """Whether a scenario fits, and leaves this share of every device free."""
+def peak_memory_use(scenario: ResolvedScenario) -> MemoryUse:
+    """Memory at the peak of a step."""
     plan = build_plan(scenario)
-    fit = _fit_of(scenario, _peak_bytes(scenario, plan), headroom)
-    host = None if fit is MemoryFit.NONE else _max_host_use_of_plan(scenario, plan)
-    return fit if host is None or host.fits else MemoryFit.NONE
+    use = MemoryUse(*max_utilization(_peak_bytes(scenario, plan), memory_capacities(scenario)))
+    host = _max_host_use_of_plan(scenario, plan) if use.fits else None
+    return use if host is None else replace(use, hosts_fit=host.fits)
 
 
-def model_states_fit(scenario: ResolvedScenario, headroom: float = 0.0) -> MemoryFit:
-    """The same of model states alone (weights, gradients, optimizer), whatever the microbatches and recomputation."""
+def model_states_use(scenario: ResolvedScenario) -> MemoryUse:
+    """Memory of model states alone (weights, gradients, optimizer), whatever the microbatches and recomputation."""
     footprint = build_footprint(scenario, build_plan(scenario))
     resident_bytes = (footprint.resident_bytes(rank) for rank in range(scenario.layout.pp))
-    return _fit_of(
-        scenario, [sum(rank_bytes[use] for use in CONSTANT_CATEGORIES) for rank_bytes in resident_bytes], headroom
-    )
-
-
-def _fit_of(scenario: ResolvedScenario, sizes: Sequence[Bytes], headroom: float) -> MemoryFit:
-    """Whether bytes by pipeline rank fit. The rule of headroom is this one, wherever layouts are compared with it."""
-    pairs = [*zip(sizes, memory_capacities(scenario), strict=True)]
-    if any(size > capacity for size, capacity in pairs):
-        return MemoryFit.NONE
-    if all(leaves_headroom(size, capacity, headroom) for size, capacity in pairs):
-        return MemoryFit.WITH_HEADROOM
-    return MemoryFit.WITHOUT_HEADROOM
-
-
-def leaves_headroom(size: Bytes, capacity: Bytes, headroom: float) -> bool:
-    """Whether bytes leave this share of a device free."""
-    return size <= capacity * (1.0 - headroom)
+    state_bytes = [sum(rank_bytes[use] for use in CONSTANT_CATEGORIES) for rank_bytes in resident_bytes]
+    return MemoryUse(*max_utilization(state_bytes, memory_capacities(scenario)))
 
 
 def required_headroom(scenario: ResolvedScenario, headroom: float | None) -> float:

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from clustersim.results.search_result import BoundedLayout, LayoutResult, SearchResult, SensitivityCase
 
-PLAIN = LayoutResult(("layout.tp=1",), 0, 8, "dgx-h100", 1.0, 1.0, (0.9, 1.1), 1.0, 0.5, 40.0, 80.0, {"compute": 1.0})
+PLAIN = LayoutResult(
+    ("layout.tp=1",), 0, 8, "dgx-h100", 1.0, 1.0, (0.9, 1.1), 1.0, 0.5, 40.0, 80.0, {"compute": 1.0}, 0.9, 0.1
+)
 FAST = replace(PLAIN, overrides=("layout.tp=2",), score=0.99, step_time=0.99, peak_memory=60.0)
 SMALL = replace(PLAIN, overrides=("layout.tp=4",), score=1.5, step_time=1.5, peak_memory=10.0)
 FEWER_GPUS = replace(SMALL, overrides=("layout.tp=8",), gpus=4, score=2.0, step_time=2.0, peak_memory=70.0)
