@@ -12,14 +12,15 @@ from clustersim.scenario import Scenario
 from tests.planning.layouts.search_scenarios import search_scenario
 
 MIXTURE: dict[str, Any] = {  # like DeepSeek-V3, with fewer and smaller layers
-    "model": {"preset": "deepseek-v3", "layers": 12, "hidden": 1792, "dense_layers": 1},
+    "model": {"preset": "deepseek-v3", "layers": 12, "hidden": 896},
     "cluster": {"name": "dgx-h800", "gpus": 24},
     "layout": {"pp": 4, "ep": 2, "data": "zero1"},
-    "training": {"sequence": 1024, "global_batch": 96, "recompute": "full"},
+    "training": {"sequence": 1024, "global_batch": 96},
 }
 FIX = {
     "layout.tp": "1", "layout.cp": "1", "layout.ep": "2", "layout.etp": "1", "layout.data": "zero1",
     "training.microbatch": "1", "training.recompute": "none", "layout.sequence_parallel": "false",
+    "layout.overlap_moe_expert_parallel_comm": "false",
 }  # fmt: skip
 
 
@@ -38,9 +39,7 @@ def test_dualpipe_sets_odd_pipelines_of_a_mixture_aside() -> None:
     vary = {"schedule": ["1f1b", "dualpipe"], "layout.pp": ["1", "2", "3", "4", "6"]}
     result = run_search(scenario, FIX, vary)
     assert result.pruned[UNPAIRED_RANKS].count == 3
-    assert {"3", "4", "6"} <= chosen(result, "layout.pp") | {
-        override.partition("=")[2] for layout in result.bounded for override in layout.overrides
-    }
+    assert {"1f1b", "dualpipe"} == chosen(result, "schedule")
     only_dualpipe = run_search(scenario, FIX | {"schedule": "dualpipe"}, {"layout.pp": vary["layout.pp"]})
     assert chosen(only_dualpipe, "layout.pp") == {"4", "6"}
     assert only_dualpipe.pruned[UNPAIRED_RANKS].count == 3
@@ -51,15 +50,18 @@ def test_default_pipelines_of_a_file_with_any_schedule_are_searched(overrides: l
     scenario = Scenario.from_mapping(MIXTURE, overrides)
     fix = {**FIX, "schedule": "dualpipe"}
     space = SearchSpace.from_scenario(scenario, fix)
-    degrees = {override for candidate in space.candidates({}) for override in candidate.overrides}
-    assert {"layout.pp=4", "layout.pp=6", "layout.pp=8", "layout.pp=12"} & degrees == {
-        "layout.pp=4", "layout.pp=6", "layout.pp=8", "layout.pp=12",
-    } - ({"layout.pp=8"} if 12 % 8 else set())  # fmt: skip
-    assert "layout.pp=3" not in degrees
+    degrees = {
+        int(override.partition("=")[2])
+        for candidate in space.candidates({})
+        for override in candidate.overrides
+        if override.startswith("layout.pp=")
+    }
+    assert {4, 6} <= degrees
+    assert all(degree % 2 == 0 and degree >= 4 for degree in degrees)
 
 
 def test_only_impossible_pipelines_are_an_error() -> None:
-    with pytest.raises(InputError, match="pairs of pipeline ranks.*pp: 3"):
+    with pytest.raises(InputError, match=r"pairs of pipeline ranks.*pp: 3"):
         run_search(Scenario.from_mapping(MIXTURE), FIX | {"schedule": "dualpipe"}, {"layout.pp": ["3"]})
 
 
