@@ -65,8 +65,8 @@ def test_a_listed_order_is_only_for_its_microbatch_count() -> None:
     assert case.outcome is None
     assert case.note == (
         f"schedule: written order is for {scenario.microbatch_count} microbatches, but each replica has "
-        f"{2 * scenario.microbatch_count}; "
-        f"training.global_batch {scenario.microbatch_count} x dp x training.microbatch fits"
+        f"{2 * scenario.microbatch_count}: "
+        f"training.global_batch has to be {scenario.microbatch_count} x dp x training.microbatch"
     )
     assert require_outcome(cases["products_faster"]).step_time < simulate_pipeline("schedule=1f1b").step_time
 

@@ -100,7 +100,7 @@ def test_scenario_round_trip(name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        ("{preset: mixtral-8x7b, experts: {top_k: 9}}", r"model.experts: top_k 9 is above the 8 experts; at most 8"),
+        ("{preset: mixtral-8x7b, experts: {top_k: 9}}", r"model.experts: top_k 9 is above the 8 experts; top_k 8 fits"),
         ("{preset: mixtral-8x7b, experts: {router: soft}}", r"model.experts.router: 'soft' is unknown; .*softmax"),
         ("{preset: mixtral-8x7b, experts: {counts: 4}}", r"model.experts.counts: unknown key; did you mean count\?"),
         ("{preset: mixtral-8x7b, experts: {count: -1}}", r"model.experts.count: -1 is too small"),
@@ -127,7 +127,7 @@ def test_scenario_round_trip(name: str) -> None:
         ),
         (
             "{preset: mixtral-8x7b, experts: {num_groups: 4, group_topk: 5}}",
-            r"group_topk 5 is above the 4 groups; 4 fits",
+            r"group_topk 5 is above the 4 groups; group_topk 4 fits",
         ),
         (
             "{preset: mixtral-8x7b, experts: {num_groups: 8, group_topk: 1}}",

@@ -32,7 +32,7 @@ from clustersim.planning.layouts.config_keys import (
     TP,
 )
 from clustersim.scenario import Scenario
-from clustersim.scenario.loaders import bidirectional_degrees
+from clustersim.scenario.loaders import FEWEST_PAIRED_RANKS, bidirectional_degrees
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.schedules.one_f_one_b import OneFOneB
@@ -49,8 +49,7 @@ _MAX_EP: Final = 64  # expert-parallel ranks, in addition to the file's
 _RECOMPUTE_LAYERS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _MIN_CP_TOKENS: Final = 8192  # minimum tokens per rank with context parallelism
 _HYBRID_SHARD_SIZES: Final = 3  # hybrid shard sizes: one NVLink domain, four, sixteen
-_FEWEST_PAIRED_RANKS: Final = 4
-_ANY_PIPELINE: Final = f"{PP}={_FEWEST_PAIRED_RANKS}"  # a pipeline for which every schedule can be read
+_ANY_PIPELINE: Final = f"{PP}={FEWEST_PAIRED_RANKS}"  # a pipeline for which every schedule can be read
 _PARSED_KEYS: Final = {SCHEDULE: "schedule", DATA_PARALLEL: "layout.data", RECOMPUTE: "training.recompute"}
 
 
@@ -85,7 +84,7 @@ class SearchJob:
         is_bidirectional = schedule.is_bidirectional
         tp, cp, pp = (self._degree(key, values) for key in DEGREES)
         if is_bidirectional and PP in self.values and PP not in values:
-            pp = _FEWEST_PAIRED_RANKS
+            pp = FEWEST_PAIRED_RANKS
         dp = max(1, resolved.cluster.gpu_count // (tp * cp * pp))
         run_pp, run_dp = _paired_degrees(pp, dp) if is_bidirectional else (pp, dp)
         same_pipeline = (pp, schedule) == (configured.pp, resolved.schedule)
