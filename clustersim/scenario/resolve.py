@@ -40,7 +40,7 @@ from clustersim.scenario.resolved import ResolvedJob, ResolvedScenario
 from clustersim.scenario.settings import Contention, CostSettings, EconomicsSettings
 from clustersim.scenario.validation_rules import consistency
 from clustersim.scenario.validation_rules.precision import effective_recipe
-from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Problem, Remedy, describe_problems
+from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Remedy, SizeProblem, describe_problems
 from clustersim.schedules.schedule import Schedule
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class ScenarioSource:
 class _ProblemError(InputError):
     """A problem that prevents the rules from being applied."""
 
-    def __init__(self, label: str, problem: Problem) -> None:
+    def __init__(self, label: str, problem: SizeProblem) -> None:
         super().__init__(label, problem)
         self.problem = problem
 
@@ -281,7 +281,7 @@ def _read_layout(config: ScenarioConfig, source: ScenarioSource, inputs: _Refere
         return loaders.read_layout(config.layout, gpu_count, inputs.effective_framework, inputs.schedule)
     except InputError as error:
         pp, rank_counts = config.layout.pp, range(loaders.FEWEST_PAIRED_RANKS, gpu_count + 1, 2)
-        problem = Problem(f"layout.{error}", Remedy.nearest("layout.pp", pp, rank_counts))
+        problem = SizeProblem(f"layout.{error}", Remedy.nearest("layout.pp", pp, rank_counts))
         raise _ProblemError(source.label, problem) from error
 
 

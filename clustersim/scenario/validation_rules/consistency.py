@@ -41,7 +41,7 @@ from clustersim.scenario.validation_rules.precision import (
     check_token_block_size,
 )
 from clustersim.scenario.validation_rules.recompute import check_mla_recompute
-from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Problem, Remedy
+from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Problem, Remedy, SizeProblem
 
 MAX_PASSES = 2**17  # stages x microbatches (forward passes) of one step; real runs have some thousands
 
@@ -76,7 +76,7 @@ def check_degrees(scenario: ResolvedScenario) -> Iterator[str]:
     if layout.world_size == gpus:
         return
     product = _format_product(layout.as_configured, DISPLAY_AXES)
-    yield Problem(
+    yield SizeProblem(
         f"layout: {product} = {layout.world_size} ranks, but the cluster has {gpus} GPUs", *_degree_remedies(scenario)
     )
 
@@ -88,7 +88,7 @@ def check_placement(scenario: ResolvedScenario) -> Iterator[str]:
     except InputError as error:
         layout = scenario.layout.as_configured
         allowed = divisors(max(1, scenario.cluster.gpu_count // (layout.tp * layout.cp)))
-        yield Problem(f"schedule: {error}", Remedy.nearest("layout.pp", layout.pp, allowed))
+        yield SizeProblem(f"schedule: {error}", Remedy.nearest("layout.pp", layout.pp, allowed))
 
 
 def _degree_remedies(scenario: ResolvedScenario) -> Iterator[Remedy]:

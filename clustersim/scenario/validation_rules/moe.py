@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from clustersim.model.layer_stack import MoeMlp
 from clustersim.model.lora import Projection
 from clustersim.model.moe_expert_load import MeasuredExpertLoad
-from clustersim.model.transformer import all_projections
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.program.task import TokenDispatcher
@@ -77,9 +76,9 @@ def _check_folding_constraints(layout: Layout) -> Iterator[str]:
     """Check axis order, strategy and shard size of layouts whose expert mesh differs from the dense mesh."""
     if layout.is_pipelined and layout.order[-1] != PIPELINE.name:
         valid_order = [*(axis for axis in layout.order if axis != PIPELINE.name), PIPELINE.name]
-        yield (
-            f"layout.order: {list(layout.order)} has pp before its end, which experts on ranks of their own need last; "
-            f"{valid_order} fits"
+        yield Problem(
+            f"layout.order: {list(layout.order)} has pp before its end, which experts on ranks of their own need last",
+            Remedy("layout.order", ((valid_order,),)),
         )
     if layout.data.is_single_process:
         yield f"layout.data: data_parallel copies the whole model to each GPU, and ep is {layout.ep}; use ddp"
@@ -197,7 +196,10 @@ def check_lora_experts(scenario: ResolvedScenario) -> Iterator[str]:
         return
     mlp_projections = {Projection.GATE, Projection.UP, Projection.DOWN}
     if any(mlp_projections.intersection(target.projections) for target in lora.targets):
-        suggestion = "targets: attention fits" if all_projections(model) - mlp_projections else "leave lora out"
-        yield f"training.lora.targets: {model.name} has experts, for which adapters are not modelled; {suggestion}"
+        yield Problem(
+            f"training.lora.targets: {model.name} has experts, for which adapters are not modelled",
+            Remedy("training.lora.targets", (("attention",),)),
+            Remedy("training.lora", ((None,),)),
+        )
     if lora.base is not None:
-        yield f"training.lora.base: {lora.base.value} of experts is not modelled, and {model.name} has some; none fits"
+        yield f"training.lora.base: {lora.base.value} of experts is not modelled, and {model.name} has some; write none"

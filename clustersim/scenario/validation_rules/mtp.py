@@ -42,7 +42,7 @@ def check_mtp(scenario: ResolvedScenario) -> Iterator[str]:
     if model.positions is PositionEncoding.LEARNED:
         yield (
             f"model.mtp_layers: {model.mtp_layers} further tokens, but {model.name} has learned positions, with "
-            "which Megatron-LM predicts none; rotary ones fit"
+            "which Megatron-LM predicts none; they need rotary ones"
         )
     if scenario.training.lora is not None:
         yield Problem(

@@ -136,4 +136,7 @@ def check_lora_precision(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that LoRA is not combined with quantized matmuls."""
     recipe = scenario.training.recipe
     if scenario.training.lora is not None and recipe.casts is not None:
-        yield f"training.lora: adapters with matmuls in {recipe.name} are not modelled; precision bf16 fits"
+        yield Problem(
+            f"training.lora: adapters with matmuls in {recipe.name} are not modelled",
+            Remedy("training.precision", (("bf16",),)),
+        )

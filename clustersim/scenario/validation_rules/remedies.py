@@ -9,7 +9,7 @@ suggestion. Where no single value helps, the message says so.
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from typing import Any, Final, Self
 
 from clustersim.common.errors import InputError
@@ -70,25 +70,30 @@ class Problem(str):
         return problem
 
 
+class SizeProblem(Problem):
+    """A problem without which no other rule can be applied, so that it hides theirs."""
+
+
 def describe_problems(problems: Sequence[str], read_variant: ReadVariant) -> list[str]:
     """The problems, each with the nearest values that repair it."""
     return [_describe_problem(problem, problems, read_variant) for problem in problems]
 
 
 def _describe_problem(problem: str, problems: Sequence[str], read_variant: ReadVariant) -> str:
-    remedies = problem.remedies if isinstance(problem, Problem) else ()
-    if not remedies:
+    if not isinstance(problem, Problem) or not problem.remedies:
         return str(problem)
-    for remedy in remedies:
-        known = {problem_key(other) for other in problems} - {problem_key(problem), remedy.key}
-        legal = [
-            suggestion
-            for values in remedy.directions
-            for suggestion in islice(_legal_values(remedy.key, values, known, read_variant), 1)
+    known = frozenset(map(problem_key, problems)) - {problem_key(problem)}
+    criteria = [_LegalVariant(read_variant, problem_key(problem), known)]
+    if isinstance(problem, SizeProblem):  # else what it hides would exclude every value
+        criteria.append(_LegalVariant(read_variant, problem_key(problem), None))
+    for criterion, remedy in product(criteria, problem.remedies):
+        suggestions = [
+            suggestion for values in remedy.directions for suggestion in islice(criterion.values(remedy.key, values), 1)
         ]
-        if legal:
-            return f"{problem}; {_join(remedy.name, legal)} fits"
-    return f"{problem}; no other {' or '.join(remedy.name for remedy in remedies)} fits alone"
+        if suggestions:
+            return f"{problem}; {_join(remedy.name, suggestions)} fits"
+    names = dict.fromkeys(remedy.name for remedy in problem.remedies)
+    return f"{problem}; no other {' or '.join(names)} alone fits"
 
 
 def problem_key(problem: str) -> str:
@@ -96,31 +101,43 @@ def problem_key(problem: str) -> str:
     return problem.partition(":")[0]
 
 
-def _legal_values(
-    key: str, values: Iterable[Any], known: set[str], read_variant: ReadVariant
-) -> Iterator[tuple[Any, int | None]]:
-    """Values with which only known problems are left, each with the dp that it needs (None: the file's)."""
-    for value in values:
-        override = f"{key}={json.dumps(value)}"
-        if _read_legal(read_variant, [override], known) is not None:
-            yield value, None
-        elif key in _CHANGES_RANKS:
-            resolved = _read_legal(read_variant, [override, f"{_DP_KEY}=null"], known)
-            if resolved is not None:
-                yield value, resolved.layout.as_configured.dp
+@dataclass(frozen=True, slots=True)
+class _LegalVariant:
+    """Which values repair a problem. known: keys of the others, which may stay; None: any may but the value's own."""
 
+    read_variant: ReadVariant
+    repaired: str
+    known: frozenset[str] | None
 
-def _read_legal(read_variant: ReadVariant, overrides: Sequence[str], known: set[str]) -> ResolvedScenario | None:
-    """The scenario with overrides, if no unknown problem is in it."""
-    try:
-        problems, resolved = read_variant(overrides)
-    except InputError:
-        return None
-    return resolved if {problem_key(problem) for problem in problems} <= known else None
+    def values(self, key: str, values: Iterable[Any]) -> Iterator[tuple[Any, int | None]]:
+        """Values that repair the problem, each with the dp that it needs (None: the file's)."""
+        for value in values:
+            override = f"{key}={json.dumps(value)}"
+            if self._read(key, [override]) is not None:
+                yield value, None
+            elif key in _CHANGES_RANKS:
+                resolved = self._read(key, [override, f"{_DP_KEY}=null"])
+                if resolved is not None:
+                    yield value, resolved.layout.as_configured.dp
+
+    def _read(self, key: str, overrides: Sequence[str]) -> ResolvedScenario | None:
+        """The scenario with overrides, if that repairs the problem."""
+        try:
+            problems, resolved = self.read_variant(overrides)
+        except InputError:
+            return None
+        left = frozenset(map(problem_key, problems))
+        is_legal = left.isdisjoint({self.repaired, key}) and (self.known is None or left <= self.known)
+        return resolved if is_legal else None
 
 
 def _join(name: str, legal: Sequence[tuple[Any, int | None]]) -> str:
     """Legal values as text: `tp 4 or 8`, `tp 4 with dp 2 or tp 8 with dp 1`."""
     if all(dp is None for _, dp in legal):
-        return f"{name} {' or '.join(str(value) for value, _ in legal)}"
-    return " or ".join(f"{name} {value}{'' if dp is None else f' with dp {dp}'}" for value, dp in legal)
+        return f"{name} {' or '.join(_format(value) for value, _ in legal)}"
+    return " or ".join(f"{name} {_format(value)}{'' if dp is None else f' with dp {dp}'}" for value, dp in legal)
+
+
+def _format(value: Any) -> str:
+    """A value as it is written in a file."""
+    return json.dumps(value).replace('"', "")
