@@ -116,7 +116,9 @@ def test_recomputed_layers_up_to_largest_stage_are_valid(mapping: dict[str, Any]
 def test_mla_recompute_module_needs_mla(mapping: dict[str, Any]) -> None:
     """Megatron-LM's transformer_config.py raises the same."""
     overrides = ["training.recompute={modules: [mla_up_proj, mlp]}"]
-    with pytest.raises(InputError, match="mla_up_proj is of latent attention, which llama3-8b has not; .* layernorm, "):
+    with pytest.raises(
+        InputError, match=r"mla_up_proj is of latent attention, which llama3-8b has not; .* layernorm, "
+    ):
         Scenario.from_mapping(mapping, overrides)
 
 
