@@ -28,7 +28,7 @@ FAMILIES: Final = {
     "megatron": frozenset({"megatron", "megatron-2021", "megatron-2022", "megatron-deepspeed", "nemo"}),
     "pytorch": frozenset({"pytorch"}),
 }
-"""Frameworks that allocate memory alike, by family: Megatron-LM and its descendants; PyTorch's own parallelism."""
+"""Frameworks with the same memory management, by family: Megatron-LM and its descendants; PyTorch's own parallelism."""
 
 
 def memory_error_model(errors: Iterable[PeakError]) -> MemoryErrorModel:

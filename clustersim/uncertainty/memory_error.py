@@ -109,8 +109,8 @@ class MemoryErrorModel:
 
     def _families_for(self, framework: str) -> Iterable[MemoryErrorFamily]:
         """The family of a framework, or all that have enough sources if it has none of its own."""
-        own = [family for family in self.families if framework in family.frameworks and family.has_enough_sources]
-        return own or [family for family in self.families if family.has_enough_sources]
+        families = [family for family in self.families if family.has_enough_sources]
+        return [family for family in families if framework in family.frameworks] or families
 
     def _family_probability(self, family: MemoryErrorFamily, margin: float) -> float:
         shares = [*family.source_shares(margin), float(self._ratios()[-1] <= margin * (1.0 + _ROUNDING))]

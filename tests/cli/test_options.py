@@ -33,6 +33,7 @@ OPTIONS = {
         "--clusters",
         "--fix",
         "--vary",
+        "--headroom",
         "--top",
         "--workers",
         "--executor",

@@ -82,8 +82,8 @@ def describe_problems(problems: Sequence[str], read_variant: ReadVariant) -> lis
 def _describe_problem(problem: str, problems: Sequence[str], read_variant: ReadVariant) -> str:
     if not isinstance(problem, Problem) or not problem.remedies:
         return str(problem)
-    known = frozenset(map(problem_key, problems)) - {problem_key(problem)}
-    criteria = [_LegalVariant(read_variant, problem_key(problem), known)]
+    other_keys = frozenset(map(problem_key, problems)) - {problem_key(problem)}
+    criteria = [_LegalVariant(read_variant, problem_key(problem), other_keys)]
     if isinstance(problem, SizeProblem):  # else what it hides would exclude every value
         criteria.append(_LegalVariant(read_variant, problem_key(problem), None))
     for criterion, remedy in product(criteria, problem.remedies):
@@ -103,11 +103,11 @@ def problem_key(problem: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _LegalVariant:
-    """Which values repair a problem. known: keys of the others, which may stay; None: any may but the value's own."""
+    """Which values repair a problem. other_keys: of problems that may stay; None: all but the value's own."""
 
     read_variant: ReadVariant
     repaired: str
-    known: frozenset[str] | None
+    other_keys: frozenset[str] | None
 
     def values(self, key: str, values: Iterable[Any]) -> Iterator[tuple[Any, int | None]]:
         """Values that repair the problem, each with the dp that it needs (None: the file's)."""
@@ -127,7 +127,7 @@ class _LegalVariant:
         except InputError:
             return None
         left = frozenset(map(problem_key, problems))
-        is_legal = left.isdisjoint({self.repaired, key}) and (self.known is None or left <= self.known)
+        is_legal = left.isdisjoint({self.repaired, key}) and (self.other_keys is None or left <= self.other_keys)
         return resolved if is_legal else None
 
 
