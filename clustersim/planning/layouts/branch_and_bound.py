@@ -44,6 +44,7 @@ from clustersim.results.search_result import (
     PrunedLayouts,
     SearchResult,
     SensitivityCase,
+    SetAsideJob,
 )
 from clustersim.scenario import Scenario
 from clustersim.uncertainty.model_file import load_uncertainty_model
@@ -150,8 +151,9 @@ def search_layouts(
 class _SearchState:
     """A search in progress.
 
-    legal: layouts whose states fit; chains: those that are searched, of each chain the first that fits and leaves
-    the headroom is wanted; relaxed_jobs: those in which none does, so that the headroom is waived.
+    legal: layouts whose states fit; too_large_states: memory of those of the others; chains: those that are
+    searched, of each chain the first that fits and leaves the headroom is wanted; relaxed_jobs: those in which none
+    does, so that the headroom is waived.
     """
 
     search: LayoutSearch
@@ -161,6 +163,7 @@ class _SearchState:
     complete: bool = True
     legal: list[CandidateBound] = field(default_factory=list)
     chains: list[list[CandidateBound]] = field(default_factory=list)
+    too_large_states: dict[LayoutCandidate, MemoryUse] = field(default_factory=dict)
     relaxed_jobs: frozenset[int] = frozenset()
     changes: tuple[SensitivityCase, ...] = ()
 
@@ -199,9 +202,13 @@ class _SearchState:
         for candidate_bound in (candidate for candidate in candidate_bounds if candidate.bound is None):
             count_pruned(self.pruned, candidate_bound.rejection)
         self.legal = [candidate for candidate in candidate_bounds if candidate.bound is not None]
+        self.too_large_states = {
+            bound.candidate: bound.states
+            for bound in candidate_bounds
+            if bound.bound is None and bound.states is not None
+        }
         if not self.legal:
-            states = {bound.candidate: bound.states for bound in candidate_bounds if bound.states is not None}
-            raise InputError(_empty_search_message(self.search.space.combination_count, self.pruned, states))
+            raise InputError(self._empty_search_message())
 
     def simulate_by_bound(self, pool: Executor) -> None:
         """Simulate the layouts that leave the headroom; in jobs that have none, those that fit without it."""
@@ -213,8 +220,7 @@ class _SearchState:
         if self.relaxed_jobs:
             self._simulate_chains(pool)
         if not self.store.layouts:
-            short = self.store.short_of_memory
-            raise InputError(_empty_search_message(self.search.space.combination_count, self.pruned, short))
+            raise InputError(self._empty_search_message())
 
     def _simulate_chains(self, pool: Executor) -> None:
         """Simulate by ascending bound until none is below the threshold; several workers simulate a few too many."""
@@ -363,7 +369,44 @@ class _SearchState:
             complete=self.complete,
             sensitivity=self.changes,
             repeatability=self.repeatability,
-            set_aside=self.search.space.set_aside,
+            set_aside=(*self.search.space.set_aside, *(self._empty_jobs() if self.complete else ())),
+        )
+
+    def _empty_jobs(self) -> Iterator[SetAsideJob]:
+        """The jobs of which no layout is left."""
+        searched = {candidate.job_index for candidate in self.store.layouts}
+        for job_index, job in enumerate(self.search.space.jobs):
+            if job_index not in searched:
+                name = f"{job.resolved.cluster.gpu_count:,} GPUs of {job.resolved.cluster.name}"
+                reason = self._memory_shortage(job_index) or "no layout is legal"
+                yield SetAsideJob(name, f"none of {job.combination_count:,} layouts is left: {reason}")
+
+    def _memory_shortage(self, job_index: int | None = None) -> str:
+        """What the legal layouts (of a job) lack, and which of them lacks least; empty if none is legal."""
+        short_of_memory = {
+            candidate: use
+            for candidate, use in (*self.too_large_states.items(), *self.store.short_of_memory.items())
+            if job_index in (None, candidate.job_index)
+        }
+        if not short_of_memory:
+            return ""
+        least, use = min(short_of_memory.items(), key=lambda item: item[1].needed / item[1].capacity)
+        return (
+            f"{len(short_of_memory):,} are legal, and none fits in memory; the one that needs least, "
+            f"{describe_use(use)}, is {' '.join(least.overrides)}"
+        )
+
+    def _empty_search_message(self) -> str:
+        """Why no layout is left: memory, if some are legal; else the rule that most violate."""
+        candidates = self.search.space.combination_count
+        if shortage := self._memory_shortage():
+            return f"none of {candidates:,} layouts is left: {shortage}"
+        if not self.pruned:
+            return "no layout varies; name keys and values, as in --vary layout.tp=1,2,4"
+        main_reason = max(self.pruned.values(), key=lambda pruned_layouts: pruned_layouts.count)
+        return (
+            f"none of {candidates:,} layouts is left; most, {main_reason.count:,}, are pruned by this: "
+            f"{main_reason.example}"
         )
 
     def _preferred_index(self, ranked: Sequence[tuple[LayoutCandidate, LayoutResult]]) -> int:
@@ -413,25 +456,6 @@ def _rank(layout: LayoutResult) -> tuple[bool, float]:
 def _ties(layout: LayoutResult, best: LayoutResult, repeatability: float) -> bool:
     """Whether a layout is as good as the best, within the variation of equal runs."""
     return layout.leaves_headroom == best.leaves_headroom and layout.score <= best.score * (1.0 + repeatability)
-
-
-def _empty_search_message(
-    candidates: int, pruned: Mapping[str, PrunedLayouts], short_of_memory: Mapping[LayoutCandidate, MemoryUse]
-) -> str:
-    """Why no layout is left: memory, if some are legal; else the rule that most violate."""
-    if short_of_memory:
-        least, use = min(short_of_memory.items(), key=lambda pair: pair[1].needed / pair[1].capacity)
-        return (
-            f"none of {candidates:,} layouts is left: {len(short_of_memory):,} are legal, and none fits in memory; the "
-            f"one that needs least, {describe_use(use)}, is {' '.join(least.overrides)}"
-        )
-    if not pruned:
-        return "no layout varies; name keys and values, as in --vary layout.tp=1,2,4"
-    main_reason = max(pruned.values(), key=lambda pruned_layouts: pruned_layouts.count)
-    return (
-        f"none of {candidates:,} layouts is left; most, {main_reason.count:,}, are pruned by this: "
-        f"{main_reason.example}"
-    )
 
 
 def _ignore_progress(_label: str, _done: int, _total: int, _best: LayoutResult | None) -> None:

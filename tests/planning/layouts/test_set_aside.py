@@ -77,6 +77,17 @@ def test_one_impossible_size_is_set_aside_with_its_reason() -> None:
     assert result.to_json()["set_aside"] == [{"name": job.name, "reason": job.reason}]
 
 
+def test_size_without_a_legal_layout_is_named() -> None:
+    """A batch of 8 has no sequence for each of the 16 replicas of 32 GPUs."""
+    fix = {"layout.tp": "2", "layout.pp": "1", "layout.cp": "1", "training.microbatch": "1"}
+    space = SearchSpace.from_scenario(search_scenario(), fix, gpus=[8, 32])
+    result = LayoutSearch(space, sensitivity=False).run()
+    assert {layout.gpus for layout in result.simulated} == {8}
+    (job,) = result.set_aside
+    assert "32 GPUs" in job.name
+    assert "none of" in job.reason
+
+
 def test_impossible_sizes_alone_are_an_error_that_names_each() -> None:
     with pytest.raises(InputError, match=r"12 GPUs.*; .*20 GPUs"):
         SearchSpace.from_scenario(search_scenario(), gpus=[12, 20])
