@@ -68,6 +68,10 @@ COMMANDS: Final = {
         "calibrate.fit.prediction_interval",
         "fit prediction intervals to out-of-sample errors",
     ),
+    "fit-memory-error": CalibrateCommand(
+        "calibrate.fit.memory_error",
+        "collect the errors of predicted peak memory, and the headroom that they ask for",
+    ),
 }
 
 

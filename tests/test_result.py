@@ -14,7 +14,8 @@ from clustersim.scenario import Contention
 # Keys of the JSON report as first published: keys are added, never renamed or removed.
 STABLE_KEYS = [
     "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "hfu", "bubble_fraction",
-    "exposed_communication_fraction", "peak_memory_bytes", "memory_capacity_bytes", "fits", "breakdown_s",
+    "exposed_communication_fraction", "peak_memory_bytes", "memory_capacity_bytes", "fits", "fit_probability",
+    "breakdown_s",
     "provenance_share", "ranks", "simulated_ranks", "spans", "simulate_wall_s", "warnings", "not_modelled",
 ]  # fmt: skip
 KEYS = [

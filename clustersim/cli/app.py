@@ -263,6 +263,13 @@ def search(
         list[str] | None,
         _override_option(help="Search over these values of a key; repeatable.", metavar="KEY=V1,V2,..."),
     ] = None,
+    headroom: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of each device to leave free, e.g. 10%; default: what errors of published predictions ask for.",
+        ),
+    ] = "",
     top: Annotated[int, typer.Option(min=1, metavar="K", help="Number of best layouts to report.")] = 10,
     workers: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Worker processes; default: one per core.")
@@ -280,7 +287,7 @@ def search(
         str | None, typer.Option(metavar="FILE", help="Write the layouts found as JSON; - is stdout.")
     ] = None,
     html: Html = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the layout to take; no progress.")] = False,
 ) -> None:
     """Search for the best layouts of a scenario's job, starting from the layout in the file."""
     from clustersim.cli.outputs import EXIT_INTERRUPTED, Outputs
@@ -297,8 +304,10 @@ def search(
         workers,
         resume,
         executor,
+        headroom,
+        quiet,
     )
-    outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
+    outputs = Outputs(json=json, html=html, table=json != "-")
     complete = search_layouts(file, overrides or [], options, outputs)
     raise typer.Exit(0 if complete else EXIT_INTERRUPTED)
 

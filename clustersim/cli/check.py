@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clustersim.common.units import format_bytes
+from clustersim.common.units import format_bytes, format_probability
 from clustersim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ def check_scenario(file: Path, overrides: Sequence[str], *, quiet: bool = False)
 
     report = check(scenario)
     peak, capacity = format_bytes(report.peak_memory_bytes), format_bytes(report.memory_capacity_bytes)
-    verdict = "valid and fits" if report.fits else "valid, but does not fit"
+    probability = format_probability(report.fit_probability)
+    verdict = f"valid and fits (probability {probability})" if report.fits else "valid, but does not fit"
     if not (quiet and report.fits and not report.warnings):
         print(f"{file}: {verdict}: {peak} of {capacity} on the peak-memory GPU{_format_host_memory(report)}")
     for warning in report.warnings:

@@ -31,11 +31,14 @@ def count_progress(label: str, total: int | None) -> Iterator[Callable[[int], No
 
 
 @contextmanager
-def track_progress(label: str, total: int | None = None) -> Iterator[ProgressCallback]:
+def track_progress(label: str, total: int | None = None, *, shown: bool = True) -> Iterator[ProgressCallback]:
     """The same for work in stages; yields a callback that takes the stage's label, its items done and its total.
 
-    label, total: of the first stage.
+    label, total: of the first stage; shown: False to show nothing.
     """
+    if not shown:
+        yield lambda _stage, _done, _total: None
+        return
     if not sys.stderr.isatty():
         with _progress_lines(label, total) as report_progress:
             yield report_progress

@@ -34,6 +34,8 @@ class SearchOptions:
     workers: int | None = None
     resume: str | None = None
     executor: str = "local"
+    headroom: str = ""
+    quiet: bool = False
 
 
 def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions, outputs: Outputs) -> bool:
@@ -44,12 +46,13 @@ def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions,
 
     scenario = Scenario.load(file, overrides)
     outputs.check_writable((file, *scenario.files))
-    objective, space = parse_objective(options.objective), search_space(scenario, options)
+    objective, headroom = parse_objective(options.objective), parse_headroom(options.headroom)
+    space = search_space(scenario, options)
     store = None if options.resume is None else Path(options.resume)
     workers = options.workers or (1 if space.combination_count < _MAX_SERIAL_LAYOUTS else os.cpu_count() or 1)
     with (
         open_executor(options.executor, workers) as (executor, worker_count),
-        track_progress("weighing layouts") as report_progress,
+        track_progress("weighing layouts", shown=not options.quiet) as report_progress,
     ):
 
         def progress(stage_label: str, done: int, total: int, best: "LayoutResult | None") -> None:
@@ -58,7 +61,8 @@ def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions,
             best_text = "" if best is None else f" (best so far {format_step_time(best.step_time)})"
             report_progress(f"{stage_label}{best_text}", done, total)
 
-        raw_result = LayoutSearch(space, options.top, objective, worker_count, store, executor).run(progress)
+        search = LayoutSearch(space, options.top, objective, worker_count, store, executor, headroom=headroom)
+        raw_result = search.run(progress)
     result = replace(raw_result, base_overrides=tuple(overrides))
     if outputs.json is not None:
         write_json(result.to_json(), outputs.json)
@@ -66,7 +70,7 @@ def search_layouts(file: Path, overrides: Sequence[str], options: SearchOptions,
         _write_page(result, file, outputs.html)
     if outputs.table:
         _print_result(result, file, options)
-        for path in outputs.file_paths.values():
+        for path in () if options.quiet else outputs.file_paths.values():
             announce_file(path)
     return result.complete
 
@@ -86,6 +90,20 @@ def search_space(scenario: Scenario, options: SearchOptions) -> "SearchSpace":
         clusters=clusters,
         batch_per_gpu=options.batch_per_gpu,
     )
+
+
+def parse_headroom(text: str) -> float | None:
+    """The share of a device that an option states, as 0.1 or 10%; None for the default (empty)."""
+    if not text:
+        return None
+    number = text.strip().removesuffix("%")
+    try:
+        share = float(number) / (100.0 if "%" in text else 1.0)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share < 1.0:
+        raise InputError(f"--headroom {text}: is no share of a device; write such as --headroom 10%, or 0 for none")
+    return share
 
 
 def _parse_key_values(option: str, texts: Sequence[str]) -> dict[str, str]:
@@ -138,9 +156,10 @@ def _print_result(result: "SearchResult", file: Path, options: SearchOptions) ->
     from rich.console import Console
     from rich.text import Text
 
-    from clustersim.report.terminal.search import render_search, run_command
+    from clustersim.report.terminal.search import render_choice, render_search, run_command
 
-    console = Console()
-    console.print(render_search(result, resumable=options.resume is not None))
+    console, resumable = Console(), options.resume is not None
+    render = render_choice if options.quiet else render_search
+    console.print(render(result, resumable=resumable))
     if result.simulated:
         console.print(Text(f"to run it: {run_command(result, result.recommended, file)}", style="cyan"), soft_wrap=True)

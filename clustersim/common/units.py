@@ -203,3 +203,12 @@ def _format_two_units(value: Seconds) -> str:
     )
     large_count, small_count = divmod(round(abs(value) / size), small_per_large)
     return f"{'-' if value < 0 else ''}{large_count:,} {large} {small_count} {small}"
+
+
+def format_probability(probability: float) -> str:
+    """A probability as text, rounded down: what happens with 99.6 % is not certain.
+
+    >>> format_probability(0.996), format_probability(0.29)
+    ('99%', '29%')
+    """
+    return f"{math.floor(100.0 * probability + 1e-9)}%"

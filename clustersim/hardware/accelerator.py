@@ -29,7 +29,6 @@ from clustersim.hardware.technology_reader import read_generation
 MAX_SUSTAINED_RATIO: Final = 1.25  # relative to the rate of the published standalone kernels
 MAX_INTERFERENCE: Final = 10.0  # kernels slowed 11x; above it is a percentage by mistake
 _UNKNOWABLE: Final = ("power", "price")  # keys of the section `unknown`
-_PROVENANCE: Final = MappingProxyType({"published": True, "roofline": False})
 _EXAMPLE: Final = "like: h100-sxm-80gb"
 
 

@@ -29,17 +29,38 @@ from clustersim.results.oom_suggestions import oom_suggestions
 from clustersim.scenario import Scenario
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.consistency import find_problems
+from clustersim.uncertainty.memory_error import default_headroom, fit_probability
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes that the most loaded GPU needs, of its capacity. hosts_fit: whether offloaded memory fits the hosts'."""
+
+    needed: Bytes
+    capacity: Bytes
+    hosts_fit: bool = True
+
+    @property
+    def fits(self) -> bool:
+        """Whether every GPU and host has the memory."""
+        return self.needed <= self.capacity and self.hosts_fit
+
+    def leaves_headroom(self, headroom: float) -> bool:
+        """Whether it fits and this share of every device stays free."""
+        return self.fits and self.needed <= self.capacity * (1.0 - headroom)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCheckReport:
     """Whether a scenario fits in memory. suggestions: changes that would make it fit, if it does not.
 
-    host: memory of the most loaded node's host; None: nothing is offloaded.
+    fit_probability: by the errors of published predictions (`uncertainty.memory_error`); host: memory of the most
+    loaded node's host; None: nothing is offloaded.
     """
 
     peak_memory_bytes: Bytes
     memory_capacity_bytes: Bytes
+    fit_probability: float
     warnings: tuple[str, ...]
     suggestions: tuple[str, ...]
     host: HostMemoryUse | None = None
@@ -62,20 +83,35 @@ def check(scenario: Scenario) -> MemoryCheckReport:
 
 def fits_in_memory(scenario: ResolvedScenario) -> bool:
     """Whether every GPU's peak is within its capacity, and offloaded memory within the hosts'."""
+    return peak_memory_use(scenario).fits
+
+
+def peak_memory_use(scenario: ResolvedScenario) -> MemoryUse:
+    """Memory at the peak of a step."""
     plan = build_plan(scenario)
-    ledgers = ledgers_from_order(build_footprint(scenario, plan), pass_orders(scenario, plan))
-    if any(ledger.peak > capacity for ledger, capacity in zip(ledgers, memory_capacities(scenario), strict=True)):
-        return False
-    host = _max_host_use_of_plan(scenario, plan)
-    return host is None or host.fits
+    use = MemoryUse(*max_utilization(_peak_bytes(scenario, plan), memory_capacities(scenario)))
+    host = _max_host_use_of_plan(scenario, plan) if use.fits else None
+    return use if host is None else replace(use, hosts_fit=host.fits)
 
 
-def model_states_fit(scenario: ResolvedScenario) -> bool:
-    """Whether model states alone (weights, gradients, optimizer) fit, whatever the microbatches and recomputation."""
+def model_states_use(scenario: ResolvedScenario) -> MemoryUse:
+    """Memory of model states alone (weights, gradients, optimizer), whatever the microbatches and recomputation."""
     footprint = build_footprint(scenario, build_plan(scenario))
     resident_bytes = (footprint.resident_bytes(rank) for rank in range(scenario.layout.pp))
-    state_bytes = (sum(rank_bytes[use] for use in CONSTANT_CATEGORIES) for rank_bytes in resident_bytes)
-    return all(size <= capacity for size, capacity in zip(state_bytes, memory_capacities(scenario), strict=True))
+    state_bytes = [sum(rank_bytes[use] for use in CONSTANT_CATEGORIES) for rank_bytes in resident_bytes]
+    return MemoryUse(*max_utilization(state_bytes, memory_capacities(scenario)))
+
+
+def required_headroom(scenario: ResolvedScenario, headroom: float | None) -> float:
+    """The share of the device that a layout has to leave free; None: what published errors ask for."""
+    return default_headroom(scenario.framework.name) if headroom is None else headroom
+
+
+def memory_fit_probability(
+    scenario: ResolvedScenario, peak: Bytes, capacity: Bytes, host: HostMemoryUse | None
+) -> float:
+    """Probability that a scenario with this peak of its most loaded GPU fits; 0 where hosts lack memory."""
+    return 0.0 if host is not None and not host.fits else fit_probability(scenario.framework.name, peak, capacity)
 
 
 def _report_without_suggestions(scenario: Scenario) -> MemoryCheckReport:
@@ -83,7 +119,8 @@ def _report_without_suggestions(scenario: Scenario) -> MemoryCheckReport:
     peak, capacity = max_memory_utilization(scenario)
     host = max_host_use(scenario)
     warnings = (*scenario.warnings, *(() if host is None else host.problems))
-    return MemoryCheckReport(peak, capacity, warnings, (), host)
+    probability = memory_fit_probability(scenario, peak, capacity, host)
+    return MemoryCheckReport(peak, capacity, probability, warnings, (), host)
 
 
 def max_memory_utilization(scenario: ResolvedScenario) -> tuple[Bytes, Bytes]:

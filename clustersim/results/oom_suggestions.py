@@ -10,12 +10,13 @@ from itertools import islice
 from typing import Final
 
 from clustersim.common.errors import InputError
-from clustersim.common.units import Bytes, format_bytes
+from clustersim.common.units import Bytes, format_bytes, format_probability
 from clustersim.model.training import FullRecompute
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.catalogue import changes_for
 from clustersim.scenario.changes.scenario_change import Baseline, ChangedScenario, ChangeSubject, ChangeUse
 from clustersim.scenario.changes.training import with_recompute
+from clustersim.uncertainty.memory_error import fit_probability
 
 MAX_SUGGESTIONS: Final = 4
 _PAIRED_SUBJECTS: Final = (ChangeSubject.LAYOUT, ChangeSubject.OFFLOAD)
@@ -44,5 +45,7 @@ def _first_fitting(alternatives: Iterator[ChangedScenario], capacity: Bytes, pea
         except InputError:
             continue
         if peak <= capacity:
-            return f"{alternative.detail} would fit ({format_bytes(peak)} of {format_bytes(capacity)})"
+            probability = format_probability(fit_probability(alternative.scenario.framework.name, peak, capacity))
+            sizes = f"{format_bytes(peak)} of {format_bytes(capacity)}"
+            return f"{alternative.detail} would fit ({sizes}, probability {probability})"
     return None

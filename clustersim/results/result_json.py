@@ -66,6 +66,7 @@ def _memory_json(result: StepMetrics) -> dict[str, Any]:
         "peak_memory_bytes": result.peak_memory,
         "memory_capacity_bytes": result.memory_capacity,
         "fits": result.fits_in_memory,
+        "fit_probability": result.fit_probability,
         "host_memory": _host_json(result),
     }
 

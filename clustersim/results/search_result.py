@@ -16,9 +16,12 @@ from clustersim.common.units import (
     format_number,
     format_step_time,
 )
+from clustersim.results.memory_check import MemoryUse
 
 MAX_RIVALS: Final = 4
 """Number of layouts that are compared in the sensitivity analysis."""
+SURELY_BETTER: Final = 0.05
+"""Difference of the probability to fit by which a layout is preferred to a simpler one that is as fast."""
 _BATCH_KEY: Final = "training.global_batch"
 DERIVED_KEYS: Final = ("layout.sequence_parallel", "layout.layers_per_stage", _BATCH_KEY)
 """Keys whose values usually follow from other keys."""
@@ -31,11 +34,12 @@ class LayoutResult:
     overrides: as `--set` takes them; job: index of the sub-problem of the search; score: objective value, lower
     is better; interval: prediction interval of the step time; breakdown: seconds of a step by time category,
     averaged over ranks; mfu, mfu_causal: with attention as a full matrix, and as its causal mask leaves it;
-    memory: capacity of the GPU in bytes; cost, energy: per trillion tokens, None where
-    prices or powers are unknown; price_kind: contract or list, as `PriceKind`; tied: as good as the best within the
-    variation of equal runs; run: metrics of the full training run if the objective needs them: days, goodput,
-    interval (seconds between checkpoints), nodes and spare_nodes; extrapolated: its step time was extrapolated
-    from fewer microbatches, accurately enough to exclude it from the best.
+    memory: capacity of the GPU in bytes; fit_probability: that it fits in memory, by the errors
+    of published predictions; required_headroom: share of every device that it has to leave free; cost, energy: per
+    trillion tokens, None where prices or powers are unknown; price_kind: contract or list, as `PriceKind`; tied: as
+    good as the best within the variation of equal runs; run: metrics of the full training run if the objective needs
+    them: days, goodput, interval (seconds between checkpoints), nodes and spare_nodes; extrapolated: its step time was
+    extrapolated from fewer microbatches, accurately enough to exclude it from the best.
     """
 
     overrides: tuple[str, ...]
@@ -51,6 +55,8 @@ class LayoutResult:
     peak_memory: Bytes
     memory: Bytes
     breakdown: Mapping[str, Seconds]
+    fit_probability: float
+    required_headroom: float
     cost: float | None = None
     currency: str = ""
     price_kind: str = ""
@@ -63,6 +69,11 @@ class LayoutResult:
     def headroom(self) -> Bytes:
         """Free memory of the GPU with the highest memory use, in bytes."""
         return self.memory - self.peak_memory
+
+    @property
+    def leaves_headroom(self) -> bool:
+        """Whether it leaves the required share of every device free."""
+        return MemoryUse(self.peak_memory, self.memory).leaves_headroom(self.required_headroom)
 
     def to_json(self) -> dict[str, Any]:
         """The layout as plain data."""
@@ -77,6 +88,9 @@ class LayoutResult:
             "mfu_causal": self.mfu_causal,
             "peak_memory_bytes": self.peak_memory,
             "memory_headroom_bytes": self.headroom,
+            "fit_probability": self.fit_probability,
+            "required_headroom": self.required_headroom,
+            "leaves_headroom": self.leaves_headroom,
             "cost_per_trillion_tokens": self.cost,
             "currency": self.currency or None,
             "price_kind": self.price_kind or None,
@@ -94,6 +108,14 @@ class PrunedLayouts:
 
     count: int
     example: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAsideJob:
+    """A size or cluster that was asked for and cannot be searched. name: which; reason: why."""
+
+    name: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +150,10 @@ class SearchResult:
     preferred: index of the simplest of those tied with the best; first: the initial guess; complete: whether
     all layouts were examined; changes: scores of the rivals under changed assumptions; repeat: relative
     variation between two runs of the same configuration; given: overrides of the file that are applied to all
-    layouts.
+    layouts; set_aside: jobs that were asked for and cannot be searched.
+
+    Layouts that do not leave the required headroom are among the simulated ones only where no layout of their job
+    does, and come after all that do.
     """
 
     objective: str
@@ -144,6 +169,7 @@ class SearchResult:
     sensitivity: tuple[SensitivityCase, ...] = ()
     repeatability: float = 0.0
     base_overrides: tuple[str, ...] = ()
+    set_aside: tuple[SetAsideJob, ...] = ()
 
     @property
     def shows_inverse_score(self) -> bool:
@@ -223,7 +249,7 @@ class SearchResult:
 
     @property
     def recommended(self) -> LayoutResult:
-        """The recommended layout: the simplest of those tied with the best."""
+        """The recommended layout: of those tied with the best that fit most surely, the simplest."""
         return self.simulated[self.preferred]
 
     @property
@@ -292,6 +318,7 @@ class SearchResult:
             "candidates": self.candidates,
             "pruned": {reason: pruned_layouts.count for reason, pruned_layouts in self.pruned.items()},
             "pruned_examples": {reason: layouts.example for reason, layouts in self.pruned.items()},
+            "set_aside": [asdict(job) for job in self.set_aside],
             "bounded": len(self.bounded),
             "simulated": len(self.simulated),
             "wall_s": self.wall_seconds,

@@ -8,7 +8,12 @@ import numpy as np
 from clustersim.common.units import Bytes
 from clustersim.memory.host_memory import HostMemoryUse
 from clustersim.memory.ledger import MemoryLedger
-from clustersim.results.memory_check import max_host_use, memory_capacities, suggest_memory_fixes
+from clustersim.results.memory_check import (
+    max_host_use,
+    memory_capacities,
+    memory_fit_probability,
+    suggest_memory_fixes,
+)
 from clustersim.scenario import Scenario
 
 
@@ -49,6 +54,11 @@ class StepMemory:
     def fits(self) -> bool:
         """Whether every GPU's peak is within its capacity, and offloaded memory within the hosts'."""
         return self.peak <= self.capacity and (self.host is None or self.host.fits)
+
+    @cached_property
+    def fit_probability(self) -> float:
+        """Probability that the step fits, by the errors of published predictions (`uncertainty.memory_error`)."""
+        return memory_fit_probability(self.scenario, self.peak, self.capacity, self.host)
 
     @cached_property
     def suggestions(self) -> tuple[str, ...]:

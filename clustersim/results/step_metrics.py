@@ -223,6 +223,11 @@ class StepMetrics(SimulatedStep):
         return self.memory.fits
 
     @property
+    def fit_probability(self) -> float:
+        """Probability that the step fits in memory, by the errors of published predictions."""
+        return self.memory.fit_probability
+
+    @property
     def host_memory(self) -> HostMemoryUse | None:
         """Memory use of the most loaded node's host; None where nothing is offloaded."""
         return self.memory.host

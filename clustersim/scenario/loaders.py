@@ -6,7 +6,7 @@ directory second.
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -50,6 +50,9 @@ from clustersim.schedules.custom_schedule import load_custom_schedule
 from clustersim.schedules.interleaved import Interleaved
 from clustersim.schedules.registry import build_schedule
 from clustersim.schedules.schedule import Schedule
+
+FEWEST_PAIRED_RANKS: Final = 4
+"""Fewest pipeline ranks of a bidirectional schedule."""
 
 
 def read_allocation(config: PlacementConfig | None, base_dir: Path) -> Allocation | None:
@@ -246,11 +249,13 @@ def read_layout(config: LayoutConfig, gpus: int, framework: Framework, schedule:
 def bidirectional_degrees(pp: int, dp: int) -> tuple[int, int]:
     """The pp and dp degrees of a bidirectional pipeline, as two half-length pipelines in opposite directions.
 
-    Raises InputError for an odd number of ranks, or fewer than 4.
+    Raises InputError for an odd number of ranks, or fewer than `FEWEST_PAIRED_RANKS`.
     """
-    if pp % 2 or pp < 4:
-        hint = "4 is the fewest" if pp < 4 else f"{pp - 1} or {pp + 1} fits"
-        raise InputError(f"pp: {pp}, but dualpipe's ranks are pairs, each with stages that the other has, too; {hint}")
+    if pp % 2 or pp < FEWEST_PAIRED_RANKS:
+        raise InputError(
+            f"pp: {pp}, but dualpipe's ranks are pairs, each with stages that the other has, too: an even number, at "
+            f"least {FEWEST_PAIRED_RANKS}"
+        )
     return pp // 2, 2 * dp
 
 

@@ -34,11 +34,13 @@ from clustersim.scenario.degradations import apply_mixed_nodes, read_background_
 from clustersim.scenario.error_messages import translate_validation_error
 from clustersim.scenario.file_cache import CachedRead, ReadCache
 from clustersim.scenario.model import read_model
+from clustersim.scenario.overrides import apply_overrides
 from clustersim.scenario.reliability import ReliabilityModel
 from clustersim.scenario.resolved import ResolvedJob, ResolvedScenario
 from clustersim.scenario.settings import Contention, CostSettings, EconomicsSettings
 from clustersim.scenario.validation_rules import consistency
 from clustersim.scenario.validation_rules.precision import effective_recipe
+from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Remedy, SizeProblem, describe_problems
 from clustersim.schedules.schedule import Schedule
 
 T = TypeVar("T")
@@ -66,6 +68,17 @@ class ScenarioSource:
         return Path() if self.path is None else self.path.parent
 
 
+class _ProblemError(InputError):
+    """A problem that prevents the rules from being applied."""
+
+    def __init__(self, label: str, problem: SizeProblem) -> None:
+        super().__init__(label, problem)
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedScenario:
     """A validated scenario and what it was read from.
@@ -87,13 +100,37 @@ def resolve_scenario(
     previous_reads: lookups of the scenario that this one is a variant of.
     """
     config, read_cache = _parse_config(raw_mapping, source), ReadCache(previous_reads)
-    resolved = _resolve_config(config, source, read_cache)
-    problems = consistency.find_problems(resolved)
+    read_variant = partial(_read_variant, raw_mapping, source, read_cache, None)
+    try:
+        resolved = _resolve_config(config, source, read_cache)
+        problems = consistency.find_problems(resolved)
+    except _ProblemError as error:
+        raise combined_error(source.label, describe_problems([error.problem], read_variant)) from error
     if problems:
-        raise combined_error(source.label, problems)
+        raise combined_error(source.label, describe_problems(problems, read_variant))
     files = loaders.referenced_files(config, resolved.cluster, source.base_dir, read_cache)
     files = (*files, *(file for job in resolved.co_scheduled_jobs for file in job.files))
     return LoadedScenario(resolved, config.cluster.overrides, files, read_cache.entries)
+
+
+def _read_variant(
+    raw_mapping: Mapping[str, Any],
+    source: ScenarioSource,
+    read_cache: ReadCache,
+    view: "_ClusterView | None",
+    overrides: Sequence[str],
+) -> tuple[Sequence[str], ResolvedScenario]:
+    """A scenario with overrides, and its problems; raise InputError for what cannot be read."""
+    config = _parse_config(apply_overrides(raw_mapping, _name_strategy(raw_mapping, overrides)), source)
+    resolved = _resolve_config(config, source, read_cache, view)
+    return consistency.find_problems(resolved), resolved
+
+
+def _name_strategy(raw_mapping: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[str]:
+    """Overrides in which the data-parallel strategy has its name in the file."""
+    data = raw_mapping.get("layout", {}).get("data")
+    name = next(iter(data), "") if isinstance(data, Mapping) else str(data)
+    yield from (override.replace(STRATEGY_KEY, f"layout.data.{name}") for override in overrides)
 
 
 def resolve_unchecked(
@@ -243,7 +280,9 @@ def _read_layout(config: ScenarioConfig, source: ScenarioSource, inputs: _Refere
     try:
         return loaders.read_layout(config.layout, gpu_count, inputs.effective_framework, inputs.schedule)
     except InputError as error:
-        raise combined_error(source.label, [f"layout.{error}"]) from error
+        pp, rank_counts = config.layout.pp, range(loaders.FEWEST_PAIRED_RANKS, gpu_count + 1, 2)
+        problem = SizeProblem(f"layout.{error}", Remedy.nearest("layout.pp", pp, rank_counts))
+        raise _ProblemError(source.label, problem) from error
 
 
 def _cluster_view(
@@ -387,7 +426,8 @@ def _resolve_co_scheduled_job(
     """One co-scheduled job, resolved on its view of the cluster. Raises InputError."""
     resolved = _resolve_config(spec.config, source, read_cache, view)
     if problems := consistency.find_problems(resolved):
-        raise combined_error(source.label, problems)
+        read_variant = partial(_read_variant, spec.raw_mapping, source, read_cache, view)
+        raise combined_error(source.label, describe_problems(problems, read_variant))
     files = loaders.referenced_files(spec.config, resolved.cluster, source.base_dir, read_cache)
     job_file = () if spec.path is None else (spec.path,)
     return ResolvedJob(resolved, spec.start_offset, spec.path, spec.raw_mapping, (*job_file, *files))

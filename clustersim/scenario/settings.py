@@ -50,8 +50,8 @@ class CostSettings:
 class EconomicsSettings:
     """Settings of costs and energy; they do not affect durations.
 
-    gpu_hour_price: contract price of one GPU hour, or a price list's name, None: the accelerator's or the default list; pue:
-    facility power over IT power; carbon_intensity: grams of CO2 per joule, None: not reported; training_tokens:
+    gpu_hour_price: contract price of one GPU hour, or a price list's name, None: the accelerator's or the default
+    list; pue: facility power over IT power; carbon_intensity: grams of CO2 per joule, None: not reported; training_tokens:
     tokens of the whole run, None: not stated.
     """
 
@@ -65,7 +65,7 @@ class EconomicsSettings:
         """The price of a GPU hour that costs use, and its source; None if unknown. Raises InputError."""
         match self.gpu_hour_price:
             case None if accelerator.price is not None:
-                return PriceQuote(accelerator.price, USER_STATED)
+                return PriceQuote(accelerator.price, "price_per_gpu_hour of the accelerator", PriceKind.CONTRACT)
             case None:
                 return quote_list_price(accelerator.name, cluster)
             case str() as name:

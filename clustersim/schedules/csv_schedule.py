@@ -41,10 +41,7 @@ class CsvSchedule(ScheduleTraits):
         """Placement of the list's stages; raise InputError for another number of ranks."""
         if ranks != self.stage_placement.pipeline_size:
             row_label = _format_count(self.stage_placement.pipeline_size, "row")
-            raise InputError(
-                f"{self.name} has {row_label}, one for each pipeline rank, but layout.pp is {ranks}; "
-                f"pp {self.stage_placement.pipeline_size} fits"
-            )
+            raise InputError(f"{self.name} has {row_label}, one for each pipeline rank, but layout.pp is {ranks}")
         return self.stage_placement
 
     def require_supported(self, ranks: int, microbatches: int) -> None:
@@ -53,7 +50,7 @@ class CsvSchedule(ScheduleTraits):
         if microbatches != self.microbatches:
             raise InputError(
                 f"{self.name} is for {_format_count(self.microbatches, 'microbatch', 'es')}, but each replica has "
-                f"{microbatches}; training.global_batch {self.microbatches} x dp x training.microbatch fits"
+                f"{microbatches}: training.global_batch has to be {self.microbatches} x dp x training.microbatch"
             )
 
     def order(self, ranks: int, microbatches: int) -> PipelineOrder:

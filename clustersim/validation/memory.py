@@ -16,7 +16,7 @@ is not judged.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +44,7 @@ REQUIRED_COLUMNS: Final = (
     *("precision", "quantity", "rank", "bytes"),
 )
 QUANTITIES: Final = ("peak_allocated", "peak_reserved", "allocated_at_log", "nvidia_smi_used")
+_PEAK_QUANTITIES: Final = ("peak_allocated", "peak_reserved", "nvidia_smi_used")
 _MODEL_COLUMNS: Final = (
     "layers",
     "hidden",
@@ -87,6 +88,16 @@ class MemoryFitVerdict:
     def is_correct(self) -> bool:
         """Whether there is a prediction and it agrees with the source."""
         return self.predicted is self.stated
+
+
+@dataclass(frozen=True, slots=True)
+class PeakError:
+    """The error of a run's predicted peak. ratio: measured over predicted, the largest of the peaks that it states."""
+
+    case_id: str
+    source: str
+    framework: str
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -145,6 +156,24 @@ def compare_memory(cases: Sequence[ValidationCase]) -> list[CaseComparison]:
 def judge_memory_fit(cases: Sequence[ValidationCase]) -> list[MemoryFitVerdict]:
     """For every run that states whether it fits (`yes`, `oom`), whether it is predicted to."""
     return [_judge_run(run) for run in _group_runs(cases) if any(map(_states_fit, (case for _, case in run)))]
+
+
+def peak_errors(cases: Sequence[ValidationCase]) -> list[PeakError]:
+    """For every run that states a peak and can be predicted, the error of its prediction."""
+    return [error for run in _group_runs(cases) for error in _peak_errors_of_run([case for _, case in run])]
+
+
+def _peak_errors_of_run(cases: Sequence[ValidationCase]) -> Iterator[PeakError]:
+    peak_cases = [case for case in cases if case.text("quantity") in _PEAK_QUANTITIES]
+    if not peak_cases:
+        return
+    case = peak_cases[0]
+    try:
+        memory = _simulate_memory(case)
+        ratio = max(_measured_bytes(peak_case) / memory.bytes_for(peak_case) for peak_case in peak_cases)
+    except CannotPredictError:
+        return
+    yield PeakError(case.text("case_id"), case.text("source"), memory.scenario.framework.name, ratio)
 
 
 IndexedCases = list[tuple[int, ValidationCase]]  # cases of a run with their indices in the table

@@ -34,6 +34,7 @@ OPTIONS = {
         "--clusters",
         "--fix",
         "--vary",
+        "--headroom",
         "--top",
         "--workers",
         "--executor",

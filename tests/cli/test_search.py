@@ -111,9 +111,50 @@ def test_search_over_sizes_and_clusters(clustersim: CommandRunner, plan: Path) -
     assert "16 GPUs" in table
 
 
+def test_impossible_size_is_set_aside_and_the_others_are_searched(clustersim: CommandRunner, plan: Path) -> None:
+    done = clustersim("search", plan, *SMALL_SPACE, "--gpus", "8,12")
+    assert done.returncode == 0
+    output = " ".join(done.stdout.split())
+    assert "12 GPUs" in output
+    assert "not a multiple of the 8 per node" in output
+    assert "best layout: " in output
+
+
+def test_quiet_search_prints_the_choice_only(
+    clustersim: CommandRunner, plan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clustersim.cli.progress.LINE_INTERVAL_SECONDS", 0.001)
+    loud, quiet = (clustersim("search", plan, *SMALL_SPACE, "--html", "page.html", *more) for more in ((), ("-q",)))
+    assert "weighing layouts" in loud.stderr
+    assert quiet.stderr == ""
+    assert "best layout: " in quiet.stdout
+    assert "to run it: " in quiet.stdout
+    for words in ("90% interval", "combinations", "runner-up", "wrote"):
+        assert words in loud.stdout
+        assert words not in quiet.stdout
+
+
+def test_headroom_is_stated_and_can_be_waived(clustersim: CommandRunner, plan: Path) -> None:
+    found = json.loads(clustersim("search", plan, *SMALL_SPACE, "--json", "-").stdout)
+    for layout in found["best"]:
+        assert layout["leaves_headroom"]
+        assert layout["memory_headroom_bytes"] / layout["peak_memory_bytes"] >= layout["required_headroom"] >= 0.05
+        assert 0.8 <= layout["fit_probability"] < 1.0
+        sets = [word for override in layout["overrides"] for word in ("--set", override)]
+        run = json.loads(clustersim("run", plan, *sets, "--json", "-").stdout)
+        assert run["fit_probability"] == layout["fit_probability"]
+        assert f"(probability {int(100 * layout['fit_probability'])}%)" in clustersim("check", plan, *sets).stdout
+    for text, share in (("0", 0.0), ("0.25", 0.25), ("25%", 0.25)):
+        waived = json.loads(clustersim("search", plan, *SMALL_SPACE, "--headroom", text, "--json", "-").stdout)
+        assert {layout["required_headroom"] for layout in waived["best"]} == {share}
+    assert "unsafe" in clustersim("search", plan, *SMALL_SPACE, "--headroom", "99.9%").stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--headroom", "much"], "--headroom much: is no share of a device; write such as --headroom 10%"),
+        (["--headroom", "100%"], "--headroom 100%: is no share of a device"),
         (["--vary", "layout.tpp=1,2"], "layout.tpp: unknown key; did you mean tp"),
         (["--vary", "layout.tp"], "--vary layout.tp: write a dotted key and a value, such as --vary layout.tp=1,2,4"),
         (["--fix", "=2"], "--fix =2: write a dotted key and a value, such as --fix layout.tp=8"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from clustersim.results.search_result import BoundedLayout, LayoutResult, SearchResult, SensitivityCase
 
 PLAIN = LayoutResult(
-    ("layout.tp=1",), 0, 8, "dgx-h100", 1.0, 1.0, (0.9, 1.1), 1.0, 0.5, 0.5, 40.0, 80.0, {"compute": 1.0}
+    ("layout.tp=1",), 0, 8, "dgx-h100", 1.0, 1.0, (0.9, 1.1), 1.0, 0.5, 0.5, 40.0, 80.0, {"compute": 1.0}, 0.9, 0.1
 )  # fmt: skip
 FAST = replace(PLAIN, overrides=("layout.tp=2",), score=0.99, step_time=0.99, peak_memory=60.0)
 SMALL = replace(PLAIN, overrides=("layout.tp=4",), score=1.5, step_time=1.5, peak_memory=10.0)

@@ -115,11 +115,15 @@ def test_python_schedule_is_loaded_once_and_reevaluated(load_plan: Plan, tmp_pat
         ({"csv": {"file": "my.csv", "placement": [1, 0]}}, (), "schedule: my.csv, row 1, cell 1: 0F0 is not of this"),
         ({"csv": {"file": "my.csv", "placement": [0, -1]}}, (), "schedule.csv.placement.1: -1 is too small"),
         ({"csv": "my.csv", "gpipe": {}}, (), "schedule: needs exactly one of 1f1b, gpipe"),
-        ("my.csv", ("layout.pp=4", "layout.dp=4"), "schedule: my.csv has 2 rows, .* layout.pp is 4; pp 2 fits"),
+        (
+            "my.csv",
+            ("layout.pp=4", "layout.dp=4"),
+            "schedule: my.csv has 2 rows, .* layout.pp is 4; pp 2 with dp 8 fits",
+        ),
         (
             "my.csv",
             ("training.global_batch=64",),
-            "my.csv is for 16 microbatches, .* has 8; .*global_batch 16 x dp x",
+            "my.csv is for 16 microbatches, .* has 8: .*global_batch has to be 16 x dp x .*; global_batch 128 fits",
         ),
         ({"orders": {"rows": ["0F0,0B0", "1F0,1"]}}, (), "schedule: written order, row 2, cell 2: '1' is not"),
         ({"orders": {}}, (), "schedule.orders.rows: is missing; write rows"),

@@ -217,7 +217,7 @@ def test_invalid_degradations_are_rejected(refusal: Refusal, override: str, sent
         ),
         ("cluster.mixed={node: 3, accelerator: v100-sxm-32gb}", "training.precision: v100-sxm-32gb has no bf16 peak"),
         ("steps=0", "steps: 0 is too small; the smallest legal value is 1"),
-        ("steps=9999", "steps: 9,999 of 32 passes each are 319,968 passes; 131,072 are the most, so 4,096 steps fit"),
+        ("steps=9999", "steps: 9,999 of 32 passes each are 319,968 passes; 131,072 are the most; steps 4096 fits"),
         ("steps=1000000", "steps: 1,000,000 is too large; the largest legal value is 10,000"),
         ("cost.interference=-0.1", "cost.interference: -0.1 is not between 0 and 1"),
     ],

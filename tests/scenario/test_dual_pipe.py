@@ -50,11 +50,14 @@ def test_expert_communication_overlaps_by_default() -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["layout.pp=5"], "layout.pp: 5, but dualpipe's ranks are pairs, each with stages .*; 4 or 6 fits"),
-        (["layout.pp=2"], "layout.pp: 2, but dualpipe's ranks are pairs, each with stages .*; 4 is the fewest"),
-        (["layout.pp=1"], "layout.pp: 1, .*; 4 is the fewest"),
+        (["layout.pp=5"], "layout.pp: 5, but dualpipe's ranks are pairs, each with stages .*; pp 4 or 8 fits"),
+        (["layout.pp=2"], "layout.pp: 2, but dualpipe's ranks are pairs, each with stages .*; pp 4 fits"),
+        (["layout.pp=1"], "layout.pp: 1, .*; pp 4 fits"),
         (["training.global_batch=56"], "needs as many microbatches each way, 16 in all, not 14"),
-        (["training.global_batch=60"], "not a multiple of dp 4 x 2 ways of dualpipe x microbatch 1 = 8; 56 or 64 fits"),
+        (
+            ["training.global_batch=60"],
+            "not a multiple of dp 4 x 2 ways of dualpipe x microbatch 1 = 8; global_batch 64 fits",
+        ),
         (["training.global_batch=4"], "feed at most 4 .* microbatches of 1, but dp is 4 x 2 ways of dualpipe"),
         (["layout.ep=8"], "8 x etp 1 does not divide the 4 ranks of tp x cp x dp"),
         (["layout.pp=32", "layout.ep=1"], "pp 32 x 1 chunks = 32 stages, .* has only 16 layers"),

@@ -70,7 +70,7 @@ def test_target_groups_depend_on_the_model(mapping: dict[str, Any]) -> None:
         ("{rank: 1028, targets: [k]}", "training.lora.rank: 1028 is more than the 1024 inputs or outputs"),
         (
             "{rank: 6}",
-            "training.lora.rank: 6 is not a multiple of tp 4, which splits the adapters' columns; 4 or 8 fits",
+            "training.lora.rank: 6 is not a multiple of tp 4, which splits the adapters' columns; rank 4 or 8 fits",
         ),
     ],
 )

@@ -50,11 +50,17 @@ def test_dualpipev_overlaps_by_default() -> None:
         (["training.recompute=full"], "excludes training.recompute full, which sends tokens again in backward"),
         (["training.recompute.modules=[moe]"], r"excludes training.recompute modules: \[moe\]"),
         (["layout.ep=1"], "overlaps MoE communication with computation, but layout.ep is 1; write false"),
-        (["layout.dispatcher=allgather"], "is not for dispatcher allgather; alltoall, deepep, deepep_v2, hybridep fit"),
-        (["schedule=bfs"], "overlaps forwards with backwards, which schedule bfs has not; dualpipev and interleaved"),
+        (
+            ["layout.dispatcher=allgather"],
+            "is not for dispatcher allgather; dispatcher alltoall or deepep or deepep_v2 or hybridep fits",
+        ),
+        (
+            ["schedule=bfs"],
+            "overlaps forwards with backwards, which schedule bfs has not; schedule interleaved or dualpipev fits",
+        ),
         (
             ["schedule=1f1b", "layout.layers_per_stage=even", "model.layers=26"],
-            "needs several chunks in a pipeline, and schedule 1f1b has one; interleaved and dualpipev fit",
+            "needs several chunks in a pipeline, and schedule 1f1b has one; schedule interleaved or dualpipev fits",
         ),
         (
             ["layout.delay_wgrad_compute=true", "layout.data=fsdp"],
@@ -77,7 +83,7 @@ WITHOUT_OVERLAP = "layout.overlap_moe_expert_parallel_comm=false"
         (["layout.delay_wgrad_compute=true"], "write layout.overlap_moe_expert_parallel_comm: true, too"),
         (
             ["layout.moe_shared_expert_overlap=true", "layout.dispatcher=deepep"],
-            "is not for dispatcher deepep; alltoall",
+            "is not for dispatcher deepep; dispatcher alltoall",
         ),
         (
             ["layout.moe_shared_expert_overlap=true", "model.experts.shared=0"],

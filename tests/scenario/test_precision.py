@@ -103,7 +103,7 @@ def test_casts_depend_on_accelerator_and_sharding() -> None:
         (
             {"compute": "fp8", "num_layers_at_end_in_bf16": 9},
             "dgx-h100",
-            "num_layers_at_end_in_bf16: 9, but llama-tiny has 8 layers; 8 fits",
+            "num_layers_at_end_in_bf16: 9, but llama-tiny has 8 layers; num_layers_at_end_in_bf16 8 fits",
         ),
         (
             {"compute": "fp8", "num_layers_at_end_in_bf16": -1},
@@ -118,9 +118,11 @@ def test_invalid_precision_is_rejected(precision: object, cluster: str, expected
 
 def test_scaling_blocks_must_divide_dimensions() -> None:
     odd = {"preset": "llama-tiny", "ffn": 1000}
-    assert "fp8 has blocks of 16, but ffn of llama-tiny is 1000; 992 or 1008 fits" in error_message("fp8", model=odd)
+    assert "fp8 has blocks of 16, but ffn of llama-tiny is 1000; ffn 992 or 1008 fits" in error_message(
+        "fp8", model=odd
+    )
     few = {"training": {"precision": "fp8", "sequence": 520, "global_batch": 16}}
-    with pytest.raises(InputError, match="a microbatch has 520 tokens on a rank; 512 or 528 fits"):
+    with pytest.raises(InputError, match="a microbatch has 520 tokens on a rank; sequence 512 or 528 fits"):
         Scenario.from_mapping(scenario_mapping(**few))
 
 

@@ -6,29 +6,33 @@ from itertools import groupby
 from typing import Final
 
 from clustersim.common.errors import InputError
+from clustersim.common.units import format_bytes
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveRecompute
 from clustersim.planning.layouts.bounds import step_lower_bound
 from clustersim.planning.layouts.config_keys import OFFLOAD, RECOMPUTE, STATE_NEUTRAL_KEYS
 from clustersim.planning.layouts.derived_scenarios import derived_scenarios
-from clustersim.planning.layouts.executors import PackedScenario
-from clustersim.planning.layouts.objective import Objective
+from clustersim.planning.layouts.layout_evaluation import Evaluation
 from clustersim.planning.layouts.search_jobs import SearchJob
 from clustersim.planning.layouts.search_space import LayoutCandidate, SearchSpace
-from clustersim.results.memory_check import model_states_fit
+from clustersim.results.memory_check import MemoryUse, model_states_use, required_headroom
 
 STATES_DO_NOT_FIT: Final = "weights and states do not fit in memory"
+STATES_LEAVE_NO_HEADROOM: Final = "weights and states do not leave the headroom"
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateBound:
     """A candidate before simulation. bound: lower bound of its score, None if it is rejected.
 
-    rejection: why, as a message `reason: detail`.
+    rejection: why, as a message `reason: detail`; states: memory of its model states, None if it is illegal;
+    states_leave_headroom: whether these alone leave the required headroom.
     """
 
     candidate: LayoutCandidate
     bound: float | None
     rejection: str = ""
+    states: MemoryUse | None = None
+    states_leave_headroom: bool = True
 
 
 def state_groups(candidates: Iterable[LayoutCandidate]) -> Iterator[list[LayoutCandidate]]:
@@ -96,23 +100,30 @@ def _key_without(candidate: LayoutCandidate, keys: Collection[str]) -> tuple[int
     return candidate.job_index, tuple(other_overrides)
 
 
-def bound_candidates(
-    packed: PackedScenario, objective: Objective, group: Sequence[LayoutCandidate]
-) -> list[CandidateBound]:
+def bound_candidates(evaluation: Evaluation, group: Sequence[LayoutCandidate]) -> list[CandidateBound]:
     """Legality, state memory and bound of a group without simulating it; activation memory is checked later."""
     bounds: list[CandidateBound] = []
-    is_first_legal, scenarios = True, derived_scenarios(packed)
+    states: MemoryUse | None = None  # which are those of the whole group
+    objective, scenarios, leave_headroom = evaluation.objective, derived_scenarios(evaluation.packed), True
     for index, candidate in enumerate(group):
         try:
             resolved = scenarios.resolve(candidate.overrides)
         except InputError as error:
             bounds.append(CandidateBound(candidate, None, str(error)))
             continue
-        if is_first_legal and not model_states_fit(resolved):
-            return [
-                *bounds,
-                *(CandidateBound(layout_candidate, None, STATES_DO_NOT_FIT) for layout_candidate in group[index:]),
-            ]
-        is_first_legal = False
-        bounds.append(CandidateBound(candidate, objective.lower_bound(resolved, step_lower_bound(resolved))))
+        if states is None:
+            states = model_states_use(resolved)
+            leave_headroom = states.leaves_headroom(required_headroom(resolved, evaluation.headroom))
+        if not states.fits:
+            rejection = f"{STATES_DO_NOT_FIT}: {describe_use(states)}"
+            return [*bounds, *(CandidateBound(rejected, None, rejection, states) for rejected in group[index:])]
+        bound = objective.lower_bound(resolved, step_lower_bound(resolved))
+        bounds.append(CandidateBound(candidate, bound, states=states, states_leave_headroom=leave_headroom))
     return bounds
+
+
+def describe_use(use: MemoryUse) -> str:
+    """What a layout needs, and what there is, as text."""
+    if use.needed <= use.capacity and not use.hosts_fit:
+        return "what is offloaded is more than the hosts' memory"
+    return f"{format_bytes(use.needed)} of {format_bytes(use.capacity)}"

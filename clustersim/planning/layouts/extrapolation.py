@@ -29,7 +29,7 @@ from clustersim.program.action import FORWARD, Action
 from clustersim.program.task import ComputeTask
 from clustersim.results.economics import Economics, GpuGroup
 from clustersim.results.gpu_groups import gpu_groups
-from clustersim.results.memory_check import max_memory_utilization
+from clustersim.results.memory_check import max_host_use, max_memory_utilization, memory_fit_probability
 from clustersim.results.provenance import busy_time_items
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_breakdown import TimeBreakdown, compute_breakdown
@@ -145,6 +145,11 @@ class ExtrapolatedStep:
     @cached_property
     def _peak_and_capacity(self) -> tuple[Bytes, Bytes]:
         return max_memory_utilization(self.scenario)
+
+    @property
+    def fit_probability(self) -> float:
+        """Probability that the step fits in memory, by the errors of published predictions."""
+        return memory_fit_probability(self.scenario, *self._peak_and_capacity, max_host_use(self.scenario))
 
     @property
     def peak_memory(self) -> Bytes:

@@ -32,12 +32,13 @@ from clustersim.planning.layouts.config_keys import (
     TP,
 )
 from clustersim.scenario import Scenario
-from clustersim.scenario.loaders import bidirectional_degrees
+from clustersim.scenario.loaders import FEWEST_PAIRED_RANKS, bidirectional_degrees
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.schedules.one_f_one_b import OneFOneB
 
 T = TypeVar("T")
+UNPAIRED_RANKS: Final = "the schedule needs pairs of pipeline ranks"
 _POWERS: Final = tuple(2**power for power in range(11))
 _CHUNKS: Final = (2, 3, 4, 5, 6, 7, 8)
 _MOE_CHUNKS: Final = (2, 4)  # fewer, since MoE models have more other keys
@@ -48,6 +49,7 @@ _MAX_EP: Final = 64  # expert-parallel ranks, in addition to the file's
 _RECOMPUTE_LAYERS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _MIN_CP_TOKENS: Final = 8192  # minimum tokens per rank with context parallelism
 _HYBRID_SHARD_SIZES: Final = 3  # hybrid shard sizes: one NVLink domain, four, sixteen
+_ANY_PIPELINE: Final = f"{PP}={FEWEST_PAIRED_RANKS}"  # a pipeline for which every schedule can be read
 _PARSED_KEYS: Final = {SCHEDULE: "schedule", DATA_PARALLEL: "layout.data", RECOMPUTE: "training.recompute"}
 
 
@@ -78,11 +80,13 @@ class SearchJob:
         Raises InputError for a schedule that is impossible with this many pipeline ranks.
         """
         resolved, configured = self.resolved, self.resolved.layout.as_configured
-        tp, cp, pp = (self._degree(key, values) for key in DEGREES)
-        dp = max(1, resolved.cluster.gpu_count // (tp * cp * pp))
         schedule = self._parsed_value(SCHEDULE, values, OneFOneB(), resolved.schedule)
         is_bidirectional = schedule.is_bidirectional
-        run_pp, run_dp = bidirectional_degrees(pp, dp) if is_bidirectional else (pp, dp)
+        tp, cp, pp = (self._degree(key, values) for key in DEGREES)
+        if is_bidirectional and PP in self.values and PP not in values:
+            pp = FEWEST_PAIRED_RANKS
+        dp = max(1, resolved.cluster.gpu_count // (tp * cp * pp))
+        run_pp, run_dp = _paired_degrees(pp, dp) if is_bidirectional else (pp, dp)
         same_pipeline = (pp, schedule) == (configured.pp, resolved.schedule)
         etp = values.get(ETP, SAME_AS_TP if configured.etp is None else str(configured.etp))
         layout = replace(
@@ -135,32 +139,27 @@ class SearchJob:
         return str(layout.tp) if key == ETP and value == SAME_AS_TP else value
 
 
-def build_jobs(
-    scenario: Scenario,
-    job_overrides: Iterable[tuple[str, ...]],
-    fixed: Mapping[str, str],
-    varied: Mapping[str, tuple[str, ...]],
-    *,
-    use_defaults: bool = True,
-) -> tuple[SearchJob, ...]:
-    """A search job for each set of overrides; raise InputError for unknown keys."""
-    return tuple(
-        _build_job(scenario, overrides, fixed, varied, use_defaults=use_defaults) for overrides in job_overrides
-    )
+def _paired_degrees(pp: int, dp: int) -> tuple[int, int]:
+    """The degrees of a bidirectional pipeline; raise InputError `reason: detail` if its ranks are no pairs."""
+    try:
+        return bidirectional_degrees(pp, dp)
+    except InputError as error:
+        raise InputError(f"{UNPAIRED_RANKS}: {error}") from error
 
 
-def _build_job(
+def build_job(
     scenario: Scenario,
     base_overrides: tuple[str, ...],
     fixed: Mapping[str, str],
     varied: Mapping[str, tuple[str, ...]],
     *,
-    use_defaults: bool,
+    use_defaults: bool = True,
 ) -> SearchJob:
+    """The search job of a set of overrides; raise InputError for unknown keys and impossible sizes."""
     key_values = {**{key: (value,) for key, value in fixed.items()}, **varied}
     allowed_dp = frozenset(map(_parse_dp, key_values[DP])) if DP in key_values else None
     overrides = (*base_overrides, *(f"{key}={value}" for key, value in fixed.items() if key != DP))
-    resolved = scenario.resolve_unchecked(overrides)
+    resolved = _resolve_base(scenario, overrides, varies_pp=PP in varied or (use_defaults and PP not in fixed))
     defaults = _default_values(resolved) if use_defaults else {}
     values = {key: default for key, default in defaults.items() if key not in fixed} | {
         key: values for key, values in varied.items() if key != DP
@@ -168,14 +167,7 @@ def _build_job(
     parsed_values = {}
     for key, allowed_values in values.items():
         for value in allowed_values:
-            pipeline_override = (
-                (f"{PP}=4",) if key == SCHEDULE else ()
-            )  # a pipeline for which every schedule can be parsed
-            candidate = (
-                scenario.resolve_unchecked((*overrides, *pipeline_override, f"{key}={value}"))
-                if value != SAME_AS_TP
-                else resolved
-            )
+            candidate = resolved if value == SAME_AS_TP else _resolve_value(scenario, overrides, key, value)
             if key in _PARSED_KEYS:
                 parsed_values[key, value] = _config_object(candidate, key)
     for key in defaults.keys() & _PARSED_KEYS.keys() & values.keys() - varied.keys():
@@ -185,6 +177,22 @@ def _build_job(
             values[key] = (file_value, *values[key])
     couples_sequence_parallel = SEQUENCE_PARALLEL not in {**key_values, **values}
     return SearchJob(overrides, resolved, values, parsed_values, allowed_dp, couples_sequence_parallel)
+
+
+def _resolve_base(scenario: Scenario, overrides: tuple[str, ...], *, varies_pp: bool) -> ResolvedScenario:
+    """The job's layout as in the file; on four pipeline ranks if the schedule has none on as many, and they vary."""
+    try:
+        return scenario.resolve_unchecked(overrides)
+    except InputError:
+        if not varies_pp:
+            raise
+        return scenario.resolve_unchecked((*overrides, _ANY_PIPELINE))
+
+
+def _resolve_value(scenario: Scenario, overrides: tuple[str, ...], key: str, value: str) -> ResolvedScenario:
+    """A value of a key, read in a layout in which every value of that key can be: combinations are checked later."""
+    neutral = (f"{SCHEDULE}=1f1b",) if key == PP else (_ANY_PIPELINE,)
+    return scenario.resolve_unchecked((*overrides, *neutral, f"{key}={value}"))
 
 
 def _parse_dp(text: str) -> int:

@@ -19,15 +19,16 @@ layout.tp=8 layout.sequence_parallel=true layout.dp=1
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Final, Self
 
 from clustersim.build import require_scenario
-from clustersim.common.data_files import is_path
+from clustersim.common.data_files import find_file, is_path
 from clustersim.common.errors import InputError
 from clustersim.planning.layouts.config_keys import DP, KEY_ORDER, LAYERS_PER_STAGE, PP, SCHEDULE, SEQUENCE_PARALLEL, TP
 from clustersim.planning.layouts.pruning_rules import PruningRule, pruning_rules
-from clustersim.planning.layouts.search_jobs import SearchJob, build_jobs
-from clustersim.results.search_result import PrunedLayouts
+from clustersim.planning.layouts.search_jobs import SearchJob, build_job
+from clustersim.results.search_result import PrunedLayouts, SetAsideJob
 from clustersim.scenario import Scenario
 from clustersim.scenario.resolved import ResolvedScenario
 
@@ -50,11 +51,12 @@ class LayoutCandidate:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """Layouts of some jobs. user_keys: keys whose values the user chose."""
+    """Layouts of some jobs. user_keys: keys whose values the user chose; set_aside: jobs that are impossible."""
 
     scenario: Scenario
     jobs: tuple[SearchJob, ...]
     user_keys: frozenset[str] = frozenset()
+    set_aside: tuple[SetAsideJob, ...] = ()
 
     @classmethod
     def from_scenario(
@@ -69,21 +71,31 @@ class SearchSpace:
     ) -> Self:
         """The default space, with keys fixed or varied as given; raise InputError for unknown keys.
 
-        gpus, clusters: sizes and clusters for the job, in all combinations; empty: the file's. batch_per_gpu: scale
-        the global batch with the GPUs instead of keeping it.
+        gpus, clusters: sizes and clusters for the job, in all combinations; empty: the file's. A size that is
+        impossible is set aside, if another is possible. batch_per_gpu: scale the global batch with the GPUs instead
+        of keeping it.
         """
         require_scenario(scenario)
         fixed, varied = _parse_fixed(fix or {}), _parse_varied(vary or {})
         _require_valid_keys(fixed, varied)
-        job_overrides = _job_overrides(scenario, tuple(gpus), tuple(clusters), batch_per_gpu=batch_per_gpu)
-        return cls(scenario, build_jobs(scenario, job_overrides, fixed, varied), frozenset((*fixed, *varied)))
+        cluster_overrides = {name: _cluster_overrides(scenario, name) for name in clusters} or {"": []}
+        jobs, set_aside = list[SearchJob](), list[SetAsideJob]()
+        for (name, overrides), size in product(cluster_overrides.items(), [*gpus] or [scenario.cluster.gpu_count]):
+            try:
+                sized = [*overrides, *_size_overrides(scenario, size, name, batch_per_gpu=batch_per_gpu)]
+                jobs.append(build_job(scenario, tuple(sized), fixed, varied))
+            except InputError as error:
+                set_aside.append(SetAsideJob(f"{size:,} GPUs{f' of {name}' if name else ''}", str(error)))
+        if not jobs:
+            raise InputError("; ".join(dict.fromkeys(job.reason for job in set_aside)))
+        return cls(scenario, tuple(jobs), frozenset((*fixed, *varied)), tuple(set_aside))
 
     @classmethod
     def restricted_to(cls, scenario: Scenario, vary: Mapping[str, Iterable[object]]) -> Self:
         """The space in which only the given keys vary; raise InputError for unknown keys."""
         varied = _parse_varied(vary)
         _require_valid_keys({}, varied)
-        return cls(scenario, build_jobs(scenario, [()], {}, varied, use_defaults=False), frozenset(varied))
+        return cls(scenario, (build_job(scenario, (), {}, varied, use_defaults=False),), frozenset(varied))
 
     @property
     def combination_count(self) -> int:
@@ -180,32 +192,27 @@ def _require_valid_keys(fixed: Mapping[str, str], varied: Mapping[str, tuple[str
         raise InputError(f"{key}: clusters are no layouts; gpus and clusters name sizes and clusters to compare")
 
 
-def _job_overrides(
-    scenario: Scenario, gpus: tuple[int, ...], clusters: tuple[str, ...], *, batch_per_gpu: bool
-) -> list[tuple[str, ...]]:
-    """The overrides that turn the file's job into each job of the space."""
+def _size_overrides(scenario: Scenario, size: int, cluster: str, *, batch_per_gpu: bool) -> Iterator[str]:
+    """The overrides that give the file's job another size, on a cluster (empty: the file's)."""
     file_gpus = scenario.cluster.gpu_count
-    result = []
-    for name in clusters or (None,):
-        for size in gpus or (file_gpus,):
-            if size < 1:
-                raise InputError(f"gpus: {size} is not a number of GPUs; 1 is the fewest")
-            batch = scenario.training.global_batch * size
-            if batch_per_gpu and batch % file_gpus:
-                raise InputError(
-                    f"gpus: {size} GPUs with as many sequences each as {file_gpus} have would need "
-                    f"{batch / file_gpus:g}; "
-                    "name multiples"
-                )
-            overrides = [] if name is None else _cluster_overrides(scenario, name)
-            overrides += [f"cluster.gpus={size}"] if name is not None or size != file_gpus else []
-            overrides += [f"training.global_batch={batch // file_gpus}"] if batch_per_gpu and size != file_gpus else []
-            result.append(tuple(overrides))
-    return result
+    if size < 1:
+        raise InputError(f"gpus: {size} is not a number of GPUs; 1 is the fewest")
+    batch = scenario.training.global_batch * size
+    if batch_per_gpu and batch % file_gpus:
+        raise InputError(
+            f"gpus: {size} GPUs with as many sequences each as {file_gpus} have would need {batch / file_gpus:g}; "
+            "name multiples"
+        )
+    if cluster or size != file_gpus:
+        yield f"cluster.gpus={size}"
+    if batch_per_gpu and size != file_gpus:
+        yield f"training.global_batch={batch // file_gpus}"
 
 
 def _cluster_overrides(scenario: Scenario, name: str) -> list[str]:
-    """The overrides that put a scenario on another cluster, a preset or a file."""
+    """The overrides that put a scenario on another cluster, a preset or a file; raise InputError for an unknown one."""
+    if not is_path(name):
+        find_file("clusters", name)
     key, unused_key = ("path", "name") if is_path(name) else ("name", "path")
     return [
         *([f"cluster.{unused_key}=null"] if unused_key in scenario.raw_mapping["cluster"] else []),

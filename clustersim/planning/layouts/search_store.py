@@ -8,6 +8,7 @@ line is dropped. At the end the simulated layouts are also written as a table if
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from clustersim.common.files import atomic_file
 from clustersim.common.journal import Journal
 from clustersim.planning.layouts.candidate_bounds import CandidateBound
 from clustersim.planning.layouts.search_space import LayoutCandidate
+from clustersim.results.memory_check import MemoryUse
 from clustersim.results.search_result import LayoutResult, SearchResult, layout_from_dict, layout_to_dict
 
 JOURNAL_NAME: Final = "layouts.jsonl"
@@ -26,15 +28,15 @@ TABLE_NAME: Final = "layouts.parquet"
 class SearchStore:
     """The results of a search so far, backed by a journal.
 
-    bounds: by candidate; layouts: simulated in full; estimates: extrapolated from shorter steps; out_of_memory:
-    candidates that do not fit.
+    bounds: by candidate; layouts: simulated in full; estimates: extrapolated from shorter steps; short_of_memory:
+    what candidates need that do not fit, or do not leave the headroom.
     """
 
     def __init__(self, journal: Journal) -> None:
         self.bounds: dict[LayoutCandidate, CandidateBound] = {}
         self.layouts: dict[LayoutCandidate, LayoutResult] = {}
         self.estimates: dict[LayoutCandidate, LayoutResult] = {}
-        self.out_of_memory: set[LayoutCandidate] = set()
+        self.short_of_memory: dict[LayoutCandidate, MemoryUse] = {}
         self._journal = journal
         for entry in journal.entries:
             self._load_entry(entry)
@@ -53,19 +55,21 @@ class SearchStore:
         ) as journal:
             yield cls(journal)
 
-    def add_result(self, candidate: LayoutCandidate, layout: LayoutResult | None) -> None:
-        """Record a simulated layout; None: it does not fit."""
+    def add_result(self, candidate: LayoutCandidate, result: LayoutResult | MemoryUse) -> None:
+        """Record a simulated layout, or the memory that it needs, if that is too much."""
         self._append(
-            {"full": [candidate.job_index, candidate.overrides]}
-            if layout is None
-            else {"layout": layout_to_dict(layout)}
+            {"short": [candidate.job_index, candidate.overrides, asdict(result)]}
+            if isinstance(result, MemoryUse)
+            else {"layout": layout_to_dict(result)}
         )
 
     def add_bounds(self, bounds: Sequence[CandidateBound]) -> None:
         """Record bounds and rejections of candidates."""
         entries = [
-            [bound.candidate.job_index, bound.candidate.overrides, bound.bound, bound.rejection] for bound in bounds
-        ]
+            [bound.candidate.job_index, bound.candidate.overrides, bound.bound, bound.rejection,
+             None if bound.states is None else asdict(bound.states), bound.states_leave_headroom]
+            for bound in bounds
+        ]  # fmt: skip
         self._append({"weighed": entries})
 
     def write_table(self, result: SearchResult) -> None:
@@ -80,12 +84,15 @@ class SearchStore:
         self._journal.append(entry)
 
     def _load_entry(self, entry: dict[str, Any]) -> None:
-        for job, overrides, bound, rejection in entry.get("weighed", ()):
-            candidate = LayoutCandidate(tuple(overrides), job)
-            self.bounds[candidate] = CandidateBound(candidate, bound, rejection)
-        if "full" in entry:
-            job, overrides = entry["full"]
-            self.out_of_memory.add(LayoutCandidate(tuple(overrides), job))
+        for job, overrides, bound, rejection, states, leave_headroom in entry.get("weighed", ()):
+            candidate, states_use = (
+                LayoutCandidate(tuple(overrides), job),
+                None if states is None else MemoryUse(**states),
+            )
+            self.bounds[candidate] = CandidateBound(candidate, bound, rejection, states_use, leave_headroom)
+        if "short" in entry:
+            job, overrides, use = entry["short"]
+            self.short_of_memory[LayoutCandidate(tuple(overrides), job)] = MemoryUse(**use)
         if "layout" in entry:
             layout = layout_from_dict(entry["layout"])
             target = self.estimates if layout.extrapolated else self.layouts

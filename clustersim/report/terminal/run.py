@@ -4,7 +4,14 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from clustersim.common.units import format_bytes, format_flops, format_number, format_seconds, format_step_time
+from clustersim.common.units import (
+    format_bytes,
+    format_flops,
+    format_number,
+    format_probability,
+    format_seconds,
+    format_step_time,
+)
 from clustersim.report.economics_labels import cost_row, energy_row
 from clustersim.report.figure import format_share
 from clustersim.report.labels import (
@@ -70,7 +77,8 @@ def render_run(result: "SimulationResult", what_ifs: "WhatIfReport | None" = Non
 def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
     scenario = result.scenario
     line = plain_text(f"step time {format_step_time(result.step_time)}", "bold")
-    fits = f"fits {format_bytes(result.memory_capacity)}" if result.fits_in_memory else "DOES NOT FIT"
+    capacity, probability = format_bytes(result.memory_capacity), format_probability(result.fit_probability)
+    fits = f"fits {capacity} (probability {probability})" if result.fits_in_memory else "DOES NOT FIT"
     line.append(f"  {fits}", style="green" if result.fits_in_memory else "bold red")
     yield line.append(f"  {scenario.name}", style="dim")
     yield plain_text(

@@ -8,9 +8,16 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
-from clustersim.common.units import format_bytes, format_seconds, format_step_time
+from clustersim.common.units import format_bytes, format_probability, format_seconds, format_step_time
 from clustersim.report.terminal.table import build_table, plain_text
-from clustersim.results.search_result import DERIVED_KEYS, BoundedLayout, LayoutResult, SearchResult, override_values
+from clustersim.results.search_result import (
+    DERIVED_KEYS,
+    SURELY_BETTER,
+    BoundedLayout,
+    LayoutResult,
+    SearchResult,
+    override_values,
+)
 from clustersim.results.utilization import LeadingMfu
 
 if TYPE_CHECKING:
@@ -34,13 +41,10 @@ def render_search(result: SearchResult, *, resumable: bool = False) -> "Group":
     """Rich renderable: coloured on a terminal, plain elsewhere."""
     from rich.console import Group
 
-    renderables: list[RenderableType] = []
-    if not result.complete:
-        resume_hint = "; the same command resumes it" if resumable else "; with --resume DIR it could be resumed"
-        renderables.append(plain_text(f"stopped before the end{resume_hint}", "yellow"))
+    renderables: list[RenderableType] = [render_choice(result, resumable=resumable)]
     if not result.simulated:
         return Group(*renderables, plain_text("nothing was simulated yet"))
-    renderables += [*_choice_lines(result), plain_text(""), *_best_layouts(result)]
+    renderables += [plain_text(""), *_best_layouts(result)]
     if len(result.best_by_job) > 1:
         job_rows = (
             ((layout.cluster, f"{layout.gpus:,}"), layout, layout_label(layout, result))
@@ -64,6 +68,16 @@ def render_search(result: SearchResult, *, resumable: bool = False) -> "Group":
     return Group(*renderables)
 
 
+def render_choice(result: SearchResult, *, resumable: bool = False) -> "Group":
+    """Rich renderable of the layout to take, and of what has to be known about it."""
+    from rich.console import Group
+
+    resume_hint = "; the same command resumes it" if resumable else "; with --resume DIR it could be resumed"
+    stopped = [] if result.complete else [plain_text(f"stopped before the end{resume_hint}", "yellow")]
+    set_aside = (plain_text(f"set aside, {job.name}: {job.reason}", "yellow") for job in result.set_aside)
+    return Group(*stopped, *set_aside, *(_choice_lines(result) if result.simulated else ()))
+
+
 def headline(result: SearchResult) -> str:
     """The chosen layout's step time, and the change against the file's own layout."""
     choice = result.recommended
@@ -81,6 +95,9 @@ def _compare_with_initial(result: SearchResult, initial: LayoutResult) -> str:
     if initial.headroom < 0.0:
         needed, capacity = format_bytes(initial.peak_memory), format_bytes(initial.memory)
         return f"; the file's own layout does not fit ({needed} of {capacity})"
+    if result.recommended.leaves_headroom and not initial.leaves_headroom:
+        left, probability = format_bytes(initial.headroom), format_probability(initial.fit_probability)
+        return f"; the file's own layout leaves only {left} of memory (it fits with a probability of {probability})"
     if result.recommended.score == initial.score:
         return ", the file's own layout"
     ratio = result.recommended.score / initial.score
@@ -143,8 +160,8 @@ def shown_keys(layout: LayoutResult | BoundedLayout, result: SearchResult) -> di
 def format_interval(layout: LayoutResult) -> str:
     """Prediction interval of the step time; the unit is given once if it is the same."""
     low, high = map(format_step_time, layout.interval)
-    (first, unit), (_, high_unit) = low.split(" "), high.split(" ")
-    return f"{first}-{high}" if unit == high_unit else f"{low}-{high}"
+    first, *units = low.split(" ")  # of a long step several: "2 min 5 s"
+    return f"{first}-{high}" if units == high.split(" ")[1:] else f"{low}-{high}"
 
 
 def describe_counts(result: SearchResult) -> str:
@@ -173,14 +190,37 @@ def describe_differences(result: SearchResult, other: LayoutResult) -> str:
 
 
 def _choice_lines(result: SearchResult) -> "Iterator[Text]":
-    tied_count = sum(layout.tied for layout in result.simulated)
     yield plain_text(headline(result), "bold")
     yield plain_text(layout_label(result.recommended, result))
     if run := describe_training_run(result.recommended):
         yield plain_text(run)
-    if tied_count > 1:
-        simplicity_note = "the simplest of them" if result.preferred else "it is also the simplest of them"
-        yield plain_text(f"{tied_count} layouts tie within run-to-run variation; {simplicity_note}", "dim")
+    yield plain_text(describe_fit(result), "" if result.recommended.leaves_headroom else "bold red")
+    if tie_note := describe_ties(result):
+        yield plain_text(tie_note, "dim")
+
+
+def describe_fit(result: SearchResult) -> str:
+    """How much memory the chosen layout leaves, how surely it fits, and which headroom was asked for."""
+    choice = result.recommended
+    fit = (
+        f"{format_bytes(choice.headroom)} of {format_bytes(choice.memory)} left, fits with a probability of "
+        f"{format_probability(choice.fit_probability)}"
+    )
+    if not choice.leaves_headroom:
+        return f"UNSAFE: no layout leaves a headroom of {choice.required_headroom:.1%}; this is the best without: {fit}"
+    return f"{fit} (headroom {choice.required_headroom:.1%})" if choice.required_headroom else f"{fit} (no headroom)"
+
+
+def describe_ties(result: SearchResult) -> str:
+    """Which of the layouts that tie was chosen, and why; empty if none ties."""
+    tied = [layout for layout in result.simulated if layout.tied]
+    if len(tied) < 2:
+        return ""
+    choice, note = result.recommended, f"{len(tied)} layouts tie within run-to-run variation; "
+    if min(layout.fit_probability for layout in tied) + SURELY_BETTER < choice.fit_probability:
+        more = choice.headroom - min(layout.headroom for layout in tied)
+        return f"{note}this one is preferred as it leaves up to {format_bytes(more)} more memory"
+    return note + ("the simplest of them" if result.preferred else "it is also the simplest of them")
 
 
 def describe_training_run(layout: LayoutResult) -> str:
@@ -229,6 +269,7 @@ def _number_cells(layout: LayoutResult, result: SearchResult) -> dict[str, str]:
         **score_cell,
         leading.name: f"{leading.value:.1%}",
         "memory": memory,
+        "fits": f"{format_probability(layout.fit_probability)}{'' if layout.leaves_headroom else ' unsafe'}",
     }
 
 

@@ -156,7 +156,7 @@ def _check_layer_count(scenario: ResolvedScenario) -> Iterator[str]:
     if activations is not None and (activations.layers or 0) > max_layers:
         yield (
             f"training.offload.activations: {activations.layers} layers, but no stage holds more than {max_layers}; "
-            f"{max_layers} or all fits"
+            f"write {max_layers} at most, or all"
         )
 
 

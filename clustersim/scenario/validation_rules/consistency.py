@@ -18,7 +18,7 @@ from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DISPLAY_AXES, Axis
 from clustersim.scenario.config.offload import check_offload
 from clustersim.scenario.config_reader import MAX_TOKENS, MAX_WIDTH
-from clustersim.scenario.nearest_values import divisors, nearest_multiples, nearest_values
+from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.moe import (
     check_dispatcher,
@@ -41,6 +41,7 @@ from clustersim.scenario.validation_rules.precision import (
     check_token_block_size,
 )
 from clustersim.scenario.validation_rules.recompute import check_mla_recompute
+from clustersim.scenario.validation_rules.remedies import STRATEGY_KEY, Problem, Remedy, SizeProblem
 
 MAX_PASSES = 2**17  # stages x microbatches (forward passes) of one step; real runs have some thousands
 
@@ -74,8 +75,10 @@ def check_degrees(scenario: ResolvedScenario) -> Iterator[str]:
     layout, gpus = scenario.layout, scenario.cluster.gpu_count
     if layout.world_size == gpus:
         return
-    product, suggestion = _format_product(layout.as_configured, DISPLAY_AXES), _suggest_degrees(scenario)
-    yield f"layout: {product} = {layout.world_size} ranks, but the cluster has {gpus} GPUs; {suggestion}"
+    product = _format_product(layout.as_configured, DISPLAY_AXES)
+    yield SizeProblem(
+        f"layout: {product} = {layout.world_size} ranks, but the cluster has {gpus} GPUs", *_degree_remedies(scenario)
+    )
 
 
 def check_placement(scenario: ResolvedScenario) -> Iterator[str]:
@@ -83,25 +86,24 @@ def check_placement(scenario: ResolvedScenario) -> Iterator[str]:
     try:
         scenario.schedule.placement(scenario.layout.pp)
     except InputError as error:
-        yield f"schedule: {error}"
+        layout = scenario.layout.as_configured
+        allowed = divisors(max(1, scenario.cluster.gpu_count // (layout.tp * layout.cp)))
+        yield SizeProblem(f"schedule: {error}", Remedy.nearest("layout.pp", layout.pp, allowed))
 
 
-def _suggest_degrees(scenario: ResolvedScenario) -> str:
-    """A suggestion: a change of one degree, of one degree together with dp, or of the GPU count."""
+def _degree_remedies(scenario: ResolvedScenario) -> Iterator[Remedy]:
+    """A change of one degree, of one degree together with dp, or of the GPU count."""
     layout, gpus = scenario.layout.as_configured, scenario.cluster.gpu_count
-    degrees = layout.degrees
+    degrees, replica = layout.degrees, layout.world_size // layout.dp
     for axis in reversed(DISPLAY_AXES):
         other_degrees = layout.world_size // degrees[axis.name]
         if gpus % other_degrees == 0:
-            return f"{axis.name} {gpus // other_degrees} fits"
-    *replica_axes, dp_axis = DISPLAY_AXES
-    replica = layout.world_size // degrees[dp_axis.name]
-    for axis in reversed(replica_axes):
+            yield Remedy(f"layout.{axis.name}", ((gpus // other_degrees,),))
+    for axis in reversed(DISPLAY_AXES[:-1]):
         degree = degrees[axis.name]
-        allowed = divisors(gpus // (replica // degree)) if gpus % (replica // degree) == 0 else []
-        if allowed:
-            return f"{axis.name} {nearest_values(degree, allowed)} fits with another {dp_axis.name}"
-    return f"{nearest_multiples(gpus, replica)} GPUs fit {_format_product(layout, replica_axes)}"
+        if gpus % (replica // degree) == 0:
+            yield Remedy.nearest(f"layout.{axis.name}", degree, divisors(gpus // (replica // degree)))
+    yield Remedy.multiples("cluster.gpus", gpus, replica)
 
 
 def _format_product(layout: Layout, axes: Iterable[Axis]) -> str:
@@ -116,18 +118,21 @@ def check_heads(scenario: ResolvedScenario) -> Iterator[str]:
         for distinct_attention in scenario.model.distinct_attentions
     ):
         if heads % kv_heads:
-            suggestion = nearest_values(kv_heads, divisors(heads))
-            yield f"model: heads {heads} is not a multiple of kv_heads {kv_heads}; kv_heads {suggestion} fits"
+            yield Problem(
+                f"model: heads {heads} is not a multiple of kv_heads {kv_heads}",
+                Remedy.nearest("model.kv_heads", kv_heads, divisors(heads)),
+            )
         elif heads % tp:
-            yield (
-                f"layout.tp: {tp} does not divide the {heads} heads of {name}; tp "
-                f"{nearest_values(tp, divisors(heads))} fits"
+            yield Problem(
+                f"layout.tp: {tp} does not divide the {heads} heads of {name}",
+                Remedy.nearest("layout.tp", tp, divisors(heads)),
             )
         elif kv_heads % tp and tp % kv_heads:
             allowed = [d for d in divisors(heads) if kv_heads % d == 0 or d % kv_heads == 0]
-            yield (
+            yield Problem(
                 f"layout.tp: {tp} neither divides the {kv_heads} kv_heads of {name} nor is a multiple of them "
-                f"(each then held by several ranks); tp {nearest_values(tp, allowed)} fits"
+                "(each then held by several ranks)",
+                Remedy.nearest("layout.tp", tp, allowed),
             )
 
 
@@ -136,15 +141,16 @@ def check_widths(scenario: ResolvedScenario) -> Iterator[str]:
     model, tp = scenario.model, scenario.layout.tp
     for ffn in dict.fromkeys(mlp.ffn for mlp in model.distinct_dense_mlps):
         if ffn % tp:
-            yield (
-                f"layout.tp: {tp} does not divide ffn {ffn} of {model.name}; tp "
-                f"{nearest_values(tp, divisors(ffn))} fits"
+            yield Problem(
+                f"layout.tp: {tp} does not divide ffn {ffn} of {model.name}",
+                Remedy.nearest("layout.tp", tp, divisors(ffn)),
             )
     if model.vocab % tp:
         padded = math.ceil(model.vocab / (128 * tp)) * 128 * tp  # Megatron-LM: make-vocab-size-divisible-by 128, x tp
-        yield (
-            f"layout.tp: {tp} does not divide vocab {model.vocab} of {model.name}; "
-            f"pad it as Megatron-LM does: model.vocab {padded}"
+        yield Problem(
+            f"layout.tp: {tp} does not divide vocab {model.vocab} of {model.name}; Megatron-LM pads it",
+            Remedy("model.vocab", ((padded,),)),
+            Remedy.nearest("layout.tp", tp, divisors(model.vocab)),
         )
 
 
@@ -155,22 +161,30 @@ def check_layers(scenario: ResolvedScenario) -> Iterator[str]:
     try:
         counts = partition_layers(scenario.layout.layers_per_stage, layers, scenario.placement)
     except InputError as error:
-        yield f"layout.layers_per_stage: {error}; such as {list(partition_evenly(layers, stages))}, or even"
+        yield Problem(f"layout.layers_per_stage: {error}", _even_split(layers, stages))
         return
     if len(counts) != stages or sum(counts) != layers:
-        yield (
+        yield Problem(
             f"layout.layers_per_stage: {len(counts)} stage{'s' * (len(counts) > 1)} with {sum(counts)} layers, "
-            f"but {stages_text} and {scenario.model.name} has {layers} layers; such as "
-            f"{list(partition_evenly(layers, stages))}"
+            f"but {stages_text} and {scenario.model.name} has {layers} layers",
+            _even_split(layers, stages),
         )
     elif mtp_problem := find_mtp_layout_problem(scenario):
         yield mtp_problem
     elif _has_empty_stage(counts := add_mtp_layers(scenario, counts)) and layers >= stages:
         empty_stage = counts[1:-1].index(0) + 1 if 0 in counts[1:-1] else 0
-        even_split = list(partition_evenly(layers, stages))
-        yield f"layout.layers_per_stage: stage {empty_stage} of {stages_text} holds nothing; such as {even_split}"
+        yield Problem(
+            f"layout.layers_per_stage: stage {empty_stage} of {stages_text} holds nothing", _even_split(layers, stages)
+        )
     elif _has_empty_stage(counts):
-        yield f"layout.pp: {stages_text}, but {scenario.model.name} has only {layers} layers; {_suggest_pp(scenario)}"
+        yield Problem(
+            f"layout.pp: {stages_text}, but {scenario.model.name} has only {layers} layers", _fewer_stages(scenario)
+        )
+
+
+def _even_split(layers: int, stages: int) -> Remedy:
+    """An even partition of layers, as a list if one is expected to be edited, else by its name."""
+    return Remedy("layout.layers_per_stage", (([*partition_evenly(layers, stages)], "even"),))
 
 
 def _describe_stages(scenario: ResolvedScenario) -> str:
@@ -194,17 +208,17 @@ def check_recompute_layers(scenario: ResolvedScenario) -> Iterator[str]:
         return
     max_layers = max(partition_layers(split, scenario.model.layer_count, scenario.placement))
     if recompute.layers > max_layers:
-        yield (
-            f"training.recompute.layers: {recompute.layers}, but no stage holds more than {max_layers} layers; "
-            f"{max_layers} fits"
+        yield Problem(
+            f"training.recompute.layers: {recompute.layers}, but no stage holds more than {max_layers} layers",
+            Remedy("training.recompute.layers", ((max_layers,),)),
         )
 
 
-def _suggest_pp(scenario: ResolvedScenario) -> str:
-    layers, layout = scenario.model.layer_count, scenario.layout
-    chunks = len(scenario.placement.stage_ranks) // layout.as_configured.pp
-    allowed = [pp for pp in divisors(scenario.cluster.gpu_count // (layout.tp * layout.cp)) if pp * chunks <= layers]
-    return f"pp {allowed[-1]} fits" if allowed else f"at most {layers} stages fit"
+def _fewer_stages(scenario: ResolvedScenario) -> Remedy:
+    layers, layout = scenario.model.layer_count, scenario.layout.as_configured
+    chunks = max(1, len(scenario.placement.stage_ranks) // layout.pp)
+    allowed = (pp for pp in divisors(scenario.cluster.gpu_count // (layout.tp * layout.cp)) if pp * chunks <= layers)
+    return Remedy.nearest("layout.pp", layout.pp, allowed)
 
 
 def check_batch(scenario: ResolvedScenario) -> Iterator[str]:
@@ -214,15 +228,16 @@ def check_batch(scenario: ResolvedScenario) -> Iterator[str]:
     dp_text = bidirectional_text if scenario.layout.mirrored else f"dp {dp}"
     if batch < dp * microbatch:
         fed_ranks = batch // microbatch
-        yield (
-            f"training.global_batch: {batch} sequences feed at most {fed_ranks} data-parallel ranks with "
-            "microbatches of "
-            f"{microbatch}, but {dp_text.replace('dp ', 'dp is ', 1)}; {_suggest_feasible_layout(scenario)}"
+        configured = scenario.layout.as_configured
+        yield Problem(
+            f"training.global_batch: {batch} sequences feed at most {fed_ranks} data-parallel ranks with microbatches "
+            f"of {microbatch}, but {dp_text.replace('dp ', 'dp is ', 1)}",
+            Remedy.nearest("layout.tp", configured.tp, (configured.tp * factor for factor in divisors(configured.dp))),
+            _nearest_batches(scenario),
         )
     elif batch % (dp * microbatch):
         product = f"{dp_text} x microbatch {microbatch} = {dp * microbatch}"
-        suggestion = nearest_multiples(batch, dp * microbatch)
-        yield f"training.global_batch: {batch} is not a multiple of {product}; {suggestion} fits"
+        yield Problem(f"training.global_batch: {batch} is not a multiple of {product}", _nearest_batches(scenario))
     elif len(scenario.placement.stage_ranks) * scenario.microbatch_count > MAX_PASSES:
         yield (
             f"training.global_batch: {batch} sequences are {scenario.microbatch_count:,} microbatches on each of "
@@ -233,19 +248,10 @@ def check_batch(scenario: ResolvedScenario) -> Iterator[str]:
         yield from _check_pipeline_order(scenario)
 
 
-def _suggest_feasible_layout(scenario: ResolvedScenario) -> str:
-    """A suggestion for the same GPUs: more tensor parallelism, or else a larger batch."""
-    layout, training, model = scenario.layout.as_configured, scenario.training, scenario.model
-    sequences, dp_degree = training.global_batch // training.microbatch, scenario.layout.dp
-    for factor in divisors(layout.dp):
-        tp, dp = layout.tp * factor, layout.dp // factor
-        heads_divide = not any(
-            distinct_attention.heads % tp or distinct_attention.kv_heads % tp
-            for distinct_attention in model.distinct_attentions
-        )
-        if sequences % (dp_degree // factor) == 0 and sequences and heads_divide:
-            return f"tp {tp} x dp {dp} fits"
-    return f"global_batch {dp_degree * training.microbatch} fits"
+def _nearest_batches(scenario: ResolvedScenario) -> Remedy:
+    """Batches that divide over replicas and microbatches."""
+    training = scenario.training
+    return Remedy.multiples("training.global_batch", training.global_batch, scenario.layout.dp * training.microbatch)
 
 
 def _check_pipeline_order(scenario: ResolvedScenario) -> Iterator[str]:
@@ -255,31 +261,34 @@ def _check_pipeline_order(scenario: ResolvedScenario) -> Iterator[str]:
     try:
         scenario.effective_schedule.require_supported(scenario.layout.pp, scenario.microbatch_count)
     except InputError as error:
-        yield f"schedule: {error}"
+        yield Problem(f"schedule: {error}", _nearest_batches(scenario))
 
 
 def check_sequence(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that the model has enough positions, and that cp and tp divide the sequence."""
     model, layout, sequence = scenario.model, scenario.layout, scenario.training.sequence
-    if model.positions is PositionEncoding.LEARNED and sequence > model.max_positions:
-        yield (
-            f"training.sequence: {sequence} is longer than the {model.max_positions} learned positions of "
-            f"{model.name}; at most {model.max_positions} fits"
-        )
     cp_chunks = 2 * layout.cp if layout.cp > 1 else 1
     divisor = cp_chunks * layout.tp if layout.sequence_parallel else cp_chunks
+    if model.positions is PositionEncoding.LEARNED and sequence > model.max_positions:
+        yield Problem(
+            f"training.sequence: {sequence} is longer than the {model.max_positions} learned positions of {model.name}",
+            Remedy.multiples("training.sequence", model.max_positions + 1, divisor, at_most=model.max_positions),
+        )
     if sequence % divisor:
         factors = [f"2 x cp {layout.cp}"] * (layout.cp > 1) + [f"tp {layout.tp}"] * layout.sequence_parallel
-        suggestion = nearest_multiples(sequence, divisor)
-        yield f"training.sequence: {sequence} is not a multiple of {' x '.join(factors)} = {divisor}; {suggestion} fits"
+        yield Problem(
+            f"training.sequence: {sequence} is not a multiple of {' x '.join(factors)} = {divisor}",
+            Remedy.multiples("training.sequence", sequence, divisor),
+        )
 
 
 def _check_step_count(scenario: ResolvedScenario) -> Iterator[str]:
     passes = len(scenario.placement.stage_ranks) * scenario.microbatch_count
     if scenario.steps > 1 and scenario.steps * passes > MAX_PASSES:
-        yield (
+        yield Problem(
             f"steps: {scenario.steps:,} of {passes:,} passes each are {scenario.steps * passes:,} passes; "
-            f"{MAX_PASSES:,} are the most, so {MAX_PASSES // passes:,} steps fit"
+            f"{MAX_PASSES:,} are the most",
+            Remedy("steps", ((MAX_PASSES // passes,),)),
         )
 
 
@@ -317,14 +326,15 @@ def check_adapters(scenario: ResolvedScenario) -> Iterator[str]:
         if projection in layer
     ]
     if min_sizes and lora.rank > min(min_sizes):
-        yield (
-            f"training.lora.rank: {lora.rank} is more than the {min(min_sizes)} inputs or outputs of a matrix of "
-            f"{model.name}; at most {min(min_sizes)} fits"
+        largest = min(min_sizes)
+        yield Problem(
+            f"training.lora.rank: {lora.rank} is more than the {largest} inputs or outputs of a matrix of {model.name}",
+            Remedy.multiples("training.lora.rank", largest + 1, tp, at_most=largest),
         )
     elif lora.rank % tp:
-        yield (
-            f"training.lora.rank: {lora.rank} is not a multiple of tp {tp}, which splits the adapters' columns; "
-            f"{nearest_multiples(lora.rank, tp)} fits"
+        yield Problem(
+            f"training.lora.rank: {lora.rank} is not a multiple of tp {tp}, which splits the adapters' columns",
+            Remedy.multiples("training.lora.rank", lora.rank, tp),
         )
 
 
@@ -347,11 +357,10 @@ def check_shard_size(scenario: ResolvedScenario) -> Iterator[str]:
     if shard_size is not None and shard_size not in allowed:
         key = "zero_hpz_partition_size" if layout.data.zero_hpz_partition_size else "shard"
         degrees_text = f"dp {layout.dp}" if layout.cp == 1 else f"cp {layout.cp} x dp {layout.dp}"
-        yield (
+        yield Problem(
             f"layout.data: {key} {shard_size} does not divide the {dp_cp_ranks} ranks ({degrees_text}) that hold the "
-            "same weights"
-            f"{'' if layout.cp == 1 else f' into groups of whole cp {layout.cp}'}; {key} "
-            f"{nearest_values(shard_size, allowed)} fits"
+            f"same weights{'' if layout.cp == 1 else f' into groups of whole cp {layout.cp}'}",
+            Remedy.nearest(f"{STRATEGY_KEY}.{key}", shard_size, allowed),
         )
 
 

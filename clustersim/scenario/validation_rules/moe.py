@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from clustersim.model.layer_stack import MoeMlp
 from clustersim.model.lora import Projection
 from clustersim.model.moe_expert_load import MeasuredExpertLoad
-from clustersim.model.transformer import all_projections
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.program.task import TokenDispatcher
-from clustersim.scenario.nearest_values import divisors, nearest_values
+from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.remedies import Problem, Remedy
 
 
 def check_expert_parallelism(scenario: ResolvedScenario) -> Iterator[str]:
@@ -63,10 +63,10 @@ def _check_expert_ranks(layout: Layout) -> Iterator[str]:
     """Check that ep x etp divides the ranks of tp x cp x dp."""
     rank_count = layout.tp * layout.cp * layout.dp
     if rank_count % (layout.ep * layout.effective_etp):
-        yield (
+        yield Problem(
             f"layout.ep: {layout.ep} x etp {layout.effective_etp} does not divide the {rank_count} ranks of tp x cp "
-            "x dp "
-            f"that experts are folded onto; {_suggest_ep(layout, rank_count)}"
+            "x dp that experts are folded onto",
+            *_expert_remedies(layout, rank_count),
         )
     elif layout.has_expert_mesh:
         yield from _check_folding_constraints(layout)
@@ -76,24 +76,28 @@ def _check_folding_constraints(layout: Layout) -> Iterator[str]:
     """Check axis order, strategy and shard size of layouts whose expert mesh differs from the dense mesh."""
     if layout.is_pipelined and layout.order[-1] != PIPELINE.name:
         valid_order = [*(axis for axis in layout.order if axis != PIPELINE.name), PIPELINE.name]
-        yield (
-            f"layout.order: {list(layout.order)} has pp before its end, which experts on ranks of their own need last; "
-            f"{valid_order} fits"
+        yield Problem(
+            f"layout.order: {list(layout.order)} has pp before its end, which experts on ranks of their own need last",
+            Remedy("layout.order", ((valid_order,),)),
         )
     if layout.data.is_single_process:
         yield f"layout.data: data_parallel copies the whole model to each GPU, and ep is {layout.ep}; use ddp"
     rank_count, shard_size = layout.tp * (layout.data.shard_size or 0), layout.data.shard_size
     if shard_size and layout.cp * layout.dp % shard_size == 0 and rank_count % (layout.ep * layout.effective_etp):
         key = "zero_hpz_partition_size" if layout.data.zero_hpz_partition_size else "shard"
-        yield (
+        yield Problem(
             f"layout.data: {key} {shard_size} x tp {layout.tp} = {rank_count} ranks are one copy of the weights, which "
-            f"ep {layout.ep} x etp {layout.effective_etp} does not divide; {_suggest_ep(layout, rank_count)}"
+            f"ep {layout.ep} x etp {layout.effective_etp} does not divide",
+            *_expert_remedies(layout, rank_count),
         )
 
 
-def _suggest_ep(layout: Layout, rank_count: int) -> str:
-    allowed = [divisor for divisor in divisors(rank_count) if rank_count % (divisor * layout.effective_etp) == 0]
-    return f"ep {nearest_values(layout.ep, allowed)} fits" if allowed else "a smaller etp fits"
+def _expert_remedies(layout: Layout, rank_count: int) -> Iterator[Remedy]:
+    """Degrees of experts that divide the ranks: ep, or else a smaller etp."""
+    etp = layout.effective_etp
+    yield Remedy.nearest("layout.ep", layout.ep, (ep for ep in divisors(rank_count) if rank_count % (ep * etp) == 0))
+    smaller = [degree for degree in divisors(rank_count) if degree < etp and rank_count % (layout.ep * degree) == 0]
+    yield Remedy.nearest("layout.etp", etp, smaller)
 
 
 def check_expert_load(scenario: ResolvedScenario) -> Iterator[str]:
@@ -129,23 +133,20 @@ def check_routers(scenario: ResolvedScenario) -> Iterator[str]:
     for distinct_moe in scenario.model.distinct_moes:
         router, top_k = distinct_moe.router, distinct_moe.top_k
         if top_k > distinct_moe.experts:
-            yield (
-                f"model.experts: top_k {top_k} is above the {distinct_moe.experts} experts; at most "
-                f"{distinct_moe.experts} fits"
+            yield Problem(
+                f"model.experts: top_k {top_k} is above the {distinct_moe.experts} experts",
+                Remedy("model.experts.top_k", ((distinct_moe.experts,),)),
             )
         elif distinct_moe.experts % router.num_groups:
-            suggestion, experts = (
-                nearest_values(router.num_groups, divisors(distinct_moe.experts)),
-                distinct_moe.experts,
-            )
-            yield (
-                f"model.experts: num_groups {router.num_groups} does not divide the {experts} experts; num_groups "
-                f"{suggestion} fits"
+            experts = distinct_moe.experts
+            yield Problem(
+                f"model.experts: num_groups {router.num_groups} does not divide the {experts} experts",
+                Remedy.nearest("model.experts.num_groups", router.num_groups, divisors(experts)),
             )
         elif router.group_topk is not None and router.group_topk > router.num_groups:
-            yield (
-                f"model.experts: group_topk {router.group_topk} is above the {router.num_groups} groups; "
-                f"{router.num_groups} fits"
+            yield Problem(
+                f"model.experts: group_topk {router.group_topk} is above the {router.num_groups} groups",
+                Remedy("model.experts.group_topk", ((router.num_groups,),)),
             )
         elif router.group_topk is not None and top_k > (
             reachable_experts := router.group_topk * distinct_moe.experts // router.num_groups
@@ -172,15 +173,20 @@ def _check_capacity(scenario: ResolvedScenario, capacity: float, max_capacity: f
 def _check_sharding(scenario: ResolvedScenario, routed: MoeMlp) -> Iterator[str]:
     layout, name = scenario.layout, scenario.model.name
     if routed.experts % layout.ep:
-        suggestion = nearest_values(layout.ep, divisors(routed.experts))
-        yield f"layout.ep: {layout.ep} does not divide the {routed.experts} experts of {name}; ep {suggestion} fits"
+        yield Problem(
+            f"layout.ep: {layout.ep} does not divide the {routed.experts} experts of {name}",
+            Remedy.nearest("layout.ep", layout.ep, divisors(routed.experts)),
+        )
     if routed.ffn % layout.effective_etp:
-        suggestion = nearest_values(layout.effective_etp, divisors(routed.ffn))
-        problem = f"layout.etp: {layout.effective_etp} does not divide expert width {routed.ffn}"
-        yield f"{problem} of {name}; etp {suggestion} fits"
+        yield Problem(
+            f"layout.etp: {layout.effective_etp} does not divide expert width {routed.ffn} of {name}",
+            Remedy.nearest("layout.etp", layout.effective_etp, divisors(routed.ffn)),
+        )
     if routed.shared % layout.tp:
-        suggestion = nearest_values(layout.tp, divisors(routed.shared))
-        yield f"layout.tp: {layout.tp} does not divide shared width {routed.shared} of {name}; tp {suggestion} fits"
+        yield Problem(
+            f"layout.tp: {layout.tp} does not divide shared width {routed.shared} of {name}",
+            Remedy.nearest("layout.tp", layout.tp, divisors(routed.shared)),
+        )
 
 
 def check_lora_experts(scenario: ResolvedScenario) -> Iterator[str]:
@@ -190,7 +196,10 @@ def check_lora_experts(scenario: ResolvedScenario) -> Iterator[str]:
         return
     mlp_projections = {Projection.GATE, Projection.UP, Projection.DOWN}
     if any(mlp_projections.intersection(target.projections) for target in lora.targets):
-        suggestion = "targets: attention fits" if all_projections(model) - mlp_projections else "leave lora out"
-        yield f"training.lora.targets: {model.name} has experts, for which adapters are not modelled; {suggestion}"
+        yield Problem(
+            f"training.lora.targets: {model.name} has experts, for which adapters are not modelled",
+            Remedy("training.lora.targets", (("attention",),)),
+            Remedy("training.lora", ((None,),)),
+        )
     if lora.base is not None:
-        yield f"training.lora.base: {lora.base.value} of experts is not modelled, and {model.name} has some; none fits"
+        yield f"training.lora.base: {lora.base.value} of experts is not modelled, and {model.name} has some; write none"

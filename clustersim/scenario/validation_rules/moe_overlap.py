@@ -14,18 +14,17 @@ from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import FullRecompute, SelectiveRecompute
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.remedies import Problem, Remedy
 
 _KEY = "layout.overlap_moe_expert_parallel_comm: true"
+_PAIRING = Remedy("schedule", (("interleaved",), ("dualpipev",)))  # schedules that pair forwards with backwards
 
 
 def check_moe_overlap(scenario: ResolvedScenario) -> Iterator[str]:
     """Check the conditions of overlapped MoE communication and of delayed weight gradients."""
     layout = scenario.layout
     if layout.overlap_moe_expert_parallel_comm:
-        yield from (
-            f"{_KEY} {problem}"
-            for problem in (*_check_dispatch(scenario), *_check_recompute(scenario), *_check_schedule(scenario))
-        )
+        yield from (*_check_dispatch(scenario), *_check_recompute(scenario), *_check_schedule(scenario))
     elif layout.delay_wgrad_compute:
         yield (
             "layout.delay_wgrad_compute: true delays weight gradients behind overlapped MoE communication; "
@@ -47,7 +46,10 @@ def check_shared_expert_overlap(scenario: ResolvedScenario) -> Iterator[str]:
     if layout.ep == 1 or not any(distinct_moe.shared for distinct_moe in scenario.model.distinct_moes):
         yield f"{key} needs shared experts and tokens that travel (ep above 1); write false"
     if layout.dispatcher is not TokenDispatcher.ALL_TO_ALL:
-        yield f"{key} is not for dispatcher {layout.dispatcher.value}; {TokenDispatcher.ALL_TO_ALL.value} fits"
+        yield Problem(
+            f"{key} is not for dispatcher {layout.dispatcher.value}",
+            Remedy("layout.dispatcher", ((TokenDispatcher.ALL_TO_ALL.value,),)),
+        )
     if layout.overlap_moe_expert_parallel_comm:
         yield f"{key} and {_KEY} exclude each other; write one of them"
     if RecomputeModule.SHARED_EXPERTS in recompute.modules:
@@ -57,14 +59,11 @@ def check_shared_expert_overlap(scenario: ResolvedScenario) -> Iterator[str]:
 def _check_dispatch(scenario: ResolvedScenario) -> Iterator[str]:
     layout = scenario.layout
     if layout.ep == 1 or not scenario.model.distinct_moes:
-        yield "overlaps MoE communication with computation, but layout.ep is 1; write false"
+        yield f"{_KEY} overlaps MoE communication with computation, but layout.ep is 1; write false"
     elif layout.dispatcher is TokenDispatcher.ALL_GATHER:
-        allowed = ", ".join(
-            token_dispatcher.value
-            for token_dispatcher in TokenDispatcher
-            if token_dispatcher is not TokenDispatcher.ALL_GATHER
-        )
-        yield f"is not for dispatcher allgather; {allowed} fit"
+        others = (dispatcher for dispatcher in TokenDispatcher if dispatcher is not TokenDispatcher.ALL_GATHER)
+        remedy = Remedy("layout.dispatcher", tuple((dispatcher.value,) for dispatcher in others))
+        yield Problem(f"{_KEY} is not for dispatcher allgather", remedy)
 
 
 def _check_recompute(scenario: ResolvedScenario) -> Iterator[str]:
@@ -75,12 +74,11 @@ def _check_recompute(scenario: ResolvedScenario) -> Iterator[str]:
             setting = f"modules: [{RecomputeModule.MOE.value}]"
         case _:
             return
-    allowed = ", ".join(
-        recompute_module.value for recompute_module in RecomputeModule if recompute_module is not RecomputeModule.MOE
-    )
-    yield (
-        f"excludes training.recompute {setting}, which sends tokens again in backward; none, or modules: "
-        f"[{allowed}], fit"
+    allowed = [module.value for module in RecomputeModule if module is not RecomputeModule.MOE]
+    yield Problem(
+        f"{_KEY} excludes training.recompute {setting}, which sends tokens again in backward; modules may be any of "
+        f"{', '.join(allowed)}",
+        Remedy("training.recompute", (("none",),)),
     )
 
 
@@ -88,6 +86,6 @@ def _check_schedule(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that the schedule pairs forwards with backwards."""
     schedule = scenario.effective_schedule
     if not schedule.may_pair_passes:
-        yield f"overlaps forwards with backwards, which schedule {schedule.name} has not; dualpipev and interleaved fit"
+        yield Problem(f"{_KEY} overlaps forwards with backwards, which schedule {schedule.name} has not", _PAIRING)
     elif schedule.needs_chunks_to_pair and scenario.layout.pp > 1 and scenario.placement.max_chunks == 1:
-        yield f"needs several chunks in a pipeline, and schedule {schedule.name} has one; interleaved and dualpipev fit"
+        yield Problem(f"{_KEY} needs several chunks in a pipeline, and schedule {schedule.name} has one", _PAIRING)

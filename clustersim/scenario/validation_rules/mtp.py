@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from clustersim.model.transformer import PositionEncoding
 from clustersim.parallel.layer_partition import PipelineLayoutString, mtp_stage_index
-from clustersim.scenario.nearest_values import divisors, nearest_values
+from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.remedies import Problem, Remedy
 
 
 def find_mtp_layout_problem(scenario: ResolvedScenario) -> str | None:
@@ -41,12 +42,16 @@ def check_mtp(scenario: ResolvedScenario) -> Iterator[str]:
     if model.positions is PositionEncoding.LEARNED:
         yield (
             f"model.mtp_layers: {model.mtp_layers} further tokens, but {model.name} has learned positions, with "
-            "which Megatron-LM predicts none; rotary ones fit"
+            "which Megatron-LM predicts none; they need rotary ones"
         )
     if scenario.training.lora is not None:
-        yield f"model.mtp_layers: {model.mtp_layers}, but adapters with such layers are not modelled; 0 fits"
+        yield Problem(
+            f"model.mtp_layers: {model.mtp_layers}, but adapters with such layers are not modelled",
+            Remedy("model.mtp_layers", ((0,),)),
+        )
     if model.hidden % tp:
-        yield (
+        yield Problem(
             f"layout.tp: {tp} does not divide hidden {model.hidden} of {model.name}, which layers that predict further "
-            f"tokens are projected to; tp {nearest_values(tp, divisors(model.hidden))} fits"
+            "tokens are projected to",
+            Remedy.nearest("layout.tp", tp, divisors(model.hidden)),
         )

@@ -4,6 +4,7 @@ Libraries require matrix sizes in multiples of a block: 16 elements (Transformer
 `assert_dim_for_fp8_exec`; cuBLAS requires rows of a multiple of 16 bytes), with MXFP8 32 (its blocks).
 """
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Final
@@ -15,11 +16,12 @@ from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.model.training import AttentionBackend
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
-from clustersim.scenario.nearest_values import nearest_multiples
 from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.remedies import Problem, Remedy
 
 _BLOCK_SIZES: Final = {DType.MXFP8: 32}
 _DEFAULT_BLOCK_SIZE: Final = 16
+_SIZE_KEYS: Final = ("hidden", "ffn", "experts.ffn")  # sizes that are keys of the model
 
 
 def effective_recipe(recipe: PrecisionRecipe, accelerator: Accelerator, data: DataParallelStrategy) -> PrecisionRecipe:
@@ -89,10 +91,11 @@ def check_matrix_block_size(scenario: ResolvedScenario) -> Iterator[str]:
     for key, size, shards in sizes:
         if size % (block_size * shards):
             shards_text = f" over tp {shards}" if shards > 1 else ""
-            yield (
+            multiples = Remedy.multiples(f"model.{key}", size, block_size * shards)
+            yield Problem(
                 f"training.precision: {name} has blocks of {block_size}, but {key} of {model.name} is "
-                f"{size}{shards_text}; "
-                f"{nearest_multiples(size, block_size * shards)} fits"
+                f"{size}{shards_text}",
+                *((multiples,) if key in _SIZE_KEYS else ()),
             )
 
 
@@ -106,10 +109,12 @@ def check_token_block_size(scenario: ResolvedScenario) -> Iterator[str]:
         training.microbatch * training.sequence // scenario.layout.cp,
     )
     if tokens % block_size:
-        yield (
+        tokens_of_rank = block_size * scenario.layout.cp
+        step = tokens_of_rank // math.gcd(tokens_of_rank, training.microbatch)
+        yield Problem(
             f"training.precision: {recipe.name} has blocks of {block_size}, but a microbatch has {tokens} tokens on "
-            "a rank; "
-            f"{nearest_multiples(tokens, block_size)} fits"
+            "a rank",
+            Remedy.multiples("training.sequence", training.sequence, step),
         )
 
 
@@ -121,8 +126,9 @@ def check_high_precision_layers(scenario: ResolvedScenario) -> Iterator[str]:
         ("num_layers_at_end_in_bf16", recipe.num_layers_at_end_in_bf16),
     ):
         if layer_count > layers:
-            yield (
-                f"training.precision.{key}: {layer_count}, but {scenario.model.name} has {layers} layers; {layers} fits"
+            yield Problem(
+                f"training.precision.{key}: {layer_count}, but {scenario.model.name} has {layers} layers",
+                Remedy(f"training.precision.{key}", ((layers,),)),
             )
 
 
@@ -130,4 +136,7 @@ def check_lora_precision(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that LoRA is not combined with quantized matmuls."""
     recipe = scenario.training.recipe
     if scenario.training.lora is not None and recipe.casts is not None:
-        yield f"training.lora: adapters with matmuls in {recipe.name} are not modelled; precision bf16 fits"
+        yield Problem(
+            f"training.lora: adapters with matmuls in {recipe.name} are not modelled",
+            Remedy("training.precision", (("bf16",),)),
+        )

@@ -32,8 +32,7 @@ def check_mla_recompute(scenario: ResolvedScenario) -> Iterator[str]:
         )
         yield (
             f"training.recompute.modules: {RecomputeModule.MLA_UP_PROJECTION.value} is of latent attention, which "
-            f"{model.name} has not; "
-            f"{allowed} fit"
+            f"{model.name} has not; write any of {allowed}"
         )
 
 

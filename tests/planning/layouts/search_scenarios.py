@@ -5,7 +5,7 @@ from typing import Any
 
 from clustersim.common.errors import InputError
 from clustersim.planning.layouts import SearchSpace
-from clustersim.results.memory_check import fits_in_memory
+from clustersim.results.memory_check import check
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -27,8 +27,12 @@ def search_scenario(*overrides: str, moe: bool = False) -> Scenario:
     return Scenario.from_mapping(MOE if moe else DENSE, list(overrides))
 
 
-def exhaustive_step_times(scenario: Scenario, vary: dict[str, list[str]]) -> dict[frozenset[str], float]:
+def exhaustive_step_times(
+    scenario: Scenario, vary: dict[str, list[str]], headroom: float = 0.0
+) -> dict[frozenset[str], float]:
     """Brute force: the step time of every legal combination of values that fits in memory, by the varied overrides.
+
+    headroom: share of the memory that has to stay free.
 
     Written without the search space: data parallelism is derived from the other degrees, sequence parallelism is
     on with tensor parallelism, and layers are partitioned evenly.
@@ -49,7 +53,8 @@ def exhaustive_step_times(scenario: Scenario, vary: dict[str, list[str]]) -> dic
             changed = scenario.with_overrides([*chosen, *derived])
         except InputError:
             continue
-        if fits_in_memory(changed):
+        report = check(changed)
+        if report.fits and report.peak_memory_bytes <= report.memory_capacity_bytes * (1.0 - headroom):
             step_times[frozenset(chosen)] = simulate(changed).step_time
     return step_times
 

@@ -55,7 +55,7 @@ def test_a_completed_search_is_read_from_its_store(tmp_path: Path, monkeypatch: 
         raise AssertionError
 
     monkeypatch.setattr("clustersim.planning.layouts.branch_and_bound.bound_candidates", never)
-    monkeypatch.setattr("clustersim.planning.layouts.branch_and_bound._evaluate", never)
+    monkeypatch.setattr("clustersim.planning.layouts.branch_and_bound.evaluate_layout", never)
     assert comparable_report(layout_search(tmp_path).run()) == comparable_report(first)
 
 
