@@ -51,8 +51,8 @@ class EconomicsSettings:
     """Settings of costs and energy; they do not affect durations.
 
     gpu_hour_price: contract price of one GPU hour, or a price list's name, None: the accelerator's or the default
-    list; pue: facility power over IT power; carbon_intensity: grams of CO2 per joule, None: not reported; training_tokens:
-    tokens of the whole run, None: not stated.
+    list; pue: facility power over IT power; carbon_intensity: grams of CO2 per joule, None: not reported;
+    training_tokens: tokens of the whole run, None: not stated.
     """
 
     gpu_hour_price: Price | str | None = None
