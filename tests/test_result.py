@@ -21,7 +21,7 @@ KEYS = [
     *STABLE_KEYS, "name", "scenario", "interval_basis", "flop_convention", "critical_path_s", "stages", "network",
     "step_times_s", "step_time_distribution_s", "stragglers", "step_time_interval_s", "host_memory",
     "mfu_causal", "in_situ", "strata", "unmeasured", "holdout_validation", "gpu_hours_per_trillion_tokens",
-    "expert_loads", "formats", "economics", "collectives", "step_time_isolated_s", "jobs",
+    "expert_loads", "formats", "economics", "collectives", "step_time_isolated_s", "jobs", "published_run",
 ]  # fmt: skip
 STAGE_KEYS = {"pipeline_rank", "breakdown_s", "waits_s", "peak_memory_bytes", "memory_bytes"}
 
