@@ -163,3 +163,5 @@ def _print_result(result: "SearchResult", file: Path, options: SearchOptions) ->
     console.print(render(result, resumable=resumable))
     if result.simulated:
         console.print(Text(f"to run it: {run_command(result, result.recommended, file)}", style="cyan"), soft_wrap=True)
+        if not options.quiet:
+            console.print(Text("with --what-if it tries what else helps: what a search does not vary", style="dim"))

@@ -23,7 +23,7 @@ import numpy as np
 from clustersim.common.errors import InputError
 from clustersim.common.units import format_bytes
 from clustersim.parallel.mesh import PIPELINE
-from clustersim.results.memory_check import fits_in_memory
+from clustersim.results.memory_check import peak_memory_use, required_headroom
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import BUBBLE_CATEGORIES, KERNEL_CATEGORIES, TimeCategory
 from clustersim.results.time_losses import MIN_LOSS_SHARE, StepLosses, mean_by_pipeline_rank
@@ -153,15 +153,27 @@ def _preferred_alternative(change: ScenarioChange, baseline: Baseline, result: S
 
     Raises InapplicableChangeError where there is none.
     """
-    must_fit, fits_none = change.requires_fit and result.fits_in_memory, False
+    unsafe = False
     for changed in change.apply(baseline):
-        if not must_fit or fits_in_memory(changed.scenario):
+        if not change.requires_fit or _is_safe(changed.scenario, result):
             return changed
-        fits_none = True
+        unsafe = True
     left = format_bytes(result.memory_capacity - result.peak_memory)
     raise InapplicableChangeError(
-        f"it does not fit in memory, of which {left} are left" if fits_none else "there is no such change here"
+        f"it does not leave the headroom that errors of predicted memory ask for; {left} are left now"
+        if unsafe
+        else "there is no such change here"
     )
+
+
+def _is_safe(changed: Scenario, result: SimulationResult) -> bool:
+    """Whether a changed scenario leaves the headroom that a search asks for, or needs no more memory than the present.
+
+    Where the present one does not fit, any change may be tried.
+    """
+    use = peak_memory_use(changed)
+    needs_no_more = use.fits and use.needed <= result.peak_memory * (1.0 + _ROUNDING)
+    return not result.fits_in_memory or needs_no_more or use.leaves_headroom(required_headroom(changed, None))
 
 
 def _combine(remedies: Sequence[WhatIf], simulations: "_Simulations") -> WhatIf | None:
@@ -211,7 +223,7 @@ def _simulate_together(cases: Sequence[WhatIf], simulations: "_Simulations") -> 
         changed = simulations.result.scenario.with_overrides(*overrides)
     except InputError:
         return None
-    if (simulations.result.fits_in_memory and not fits_in_memory(changed)) or not simulations.spend(1.0):
+    if not _is_safe(changed, simulations.result) or not simulations.spend(1.0):
         return None
     return WhatIf(
         "combined",
@@ -282,6 +294,7 @@ def _compare(base: SimulationResult, changed: SimulationResult) -> WhatIfOutcome
         tokens_per_s_per_gpu=changed.tokens_per_second / changed.rank_count,
         peak_memory=changed.peak_memory,
         fits_in_memory=changed.fits_in_memory,
+        fit_probability=changed.fit_probability,
         ideal_change=changed_losses.ideal / token_ratio - base_losses.ideal,
         loss_changes={
             loss: seconds / token_ratio - base_losses.seconds[loss] for loss, seconds in changed_losses.seconds.items()

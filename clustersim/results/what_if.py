@@ -22,9 +22,9 @@ class WhatIfOutcome:
 
     step_time, baseline_step_time: seconds of a step with and without it; token_ratio: tokens of a step with it
     over those without; tokens_per_s_per_gpu: with it; peak_memory: bytes on the GPU with the highest use;
-    fits_in_memory: whether that is within its capacity; ideal_change, loss_changes: additional seconds, for the
-    tokens of the baseline step and averaged over ranks, of the model's FLOP at the peak and of each loss; they sum to
-    `slowdown_seconds`.
+    fits_in_memory: whether that is within its capacity; fit_probability: that it is, by published errors of predicted
+    memory; ideal_change, loss_changes: additional seconds, for the tokens of the baseline step and averaged over
+    ranks, of the model's FLOP at the peak and of each loss; they sum to `slowdown_seconds`.
     """
 
     step_time: Seconds
@@ -33,6 +33,7 @@ class WhatIfOutcome:
     tokens_per_s_per_gpu: float
     peak_memory: Bytes
     fits_in_memory: bool
+    fit_probability: float
     ideal_change: Seconds
     loss_changes: Mapping[StepLoss, Seconds]
 
@@ -72,6 +73,7 @@ class WhatIfOutcome:
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
             "peak_memory_bytes": self.peak_memory,
             "fits": self.fits_in_memory,
+            "fit_probability": self.fit_probability,
             "loss_changes": {loss.value: seconds for loss, seconds in self.loss_changes.items()},
         }
 

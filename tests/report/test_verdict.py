@@ -31,7 +31,9 @@ def verdict_text(result: SimulationResult, nearest: NearestRun | None = None) ->
 
 
 def what_if_outcome(name: str, relative_change: float) -> tuple[WhatIf, WhatIfOutcome]:
-    outcome = WhatIfOutcome(10.0 * (1 + relative_change), 10.0, 1.0, 1.0, 1.0, True, 0.0, dict.fromkeys(StepLoss, 0.0))
+    outcome = WhatIfOutcome(
+        10.0 * (1 + relative_change), 10.0, 1.0, 1.0, 1.0, True, 0.95, 0.0, dict.fromkeys(StepLoss, 0.0)
+    )
     return WhatIf(name, name, outcome), outcome
 
 
@@ -109,7 +111,7 @@ def test_what_helps_names_the_arguments_the_memory_and_other_numerics() -> None:
     )
     text = advice_text(formats, graphs, combined=replace(graphs, description="both"))
     assert text.index("CUDA graphs -40.0%") < text.index("FP8 -20.0%")
-    assert "--set framework.cuda_graphs=true" in text and "at the peak" in text
+    assert "--set framework.cuda_graphs=true" in text and "fits with a probability of 95%" in text
     assert "check convergence" in text[text.index("FP8 -20.0%") :]
     assert "check convergence" not in text[: text.index("FP8 -20.0%")]
     assert "together: both -40.0%" in text

@@ -15,7 +15,7 @@ GIB = 2.0**30
 
 
 def build_outcome(step_time: float, *, tokens: float = 1.0, fits: bool = True) -> WhatIfOutcome:
-    return WhatIfOutcome(step_time, 2.0, tokens, 100.0 * tokens * 2.0 / step_time, 70 * GIB, fits, 0.0, {})
+    return WhatIfOutcome(step_time, 2.0, tokens, 100.0 * tokens * 2.0 / step_time, 70 * GIB, fits, 0.9, 0.0, {})
 
 
 WHAT_IFS = WhatIfReport(

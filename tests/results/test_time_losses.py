@@ -37,7 +37,7 @@ def what_if_case(
     loss_changes = dict.fromkeys(StepLoss, 0.0) | {
         StepLoss(loss.replace("_", " ")): seconds for loss, seconds in changes.items()
     }
-    outcome = WhatIfOutcome(step_time, 10.0, 1.0, 1.0, 1.0, fits_in_memory, 0.0, loss_changes)
+    outcome = WhatIfOutcome(step_time, 10.0, 1.0, 1.0, 1.0, fits_in_memory, 0.9, 0.0, loss_changes)
     return WhatIf(name, name, outcome, addresses=frozenset(map(StepLoss, addresses)))
 
 

@@ -17,6 +17,7 @@ from clustersim.uncertainty.prediction_interval import (
     component_loads,
     strata_of,
 )
+from clustersim.uncertainty.reference_runs import Job, ReferenceRun, SameJobErrors
 from clustersim.uncertainty.step_features import Feature, StepFeatures
 from clustersim.uncertainty.validated_domain import ValidatedDomain
 from tests.conftest import examples
@@ -70,6 +71,22 @@ def test_unmeasured_features_never_narrow_the_interval(
     }[change]
     model = make_model(term_deviations)
     assert model.error_variance(changed) >= model.error_variance(features) * (1.0 - 1e-12)
+
+
+@examples(100)
+@given(step_features, deviations, st.floats(-1.0, 1.0), st.floats(0.0, 0.5))
+def test_a_run_of_the_same_job_narrows_the_interval_or_leaves_it(
+    features: StepFeatures, term_deviations: dict[str, float], log_error: float, quantile: float
+) -> None:
+    """Its half width is the run's error and the difference of two runs of a job, where that is less."""
+    model = replace(make_model(term_deviations), same_job=SameJobErrors(40, 8, quantile, 0.9))
+    job = Job(features.accelerators, features.categories, "", 1, 1, ())
+    run = ReferenceRun("a", "b", "c", "A", log_error, 1.0, None, job)
+    alone, narrowed = model.prediction_interval(features), model.prediction_interval(features, reference=run)
+    assert narrowed.high == pytest.approx(min(alone.high, exp(abs(log_error) + quantile)))
+    assert narrowed.low * narrowed.high == pytest.approx(1.0)
+    assert narrowed.is_of_same_job == (narrowed.high < alone.high)
+    assert replace(model, same_job=None).prediction_interval(features, reference=run) == alone
 
 
 @examples(100)

@@ -128,9 +128,8 @@ def what_helps_lines(what_ifs: "WhatIfReport") -> "Iterator[Text]":
         improvements.append(("together", what_ifs.combined, what_ifs.combined.outcome))
     for label, case, outcome in improvements:
         caution = ", other numerics: check convergence" if case.changes_numerics else ""
-        yield plain_text(
-            f"helps: {outcome.slowdown_ratio:+.1%}  {label} ({format_bytes(outcome.peak_memory)}{caution})", "green"
-        )
+        memory = f"{format_bytes(outcome.peak_memory)}, fits with {format_probability(outcome.fit_probability)}"
+        yield plain_text(f"helps: {outcome.slowdown_ratio:+.1%}  {label} ({memory}{caution})", "green")
         yield plain_text(f"  {case.arguments}", "dim")
     tried = len(what_ifs.tried_settings)
     if not improvements:

@@ -102,7 +102,7 @@ class ScenarioChange:
     """One thing that may be different.
 
     name: unique within a use; label: what is changed, for users; qualifier: of the label, where the change stands
-    alone; requires_fit: the first alternative that fits in memory counts; relative_cost: of its simulation,
+    alone; requires_fit: the first alternative that leaves enough memory counts; relative_cost: of its simulation,
     relative to that of the unchanged scenario; is_relevant: whether a scenario has what is changed, so that the
     change is worth mentioning; addresses: losses of a step that it may reduce.
     """
