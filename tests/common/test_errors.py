@@ -1,8 +1,10 @@
 """Error messages: no Python terms, and suggestions of the nearest name."""
 
+import pickle
+
 import pytest
 
-from clustersim.common.errors import format_value, suggest_nearest
+from clustersim.common.errors import combined_error, format_value, problems_of, suggest_nearest
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,20 @@ def test_the_nearest_name_is_suggested(word: str, choices: list[str], meant: str
 def test_names_elsewhere_are_matched_but_not_listed() -> None:
     assert suggest_nearest("tp", ["model"], unlisted=["layout.tp"]) == "did you mean layout.tp?"
     assert suggest_nearest("zz", ["model"], unlisted=["layout.tp"]) == "choose one of model"
+
+
+def test_a_long_list_of_choices_is_left_to_its_command() -> None:
+    names = [f"name{index}" for index in range(20)]
+    assert suggest_nearest("zzz", names, listed_by="list names").endswith("list names lists all")
+    assert suggest_nearest("zzz", names[:3], listed_by="list names") == "choose one of name0, name1, name2"
+    assert "(or 16 more)" in suggest_nearest("name", names)
+
+
+def test_several_problems_survive_pickling() -> None:
+    error = combined_error("plan.yaml", ["a: is missing", "b: is empty"])
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert problems_of(error) == ("plan.yaml: a: is missing", "plan.yaml: b: is empty")
+    assert str(combined_error("plan.yaml", ["a: is missing"])) == "plan.yaml: a: is missing"
 
 
 def test_values_are_formatted_as_in_yaml_and_truncated() -> None:

@@ -88,8 +88,8 @@ def _projected_accelerators(scenario: ResolvedScenario, stated: _StatedKeys) -> 
     for accelerator in scenario.cluster.accelerator_kinds()[0]:
         if accelerator.is_projection:
             yield (
-                f"cluster: {accelerator.name} is a projection from announced figures; nothing of it was measured, and "
-                "its step times are no better than they are"
+                f"cluster: {accelerator.name} is a projection from announced figures; nothing of it was measured, so "
+                "its step times are projections too"
             )
 
 
