@@ -80,7 +80,7 @@ class StepMetrics(SimulatedStep):
         """What the step loses time to, beyond the model's FLOP at the peak, with causal attention."""
         return split_step(
             self.breakdown,
-            ideal=self.mfu_causal() * self.step_time,
+            ideal=self.mfu_causal * self.step_time,
             matmul_share=matmul_share(self.trace_table, self.cost.time_segment),
             pipeline_ranks=self.scenario.layout.mesh.rank_coordinates(PIPELINE),
         )
@@ -173,10 +173,12 @@ class StepMetrics(SimulatedStep):
         """FLOP by number format and the cost of quantization casts; None where nothing is cast."""
         return format_usage(self.scenario, self.trace_table, self.busy_time_items, self.throughput.mean_peak_flops)
 
+    @property
     def mfu(self) -> float:
         """Model FLOP utilization (see `utilization.CONVENTION`)."""
         return self.throughput.mfu
 
+    @property
     def mfu_causal(self) -> float:
         """Model FLOP utilization with attention counted as its causal mask leaves it."""
         return self.throughput.mfu_causal
@@ -184,12 +186,14 @@ class StepMetrics(SimulatedStep):
     @property
     def leading_mfu(self) -> LeadingMfu:
         """The one of both that is shown first."""
-        return LeadingMfu.select(self.mfu(), self.mfu_causal())
+        return LeadingMfu.select(self.mfu, self.mfu_causal)
 
+    @property
     def hfu(self) -> float:
         """Hardware FLOP utilization: recomputed FLOP count as well."""
         return self.throughput.hfu(self.recomputed_flops)
 
+    @cached_property
     def hfu_causal(self) -> float:
         """Hardware FLOP utilization with attention counted as its causal mask leaves it."""
         recomputed = recomputed_flops_total(self.trace_table, AttentionFlopConvention.CAUSAL)
@@ -198,7 +202,7 @@ class StepMetrics(SimulatedStep):
     @property
     def leading_hfu(self) -> float:
         """The hardware FLOP utilization that counts attention as the leading MFU does."""
-        return self.hfu_causal() if self.leading_mfu.is_causal else self.hfu()
+        return self.hfu_causal if self.leading_mfu.is_causal else self.hfu
 
     @cached_property
     def economics(self) -> Economics:
@@ -284,7 +288,7 @@ class StepMetrics(SimulatedStep):
     def warnings(self) -> tuple[str, ...]:
         """Settings that are legal but probably mistakes, and suggestions where the scenario does not fit."""
         host = () if self.host_memory is None else self.host_memory.problems
-        conventions = flop_convention_warnings(self.hfu(), self.mfu_causal(), self.scenario.training.sequence)
+        conventions = flop_convention_warnings(self.hfu, self.mfu_causal, self.scenario.training.sequence)
         return (*self.scenario.warnings, *host, *conventions, *self.oom_suggestions)
 
     @property

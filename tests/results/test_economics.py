@@ -168,7 +168,7 @@ def test_economics_settings_do_not_change_the_timing() -> None:
     baseline, priced = simulate_pipeline(), simulate_pipeline(*overrides)
     assert np.array_equal(baseline.step_times, priced.step_times)
     assert np.array_equal(baseline.trace.end, priced.trace.end)
-    assert baseline.mfu() == priced.mfu()
+    assert baseline.mfu == priced.mfu
     assert priced.economics.run_cost == pytest.approx(priced.gpu_hours_per_trillion_tokens)
 
 
