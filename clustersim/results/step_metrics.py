@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.arrays import IntArray
+from clustersim.common.table import Table
 from clustersim.common.units import Bytes, Flop, FlopPerSecond, Seconds
 from clustersim.memory.host_memory import HostMemoryUse
 from clustersim.model.flops import AttentionFlopConvention
@@ -15,12 +16,13 @@ from clustersim.results.critical_path import find_critical_path, path_category_t
 from clustersim.results.economics import Economics
 from clustersim.results.expert_imbalance import MostLoadedExpertRank, most_loaded_expert_rank
 from clustersim.results.gpu_groups import step_economics
+from clustersim.results.kernel_table import kernel_table
 from clustersim.results.link_loads import LinkLoads, TrafficSource, compute_link_loads
 from clustersim.results.model_limitations import find_limitations
 from clustersim.results.network_utilization import DEFAULT_BIN_COUNT
 from clustersim.results.number_formats import FormatUsage, format_usage
 from clustersim.results.provenance import BusyTimeItem, InSituShare, busy_time_items, provenance_shares
-from clustersim.results.selected_algorithms import SelectedAlgorithm, selected_algorithms
+from clustersim.results.selected_algorithms import SelectedAlgorithm, collective_table, selected_algorithms
 from clustersim.results.simulated_step import SimulatedStep
 from clustersim.results.step_memory import StepMemory
 from clustersim.results.step_throughput import StepFlops, StepThroughput
@@ -101,6 +103,14 @@ class StepMetrics(SimulatedStep):
         return busy_time_items(self.trace_table, self.cost.time_segment, self.cost.comm_timing_by_group)
 
     @cached_property
+    def kernels(self) -> Table:
+        """A row for every distinct kernel and provenance of its duration, by the time of all ranks, longest first.
+
+        Columns, with units: `kernels.schema`.
+        """
+        return kernel_table(self.busy_time_items)
+
+    @cached_property
     def stragglers(self) -> StragglerReport:
         """The ranks whose kernels or communication take longest for the same work."""
         transfers = transfer_seconds(self.trace, self.scenario.steps)
@@ -123,12 +133,17 @@ class StepMetrics(SimulatedStep):
         """The algorithm selected for each collective and p2p message, and its uncontended time."""
         return selected_algorithms(self.program, self.cost.comm_timing_by_group)
 
+    @property
+    def collectives(self) -> Table:
+        """A row for every distinct collective and p2p message; columns are the keys of `collectives` in the JSON."""
+        return collective_table(self.selected_algorithms)
+
     def link_loads(self, *links: tuple[str, str], bins: int = DEFAULT_BIN_COUNT) -> LinkLoads:
         """Bytes per second on links over time, in equal bins over the whole run.
 
         links: (source, target) names as in the cluster's graph and in `degradations` (("nic3.0", "leaf0.0")), one
-        direction each; without any, all links that carry traffic. Traffic of co-scheduled jobs is included. Raises
-        InputError for links that do not exist.
+        direction each; without any, all links that carry traffic. Traffic of co-scheduled jobs is included. The result
+        has [links, bins] arrays, and its `table` the same as columns. Raises InputError for links that do not exist.
         """
         senders = (
             TrafficSource(self.trace_table, self.network_volumes, self.operation_spans),

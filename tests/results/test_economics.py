@@ -109,7 +109,7 @@ def test_unknown_values_are_none_and_listed_as_missing() -> None:
 
 
 def _busy_item(body: Kernel | CommOverlap | CommOp, seconds: float) -> BusyTimeItem:
-    return BusyTimeItem(body, Provenance.ROOFLINE, None, 1.0, seconds)
+    return BusyTimeItem(body, Provenance.ROOFLINE, None, 1.0, seconds, runs=1)
 
 
 def test_breakdown_categories_map_to_activities() -> None:
