@@ -67,10 +67,10 @@ class Table(Mapping[str, Values]):
         )
 
     @classmethod
-    def concatenate(cls, schema: Schema, parts: Iterable[Columns]) -> "Table":
-        """A table of the rows of several ones, one after the other."""
-        listed = list(parts)
-        return cls(schema, {name: np.concatenate([part[name] for part in listed]) for name in schema})
+    def concatenate(cls, schema: Schema, tables: Iterable[Columns]) -> "Table":
+        """A table of the rows of at least one, one after the other."""
+        listed = list(tables)
+        return cls(schema, {name: np.concatenate([columns[name] for columns in listed]) for name in schema})
 
     def __getitem__(self, name: str) -> Values:
         return self.columns[name]
@@ -108,7 +108,8 @@ class Table(Mapping[str, Values]):
                 case ColumnType.NUMBER:
                     series[name] = values
                 case ColumnType.TEXT:
-                    series[name] = np.where(missing, None, values)
+                    series[name] = values.copy()
+                    series[name][missing] = None
         return pandas.DataFrame(series)
 
 

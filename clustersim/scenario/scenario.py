@@ -137,15 +137,12 @@ class Scenario(ResolvedScenario):
         leaves the others; all other values replace. Texts stay as they are; NumPy numbers and arrays become plain
         ones. Raises InputError that lists all problems.
         """
-        changes = [({} if mapping is None else mapping), keywords]
-        if not all(isinstance(part, Mapping) for part in changes):
+        if mapping is not None and not isinstance(mapping, Mapping):
             raise InputError(f"changed({mapping!r}): give a mapping, such as {{'layout.tp': 4}}, or keywords")
-        if not any(changes):
+        if not mapping and not keywords:
             return self
-        changed = self.raw_mapping
-        for part in changes:
-            changed = apply_changes(changed, part)
-        return self._resolve(changed, ScenarioSource(self.name, self.path), self.cached_reads)
+        changed_mapping = apply_changes(apply_changes(self.raw_mapping, mapping or {}), keywords)
+        return self._resolve(changed_mapping, ScenarioSource(self.name, self.path), self.cached_reads)
 
     def resolve_unchecked(self, overrides: Iterable[str]) -> ResolvedScenario:
         """The resolved scenario with overrides, not checked for consistency.
