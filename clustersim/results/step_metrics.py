@@ -69,7 +69,7 @@ class StepMetrics(SimulatedStep):
 
     @property
     def step_time_percentiles(self) -> dict[str, Seconds]:
-        """Minimum, median, maximum and some percentiles of the step times."""
+        """Minimum, median, maximum and some percentiles of the step times, in seconds."""
         return {name: float(np.percentile(self.step_times, percentile)) for name, percentile in PERCENTILES.items()}
 
     @cached_property
@@ -89,7 +89,7 @@ class StepMetrics(SimulatedStep):
 
     @cached_property
     def critical_path(self) -> IntArray:
-        """Event indices of the critical path in the trace."""
+        """[n] event indices of the critical path in the trace."""
         return find_critical_path(self.trace)
 
     @cached_property
@@ -190,12 +190,12 @@ class StepMetrics(SimulatedStep):
 
     @property
     def mfu(self) -> float:
-        """Model FLOP utilization (see `utilization.CONVENTION`)."""
+        """Model FLOP utilization, a fraction of `peak_flops` (see `utilization.CONVENTION`)."""
         return self.throughput.mfu
 
     @property
     def mfu_causal(self) -> float:
-        """Model FLOP utilization with attention counted as its causal mask leaves it."""
+        """Model FLOP utilization as a fraction, with attention counted as its causal mask leaves it."""
         return self.throughput.mfu_causal
 
     @property
@@ -205,12 +205,12 @@ class StepMetrics(SimulatedStep):
 
     @property
     def hfu(self) -> float:
-        """Hardware FLOP utilization: recomputed FLOP count as well."""
+        """Hardware FLOP utilization, a fraction of `peak_flops`: recomputed FLOP count as well."""
         return self.throughput.hfu(self.recomputed_flops)
 
     @cached_property
     def hfu_causal(self) -> float:
-        """Hardware FLOP utilization with attention counted as its causal mask leaves it."""
+        """Hardware FLOP utilization as a fraction, with attention counted as its causal mask leaves it."""
         recomputed = recomputed_flops_total(self.trace_table, AttentionFlopConvention.CAUSAL)
         return self.throughput.hfu_causal(recomputed / self.scenario.steps)
 
