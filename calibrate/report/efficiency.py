@@ -24,8 +24,7 @@ from clustersim.common.units import (
 from clustersim.cost.calibration_record import CalibrationRecord, KernelSample, family_of
 from clustersim.cost.timing import Bottleneck
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.model.kernels import AttentionShape, MatmulShape
-from clustersim.report.export.span_descriptions import format_kernel_shape
+from clustersim.model.kernels import AttentionShape, MatmulShape, format_kernel_shape
 from clustersim.report.figure import format_share
 
 

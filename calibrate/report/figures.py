@@ -10,9 +10,8 @@ from calibrate.report.telemetry import concatenate_sessions, stage_intervals
 from calibrate.report.transfers import call_label, samples_by_shape
 from clustersim.common.units import format_bandwidth, format_bytes, format_seconds
 from clustersim.cost.calibration_record import CalibrationRecord, InSituSample, TelemetrySample
-from clustersim.model.kernels import KernelKind
+from clustersim.model.kernels import KernelKind, format_kernel_shape
 from clustersim.report.draw.charts import bar_figure, bar_trace, reference_line, xy_figure
-from clustersim.report.export.span_descriptions import format_kernel_shape
 from clustersim.report.figure import AxisScale, Figure, Traces, axis_layout, base_layout, format_share, time_scale
 
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8D96A0", "#999933")

@@ -7,7 +7,7 @@ from calibrate.report.format import in_situ_factor
 from calibrate.report.section import ReportSection
 from clustersim.common.units import format_bytes, format_seconds
 from clustersim.cost.calibration_record import CalibrationRecord, InterferenceSample, TimeStatistics
-from clustersim.report.export.span_descriptions import format_kernel_shape
+from clustersim.model.kernels import format_kernel_shape
 
 
 def in_situ_section(record: CalibrationRecord) -> ReportSection:

@@ -13,8 +13,8 @@ from typing import Any, Final
 from clustersim.cli.outputs import STDOUT, Outputs, write_json
 from clustersim.common.units import format_bytes
 from clustersim.cost.timing import Provenance
+from clustersim.model.kernels import format_kernel_shape
 from clustersim.program.task import CollectiveType, CommOp, CommOverlap
-from clustersim.report.export.span_descriptions import format_kernel_shape
 from clustersim.report.labels import PROVENANCE_LABELS
 from clustersim.results.provenance import BusyTimeItem
 from clustersim.scenario import Scenario

@@ -95,7 +95,8 @@ def _write_trace_format(result: "SimulationResult", option: str, ranks: list[int
 
 def _announce_large_trace(result: "SimulationResult", path: Path, ranks: list[int]) -> None:
     """Print the number of spans that are about to be written, where that takes a while."""
-    from clustersim.report.export.write_traces import LARGE_SPAN_COUNT, count_spans
+    from clustersim.report.export.rank_selection import count_spans
+    from clustersim.report.export.write_traces import LARGE_SPAN_COUNT
 
     span_count = count_spans(result, ranks)
     if span_count >= LARGE_SPAN_COUNT:

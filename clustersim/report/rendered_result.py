@@ -6,10 +6,12 @@ The simulator does not depend on this: it returns a `SimulationResult`, as do al
 themselves (planning, validation). Only here does it gain rendering methods.
 """
 
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from clustersim.common.table import Table
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.what_if import WhatIfReport
 from clustersim.scenario import Scenario
@@ -46,6 +48,23 @@ class RenderedResult(SimulationResult):
 
         static_figures = (figure for panel in run_panels(self) for figure in panel.figures if not figure.client_script)
         return {figure.name: figure.to_plotly() for figure in static_figures}
+
+    def spans(self, *ranks: int | str) -> Table:
+        """Every kernel, collective, message, forward and backward of some ranks: a row each, rank by rank, by start.
+
+        ranks: numbers, or selections as of `--ranks` ("0:8", "stage:3", "slowest:4", "all"); without any, those that
+        `--spans` writes: each simulated rank if they are few. Columns are those of `--spans` (`spans().schema`): times
+        in seconds from the start of the run, sizes in bytes. Raises InputError for ranks that do not exist, and for
+        too many spans.
+        """
+        from clustersim.report.export.rank_selection import select_ranks_by_terms
+        from clustersim.report.export.table import span_rows
+
+        return span_rows(self, select_ranks_by_terms(self, ",".join(map(str, ranks))))
+
+    def changed(self, mapping: Mapping[str, Any] | None = None, /, **keywords: Any) -> "RenderedResult":
+        """The result of the same scenario with changes, as `Scenario.changed` takes them, simulated anew."""
+        return simulate(self.scenario.changed(mapping, **keywords))
 
     def _repr_html_(self) -> str:
         from clustersim.report.run_page import notebook_html

@@ -14,6 +14,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError
+from clustersim.common.table import Column, ColumnType, Schema, Table
 from clustersim.common.units import Seconds
 from clustersim.hardware.topology import Fabric, LinkInfo
 from clustersim.program.task import CommOp, ComputeTask, HostOp, ReceiveTask
@@ -22,8 +23,19 @@ from clustersim.results.trace_table import TraceTable
 from clustersim.results.transfer_events import spread_over_time
 from clustersim.trace.trace import OperationSpans
 
+_LINK_ATTRIBUTES: Final = ("source", "target", "tier", "bandwidth")
 MAX_ENTRIES: Final = 50_000_000
 """Maximum number of table entries: 400 MB."""
+
+LINK_COLUMNS: Final[Schema] = {
+    "source": Column(ColumnType.TEXT, "where the link begins"),
+    "target": Column(ColumnType.TEXT, "where it ends"),
+    "tier": Column(ColumnType.TEXT, "kind of link"),
+    "bandwidth": Column(ColumnType.NUMBER, "bytes per second that it can carry, in this direction"),
+    "start": Column(ColumnType.NUMBER, "seconds at which the bin begins"),
+    "end": Column(ColumnType.NUMBER, "seconds at which it ends"),
+    "bytes": Column(ColumnType.NUMBER, "bytes on the link in the bin"),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +60,22 @@ class LinkLoads:
         """Total bytes on each link: [links]."""
         total: FloatArray = self.bytes_by_bin.sum(axis=1)
         return total
+
+    @property
+    def table(self) -> Table:
+        """A row for every link and bin, link by link. Columns: `LINK_COLUMNS`."""
+        ends = [(link.source, link.target, link.kind.value, link.bandwidth) for link in self.links]
+        links = Table.from_rows({name: LINK_COLUMNS[name] for name in _LINK_ATTRIBUTES}, ends)
+        link_count, bin_count = self.bytes_by_bin.shape
+        return Table(
+            LINK_COLUMNS,
+            {
+                **{name: np.repeat(column, bin_count) for name, column in links.items()},
+                "start": np.tile(self.bin_edges[:-1], link_count),
+                "end": np.tile(self.bin_edges[1:], link_count),
+                "bytes": self.bytes_by_bin.ravel(),
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,7 +41,7 @@ class BusyTimeItem:
     """All runs of one kernel or comm op whose durations have one source.
 
     error: expected relative error, None where nothing was measured; in_situ_slowdown: duration in a step over
-    standalone duration; seconds: on all ranks.
+    standalone duration; seconds, runs: on all ranks (a message runs at both of its ends).
     """
 
     body: TimedWork
@@ -49,6 +49,7 @@ class BusyTimeItem:
     error: float | None
     in_situ_slowdown: float
     seconds: Seconds
+    runs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +69,16 @@ def busy_time_items(
     """Kernels and comm ops by busy time, longest first; window: selects events by their start."""
     start, (begin, end) = table.trace.start, window
     indexer, events = _ItemIndexer(), np.flatnonzero((start >= begin) & (start < end))
-    index_seconds = (
+    entries = (
+        (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0)),
         *_segment_items(table, events, segment_timing, indexer),
         *_comm_items(table, events, comm_timing, indexer),
     )
-    item_index = np.concatenate([np.zeros(0, dtype=np.int64), *(indices for indices, _ in index_seconds)])
-    seconds = np.bincount(
-        item_index,
-        np.concatenate([np.zeros(0), *(item_seconds for _, item_seconds in index_seconds)]),
-        minlength=len(indexer),
-    )
+    item_index, *columns = map(np.concatenate, zip(*entries, strict=True))
+    seconds, runs = (np.bincount(item_index, column, minlength=len(indexer)).tolist() for column in columns)
     unsorted = (
-        BusyTimeItem(*key, seconds=item_seconds)
-        for key, item_seconds in zip(indexer.index_by_key, seconds.tolist(), strict=True)
+        BusyTimeItem(*key, seconds=item_seconds, runs=round(item_runs))
+        for key, item_seconds, item_runs in zip(indexer.index_by_key, seconds, runs, strict=True)
     )
     return tuple(sorted(unsorted, key=lambda item: -item.seconds))
 
@@ -119,8 +117,8 @@ def expected_error(items: Sequence[BusyTimeItem]) -> ExpectedError:
 
 
 _ItemKey = tuple[TimedWork, Provenance, float | None, float]
-_IndexedSeconds = tuple[IntArray, FloatArray]
-"""[n] item indices, possibly repeated, and the seconds spent on each."""
+_IndexedSeconds = tuple[IntArray, FloatArray, FloatArray]
+"""[n] item indices, possibly repeated, the seconds spent on each, and how often it ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,8 @@ def _segment_items(
     distinct, timing_index = distinct_timings(table, totals, segment_timing)
     run_counts = np.bincount(timing_index, totals.run_count * table.weights[totals.rank_class], minlength=len(distinct))
     for (segment, timing), count in zip(distinct, run_counts.tolist(), strict=True):
-        yield indexer.segment_indices(segment, timing), (np.array(timing.durations) - timing.launch_stalls) * count
+        seconds = (np.array(timing.durations) - timing.launch_stalls) * count
+        yield indexer.segment_indices(segment, timing), seconds, np.full(len(seconds), count)
 
 
 def _comm_items(
@@ -166,8 +165,11 @@ def _comm_items(
 ) -> Iterator[_IndexedSeconds]:
     trace, comm_op_index = table.trace, table.comm_op_index
     selected = events[comm_op_index[events] >= 0]
-    busy = (trace.end - trace.start)[selected] * table.weights[table.rank_class[selected]]
+    weights = table.weights[table.rank_class[selected]]
     timings = ((comm_op, comm_timing(comm_op)) for comm_op in table.comm_ops)
     indices = [indexer.index_for((comm_op, timing.provenance, timing.error, 1.0)) for comm_op, timing in timings]
-    seconds = np.bincount(comm_op_index[selected], busy, minlength=len(table.comm_ops)).astype(np.float64, copy=False)
-    yield np.array(indices, dtype=np.int64), seconds
+    seconds, runs = (
+        np.bincount(comm_op_index[selected], column, minlength=len(table.comm_ops)).astype(np.float64, copy=False)
+        for column in ((trace.end - trace.start)[selected] * weights, weights)
+    )
+    yield np.array(indices, dtype=np.int64), seconds, runs

@@ -49,10 +49,10 @@ def _throughput_json(result: StepMetrics) -> dict[str, Any]:
         "gpu_hours_per_trillion_tokens": result.gpu_hours_per_trillion_tokens,
         "economics": result.economics.to_json(),
         "model_tflops_per_gpu": result.achieved_flops_per_gpu / 1e12,
-        "mfu": result.mfu(),
-        "mfu_causal": result.mfu_causal(),
-        "hfu": result.hfu(),
-        "hfu_causal": result.hfu_causal(),
+        "mfu": result.mfu,
+        "mfu_causal": result.mfu_causal,
+        "hfu": result.hfu,
+        "hfu_causal": result.hfu_causal,
         "leading_mfu": result.leading_mfu.value,
         "leading_mfu_attention": result.leading_mfu.attention_label,
         "flop_convention": CONVENTION,
@@ -106,7 +106,7 @@ def _formats_json(result: StepMetrics) -> dict[str, Any] | None:
         "casts_s": usage.quantization_seconds,
         "mfu_peak": usage.peak_format.value,
         "mfu_peak_tflops": usage.peak_flops / 1e12,
-        f"flops_over_{usage.high_precision.value}_peak": usage.high_precision_ratio(result.mfu()),
+        f"flops_over_{usage.high_precision.value}_peak": usage.high_precision_ratio(result.mfu),
     }
 
 

@@ -3,10 +3,9 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib import import_module
 from typing import Any, Final
 
-from clustersim.common.errors import InputError
+from clustersim.common.table import import_table_library
 from clustersim.common.units import (
     JOULES_PER_KWH,
     Bytes,
@@ -292,10 +291,7 @@ class SearchResult:
 
         Columns are the numbers of `to_json` and, as text, the keys in which layouts differ; missing values are null.
         """
-        try:
-            pyarrow = import_module("pyarrow")
-        except ImportError:
-            raise InputError("a table needs pyarrow; pip install 'clustersim[table]'") from None
+        pyarrow = import_table_library("pyarrow")
         table_rows = [_table_row(layout_result) for layout_result in self.simulated]
         names = dict.fromkeys(name for table_row in table_rows for name in table_row)
         return pyarrow.table({name: [table_row.get(name) for table_row in table_rows] for name in names})

@@ -1,13 +1,24 @@
 """Algorithms selected for the collectives of a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
+from clustersim.common.table import Column, ColumnType, Schema, Table
 from clustersim.common.units import Bytes, Seconds
 from clustersim.cost.timing import CommTiming
 from clustersim.program.program import Program
 from clustersim.program.task import CommOp, HostOp
+
+COLLECTIVE_COLUMNS: Final[Schema] = {
+    "group": Column(ColumnType.TEXT, "process-group kind"),
+    "collective": Column(ColumnType.TEXT, "collective, or message"),
+    "ranks": Column(ColumnType.INTEGER, "size of a group"),
+    "payload_bytes": Column(ColumnType.NUMBER, "payload in bytes, as nccl-tests count it"),
+    "algorithm": Column(ColumnType.TEXT, "algorithm and protocol"),
+    "uncontended_s": Column(ColumnType.NUMBER, "seconds in its slowest group, in isolation"),
+    "provenance": Column(ColumnType.TEXT, "provenance of its duration"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,12 @@ class SelectedAlgorithm:
         """As plain data."""
         json_names = {"payload": "payload_bytes", "seconds": "uncontended_s"}
         return {json_names.get(key, key): value for key, value in asdict(self).items()}
+
+
+def collective_table(selected: Iterable[SelectedAlgorithm]) -> Table:
+    """A row for each of them; columns are the keys of its JSON."""
+    rows = (algorithm.to_json() for algorithm in selected)
+    return Table.from_rows(COLLECTIVE_COLUMNS, (tuple(row[name] for name in COLLECTIVE_COLUMNS) for row in rows))
 
 
 def selected_algorithms(

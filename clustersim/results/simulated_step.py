@@ -52,7 +52,7 @@ class SimulatedStep(FieldPickling):
 
     @cached_property
     def step_times(self) -> FloatArray:
-        """Seconds of each step."""
+        """[steps] seconds of each step."""
         return step_times(self.trace_table)
 
     @cached_property

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
+from clustersim.common.table import Column, Columns, ColumnType, Schema, Table
 from clustersim.common.units import Bytes
+from clustersim.memory.footprint import MemoryCategory
 from clustersim.memory.host_memory import HostMemoryUse
 from clustersim.memory.ledger import MemoryLedger
 from clustersim.results.memory_check import (
@@ -15,6 +18,13 @@ from clustersim.results.memory_check import (
     suggest_memory_fixes,
 )
 from clustersim.scenario import Scenario
+
+MEMORY_COLUMNS: Final[Schema] = {
+    "pipeline_rank": Column(ColumnType.INTEGER, "pipeline rank"),
+    "time": Column(ColumnType.NUMBER, "seconds from the start of the step from which on the sizes hold"),
+    **{category.value: Column(ColumnType.NUMBER, f"bytes of {category.value}") for category in MemoryCategory},
+    "total": Column(ColumnType.NUMBER, "bytes of all of them"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,14 @@ class StepMemory:
         """The pipeline rank with the highest ratio of peak memory to capacity."""
         ratios = [ledger.peak / capacity for ledger, capacity in zip(self.ledgers, self.capacities, strict=True)]
         return int(np.argmax(ratios))
+
+    @cached_property
+    def timeline(self) -> Table:
+        """Memory of one GPU of each pipeline rank over the first step: a row whenever it changes, bytes by category.
+
+        Columns: `MEMORY_COLUMNS`. The largest `total` of a pipeline rank is its peak.
+        """
+        return Table.concatenate(MEMORY_COLUMNS, map(_ledger_columns, range(len(self.ledgers)), self.ledgers))
 
     @property
     def peak(self) -> Bytes:
@@ -67,3 +85,14 @@ class StepMemory:
             ledger.peak > capacity for ledger, capacity in zip(self.ledgers, self.capacities, strict=True)
         )
         return suggest_memory_fixes(self.scenario) if exceeds_memory else ()
+
+
+def _ledger_columns(pipeline_rank: int, ledger: MemoryLedger) -> Columns:
+    """The rows of one pipeline rank, by time."""
+    times, bytes_by_category = ledger.over_time()
+    return {
+        "pipeline_rank": np.full(len(times), pipeline_rank),
+        "time": times,
+        **{category.value: sizes for category, sizes in zip(MemoryCategory, bytes_by_category, strict=True)},
+        "total": bytes_by_category.sum(axis=0),
+    }

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.arrays import IntArray
+from clustersim.common.table import Table
 from clustersim.common.units import Bytes, Flop, FlopPerSecond, Seconds
 from clustersim.memory.host_memory import HostMemoryUse
 from clustersim.model.flops import AttentionFlopConvention
@@ -15,12 +16,13 @@ from clustersim.results.critical_path import find_critical_path, path_category_t
 from clustersim.results.economics import Economics
 from clustersim.results.expert_imbalance import MostLoadedExpertRank, most_loaded_expert_rank
 from clustersim.results.gpu_groups import step_economics
+from clustersim.results.kernel_table import kernel_table
 from clustersim.results.link_loads import LinkLoads, TrafficSource, compute_link_loads
 from clustersim.results.model_limitations import find_limitations
 from clustersim.results.network_utilization import DEFAULT_BIN_COUNT
 from clustersim.results.number_formats import FormatUsage, format_usage
 from clustersim.results.provenance import BusyTimeItem, InSituShare, busy_time_items, provenance_shares
-from clustersim.results.selected_algorithms import SelectedAlgorithm, selected_algorithms
+from clustersim.results.selected_algorithms import SelectedAlgorithm, collective_table, selected_algorithms
 from clustersim.results.simulated_step import SimulatedStep
 from clustersim.results.step_memory import StepMemory
 from clustersim.results.step_throughput import StepFlops, StepThroughput
@@ -67,7 +69,7 @@ class StepMetrics(SimulatedStep):
 
     @property
     def step_time_percentiles(self) -> dict[str, Seconds]:
-        """Minimum, median, maximum and some percentiles of the step times."""
+        """Minimum, median, maximum and some percentiles of the step times, in seconds."""
         return {name: float(np.percentile(self.step_times, percentile)) for name, percentile in PERCENTILES.items()}
 
     @cached_property
@@ -80,14 +82,14 @@ class StepMetrics(SimulatedStep):
         """What the step loses time to, beyond the model's FLOP at the peak, with causal attention."""
         return split_step(
             self.breakdown,
-            ideal=self.mfu_causal() * self.step_time,
+            ideal=self.mfu_causal * self.step_time,
             matmul_share=matmul_share(self.trace_table, self.cost.time_segment),
             pipeline_ranks=self.scenario.layout.mesh.rank_coordinates(PIPELINE),
         )
 
     @cached_property
     def critical_path(self) -> IntArray:
-        """Event indices of the critical path in the trace."""
+        """[n] event indices of the critical path in the trace."""
         return find_critical_path(self.trace)
 
     @cached_property
@@ -99,6 +101,14 @@ class StepMetrics(SimulatedStep):
     def busy_time_items(self) -> tuple[BusyTimeItem, ...]:
         """What all ranks spend their busy time on (kernels, collectives, ...), longest first."""
         return busy_time_items(self.trace_table, self.cost.time_segment, self.cost.comm_timing_by_group)
+
+    @cached_property
+    def kernels(self) -> Table:
+        """A row for every distinct kernel and provenance of its duration, by the time of all ranks, longest first.
+
+        Columns, with units: `kernels.schema`.
+        """
+        return kernel_table(self.busy_time_items)
 
     @cached_property
     def stragglers(self) -> StragglerReport:
@@ -123,12 +133,17 @@ class StepMetrics(SimulatedStep):
         """The algorithm selected for each collective and p2p message, and its uncontended time."""
         return selected_algorithms(self.program, self.cost.comm_timing_by_group)
 
+    @property
+    def collectives(self) -> Table:
+        """A row for every distinct collective and p2p message; columns are the keys of `collectives` in the JSON."""
+        return collective_table(self.selected_algorithms)
+
     def link_loads(self, *links: tuple[str, str], bins: int = DEFAULT_BIN_COUNT) -> LinkLoads:
         """Bytes per second on links over time, in equal bins over the whole run.
 
         links: (source, target) names as in the cluster's graph and in `degradations` (("nic3.0", "leaf0.0")), one
-        direction each; without any, all links that carry traffic. Traffic of co-scheduled jobs is included. Raises
-        InputError for links that do not exist.
+        direction each; without any, all links that carry traffic. Traffic of co-scheduled jobs is included. The result
+        has [links, bins] arrays, and its `table` the same as columns. Raises InputError for links that do not exist.
         """
         senders = (
             TrafficSource(self.trace_table, self.network_volumes, self.operation_spans),
@@ -173,32 +188,36 @@ class StepMetrics(SimulatedStep):
         """FLOP by number format and the cost of quantization casts; None where nothing is cast."""
         return format_usage(self.scenario, self.trace_table, self.busy_time_items, self.throughput.mean_peak_flops)
 
+    @property
     def mfu(self) -> float:
-        """Model FLOP utilization (see `utilization.CONVENTION`)."""
+        """Model FLOP utilization, a fraction of `peak_flops` (see `utilization.CONVENTION`)."""
         return self.throughput.mfu
 
+    @property
     def mfu_causal(self) -> float:
-        """Model FLOP utilization with attention counted as its causal mask leaves it."""
+        """Model FLOP utilization as a fraction, with attention counted as its causal mask leaves it."""
         return self.throughput.mfu_causal
 
     @property
     def leading_mfu(self) -> LeadingMfu:
         """The one of both that is shown first."""
-        return LeadingMfu.select(self.mfu(), self.mfu_causal())
+        return LeadingMfu.select(self.mfu, self.mfu_causal)
 
+    @property
     def hfu(self) -> float:
-        """Hardware FLOP utilization: recomputed FLOP count as well."""
+        """Hardware FLOP utilization, a fraction of `peak_flops`: recomputed FLOP count as well."""
         return self.throughput.hfu(self.recomputed_flops)
 
+    @cached_property
     def hfu_causal(self) -> float:
-        """Hardware FLOP utilization with attention counted as its causal mask leaves it."""
+        """Hardware FLOP utilization as a fraction, with attention counted as its causal mask leaves it."""
         recomputed = recomputed_flops_total(self.trace_table, AttentionFlopConvention.CAUSAL)
         return self.throughput.hfu_causal(recomputed / self.scenario.steps)
 
     @property
     def leading_hfu(self) -> float:
         """The hardware FLOP utilization that counts attention as the leading MFU does."""
-        return self.hfu_causal() if self.leading_mfu.is_causal else self.hfu()
+        return self.hfu_causal if self.leading_mfu.is_causal else self.hfu
 
     @cached_property
     def economics(self) -> Economics:
@@ -284,7 +303,7 @@ class StepMetrics(SimulatedStep):
     def warnings(self) -> tuple[str, ...]:
         """Settings that are legal but probably mistakes, and suggestions where the scenario does not fit."""
         host = () if self.host_memory is None else self.host_memory.problems
-        conventions = flop_convention_warnings(self.hfu(), self.mfu_causal(), self.scenario.training.sequence)
+        conventions = flop_convention_warnings(self.hfu, self.mfu_causal, self.scenario.training.sequence)
         return (*self.scenario.warnings, *host, *conventions, *self.oom_suggestions)
 
     @property

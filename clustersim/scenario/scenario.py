@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from clustersim.common.data_files import read_mapping
+from clustersim.common.errors import InputError
 from clustersim.scenario.config.co_scheduled import CoScheduledJobConfig
 from clustersim.scenario.config.degradations import as_list
 from clustersim.scenario.config.scenario import ScenarioConfig
 from clustersim.scenario.file_cache import CachedRead
 from clustersim.scenario.loaders import gpu_ids_to_ranges, inline_schedule
-from clustersim.scenario.overrides import apply_overrides
+from clustersim.scenario.overrides import apply_changes, apply_overrides
 from clustersim.scenario.resolve import ScenarioSource, resolve_scenario, resolve_unchecked
 from clustersim.scenario.resolved import ResolvedJob, ResolvedScenario
 from clustersim.scenario.validation_rules.cluster_warnings import cluster_warnings
@@ -127,6 +128,21 @@ class Scenario(ResolvedScenario):
         return self._resolve(
             apply_overrides(self.raw_mapping, all_overrides), ScenarioSource(self.name, self.path), self.cached_reads
         )
+
+    def changed(self, mapping: Mapping[str, Any] | None = None, /, **keywords: Any) -> Self:
+        """A copy with changed keys, in place of `with_overrides` where values come from Python; self without any.
+
+        mapping: values by dotted key, `{"layout.tp": 4}`; keywords: sections, `training={"microbatch": 2}`, or keys of
+        the top level, `steps=3`, applied after the mapping. A mapping as value changes the keys that it names and
+        leaves the others; all other values replace. Texts stay as they are; NumPy numbers and arrays become plain
+        ones. Raises InputError that lists all problems.
+        """
+        if mapping is not None and not isinstance(mapping, Mapping):
+            raise InputError(f"changed({mapping!r}): give a mapping, such as {{'layout.tp': 4}}, or keywords")
+        if not mapping and not keywords:
+            return self
+        changed_mapping = apply_changes(apply_changes(self.raw_mapping, mapping or {}), keywords)
+        return self._resolve(changed_mapping, ScenarioSource(self.name, self.path), self.cached_reads)
 
     def resolve_unchecked(self, overrides: Iterable[str]) -> ResolvedScenario:
         """The resolved scenario with overrides, not checked for consistency.

@@ -39,7 +39,7 @@ def layout_overrides() -> Iterator[list[str]]:
 
 def compared_metrics(result: RenderedResult) -> tuple[float, ...]:
     """The metrics that a search compares."""
-    return result.step_time, result.mfu(), result.peak_memory
+    return result.step_time, result.mfu, result.peak_memory
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:

@@ -35,14 +35,18 @@ def test_notebook_is_stored_without_outputs() -> None:
     assert len(notebook_cells("markdown")) > len(notebook_cells("code")) / 2
 
 
-def test_notebook_cells_run_in_order(tmp_path: Path) -> None:
+def test_notebook_cells_run_in_order() -> None:
     sources = ["".join(cell["source"]) for cell in notebook_cells("code")]
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", RUNNER_SCRIPT],
-        input=json.dumps(sources), cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        input=json.dumps(sources), cwd=EXAMPLES, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     text = done.stdout
+    kernel_shares = [float(share) for share in re.findall(r"([\d.]+)% of all kernels' time: ", text)]
+    assert len(kernel_shares) == 5
+    assert sorted(kernel_shares, reverse=True) == kernel_shares
+    assert sum(kernel_shares) < 100
     assert re.match(r"fits: True, \d+ of 80 GiB\n", text)
     assert "shown: <iframe" in text  # the result, with its timeline
     step = re.search(r"([\d.]+) s a step", text)

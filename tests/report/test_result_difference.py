@@ -120,7 +120,7 @@ def test_json_values_equal_the_results_json(plain: SimulationResult) -> None:
         assert {
             key: value for key, value in difference_json[side].items() if key != "title"
         }.items() <= result_json.items()
-    assert difference_json["delta"]["mfu"] == pytest.approx(second.mfu() - plain.mfu())
+    assert difference_json["delta"]["mfu"] == pytest.approx(second.mfu - plain.mfu)
     assert difference_json["inputs"] == [
         {"key": "layout.tp", "first": 2, "second": 4},
         {"key": "layout.pp", "first": 4, "second": 2},

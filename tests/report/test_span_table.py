@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from clustersim.common.errors import InputError, OutputError
+from clustersim.common.table import Columns, ColumnType
 from clustersim.program.task import ComputeTask
-from clustersim.report.export.rank_selection import describe_trace_ranks
+from clustersim.report.export.rank_selection import count_spans, describe_trace_ranks
 from clustersim.report.export.span_table import TraceExport
-from clustersim.report.export.table import COLUMNS, INTEGER, NUMBER, Columns, build_columns, table_writer, write_csv
-from clustersim.report.export.write_traces import count_spans, write_table_file
+from clustersim.report.export.table import COLUMNS, build_columns, table_writer, write_csv
+from clustersim.report.export.write_traces import write_table_file
 from clustersim.results.simulation_result import SimulationResult
 from tests.report.small_trace import simulated
 
@@ -128,7 +129,7 @@ def test_arrow_and_parquet_equal_csv(tmp_path: Path, suffix: str) -> None:
     rows = read_csv(tmp_path / "spans.csv")
     for name, (kind, _) in COLUMNS.items():
         column = arrow_table.column(name).to_pylist()
-        read_as: Any = int if kind == INTEGER else float if kind == NUMBER else str
+        read_as: Any = int if kind is ColumnType.INTEGER else float if kind is ColumnType.NUMBER else str
         assert column == [read_as(row[name]) if row[name] else None for row in rows]
 
 

@@ -11,7 +11,8 @@ import pytest
 from clustersim.common.errors import InputError, OutputError
 from clustersim.program.task import ComputeTask
 from clustersim.report.export.perfetto import require_perfetto
-from clustersim.report.export.write_traces import count_spans, write_perfetto_file
+from clustersim.report.export.rank_selection import count_spans
+from clustersim.report.export.write_traces import write_perfetto_file
 from clustersim.report.theme import CATEGORY_STYLES
 from clustersim.results.simulation_result import SimulationResult
 from tests.report.small_trace import TraceSlice, packets, simulated, slices

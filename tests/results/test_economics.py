@@ -109,7 +109,7 @@ def test_unknown_values_are_none_and_listed_as_missing() -> None:
 
 
 def _busy_item(body: Kernel | CommOverlap | CommOp, seconds: float) -> BusyTimeItem:
-    return BusyTimeItem(body, Provenance.ROOFLINE, None, 1.0, seconds)
+    return BusyTimeItem(body, Provenance.ROOFLINE, None, 1.0, seconds, runs=1)
 
 
 def test_breakdown_categories_map_to_activities() -> None:
@@ -168,7 +168,7 @@ def test_economics_settings_do_not_change_the_timing() -> None:
     baseline, priced = simulate_pipeline(), simulate_pipeline(*overrides)
     assert np.array_equal(baseline.step_times, priced.step_times)
     assert np.array_equal(baseline.trace.end, priced.trace.end)
-    assert baseline.mfu() == priced.mfu()
+    assert baseline.mfu == priced.mfu
     assert priced.economics.run_cost == pytest.approx(priced.gpu_hours_per_trillion_tokens)
 
 

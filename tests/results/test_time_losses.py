@@ -97,7 +97,7 @@ def test_losses_of_a_result_sum_to_its_step() -> None:
     result = simulate_pipeline()
     losses = result.losses
     assert losses.step_time == pytest.approx(result.step_time)
-    assert losses.ideal == pytest.approx(result.mfu_causal() * result.step_time)
+    assert losses.ideal == pytest.approx(result.mfu_causal * result.step_time)
     kernels = [
         (operation.kernel.kind in TENSOR_CORE_KINDS, seconds)
         for segment in result.trace_table.segments

@@ -74,9 +74,9 @@ def test_causal_utilization_is_physical_where_the_convention_is_not(recompute: s
     """Kernels execute what the mask leaves: at the peak they would have an HFU of 1, and no step is faster."""
     result = simulate_pipeline("training.sequence=262144", f"training.recompute={recompute}")
     assert result.leading_mfu.is_causal
-    assert result.leading_mfu.value == result.mfu_causal() <= result.hfu_causal() == result.leading_hfu < 1.0
-    assert result.hfu_causal() < result.hfu()
-    assert (result.hfu_causal() == pytest.approx(result.mfu_causal())) is (recompute == "none")
+    assert result.leading_mfu.value == result.mfu_causal <= result.hfu_causal == result.leading_hfu < 1.0
+    assert result.hfu_causal < result.hfu
+    assert (result.hfu_causal == pytest.approx(result.mfu_causal)) is (recompute == "none")
 
 
 def test_full_recomputation_makes_hfu_four_thirds_of_mfu() -> None:

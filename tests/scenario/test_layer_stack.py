@@ -174,7 +174,7 @@ def test_invalid_layer_partitions_are_rejected(written: str, sentence: str) -> N
 
 def test_window_of_sequence_length_equals_full_attention() -> None:
     full, windowed, short_window = (simulate(load_scenario(f"model.window={window}")) for window in ("full", 2048, 256))
-    assert (windowed.step_time, windowed.peak_memory, windowed.mfu()) == (full.step_time, full.peak_memory, full.mfu())
+    assert (windowed.step_time, windowed.peak_memory, windowed.mfu) == (full.step_time, full.peak_memory, full.mfu)
     assert short_window.step_time < full.step_time
     assert short_window.peak_memory == full.peak_memory
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -11,7 +12,7 @@ from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.scenario import Scenario
-from clustersim.scenario.overrides import apply_overrides
+from clustersim.scenario.overrides import apply_changes, apply_overrides
 from clustersim.schedules.interleaved import Interleaved
 
 
@@ -128,3 +129,49 @@ def test_changed_uses_the_file_contents_at_load_time(scenario_with_files: Scenar
     )
     assert scenario_with_files.with_overrides("steps=2").framework == scenario_with_files.framework
     assert Scenario.load(tmp_path / "plan.json").framework != scenario_with_files.framework
+
+
+def test_changes_from_python_equal_overrides(mapping: dict[str, Any]) -> None:
+    scenario = Scenario.from_mapping(mapping)
+    changed = scenario.changed({"layout.tp": 8}, layout={"dp": 4}, training={"microbatch": 2}, steps=2)
+    assert changed == scenario.with_overrides("layout.tp=8", "layout.dp=4", "training.microbatch=2", "steps=2")
+    assert changed.training.sequence == scenario.training.sequence  # the keys that a mapping does not name
+    chunks = scenario.changed({"schedule": {"interleaved": {"chunks": 4}}}, layout={"data": {"fsdp": {"prefetch": 3}}})
+    assert chunks.schedule == Interleaved(4)
+    assert chunks.layout.data == FullyShard(prefetch=3, copies=True)
+    assert scenario.changed() is scenario
+    assert scenario.changed({"layout.dp": 4}, **{"layout.dp": 8}) == scenario
+
+
+def test_changed_values_are_plain_and_texts_are_not_parsed(mapping: dict[str, Any], tmp_path: Path) -> None:
+    changes = {
+        "layout.tp": np.int64(8),
+        "degradations.slow": ({"gpu": np.arange(2), "speed": np.float64(0.5)},),
+        "model.path": tmp_path,
+        "name": "1e3",
+        "layout.order": (),
+        "cluster": {},
+    }
+    changed = apply_changes(mapping, changes)
+    assert (changed["layout"]["tp"], type(changed["layout"]["tp"])) == (8, int)
+    assert changed["degradations"]["slow"] == [{"gpu": [0, 1], "speed": 0.5}]
+    assert (changed["model"]["path"], changed["name"]) == (str(tmp_path), "1e3")
+    assert (changed["layout"]["order"], changed["cluster"]) == ([], {})
+    named = Scenario.from_mapping(mapping).changed(name="on", layout={"tp": np.uint8(8), "dp": None})
+    assert named.name == "on"
+    assert Scenario.from_mapping(yaml.safe_load(yaml.safe_dump(named.to_mapping()))) == named
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layout.pt": 4}, r"layout\.pt"),
+        ({"layout": {"tp": "four"}}, r"layout\.tp"),
+        ({"layout.tp": {"x": 1}}, r"layout\.tp is 4, which has no keys"),
+        ({"layout..tp": 4}, r"layout\.\.tp.*dotted key"),
+        ("layout.tp=4", r"give a mapping"),
+    ],
+)
+def test_wrong_changes_are_input_errors(mapping: dict[str, Any], changes: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Scenario.from_mapping(mapping).changed(changes)

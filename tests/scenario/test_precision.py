@@ -164,6 +164,6 @@ def test_dtype_flops_and_cast_time_of_a_result() -> None:
     assert dtype_usage.flops[DType.FP8] == pytest.approx(6 * tokens * matrices)
     assert dtype_usage.flops[DType.BF16] > 6 * tokens * vocab * hidden
     assert 0.0 < dtype_usage.quantization_seconds < low_precision.step_time
-    assert low_precision.mfu() * low_precision.peak_flops == pytest.approx(low_precision.achieved_flops_per_gpu)
+    assert low_precision.mfu * low_precision.peak_flops == pytest.approx(low_precision.achieved_flops_per_gpu)
     dtype_json = low_precision.to_json()["formats"]
     assert dtype_json["flops_over_bf16_peak"] == pytest.approx(low_precision.achieved_flops_per_gpu / 989e12)

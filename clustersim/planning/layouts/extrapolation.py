@@ -101,13 +101,15 @@ class ExtrapolatedStep:
         training = self.scenario.training
         return tokens_per_second(training.global_batch, training.sequence, self.step_time)
 
+    @property
     def mfu(self) -> float:
         """Model FLOP utilization: FLOP per token are those of the shorter step."""
-        return self.short_result.mfu() * self._speed_ratio
+        return self.short_result.mfu * self._speed_ratio
 
+    @property
     def mfu_causal(self) -> float:
         """Model FLOP utilization with attention counted as its causal mask leaves it."""
-        return self.short_result.mfu_causal() * self._speed_ratio
+        return self.short_result.mfu_causal * self._speed_ratio
 
     @property
     def _speed_ratio(self) -> float:

@@ -19,9 +19,8 @@ from typing import Any, Final
 
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.cost.timing import CommTiming
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
+from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape, format_kernel_shape
 from clustersim.program.task import CollectiveType, CommOp, HostOp, HostOpKind, TokenDispatcher
-from clustersim.report.export.span_descriptions import format_kernel_shape
 
 _NCCL_NAMES: Final = {  # the kernel's name, and c10d's name of the collective
     CollectiveType.ALL_REDUCE: ("AllReduce_Sum_{}", "allreduce"),

@@ -69,6 +69,13 @@ def select_ranks_by_terms(result: SimulationResult, selection: str) -> list[int]
     return sorted(set(slowest).union(*(ranks for ranks, _ in resolved)))
 
 
+def count_spans(result: SimulationResult, ranks: Sequence[int] | None = None) -> int:
+    """Number of spans in traces of some ranks: tasks, and the operations inside passes."""
+    spans_by_program = [len(program.tasks) + program.operation_offsets[-1] for program in result.program.programs]
+    selected = default_ranks(result) if ranks is None else ranks
+    return int(np.array(spans_by_program)[result.program.program_index[list(selected)]].sum())
+
+
 def describe_trace_ranks(result: SimulationResult, ranks: Sequence[int]) -> tuple[TraceRank, ...]:
     """Descriptions of the exported ranks, sorted by replica, stage and rank.
 

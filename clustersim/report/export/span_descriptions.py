@@ -13,7 +13,7 @@ import numpy as np
 
 from clustersim.cost.segment import SegmentTiming
 from clustersim.cost.timing import CommTiming, Provenance
-from clustersim.model.kernels import AttentionShape, Kernel, KernelShape, MatmulShape, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.kernels import Kernel, format_kernel_shape
 from clustersim.parallel.mesh import COMM_GROUPS
 from clustersim.program.action import Action
 from clustersim.program.task import (
@@ -175,27 +175,3 @@ def task_title(task: Task, scenario: Scenario) -> str:
         return style_of_task(task).label
     title += f" microbatch {arguments['microbatch']}" + (f", chunk {arguments['chunk']}" if arguments["chunk"] else "")
     return title + (f", step {arguments['step']}" if "step" in arguments else "")
-
-
-def format_kernel_shape(shape: KernelShape | None) -> str:
-    """Shape of a kernel as text; empty if unknown."""
-    match shape:
-        case MatmulShape(m, n, k, batch, operands, accumulated):
-            batch_note = f", batch {batch}" if batch > 1 else ""
-            return f"{operands.value} m {m}, n {n}, k {k}{batch_note}{', accumulated' if accumulated else ''}"
-        case AttentionShape():
-            return (
-                f"batch {shape.batch}, queries {shape.query}, keys {shape.key}, heads {shape.heads}, "
-                f"kv heads {shape.kv_heads}, head dim {shape.head_dim}{', causal' if shape.causal else ''}"
-                f"{'' if shape.window is None else f', window {shape.window}'}"
-            )
-        case MemoryBoundShape(operation, row_count, width, backward, fused):
-            target_formats = (
-                " and ".join(dtype.value for dtype in shape.formats) if operation is MemoryBoundOp.QUANTIZE else ""
-            )
-            options = (
-                f"{', backward' * backward}{'' if fused else ', unfused'}"
-                f"{f', into {target_formats}' if target_formats else ''}"
-            )
-            return f"{operation.value} {f'{row_count} x ' if row_count > 1 else ''}{width}{options}"
-    return ""

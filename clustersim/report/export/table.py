@@ -6,62 +6,74 @@ a span is identified in the same way. If the cause ran on a rank of another clas
 simulated representative.
 
 Written rank by rank, so a large table is never in memory at once; except for Arrow, whose ranks share
-dictionaries. Missing values are empty cells in CSV and null in the others, where texts are dictionary
-encoded. Arrow files are in Arrow's IPC file format (Feather version 2).
+dictionaries, and for `span_rows`, the same table in memory. Missing values are empty cells in CSV and null in
+the others, where texts are dictionary encoded. Arrow files are in Arrow's IPC file format (Feather version 2).
 Parquet and Arrow need an extra: `pip install 'clustersim[table]'`.
 """
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clustersim.common.errors import InputError
+from clustersim.common.table import (
+    Column,
+    Columns,
+    ColumnType,
+    Table,
+    Values,
+    arrow_batch,
+    arrow_schema,
+    import_table_library,
+    is_missing,
+)
 from clustersim.parallel.mesh import BASE_AXES, PIPELINE
 from clustersim.program.task import Stream
-from clustersim.report.export.rank_selection import TraceRank
+from clustersim.report.export.rank_selection import TraceRank, count_spans, describe_trace_ranks
 from clustersim.report.export.span_descriptions import STREAM_LABELS, action_of_task
-from clustersim.report.export.span_table import SpanTable
+from clustersim.report.export.span_table import SpanTable, TraceExport
 from clustersim.results.simulation_result import SimulationResult
 
-Values = NDArray[Any]
-Columns = dict[str, Values]
-INTEGER, NUMBER, TEXT = "integer", "number", "word"
-COLUMNS: Final[Mapping[str, tuple[str, str]]] = {
-    "rank": (INTEGER, "global rank"),
-    "simulated_rank": (INTEGER, "the rank that was simulated for it: itself, or one with provably equal times"),
-    "stage": (INTEGER, "pipeline rank"),
-    **{axis.name: (INTEGER, f"coordinate on the {axis.label} axis, if the layout has it") for axis in BASE_AXES},
-    "stream": (TEXT, "which of the rank's streams"),
-    "kind": (TEXT, "pass, kernel, communication, overlap (a kernel and communication), collective, send or receive"),
-    "category": (TEXT, "category, as labelled and coloured on the page"),
-    "name": (TEXT, "name"),
-    "step": (INTEGER, "the step it belongs to, from 0"),
-    "task": (INTEGER, "index in the rank's program"),
-    "operation": (INTEGER, "index in the pass; empty for the task itself"),
-    "microbatch": (INTEGER, "through all steps, from 0"),
-    "chunk": (INTEGER, "model chunk of the stage, from 0"),
-    "queued": (NUMBER, "seconds: it reached the head of its stream"),
-    "ready": (NUMBER, "seconds: all its dependencies on its own rank had ended"),
-    "start": (NUMBER, "seconds"),
-    "end": (NUMBER, "seconds"),
-    "waited": (NUMBER, "seconds inside a pass in which it waited for other ranks"),
-    "slowed": (NUMBER, "seconds by which concurrent communication slowed its kernels"),
-    "contended": (NUMBER, "seconds by which link contention slowed its communication"),
-    "bytes": (NUMBER, "payload of communication, as nccl-tests count it"),
-    "memory_bytes": (NUMBER, "read and written in device memory by kernels"),
-    "flop": (NUMBER, "FLOP of kernels, as executed"),
-    "shape": (TEXT, "shape of a kernel"),
-    "algorithm": (TEXT, "of communication"),
-    "bottleneck": (TEXT, "resource that limits it"),
-    "provenance": (TEXT, "provenance of its duration"),
-    "predecessor_rank": (INTEGER, "rank of the critical predecessor, whose end allowed the start"),
-    "predecessor_task": (INTEGER, "task of the critical predecessor"),
+INTEGER, NUMBER, TEXT = ColumnType
+COLUMNS: Final[Mapping[str, Column]] = {
+    "rank": Column(INTEGER, "global rank"),
+    "simulated_rank": Column(INTEGER, "the rank that was simulated for it: itself, or one with provably equal times"),
+    "stage": Column(INTEGER, "pipeline rank"),
+    **{axis.name: Column(INTEGER, f"coordinate on the {axis.label} axis, if the layout has it") for axis in BASE_AXES},
+    "stream": Column(TEXT, "which of the rank's streams"),
+    "kind": Column(
+        TEXT, "pass, kernel, communication, overlap (a kernel and communication), collective, send or receive"
+    ),
+    "category": Column(TEXT, "category, as labelled and coloured on the page"),
+    "name": Column(TEXT, "name"),
+    "step": Column(INTEGER, "the step it belongs to, from 0"),
+    "task": Column(INTEGER, "index in the rank's program"),
+    "operation": Column(INTEGER, "index in the pass; empty for the task itself"),
+    "microbatch": Column(INTEGER, "through all steps, from 0"),
+    "chunk": Column(INTEGER, "model chunk of the stage, from 0"),
+    "queued": Column(NUMBER, "seconds: it reached the head of its stream"),
+    "ready": Column(NUMBER, "seconds: all its dependencies on its own rank had ended"),
+    "start": Column(NUMBER, "seconds"),
+    "end": Column(NUMBER, "seconds"),
+    "waited": Column(NUMBER, "seconds inside a pass in which it waited for other ranks"),
+    "slowed": Column(NUMBER, "seconds by which concurrent communication slowed its kernels"),
+    "contended": Column(NUMBER, "seconds by which link contention slowed its communication"),
+    "bytes": Column(NUMBER, "payload of communication, as nccl-tests count it"),
+    "memory_bytes": Column(NUMBER, "read and written in device memory by kernels"),
+    "flop": Column(NUMBER, "FLOP of kernels, as executed"),
+    "shape": Column(TEXT, "shape of a kernel"),
+    "algorithm": Column(TEXT, "of communication"),
+    "bottleneck": Column(TEXT, "resource that limits it"),
+    "provenance": Column(TEXT, "provenance of its duration"),
+    "predecessor_rank": Column(INTEGER, "rank of the critical predecessor, whose end allowed the start"),
+    "predecessor_task": Column(INTEGER, "task of the critical predecessor"),
 }
+MAX_ROWS: Final = 5_000_000
+"""Maximum number of rows in memory: 1.5 GB."""
 _TASK_COLUMNS: Final = ("queued", "ready", "waited", "slowed", "contended")  # of tasks only
 _DESCRIPTION_COLUMNS: Final = (
     "kind",
@@ -86,7 +98,10 @@ def table_writer(path: str | Path) -> Callable[[Iterable[Columns], IO[bytes]], N
         *other_suffixes, last_suffix = _WRITERS
         raise InputError(f"--spans {path}: name a file that ends in {', '.join(other_suffixes)} or {last_suffix}")
     if suffix != ".csv":
-        _load_pyarrow()
+        try:
+            import_table_library("pyarrow")
+        except InputError as error:
+            raise InputError(f"--spans {path}: {error}; a name that ends in .csv gives one without it") from error
     return _WRITERS[suffix]
 
 
@@ -118,6 +133,18 @@ def build_columns(result: SimulationResult, rank: TraceRank, spans: SpanTable) -
     return {name: columns[name] for name in COLUMNS}
 
 
+def span_rows(result: SimulationResult, ranks: Sequence[int]) -> Table:
+    """All spans of some ranks in memory. Raises InputError for more than `MAX_ROWS` of them."""
+    export = TraceExport(result, describe_trace_ranks(result, ranks))
+    row_count = count_spans(result, ranks)
+    if row_count > MAX_ROWS:
+        raise InputError(
+            f"{row_count:,} spans of {len(ranks):,} ranks are too many, at most {MAX_ROWS:,}; name fewer ranks, or "
+            "write them to a file (clustersim run --spans)"
+        )
+    return Table.concatenate(COLUMNS, (build_columns(result, *rank_and_spans) for rank_and_spans in export))
+
+
 def write_csv(batches: Iterable[Columns], file: IO[bytes]) -> None:
     """Comma-separated values in UTF-8 with a header row; missing values are empty cells."""
     text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="", write_through=False)
@@ -126,7 +153,7 @@ def write_csv(batches: Iterable[Columns], file: IO[bytes]) -> None:
     for batch in batches:
         cells = {name: values.astype(object) for name, values in batch.items()}
         for name, values in batch.items():
-            cells[name][_is_missing(COLUMNS[name][0], values)] = ""
+            cells[name][is_missing(COLUMNS[name], values)] = ""
         writer.writerows(zip(*(column.tolist() for column in cells.values()), strict=True))
     text.flush()
     text.detach()
@@ -134,56 +161,19 @@ def write_csv(batches: Iterable[Columns], file: IO[bytes]) -> None:
 
 def write_parquet(batches: Iterable[Columns], file: IO[bytes]) -> None:
     """A row group for each rank."""
-    schema = _schema()
-    from pyarrow import parquet
-
+    parquet, schema = import_table_library("pyarrow.parquet"), arrow_schema(COLUMNS)
     with parquet.ParquetWriter(file, schema) as writer:
         for batch in batches:
-            writer.write_batch(_record_batch(schema, batch))
+            writer.write_batch(arrow_batch(schema, COLUMNS, batch))
 
 
 def write_arrow(batches: Iterable[Columns], file: IO[bytes]) -> None:
     """A record batch for each rank."""
-    arrow, schema = _load_pyarrow(), _schema()
-    table = arrow.Table.from_batches([_record_batch(schema, batch) for batch in batches], schema)
+    arrow, schema = import_table_library("pyarrow"), arrow_schema(COLUMNS)
+    table = arrow.Table.from_batches([arrow_batch(schema, COLUMNS, batch) for batch in batches], schema)
     options = arrow.ipc.IpcWriteOptions(unify_dictionaries=True)
     with arrow.ipc.new_file(file, schema, options=options) as writer:
         writer.write_table(table)
-
-
-def _is_missing(kind: str, values: Values) -> Values:
-    """[n] where a column's value is missing."""
-    return np.asarray(values < 0 if kind == INTEGER else np.isnan(values) if kind == NUMBER else values == "")
-
-
-def _load_pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise InputError(
-            "a table as Parquet or Arrow needs the extra 'table': pip install 'clustersim[table]'; "
-            "a name that ends in .csv gives one without it"
-        ) from error
-    return pyarrow
-
-
-def _schema() -> Any:
-    arrow = _load_pyarrow()
-    types = {INTEGER: arrow.int64(), NUMBER: arrow.float64(), TEXT: arrow.dictionary(arrow.int32(), arrow.string())}
-    fields = (
-        arrow.field(name, types[kind], metadata={"meaning": meaning}) for name, (kind, meaning) in COLUMNS.items()
-    )
-    return arrow.schema(fields)
-
-
-def _record_batch(schema: Any, columns: Columns) -> Any:
-    """A record batch; texts are encoded by batch, so that each batch has a dictionary of its own."""
-    arrow, arrays = _load_pyarrow(), []
-    for field in schema:
-        kind, values = COLUMNS[field.name][0], columns[field.name]
-        array = arrow.array(values, arrow.string() if kind == TEXT else field.type, mask=_is_missing(kind, values))
-        arrays.append(array.dictionary_encode() if kind == TEXT else array)
-    return arrow.record_batch(arrays, schema=schema)
 
 
 def _to_array(values: list[Any]) -> Values:

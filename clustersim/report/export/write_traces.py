@@ -17,14 +17,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Final
 
-import numpy as np
-
 from clustersim.common.errors import OutputError
 from clustersim.common.files import as_output_error, atomic_file, atomic_files, require_writable
 from clustersim.common.units import Bytes, format_bytes
 from clustersim.report.export.kineto import PRODUCER, write_kineto
 from clustersim.report.export.perfetto import require_perfetto, write_perfetto
-from clustersim.report.export.rank_selection import default_ranks, describe_trace_ranks
+from clustersim.report.export.rank_selection import count_spans, default_ranks, describe_trace_ranks
 from clustersim.report.export.span_table import TraceExport
 from clustersim.report.export.table import build_columns, table_writer
 from clustersim.results.simulation_result import SimulationResult
@@ -97,13 +95,6 @@ def require_kineto_directory(path: str | Path) -> None:
             f"{path}: holds {unrelated[0]}, which is no trace that clustersim wrote; name an empty or a new directory"
         )
     require_writable(folder / _file_name(0) if exists else folder)
-
-
-def count_spans(result: SimulationResult, ranks: RankSelection = None) -> int:
-    """Number of spans in traces of some ranks: tasks, and the operations inside passes."""
-    spans_by_program = [len(program.tasks) + program.operation_offsets[-1] for program in result.program.programs]
-    selected = default_ranks(result) if ranks is None else ranks
-    return int(np.array(spans_by_program)[result.program.program_index[list(selected)]].sum())
 
 
 def _write_single_file(

@@ -41,7 +41,7 @@ def verdict_panel(
         losses=largest_losses(result, what_ifs),
         what_ifs=what_ifs,
         nearest=nearest,
-        masked=shows_causal_mfu(result.mfu(), result.mfu_causal()),
+        masked=shows_causal_mfu(result.mfu, result.mfu_causal),
         leading=result.leading_mfu,
         prices=list(_price_rows(result.economics)),
         bubble=bubble_fraction(result.breakdown),

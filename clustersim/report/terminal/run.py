@@ -193,11 +193,11 @@ def _key_number_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str
 
 def _describe_other_mfu(result: "SimulationResult") -> str:
     """The MFU that does not lead, as a clause; empty where both are about equal."""
-    if not shows_causal_mfu(result.mfu(), result.mfu_causal()):
+    if not shows_causal_mfu(result.mfu, result.mfu_causal):
         return ""
     if result.leading_mfu.is_causal:
-        return f"; {result.mfu():.1%} with attention as a full matrix"
-    return f"; {result.mfu_causal():.1%} with causal attention"
+        return f"; {result.mfu:.1%} with attention as a full matrix"
+    return f"; {result.mfu_causal:.1%} with causal attention"
 
 
 def _format_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str]]:
@@ -207,7 +207,7 @@ def _format_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str]]:
     high_precision = formats.high_precision.value
     yield (
         f"{high_precision} peaks",
-        f"{formats.high_precision_ratio(result.mfu()):.2f}x",
+        f"{formats.high_precision_ratio(result.mfu):.2f}x",
         f"model FLOP/s over {format_flops(formats.high_precision_flops)} {high_precision}, attention as a full matrix",
     )
     yield (

@@ -53,7 +53,7 @@ def test_a_single_gpu_step_is_linear_in_the_microbatches() -> None:
     assert estimate.economics.energy_per_step == pytest.approx(full.economics.energy_per_step, rel=1e-9)
     assert estimate.economics.cost_per_trillion_tokens == pytest.approx(full.economics.cost_per_trillion_tokens)
     assert estimate.tokens_per_second == pytest.approx(full.tokens_per_second)
-    assert estimate.mfu() == pytest.approx(full.mfu())
+    assert estimate.mfu == pytest.approx(full.mfu)
 
 
 @examples(60)
@@ -94,7 +94,7 @@ def test_the_estimate_exceeds_the_step_by_at_most_the_limit(
             <= full.economics.energy_per_step
         )
     assert sum(estimate.breakdown.mean_seconds().values()) == pytest.approx(estimate.step_time)
-    assert estimate.mfu() * estimate.step_time == pytest.approx(full.mfu() * full.step_time)
+    assert estimate.mfu * estimate.step_time == pytest.approx(full.mfu * full.step_time)
 
 
 @pytest.mark.usefixtures("extrapolate_small_models")
