@@ -9,8 +9,10 @@ from rich.console import Console
 from clustersim.common.units import format_seconds, format_step_time
 from clustersim.report.panels.verdict import verdict_panel
 from clustersim.report.step_breakdown import StepBreakdown
-from clustersim.report.terminal.run import breakdown_table
+from clustersim.report.terminal.run import breakdown_table, what_helps_lines
 from clustersim.results.time_categories import TIME_CATEGORIES
+from clustersim.results.what_if import WhatIf, WhatIfOutcome, WhatIfReport
+from clustersim.scenario.changes.step_losses import StepLoss
 from tests.small_pipeline import override_result, render_terminal, simulate_pipeline
 
 
@@ -105,3 +107,14 @@ def test_causal_mfu_is_shown_where_it_differs() -> None:
     assert "<b>44.1%<small>&nbsp;MFU</small></b>" in card
     assert card.index("<dt>MFU, causal</dt><dd>44.1%</dd>") < card.index("<dt>MFU, full matrix</dt><dd>78.2%</dd>")
     assert "MFU, causal" not in verdict_panel(short_context).html
+
+
+def test_what_helps_is_printed_with_its_arguments_and_what_was_not_tried() -> None:
+    outcome = WhatIfOutcome(9.0, 10.0, 1.0, 1.0, 2.0**30, True, 0.95, 0.0, dict.fromkeys(StepLoss, 0.0))
+    losses = frozenset({StepLoss.LAUNCH})
+    graphs = WhatIf("graphs", "CUDA graphs", outcome, addresses=losses, overrides=("framework.cuda_graphs=true",))
+    illegal = WhatIf("chunks", "more chunks", None, "illegal", losses)
+    lines = [str(line) for line in what_helps_lines(WhatIfReport(10.0, 1.0, True, (graphs, illegal)))]
+    assert "-10.0%  CUDA graphs" in lines[0] and "95%" in lines[0]
+    assert lines[1].strip() == "--set framework.cuda_graphs=true"
+    assert "1 changes of settings tried" in lines[2] and lines[2].endswith("more chunks")

@@ -136,7 +136,8 @@ def what_helps_lines(what_ifs: "WhatIfReport") -> "Iterator[Text]":
         yield plain_text(f"none of the {tried:,} changes of settings that were tried makes the step shorter and fits")
     not_tried = [case.description for case in what_ifs.skipped if case.addresses]
     if not_tried:
-        yield plain_text(f"{tried} changes of settings tried; not tried: {'; '.join(not_tried)}", "dim")
+        names = "; ".join(not_tried)
+        yield plain_text(f"{tried} changes of settings tried; not tried (reasons: --json or the page): {names}", "dim")
 
 
 def _straggler_lines(result: "SimulationResult") -> "Iterator[Text]":
