@@ -96,8 +96,14 @@ def _jinja_environment() -> "Environment":
         "percent": "{:.1%}".format,
         "whole": "{:,}".format,
         "change": "{:+.1%}".format,
+        "sentence": _capitalize_first,
     }
     return environment
+
+
+def _capitalize_first(text: str) -> str:
+    """Text that is a sentence: with a capital first letter, all others as they are."""
+    return text[:1].upper() + text[1:]
 
 
 def _script_assets(name: str) -> list[str]:
