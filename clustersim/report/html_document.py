@@ -102,8 +102,9 @@ def _jinja_environment() -> "Environment":
 
 
 def _capitalize_first(text: str) -> str:
-    """Text that is a sentence: with a capital first letter, all others as they are."""
-    return text[:1].upper() + text[1:]
+    """Text as a sentence: its first letter is a capital, but that of a key (`layout.tp: ...`) is as it is."""
+    first_word = text.partition(" ")[0]
+    return text if set(first_word) & set("._:=") else text[:1].upper() + text[1:]
 
 
 def _script_assets(name: str) -> list[str]:

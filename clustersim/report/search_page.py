@@ -239,7 +239,13 @@ def _layout_lines(
 
 def _value_boxes(axes: Mapping[str, list[str]], font_size: int, max_letters: int | None = None) -> list[PlotlyDict]:
     """The values of each key in its row, in opaque boxes. max_letters: of a line, if values are wrapped."""
-    style = {"bgcolor": SURFACE, "bordercolor": "@edge", "borderwidth": 1, "borderpad": 2, "captureevents": False}
+    style: PlotlyDict = {
+        "bgcolor": SURFACE,
+        "bordercolor": "@edge",
+        "borderwidth": 1,
+        "borderpad": 2,
+        "captureevents": False,
+    }
     return [
         annotation(
             escape(label) if max_letters is None else wrap_label(label.replace("_", " "), max_letters),
