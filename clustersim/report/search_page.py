@@ -43,7 +43,7 @@ _MAX_HEATMAP_KEYS: Final = 6  # maximum number of keys whose pairs are drawn
 _SHADES: Final = ("#00415F", "#0072B2", "#4A9CCB", "#8FC1DE", "#C3CCD4", "#DDE2E6")  # line colours, fastest first
 _MAX_LINES: Final = 400
 _KEY_PIXELS: Final = 52  # row height of parallel coordinates
-_VALUE_MARGIN: Final = 0.06  # beside the outer values, relative to their distance: half a box
+_VALUE_MARGIN: Final = 0.06  # next to the outer values, relative to their distance: half a box
 _NARROW_VALUE_MARGIN: Final = 0.16
 _NARROW_VALUE_LETTERS: Final = 11
 

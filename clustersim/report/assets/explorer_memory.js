@@ -34,7 +34,7 @@ clustersim.behaviours.explorer_memory = async (figure, _arrays, tools) => {
     }));
   }
 
-  // The capacity is written beside its line, on small screens above the plot.
+  // The capacity is written next to its line, on small screens above the plot.
   function capacityLabel() {
     const shared = { xref: "paper", x: 1, showarrow: false, font: { color: tools.colour("alarm"), size: 12 } };
     if (tools.narrow()) return { ...shared, yref: "paper", y: 1, xanchor: "right", yanchor: "bottom", text: `dashed: a GPU has ${tools.bytes(capacity)}` };

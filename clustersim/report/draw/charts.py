@@ -162,7 +162,7 @@ def wrapped_tick_labels(values: Sequence[Any], names: Sequence[str], **extra: An
 
 def wrapped_row_pixels(names: Sequence[str]) -> int:
     """Row height in pixels of a bar chart whose wrapped labels do not touch each other."""
-    return max(34, 8 + 13 * max(1 + wrap_label(name).count("<br>") for name in names))
+    return max(34, 8 + 13 * max((1 + wrap_label(name).count("<br>") for name in names), default=1))
 
 
 def reference_line(axis_letter: str, value: float, line: Mapping[str, Any], **extra: Any) -> PlotlyDict:

@@ -15,7 +15,7 @@ _LINE_STYLES: Final = {
     "strong": ("#D55E00", "square", "dash", "top"),
 }
 _LABEL_MARGIN: Final = 1.6  # axis length relative to the longest bar, for its label
-_POINT_MARGIN: Final = 0.15  # beside the outer points, relative to their distance
+_POINT_MARGIN: Final = 0.15  # next to the outer points, relative to their distance
 _NARROW_PIXELS: Final = 230  # length of the axis on a small screen
 _LETTER_PIXELS: Final = 6  # of a label there
 _MIN_BAR_SHARE: Final = 0.2  # of the axis, for the longest bar
@@ -55,7 +55,7 @@ def _scaling_figure(
 
 
 def _padded_log_range(sizes: Sequence[int]) -> list[float]:
-    """Range of a logarithmic axis with space beside the outer points, for their labels."""
+    """Range of a logarithmic axis with space next to the outer points, for their labels."""
     first, last = (log10(size) for size in (sizes[0], sizes[-1]))
     margin = _POINT_MARGIN * (last - first) or 1.0
     return [first - margin, last + margin]
@@ -113,7 +113,7 @@ def _rate_bars(study: ScalingStudy) -> Figure:
 
 
 def _narrow_length(labels: Iterable[str]) -> float:
-    """Length of a small screen's axis relative to the longest bar, so that all labels have space beside it."""
+    """Length of a small screen's axis relative to the longest bar, so that all labels have space next to it."""
     return 1.0 / max(_MIN_BAR_SHARE, 1.0 - max(map(len, labels)) * _LETTER_PIXELS / _NARROW_PIXELS)
 
 
