@@ -53,6 +53,7 @@ def explorer_page(exploration: ExplorerData) -> str:
 def _script_data(exploration: ExplorerData) -> dict[str, str]:
     """Packed data of the page's script, without studies, notes and choices, which the page's HTML has."""
     data = {name: getattr(exploration, name) for name in ("models", "formats", "machine", "start", "tables")}
+    data["verdict_suffix"] = " without what is not drawn" if exploration.warnings else ""
     data["simulated_bubble"] = None if exploration.baseline is None else exploration.baseline.bubble_fraction
     text = json.dumps(data, default=_to_plain, separators=(",", ":"), allow_nan=False)
     return compress_array(np.frombuffer(text.encode(), np.uint8))
@@ -85,8 +86,10 @@ def _memory_figure() -> Figure:
     }
     x = axis_layout("", type="category", fixedrange=True, tickfont={"size": 13})
     y = axis_layout("memory of the peak-memory GPU [GiB]", fixedrange=True)
-    narrow = {"showlegend": False, "xaxis": {"tickfont": {"size": 10}}}  # the table below also shows the colours
-    figure = xy_figure("explorer-memory", [], x, y, height=430, narrow=narrow, **options)
+    wide_margin, narrow_margin = {"l": 8, "r": 84, "t": 8, "b": 40}, {"r": 12, "t": 24}  # space for the capacity
+    # On small screens the table below shows the colours.
+    narrow = {"showlegend": False, "xaxis": {"tickfont": {"size": 10}}, "margin": narrow_margin}
+    figure = xy_figure("explorer-memory", [], x, y, height=430, narrow=narrow, margin=wide_margin, **options)
     return replace(figure, client_script="explorer_memory", script_data={"parts": segments})
 
 

@@ -96,8 +96,15 @@ def _jinja_environment() -> "Environment":
         "percent": "{:.1%}".format,
         "whole": "{:,}".format,
         "change": "{:+.1%}".format,
+        "sentence": _capitalize_first,
     }
     return environment
+
+
+def _capitalize_first(text: str) -> str:
+    """Text as a sentence: its first letter is a capital, but that of a key (`layout.tp: ...`) is as it is."""
+    first_word = text.partition(" ")[0]
+    return text if set(first_word) & set("._:=") else text[:1].upper() + text[1:]
 
 
 def _script_assets(name: str) -> list[str]:

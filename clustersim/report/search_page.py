@@ -15,12 +15,20 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.units import format_step_time
-from clustersim.report.draw.charts import PlotlyDict, line_trace, marker_trace, text_trace, xy_figure
-from clustersim.report.figure import Figure, Traces, axis_layout, time_scale
+from clustersim.report.draw.charts import (
+    PlotlyDict,
+    annotation,
+    line_trace,
+    marker_trace,
+    tick_labels,
+    wrapped_tick_labels,
+    xy_figure,
+)
+from clustersim.report.figure import SURFACE, Figure, Traces, axis_layout, time_scale, wrap_label
 from clustersim.report.html_document import html_document, render_panel
 from clustersim.report.labels import format_mfu
 from clustersim.report.panels.difference_bars import category_change_figure
-from clustersim.report.row_selection import group_by
+from clustersim.report.row_selection import group_by, narrow_height
 from clustersim.report.terminal import search as labels
 from clustersim.report.terminal.search import format_pair, layout_label, shown_keys, simplify_value
 from clustersim.report.theme import SERIES_COLOURS
@@ -34,6 +42,10 @@ _KEY_ORDER: Final = (
 _MAX_HEATMAP_KEYS: Final = 6  # maximum number of keys whose pairs are drawn
 _SHADES: Final = ("#00415F", "#0072B2", "#4A9CCB", "#8FC1DE", "#C3CCD4", "#DDE2E6")  # line colours, fastest first
 _MAX_LINES: Final = 400
+_KEY_PIXELS: Final = 52  # row height of parallel coordinates
+_VALUE_MARGIN: Final = 0.06  # next to the outer values, relative to their distance: half a box
+_NARROW_VALUE_MARGIN: Final = 0.16
+_NARROW_VALUE_LETTERS: Final = 11
 
 
 def search_page(result: SearchResult, file: Path) -> str:
@@ -181,21 +193,28 @@ def _short_key(key: str) -> str:
 def parallel_coordinates(
     result: SearchResult, layouts: Sequence[LayoutResult], axes: Mapping[str, list[str]]
 ) -> Figure:
-    """Parallel coordinates: one axis for each key, one line for each layout, the darker the faster."""
+    """Parallel coordinates: one row for each key, one line for each layout, the darker the faster.
+
+    Values are in boxes above the lines, so that no line crosses a label.
+    """
     scores = [layout.score for layout in layouts]
     low, span = min(scores), max(scores) - min(scores) or 1.0
     groups = group_by(layouts, lambda layout: int((layout.score - low) / span * (len(_SHADES) - 1)))
     traces = [_layout_lines(result, groups[shade], shade, axes) for shade in sorted(groups, reverse=True)]
-    labels, positions, height = [*map(_short_key, axes)], [*range(len(axes))], 160 + 44 * max(map(len, axes.values()))
-    x = axis_layout("", tickvals=positions, ticktext=labels, fixedrange=True, range=[-0.3, len(axes) - 0.5])
-    y = axis_layout("", visible=False, fixedrange=True, range=[-0.08, 1.08])
-    options = {"showlegend": False, "dragmode": False}
-    return xy_figure(
-        "lines", [*traces, _value_labels(axes)], x, y, height=height, narrow={"font": {"size": 9}}, **options
-    )
+    rows, names = [*range(len(axes))], [*map(_short_key, axes)]
+    x = axis_layout("", visible=False, fixedrange=True, range=[-_VALUE_MARGIN, 1.0 + _VALUE_MARGIN])
+    y = axis_layout("", fixedrange=True, range=[len(axes) - 0.5, -0.5], **tick_labels(rows, names, ticksuffix="  "))
+    narrow = {
+        "xaxis": {"range": [-_NARROW_VALUE_MARGIN, 1.0 + _NARROW_VALUE_MARGIN]},
+        "yaxis": wrapped_tick_labels(rows, names, tickfont={"size": 10}),
+        "annotations": _value_boxes(axes, 9, _NARROW_VALUE_LETTERS),
+    }
+    options = {"showlegend": False, "dragmode": False, "annotations": _value_boxes(axes, 11)}
+    return xy_figure("lines", traces, x, y, height=40 + _KEY_PIXELS * len(axes), narrow=narrow, **options)
 
 
-def _value_height(key: str, value: str, axes: Mapping[str, list[str]]) -> float:
+def _value_position(key: str, value: str, axes: Mapping[str, list[str]]) -> float:
+    """Position of a value in the row of its key, from 0 to 1."""
     return axes[key].index(value) / (len(axes[key]) - 1)
 
 
@@ -204,28 +223,38 @@ def _layout_lines(
 ) -> PlotlyDict:
     """Line of the layouts of one shade, with gaps between layouts and where a layout lacks a key."""
     positions: list[float | None] = []
-    heights: list[float | None] = []
+    rows: list[float | None] = []
     hover_data: list[list[str]] = []
     for layout in layouts:
         keys = shown_keys(layout, result)
-        positions += [*range(len(axes)), None]
-        heights += [_value_height(key, keys[key], axes) if key in keys else None for key in axes] + [None]
+        positions += [_value_position(key, keys[key], axes) if key in keys else None for key in axes] + [None]
+        rows += [*range(len(axes)), None]
         hover_data += [[format_step_time(layout.step_time), escape(layout_label(layout, result))]] * (len(axes) + 1)
     return {
-        "type": "scatter", "mode": "lines+markers", "x": positions, "y": heights, "customdata": hover_data,
+        "type": "scatter", "mode": "lines+markers", "x": positions, "y": rows, "customdata": hover_data,
         "hovertemplate": "<b>%{customdata[0]}</b><br>%{customdata[1]}<extra></extra>",
         "line": {"color": _SHADES[shade], "width": 1 if shade else 2.5}, "marker": {"size": 6},
     }  # fmt: skip
 
 
-def _value_labels(axes: Mapping[str, list[str]]) -> PlotlyDict:
-    """Labels of the values on each key's axis."""
-    entries = [
-        (position, _value_height(key, value, axes), value) for position, key in enumerate(axes) for value in axes[key]
-    ]
-    x, y, values = zip(*entries, strict=True)
-    labels = [f" {escape(simplify_value(value))}" for value in values]
-    return text_trace(list(x), list(y), labels, textfont={"color": "@ink", "size": 11}, textposition="top right")
+def _value_boxes(axes: Mapping[str, list[str]], font_size: int, max_letters: int | None = None) -> list[PlotlyDict]:
+    """The values of each key in its row, in opaque boxes. max_letters: of a line, if values are wrapped."""
+    style: PlotlyDict = {
+        "bgcolor": SURFACE,
+        "bordercolor": "@edge",
+        "borderwidth": 1,
+        "borderpad": 2,
+        "captureevents": False,
+    }
+    return [
+        annotation(
+            escape(label) if max_letters is None else wrap_label(label.replace("_", " "), max_letters),
+            _value_position(key, value, axes), row, **style, font={"size": font_size, "color": "@ink"},
+        )
+        for row, key in enumerate(axes)
+        for value in axes[key]
+        for label in (simplify_value(value),)
+    ]  # fmt: skip
 
 
 def breakdown_figure(result: SearchResult, rivals: Mapping[str, LayoutResult]) -> Figure:
@@ -234,5 +263,10 @@ def breakdown_figure(result: SearchResult, rivals: Mapping[str, LayoutResult]) -
     changes = np.array(
         [[deltas.get(category.value, 0.0) for category in TIME_CATEGORIES] for deltas in deltas_by_rival]
     )
-    height, narrow = 110 + 50 * len(rivals), {"legend": {"font": {"size": 9}}}
+    height = 110 + 50 * len(rivals)
+    narrow = {
+        "legend": {"font": {"size": 9}},
+        "height": narrow_height(height, int(np.any(changes, axis=0).sum())),
+        "bargap": 0.6,
+    }
     return category_change_figure("why", [*rivals], changes, "difference", height=height, narrow=narrow)

@@ -158,7 +158,8 @@ class ExplorerData:
     """Everything that the explorer page shows.
 
     models, formats: the scenario's first; choices: values of each control, by setting; start: the scenario's
-    values; notes: sentences on differences from the scenario.
+    values; warnings: sentences on what is left out, without which memory verdicts mislead; notes: sentences on other
+    differences from the scenario.
     """
 
     name: str
@@ -170,6 +171,7 @@ class ExplorerData:
     tables: ExplorerTables
     studies: tuple[ScalingStudy, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> ScalingPoint | None:

@@ -15,6 +15,9 @@ CHROMIUM_FLAGS = (
     "--disable-component-update --disable-sync"
 )
 TIMEOUT_MS = 60_000  # milliseconds
+PHONE: dict[str, Any] = {
+    "viewport": {"width": 390, "height": 844}, "device_scale_factor": 3, "is_mobile": True, "has_touch": True,
+}  # fmt: skip
 
 
 @dataclass
@@ -72,13 +75,17 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(chromium: Any) -> Iterator[Callable[..., BrowserPage]]:
-    """Opens a file: `open_page(path, width=1280, dark=False)`; returns when all figures are drawn."""
+    """Opens a file: `open_page(path, width=1280, dark=False)`; returns when all figures are drawn.
+
+    phone: a real one is emulated: its pixels, touch, and a layout viewport that grows where the page is too wide.
+    """
     with ExitStack() as stack:
 
-        def open_file(path: Path, *, width: int = 1280, height: int = 1000, dark: bool = False) -> BrowserPage:
-            context = chromium.new_context(
-                viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light"
-            )
+        def open_file(
+            path: Path, *, width: int = 1280, height: int = 1000, dark: bool = False, phone: bool = False
+        ) -> BrowserPage:
+            screen = PHONE if phone else {"viewport": {"width": width, "height": height}}
+            context = chromium.new_context(**screen, color_scheme="dark" if dark else "light")
             stack.callback(context.close)
             page = context.new_page()
             page.set_default_timeout(TIMEOUT_MS)

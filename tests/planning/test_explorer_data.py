@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 
 from clustersim import Scenario, simulate
+from clustersim.common.errors import InputError
+from clustersim.common.units import format_bytes
 from clustersim.planning.explorer.explorer_data import build_exploration, build_exploration_tables
+from clustersim.planning.explorer.mtp_omission import describe_mtp_omission, without_mtp_layers
 from clustersim.planning.explorer.scaling_studies import step_count
 from clustersim.results.explorer_tables import ExplorerData, ScalingStudy
+from clustersim.results.memory_check import check, memory_timelines
 from tests.planning.explorer_scenarios import MOE_SCENARIOS, few_choices
 
 MAPPING = {
@@ -174,3 +178,47 @@ def test_expert_study_points_match_simulate() -> None:
         assert simulated[label] == simulate(moe_scenario.with_overrides(change)).step_time
     assert len({*simulated.values()}) == len(simulated)
     assert "16" in next(point.missing_reason for point in expert_study.points if point.label.startswith("ep 16"))
+
+
+def test_mtp_layers_are_left_out_with_their_memory() -> None:
+    """Tables are those of the model without them; a sentence says what `check` finds with and without them."""
+    mapping = {**MOE_SCENARIOS["latent"], "cluster": {"name": "dgx-h800", "gpus": 32}}
+    mapping["layout"] = {**mapping["layout"], "dp": 8, "layers_per_stage": [3, 3, 3, 3]}
+    without = Scenario.from_mapping(mapping)
+    with_mtp = without.with_overrides(["model.mtp_layers=1"])
+    drawn = without_mtp_layers(with_mtp)
+    assert (drawn.model, drawn.layout) == (without.model, without.layout)
+    sentence = describe_mtp_omission(with_mtp, drawn)
+    assert "1 multi-token prediction (MTP) layer of" in sentence
+    assert sentence.endswith(".")
+    assert "pipeline rank 3 of the scenario" in sentence
+    for scenario_checked in (without, with_mtp):
+        assert format_bytes(memory_timelines(scenario_checked)[3].peak) in sentence
+    report = check(with_mtp)
+    assert format_bytes(report.peak_memory_bytes) in sentence
+    assert ("does not fit" in sentence) is not report.fits
+    assert without_mtp_layers(without) is without
+
+
+def test_a_partition_for_mtp_layers_alone_is_drawn_evenly() -> None:
+    """A stage that holds an MTP layer only would be empty without it."""
+    layout_string = "Ettttt|ttttt|tt|mL"
+    mapping = {
+        "model": {"preset": "llama-tiny", "layers": 12, "mtp_layers": 1},
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+    }
+    layout = {"pp": 4, "dp": 2, "layers_per_stage": layout_string}
+    with_mtp = Scenario.from_mapping({**MAPPING, **mapping, "layout": layout})
+    assert without_mtp_layers(with_mtp).layout.layers_per_stage is None
+    (warning,) = build_exploration_tables(with_mtp).warnings
+    assert "1 multi-token prediction" in warning
+
+
+def test_a_pipeline_that_only_mtp_layers_fill_is_refused() -> None:
+    mapping = {**MAPPING, "model": {"preset": "llama-tiny", "layers": 2, "mtp_layers": 1}}
+    mapping |= {
+        "cluster": {"name": "dgx-h100", "gpus": 40},
+        "layout": {"pp": 5, "dp": 8, "layers_per_stage": "E|t|t|m|L"},
+    }
+    with pytest.raises(InputError, match=r"model\.mtp_layers: 1.*set it to 0"):
+        without_mtp_layers(Scenario.from_mapping(mapping))

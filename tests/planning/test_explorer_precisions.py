@@ -51,7 +51,7 @@ def test_unsupported_recipe_settings_are_noted() -> None:
     exploration = explore_precision(
         "hgx-b200", {"compute": "mxfp8", "num_layers_at_start_in_bf16": 1, "gathered": "mxfp8"}
     )
-    (note,) = [note for note in exploration.notes if note.startswith("of training.precision is not drawn")]
+    (note,) = [note for note in exploration.notes if note.startswith("Not drawn of training.precision")]
     assert "layers at the ends in bf16, matrices that are kept or gathered in other formats" in note
     assert exploration.tables.sizes == explore_precision("hgx-b200", "mxfp8").tables.sizes
 

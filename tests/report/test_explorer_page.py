@@ -82,7 +82,7 @@ def test_unfit_and_unsimulated_layouts_are_labelled() -> None:
     text = rendered_page().split('id="figures"')[0]
     assert text.count("2 simulated, 1 not</summary>") == 3
     assert text.count("not simulated: no") == 3
-    assert text.count("<td>does not fit</td>") == 3
+    assert text.count(">does not fit</td>") == 3
     figures = json.loads(re.search(r'id="figures">(.*?)</script>', rendered_page(), re.DOTALL)[1])  # type: ignore[index]
     lines = next(figure for figure in figures if figure["name"] == "explorer-rates")["traces"]
     assert [trace["text"] for trace in lines] == [["", "does not fit"]] * 2

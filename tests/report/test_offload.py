@@ -124,8 +124,7 @@ def test_explorer_notes_that_offload_is_ignored(result: SimulationResult, monkey
         explorer_data.build_exploration_tables(scenario)
         for scenario in (result.scenario, result.scenario.with_overrides("training.offload=none"))
     )
-    assert [note for note in with_offload.notes if note not in without.notes] == [
-        "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
-    ]
+    (note,) = [note for note in with_offload.notes if note not in without.notes]
+    assert note.startswith("Offload is left out of memory")
     drawn_scenario: Any = with_offload.tables
     assert drawn_scenario.training.offload == NO_OFFLOAD

@@ -31,6 +31,7 @@ from clustersim.parallel.mesh import PIPELINE, TENSOR
 from clustersim.planning.explorer.column_sizes import column_names, column_sizes
 from clustersim.planning.explorer.expert_traffic import dispatch_bytes_table
 from clustersim.planning.explorer.legality import legality_tables
+from clustersim.planning.explorer.mtp_omission import describe_mtp_omission, without_mtp_layers
 from clustersim.planning.explorer.scaling_studies import simulate_studies
 from clustersim.planning.explorer.schedule_tables import build_schedule_tables
 from clustersim.planning.explorer.settings import (
@@ -84,9 +85,8 @@ def build_exploration_tables(scenario: Scenario) -> ExplorerData:
     """The data that needs no simulation; studies are empty."""
     formats = dict(_offered_recipes(scenario))
     largest, gpu_counts = _largest_cluster(scenario)
-    space = ExplorerSpace(
-        with_expert_load(without_offload(scenario), None), tuple(_offered_models(scenario)), tuple(formats), gpu_counts
-    )
+    drawn = with_expert_load(without_offload(without_mtp_layers(scenario)), None)
+    space = ExplorerSpace(drawn, tuple(_offered_models(drawn)), tuple(formats), gpu_counts)
     return ExplorerData(
         name=scenario.name,
         models=tuple(map(_model_summary, space.models)),
@@ -96,6 +96,7 @@ def build_exploration_tables(scenario: Scenario) -> ExplorerData:
         start=space.start,
         tables=_setting_tables(space),
         studies=(),
+        warnings=(describe_mtp_omission(scenario, without_mtp_layers(scenario)),) * bool(scenario.model.mtp_layers),
         notes=(*_omission_notes(scenario), *_partial_domain_notes(scenario, gpu_counts)),
     )
 
@@ -139,14 +140,9 @@ def _offered_models(scenario: Scenario) -> Iterator[TransformerModel]:
 def _simplified_model(scenario: Scenario) -> TransformerModel:
     """The model without attention windows and partial rotary embeddings, which change no bytes held or sent.
 
-    Raise InputError for models that the page does not support (MTP, layers with different memory).
+    Raise InputError for models that the page does not support (layers with different memory).
     """
     model = scenario.model
-    if model.mtp_layers:
-        raise InputError(
-            f"model.mtp_layers: {model.mtp_layers}, and the explorer's page knows no layers that predict further "
-            "tokens; run and check do, or set it to 0"
-        )
     groups = (LayerGroup(_without_window(group.spec), group.count) for group in model.stack)
     simplified = replace(model, stack=merge_groups(groups))
     if any(distinct_moe.single_dense_mlp is None for distinct_moe in model.distinct_moes):
@@ -305,7 +301,7 @@ def _partial_domain_notes(scenario: Scenario, gpu_counts: Sequence[int]) -> Iter
         yield (
             f"NVLink domains are drawn with the {drawn_gpus} GPUs of each that the largest size offered, "
             f"{gpu_counts[-1]:,}, "
-            "uses; other sizes may use more or fewer of each, as simulated steps do"
+            "uses; other sizes may use more or fewer of each, as simulated steps do."
         )
 
 
@@ -314,7 +310,7 @@ def record_notes(scenario: Scenario) -> Iterator[str]:
     record = scenario.cost.record
     holdout = holdout_result(record)
     if record is not None and holdout is not None and holdout.accelerator == scenario.cluster.accelerator.name:
-        yield f"simulated steps rest on the record of {record.device.name}, which {holdout.description}"
+        yield f"Simulated steps rest on the record of {record.device.name}, which {holdout.description}."
 
 
 def _unsupported_format_notes(recipe: PrecisionRecipe) -> Iterator[str]:
@@ -327,7 +323,7 @@ def _unsupported_format_notes(recipe: PrecisionRecipe) -> Iterator[str]:
     }
     left_out = [description for description, is_used in features.items() if is_used]
     if left_out:
-        yield f"of training.precision is not drawn: {', '.join(left_out)}; simulated steps are the scenario's"
+        yield f"Not drawn of training.precision: {', '.join(left_out)}; simulated steps are the scenario's."
 
 
 def _omission_notes(scenario: Scenario) -> Iterator[str]:
@@ -335,24 +331,24 @@ def _omission_notes(scenario: Scenario) -> Iterator[str]:
     yield from record_notes(scenario)
     yield from _unsupported_format_notes(scenario.training.recipe)
     if scenario.training.offload != NO_OFFLOAD:
-        yield "offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's"
+        yield "Offload is left out of memory: all is drawn as on the device; simulated steps are the scenario's."
     if scenario.training.expert_load is not None:
-        yield "tokens are drawn as spread evenly over experts; simulated steps have the scenario's loads"
+        yield "Tokens are drawn as spread evenly over experts; simulated steps have the scenario's loads."
     if not is_explored(scenario.schedule):
         yield (
-            f"the scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "
-            f"drawn for {EXPLORED_SCHEDULES[0]} instead, simulated steps are the scenario's"
+            f"The scenario's schedule {scenario.schedule.name} is none that the page can play; memory and bubble are "
+            f"drawn for {EXPLORED_SCHEDULES[0]} instead, simulated steps are the scenario's."
         )
     if scenario.layout.data.is_single_process:
-        yield "the scenario's data_parallel (one process) is drawn as ddp; simulated steps are the scenario's"
+        yield "The scenario's data_parallel (one process) is drawn as ddp; simulated steps are the scenario's."
     if scenario.training.lora is not None:
-        yield "all models are drawn with the scenario's adapters of frozen weights"
+        yield "All models are drawn with the scenario's adapters of frozen weights."
     if scenario.degradations != Degradations() or scenario.jitter is not None or scenario.has_background_load:
-        yield "degradations and jitter of the scenario are left out: all GPUs and links are healthy"
+        yield "Degradations and jitter of the scenario are left out: all GPUs and links are healthy."
     if isinstance(scenario.cluster.fabric, RankMappedFabric):
         yield (
-            "ranks are placed as in the scenario (cluster.placement); of fewer GPUs its first ranks are drawn, and "
-            "more are offered where its placement says which they would be"
+            "Ranks are placed as in the scenario (cluster.placement); of fewer GPUs its first ranks are drawn, and "
+            "more are offered where its placement says which they would be."
         )
     if scenario.cluster.accelerator_overrides:
-        yield "GPUs are of several kinds: memory is compared with the smallest, and simulated steps need all the nodes"
+        yield "GPUs are of several kinds: memory is compared with the smallest, and simulated steps need all the nodes."

@@ -102,7 +102,7 @@ clustersim.opened = (async () => {
     if (drawn) draw(drawn);
   }
 
-  // The bubble in a sentence: the schedule's own, and where the scenario itself is shown, what its simulation says.
+  // The bubble in sentences: the schedule's own, and where the scenario itself is shown, what its simulation says.
   function bubbleWords(settings) {
     const share = (part) => `${(100 * part).toFixed(1)} % of the step`;
     const alone = `The schedule by itself, with equal stages and messages that take no time, has a bubble of ${share(model.bubble(settings))}.`;

@@ -33,10 +33,10 @@ clustersim.behaviours.explorer_bubble = async (figure, _arrays, tools) => {
     const { pp, chunks, microbatches: m } = settings;
     const name = words[settings.schedule] + (chunks > 1 ? ` with ${chunks} chunks` : "");
     const microbatchCount = `${tools.count(m)} microbatch${m === 1 ? "" : "es"}`;
-    const textbook = `Textbooks, with microbatches in rounds of p: (p - 1) / (${chunks > 1 ? "v " : ""}m + p - 1).`;
+    const textbook = `Textbooks have (p - 1) / (${chunks > 1 ? "v " : ""}m + p - 1), with microbatches in rounds of p.`;
     document.getElementById("explorer-bubble-words").textContent = pp === 1
       ? "One pipeline rank holds all layers, so nobody waits for another stage: there is no bubble. Take pp 2 or more to see one."
-      : `${pp} pipeline ranks, ${microbatchCount}, ${name}. ${explorer.bubbleWords(settings)} ${textbook}`;
+      : `There are ${pp} pipeline ranks and ${microbatchCount}, ${name}. ${explorer.bubbleWords(settings)} ${textbook}`;
   }
 
   explorer.onDraw((drawn) => {

@@ -25,12 +25,20 @@ clustersim.behaviours.explorer_memory = async (figure, _arrays, tools) => {
 
   const hatch = (part) => ({ shape: part.pattern, size: 6, solidity: 0.25, fgcolor: "@surface", bgcolor: part.colour });
 
-  function totals({ settings, stages }) {
-    return {
-      type: "scatter", mode: "text", x: x(settings), y: stages.map((stage) => stage.peak / GIB),
-      text: stages.map((stage) => `${stage.fits ? "✓" : "✕"} ${tools.bytes(stage.peak)}${tools.narrow() ? "" : `, ${verdict(stage)}`}`),
-      textposition: "top center", textfont: { size: tools.narrow() ? 10 : 12, color: "@ink" }, hoverinfo: "skip", showlegend: false, cliponaxis: false,
-    };
+  // Labels cover the line of the capacity, which would cross them.
+  function totals(stages) {
+    return stages.map((stage, zero) => ({
+      x: zero, y: stage.peak / GIB, yanchor: "bottom", showarrow: false, bgcolor: tools.colour("surface"), borderpad: 1,
+      text: `${stage.fits ? "✓" : "✕"} ${tools.bytes(stage.peak)}${tools.narrow() ? "" : `, ${verdict(stage)}`}`,
+      font: { size: tools.narrow() ? 10 : 12, color: tools.colour("ink") },
+    }));
+  }
+
+  // The capacity is written next to its line, on small screens above the plot.
+  function capacityLabel() {
+    const shared = { xref: "paper", x: 1, showarrow: false, font: { color: tools.colour("alarm"), size: 12 } };
+    if (tools.narrow()) return { ...shared, yref: "paper", y: 1, xanchor: "right", yanchor: "bottom", text: `dashed: a GPU has ${tools.bytes(capacity)}` };
+    return { ...shared, y: capacity / GIB, xanchor: "left", xshift: 6, align: "left", text: `a GPU has<br>${tools.bytes(capacity)}` };
   }
 
   function limit(layout, stages) {
@@ -39,10 +47,7 @@ clustersim.behaviours.explorer_memory = async (figure, _arrays, tools) => {
     layout.shapes = [{
       type: "line", xref: "paper", x0: 0, x1: 1, y0: capacity / GIB, y1: capacity / GIB, line: { color: tools.colour("alarm"), width: 2, dash: "dash" },
     }];
-    layout.annotations = [{
-      xref: "paper", x: 1, y: capacity / GIB, xanchor: "right", yanchor: "bottom", showarrow: false,
-      text: `a GPU has ${tools.bytes(capacity)}`, font: { color: tools.colour("alarm"), size: 12 }, bgcolor: tools.colour("surface"),
-    }];
+    layout.annotations = [...totals(stages), capacityLabel()];
   }
 
   function cell(tag, text, kind = "") {
@@ -80,7 +85,7 @@ clustersim.behaviours.explorer_memory = async (figure, _arrays, tools) => {
     traces(layout) {
       const drawn = explorer.drawn();
       limit(layout, drawn.stages);
-      return [...bars(drawn), totals(drawn)];
+      return bars(drawn);
     },
     attach(plot) {
       plot.on("plotly_click", ({ points: [point] }) => explorer.set({ zero: point.pointNumber }));

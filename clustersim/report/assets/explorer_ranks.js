@@ -133,7 +133,7 @@
     if (!sharded.length) return held;
     const place = tools.count(groups.group(settings, chosen, "dp").indexOf(chosen) % shards);
     const part = `part ${place} of ${tools.count(shards)}, ${tools.count(Math.round(share(sharded[0]) * counts.reduce((all, count, group) => all + (whole[sharded[0]][group] > 0 ? count : 0), 0)))} parameters`;
-    return `of ${sharded.join(", ")} only ${part}${rest.length ? `; ${held}` : ", and gathers whole layers to use them"}`;
+    return `${new Intl.ListFormat("en-GB").format(sharded)}: only ${part}${rest.length ? `; ${held}` : ", and gathers whole layers to use them"}`;
   }
 
   function drawAbout({ settings, ranks, stages: memory }) {

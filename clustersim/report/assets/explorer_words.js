@@ -60,7 +60,7 @@
     const least = Math.min(...counts);
     const most = Math.max(...counts);
     const layerRange = `${least === most ? "" : `${least} to `}${most} layer${most > 1 ? "s" : ""}`;
-    return `The ${counts.reduce((all, one) => all + one, 0)} layers lie on ${pp} GPUs one after the other${settings.chunks > 1 ? `, in ${counts.length} virtual stages` : ""}, ${layerRange} a stage. Only activations are handed on: the peak-memory GPU sends ${bytes(model.traffic(settings, rank).pp)} a step. With ${tools.count(m)} microbatch${m > 1 ? "es" : ""} ${bubbleWords(settings)}`;
+    return `The ${counts.reduce((all, one) => all + one, 0)} layers lie on ${pp} GPUs one after the other${settings.chunks > 1 ? `, in ${counts.length} virtual stages` : ""}, ${layerRange} a stage. Only activations are handed on: the peak-memory GPU sends ${bytes(model.traffic(settings, rank).pp)} a step, which has ${tools.count(m)} microbatch${m > 1 ? "es" : ""}. ${bubbleWords(settings)}`;
   }
 
   explorer.onDraw((drawn) => {
@@ -70,8 +70,8 @@
     const said = document.getElementById("explorer-verdict");
     const stage = stages[settings.zero];
     const { dp, microbatches: m } = settings;
-    said.className = `fits ${stage.fits ? "yes" : "no"}`;
-    said.querySelector("b").textContent = stage.fits ? "fits" : "does not fit";
+    said.className = `fits ${stage.fits ? (facts.verdict_suffix ? "" : "yes") : "no"}`;
+    said.querySelector("b").textContent = stage.fits ? `fits${facts.verdict_suffix}` : "does not fit";
     said.querySelector("span").textContent = `${bytes(stage.peak)} of ${bytes(facts.machine.capacity)} on the peak-memory GPU, of pipeline rank ${stage.rank}; tp ${settings.tp} × cp ${settings.cp} × pp ${settings.pp} × dp ${tools.count(dp)} (what is left), ${tools.count(m)} microbatch${m > 1 ? "es" : ""} a step on each replica`;
     said.querySelector("i").style.width = `${Math.min(100, (100 * stage.peak) / facts.machine.capacity)}%`;
   });

@@ -181,6 +181,7 @@ window.clustersim = (() => {
     }
     reach();
     addEventListener("resize", reach);
+    addEventListener("toggle", reach, true); // tables in what is unfolded
     const all = () => drawn.forEach((drawing) => drawing.plot.layout && drawing.again());
     dark.addEventListener("change", all);
     narrow.addEventListener("change", all);
@@ -191,8 +192,8 @@ window.clustersim = (() => {
 
   // Tables that are wider than the screen scroll, so the keyboard must get to them; it need not stop at others.
   function reach() {
-    for (const table of document.querySelectorAll("table, .scrolls")) {
-      if (table.scrollWidth > table.clientWidth) table.tabIndex = 0;
+    for (const table of document.querySelectorAll("table, .scrolls, .scroll")) {
+      if (table.scrollWidth > table.clientWidth || table.scrollHeight > table.clientHeight + 1) table.tabIndex = 0;
       else table.removeAttribute("tabindex");
     }
   }

@@ -160,6 +160,11 @@ def wrapped_tick_labels(values: Sequence[Any], names: Sequence[str], **extra: An
     return tick_labels(values, [wrap_label(name) for name in names], **extra)
 
 
+def wrapped_row_pixels(names: Sequence[str]) -> int:
+    """Row height in pixels of a bar chart whose wrapped labels do not touch each other."""
+    return max(34, 8 + 13 * max((1 + wrap_label(name).count("<br>") for name in names), default=1))
+
+
 def reference_line(axis_letter: str, value: float, line: Mapping[str, Any], **extra: Any) -> PlotlyDict:
     """Straight line across the figure. axis_letter: axis ("x" or "y") on which `value` lies; line: plotly's `line`."""
     cross_axis = "y" if axis_letter == "x" else "x"

@@ -12,7 +12,14 @@ from itertools import accumulate
 from typing import Final
 
 from clustersim.common.units import Seconds, format_seconds, format_step_time
-from clustersim.report.draw.charts import PlotlyDict, bar_figure, bar_trace, stacked_bar_figure, wrapped_tick_labels
+from clustersim.report.draw.charts import (
+    PlotlyDict,
+    bar_figure,
+    bar_trace,
+    stacked_bar_figure,
+    wrapped_row_pixels,
+    wrapped_tick_labels,
+)
 from clustersim.report.figure import Figure, axis_layout, bar_marker, format_share, time_scale
 from clustersim.report.html_document import Panel, figure_panel, render_panel, render_text
 from clustersim.report.legend_markup import category_markup
@@ -112,7 +119,12 @@ def waterfall_figure(breakdown: StepBreakdown) -> Figure:
         [*mean_bars, *path_bars, step_bar],
         axis_layout(f"time [{scale.unit}]", range=[0, axis_end * 1.3 if axis_end else 1]),
         height=70 + 34 * (len(rows) + 1),
-        narrow={"font": {"size": 10}, "xaxis": {"range": [0, axis_end * 1.9 if axis_end else 1]}, "yaxis": narrow},
+        narrow={
+            "height": 70 + wrapped_row_pixels(names) * (len(rows) + 1),
+            "font": {"size": 10},
+            "xaxis": {"range": [0, axis_end * 1.9 if axis_end else 1]},
+            "yaxis": narrow,
+        },
         showlegend=True,
         bargap=0.28,
     )

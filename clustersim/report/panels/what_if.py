@@ -11,7 +11,7 @@ from typing import Final
 
 from clustersim.common.units import format_bytes, format_signed_seconds, format_step_time
 from clustersim.report import legend_markup
-from clustersim.report.draw.charts import bar_figure, bar_trace, padded_range, wrapped_tick_labels
+from clustersim.report.draw.charts import bar_figure, bar_trace, padded_range, wrapped_row_pixels, wrapped_tick_labels
 from clustersim.report.figure import SURFACE, Figure, axis_layout, encode_floats, time_scale
 from clustersim.report.html_document import Panel, render_panel
 from clustersim.results.what_if import WhatIfOutcome, WhatIfReport
@@ -62,7 +62,7 @@ def what_if_figure(what_ifs: WhatIfReport) -> Figure:
         ),
         height=70 + 34 * len(labels),
         narrow={
-            "height": 70 + 56 * len(labels),
+            "height": 70 + wrapped_row_pixels(names) * len(labels),
             "font": {"size": 10},
             "xaxis": {"range": padded_range(ends, _NARROW_MARGIN)},
             "yaxis": wrapped_tick_labels(labels, names, tickfont={"size": 10}),

@@ -220,7 +220,11 @@ def describe_ties(result: SearchResult) -> str:
     if min(layout.fit_probability for layout in tied) + SURELY_BETTER < choice.fit_probability:
         more = choice.headroom - min(layout.headroom for layout in tied)
         return f"{note}this one is preferred as it leaves up to {format_bytes(more)} more memory"
-    return note + ("the simplest of them" if result.preferred else "it is also the simplest of them")
+    return note + (
+        "the simplest of them is recommended"
+        if result.preferred
+        else "the recommended one is also the simplest of them"
+    )
 
 
 def describe_training_run(layout: LayoutResult) -> str:
