@@ -136,3 +136,12 @@ def test_losses_of_a_result_are_its_three_largest() -> None:
     assert 0 < len(losses) <= 3
     seconds = [loss.seconds for loss, _ in losses]
     assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_job_that_fits_by_prediction_alone_may_fit() -> None:
+    """A hair below the capacity: published errors of predicted memory say that it is no certain thing."""
+    plan = simulate_pipeline()
+    capacity = plan.peak_memory * 1.001
+    tight = override_result(plan, memory_capacity=capacity, fit_probability=0.44, fits_in_memory=True)
+    assert "may fit" in verdict_text(tight) and "44%" in verdict_text(tight)
+    assert "may fit" not in verdict_text(override_result(plan, fit_probability=0.95, fits_in_memory=True))
