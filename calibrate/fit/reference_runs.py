@@ -52,11 +52,14 @@ def _log_error(case: ValidationCase) -> float | None:
 def _reference_run(case: ValidationCase, log_error: float) -> ReferenceRun:
     rate = case.text("model_tflops_per_gpu")
     return ReferenceRun(
-        *(case.text(column) for column in ("case_id", "source", "locator", "quality")),
-        log_error,
-        case.positive_float("step_time_s"),
-        float(rate) if rate else None,
-        Job.from_scenario(build_scenario(case)),
+        case_id=case.text("case_id"),
+        source=case.text("source"),
+        locator=case.text("locator"),
+        quality=case.text("quality"),
+        log_error=log_error,
+        measured=case.positive_float("step_time_s"),
+        tflops_per_gpu=float(rate) if rate else None,
+        job=Job.from_scenario(build_scenario(case)),
     )
 
 

@@ -176,11 +176,14 @@ def to_cells(run: ReferenceRun) -> dict[str, str]:
 def _from_cells(cells: Mapping[str, str]) -> ReferenceRun:
     rate = cells["model_tflops_per_gpu"]
     return ReferenceRun(
-        *(cells[name] for name in ("case_id", "source", "locator", "quality")),
-        float(cells["log_error"]),
-        float(cells["step_time_s"]),
-        float(rate) if rate else None,
-        Job.from_cells(cells),
+        case_id=cells["case_id"],
+        source=cells["source"],
+        locator=cells["locator"],
+        quality=cells["quality"],
+        log_error=float(cells["log_error"]),
+        measured=float(cells["step_time_s"]),
+        tflops_per_gpu=float(rate) if rate else None,
+        job=Job.from_cells(cells),
     )
 
 
