@@ -47,15 +47,16 @@ def test_bloom_energy_and_carbon() -> None:
 def test_llama_3_405b_gpu_hours_and_energy() -> None:
     """Model card of Llama 3.1: 30.84 M GPU hours at 700 W (8,930 t CO2), 15.6 T tokens (arXiv:2407.21783).
 
-    Within 10 %: the step is predicted 5 % too fast, and the card's hours contain restarts, other sequence
-    lengths and other numbers of GPUs.
+    Within 10 % of those nine tenths that were steps (section 3.3.4: "higher than 90% effective training time"), some of
+    other sequence lengths and on other numbers of GPUs.
     """
+    steps_share = 0.9
     scenario = Scenario.load("examples/llama3_405b_16k.yaml", ["economics.tokens=15.6T", *AT_POWER_LIMIT])
     economics = simulate(scenario).economics
-    assert (economics.run_energy or 0.0) / 3.6e12 == pytest.approx(30.84 * 0.7, rel=0.10)  # GWh
+    assert (economics.run_energy or 0.0) / 3.6e12 == pytest.approx(steps_share * 30.84 * 0.7, rel=0.10)  # GWh
     price = economics.price_per_gpu_hour
     assert price is not None
-    assert (economics.run_cost or 0.0) / price.amount == pytest.approx(30.84e6, rel=0.10)
+    assert (economics.run_cost or 0.0) / price.amount == pytest.approx(steps_share * 30.84e6, rel=0.10)
 
 
 NODE: dict[str, Any] = {
