@@ -42,7 +42,7 @@ def build_schedule(name: str, chunks: int | None = None) -> Schedule:
     """The schedule of that name with that number of model chunks per rank; None: the smallest it supports.
 
     >>> build_schedule("interleaved", 4)
-    Interleaved(chunks=4)
+    Interleaved(chunks=4, microbatch_group_size=None)
     """
     if name in _CHUNKED_SCHEDULES:
         return _CHUNKED_SCHEDULES[name](2 if chunks is None else chunks)

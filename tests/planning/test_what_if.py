@@ -21,7 +21,7 @@ from clustersim.planning import what_if
 from clustersim.planning.what_if import possible_gain, run_what_ifs
 from clustersim.program.placement import Placement
 from clustersim.program.task import CollectiveType
-from clustersim.results.memory_check import check
+from clustersim.results.memory_check import peak_memory_use, required_headroom
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_losses import MIN_LOSS_SHARE
 from clustersim.results.what_if import WhatIf, WhatIfOutcome, WhatIfReport
@@ -258,9 +258,9 @@ def test_faster_nics_include_the_pcie_that_would_limit_them() -> None:
 
 
 def test_hybrid_sharding_uses_the_smallest_shard_size_that_fits() -> None:
-    """2 GPUs of 32 GB cannot hold the 18 bytes per parameter of Llama 3 8B in halves."""
+    """2 GPUs of 32 GB cannot hold the 18 bytes per parameter of half of Llama 3 8B in halves, with the headroom."""
     plan = {
-        "model": "llama3-8b",
+        "model": {"preset": "llama3-8b", "layers": 16},
         "cluster": {"name": "dgx-v100", "gpus": 16},
         "layout": {"data": "fsdp"},
         "training": {"sequence": 512, "global_batch": 16, "precision": "fp16", "recompute": "full"},
@@ -268,7 +268,9 @@ def test_hybrid_sharding_uses_the_smallest_shard_size_that_fits() -> None:
     by_hand = [
         Scenario.from_mapping(plan, overrides=[f"layout.data={{hsdp: {{shard: {shard}}}}}"]) for shard in (2, 4, 8)
     ]
-    smallest = next(scenario for scenario in by_hand if check(scenario).fits)
+    smallest = next(
+        scenario for scenario in by_hand if peak_memory_use(scenario).leaves_headroom(required_headroom(scenario, None))
+    )
     case = what_if_cases(simulate(Scenario.from_mapping(plan)))["hybrid_sharding"]
     assert smallest is not by_hand[0]
     assert f"over {smallest.layout.data.shard_size} of 16" in case.description

@@ -16,7 +16,7 @@ from clustersim.common.dtypes import DType
 from clustersim.common.errors import CombinedInputError, InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.cluster import load_cluster
-from clustersim.hardware.prices import Price
+from clustersim.hardware.prices import Price, PriceKind
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -149,7 +149,7 @@ def test_price_and_power_are_its_own(small_mapping: dict[str, Any]) -> None:
     scenario = Scenario.from_mapping(small_mapping)
     quote = scenario.economics.gpu_hour_quote(scenario.cluster.accelerator, scenario.cluster.name)
     assert quote is not None
-    assert (quote.price, quote.source) == (Price(1.5, "USD"), "given")
+    assert (quote.price, quote.kind) == (Price(1.5, "USD"), PriceKind.CONTRACT)
     stated = scenario.with_overrides("economics.price_per_gpu_hour=3 USD")
     assert stated.economics.gpu_hour_quote(stated.cluster.accelerator, "dgx-h100").price.amount == 3.0
 
