@@ -18,6 +18,7 @@ from clustersim.scenario.changes.scenario_change import (
 )
 from clustersim.scenario.changes.step_losses import StepLoss
 from clustersim.scenario.scenario import Scenario
+from clustersim.scenario.validation_rules.consistency import find_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +77,26 @@ def setting(
 
 
 def _apply_overrides(baseline: Baseline, find_alternatives: FindAlternatives) -> Iterator[ChangedScenario]:
-    """The legal alternatives; raises InapplicableChangeError with the first one's error where none is legal."""
-    first_error, has_legal = "", False
+    """The legal alternatives; raises InapplicableChangeError with the first one's problem where none is legal.
+
+    An illegal one is not read as a file would be, which tries what would repair it.
+    """
+    first_problem, has_legal = "", False
     for alternative in find_alternatives(baseline):
-        try:
+        if problem := _first_problem(baseline.scenario, alternative.overrides):
+            first_problem = first_problem or problem
+        else:
+            has_legal = True
             changed = baseline.scenario.with_overrides(*alternative.overrides)
-        except InputError as error:
-            message = str(error).partition("\n")[0]
-            first_error = first_error or message.removeprefix(f"{baseline.scenario.path or baseline.scenario.name}: ")
-            continue
-        has_legal = True
-        yield ChangedScenario(changed, alternative.detail, alternative.overrides)
-    if not has_legal and first_error:
-        raise InapplicableChangeError(first_error)
+            yield ChangedScenario(changed, alternative.detail, alternative.overrides)
+    if not has_legal and first_problem:
+        raise InapplicableChangeError(first_problem)
+
+
+def _first_problem(scenario: Scenario, overrides: tuple[str, ...]) -> str:
+    """Why a scenario with overrides is illegal; empty if it is legal."""
+    try:
+        problems = find_problems(scenario.resolve_unchecked(overrides))
+    except InputError as error:
+        return str(error).partition("\n")[0].removeprefix(f"{scenario.path or scenario.name}: ")
+    return str(problems[0]) if problems else ""
