@@ -11,7 +11,7 @@ from shlex import quote
 from typing import Final
 
 from clustersim.common.units import Bytes
-from clustersim.interop.megatron_import import RECIPE_BY_FLAG, STRATEGY_BY_FLAG
+from clustersim.interop.megatron_import import RECIPE_BY_FLAG, ROUTING_FUSION_FLAGS, STRATEGY_BY_FLAG
 from clustersim.interop.megatron_model import NORM_BY_FLAG, POSITIONS_BY_FLAG, window_flags
 from clustersim.model.framework import GraphCapture
 from clustersim.model.layer_stack import FullAttention, LatentAttention, MlpType, MoeMlp, ScoreFunction, layer_specs
@@ -214,6 +214,8 @@ def _layout_flags(scenario: Scenario) -> Iterator[Flag]:
     yield from _data_parallel_flags(scenario)
     if any(run.spec.moe is not None for run in scenario.model.stack):
         yield from _dispatcher_flags(layout.dispatcher, layout.dispatcher_num_sms)
+        overheads = scenario.training.overheads
+        yield from ((flag,) for flag, key in ROUTING_FUSION_FLAGS.items() if not getattr(overheads, key))
     yield from _pipeline_flags(scenario) if layout.pp > 1 else ()
 
 

@@ -25,6 +25,8 @@ RECIPE_BY_FLAG: Final = {
     "blockwise": "fp8-blockwise",
     "mxfp8": "mxfp8",
 }
+ROUTING_FUSION_FLAGS: Final = {"moe-permute-fusion": "permute_unfused", "moe-router-fusion": "router_unfused"}
+"""Flags that fuse kernels around experts, and the key of `training.overheads` that they turn off."""
 STRATEGY_BY_FLAG: Final = {
     "no_shard": "ddp",
     "optim": "zero1",
@@ -240,9 +242,16 @@ def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]
         "loss": "fused" if loss else None,
         "optimizer": None if optimizer == "adam" else optimizer,
         "gradient_clipping": None if parsed.real_number("clip-grad", 1.0) > 0.0 else False,
+        "overheads": _fused_routing(parsed) or None,
     }
     parsed.has("cross-entropy-fusion-impl")
     return {key: value for key, value in training.items() if value is not None}
+
+
+def _fused_routing(parsed: MegatronArguments) -> dict[str, bool]:
+    """Overheads that fused kernels of the router and of the permutation of tokens remove."""
+    is_fused = {key: parsed.has(flag) for flag, key in ROUTING_FUSION_FLAGS.items()}
+    return {key: False for key, fused in is_fused.items() if fused and parsed.integer("num-experts")}
 
 
 def _precision_config(parsed: MegatronArguments) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def _moe_config(parsed: MegatronArguments, ffn: int) -> dict[str, Any]:
     count = parsed.integer("num-experts")
     if count is None:
         return {}
-    for name in ("moe-grouped-gemm", "moe-permute-fusion", "moe-router-fusion", "moe-pad-expert-input-to-capacity"):
+    for name in ("moe-grouped-gemm", "moe-pad-expert-input-to-capacity"):
         parsed.has(name)
     experts: dict[str, Any] = {
         "count": count,

@@ -176,7 +176,9 @@ def _max_host_use_of_plan(scenario: ResolvedScenario, plan: Plan) -> HostMemoryU
 
 def suggest_memory_fixes(scenario: Scenario) -> tuple[str, ...]:
     """Single changes (and a few sensible pairs of them) after which the scenario fits."""
-    return tuple(oom_suggestions(scenario, min(memory_capacities(scenario)), _peak_of_legal_scenario))
+    capacity = min(memory_capacities(scenario))
+    safe_capacity = capacity * (1.0 - required_headroom(scenario, None))
+    return tuple(oom_suggestions(scenario, capacity, safe_capacity, _peak_of_legal_scenario))
 
 
 def _peak_of_legal_scenario(scenario: Scenario) -> Bytes:

@@ -20,6 +20,7 @@ MODEL_LIMITATIONS: Final = (
     "small reductions of gradients of key and value heads held by several ranks",
 )
 BALANCED_EXPERTS_NOTE: Final = "uneven loads of experts: each gets as many tokens as any other"
+CUDA_GRAPHS_LIMITATION: Final = "memory of CUDA graphs' private pools: they need more than is counted"
 HOST_LIMITATIONS: Final = (
     "contention of copies to and from the host with what NICs send over the same PCIe, and with kernels",
     "rounding up of pinned memory, host memory of the system itself, adding up gradients on the host",
@@ -40,6 +41,7 @@ def find_limitations(
         *_accelerator_notes(scenario),
         *(() if _models_stragglers(scenario) else (HEALTHY_CLUSTER_NOTE,)),
         *((BALANCED_EXPERTS_NOTE,) if scenario.model.distinct_moes and scenario.training.expert_load is None else ()),
+        *((CUDA_GRAPHS_LIMITATION,) if scenario.framework.uses_cuda_graphs else ()),
         *MODEL_LIMITATIONS,
         *(HOST_LIMITATIONS if uses_host_memory else ()),
     )

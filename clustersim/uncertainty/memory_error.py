@@ -171,6 +171,11 @@ def memory_errors_to_dict(model: MemoryErrorModel) -> dict[str, Any]:
     }
 
 
+def describe_fit(probability: float) -> str:
+    """`fits`, or `may fit` where the probability is below `SAFE_PROBABILITY`."""
+    return "fits" if probability >= SAFE_PROBABILITY else "may fit"
+
+
 def fit_probability(framework: str, peak: Bytes, capacity: Bytes) -> float:
     """Probability that a run with this predicted peak fits, by the packaged errors."""
     return load_memory_error_model().fit_probability(framework, peak, capacity)

@@ -39,6 +39,7 @@ from clustersim.report.step_breakdown import StepBreakdown, step_breakdown
 from clustersim.report.terminal.table import build_table, plain_text
 from clustersim.report.theme import TIME_CATEGORY_STYLES
 from clustersim.results.utilization import bubble_fraction, exposed_fraction, shows_causal_mfu
+from clustersim.uncertainty.memory_error import describe_fit
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -69,7 +70,7 @@ def render_run(result: "SimulationResult", what_ifs: "WhatIfReport | None" = Non
         plain_text(CRITICAL_PATH_NOTE, "dim"),
         plain_text(""),
         *(_straggler_lines(result) if has_straggler_content(result) else ()),
-        *(what_helps_lines(what_ifs) if what_ifs else ()),
+        *(what_helps_lines(what_ifs) if what_ifs else (plain_text("what helps: run it with --what-if", "dim"),)),
         *_note_lines(result),
     )
 
@@ -78,8 +79,9 @@ def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
     scenario = result.scenario
     line = plain_text(f"step time {format_step_time(result.step_time)}", "bold")
     capacity, probability = format_bytes(result.memory_capacity), format_probability(result.fit_probability)
-    fits = f"fits {capacity} (probability {probability})" if result.fits_in_memory else "DOES NOT FIT"
-    line.append(f"  {fits}", style="green" if result.fits_in_memory else "bold red")
+    fits = describe_fit(result.fit_probability) if result.fits_in_memory else "DOES NOT FIT"
+    style = {"fits": "green", "may fit": "yellow"}.get(fits, "bold red")
+    line.append(f"  {fits} {capacity} (probability {probability})" if result.fits_in_memory else f"  {fits}", style)
     yield line.append(f"  {scenario.name}", style="dim")
     yield plain_text(
         f"{scenario.model.name} on {result.rank_count:,} × {describe_gpus(scenario)} ({scenario.cluster.name})"
@@ -130,7 +132,9 @@ def what_helps_lines(what_ifs: "WhatIfReport") -> "Iterator[Text]":
         caution = ", other numerics: check convergence" if case.changes_numerics else ""
         memory = f"{format_bytes(outcome.peak_memory)}, fits with {format_probability(outcome.fit_probability)}"
         yield plain_text(f"helps: {outcome.slowdown_ratio:+.1%}  {label} ({memory}{caution})", "green")
-        yield plain_text(f"  {case.arguments}", "dim")
+        arguments = plain_text(f"  {case.arguments}", "dim")  # on one line, to be copied
+        arguments.no_wrap, arguments.overflow = True, "ignore"
+        yield arguments
     tried = len(what_ifs.tried_settings)
     if not improvements:
         yield plain_text(f"none of the {tried:,} changes of settings that were tried makes the step shorter and fits")

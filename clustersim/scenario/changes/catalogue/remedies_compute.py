@@ -133,7 +133,7 @@ _LAUNCH: Final = frozenset({StepLoss.LAUNCH})
 HOST_REMEDIES: Final = (
     remedy(
         "cuda_graphs",
-        "passes captured in CUDA graphs",
+        "passes captured in CUDA graphs (their own memory is not counted)",
         ChangeSubject.HOST,
         _LAUNCH,
         _cuda_graphs(GraphCapture.ALL),
@@ -141,7 +141,7 @@ HOST_REMEDIES: Final = (
     ),
     remedy(
         "cuda_graphs_outside_experts",
-        "passes captured in CUDA graphs, except for experts",
+        "passes captured in CUDA graphs, except for experts (their own memory is not counted)",
         ChangeSubject.HOST,
         _LAUNCH,
         _cuda_graphs(GraphCapture.OUTSIDE_EXPERTS),
