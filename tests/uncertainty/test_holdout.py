@@ -256,7 +256,7 @@ def test_an_explorer_reports_the_holdout() -> None:
 
     scenario = Scenario.from_mapping(PLAN_CONFIG, default_name="plan")
     recorded = replace(scenario, cost=replace(scenario.cost, record=make_record(HOLDOUT_STEPS)))
-    assert f"simulated steps rest on the record of a test's GPU, which {SENTENCE}" in list(record_notes(recorded))
+    assert f"Simulated steps rest on the record of a test's GPU, which {SENTENCE}." in list(record_notes(recorded))
     assert not list(record_notes(scenario))
     assert not list(
         record_notes(replace(recorded, cluster=replace(recorded.cluster, accelerator=load_accelerator("gb200"))))
