@@ -18,14 +18,15 @@ def check_scenario(file: Path, overrides: Sequence[str], *, quiet: bool = False)
     """
     scenario = Scenario.load(file, overrides)
     from clustersim.results.memory_check import check
-    from clustersim.uncertainty.memory_error import describe_fit
+    from clustersim.uncertainty.memory_error import fits_surely
 
     report = check(scenario)
     peak, capacity = format_bytes(report.peak_memory_bytes), format_bytes(report.memory_capacity_bytes)
     probability = format_probability(report.fit_probability)
-    fits = describe_fit(report.fit_probability)
-    verdict = f"valid and {fits} (probability {probability})" if report.fits else "valid, but does not fit"
-    if not (quiet and report.fits and fits == "fits" and not report.warnings):
+    is_sure = fits_surely(report.fit_probability)
+    fits = f"valid and {'fits' if is_sure else 'may fit'} (probability {probability})"
+    verdict = fits if report.fits else "valid, but does not fit"
+    if not (quiet and report.fits and is_sure and not report.warnings):
         print(f"{file}: {verdict}: {peak} of {capacity} on the peak-memory GPU{_format_host_memory(report)}")
     for warning in report.warnings:
         print(f"  warning: {warning}")

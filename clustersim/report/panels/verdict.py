@@ -22,7 +22,7 @@ from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_losses import LossRemedies, TimeLoss, find_remedies
 from clustersim.results.utilization import CONVENTION, bubble_fraction, exposed_fraction, shows_causal_mfu
 from clustersim.results.what_if import WhatIfReport
-from clustersim.uncertainty.memory_error import describe_fit
+from clustersim.uncertainty.memory_error import fits_surely
 
 _MAX_LOSSES: Final = 3  # maximum number shown
 
@@ -42,7 +42,7 @@ def verdict_panel(
         losses=largest_losses(result, what_ifs),
         what_ifs=what_ifs,
         nearest=nearest,
-        fits_surely=describe_fit(result.fit_probability) == "fits",
+        fits_surely=fits_surely(result.fit_probability),
         masked=shows_causal_mfu(result.mfu, result.mfu_causal),
         leading=result.leading_mfu,
         prices=list(_price_rows(result.economics)),

@@ -39,7 +39,7 @@ from clustersim.report.step_breakdown import StepBreakdown, step_breakdown
 from clustersim.report.terminal.table import build_table, plain_text
 from clustersim.report.theme import TIME_CATEGORY_STYLES
 from clustersim.results.utilization import bubble_fraction, exposed_fraction, shows_causal_mfu
-from clustersim.uncertainty.memory_error import describe_fit
+from clustersim.uncertainty.memory_error import fits_surely
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -79,9 +79,11 @@ def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
     scenario = result.scenario
     line = plain_text(f"step time {format_step_time(result.step_time)}", "bold")
     capacity, probability = format_bytes(result.memory_capacity), format_probability(result.fit_probability)
-    fits = describe_fit(result.fit_probability) if result.fits_in_memory else "DOES NOT FIT"
-    style = {"fits": "green", "may fit": "yellow"}.get(fits, "bold red")
-    line.append(f"  {fits} {capacity} (probability {probability})" if result.fits_in_memory else f"  {fits}", style)
+    if result.fits_in_memory:
+        fits, style = ("fits", "green") if fits_surely(result.fit_probability) else ("may fit", "yellow")
+        line.append(f"  {fits} {capacity} (probability {probability})", style)
+    else:
+        line.append("  DOES NOT FIT", "bold red")
     yield line.append(f"  {scenario.name}", style="dim")
     yield plain_text(
         f"{scenario.model.name} on {result.rank_count:,} × {describe_gpus(scenario)} ({scenario.cluster.name})"
