@@ -25,8 +25,8 @@ from clustersim.common.units import format_bytes
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.results.memory_check import peak_memory_use, required_headroom
 from clustersim.results.simulation_result import SimulationResult
-from clustersim.results.time_categories import BUBBLE_CATEGORIES, KERNEL_CATEGORIES, TimeCategory
-from clustersim.results.time_losses import MIN_LOSS_SHARE, StepLosses, mean_by_pipeline_rank
+from clustersim.results.time_categories import KERNEL_CATEGORIES
+from clustersim.results.time_losses import MIN_LOSS_SHARE, StepLosses, bubble_seconds
 from clustersim.results.what_if import WhatIf, WhatIfOutcome, WhatIfReport
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.catalogue import changes_for
@@ -65,16 +65,9 @@ def run_what_ifs(result: SimulationResult, budget: float = WORK_BUDGET) -> WhatI
 
 
 def _baseline(result: SimulationResult) -> Baseline:
-    breakdown, layout = result.breakdown, result.scenario.layout
-    bubbles = breakdown.seconds[:, [category.index for category in BUBBLE_CATEGORIES]].sum(axis=1)
-    work = breakdown.seconds.sum(axis=1) - bubbles
-    work_seconds = mean_by_pipeline_rank(breakdown, layout.mesh.rank_coordinates(PIPELINE), work)
-    return Baseline(
-        result.scenario,
-        _busiest_rank(result),
-        breakdown.category_total(TimeCategory.LAUNCH),
-        tuple(work_seconds.tolist()),
-    )
+    bubbles = bubble_seconds(result.breakdown, result.scenario.layout.mesh.rank_coordinates(PIPELINE))
+    work_seconds = tuple((result.step_time - bubbles).tolist())
+    return Baseline(result.scenario, _busiest_rank(result), work_seconds)
 
 
 def _busiest_rank(result: SimulationResult) -> int:
@@ -126,7 +119,7 @@ def _try_hypothetical_changes(baseline: Baseline, simulations: "_Simulations") -
 
 def _simulate_case(change: ScenarioChange, baseline: Baseline, simulations: "_Simulations") -> WhatIf:
     """One change: its outcome, or why it has none."""
-    label = change.label + change.qualifier
+    label = change.label
     try:
         changed = _preferred_alternative(change, baseline, simulations.result)
     except InapplicableChangeError as error:
@@ -220,7 +213,7 @@ def _simulate_together(cases: Sequence[WhatIf], simulations: "_Simulations") -> 
     """Several changes applied together; None where that is illegal, does not fit, or exceeds the budget."""
     overrides = tuple(override for case in cases for override in case.overrides)
     try:
-        changed = simulations.result.scenario.with_overrides(*overrides)
+        changed = simulations.result.scenario.with_overrides(*overrides, suggest=False)
     except InputError:
         return None
     if not _is_safe(changed, simulations.result) or not simulations.spend(1.0):

@@ -28,8 +28,8 @@ from clustersim.results.trace_table import (
     SegmentTimingLookup,
     TimeWindow,
     TraceTable,
-    distinct_timings,
     sum_segment_runs,
+    timing_run_counts,
 )
 from clustersim.uncertainty.expected_error import ExpectedError
 
@@ -153,9 +153,7 @@ def _segment_items(
 ) -> Iterator[_IndexedSeconds]:
     trace = table.trace
     totals = sum_segment_runs(table, events, trace.end[events] - trace.start[events])
-    distinct, timing_index = distinct_timings(table, totals, segment_timing)
-    run_counts = np.bincount(timing_index, totals.run_count * table.weights[totals.rank_class], minlength=len(distinct))
-    for (segment, timing), count in zip(distinct, run_counts.tolist(), strict=True):
+    for segment, timing, count in timing_run_counts(table, totals, segment_timing):
         seconds = (np.array(timing.durations) - timing.launch_stalls) * count
         yield indexer.segment_indices(segment, timing), seconds, np.full(len(seconds), count)
 

@@ -32,7 +32,7 @@ from clustersim.results.time_categories import (
     EXPOSED_CATEGORIES,
     TimeCategory,
 )
-from clustersim.results.trace_table import SegmentTimingLookup, TraceTable, distinct_timings, sum_segment_runs
+from clustersim.results.trace_table import SegmentTimingLookup, TraceTable, sum_segment_runs, timing_run_counts
 from clustersim.results.what_if import MIN_IMPROVEMENT, WhatIf, WhatIfOutcome, WhatIfReport
 from clustersim.scenario.changes.step_losses import StepLoss
 
@@ -143,16 +143,13 @@ def split_step(
 
 
 def bubble_seconds(breakdown: TimeBreakdown, pipeline_ranks: IntArray) -> FloatArray:
-    """Seconds of bubble by pipeline rank, averaged over its ranks: [pipeline ranks]."""
+    """Seconds of bubble by pipeline rank, averaged over its ranks: [pipeline ranks].
+
+    pipeline_ranks: [ranks] pipeline rank of every rank.
+    """
     by_class = breakdown.seconds[:, [category.index for category in BUBBLE_CATEGORIES]].sum(axis=1)
-    return mean_by_pipeline_rank(breakdown, pipeline_ranks, by_class)
-
-
-def mean_by_pipeline_rank(breakdown: TimeBreakdown, pipeline_ranks: IntArray, by_class: FloatArray) -> FloatArray:
-    """Means over the ranks of each pipeline rank: [pipeline ranks]. by_class: [classes] values of ranks."""
-    class_index = np.searchsorted(breakdown.ranks, breakdown.representative)
-    total = np.bincount(pipeline_ranks, by_class[class_index])
-    mean: FloatArray = total / np.bincount(pipeline_ranks)
+    by_rank = by_class[np.searchsorted(breakdown.ranks, breakdown.representative)]
+    mean: FloatArray = np.bincount(pipeline_ranks, by_rank) / np.bincount(pipeline_ranks)
     return mean
 
 
@@ -160,10 +157,10 @@ def matmul_share(table: TraceTable, segment_timing: SegmentTimingLookup) -> floa
     """Share of matmuls and attention in the kernel time of forward and backward, over all ranks; 0 without kernels."""
     trace, events = table.trace, np.arange(len(table.trace.start))
     totals = sum_segment_runs(table, events, trace.end - trace.start)
-    distinct, timing_index = distinct_timings(table, totals, segment_timing)
-    run_counts = np.bincount(timing_index, totals.run_count * table.weights[totals.rank_class], minlength=len(distinct))
-    seconds = np.array([_compute_seconds(segment, timing) for segment, timing in distinct]).reshape(-1, 2)
-    matmuls, compute = (run_counts[:, None] * seconds).sum(axis=0).tolist()
+    matmuls = compute = 0.0
+    for segment, timing, count in timing_run_counts(table, totals, segment_timing):
+        segment_matmuls, segment_compute = _compute_seconds(segment, timing)
+        matmuls, compute = matmuls + count * segment_matmuls, compute + count * segment_compute
     return matmuls / compute if compute > 0 else 0.0
 
 

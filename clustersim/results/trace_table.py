@@ -5,7 +5,7 @@ aggregations are sums over arrays. The ranks of one symmetry class share the eve
 simulated for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -245,6 +245,16 @@ def _operation_categories(table: TraceTable, events: IntArray, operation: IntArr
     )
     operation_category: IntArray = categories[key_index.reshape(-1)]
     return operation_category
+
+
+def timing_run_counts(
+    table: TraceTable, totals: SegmentRunTotals, segment_timing: SegmentTimingLookup
+) -> Iterator[tuple[Segment, SegmentTiming, float]]:
+    """Every distinct (segment, timing) combination among the totals, and how often all ranks run it."""
+    distinct, timing_index = distinct_timings(table, totals, segment_timing)
+    run_counts = np.bincount(timing_index, totals.run_count * table.weights[totals.rank_class], minlength=len(distinct))
+    for (segment, timing), count in zip(distinct, run_counts.tolist(), strict=True):
+        yield segment, timing, count
 
 
 def distinct_timings(

@@ -93,21 +93,26 @@ class LoadedScenario:
 
 
 def resolve_scenario(
-    raw_mapping: Mapping[str, Any], source: ScenarioSource, previous_reads: Iterable[CachedRead] = ()
+    raw_mapping: Mapping[str, Any],
+    source: ScenarioSource,
+    previous_reads: Iterable[CachedRead] = (),
+    *,
+    suggest: bool = True,
 ) -> LoadedScenario:
     """Resolve and validate the content of a scenario file; raises InputError that lists all problems.
 
-    previous_reads: lookups of the scenario that this one is a variant of.
+    previous_reads: lookups of the scenario that this one is a variant of; suggest: whether the error names values that
+    would repair them, each of which is a variant to read.
     """
     config, read_cache = _parse_config(raw_mapping, source), ReadCache(previous_reads)
-    read_variant = partial(_read_variant, raw_mapping, source, read_cache, None)
     try:
         resolved = _resolve_config(config, source, read_cache)
         problems = consistency.find_problems(resolved)
     except _ProblemError as error:
-        raise combined_error(source.label, describe_problems([error.problem], read_variant)) from error
+        problems = [error.problem]
     if problems:
-        raise combined_error(source.label, describe_problems(problems, read_variant))
+        read_variant = partial(_read_variant, raw_mapping, source, read_cache, None)
+        raise combined_error(source.label, describe_problems(problems, read_variant) if suggest else problems)
     files = loaders.referenced_files(config, resolved.cluster, source.base_dir, read_cache)
     files = (*files, *(file for job in resolved.co_scheduled_jobs for file in job.files))
     return LoadedScenario(resolved, config.cluster.overrides, files, read_cache.entries)

@@ -61,9 +61,14 @@ class Scenario(ResolvedScenario):
 
     @classmethod
     def _resolve(
-        cls, raw_mapping: Mapping[str, Any], source: ScenarioSource, previous_reads: Iterable[CachedRead] = ()
+        cls,
+        raw_mapping: Mapping[str, Any],
+        source: ScenarioSource,
+        previous_reads: Iterable[CachedRead] = (),
+        *,
+        suggest: bool = True,
     ) -> Self:
-        resolved = resolve_scenario(raw_mapping, source, previous_reads)
+        resolved = resolve_scenario(raw_mapping, source, previous_reads, suggest=suggest)
         return cls(
             **{
                 dataclass_field.name: getattr(resolved.resolved, dataclass_field.name)
@@ -116,18 +121,18 @@ class Scenario(ResolvedScenario):
             ]
         return mapping
 
-    def with_overrides(self, *overrides: str | Iterable[str]) -> Self:
+    def with_overrides(self, *overrides: str | Iterable[str], suggest: bool = True) -> Self:
         """A copy with overrides such as `layout.tp=4`, given one by one or in lists; self without any.
 
-        Files are read again only for what the overrides change.
+        Files are read again only for what the overrides change. Raises InputError; suggest: whether that names values
+        that would fit, which takes many times as long.
         """
         groups = [[override] if isinstance(override, str) else list(override) for override in overrides]
         all_overrides = [override for group in groups for override in group]
         if not all_overrides:
             return self
-        return self._resolve(
-            apply_overrides(self.raw_mapping, all_overrides), ScenarioSource(self.name, self.path), self.cached_reads
-        )
+        mapping, source = apply_overrides(self.raw_mapping, all_overrides), ScenarioSource(self.name, self.path)
+        return self._resolve(mapping, source, self.cached_reads, suggest=suggest)
 
     def changed(self, mapping: Mapping[str, Any] | None = None, /, **keywords: Any) -> Self:
         """A copy with changed keys, in place of `with_overrides` where values come from Python; self without any.

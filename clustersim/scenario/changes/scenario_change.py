@@ -64,13 +64,12 @@ class UnaffectedScenarioError(InapplicableChangeError):
 class Baseline:
     """A scenario to be changed, and what is known of its step, where that was simulated.
 
-    busiest_rank: the first healthy rank with the most kernel time; launch_seconds: time that GPUs wait for their
-    host; work_seconds: time of each pipeline rank outside of the pipeline's bubbles; None: not simulated.
+    busiest_rank: the first healthy rank with the most kernel time; work_seconds: time of each pipeline rank outside
+    of the pipeline's bubbles; None: not simulated.
     """
 
     scenario: Scenario
     busiest_rank: int | None = None
-    launch_seconds: Seconds | None = None
     work_seconds: tuple[Seconds, ...] | None = None
 
 
@@ -101,10 +100,10 @@ def apply_setter(setter: Callable[[Scenario], Scenario]) -> ApplyChange:
 class ScenarioChange:
     """One thing that may be different.
 
-    name: unique within a use; label: what is changed, for users; qualifier: of the label, where the change stands
-    alone; requires_fit: the first alternative that leaves enough memory counts; relative_cost: of its simulation,
-    relative to that of the unchanged scenario; is_relevant: whether a scenario has what is changed, so that the
-    change is worth mentioning; addresses: losses of a step that it may reduce.
+    name: unique within a use; label: what is changed, for users; requires_fit: the first alternative that leaves enough
+    memory counts; relative_cost: of its simulation, relative to that of the unchanged scenario; is_relevant: whether a
+    scenario has what is changed, so that the change is worth mentioning; addresses: losses of a step that it may
+    reduce.
     """
 
     name: str
@@ -112,7 +111,6 @@ class ScenarioChange:
     subject: ChangeSubject
     uses: ChangeUse
     apply: ApplyChange
-    qualifier: str = ""
     requires_fit: bool = False
     relative_cost: Callable[[Scenario], float] = lambda _: 1.0
     is_relevant: Callable[[Scenario], bool] = lambda _: True

@@ -1,12 +1,10 @@
-"""Changes of mixtures of experts: how tokens travel, how evenly they are spread, over which ranks experts are."""
+"""Changes of mixtures of experts that are no settings: how evenly tokens are spread."""
 
 from collections.abc import Iterator
 from typing import Final
 
 from clustersim.model.moe_expert_load import RandomExpertLoad
-from clustersim.scenario.changes.expert_parallel import (
-    with_expert_load,
-)
+from clustersim.scenario.changes.expert_parallel import with_expert_load
 from clustersim.scenario.changes.scenario_change import (
     Baseline,
     ChangedScenario,
@@ -17,7 +15,6 @@ from clustersim.scenario.changes.scenario_change import (
 )
 from clustersim.scenario.scenario import Scenario
 
-_NO_EXPERTS: Final = "no experts are spread over ranks"
 _LOAD_VARIATION: Final = 0.3
 """Coefficient of variation of random expert loads: middle of the measured range (0.05 to 0.55 of the tokens per
 rank, `expert_load`).

@@ -7,7 +7,7 @@ Each may have alternatives; the first one that is legal and fits in memory count
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from clustersim.common.errors import InputError
+from clustersim.common.errors import InputError, problems_of
 from clustersim.scenario.changes.scenario_change import (
     Baseline,
     ChangedScenario,
@@ -18,7 +18,6 @@ from clustersim.scenario.changes.scenario_change import (
 )
 from clustersim.scenario.changes.step_losses import StepLoss
 from clustersim.scenario.scenario import Scenario
-from clustersim.scenario.validation_rules.consistency import find_problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +76,16 @@ def setting(
 
 
 def _apply_overrides(baseline: Baseline, find_alternatives: FindAlternatives) -> Iterator[ChangedScenario]:
-    """The legal alternatives; raises InapplicableChangeError with the first one's problem where none is legal.
-
-    An illegal one is not read as a file would be, which tries what would repair it.
-    """
-    first_problem, has_legal = "", False
+    """The legal alternatives; raises InapplicableChangeError with the first one's problem where none is legal."""
+    scenario, first_problem, has_legal = baseline.scenario, "", False
     for alternative in find_alternatives(baseline):
-        if problem := _first_problem(baseline.scenario, alternative.overrides):
-            first_problem = first_problem or problem
+        try:
+            changed = scenario.with_overrides(*alternative.overrides, suggest=False)
+        except InputError as error:
+            label = f"{scenario.path or scenario.name}: "
+            first_problem = first_problem or problems_of(error)[0].removeprefix(label)
         else:
             has_legal = True
-            changed = baseline.scenario.with_overrides(*alternative.overrides)
             yield ChangedScenario(changed, alternative.detail, alternative.overrides)
     if not has_legal and first_problem:
         raise InapplicableChangeError(first_problem)
-
-
-def _first_problem(scenario: Scenario, overrides: tuple[str, ...]) -> str:
-    """Why a scenario with overrides is illegal; empty if it is legal."""
-    try:
-        problems = find_problems(scenario.resolve_unchecked(overrides))
-    except InputError as error:
-        return str(error).partition("\n")[0].removeprefix(f"{scenario.path or scenario.name}: ")
-    return str(problems[0]) if problems else ""

@@ -56,7 +56,6 @@ BATCH_CHANGES: Final = (
         ChangeSubject.BATCH,
         ChangeUse.SENSITIVITY,
         _half_microbatches,
-        qualifier=" (same batch)",
     ),
 )
 
