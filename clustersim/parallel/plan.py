@@ -199,7 +199,7 @@ class Plan:
     @cached_property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:
         """The model's parameter groups."""
-        experts = any(moe.single_dense_mlp is None for moe in self.model.distinct_moes)
+        experts = bool(self.model.distinct_routed_moes)
         return parameter_groups(self.layout, self.training, experts=experts)
 
     @cached_property

@@ -85,7 +85,8 @@ def build_exploration_tables(scenario: Scenario) -> ExplorerData:
     """The data that needs no simulation; studies are empty."""
     formats = dict(_offered_recipes(scenario))
     largest, gpu_counts = _largest_cluster(scenario)
-    drawn = with_expert_load(without_offload(without_mtp_layers(scenario)), None)
+    without_mtp = without_mtp_layers(scenario)
+    drawn = with_expert_load(without_offload(without_mtp), None)
     space = ExplorerSpace(drawn, tuple(_offered_models(drawn)), tuple(formats), gpu_counts)
     return ExplorerData(
         name=scenario.name,
@@ -96,7 +97,7 @@ def build_exploration_tables(scenario: Scenario) -> ExplorerData:
         start=space.start,
         tables=_setting_tables(space),
         studies=(),
-        warnings=(describe_mtp_omission(scenario, without_mtp_layers(scenario)),) * bool(scenario.model.mtp_layers),
+        warnings=(describe_mtp_omission(scenario, without_mtp),) if scenario.model.mtp_layers else (),
         notes=(*_omission_notes(scenario), *_partial_domain_notes(scenario, gpu_counts)),
     )
 
@@ -145,7 +146,7 @@ def _simplified_model(scenario: Scenario) -> TransformerModel:
     model = scenario.model
     groups = (LayerGroup(_without_window(group.spec), group.count) for group in model.stack)
     simplified = replace(model, stack=merge_groups(groups))
-    if any(distinct_moe.single_dense_mlp is None for distinct_moe in model.distinct_moes):
+    if model.distinct_routed_moes:
         _check_moe_supported(scenario)
     elif len(simplified.distinct_specs) > 1:
         raise InputError(

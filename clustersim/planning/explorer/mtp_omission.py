@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from clustersim.common.errors import InputError
 from clustersim.common.units import format_bytes
-from clustersim.results.memory_check import check, memory_timelines
+from clustersim.results.memory_check import fits_in_memory, memory_timelines
 from clustersim.scenario import Scenario
 from clustersim.scenario.validation_rules.consistency import check_layers
 
@@ -42,5 +42,5 @@ def describe_mtp_omission(scenario: Scenario, drawn: Scenario) -> str:
         f"Not drawn: the {count} multi-token prediction (MTP) {layers} of {scenario.model.name}, with which pipeline "
         f"rank {rank} of the scenario needs {format_bytes(with_mtp[rank].peak)} at its peak instead of "
         f"{format_bytes(without[rank].peak)}, and the fullest GPU {format_bytes(needed)}, which "
-        f"{'fits' if check(scenario).fits else 'does not fit'}; simulated steps have {them}."
+        f"{'fits' if fits_in_memory(scenario) else 'does not fit'}; simulated steps have {them}."
     )

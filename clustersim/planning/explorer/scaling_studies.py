@@ -98,7 +98,7 @@ def _plan_studies(scenario: Scenario) -> Iterator[_StudyPlan]:
         f"Layouts near the scenario's on its {baseline.gpus:,} GPUs with its batch of {batch:,} sequences.",
         tuple((_layout_label(nearby_layout), nearby_layout) for nearby_layout in _nearby_layouts(scenario, baseline)),
     )
-    if any(distinct_moe.single_dense_mlp is None for distinct_moe in scenario.model.distinct_moes):
+    if scenario.model.distinct_routed_moes:
         yield _StudyPlan(
             "experts",
             "where experts are",

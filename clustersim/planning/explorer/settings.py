@@ -192,7 +192,7 @@ class ExplorerSpace:
     @property
     def is_moe(self) -> bool:
         """Whether the scenario's model is an MoE model, which is then the only one offered."""
-        return any(distinct_moe.single_dense_mlp is None for distinct_moe in self.models[0].distinct_moes)
+        return bool(self.models[0].distinct_routed_moes)
 
     @property
     def layer_kind_count(self) -> int:

@@ -51,14 +51,11 @@ def pruning_rules(job: SearchJob, user_keys: frozenset[str]) -> tuple[PruningRul
 
     Duplicates are dropped only where the equivalent layout is in the space as well.
     """
-    resolved, has_moe = (
-        job.resolved,
-        any(distinct_moe.single_dense_mlp is None for distinct_moe in job.resolved.model.distinct_moes),
-    )
+    resolved = job.resolved
     rules = (
         PruningRule(DEGREES, lambda layout_scenario, _: _check_degrees(layout_scenario, job)),
         *_COMMON_RULES,
-        *(_MOE_RULES if has_moe else ()),
+        *(_MOE_RULES if resolved.model.distinct_routed_moes else ()),
     )
     rules += tuple(rule for (key, value), rule in _DUPLICATE_RULES.items() if value in job.values.get(key, ()))
     if LAYERS_PER_STAGE not in user_keys:

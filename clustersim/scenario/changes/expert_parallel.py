@@ -27,13 +27,7 @@ def feasible_ep_degrees(scenario: Scenario) -> Iterator[int]:
     """Degrees of expert parallelism that divide the experts of every layer and the ranks, ascending."""
     layout = scenario.layout.as_configured
     rank_count = layout.tp * layout.cp * layout.dp
-    expert_count = math.gcd(
-        *(
-            distinct_moe.experts
-            for distinct_moe in scenario.model.distinct_moes
-            if distinct_moe.single_dense_mlp is None
-        )
-    )
+    expert_count = math.gcd(*(moe.experts for moe in scenario.model.distinct_routed_moes))
     yield from (divisor for divisor in divisors(expert_count) if rank_count % (divisor * layout.effective_etp) == 0)
 
 

@@ -192,7 +192,7 @@ def _check_sharding(scenario: ResolvedScenario, routed: MoeMlp) -> Iterator[str]
 def check_lora_experts(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that LoRA does not target experts, nor quantize them as its base."""
     lora, model = scenario.training.lora, scenario.model
-    if lora is None or all(distinct_moe.single_dense_mlp is not None for distinct_moe in model.distinct_moes):
+    if lora is None or not model.distinct_routed_moes:
         return
     mlp_projections = {Projection.GATE, Projection.UP, Projection.DOWN}
     if any(mlp_projections.intersection(target.projections) for target in lora.targets):

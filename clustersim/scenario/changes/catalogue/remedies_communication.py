@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -44,7 +43,7 @@ def _data_options(scenario: Scenario) -> tuple[str, dict[str, Any]]:
 
 
 def _has_moe(scenario: Scenario) -> bool:
-    return any(moe.single_dense_mlp is None for moe in scenario.model.distinct_moes)
+    return bool(scenario.model.distinct_routed_moes)
 
 
 def _data_option(option: str) -> Callable[[Baseline], Iterator[Alternative]]:
@@ -57,13 +56,14 @@ def _data_remedy(
     label: str,
     find_alternatives: Callable[[Baseline], Iterator[Alternative]],
     can_help: Callable[[DataParallelStrategy, bool], bool],
+    addresses: frozenset[StepLoss] = _DATA_LOSSES,
 ) -> ScenarioChange:
     """A remedy of data parallelism. can_help: of a strategy over several ranks, with a pipeline or without."""
     return remedy(
         name,
         label,
         ChangeSubject.LAYOUT,
-        _DATA_LOSSES,
+        addresses,
         find_alternatives,
         is_relevant=lambda scenario: (
             scenario.layout.dp * scenario.layout.cp > 1 and can_help(scenario.layout.data, scenario.layout.is_pipelined)
@@ -162,12 +162,13 @@ def _moe_remedy(
     label: str,
     find_alternatives: Callable[[Baseline], Iterator[Alternative]],
     can_help: Callable[[Scenario], bool],
+    addresses: frozenset[StepLoss] = _EXPERT_LOSSES,
 ) -> ScenarioChange:
     return remedy(
         name,
         label,
         ChangeSubject.LAYOUT,
-        _EXPERT_LOSSES,
+        addresses,
         find_alternatives,
         is_relevant=lambda scenario: _has_moe(scenario) and can_help(scenario),
     )
@@ -213,14 +214,12 @@ SHARDING_REMEDIES: Final = (
         _data_option("bucket=megatron"),
         lambda strategy, _: isinstance(strategy, BucketedStrategy) and strategy.bucket is not None,
     ),
-    replace(
-        _data_remedy(
-            "sharded_optimizer",
-            "optimizer states sharded over replicas (ZeRO-1)",
-            lambda _: iter((Alternative(("layout.data=zero1",)),)),
-            lambda strategy, _: isinstance(strategy, DdpStrategy),
-        ),
-        addresses=_DATA_LOSSES | {StepLoss.OPTIMIZER},
+    _data_remedy(
+        "sharded_optimizer",
+        "optimizer states sharded over replicas (ZeRO-1)",
+        lambda _: iter((Alternative(("layout.data=zero1",)),)),
+        lambda strategy, _: isinstance(strategy, DdpStrategy),
+        _DATA_LOSSES | {StepLoss.OPTIMIZER},
     ),
     _data_remedy(
         "hybrid_sharding",
@@ -267,14 +266,12 @@ EXPERT_REMEDIES: Final = (
         _overlapped_experts,
         lambda scenario: scenario.layout.ep > 1 and not scenario.layout.overlap_moe_expert_parallel_comm,
     ),
-    replace(
-        _moe_remedy(
-            "whole_experts",
-            "whole experts on each rank",
-            _whole_experts,
-            lambda scenario: scenario.layout.effective_etp > 1,
-        ),
-        addresses=_EXPERT_LOSSES | {StepLoss.MATMULS, StepLoss.MEMORY_BOUND, StepLoss.LAUNCH},
+    _moe_remedy(
+        "whole_experts",
+        "whole experts on each rank",
+        _whole_experts,
+        lambda scenario: scenario.layout.effective_etp > 1,
+        _EXPERT_LOSSES | {StepLoss.MATMULS, StepLoss.MEMORY_BOUND, StepLoss.LAUNCH},
     ),
     setting(
         "fused_routing",

@@ -29,7 +29,7 @@ _MAX_RECOMPUTE_ALTERNATIVES: Final = 8
 
 def _has_dropless_experts(scenario: Scenario) -> bool:
     """Whether the number of tokens of an expert is not known before they are routed."""
-    return any(moe.single_dense_mlp is None and moe.capacity_factor is None for moe in scenario.model.distinct_moes)
+    return any(moe.capacity_factor is None for moe in scenario.model.distinct_routed_moes)
 
 
 def _cuda_graphs(scope: GraphCapture) -> Callable[[Baseline], Iterator[Alternative]]:
@@ -64,7 +64,7 @@ def _less_recompute(baseline: Baseline) -> Iterator[Alternative]:
         return
     yield Alternative(("training.recompute=selective",), ": attention only")
     most = recompute.layers or _max_layers_per_stage(baseline.scenario)
-    for layers in range(1, most, max(1, -(-most // _MAX_RECOMPUTE_ALTERNATIVES))):
+    for layers in _some_counts(1, most):
         yield Alternative((f"training.recompute.layers={layers}",), f": {_format_layers(layers)}, not {most}")
 
 
@@ -88,10 +88,15 @@ def _twice_microbatch(baseline: Baseline) -> Iterator[Alternative]:
         yield Alternative((microbatch, "training.recompute=selective"), f"{detail}, attention recomputed")
     if not recompute.is_selective:
         fewest, most = 1 + (recompute.layers or 0), _max_layers_per_stage(scenario)
-        for layers in range(fewest, most, max(1, -(-(most - fewest) // _MAX_RECOMPUTE_ALTERNATIVES))):
+        for layers in _some_counts(fewest, most):
             recomputed = f"{detail}, {_format_layers(layers)} recomputed"
             yield Alternative((microbatch, f"training.recompute.layers={layers}"), recomputed)
     yield Alternative((microbatch, "training.recompute=full"), f"{detail}, all layers recomputed")
+
+
+def _some_counts(fewest: int, end: int) -> range:
+    """At most `_MAX_RECOMPUTE_ALTERNATIVES` numbers of layers, evenly spaced, from the fewest to below the end."""
+    return range(fewest, end, max(1, -(-(end - fewest) // _MAX_RECOMPUTE_ALTERNATIVES)))
 
 
 def _format_sequences(count: int) -> str:

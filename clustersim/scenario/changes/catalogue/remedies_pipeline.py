@@ -30,10 +30,6 @@ from clustersim.schedules.registry import SCHEDULE_NAMES
 _MAX_CHUNKS: Final = 16
 
 
-def _has_pipeline(scenario: Scenario) -> bool:
-    return scenario.layout.pp > 1
-
-
 def _balanced_stages(baseline: Baseline) -> Iterator[Alternative]:
     scenario, work, placement = baseline.scenario, baseline.work_seconds, baseline.scenario.placement
     if work is None:
@@ -103,7 +99,7 @@ def _describe_counts(counts: Sequence[int]) -> str:
 
 def _can_interleave(scenario: Scenario) -> bool:
     is_supported = Interleaved.name in scenario.framework.supported_layouts.schedules
-    return _has_pipeline(scenario) and is_supported and isinstance(scenario.schedule, OneFOneB | Interleaved)
+    return scenario.layout.is_pipelined and is_supported and isinstance(scenario.schedule, OneFOneB | Interleaved)
 
 
 def _more_chunks(baseline: Baseline) -> Iterator[Alternative]:
@@ -134,7 +130,7 @@ def _schedule_remedy(name: str) -> ScenarioChange:
         frozenset({StepLoss.BUBBLE, StepLoss.WAIT}),
         _other_schedule(name),
         is_relevant=lambda scenario: (
-            _has_pipeline(scenario)
+            scenario.layout.is_pipelined
             and scenario.schedule.name != name
             and name in scenario.framework.supported_layouts.schedules
         ),
@@ -148,7 +144,7 @@ PIPELINE_REMEDIES: Final = (
         ChangeSubject.LAYOUT,
         frozenset({StepLoss.IMBALANCE}),
         _balanced_stages,
-        is_relevant=_has_pipeline,
+        is_relevant=lambda scenario: scenario.layout.is_pipelined,
     ),
     remedy(
         "more_chunks",
