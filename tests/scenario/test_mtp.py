@@ -10,7 +10,6 @@ from clustersim import Scenario
 from clustersim.common.errors import InputError
 from clustersim.model.layer_stack import MoeMlp
 from clustersim.parallel.layer_partition import PipelineLayoutString
-from clustersim.planning.explorer.explorer_data import build_exploration
 
 BASE_MAPPING: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "mtp_layers": 1},
@@ -83,8 +82,3 @@ def test_layout_string_positions_mtp_layers() -> None:
 def test_invalid_mtp_settings_are_rejected(override: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         load_scenario(override)
-
-
-def test_explorer_rejects_mtp_layers() -> None:
-    with pytest.raises(InputError, match=r"model.mtp_layers: 1, and the explorer's page knows no layers that predict"):
-        build_exploration(load_scenario())
