@@ -40,6 +40,7 @@ from clustersim.model.kernels import KernelKind
 from clustersim.model.layer_stack import MlpType, MoeMlp, ScoreFunction
 from clustersim.model.moe_router import top_k_op
 from clustersim.model.overheads import Grouping, Overheads
+from clustersim.model.training import FusedKernel
 from clustersim.parallel.plan import Plan
 
 MOE_OVERHEADS: Final = Overheads(permute_unfused=True, router_unfused=True, grouping=Grouping.KERNEL)
@@ -99,11 +100,12 @@ class MoeLayer(nn.Module):
 
     def __init__(self, plan: Plan, moe: MoeMlp) -> None:
         super().__init__()
-        hidden, fused = plan.model.hidden, plan.training.fused
+        hidden, training = plan.model.hidden, plan.training
         self.moe, self.ep_size = moe, plan.layout.ep
         self.label = OperatorLabel(KernelKind.SOFTMAX, top_k_op(moe.router))
-        self.router = FusedWgradLinear(hidden, moe.experts, bias=False, fused=fused)
-        self.experts = GroupedExperts(moe, hidden, moe.experts // self.ep_size, fused=fused)
+        self.router = FusedWgradLinear(hidden, moe.experts, bias=False, fused=training.is_fully_fused)
+        is_fused = training.fuses(FusedKernel.ACTIVATION)
+        self.experts = GroupedExperts(moe, hidden, moe.experts // self.ep_size, fused=is_fused)
         self.register_buffer("even", _balancing_logits(plan.layer_shard.tokens, moe), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

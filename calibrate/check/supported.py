@@ -142,7 +142,7 @@ def _recompute_problems(scenario: Scenario) -> Iterator[str]:
 
 def _early_stop_problems(scenario: Scenario) -> Iterator[str]:
     """Fused wgrad accumulation saves its inputs at the end, too late for early_stop."""
-    if scenario.training.fused and scenario.training.early_stop:
+    if scenario.training.is_fully_fused and scenario.training.early_stop:
         yield "training.recompute: fused matmuls save too late for early_stop; set it or training.fused to false"
 
 

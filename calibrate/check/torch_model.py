@@ -25,7 +25,7 @@ from calibrate.kernels import formulas
 from clustersim.model import memory_bound as passes
 from clustersim.model.layer_stack import DenseMlp, FullAttention, LayerSpec, MlpSpec, MlpType, MoeMlp
 from clustersim.model.training import AttentionBackend as Core
-from clustersim.model.training import SelectiveRecompute, Training
+from clustersim.model.training import FusedKernel, SelectiveRecompute, Training
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.plan import Plan
@@ -70,14 +70,14 @@ class SelfAttention(nn.Module):
         self.model_spec, self.training_spec, self.spec, self.rotary_tables = model, training, spec, rotary_tables
         self.heads, self.kv_heads = spec.heads // tp, spec.kv_heads // tp
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-        self.qkv = FusedWgradLinear(model.hidden, width, bias=spec.qkv_bias, fused=training.fused)
+        self.qkv = FusedWgradLinear(model.hidden, width, bias=spec.qkv_bias, fused=training.is_fully_fused)
         self.out = FusedWgradLinear(
-            spec.heads * spec.head_dim, model.hidden, bias=model.linear_bias, fused=training.fused
+            spec.heads * spec.head_dim, model.hidden, bias=model.linear_bias, fused=training.is_fully_fused
         )
         if spec.qk_norm:
-            norm_options = {"fused": training.fused, "shifted": False}
-            self.query_norm = NormLayer(model.norm, spec.head_dim, **norm_options)
-            self.key_norm = NormLayer(model.norm, spec.head_dim, **norm_options)
+            is_fused = training.fuses(FusedKernel.NORM)
+            self.query_norm = NormLayer(model.norm, spec.head_dim, fused=is_fused, shifted=False)
+            self.key_norm = NormLayer(model.norm, spec.head_dim, fused=is_fused, shifted=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] in and out."""
@@ -93,7 +93,7 @@ class SelfAttention(nn.Module):
     def _split_and_rotate(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values from [batch, sequence, all heads, head_dim], normalized and rotated by position."""
         heads, kv_heads = self.heads, self.kv_heads
-        if self.rotary_tables is not None and self.training_spec.fused and not self.spec.qk_norm:
+        if self.rotary_tables is not None and self.training_spec.fuses(FusedKernel.ROTARY) and not self.spec.qk_norm:
             queries_and_keys, v = torch.split(projected, [heads + kv_heads, kv_heads], dim=2)
             q, k = torch.split(self._rotate(queries_and_keys), [heads, kv_heads], dim=2)
             return q, k, v
@@ -105,9 +105,10 @@ class SelfAttention(nn.Module):
     def _rotate(self, x: Tensor) -> Tensor:
         if self.rotary_tables is None:
             return x
-        with record_label(memory_bound_label(passes.rotary_spec(fused=self.training_spec.fused))):
+        is_fused = self.training_spec.fuses(FusedKernel.ROTARY)
+        with record_label(memory_bound_label(passes.rotary_spec(fused=is_fused))):
             cos, sin = self.rotary_tables
-            return formulas.rotary(x.transpose(1, 2), cos, sin, fused=self.training_spec.fused).transpose(1, 2)
+            return formulas.rotary(x.transpose(1, 2), cos, sin, fused=is_fused).transpose(1, 2)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.training_spec.attention is not Core.STANDARD:
@@ -123,8 +124,8 @@ def _unfused_attention(q: Tensor, k: Tensor, v: Tensor, training: Training, *, d
         k, v = k.repeat_interleave(group_size, 1), v.repeat_interleave(group_size, 1)
     with record_label(MATMUL):
         scores = q @ (k / k.shape[-1] ** 0.5).transpose(2, 3)
-    with record_label(memory_bound_label(passes.softmax_spec(fused=training.fused))):
-        weights = formulas.softmax(scores, fused=training.fused)
+    with record_label(memory_bound_label(passes.softmax_spec(fused=training.fuses(FusedKernel.SOFTMAX)))):
+        weights = formulas.softmax(scores, fused=training.fuses(FusedKernel.SOFTMAX))
     if dropout:
         with record_label(memory_bound_label(passes.SCORE_DROPOUT)):
             weights = formulas.dropout(weights)
@@ -137,10 +138,10 @@ class FeedForward(nn.Module):
 
     def __init__(self, model: TransformerModel, training: Training, spec: DenseMlp) -> None:
         super().__init__()
-        self.mlp_type, self.fused = spec.form, training.fused
+        self.mlp_type, self.fused = spec.form, training.fuses(FusedKernel.ACTIVATION)
         width = 2 * spec.ffn if spec.form is MlpType.SWIGLU else spec.ffn
-        self.up = FusedWgradLinear(model.hidden, width, bias=model.linear_bias, fused=training.fused)
-        self.down = FusedWgradLinear(spec.ffn, model.hidden, bias=model.linear_bias, fused=training.fused)
+        self.up = FusedWgradLinear(model.hidden, width, bias=model.linear_bias, fused=training.is_fully_fused)
+        self.down = FusedWgradLinear(spec.ffn, model.hidden, bias=model.linear_bias, fused=training.is_fully_fused)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] in and out."""
@@ -158,7 +159,7 @@ class MoeWithSharedExperts(nn.Module):
 
     def __init__(self, plan: Plan, moe: MoeMlp) -> None:
         super().__init__()
-        self.fused = plan.training.fused
+        self.fused = plan.training.fuses(FusedKernel.RESIDUAL)
         self.moe = MoeLayer(plan, moe)
         self.shared = FeedForward(plan.model, plan.training, DenseMlp(moe.shared, moe.form))
 
@@ -175,11 +176,11 @@ class TransformerLayer(nn.Module):
     def __init__(self, plan: Plan, attention: SelfAttention, mlp: nn.Module, *, recompute: bool) -> None:
         super().__init__()
         model, training = plan.model, plan.training
-        self.dropout, self.fused, self.recompute = model.dropout, training.fused, recompute
+        self.dropout, self.fused, self.recompute = model.dropout, training.fuses(FusedKernel.RESIDUAL), recompute
         self.early_stop = training.early_stop
-        self.attention_norm = NormLayer(model.norm, model.hidden, fused=training.fused)
+        self.attention_norm = NormLayer(model.norm, model.hidden, fused=training.fuses(FusedKernel.NORM))
         self.attention = attention
-        self.mlp_norm = NormLayer(model.norm, model.hidden, fused=training.fused)
+        self.mlp_norm = NormLayer(model.norm, model.hidden, fused=training.fuses(FusedKernel.NORM))
         self.mlp = mlp
 
     def forward(self, x: Tensor) -> Tensor:
@@ -227,8 +228,8 @@ class LmHead(nn.Module):
 
     def __init__(self, model: TransformerModel, training: Training) -> None:
         super().__init__()
-        self.norm = NormLayer(model.norm, model.hidden, fused=training.fused)
-        self.logits = FusedWgradLinear(model.hidden, model.vocab, bias=False, fused=training.fused)
+        self.norm = NormLayer(model.norm, model.hidden, fused=training.fuses(FusedKernel.NORM))
+        self.logits = FusedWgradLinear(model.hidden, model.vocab, bias=False, fused=training.is_fully_fused)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] to [batch, sequence, vocabulary]."""

@@ -25,7 +25,7 @@ from calibrate.check.fused_linear import FusedWgradLinear
 from calibrate.check.operator_labels import optimizer_label, record_label
 from calibrate.check.torch_dtypes import TRAINING_DTYPES
 from clustersim.model.kernels import MemoryBoundOp
-from clustersim.model.training import Optimizer, Training
+from clustersim.model.training import FusedKernel, Optimizer, Training
 
 _LEARNING_RATE, _MOMENTUM = 1e-4, 0.9
 MAX_GRADIENT_NORM: Final = 1e3
@@ -107,7 +107,7 @@ class WeightUpdate:
         """Fused: scale if the norm exceeds the limit, for which the host waits; foreach: scale unconditionally."""
         with record_label(optimizer_label(MemoryBoundOp.GRADIENT_NORM)):
             norm = self._gradient_norm()
-        if self.training.fused and float(norm) <= MAX_GRADIENT_NORM:
+        if self.training.fuses(FusedKernel.OPTIMIZER) and float(norm) <= MAX_GRADIENT_NORM:
             return
         with record_label(optimizer_label(MemoryBoundOp.GRADIENT_CLIP)):
             for group in filter(None, self._parameter_groups()):
@@ -146,7 +146,7 @@ def _master_weight(weight: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 
 def _build_optimizer(training: Training, groups: Sequence[list[nn.Parameter]]) -> torch.optim.Optimizer:
     parameters = [{"params": group} for group in groups]
-    fused = training.fused or None
+    fused = training.fuses(FusedKernel.OPTIMIZER) or None
     if training.optimizer is Optimizer.ADAM:
         return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, fused=fused, foreach=not fused)
     return torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=_MOMENTUM, fused=fused, foreach=not fused)

@@ -77,7 +77,7 @@ def _replica_training(training: Training, *, cp: int, dp: int) -> Training:
         training,
         sequence=training.sequence // cp,
         global_batch=training.global_batch // dp,
-        early_stop=training.early_stop and not training.fused,
+        early_stop=training.early_stop and not training.is_fully_fused,
         offload=NO_OFFLOAD,
         overheads=MOE_OVERHEADS,
     )

@@ -19,7 +19,7 @@ from clustersim.lowering.units import UnitBuilder, pass_operations
 from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LayerGroup, LayerSpec, MoeMlp, QkNorm
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.precision_recipe import MatmulFormats, PrecisionRecipe, mixed_precision
-from clustersim.model.training import AttentionBackend, LossImplementation, NoRecompute, Training
+from clustersim.model.training import NONE_FUSED, AttentionBackend, LossImplementation, NoRecompute, Training
 from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.plan import Plan
@@ -122,7 +122,7 @@ def _tiny_training(training: Training, *, on_cpu: bool, is_tensor_parallel: bool
         recompute=NoRecompute(),
         attention=AttentionBackend.FLASH if training.attention is AttentionBackend.FLASH1 else training.attention,
         loss=LossImplementation.TORCH if is_tensor_parallel or on_cpu else training.loss,
-        fused=training.fused and not on_cpu,
+        fused=NONE_FUSED if on_cpu else training.fused,
         offload=NO_OFFLOAD,
         lora=None,
         overheads=MOE_OVERHEADS,

@@ -29,6 +29,7 @@ from clustersim.model.layer_stack import (
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.model.training import (
+    NONE_FUSED,
     AttentionBackend,
     FullRecompute,
     NoRecompute,
@@ -119,11 +120,12 @@ def _supported_training(training: Training, *, is_moe: bool) -> Training:
     """
     return replace(
         training,
-        fused=training.fused and not is_moe,
+        fused=NONE_FUSED if is_moe else training.fused,
         global_batch=training.microbatch,
         recipe=_torch_recipe(training.recipe),
         recompute=_supported_recompute(training.recompute, is_moe=is_moe),
-        early_stop=training.early_stop and not training.fused,  # fused matmuls save their inputs too late for it
+        # fused matmuls save their inputs too late for it
+        early_stop=training.early_stop and not training.is_fully_fused,
         attention=AttentionBackend.FLASH2 if training.attention is AttentionBackend.FLASH1 else training.attention,
         offload=NO_OFFLOAD,
         lora=None,

@@ -35,7 +35,7 @@ from clustersim.model.precision_recipe import MatmulFormats, OperandCast, Precis
 from clustersim.model.presets import load_preset
 from clustersim.model.quantization import quantize_kernels, transpose_kernel
 from clustersim.model.recipe_files import load_recipe
-from clustersim.model.training import LossImplementation, Optimizer, Training
+from clustersim.model.training import ALL_FUSED, NONE_FUSED, LossImplementation, Optimizer, Training
 from clustersim.model.transformer import Norm, TransformerModel
 from clustersim.scenario import Scenario
 
@@ -133,7 +133,7 @@ def preset_kernels(names: Iterable[str]) -> list[Kernel]:
 
 
 def _layer_kernels(model: TransformerModel, shard: LayerShard) -> Iterator[Kernel]:
-    for fused in (True, False):
+    for fused in (ALL_FUSED, NONE_FUSED):
         loss = LossImplementation.VOCAB_PARALLEL if fused else LossImplementation.TORCH
         training = Training(shard.sequence, shard.batch, shard.batch, fused=fused, loss=loss)
         transformer_layers = (layers.transformer_layer(model, spec, training, shard) for spec in model.distinct_specs)
@@ -286,7 +286,7 @@ def _moe_kernels(recipe: PrecisionRecipe, token_counts: Sequence[int], accumulat
     """token_counts: tokens of a rank."""
     for (name, ep), tokens, grouping in product(_MOE_MODELS, token_counts, (Grouping.KERNEL, Grouping.STREAMS)):
         overheads = Overheads(permute_unfused=True, router_unfused=True, grouping=grouping, accumulation=accumulation)
-        training = Training(tokens, 1, recipe=recipe, fused=False, overheads=overheads)
+        training = Training(tokens, 1, recipe=recipe, fused=NONE_FUSED, overheads=overheads)
         model = load_preset(name)
         for spec in (distinct_spec for distinct_spec in model.distinct_specs if isinstance(distinct_spec.mlp, MoeMlp)):
             for operator in layers.transformer_layer(
@@ -319,7 +319,7 @@ def _loss_kernels(dtype: DType) -> Iterator[Kernel]:
 def _optimizer_kernels(dtype: DType) -> Iterator[Kernel]:
     full = mixed_precision(compute=DType.FP32, gradients=DType.FP32, master=None)
     mixed_recipe = mixed_precision(compute=dtype, gradients=DType.FP32, master=DType.FP32)
-    for parameters, fused, optimizer in product(_PARAMETERS, (True, False), Optimizer):
+    for parameters, fused, optimizer in product(_PARAMETERS, (ALL_FUSED, NONE_FUSED), Optimizer):
         for precision in dict.fromkeys((full, mixed_recipe if dtype is not DType.FP32 else full)):
             training = Training(1, 1, recipe=precision, fused=fused, optimizer=optimizer)
             yield from (*optimizer_step_kernels(training, parameters), *gradient_norm_kernels(training, parameters))

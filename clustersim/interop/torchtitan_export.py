@@ -97,7 +97,7 @@ def _linear_converter(scenario: Scenario) -> str:
 
 
 def _is_compiled(scenario: Scenario) -> bool:
-    return scenario.training.fused or scenario.framework.compiled
+    return scenario.training.is_fully_fused or scenario.framework.compiled
 
 
 def _training_table(scenario: Scenario) -> TomlTable:

@@ -36,7 +36,7 @@ from clustersim.model.gradient_kernels import unscale_kernels, unscales_gradient
 from clustersim.model.layers import gradient_norm_kernels, optimizer_step_kernels
 from clustersim.model.operators import DENSE, EXPERTS
 from clustersim.model.precision_recipe import WeightFormats
-from clustersim.model.training import Training
+from clustersim.model.training import ALL_FUSED, Training
 from clustersim.parallel.expert_load_factors import build_load_factors
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import EMBEDDING_GROUP, ETP_EP_GROUP, PIPELINE, PP_NEXT_GROUP, TP_GROUP
@@ -368,7 +368,7 @@ def _add_host_updates(
     offload = builder.plan.training.offload
     for training, count in (update for update in updates if update[1] and offload.states is not None):
         slice_parameters, formats = offload.share * count / slice_count, training.recipe.weight_formats
-        (kernel,) = optimizer_step_kernels(replace(training, fused=True), slice_parameters)
+        (kernel,) = optimizer_step_kernels(replace(training, fused=ALL_FUSED), slice_parameters)
         for _ in range(slice_count):
             inputs = depends_on
             if not offload.offloads_gradients:

@@ -24,15 +24,18 @@ like any other, which is somewhat too slow.
 Constants belong to a software generation, in `topologies/frameworks`, each with its source.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from clustersim.common.data_files import find_file, read_mapping
-from clustersim.common.errors import InputError
-from clustersim.common.mapping_reader import MappingReader
+from clustersim.common.data_files import display_name, find_file, read_mapping
+from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.mapping_reader import MappingReader, merge_mappings
 from clustersim.common.units import Bytes, Dimension, Seconds
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Grouping, LossReport, Overheads
+from clustersim.model.training import ALL_FUSED, AttentionBackend, FusedKernel, LossImplementation
 
 OVERHEAD_FLAGS: Final = tuple(
     dataclass_field.name for dataclass_field in fields(Overheads) if dataclass_field.type is bool
@@ -67,6 +70,22 @@ class SupportedLayouts:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelDefaults:
+    """The kernels that a framework runs where a scenario does not say.
+
+    fused: what runs as one kernel each; loss: cross-entropy; attention: its library.
+    """
+
+    fused: frozenset[FusedKernel] = ALL_FUSED
+    loss: LossImplementation = LossImplementation.VOCAB_PARALLEL
+    attention: AttentionBackend = AttentionBackend.FLASH
+
+    def compiled(self) -> "KernelDefaults":
+        """The same with layers compiled (`torch.compile`): pointwise operations are fused, the optimizer is not."""
+        return replace(self, fused=self.fused | (ALL_FUSED - {FusedKernel.OPTIMIZER}))
+
+
+@dataclass(frozen=True, slots=True)
 class Framework:
     """Host launch times, memory and overheads of a training framework.
 
@@ -79,8 +98,9 @@ class Framework:
     hosts, per message between pipeline stages; moe_launch_seconds: per kernel of a MoE model, None: as for
     dense models; graph_capture: what CUDA graphs contain; compiled: whether layers are compiled;
     measured_host_use: which host measurements of a record replace these constants; early_stop: activation
-    checkpoints stop recomputing once all that backward needs is available; overheads: extra work per step;
-    supported_layouts: which layouts it has, for the layout search.
+    checkpoints stop recomputing once all that backward needs is available; kernels: the kernels that it runs
+    where a scenario does not say; version: of the software, "": the newest that the file describes;
+    overheads: extra work per step; supported_layouts: which layouts it has, for the layout search.
     """
 
     fragmentation: float
@@ -100,6 +120,8 @@ class Framework:
     measured_host_use: MeasuredHostUse = MeasuredHostUse.NOTHING
     early_stop: bool = False
     name: str = "framework"
+    version: str = ""
+    kernels: KernelDefaults = KernelDefaults()
     overheads: Overheads = NO_OVERHEADS
     supported_layouts: SupportedLayouts = SupportedLayouts()
 
@@ -129,7 +151,7 @@ class Framework:
             raise InputError(
                 f"torch_compile: {self.name} compiles no layers; leave it out, or name a framework that does: pytorch"
             )
-        return replace(self, compiled=True)
+        return replace(self, compiled=True, kernels=self.kernels.compiled())
 
     def with_launch_seconds(self, forward_seconds: Seconds | None, backward_seconds: Seconds | None) -> "Framework":
         """The framework with user-given launch times, which no measurement record overrides; None: not given.
@@ -149,10 +171,13 @@ class Framework:
         return replace(changed, moe_launch_seconds=None)
 
 
-def load_framework(name_or_path: str = "pytorch") -> Framework:
-    """Read topologies/frameworks/NAME.yaml, or a file of the same format."""
+def load_framework(name_or_path: str = "pytorch", version: str = "") -> Framework:
+    """Read topologies/frameworks/NAME.yaml, or a file of the same format.
+
+    version: one of the file's `versions`, whose keys replace those of the file; "": the file as it is.
+    """
     path = find_file("frameworks", name_or_path)
-    section = MappingReader(path, read_mapping(path))
+    section = MappingReader(path, _versioned_mapping(path, version))
     section.reject_renamed_keys("frameworks")
     memory, host, checkpoint = (section.get_section(name) for name in ("memory", "host", "checkpoint"))
     framework = Framework(
@@ -173,6 +198,8 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
         ),
         early_stop=checkpoint.get_bool("early_stop"),
         name=path.stem,
+        version=version,
+        kernels=_read_kernels(section.get_section("kernels")) if section.has_key("kernels") else KernelDefaults(),
         overheads=_read_overheads(section.get_section("overheads")) if section.has_key("overheads") else NO_OVERHEADS,
         supported_layouts=_read_supported_layouts(section.get_section("supported_layouts"))
         if section.has_key("supported_layouts")
@@ -182,6 +209,39 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
     section.get_section("sources").get_text_mapping()
     section.reject_unknown_keys()
     return framework
+
+
+def _versioned_mapping(path: Path, version: str) -> Mapping[str, Any]:
+    """The content of a framework's file with the keys of a version, without its list of versions."""
+    content = read_mapping(path)
+    versions = content.pop("versions", {})
+    if not isinstance(versions, dict) or not all(isinstance(changes, dict) for changes in versions.values()):
+        raise InputError(f"{display_name(path)}: versions: write a mapping of versions to the keys that they change")
+    if not version:
+        return content
+    if version not in versions:
+        known = suggest_nearest(version, versions) if versions else "the file describes one version only"
+        raise InputError(f"version: {format_value(version)} of {path.stem} is unknown; {known}; left out: the newest")
+    return merge_mappings(content, versions[version])
+
+
+def _read_kernels(section: MappingReader) -> KernelDefaults:
+    """Read the kernels of a framework file; what the file does not name is fused, and the fastest library's."""
+    fused, loss, attention = KernelDefaults().fused, LossImplementation.VOCAB_PARALLEL, AttentionBackend.FLASH
+    if section.has_key("fused"):
+        names = section.get_text_list("fused")
+        unknown = [name for name in names if name not in {kind.value for kind in FusedKernel}]
+        if unknown:
+            kinds = [kind.value for kind in FusedKernel]
+            raise section.input_error(
+                "fused", f"{format_value(unknown[0])} is unknown; {suggest_nearest(unknown[0], kinds)}"
+            )
+        fused = frozenset(map(FusedKernel, names))
+    if section.has_key("loss"):
+        loss = LossImplementation(section.get_choice("loss", *(member.value for member in LossImplementation)))
+    if section.has_key("attention"):
+        attention = AttentionBackend(section.get_choice("attention", *(member.value for member in AttentionBackend)))
+    return KernelDefaults(fused, loss, attention)
 
 
 def _read_supported_layouts(section: MappingReader) -> SupportedLayouts:

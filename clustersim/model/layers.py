@@ -59,7 +59,7 @@ from clustersim.model.sharded_layer import (
     residual_fork_operator,
     residual_stream_operator,
 )
-from clustersim.model.training import Training
+from clustersim.model.training import FusedKernel, Training
 from clustersim.model.transformer import PositionEncoding, TransformerModel
 
 __all__ = [
@@ -226,7 +226,7 @@ def _parallel_block(
 
 def _branch_sum(rank: RankContext, name: str) -> Operator:
     """The sum of both branches' outputs for all tokens of this rank; the gradient passes unchanged."""
-    spec = memory_bound.residual_spec(dropout=False, fused=rank.training.fused)
+    spec = memory_bound.residual_spec(dropout=False, fused=rank.training.fuses(FusedKernel.RESIDUAL))
     return memory_bound_operator(
         ParallelRegion.REPLICATED, name, rank.dtype, spec, (spec.shape_for(rank.shard.tokens, rank.model.hidden),)
     )
@@ -277,7 +277,8 @@ def _logits_and_loss(rank: RankContext) -> list[Operator]:
     )
     operators = [linear_operator(rank, logits, rank.residual_bytes)]
     if model.final_logit_softcapping:
-        operators.append(_logits_operator(rank, "head.softcap", memory_bound.softcap_spec(fused=training.fused)))
+        softcap = memory_bound.softcap_spec(fused=training.fuses(FusedKernel.ACTIVATION))
+        operators.append(_logits_operator(rank, "head.softcap", softcap))
     return [*operators, _logits_operator(rank, "head.loss", memory_bound.loss_spec(training.loss))]
 
 
@@ -330,8 +331,9 @@ def _attention_operators(rank: RankContext, local: _LocalHeads, *, after_norm: b
         window=local.window(shard.keys),
     )
     core = AttentionCore(
-        *(shape, rank.dtype, model.dropout, rank.training.fused, local.attention.attn_logit_softcapping),
-        *(rank.training.overheads, local.attention.attention_sinks, rank.training.recipe.attention),
+        *(shape, rank.dtype, model.dropout, rank.training.fuses(FusedKernel.SOFTMAX)),
+        *(local.attention.attn_logit_softcapping, rank.training.overheads, local.attention.attention_sinks),
+        rank.training.recipe.attention,
     )
     operators += attention_operators(core, rank.training.attention)
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
@@ -379,7 +381,8 @@ def _qk_norm_operator(rank: RankContext, local: _LocalHeads, form: QkNorm) -> Op
     if form is QkNorm.ALL_HEADS:
         shapes = tuple(spec.shape_for(tokens, width) for width in (local.query_width, local.kv_width))
     else:
-        shapes = tuple(spec.shape_for(rows, local.head_dim) for rows in _head_rows(rank, local))
+        head_rows = _head_rows(rank, local, fused=rank.training.fuses(FusedKernel.NORM))
+        shapes = tuple(spec.shape_for(rows, local.head_dim) for rows in head_rows)
     operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.qk_norm", rank.dtype, spec, shapes)
     return replace(
         operator, parameter_count=local.query_width + local.kv_width if form is QkNorm.ALL_HEADS else 2 * local.head_dim
@@ -388,10 +391,9 @@ def _qk_norm_operator(rank: RankContext, local: _LocalHeads, form: QkNorm) -> Op
 
 def _rotary_operator(rank: RankContext, local: _LocalHeads) -> Operator:
     """Fused kernels pass full heads; the unfused formula rotates a part of each head and copies the remainder."""
-    spec, head_rows = memory_bound.rotary_spec(fused=rank.training.fused), _head_rows(rank, local)
-    rotated_dim = (
-        local.head_dim if rank.training.fused else max(1, round(local.head_dim * local.attention.rotary_percent))
-    )
+    is_fused = rank.training.fuses(FusedKernel.ROTARY)
+    spec, head_rows = memory_bound.rotary_spec(fused=is_fused), _head_rows(rank, local, fused=is_fused)
+    rotated_dim = local.head_dim if is_fused else max(1, round(local.head_dim * local.attention.rotary_percent))
     shapes = tuple(spec.shape_for(rows, rotated_dim, table=rank.shard.sequence) for rows in head_rows)
     operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.rotary", rank.dtype, spec, shapes)
     if rotated_dim == local.head_dim:
@@ -401,10 +403,10 @@ def _rotary_operator(rank: RankContext, local: _LocalHeads) -> Operator:
     return replace(operator, forward=operator.forward + copies, input_gradient=copies + operator.input_gradient)
 
 
-def _head_rows(rank: RankContext, local: _LocalHeads) -> tuple[int, ...]:
+def _head_rows(rank: RankContext, local: _LocalHeads, *, fused: bool) -> tuple[int, ...]:
     """Rows (tokens x heads) per rotary or norm kernel: queries and keys in one if fused, else separate."""
     query_rows, key_rows = rank.shard.tokens * local.heads, rank.shard.tokens * local.kv_heads
-    return (query_rows + key_rows,) if rank.training.fused else (query_rows, key_rows)
+    return (query_rows + key_rows,) if fused else (query_rows, key_rows)
 
 
 def _token_embedding(rank: RankContext) -> Operator:

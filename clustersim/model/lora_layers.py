@@ -52,7 +52,7 @@ from clustersim.model.operators import (
 )
 from clustersim.model.precision_recipe import MatmulFormats
 from clustersim.model.recompute_modules import ModuleMembership
-from clustersim.model.training import Training
+from clustersim.model.training import FusedKernel, Training
 
 
 def apply_lora(layer: LayerOperators, training: Training, shard: LayerShard) -> LayerOperators:
@@ -247,7 +247,7 @@ class _LoraOperators:
         """All matmuls B: rank to outputs, and the scaled sum with the frozen layer's output."""
         operator = self._matmul_operator("lora_b", [adapter.b for adapter in self.adapters])
         output_shapes = [(adapter.b.name, (self._output_tokens, adapter.base_outputs)) for adapter in self.adapters]
-        scaled_sum = memory_bound.SCALED_SUM[self.training.fused]
+        scaled_sum = memory_bound.SCALED_SUM[self.training.fuses(FusedKernel.RESIDUAL)]
         saved_bytes = sum(self._activation_bytes(adapter.b.tokens, adapter.b.inputs) for adapter in self.adapters)
         output_collectives = self._output_collectives
         return replace(

@@ -29,6 +29,7 @@ from clustersim.model.sharded_layer import (
     memory_bound_operator,
     model_norm_spec,
 )
+from clustersim.model.training import FusedKernel
 
 
 def mla_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
@@ -94,6 +95,7 @@ def _query_operator(rank: RankContext, attention: LatentAttention) -> Operator:
 def _rotary_operator(rank: RankContext, attention: LatentAttention) -> Operator:
     """Rotate a part of each query in place; write keys with the rotary key, and values separately."""
     tokens, heads = rank.shard.tokens, attention.heads // rank.shard.tp
+    is_fused = rank.training.fuses(FusedKernel.ROTARY)
     rotated_elements = 2 * heads * attention.qk_rope_head_dim
     written_elements = (
         heads * (attention.qk_nope_head_dim + attention.v_head_dim)
@@ -104,12 +106,12 @@ def _rotary_operator(rank: RankContext, attention: LatentAttention) -> Operator:
         MemoryBoundOp.ROTARY,
         tokens * heads,
         attention.qk_rope_head_dim,
-        fused=rank.training.fused,
+        fused=is_fused,
         table=rank.shard.sequence,
     )
-    copied_elements = 0 if rank.training.fused else 2 * heads * (2 * attention.head_dim + attention.v_head_dim)
+    copied_elements = 0 if is_fused else 2 * heads * (2 * attention.head_dim + attention.v_head_dim)
     moved_bytes = float(tokens * (rotated_elements + written_elements + copied_elements) * rank.dtype.bytes)
-    launches = 2 if rank.training.fused else 8
+    launches = 2 if is_fused else 8
     forward = Kernel("attention.rotary", KernelKind.ROTARY, rank.dtype, 0.0, moved_bytes, shape, launches)
     backward = replace(forward, name="attention.rotary.input_gradient", shape=replace(shape, backward=True))
     return Operator(
@@ -130,7 +132,7 @@ def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Oper
     )
     training = rank.training
     core = AttentionCore(
-        *(shape, rank.dtype, rank.model.dropout, training.fused),
+        *(shape, rank.dtype, rank.model.dropout, training.fuses(FusedKernel.SOFTMAX)),
         overheads=training.overheads,
         low_precision=training.recipe.attention,
     )

@@ -13,6 +13,7 @@ from clustersim.model.linear import LinearLayer
 from clustersim.model.lora import Projection
 from clustersim.model.operators import Operator, ParallelRegion
 from clustersim.model.sharded_layer import RankContext, linear_operator, memory_bound_operator
+from clustersim.model.training import FusedKernel
 
 
 def mlp_operators(rank: RankContext, spec: DenseMlp, name: str = "mlp", *, after_norm: bool = False) -> list[Operator]:
@@ -21,7 +22,7 @@ def mlp_operators(rank: RankContext, spec: DenseMlp, name: str = "mlp", *, after
     after_norm: a norm is fused into its first linear layer.
     """
     shard, ffn = rank.shard, spec.ffn // rank.shard.tp
-    activation = memory_bound.activation_spec(spec.form, fused=rank.training.fused)
+    activation = memory_bound.activation_spec(spec.form, fused=rank.training.fuses(FusedKernel.ACTIVATION))
     return [
         _up_projection(rank, spec.form, ffn, name, after_norm=after_norm),
         memory_bound_operator(

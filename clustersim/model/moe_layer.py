@@ -44,6 +44,7 @@ from clustersim.model.sharded_layer import (
     memory_bound_operator,
     residual_stream_operator,
 )
+from clustersim.model.training import FusedKernel
 
 _WEIGHTING_PASSES: Final = 2.0  # passes over the elements: one read, one write
 _WEIGHTING_BACKWARD_PASSES: Final = 3.0  # the gradient, the weighted tensor, and its gradient, in one kernel
@@ -71,9 +72,10 @@ def _shared_experts(rank: RankContext, moe: MoeMlp) -> list[Operator]:
         wgrad_input_bytes=up.wgrad_input_bytes - shared_bytes,
     )
     up = replace(up, input_gradient=(*up.input_gradient, gradient_sum_kernel(rank, "shared.up")))
+    total = memory_bound.residual_spec(dropout=False, fused=rank.training.fuses(FusedKernel.RESIDUAL))
     return [
         *assign_module((up, *remaining), RecomputeModule.SHARED_EXPERTS),
-        residual_stream_operator(rank, "mlp.sum", memory_bound.residual_spec(dropout=False, fused=rank.training.fused)),
+        residual_stream_operator(rank, "mlp.sum", total),
     ]
 
 
@@ -84,7 +86,7 @@ def _shared_gate(rank: RankContext) -> list[Operator]:
     gate = replace(
         linear_operator(rank, linear, 0.0), region=ParallelRegion.REPLICATED, linear=None
     )  # the router saves it
-    shape = MemoryBoundShape(MemoryBoundOp.WEIGHTING, tokens, hidden, fused=rank.training.fused)
+    shape = MemoryBoundShape(MemoryBoundOp.WEIGHTING, tokens, hidden, fused=rank.training.fuses(FusedKernel.ACTIVATION))
     forward, backward = _weighting_kernels("shared.scale", rank.dtype, shape)
     saved_bytes = float(shape.elements * rank.dtype.bytes)
     return [gate, Operator("shared.scale", ParallelRegion.REPLICATED, (forward,), (backward,), saved_bytes=saved_bytes)]
@@ -150,14 +152,14 @@ class _LocalExperts:
     def expert_operators(self) -> list[Operator]:
         """Sort by expert, the expert MLP, and the sort back into the order of arrival."""
         rank, form = self.rank, self.moe.form
-        spec = memory_bound.activation_spec(form, fused=rank.training.fused)
+        spec = memory_bound.activation_spec(form, fused=rank.training.fuses(FusedKernel.ACTIVATION))
         activation = memory_bound_operator(
             ParallelRegion.EXPERT, "experts.activation", rank.dtype, spec, (spec.shape_for(self.tokens, self.ffn),)
         )
         activation = replace(
             activation, saved_bytes=activation.saved_bytes + self.tokens * DType.FP32.bytes
         )  # the probability of each routed token
-        if form is MlpType.GELU or not rank.training.fused:
+        if form is MlpType.GELU or not rank.training.fuses(FusedKernel.ACTIVATION):
             activation = self._add_weighting(activation)
         up_factor = 2 if form is MlpType.SWIGLU else 1
         if self._is_fused:

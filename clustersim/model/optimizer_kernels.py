@@ -14,22 +14,23 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.precision_recipe import WeightFormats
-from clustersim.model.training import Optimizer, Training
+from clustersim.model.training import FusedKernel, Optimizer, Training
 
 
 def optimizer_step_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
     """Kernels of one optimizer update of the parameters of this rank."""
     formats, adam = training.recipe.weight_formats, training.optimizer is Optimizer.ADAM
     fused, unfused = _ADAM_PASSES if adam else _SGD_PASSES
-    weight_passes, gradient_passes, moment_passes, launches = fused if training.fused else unfused
+    is_fused = training.fuses(FusedKernel.OPTIMIZER)
+    weight_passes, gradient_passes, moment_passes, launches = fused if is_fused else unfused
     updated_dtype = formats.updated
     update_bytes = (
         weight_passes * updated_dtype.bytes
         + gradient_passes * formats.gradients.bytes
         + moment_passes * formats.moments.bytes
     )
-    copy_bytes = _copy_bytes(formats, fused=training.fused)
-    kernel_count = launches + (1 if copy_bytes and not training.fused else 0)
+    copy_bytes = _copy_bytes(formats, fused=is_fused)
+    kernel_count = launches + (1 if copy_bytes and not is_fused else 0)
     copy_format = (formats.stored,) if copy_bytes else ()
     shape = _update_shape(MemoryBoundOp.ADAM if adam else MemoryBoundOp.SGD, training, parameter_count)
     shape = replace(shape, formats=(formats.gradients, formats.moments, *copy_format))
@@ -49,7 +50,7 @@ def gradient_norm_kernels(training: Training, parameter_count: float) -> tuple[K
     dtype = training.recipe.weight_formats.gradients
     norm_shape = _update_shape(MemoryBoundOp.GRADIENT_NORM, training, parameter_count)
     norm = _optimizer_kernel("optimizer.gradient_norm", dtype, parameter_count * dtype.bytes, norm_shape)
-    if training.fused:
+    if training.fuses(FusedKernel.OPTIMIZER):
         return (norm,)
     clip_shape = _update_shape(MemoryBoundOp.GRADIENT_CLIP, training, parameter_count)
     return (norm, _optimizer_kernel("optimizer.gradient_clip", dtype, parameter_count * 2 * dtype.bytes, clip_shape))
@@ -68,7 +69,7 @@ def _copy_bytes(formats: WeightFormats, *, fused: bool) -> Bytes:
 
 
 def _update_shape(op: MemoryBoundOp, training: Training, parameter_count: float) -> MemoryBoundShape:
-    return MemoryBoundShape(op, 1, round(parameter_count), fused=training.fused)
+    return MemoryBoundShape(op, 1, round(parameter_count), fused=training.fuses(FusedKernel.OPTIMIZER))
 
 
 def _optimizer_kernel(

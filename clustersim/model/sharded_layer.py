@@ -11,7 +11,7 @@ from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.operators import LayerShard, Operator, ParallelRegion
 from clustersim.model.precision_recipe import MatmulFormats
 from clustersim.model.quantization import LinearOperands, linear_casts
-from clustersim.model.training import Training
+from clustersim.model.training import FusedKernel, Training
 from clustersim.model.transformer import Norm, TransformerModel, norm_parameter_count
 
 
@@ -110,7 +110,7 @@ def residual_stream_operator(rank: RankContext, name: str, spec: MemoryBoundSpec
 
 def residual_add_operator(rank: RankContext, name: str) -> Operator:
     """The residual add of a branch."""
-    spec = memory_bound.residual_spec(dropout=rank.model.dropout, fused=rank.training.fused)
+    spec = memory_bound.residual_spec(dropout=rank.model.dropout, fused=rank.training.fuses(FusedKernel.RESIDUAL))
     return residual_stream_operator(rank, name, spec)
 
 
@@ -124,7 +124,7 @@ def norm_operator(rank: RankContext, name: str, *, forks: bool = True) -> Operat
 def model_norm_spec(rank: RankContext) -> MemoryBoundSpec:
     """Memory passes of the model's norms."""
     has_second_pass = rank.training.overheads.norm_weight_grad_kernel and rank.model.norm is Norm.LAYERNORM
-    return memory_bound.norm_spec(rank.model.norm, fused=rank.training.fused and not has_second_pass)
+    return memory_bound.norm_spec(rank.model.norm, fused=rank.training.fuses(FusedKernel.NORM) and not has_second_pass)
 
 
 def residual_fork_operator(rank: RankContext, name: str) -> Operator:

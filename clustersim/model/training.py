@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
+from clustersim.common.enums import IdentityEnum
 from clustersim.model.lora import Lora
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.offload import NO_OFFLOAD, Offload
@@ -94,6 +95,26 @@ class LossImplementation(Enum):
     CHUNKED = "chunked"
 
 
+class FusedKernel(IdentityEnum):
+    """Kinds of memory-bound operations that a software stack runs as one kernel each, not one per formula term.
+
+    NORM: norms; ROTARY: rotary position embeddings; ACTIVATION: the MLP's activation, its product with the
+    gate, caps of scores and logits; RESIDUAL: residual adds with dropout, scaled sums of adapters; SOFTMAX:
+    scale, mask and softmax of unfused attention; OPTIMIZER: the update of all states of the weights.
+    """
+
+    NORM = "norm"
+    ROTARY = "rotary"
+    ACTIVATION = "activation"
+    RESIDUAL = "residual"
+    SOFTMAX = "softmax"
+    OPTIMIZER = "optimizer"
+
+
+ALL_FUSED: Final = frozenset(FusedKernel)
+NONE_FUSED: Final = frozenset[FusedKernel]()
+
+
 class Optimizer(Enum):
     """Adam keeps two moments per parameter, SGD one (momentum)."""
 
@@ -109,7 +130,7 @@ class Training:
     torch.utils.checkpoint without `use_reentrant` (`operators.early_stop_count`); else all of forward runs
     again, as in the checkpoints of Megatron-LM, Transformer Engine and DeepSpeed. lora: adapters trained with
     frozen weights, None: all weights are trained; overheads: extra work of the framework; expert_load:
-    imbalance of routed tokens over experts, None: balanced.
+    imbalance of routed tokens over experts, None: balanced; fused: what runs as one kernel each.
     """
 
     sequence: int
@@ -122,7 +143,7 @@ class Training:
     loss: LossImplementation = LossImplementation.VOCAB_PARALLEL
     optimizer: Optimizer = Optimizer.ADAM
     gradient_clipping: bool = True
-    fused: bool = True  # norms, activation, rotary, residual and optimizer are fused kernels
+    fused: frozenset[FusedKernel] = ALL_FUSED
     offload: Offload = NO_OFFLOAD
     lora: Lora | None = None
     overheads: Overheads = NO_OVERHEADS
@@ -133,6 +154,15 @@ class Training:
         """The training with all matmuls in the activation format."""
         return replace(self, recipe=self.recipe.high_precision)
 
+    def fuses(self, kernel: FusedKernel) -> bool:
+        """Whether operations of this kind run as one kernel each."""
+        return kernel in self.fused
+
+    @property
+    def is_fully_fused(self) -> bool:
+        """Whether operations of all kinds run as one kernel each."""
+        return self.fused == ALL_FUSED
+
     def microbatch_count(self, dp: int) -> int:
         """Number of microbatches that each of `dp` replicas runs in one step."""
         return self.global_batch // (dp * self.microbatch)
@@ -140,9 +170,9 @@ class Training:
     @property
     def accumulation(self) -> Accumulation:
         """How gradients of microbatches are accumulated."""
-        return self.overheads.accumulation or (Accumulation.FUSED if self.fused else Accumulation.ADDED)
+        return self.overheads.accumulation or (Accumulation.FUSED if self.is_fully_fused else Accumulation.ADDED)
 
     @property
     def grouping(self) -> Grouping:
         """How the matmuls of several experts are run."""
-        return self.overheads.grouping or (Grouping.STREAMS if self.fused else Grouping.LOOP)
+        return self.overheads.grouping or (Grouping.STREAMS if self.is_fully_fused else Grouping.LOOP)

@@ -98,7 +98,8 @@ def job_view(cluster: Cluster, allocation: Allocation | None, gpus: int | None) 
 def read_framework(config: FrameworkConfig, base_dir: Path) -> Framework:
     """A packaged framework by name or a file, with the section's CUDA graph, compilation and launch-time settings."""
     name = config.name
-    framework = load_framework(str(data_files.resolve_relative(base_dir, name)) if data_files.is_path(name) else name)
+    path = str(data_files.resolve_relative(base_dir, name)) if data_files.is_path(name) else name
+    framework = load_framework(path, config.version or "")
     framework = (
         framework.with_cuda_graphs(config.cuda_graph_scope)
         if config.cuda_graph_scope is not GraphCapture.NOTHING

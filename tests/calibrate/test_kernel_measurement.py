@@ -154,10 +154,10 @@ def test_warm_operands_are_neither_rotated_nor_flushed() -> None:
 def test_optimizer_touches_less_memory_than_its_passes_move() -> None:
     """Foreach makes several passes over the same memory: weights, gradients and two moments are touched."""
     from clustersim.model.optimizer_kernels import optimizer_step_kernels
-    from clustersim.model.training import Training
+    from clustersim.model.training import NONE_FUSED, Training
 
     fp32 = mixed_precision(DType.FP32, gradients=DType.FP32, master=None)
-    (step,) = optimizer_step_kernels(Training(1, 1, recipe=fp32, fused=False), 1000)
+    (step,) = optimizer_step_kernels(Training(1, 1, recipe=fp32, fused=NONE_FUSED), 1000)
     assert isinstance(step.shape, MemoryBoundShape)
     assert pytorch_ops.touched_bytes(step) == 16_000 < step.bytes
 

@@ -28,7 +28,7 @@ from clustersim.model.overheads import Accumulation, BatchTransfer, Overheads
 from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.presets import load_preset
 from clustersim.model.sharded_layer import RankContext
-from clustersim.model.training import LossImplementation, Optimizer, Training
+from clustersim.model.training import ALL_FUSED, NONE_FUSED, LossImplementation, Optimizer, Training
 from clustersim.model.transformer import Norm
 from clustersim.scenario import Scenario
 
@@ -45,7 +45,7 @@ ALL_OVERHEADS_TRAINING = Training(
     recipe=mixed_precision(DType.FP16),
     overheads=Overheads(unscale_gradients=True, upcast_gradients=True, batch_transfer=BatchTransfer.PACKED),
 )
-FP32_TRAINING = Training(8, 1, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None), fused=False)
+FP32_TRAINING = Training(8, 1, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None), fused=NONE_FUSED)
 
 
 @pytest.fixture(autouse=True)
@@ -310,7 +310,7 @@ def test_update_tensors_have_the_given_number_of_elements() -> None:
 def test_mixed_precision_update_converts_gradients_and_copies_weights(form: Optimizer, fused: bool) -> None:
     """FP32 master weights, BF16 gradients: gradients are converted first, and a BF16 weight copy is written."""
     precision = mixed_precision(DType.BF16, gradients=DType.BF16, master=DType.FP32)
-    training = replace(FP32_TRAINING, recipe=precision, optimizer=form, fused=fused)
+    training = replace(FP32_TRAINING, recipe=precision, optimizer=form, fused=ALL_FUSED if fused else NONE_FUSED)
     (kernel,) = optimizer_step_kernels(training, 1000)
     action = pytorch_ops.prepare_kernel(kernel, CPU_DEVICE)
     calls: set[str] = set()

@@ -58,7 +58,7 @@ def test_llama_3_405b_is_fsdp_16_with_tp_8_in_fp8() -> None:
     assert (layout.tp, layout.dp, layout.pp, layout.sequence_parallel, layout.tp_comm_overlap) == (8, 16, 1, True, True)
     assert layout.data == FullyShard(copies=True)
     assert (training.global_batch, training.microbatch) == (32, 2)
-    assert (training.recompute, training.fused, training.early_stop) == (FullRecompute(), True, True)
+    assert (training.recompute, training.is_fully_fused, training.early_stop) == (FullRecompute(), True, True)
     assert imported.to_mapping()["training"]["precision"] == {"compute": "fp8-tensorwise", "gathered": "fp8"}
 
 

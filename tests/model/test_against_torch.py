@@ -19,7 +19,7 @@ from clustersim.model.layers import LayerShard
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
 from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.presets import load_preset
-from clustersim.model.training import AttentionBackend, LossImplementation, Optimizer, Training
+from clustersim.model.training import NONE_FUSED, AttentionBackend, LossImplementation, Optimizer, Training
 from clustersim.model.transformer import Norm, TransformerModel, resize_model
 from tests.uniform_models import model_dimensions, uniform_layer
 
@@ -200,7 +200,7 @@ def test_the_loss_keeps_fp32_log_probabilities() -> None:
 @pytest.mark.parametrize("optimizer", Optimizer)
 def test_unfused_update_moves_what_foreach_moves(optimizer: Optimizer) -> None:
     full = mixed_precision(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32)
-    training = Training(1, 1, recipe=full, optimizer=optimizer, fused=False)
+    training = Training(1, 1, recipe=full, optimizer=optimizer, fused=NONE_FUSED)
     weight = torch.nn.Parameter(torch.randn(ELEMENTS))
     weight.grad = torch.randn(ELEMENTS)
     torch_optimizer = {
@@ -214,7 +214,7 @@ def test_unfused_update_moves_what_foreach_moves(optimizer: Optimizer) -> None:
 
 
 def test_unfused_gradient_norm_moves_what_clip_grad_norm_moves() -> None:
-    training = Training(1, 1, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None), fused=False)
+    training = Training(1, 1, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None), fused=NONE_FUSED)
     weight = torch.nn.Parameter(torch.randn(ELEMENTS))
     weight.grad = torch.randn(ELEMENTS)
     trace, _ = _measure_moved_bytes(lambda: torch.nn.utils.clip_grad_norm_([weight], 1.0, foreach=True))
@@ -282,7 +282,7 @@ def _small_model(name: str) -> TransformerModel:
 def test_a_full_layer_keeps_what_autograd_saves(name: str) -> None:
     """Flash attention, BF16. Norm statistics and rotary angles are the few per cent that are not counted."""
     model = _small_model(name)
-    training = Training(sequence=512, global_batch=2, microbatch=2, fused=False)
+    training = Training(sequence=512, global_batch=2, microbatch=2, fused=NONE_FUSED)
     torch_layer = _TorchLayer(model)
     x = _random(2, 512, model.hidden)
     saved = _saved_bytes(lambda: torch_layer(x, AttentionBackend.FLASH), list(torch_layer.weights.values()))

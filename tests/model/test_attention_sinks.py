@@ -11,7 +11,7 @@ from clustersim.model import layers
 from clustersim.model.layer_stack import MlpType
 from clustersim.model.operators import LayerOperators, LayerShard, Operator
 from clustersim.model.presets import load_preset
-from clustersim.model.training import AttentionBackend, Training
+from clustersim.model.training import NONE_FUSED, AttentionBackend, Training
 from clustersim.model.transformer import (
     Norm,
     PositionEncoding,
@@ -91,7 +91,7 @@ def test_flash_attention_with_sinks_keeps_flops_and_activations() -> None:
 def test_standard_attention_concatenates_sinks_to_the_scores() -> None:
     """2 bytes read and written for each score and sink, both ways; the softmax is not fused."""
     training = Training(TOKENS, BATCH, microbatch=BATCH, attention=AttentionBackend.STANDARD)
-    unfused = replace(training, fused=False)
+    unfused = replace(training, fused=NONE_FUSED)
     shard = LayerShard(BATCH, TOKENS, TOKENS)
     (sink,) = (
         operator

@@ -22,7 +22,7 @@ from clustersim.model.kernels import AttentionShape, KernelKind
 from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LayerSpec, MlpType, QkNorm
 from clustersim.model.operators import LayerOperators, LayerShard
 from clustersim.model.presets import load_preset
-from clustersim.model.training import AttentionBackend, LossImplementation, Training
+from clustersim.model.training import NONE_FUSED, AttentionBackend, LossImplementation, Training
 from clustersim.model.transformer import (
     Norm,
     PositionEncoding,
@@ -150,7 +150,7 @@ def test_kept_bytes_of_block_forms_by_hand() -> None:
 def test_partial_rotary_moves_its_fraction() -> None:
     names = [operator.name for operator in first_layer(resize_model(LLAMA, rotary_percent=0.0)).operators]
     assert "attention.rotary" not in names
-    unfused = replace(TRAINING, fused=False)
+    unfused = replace(TRAINING, fused=NONE_FUSED)
     full_rotary, half_rotary = (first_layer(resize_model(LLAMA, rotary_percent=share), unfused) for share in (1.0, 0.5))
     (full_operator,), (half_operator,) = (
         [item for item in sharded_layer.operators if item.name == "attention.rotary"]

@@ -12,10 +12,11 @@ from clustersim.model.flops import AttentionFlopConvention, model_flops
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
 from clustersim.model.layer_stack import FullAttention, LatentAttention, LayerSpec, MlpSpec, MoeMlp
 from clustersim.model.layers import LayerOperators, LayerShard, Operator, ParallelRegion, embedding_layer, head_layer
+from clustersim.model.overheads import Accumulation, Overheads
 from clustersim.model.precision_recipe import MatmulFormats, mixed_precision
 from clustersim.model.presets import PRESETS, load_preset
 from clustersim.model.recompute_modules import RecomputeModule
-from clustersim.model.training import AttentionBackend, Training
+from clustersim.model.training import ALL_FUSED, NONE_FUSED, AttentionBackend, FusedKernel, Training
 from clustersim.model.transformer import (
     TransformerModel,
     embedding_parameter_count,
@@ -171,7 +172,8 @@ def test_operators_hold_the_models_parameters(name: str) -> None:
 @pytest.mark.parametrize("attention", AttentionBackend)
 @pytest.mark.parametrize("fused", [True, False])
 def test_attention_itself_holds_no_parameters(attention: AttentionBackend, fused: bool) -> None:
-    model, training = load_preset("llama3-8b"), replace(FLASH, attention=attention, fused=fused)
+    training = replace(FLASH, attention=attention, fused=ALL_FUSED if fused else NONE_FUSED)
+    model = load_preset("llama3-8b")
     assert uniform_layer(model, training, _shard(training)).parameter_count == layer_parameter_count(
         model, *model.distinct_specs
     )
@@ -293,7 +295,7 @@ def test_more_ranks_than_key_value_heads_replicate_a_head() -> None:
 @pytest.mark.parametrize("attention", AttentionBackend)
 @pytest.mark.parametrize("fused", [True, False])
 def test_kernels_are_hashable_and_move_bytes(name: str, attention: AttentionBackend, fused: bool) -> None:
-    model, training = load_preset(name), replace(FLASH, attention=attention, fused=fused)
+    model, training = load_preset(name), replace(FLASH, attention=attention, fused=ALL_FUSED if fused else NONE_FUSED)
     for build in (embedding_layer, uniform_layer, head_layer):
         first, second = build(model, training, _shard(training)), build(model, training, _shard(training))
         assert {first: 1}[second] == 1
@@ -305,13 +307,30 @@ def test_kernels_are_hashable_and_move_bytes(name: str, attention: AttentionBack
 @pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
 def test_unfused_kernels_move_and_keep_more_and_compute_the_same(name: str) -> None:
     model, shard = load_preset(name), _shard(STANDARD)
-    fused, unfused = (uniform_layer(model, replace(STANDARD, fused=fused), shard) for fused in (True, False))
+    fused, unfused = (uniform_layer(model, replace(STANDARD, fused=kinds), shard) for kinds in (ALL_FUSED, NONE_FUSED))
     assert _flops(fused) == _flops(unfused)
     assert fused.saved_bytes <= unfused.saved_bytes
     for fused_operator, unfused_operator in zip(fused.operators, unfused.operators, strict=True):
         assert sum(kernel.bytes for kernel in _kernels(fused_operator)) <= sum(
             kernel.bytes for kernel in _kernels(unfused_operator)
         )
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_kinds_of_fused_kernels_are_independent(name: str) -> None:
+    """What each kind of kernel saves when it alone is fused sums to what all of them save."""
+    training = replace(STANDARD, overheads=Overheads(accumulation=Accumulation.ADDED))
+    model, shard = load_preset(name), _shard(training)
+
+    def moved_bytes(kinds: frozenset[FusedKernel]) -> float:
+        layer = uniform_layer(model, replace(training, fused=kinds), shard)
+        return sum(kernel.bytes for operator in layer.operators for kernel in _kernels(operator))
+
+    unfused = moved_bytes(NONE_FUSED)
+    savings = {kind: unfused - moved_bytes(frozenset({kind})) for kind in FusedKernel}
+    assert savings[FusedKernel.OPTIMIZER] == 0.0
+    assert min(savings.values()) >= 0.0
+    assert sum(savings.values()) == pytest.approx(unfused - moved_bytes(ALL_FUSED))
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -14,7 +14,7 @@ from clustersim.model.layers import embedding_layer, head_layer
 from clustersim.model.lora import Lora, LoraTarget, Projection
 from clustersim.model.operators import ADAPTERS, DENSE, QUANTIZED, LayerOperators, LayerShard, Operator
 from clustersim.model.presets import load_preset
-from clustersim.model.training import AttentionBackend, SelectiveOpRecompute, Training
+from clustersim.model.training import NONE_FUSED, AttentionBackend, SelectiveOpRecompute, Training
 from clustersim.model.transformer import (
     Norm,
     PositionEncoding,
@@ -169,7 +169,7 @@ def test_results_are_scaled_and_added_in_one_kernel_or_two() -> None:
     """Two reads and a write; unfused one read and one write more. Backward scales the gradient and adds two of them."""
     for training, passes, launches in (
         (training_with_lora(LoraTarget.DOWN), 3, 1),
-        (replace(training_with_lora(LoraTarget.DOWN), fused=False), 5, 2),
+        (replace(training_with_lora(LoraTarget.DOWN), fused=NONE_FUSED), 5, 2),
     ):
         lora_b = find_operator(uniform_layer(MODEL, training, UNSHARDED), "mlp.down.lora_b")
         (added,) = (kernel for kernel in lora_b.forward if kernel.kind is not KernelKind.MATMUL)

@@ -7,7 +7,7 @@ import pytest
 from clustersim.common.dtypes import DType
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
 from clustersim.model.precision_recipe import mixed_precision
-from clustersim.model.training import Optimizer, Training
+from clustersim.model.training import NONE_FUSED, Optimizer, Training
 
 MIXED = Training(sequence=1, global_batch=1)
 FP32_TRAINING = replace(
@@ -36,7 +36,7 @@ def test_sgd_has_one_moment() -> None:
 @pytest.mark.parametrize("optimizer", Optimizer)
 def test_unfused_steps_move_more_in_more_launches(optimizer: Optimizer) -> None:
     fused = replace(MIXED, optimizer=optimizer)
-    unfused = replace(fused, fused=False)
+    unfused = replace(fused, fused=NONE_FUSED)
     assert _bytes_per_parameter(unfused) > _bytes_per_parameter(fused)
     assert optimizer_step_kernels(unfused, 10)[0].launches > optimizer_step_kernels(fused, 10)[0].launches == 1
 
@@ -47,4 +47,4 @@ def test_a_shard_may_be_a_fraction_of_a_parameter() -> None:
 
 def test_the_gradient_norm_reads_gradients_once_and_unfused_scales_them() -> None:
     assert [kernel.bytes for kernel in gradient_norm_kernels(MIXED, 10)] == [40]
-    assert [kernel.bytes for kernel in gradient_norm_kernels(replace(MIXED, fused=False), 10)] == [40, 80]
+    assert [kernel.bytes for kernel in gradient_norm_kernels(replace(MIXED, fused=NONE_FUSED), 10)] == [40, 80]

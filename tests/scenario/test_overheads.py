@@ -1,6 +1,6 @@
 """`training.overheads`: overrides of a framework's overheads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import fields
 from typing import Any
 
@@ -11,6 +11,7 @@ from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.model.framework import load_framework
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, LossReport, Overheads
+from clustersim.model.training import ALL_FUSED, NONE_FUSED, FusedKernel
 from clustersim.scenario.config.overheads import OverheadsConfig
 
 Refusal = Callable[..., str]
@@ -104,3 +105,23 @@ def test_disabling_an_overhead_shortens_the_step() -> None:
         simulate(usual.with_overrides("training.overheads=none")).step_time,
     )
     assert all(without_overheads < time < step for time in times.values()), times
+
+
+@pytest.mark.parametrize(
+    ("value", "kinds"),
+    [("true", ALL_FUSED), ("false", NONE_FUSED), ("[norm, optimizer]", {FusedKernel.NORM, FusedKernel.OPTIMIZER})],
+)
+def test_fused_kernels_are_all_none_or_a_list(value: str, kinds: Set[FusedKernel]) -> None:
+    assert load_scenario(f"training.fused={value}").training.fused == kinds
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("[norm, optimiser]", r"training\.fused: 'optimiser' is unknown; .*optimizer"),
+        ("7", r"training\.fused: 7 is neither true, false nor a list of norm, rotary"),
+    ],
+)
+def test_unknown_kinds_of_fused_kernels_are_rejected(value: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        load_scenario(f"training.fused={value}")

@@ -336,7 +336,7 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
         ),
         (
             "framework=",
-            "framework: nothing is not a mapping of keys to values; its keys are name, cuda_graphs, torch_compile",
+            "framework: nothing is not a mapping of keys to values; its keys are name, version, cuda_graphs",
         ),
     ],
 )

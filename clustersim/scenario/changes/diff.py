@@ -1,15 +1,17 @@
 """Which keys differ between two scenarios?
 
 Both are parsed by the config models, so shorthands and omitted keys compare equal to what they stand for.
-Reported is the file's value, or its default where the file has none. Contents of files that a scenario only
-refers to are not keys of it; `changed_referenced_files` reports which of them differ.
+Reported is the file's value, or its default where the file has none (of kernels, the framework's). Contents
+of files that a scenario only refers to are not keys of it; `changed_referenced_files` reports which of them
+differ.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
+from clustersim.model.framework import KernelDefaults
 from clustersim.scenario.config.scenario import ScenarioConfig
 from clustersim.scenario.config_reader import ConfigModel, OneOfConfig
 from clustersim.scenario.scenario import Scenario
@@ -63,7 +65,9 @@ class _FlatScenario:
     def from_scenario(cls, scenario: Scenario) -> "_FlatScenario":
         """Parse a scenario's mapping as a scenario file."""
         mapping = scenario.to_mapping()
-        values = dict(_flatten(ScenarioConfig.model_validate(mapping)))
+        kernels = {("training", kernel_field.name): kernel_field.name for kernel_field in fields(KernelDefaults)}
+        defaults = {key: _to_json(getattr(scenario.training, name)) for key, name in kernels.items()}
+        values = defaults | dict(_flatten(ScenarioConfig.model_validate(mapping)))
         return cls(values, _flatten_raw(mapping, (), values))
 
     def display_value(self, key: KeyPath) -> JsonValue:
@@ -106,6 +110,8 @@ def _to_json(value: object) -> Any:
             return value.value
         case ConfigModel():
             return {".".join(key): inner for key, inner in _flatten(value)}
+        case frozenset():
+            return sorted(map(_to_json, value))
         case list() | tuple():
             return [_to_json(element) for element in value]
         case _:

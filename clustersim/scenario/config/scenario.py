@@ -66,6 +66,8 @@ class FrameworkConfig(ConfigModel):
     shorthand_key: ClassVar[str | None] = "name"
     name: NonEmptyText = "pytorch"
     """source of launch times, memory overhead and defaults: a file of topologies/frameworks, packaged or your own"""
+    version: NonEmptyText | None = None
+    """of the software, one of the file's `versions`; left out: the newest"""
     cuda_graphs: bool | Literal["outside_experts"] = False
     """forward and backward are captured in CUDA graphs; outside_experts: except kernels on expert-parallel ranks"""
     torch_compile: bool = False

@@ -1,6 +1,6 @@
 """What may a scenario file say about training?"""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import Enum
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -9,14 +9,17 @@ from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, fie
 from clustersim.common import data_files
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import format_value, suggest_nearest
-from clustersim.model.framework import Framework
+from clustersim.model.framework import Framework, KernelDefaults
 from clustersim.model.lora import Projection
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.recipe_files import load_recipe
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.model.training import (
+    ALL_FUSED,
+    NONE_FUSED,
     AttentionBackend,
     FullRecompute,
+    FusedKernel,
     LossImplementation,
     NoRecompute,
     Optimizer,
@@ -228,6 +231,30 @@ _GlobalBatchInput = Annotated[
 ]
 
 
+_KERNEL_FIELDS = tuple(kernel_field.name for kernel_field in fields(KernelDefaults))
+_FUSED_NAMES = tuple(kind.value for kind in FusedKernel)
+
+
+def _parse_fused(value: object) -> object:
+    """Kinds of fused kernels of `true`, `false`, or a list of their names."""
+    if isinstance(value, bool):
+        return ALL_FUSED if value else NONE_FUSED
+    if not isinstance(value, list | tuple | frozenset):
+        raise config_error(f"{format_value(value)} is neither true, false nor a list of {', '.join(_FUSED_NAMES)}")
+    unknown = [name for name in value if name not in _FUSED_NAMES and not isinstance(name, FusedKernel)]
+    if unknown:
+        raise config_error(f"{format_value(unknown[0])} is unknown; {suggest_nearest(str(unknown[0]), _FUSED_NAMES)}")
+    return frozenset(map(FusedKernel, value))
+
+
+_FUSED_PARSER = value_parser(
+    _parse_fused,
+    f"true, false, or a list of {', '.join(_FUSED_NAMES)}",
+    "[norm, optimizer]",
+    schema_type=bool | list[Literal[_FUSED_NAMES]],  # type: ignore[valid-type]
+)
+
+
 class TrainingConfig(ConfigModel):
     """`training`: one training step."""
 
@@ -241,16 +268,18 @@ class TrainingConfig(ConfigModel):
     """number formats"""
     recompute: RecomputeConfig = RecomputeConfig.model_validate("none")
     """activation recomputation in backward; left out: none"""
-    attention: Annotated[AttentionBackend, enum_parser(AttentionBackend)] = AttentionBackend.FLASH
-    """flash: the fastest library available; flash2, flash1: FlashAttention's versions; standard: unfused"""
-    loss: Annotated[LossImplementation, enum_parser(LossImplementation)] = LossImplementation.VOCAB_PARALLEL
-    """cross-entropy as in Megatron, in PyTorch, as one kernel each for forward and backward, or in chunks"""
+    attention: Annotated[AttentionBackend | None, enum_parser(AttentionBackend)] = None
+    """flash: the fastest library available; flash2, flash1: FlashAttention's versions; standard: unfused; left out:
+    the framework's"""
+    loss: Annotated[LossImplementation | None, enum_parser(LossImplementation)] = None
+    """cross-entropy as in Megatron, in PyTorch, as one kernel each for forward and backward, or in chunks; left out:
+    the framework's"""
     optimizer: Annotated[Optimizer, enum_parser(Optimizer)] = Optimizer.ADAM
     """the optimizer"""
     gradient_clipping: bool = True
     """by the global gradient norm"""
-    fused: bool = True
-    """norms, activation, rotary, residual and optimizer are fused kernels"""
+    fused: Annotated[frozenset[FusedKernel] | None, _FUSED_PARSER] = None
+    """operations that run as one kernel each: true: all, false: none, or a list of kinds; left out: the framework's"""
     offload: OffloadConfig = OffloadConfig()
     """CPU offload, see [Offload](scenario.md#offload-to-the-host); left out: none"""
     lora: Annotated[LoraConfig | None, BeforeValidator(none_from_word)] = None
@@ -286,5 +315,10 @@ class TrainingConfig(ConfigModel):
         }
         stated_early_stop = self.recompute.early_stop
         early_stop = framework.early_stop if stated_early_stop is None else stated_early_stop
+        kernel_fields = {
+            name: getattr(framework.kernels, name) for name in _KERNEL_FIELDS if copied_fields[name] is None
+        }
         default_fields = {"early_stop": early_stop, "overheads": overheads, "offload": self.offload.offload_policy()}
-        return Training(**{**copied_fields, **parsed_fields, **default_fields, "expert_load": expert_load})
+        return Training(
+            **{**copied_fields, **parsed_fields, **kernel_fields, **default_fields, "expert_load": expert_load}
+        )

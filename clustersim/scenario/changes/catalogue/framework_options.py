@@ -6,7 +6,7 @@ What turns an option on is a remedy (`remedies_compute`, `remedies_communication
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from clustersim.model.training import AttentionBackend, FullRecompute
+from clustersim.model.training import NONE_FUSED, AttentionBackend, FullRecompute
 from clustersim.parallel.data_parallel_strategy import with_overlap
 from clustersim.scenario.changes.health import without_stragglers
 from clustersim.scenario.changes.layout import with_layout
@@ -43,7 +43,7 @@ def _without_layout_flag(field: str, axis: str) -> ChangeOption:
 
 
 def _without_fused_kernels(scenario: Scenario) -> Scenario | None:
-    return with_training(scenario, fused=False) if scenario.training.fused else None
+    return with_training(scenario, fused=NONE_FUSED) if scenario.training.fused else None
 
 
 def _without_flash_attention(scenario: Scenario) -> Scenario | None:

@@ -177,7 +177,7 @@ KERNEL_REMEDIES: Final = explaining(
         ChangeSubject.FRAMEWORK,
         frozenset({StepLoss.MEMORY_BOUND, StepLoss.OPTIMIZER, StepLoss.LAUNCH, StepLoss.RECOMPUTE}),
         ("training.fused=true",),
-        lambda scenario: not scenario.training.fused,
+        lambda scenario: not scenario.training.is_fully_fused,
     ),
     setting(
         "flash_attention",
