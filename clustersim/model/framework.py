@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from clustersim.common.data_files import display_name, find_file, read_mapping
+from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.mapping_reader import MappingReader, merge_mappings
 from clustersim.common.units import Bytes, Dimension, Seconds
@@ -41,6 +42,9 @@ OVERHEAD_FLAGS: Final = tuple(
     dataclass_field.name for dataclass_field in fields(Overheads) if dataclass_field.type is bool
 )
 """Names of the boolean overheads."""
+KERNEL_KEYS: Final = ("fused", "loss", "attention")
+"""Keys of `training` whose defaults are those of `KernelDefaults`."""
+_DISPATCHERS: Final = "dispatchers"
 _MAX_SOFTMAX_KEYS: Final = 2**31
 
 
@@ -62,23 +66,30 @@ class MeasuredHostUse(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SupportedLayouts:
-    """What a framework supports, by scenario keywords: data-parallel strategies and schedules."""
+    """What a framework supports, by scenario keywords: data-parallel strategies, schedules, token dispatchers.
+
+    Searches stay within all of them; a scenario with another dispatcher is refused, since dispatchers are a
+    framework's own code, while strategies and schedules may be ported.
+    """
 
     data: tuple[str, ...] = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
     data_with_pipeline: tuple[str, ...] = ("ddp", "zero1", "fsdp")
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
+    dispatchers: tuple[str, ...] = ("allgather", "alltoall", "deepep", "deepep_v2", "hybridep")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelDefaults:
     """The kernels that a framework runs where a scenario does not say.
 
-    fused: what runs as one kernel each; loss: cross-entropy; attention: its library.
+    fused: what runs as one kernel each; loss: cross-entropy; attention: its library; gradients: the format in
+    which 16-bit runs accumulate and reduce them.
     """
 
     fused: frozenset[FusedKernel] = ALL_FUSED
     loss: LossImplementation = LossImplementation.VOCAB_PARALLEL
     attention: AttentionBackend = AttentionBackend.FLASH
+    gradients: DType = DType.FP32
 
     def compiled(self) -> "KernelDefaults":
         """The same with layers compiled (`torch.compile`): pointwise operations are fused, the optimizer is not."""
@@ -212,41 +223,52 @@ def load_framework(name_or_path: str = "pytorch", version: str = "") -> Framewor
 
 
 def _versioned_mapping(path: Path, version: str) -> Mapping[str, Any]:
-    """The content of a framework's file with the keys of a version, without its list of versions."""
+    """The content of a framework's file over the file that it is `like`, with the keys of a version."""
     content = read_mapping(path)
-    versions = content.pop("versions", {})
+    base, versions = content.pop("like", None), content.pop("versions", {})
+    if base is not None:
+        content = merge_mappings(_versioned_mapping(find_file("frameworks", str(base)), ""), content)
     if not isinstance(versions, dict) or not all(isinstance(changes, dict) for changes in versions.values()):
         raise InputError(f"{display_name(path)}: versions: write a mapping of versions to the keys that they change")
     if not version:
         return content
     if version not in versions:
-        known = suggest_nearest(version, versions) if versions else "the file describes one version only"
-        raise InputError(f"version: {format_value(version)} of {path.stem} is unknown; {known}; left out: the newest")
+        available = f"it has {', '.join(sorted(versions))}" if versions else "its file describes one version only"
+        raise InputError(
+            f"version: {format_value(version)} of {path.stem} is unknown; {available}; left out: the newest"
+        )
     return merge_mappings(content, versions[version])
 
 
 def _read_kernels(section: MappingReader) -> KernelDefaults:
     """Read the kernels of a framework file; what the file does not name is fused, and the fastest library's."""
-    fused, loss, attention = KernelDefaults().fused, LossImplementation.VOCAB_PARALLEL, AttentionBackend.FLASH
+    stated: dict[str, Any] = {}
     if section.has_key("fused"):
-        names = section.get_text_list("fused")
-        unknown = [name for name in names if name not in {kind.value for kind in FusedKernel}]
-        if unknown:
-            kinds = [kind.value for kind in FusedKernel]
-            raise section.input_error(
-                "fused", f"{format_value(unknown[0])} is unknown; {suggest_nearest(unknown[0], kinds)}"
-            )
-        fused = frozenset(map(FusedKernel, names))
-    if section.has_key("loss"):
-        loss = LossImplementation(section.get_choice("loss", *(member.value for member in LossImplementation)))
-    if section.has_key("attention"):
-        attention = AttentionBackend(section.get_choice("attention", *(member.value for member in AttentionBackend)))
-    return KernelDefaults(fused, loss, attention)
+        stated["fused"] = _read_fused(section)
+    for name, kind in (("loss", LossImplementation), ("attention", AttentionBackend), ("gradients", DType)):
+        if section.has_key(name):
+            stated[name] = kind(section.get_choice(name, *(member.value for member in kind)))
+    return KernelDefaults(**stated)
+
+
+def _read_fused(section: MappingReader) -> frozenset[FusedKernel]:
+    """The kinds of kernels that a file lists."""
+    names, kinds = section.get_text_list("fused"), [kind.value for kind in FusedKernel]
+    unknown = [name for name in names if name not in kinds]
+    if unknown:
+        raise section.input_error(
+            "fused", f"{format_value(unknown[0])} is unknown; {suggest_nearest(unknown[0], kinds)}"
+        )
+    return frozenset(map(FusedKernel, names))
 
 
 def _read_supported_layouts(section: MappingReader) -> SupportedLayouts:
     return SupportedLayouts(
-        **{layout_field.name: section.get_text_list(layout_field.name) for layout_field in fields(SupportedLayouts)}
+        **{
+            layout_field.name: section.get_text_list(layout_field.name)
+            for layout_field in fields(SupportedLayouts)
+            if layout_field.name != _DISPATCHERS or section.has_key(_DISPATCHERS)
+        }
     )
 
 

@@ -211,7 +211,8 @@ class Kernel:
     flops: FLOP executed (a causal attention kernel skips the masked half, and counts only what it does);
     bytes: read and written in device memory if every operand passes once; shape: what it computes, None if
     unknown; launches: number of device kernels in an unfused implementation (1 when fused); host_calls:
-    tensor operations that a host loop issues one by one instead.
+    tensor operations that a host loop issues one by one instead; is_over_weights: its rows are those of a weight
+    or its gradient, whatever the number of tokens.
     """
 
     name: str
@@ -222,12 +223,15 @@ class Kernel:
     shape: KernelShape | None = None
     launches: int = 1
     host_calls: int = 0
+    is_over_weights: bool = False
 
     def scale_rows(self, ratio: float) -> "Kernel":
         """The kernel with its rows scaled by `ratio`, at least one row; weight matrices stay as they are.
 
         The rows of a matmul are those of its result; of a weight gradient (TN) those that it sums over.
         """
+        if self.is_over_weights:
+            return self
         match self.shape:
             case MatmulShape() as matmul:
                 row_count = matmul.k if matmul.operands is MatmulLayout.TN else matmul.m

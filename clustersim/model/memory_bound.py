@@ -317,18 +317,18 @@ def accumulate_kernels(
 def _add_kernel(name: str, size: tuple[int, int], *, gradient_dtype: DType, accumulator_dtype: DType) -> Kernel:
     shape = MemoryBoundShape(MemoryBoundOp.ACCUMULATE, *size, fused=True, formats=(accumulator_dtype,))
     moved_bytes = float(shape.elements * (gradient_dtype.bytes + 2 * accumulator_dtype.bytes))
-    return Kernel(name, KernelKind.COPY, gradient_dtype, flops=0.0, bytes=moved_bytes, shape=shape)
+    return Kernel(name, KernelKind.COPY, gradient_dtype, 0.0, moved_bytes, shape, is_over_weights=True)
 
 
 def convert_kernel(name: str, source: DType, target: DType, size: tuple[int, int]) -> Kernel:
-    """A tensor [rows, width] rewritten in another format."""
+    """The gradient of a weight [rows, width] rewritten in another format."""
     shape = MemoryBoundShape(MemoryBoundOp.COPY, *size, fused=True, formats=(target,))
     moved_bytes = float(shape.elements * (source.bytes + target.bytes))
-    return Kernel(name, KernelKind.COPY, source, flops=0.0, bytes=moved_bytes, shape=shape)
+    return Kernel(name, KernelKind.COPY, source, 0.0, moved_bytes, shape, is_over_weights=True)
 
 
 def dequantize_kernel(name: str, stored: DType, compute_dtype: DType, *, rows: int, width: int) -> Kernel:
     """Dequantize weights [rows, width] from their stored format into the compute format, in one kernel."""
     shape = MemoryBoundShape(MemoryBoundOp.DEQUANTIZE, rows, width, fused=True, formats=(stored,))
     moved_bytes = float(shape.elements * (stored.bytes + compute_dtype.bytes))
-    return Kernel(name, KernelKind.COPY, compute_dtype, flops=0.0, bytes=moved_bytes, shape=shape)
+    return Kernel(name, KernelKind.COPY, compute_dtype, 0.0, moved_bytes, shape, is_over_weights=True)

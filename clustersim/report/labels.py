@@ -16,7 +16,13 @@ from clustersim.hardware.topology import Fabric, LinkKind
 from clustersim.model.lora import Lora
 from clustersim.model.offload import ActivationOffload, Offload, OptimizerOffload, ShardOffload
 from clustersim.model.recompute_modules import RecomputeModule
-from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOpRecompute, SelectiveRecompute
+from clustersim.model.training import (
+    FullRecompute,
+    NoRecompute,
+    Recompute,
+    SelectiveOpRecompute,
+    SelectiveRecompute,
+)
 from clustersim.parallel.data_parallel_strategy import (
     DataParallelStrategy,
     DdpStrategy,
@@ -27,6 +33,7 @@ from clustersim.parallel.data_parallel_strategy import (
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DISPLAY_AXES, EXPERT, EXPERT_TENSOR
 from clustersim.results.number_formats import FormatUsage
+from clustersim.results.software import software_of
 from clustersim.results.utilization import LeadingMfu, shows_causal_mfu
 
 if TYPE_CHECKING:
@@ -116,6 +123,26 @@ def describe_layout(scenario: "Scenario") -> str:
         f"of {training.microbatch}",
     ]
     return " · ".join(filter(None, labels))
+
+
+def describe_software(scenario: "Scenario") -> str:
+    """The framework that the step is simulated with, its kernels, and whether the file names it at all."""
+    software = software_of(scenario)
+    name = " ".join(filter(None, (software.framework, software.version)))
+    if not software.unfused:
+        fusion = "fused kernels"
+    elif not software.fused:
+        fusion = "unfused kernels"
+    else:
+        fusion = f"unfused {', '.join(kind.value for kind in software.unfused)}"
+    labels = [
+        f"{name}, compiled" if software.is_compiled else name,
+        fusion,
+        f"{software.attention} attention",
+        f"{software.loss} loss",
+    ]
+    assumed = " (assumed: the file names no framework)" if software.is_assumed else ""
+    return " · ".join(labels) + assumed
 
 
 def _expert_degree_labels(layout: Layout) -> list[str]:

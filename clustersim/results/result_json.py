@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from clustersim.memory.footprint import MemoryCategory
+from clustersim.results.software import software_of
 from clustersim.results.step_metrics import StepMetrics
 from clustersim.results.utilization import CONVENTION, bubble_fraction, exposed_fraction
 
@@ -14,6 +15,7 @@ def result_to_json(result: StepMetrics) -> dict[str, Any]:
     return {
         "name": result.scenario.name,
         "scenario": result.scenario.to_mapping(),
+        "software": software_of(result.scenario).to_json(),
         **_step_times_json(result),
         **_throughput_json(result),
         **_memory_json(result),

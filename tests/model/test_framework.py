@@ -1,6 +1,7 @@
 """Framework files: packaged ones are complete and sourced; an invalid file is rejected in one clear sentence."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,11 @@ import pytest
 import yaml
 
 from clustersim.common import data_files
+from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
+from clustersim.common.mapping_reader import merge_mappings
 from clustersim.model.framework import MeasuredHostUse, load_framework
+from clustersim.model.training import ALL_FUSED, NONE_FUSED, FusedKernel
 from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.config.schedule import ScheduleConfig
 
@@ -34,9 +38,11 @@ def test_every_shipped_framework_loads_and_has_a_source_for_every_number(name: s
     framework = load_framework(name)
     assert framework.name == name
     assert framework.fragmentation >= 1.0
-    assert framework.launch_seconds > 0.0
+    assert (framework.launch_seconds > 0.0) is (name != "ideal")
     content = data_files.read_mapping(data_files.find_file("frameworks", name))
-    optional_sections = [key for key in ("overheads", "supported_layouts") if key in content]
+    if "like" in content:
+        content = merge_mappings(data_files.read_mapping(data_files.find_file("frameworks", content["like"])), content)
+    optional_sections = [key for key in ("kernels", "overheads", "supported_layouts", "versions") if key in content]
     assert set(content["sources"]) == {*content["memory"], *content["host"], *content["checkpoint"], *optional_sections}
 
 
@@ -47,6 +53,49 @@ def test_supported_features_are_scenario_values(name: str) -> None:
     assert {*runs.schedules} <= ScheduleConfig.shorthands.keys()
     assert {*runs.data_with_pipeline} <= {*runs.data}
     assert "1f1b" in runs.schedules
+
+
+def test_versions_change_what_they_name() -> None:
+    newest, oldest = load_framework("torchtitan"), load_framework("torchtitan", "2024")
+    assert (newest.kernels.fused, oldest.kernels.fused) == ({FusedKernel.OPTIMIZER}, NONE_FUSED)
+    assert (newest.early_stop, oldest.early_stop) == (False, True)
+    assert replace(oldest, version="", kernels=newest.kernels, early_stop=False) == newest
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "sentence"),
+    [
+        ("torchtitan", "2023", "version: '2023' of torchtitan is unknown; it has 2024, 2025; left out: the newest"),
+        ("megatron", "0.9", "version: '0.9' of megatron is unknown; its file describes one version only"),
+    ],
+)
+def test_unknown_versions_are_rejected(name: str, version: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        load_framework(name, version)
+
+
+def test_a_file_is_like_another_except_for_its_own_keys(written: Callable[[dict[str, Any]], Path]) -> None:
+    own_keys = {
+        "description": "mine",
+        "like": "pytorch",
+        "kernels": {"fused": ["norm"], "gradients": "bf16"},
+        "sources": {"kernels": "mine"},
+    }
+    mine, base = load_framework(str(written(own_keys))), load_framework("pytorch")
+    assert mine.kernels == replace(base.kernels, fused=frozenset({FusedKernel.NORM}), gradients=DType.BF16)
+    assert replace(mine, name=base.name, kernels=base.kernels) == base
+
+
+def test_unknown_kinds_of_kernels_are_rejected(written: Callable[[dict[str, Any]], Path]) -> None:
+    path = written({"description": "mine", "like": "pytorch", "kernels": {"fused": ["nrom"]}, "sources": {}})
+    with pytest.raises(InputError, match=r"kernels\.fused: 'nrom' is unknown; did you mean norm"):
+        load_framework(str(path))
+
+
+def test_compiled_layers_are_fused_and_the_optimizer_is_not() -> None:
+    compiled = load_framework("pytorch").with_compiled().kernels
+    assert compiled.fused == ALL_FUSED - {FusedKernel.OPTIMIZER}
+    assert load_framework("torchtitan").with_compiled().kernels.fused == ALL_FUSED
 
 
 def test_the_default_framework_is_pytorch() -> None:

@@ -296,6 +296,13 @@ def test_invalid_dispatcher_sm_counts_are_rejected(layout: str, sentence: str) -
         load_scenario("{preset: mixtral-8x7b}").with_overrides(f"layout={{ep: 8, {layout}}}")
 
 
+def test_dispatchers_of_other_frameworks_are_rejected() -> None:
+    allgather = "layout={ep: 8, dispatcher: allgather}"
+    assert load_scenario("mixtral-8x7b").with_overrides(allgather, "framework=megatron").layout.ep == 8
+    with pytest.raises(InputError, match=r"layout.dispatcher: allgather is not in torchtitan; dispatcher alltoall or"):
+        load_scenario("mixtral-8x7b").with_overrides(allgather, "framework=torchtitan")
+
+
 def test_more_dispatcher_sms_are_never_slower() -> None:
     """Until the links are the bottleneck; without the key the dispatcher's default SM count applies."""
     plan = "layout={{ep: 8, dispatcher: hybridep, dispatcher_num_sms: {sms}}}"

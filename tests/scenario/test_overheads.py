@@ -59,8 +59,9 @@ def test_fsdp2_copies_gradients_into_what_it_reduces() -> None:
     fsdp = ("framework=pytorch", "layout.tp=1", "layout.pp=1", "layout.sequence_parallel=false")
     copies = load_scenario(*fsdp, "layout.data={fsdp: {copies: true}}").training
     assert copies.accumulation is Accumulation.COPIED
-    assert load_scenario(*fsdp, "layout.data={fsdp: {copies: false}}").training.accumulation is Accumulation.FUSED
-    assert load_scenario(*fsdp, "layout.data=ddp", "training.fused=false").training.accumulation is Accumulation.ADDED
+    uncopied = (*fsdp, "layout.data={fsdp: {copies: false}}")
+    assert load_scenario(*uncopied).training.accumulation is Accumulation.ADDED
+    assert load_scenario(*uncopied, "framework=ideal").training.accumulation is Accumulation.FUSED
 
 
 def test_wrong_overheads_suggest_the_nearest(refusal: Refusal) -> None:

@@ -210,7 +210,8 @@ def _offered_recipes(scenario: Scenario) -> Iterator[tuple[PrecisionRecipe, str]
 
 def _configured_recipe(scenario: Scenario) -> PrecisionRecipe:
     """The recipe of the scenario file, without what the page does not support (`_unsupported_format_notes`)."""
-    recipe = ScenarioConfig.model_validate(scenario.to_mapping()).training.precision.recipe()
+    precision = ScenarioConfig.model_validate(scenario.to_mapping()).training.precision
+    recipe = precision.recipe(scenario.framework.kernels.gradients)
     return replace(
         recipe,
         stored=None,

@@ -20,6 +20,7 @@ from clustersim.report.labels import (
     describe_degradations,
     describe_gpus,
     describe_layout,
+    describe_software,
     format_dtype_shares,
     peak_reference_suffix,
     stage_name,
@@ -89,6 +90,7 @@ def _header_lines(result: "SimulationResult") -> "Iterator[Text]":
         f"{scenario.model.name} on {result.rank_count:,} × {describe_gpus(scenario)} ({scenario.cluster.name})"
     )
     yield plain_text(describe_layout(scenario), "dim")
+    yield plain_text(describe_software(scenario), "dim")
     if placement := describe_placement(scenario.cluster):
         yield plain_text(f"placed on {placement}", "dim")
     if degradations := describe_degradations(scenario):

@@ -7,11 +7,11 @@ differ.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from clustersim.model.framework import KernelDefaults
+from clustersim.model.framework import KERNEL_KEYS
 from clustersim.scenario.config.scenario import ScenarioConfig
 from clustersim.scenario.config_reader import ConfigModel, OneOfConfig
 from clustersim.scenario.scenario import Scenario
@@ -65,8 +65,11 @@ class _FlatScenario:
     def from_scenario(cls, scenario: Scenario) -> "_FlatScenario":
         """Parse a scenario's mapping as a scenario file."""
         mapping = scenario.to_mapping()
-        kernels = {("training", kernel_field.name): kernel_field.name for kernel_field in fields(KernelDefaults)}
-        defaults = {key: _to_json(getattr(scenario.training, name)) for key, name in kernels.items()}
+        training = scenario.training
+        defaults: dict[KeyPath, JsonValue] = {
+            ("training", name): _to_json(getattr(training, name)) for name in KERNEL_KEYS
+        }
+        defaults["training", "precision", "gradients"] = _to_json(training.recipe.weight_formats.gradients)
         values = defaults | dict(_flatten(ScenarioConfig.model_validate(mapping)))
         return cls(values, _flatten_raw(mapping, (), values))
 

@@ -25,6 +25,7 @@ from clustersim.scenario.config_reader import (
     Duration,
     NonEmptyText,
     PresetOrPathConfig,
+    config_error,
     none_from_word,
     value_parser,
 )
@@ -60,13 +61,22 @@ class ClusterConfig(PresetOrPathConfig):
         return self.model_dump(include={"accelerator", "node", "fabric"}, exclude_none=True)
 
 
+def _parse_version(value: object) -> object:
+    """A version as text; a number with a point would lose its trailing zeros (25.10)."""
+    if isinstance(value, float):
+        raise config_error(f"{value} is a number; write the version in quotes, such as '{value}'")
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 class FrameworkConfig(ConfigModel):
     """`framework`: a packaged one or a file, CUDA graph capture and compilation."""
 
     shorthand_key: ClassVar[str | None] = "name"
     name: NonEmptyText = "pytorch"
     """source of launch times, memory overhead and defaults: a file of topologies/frameworks, packaged or your own"""
-    version: NonEmptyText | None = None
+    version: Annotated[
+        NonEmptyText | None, value_parser(_parse_version, "a version", "2024", schema_type=str | int)
+    ] = None
     """of the software, one of the file's `versions`; left out: the newest"""
     cuda_graphs: bool | Literal["outside_experts"] = False
     """forward and backward are captured in CUDA graphs; outside_experts: except kernels on expert-parallel ranks"""

@@ -1,6 +1,6 @@
 """What may a scenario file say about training?"""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, fie
 from clustersim.common import data_files
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import format_value, suggest_nearest
-from clustersim.model.framework import Framework, KernelDefaults
+from clustersim.model.framework import KERNEL_KEYS, Framework
 from clustersim.model.lora import Projection
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.recipe_files import load_recipe
@@ -51,6 +51,7 @@ _MIXED_PRECISION_RECIPES = {
     DType.TF32: mixed_precision(compute=DType.TF32, master=None),
     DType.FP32: mixed_precision(compute=DType.FP32, master=None),
 }
+_UNMIXED = (DType.TF32.value, DType.FP32.value)  # nothing is stored in fewer bits
 _COMPUTE_NAMES = (*(dtype.value for dtype in _MIXED_PRECISION_RECIPES), *data_files.list_names("recipes"))
 _MATRIX_FORMATS = (DType.BF16, *LOW_PRECISION_DTYPES)
 _MATRIX_KEYS = ("stored", "gathered", "dispatched")
@@ -73,8 +74,8 @@ class PrecisionConfig(ConfigModel):
         str, value_parser(_parse_compute, "a format or a recipe", schema_type=Literal[_COMPUTE_NAMES])
     ] = DType.BF16.value
     """format of matmuls, or a recipe of topologies/recipes"""
-    gradients: Annotated[DType, enum_parser(DType, *_STATE_FORMATS)] = DType.FP32
-    """format in which gradients are accumulated and reduced"""
+    gradients: Annotated[DType | None, enum_parser(DType, *_STATE_FORMATS)] = None
+    """format in which gradients are accumulated and reduced; left out: the framework's (most: fp32)"""
     master: Annotated[DType | None, enum_parser(DType, *_STATE_FORMATS, none_word="none")] = DType.FP32
     """format of master weights; left out: fp32, with compute fp32 and tf32 none"""
     moments: Annotated[DType, enum_parser(DType, *_STATE_FORMATS)] = DType.FP32
@@ -92,16 +93,21 @@ class PrecisionConfig(ConfigModel):
     num_layers_at_end_in_bf16: LayerCountOrZero = 0
     """trailing layers that stay in bf16"""
 
-    def recipe(self) -> PrecisionRecipe:
-        """The precision recipe: the formats stated in the file, defaults for the others."""
+    def recipe(self, gradients: DType = DType.FP32) -> PrecisionRecipe:
+        """The precision recipe: the formats stated in the file, defaults for the others.
+
+        gradients: their format in 16-bit runs where the file states none.
+        """
         dtype_by_name = {dtype.value: dtype for dtype in _MIXED_PRECISION_RECIPES}
         base_recipe = (
             _MIXED_PRECISION_RECIPES[dtype_by_name[self.compute]]
             if self.compute in dtype_by_name
             else load_recipe(self.compute)
         )
+        default_gradients = DType.FP32 if self.compute in _UNMIXED else gradients
         weight_formats = {
-            name: getattr(self, name) for name in self.model_fields_set & {"gradients", "master", "moments"}
+            "gradients": self.gradients or default_gradients,
+            **{name: getattr(self, name) for name in self.model_fields_set & {"master", "moments"}},
         }
         return replace(
             base_recipe,
@@ -231,7 +237,6 @@ _GlobalBatchInput = Annotated[
 ]
 
 
-_KERNEL_FIELDS = tuple(kernel_field.name for kernel_field in fields(KernelDefaults))
 _FUSED_NAMES = tuple(kind.value for kind in FusedKernel)
 
 
@@ -309,15 +314,13 @@ class TrainingConfig(ConfigModel):
         overheads = resolve_overheads(self.overheads, framework.overheads, data)
         expert_load = None if self.expert_load is None else self.expert_load.expert_load()
         parsed_fields = {
-            "recipe": self.precision.recipe(),
+            "recipe": self.precision.recipe(framework.kernels.gradients),
             "recompute": self.recompute.recompute_policy(),
             "lora": lora,
         }
         stated_early_stop = self.recompute.early_stop
         early_stop = framework.early_stop if stated_early_stop is None else stated_early_stop
-        kernel_fields = {
-            name: getattr(framework.kernels, name) for name in _KERNEL_FIELDS if copied_fields[name] is None
-        }
+        kernel_fields = {name: getattr(framework.kernels, name) for name in KERNEL_KEYS if copied_fields[name] is None}
         default_fields = {"early_stop": early_stop, "overheads": overheads, "offload": self.offload.offload_policy()}
         return Training(
             **{**copied_fields, **parsed_fields, **kernel_fields, **default_fields, "expert_load": expert_load}

@@ -37,6 +37,17 @@ def check_dispatcher(scenario: ResolvedScenario) -> Iterator[str]:
         )
 
 
+def check_framework_dispatcher(scenario: ResolvedScenario) -> Iterator[Problem]:
+    """Check that the framework has the token dispatcher."""
+    dispatcher, framework = scenario.layout.dispatcher.value, scenario.framework
+    supported = framework.supported_layouts.dispatchers
+    if scenario.layout.ep > 1 and dispatcher not in supported:
+        yield Problem(
+            f"layout.dispatcher: {dispatcher} is not in {framework.name}",
+            Remedy("layout.dispatcher", tuple((name,) for name in supported)),
+        )
+
+
 def check_parallel_folding(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that ep x etp can be folded onto tp x cp x dp (Megatron-LM's parallel folding)."""
     if scenario.model.distinct_routed_moes:
