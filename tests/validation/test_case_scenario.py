@@ -9,6 +9,7 @@ from clustersim.scenario import Scenario
 from clustersim.schedules import registry
 from clustersim.validation.case_scenario import scenario_mapping
 from clustersim.validation.cases import CannotPredictError
+from clustersim.validation.cluster_lookup import cluster_config
 from tests.validation.sample_cases import step_case
 
 DP_ONLY = {"tp": "1", "pp": "1", "dp": "8", "cp": "1", "schedule": ""}
@@ -43,6 +44,23 @@ def test_blackwell_ultra_has_its_own_clusters(gpu: str, network: str, ports: int
     assert not [warning for warning in scenario.warnings if "stands in" in warning]
     nic = scenario_mapping(step_case(**DP_ONLY, gpu=gpu, interconnect=joined))["cluster"]["node"]["nic"]
     assert (nic["per_node"], nic["bandwidth"]) == (ports, "100000000000.0 B/s")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "interconnect", "node_gpus", "port"),
+    [
+        ("gh200-96gb", "nvlink4 + 4x200G-slingshot", 4, 25e9),
+        ("a800-sxm-80gb", "nvlink3-400GB/s + unknown", 8, 25e9),
+    ],
+)
+def test_gh200_and_a800_have_their_own_clusters(gpu: str, interconnect: str, node_gpus: int, port: float) -> None:
+    """200 Gbit/s per GPU in both; NVLink of an A800 has 200 GB/s in each direction."""
+    cells = {"gpu": gpu, "gpus_per_node": str(node_gpus), "interconnect": interconnect}
+    cluster = Scenario.from_mapping(scenario_mapping(step_case(**DP_ONLY, **cells))).cluster
+    assert cluster.accelerator.name == gpu
+    assert cluster.gpus_per_node == node_gpus
+    total = cluster_config(step_case(**cells | {"interconnect": f"{node_gpus * 200}G"}))
+    assert total["node"]["nic"] == {"per_node": node_gpus, "bandwidth": f"{port!r} B/s"}
 
 
 def test_weights_are_sharded_over_cp_ranks_too() -> None:
