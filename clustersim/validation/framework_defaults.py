@@ -25,7 +25,12 @@ from clustersim.validation.training_precision import (
 
 _DENSE_EXPERT_CELLS: Final = ("", "0", "1")  # cells of column `experts` that mean a dense model
 _NO_OVERLAP: Final = "TP/PP/DP comm overlap OFF"  # text in the notes
-_COMPILE_NOTE: Final = re.compile(r"(?:\+|torch\.)compile\b")  # "fsdp+compile", "torch.compile"
+# "compile", "fsdp+compile", "torch.compile on", and AsyncTP, which needs compiled layers (CompileConfig.__post_init__ of
+# pytorch/torchtitan, torchtitan/config/configs.py); not "torch.compile off" or "WITHOUT torch.compile". Whole graphs of
+# torchtitan's graph trainer are no match: without Inductor nothing is fused (experiments/graph_trainer/passes.py).
+_COMPILE_NOTE: Final = re.compile(
+    r"(?<!without )(?:torch\.compile|\+ ?compile|(?:^|[;,] )compile)\b(?! off)|\basyncTP\b", re.IGNORECASE
+)
 _CUDA_GRAPH_NOTE: Final = re.compile(
     r"cuda_graph_impl=(?!none)|full-iteration CUDA graph"
 )  # of recipes, of model cards

@@ -148,3 +148,30 @@ def test_what_in_house_frameworks_leave_out(framework: str, fused: bool, backwar
     mapping = scenario_mapping(step_case(framework=framework, year="2023"))
     assert mapping["training"]["fused"] is fused
     assert mapping["layout"]["async_tensor_model_parallel_allreduce"] is backward
+
+
+@pytest.mark.parametrize(
+    ("notes", "is_compiled"),
+    [
+        ("fsdp+compile", True),
+        ("FSDP2 + torch.compile; range 7200 to 7500", True),
+        ("compile; batch = local batch 1 per DP rank", True),
+        ("vanillaTP; torch.compile", True),
+        ("4 GPUs; torch.compile on; symmetric memory off", True),
+        ("local batch 2, compile on", True),
+        ("asyncTP", True),
+        ("", False),
+        ("eager", False),
+        ("compile off", False),
+        ("torch.compile off; FSDP symmetric memory off", False),
+        ("float8 dynamic tensorwise WITHOUT torch.compile (casts unfused)", False),
+        ("inferred: eager or compiled; eager/compile per doc", False),
+        ("of that time, not compiled", False),
+        ("graph trainer (whole-graph capture, no inductor)", False),
+    ],
+)
+def test_notes_say_whether_layers_are_compiled(notes: str, is_compiled: bool) -> None:
+    """torchtitan's layers are eager unless the row says otherwise; AsyncTP is a pass of the compiler."""
+    training = scenario_mapping(step_case(**DP_ONLY, framework="torchtitan", year="2026", notes=notes))["training"]
+    assert training["fused"] is is_compiled
+    assert training["recompute"]["early_stop"] is is_compiled
