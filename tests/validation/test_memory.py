@@ -261,3 +261,16 @@ def test_unmodelled_moe_settings_have_a_reason(tmp_path: Path, notes: str, reaso
     (refused,) = compare_table(tmp_path, EXPERTS | {"notes": notes})
     assert reason in (refused.skip_reason or "")
     assert refused.is_expressible
+
+
+def test_notes_of_a_packaged_step_count_beside_those_of_the_memory_row(tmp_path: Path) -> None:
+    """Only its step says that this run is compiled: dropped FP32 copies of norms and activations need less memory."""
+    step = {"case_id": "titan-T1-fsdp+compile"}
+    blank = {column: "" for column in MEMORY_ROW if column not in (*step, "quantity", "bytes")}
+    compiled, eager = (
+        predict_table(tmp_path, {**blank, **step, "notes": notes, **more})[0]
+        for notes, more in (("range 20 to 21", {}), ("range 20 to 21", {"case_id": "titan-T1-fsdp"}))
+    )
+    assert compiled < eager
+    alone = predict_table(tmp_path, {**blank, **step, "notes": ""})[0]
+    assert compiled == alone
