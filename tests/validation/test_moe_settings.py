@@ -195,6 +195,7 @@ def test_recipes_say_how_experts_are_chosen_and_tokens_copied(cells: dict[str, s
         (MOONLIGHT, {"gradients": "bf16", "moments": "bf16"}, True),
         ({**MOONLIGHT, "notes": "DeepEP"}, {"gradients": "bf16", "moments": "bf16"}, False),
         (QWEN, {"gradients": "bf16"}, False),
+        ({**QWEN, "notes": "library recipe; bf16 moments"}, {"gradients": "bf16", "moments": "bf16"}, False),
     ],
 )
 def test_moe_recipes_use_fewer_fp32_states(
@@ -272,3 +273,48 @@ def test_experts_that_are_padded_to_a_capacity_have_it(notes: str, capacity: flo
     for cells in (SMALL_MOE, QWEN):
         (routed,) = case_to_scenario(step_case(**{**cells, "notes": notes})).model.distinct_moes
         assert routed.capacity_factor == capacity
+
+
+@pytest.mark.parametrize(
+    ("notes", "overlap"),
+    [
+        ("dispatcher nccl-alltoall, 1F1B all-to-all overlap on; ETP1", True),
+        ("dispatcher deepep-uccl, 1F1B all-to-all overlap off; ETP1", False),
+        ("HybridEP, EP overlap", True),
+        ("DeepEP, A2A overlap, CUDA graphs router+preprocess", True),
+        ("A2A overlap off", False),
+        ("expert-parallel communication overlap on", True),
+        ("moe_flex_dispatcher_backend=hybridep, moe_a2a_overlap=True", True),
+        ("moe_a2a_overlap=False", False),
+        ("", False),
+    ],
+)
+def test_notes_say_whether_dispatch_overlaps(notes: str, overlap: bool) -> None:
+    layout = scenario_mapping(step_case(**{**QWEN, "notes": notes}))["layout"]
+    assert layout.get("overlap_moe_expert_parallel_comm", False) is overlap
+    assert layout.get("delay_wgrad_compute", False) is ("moe_a2a_overlap=True" in notes)
+
+
+@pytest.mark.parametrize(
+    ("notes", "overlap"),
+    [("", True), ("all-to-all overlap on", False), ("all-to-all overlap off, shared-expert overlap off", False)],
+)
+def test_shared_experts_overlap_only_where_nothing_else_does(notes: str, overlap: bool) -> None:
+    """Megatron rejects it together with overlapped dispatch (megatron/core/transformer/transformer_config.py)."""
+    cells = {**DEEPSEEK, "framework": "megatron-bridge", "notes": f"first 3 layers dense; {notes}", "year": "2026"}
+    assert scenario_mapping(step_case(**cells))["layout"].get("moe_shared_expert_overlap", False) is overlap
+
+
+def test_only_models_of_equal_layers_may_have_more_than_their_preset() -> None:
+    """Chunks of a pipeline are equal when a benchmark pads 94 layers to 96; DeepSeek's first ones are others."""
+    assert matching_preset(step_case(**{**QWEN, "layers": "52"})) == "qwen3-30b-a3b"
+    assert case_to_scenario(step_case(**{**QWEN, "layers": "52"})).model.layer_count == 52
+    assert matching_preset(step_case(**{**DEEPSEEK, "layers": "64"})) is None
+
+
+@pytest.mark.parametrize(
+    ("notes", "is_unfused"), [("", False), ("SFT", True), ("EFA; library recipe @ v0.4.2", True), ("recipe", False)]
+)
+def test_library_recipes_do_not_fuse_the_router(notes: str, is_unfused: bool) -> None:
+    training = scenario_mapping(step_case(**{**QWEN, "framework": BRIDGE, "notes": notes}))["training"]
+    assert training["overheads"].get("router_unfused", False) is is_unfused
