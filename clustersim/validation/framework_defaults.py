@@ -38,6 +38,7 @@ _CUDA_GRAPH_NOTE: Final = re.compile(
 _ATTENTION_GRAPH_NOTE: Final = re.compile(r"cuda_graph_scope=\[[^]]*'attn'|CUDA graphs attn\+")
 _ROUTER_GRAPH_NOTE: Final = re.compile(r"cuda_graph_scope=\[[^]]*'moe_router'|CUDA graphs router")
 _NO_TP_OVERLAP_FORMAT: Final = "nvfp4"
+_TP_OVERLAP_NOTE: Final = re.compile(r"tensor-parallel communication overlap (on|off)")
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 
 
@@ -51,7 +52,7 @@ class FrameworkDefaults:
 
     p2p_overlap: pipeline sends overlap with compute; grad_reduce_overlap: so do gradient reductions, unless the
     row says otherwise; tp_comm_overlap: tensor-parallel collectives are pipelined with their matmuls (not
-    NVFP4's), unless the row says otherwise; backward_tp_overlap: tensor-parallel collectives of backward
+    NVFP4's, nor beside LoRA's adapters), unless the row says otherwise; backward_tp_overlap: tensor-parallel collectives of backward
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
     arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); fsdp2: ZeRO-3 is PyTorch's `fully_shard`;
     fp32_gradients: bf16 runs keep and reduce gradients in fp32; default_attention: where the row states none;
@@ -146,8 +147,10 @@ class FrameworkDefaults:
 
     def overlaps_tp_comm(self, case: ValidationCase) -> bool:
         """Whether tensor-parallel collectives are pipelined with their matmuls."""
-        notes, by_default = case.text("notes"), self.tp_comm_overlap and case.text("precision") != _NO_TP_OVERLAP_FORMAT
-        return by_default or "tensor-parallel communication overlap on" in notes or "asyncTP" in notes
+        notes, has_lora = case.text("notes"), case.text("lora_rank") != ""
+        by_default = self.tp_comm_overlap and not has_lora and case.text("precision") != _NO_TP_OVERLAP_FORMAT
+        stated = _TP_OVERLAP_NOTE.search(notes)
+        return "asyncTP" in notes or (stated[1] == "on" if stated else by_default)
 
     def overlaps_backward_tp(self, case: ValidationCase) -> bool:
         """Whether backward's tensor-parallel collectives overlap with the weight gradients."""
@@ -196,8 +199,13 @@ _MEGATRON_2022: Final = replace(
     _MEGATRON_2021, last_year=2023, backward_tp_overlap=True, deepspeed_zero3=False, framework="megatron-2022"
 )
 
+# User buffers: NeMo's recipes of all models with tensor parallelism set tp_comm_overlap (nemo/collections/llm/recipes/
+# {llama3_70b,llama31_405b,nemotron4_15b,nemotron4_340b,gpt3_175b}.py, v2.0.0 to v2.3.0; llama3_8b has none), and so do
+# the configurations of NVIDIA/dgxc-benchmarking since v24.11.1 (ub_tp_comm_overlap; nemotron and grok1 in configure.sh).
+# Launcher configurations of 2023 do not (NeMo-Framework-Launcher, launcher_scripts/conf/training), nor LoRA's recipes
 _NEMO: Final = FrameworkDefaults(
     "nemo",
+    tp_comm_overlap=True,
     fp32_gradients=False,
     gpt_biases=True,
     bucket_size=_MEGATRON_BUCKET,
@@ -240,7 +248,9 @@ _MEGATRON: Final = FrameworkDefaults(
     logs_last_rank=True,
     precision_configs=MEGATRON,
 )
-_BRIDGE: Final = replace(_NEMO, name_substring="megatron-bridge", gpt_biases=False, precision_configs=BRIDGE)
+_BRIDGE: Final = replace(
+    _NEMO, name_substring="megatron-bridge", gpt_biases=False, tp_comm_overlap=False, precision_configs=BRIDGE
+)
 
 # The first match applies; Megatron-LM keeps fp16 gradients in fp16 runs, fp32 gradients in bf16 runs.
 FRAMEWORKS: Final = (
@@ -273,7 +283,7 @@ FRAMEWORKS: Final = (
     FrameworkDefaults("liger", loss="fused"),
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
     replace(_MEGATRON_2022, name_substring="nemo", last_year=2022),
-    replace(_NEMO, last_year=2023, flash_version="flash2"),
+    replace(_NEMO, last_year=2023, flash_version="flash2", tp_comm_overlap=False),
     # layers of Grok-1 with padded experts are captured on Blackwell (CUDA_GRAPH in grok1/launch.sh of
     # NVIDIA/dgxc-benchmarking v25.05, false on H100)
     replace(_NEMO, moe_only=True, gpu_prefix="gb200", uses_cuda_graphs=True),

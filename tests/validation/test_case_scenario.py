@@ -175,3 +175,23 @@ def test_notes_say_whether_layers_are_compiled(notes: str, is_compiled: bool) ->
     training = scenario_mapping(step_case(**DP_ONLY, framework="torchtitan", year="2026", notes=notes))["training"]
     assert training["fused"] is is_compiled
     assert training["recompute"]["early_stop"] is is_compiled
+
+
+@pytest.mark.parametrize(
+    ("cells", "overlaps"),
+    [
+        ({"framework": "nemo (megatron-core)", "year": "2024"}, True),
+        ({"framework": "nemo (megatron-core)", "year": "2025", "precision": "fp8"}, True),
+        ({"framework": "nemo 23.11", "year": "2023"}, False),
+        ({"framework": "nemo 24.12", "year": "2024", "lora_rank": "16"}, False),
+        ({"framework": "nemo 24.07", "year": "2024", "notes": "tensor-parallel communication overlap off"}, False),
+        ({"framework": "nemo 23.11", "year": "2023", "notes": "tensor-parallel communication overlap on"}, True),
+        ({"framework": "megatron-lm", "year": "2024"}, False),
+        ({"framework": "megatron-bridge", "year": "2026"}, True),
+        ({"framework": "megatron-bridge", "year": "2026", "precision": "nvfp4"}, False),
+        ({"framework": "torchtitan", "year": "2025", "notes": "asyncTP"}, True),
+    ],
+)
+def test_recipes_overlap_tensor_parallel_collectives(cells: dict[str, str], overlaps: bool) -> None:
+    """User buffers of NeMo's recipes since 2024 and of dense recipes of Megatron Bridge; none beside adapters."""
+    assert scenario_mapping(step_case(**cells))["layout"]["tp_comm_overlap"] is overlaps
