@@ -39,6 +39,7 @@ _ATTENTION_GRAPH_NOTE: Final = re.compile(r"cuda_graph_scope=\[[^]]*'attn'|CUDA 
 _ROUTER_GRAPH_NOTE: Final = re.compile(r"cuda_graph_scope=\[[^]]*'moe_router'|CUDA graphs router")
 _NO_TP_OVERLAP_FORMAT: Final = "nvfp4"
 _TP_OVERLAP_NOTE: Final = re.compile(r"tensor-parallel communication overlap (on|off)")
+_FULL_SHARD: Final = 3  # ZeRO stage
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 
 
@@ -50,8 +51,9 @@ class FrameworkDefaults:
     gpu_prefix: prefix of the GPU's name, where a source ran different versions on different GPUs; moe_only:
     applies to MoE models only.
 
-    p2p_overlap: pipeline sends overlap with compute; grad_reduce_overlap: so do gradient reductions, unless the
-    row says otherwise; tp_comm_overlap: tensor-parallel collectives are pipelined with their matmuls (not
+    p2p_overlap: pipeline sends overlap with compute; p2p_needs_chunks: only those of interleaved pipelines do;
+    grad_reduce_overlap: so do gradient reductions, unless the row says otherwise (those of ZeRO-3 always do);
+    tp_comm_overlap: tensor-parallel collectives are pipelined with their matmuls (not
     NVFP4's, nor beside LoRA's adapters), unless the row says otherwise; backward_tp_overlap: tensor-parallel collectives of backward
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
     arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); fsdp2: ZeRO-3 is PyTorch's `fully_shard`;
@@ -76,6 +78,7 @@ class FrameworkDefaults:
     gpu_prefix: str = ""
     moe_only: bool = False
     p2p_overlap: bool = True
+    p2p_needs_chunks: bool = False
     grad_reduce_overlap: bool = True
     tp_comm_overlap: bool = False
     backward_tp_overlap: bool = True
@@ -136,10 +139,10 @@ class FrameworkDefaults:
     def data_parallel_config(self, case: ValidationCase) -> dict[str, Any]:
         """The data-parallel strategy, as `layout.data`."""
         stage, shard_options = _zero_stage(case), _shard_options(case)
-        overlap = case.boolean("overlap_grad_reduce", self.grad_reduce_overlap)
-        if stage == 3 and self.deepspeed_zero3:
+        overlap = case.boolean("overlap_grad_reduce", self.grad_reduce_overlap or stage == _FULL_SHARD)
+        if stage == _FULL_SHARD and self.deepspeed_zero3:
             return {"deepspeed_zero3": {}}
-        if stage == 3:
+        if stage == _FULL_SHARD:
             return {"hsdp" if shard_options else "fsdp": {"overlap": overlap, "copies": self.fsdp2, **shard_options}}
         if stage:
             return {"zero": {"stage": stage, "overlap": overlap, **shard_options}}
@@ -158,7 +161,8 @@ class FrameworkDefaults:
 
     def overlaps_p2p(self, case: ValidationCase) -> bool:
         """Whether sends between pipeline stages overlap with compute."""
-        return self.p2p_overlap and _NO_OVERLAP not in case.text("notes")
+        can_overlap = not self.p2p_needs_chunks or case.text("schedule") not in ("", "1f1b")
+        return self.p2p_overlap and can_overlap and _NO_OVERLAP not in case.text("notes")
 
     def output_release_options(self) -> dict[str, bool]:
         """`deallocate_pipeline_outputs` of the layout, where it differs from the framework's file."""
@@ -205,6 +209,7 @@ _MEGATRON_2022: Final = replace(
 # Launcher configurations of 2023 do not (NeMo-Framework-Launcher, launcher_scripts/conf/training), nor LoRA's recipes
 _NEMO: Final = FrameworkDefaults(
     "nemo",
+    p2p_needs_chunks=True,  # nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py, as Megatron Bridge's
     tp_comm_overlap=True,
     fp32_gradients=False,
     gpt_biases=True,
@@ -240,8 +245,12 @@ _TORCHTITAN: Final = FrameworkDefaults(
     precision_configs=TORCHAO,
 )
 
+# megatron/training/arguments.py: --overlap-grad-reduce (2d5220a4, 2023-08-16) is off unless given; overlap_p2p_comm is
+# the default since 2023-10-12 (4eeff55d), and set to False for pipelines that are not interleaved
 _MEGATRON: Final = FrameworkDefaults(
     "megatron",
+    grad_reduce_overlap=False,
+    p2p_needs_chunks=True,
     gpt_biases=True,
     bucket_size=_MEGATRON_BUCKET,
     framework="megatron",

@@ -25,8 +25,8 @@ DP_ONLY = {"tp": "1", "pp": "1", "dp": "8", "cp": "1", "schedule": ""}
             {"zero_stage": "3", "hsdp_replicas": "2", "framework": "torchtitan"},
             {"hsdp": {"overlap": True, "copies": True, "shard": 4}},
         ),
-        ({"zero_stage": "1", "hsdp_replicas": "4"}, {"zero": {"stage": 1, "overlap": True, "shard": 2}}),
-        ({"zero_stage": "0"}, {"ddp": {"overlap": True, "bucket": "megatron"}}),
+        ({"zero_stage": "1", "hsdp_replicas": "4"}, {"zero": {"stage": 1, "overlap": False, "shard": 2}}),
+        ({"zero_stage": "0"}, {"ddp": {"overlap": False, "bucket": "megatron"}}),
     ],
 )
 def test_sharding_columns_set_the_strategy(cells: dict[str, str], data: dict[str, Any]) -> None:
@@ -195,3 +195,36 @@ def test_notes_say_whether_layers_are_compiled(notes: str, is_compiled: bool) ->
 def test_recipes_overlap_tensor_parallel_collectives(cells: dict[str, str], overlaps: bool) -> None:
     """User buffers of NeMo's recipes since 2024 and of dense recipes of Megatron Bridge; none beside adapters."""
     assert scenario_mapping(step_case(**cells))["layout"]["tp_comm_overlap"] is overlaps
+
+
+@pytest.mark.parametrize(
+    ("cells", "overlaps"),
+    [
+        ({"framework": "megatron-lm", "year": "2024", "schedule": "1f1b"}, False),
+        ({"framework": "megatron-lm", "year": "2024", "schedule": "interleaved", "vpp": "2"}, True),
+        ({"framework": "megatron-lm", "year": "2022", "schedule": "interleaved", "vpp": "2"}, False),
+        ({"framework": "nemo", "year": "2024", "schedule": "1f1b"}, False),
+        ({"framework": "megatron-bridge", "year": "2026", "schedule": "interleaved", "vpp": "2"}, True),
+        ({"framework": "torchtitan", "year": "2025", "schedule": "1f1b"}, True),
+    ],
+)
+def test_megatron_overlaps_sends_of_interleaved_pipelines_only(cells: dict[str, str], overlaps: bool) -> None:
+    """Since October 2023, when its overlap_p2p_comm became the default."""
+    assert scenario_mapping(step_case(**cells))["layout"]["overlap_p2p_comm"] is overlaps
+
+
+@pytest.mark.parametrize(
+    ("cells", "overlaps"),
+    [
+        ({"framework": "megatron-lm"}, False),
+        ({"framework": "megatron-lm", "overlap_grad_reduce": "yes"}, True),
+        ({"framework": "nemo"}, True),
+        ({"framework": "megatron-bridge"}, True),
+    ],
+)
+def test_megatron_reduces_gradients_behind_backward_only_if_told(cells: dict[str, str], overlaps: bool) -> None:
+    """--overlap-grad-reduce is off unless given; recipes of NeMo and Megatron Bridge give it."""
+    data = scenario_mapping(step_case(**DP_ONLY, year="2025", zero_stage="1", **cells))["layout"]["data"]
+    assert data["zero"]["overlap"] is overlaps
+    sharded = scenario_mapping(step_case(**DP_ONLY, year="2025", zero_stage="3", **cells))["layout"]["data"]
+    assert sharded["fsdp"]["overlap"]
