@@ -40,6 +40,8 @@ _RECOMPUTE_MODULES: Final = re.compile(r"selective:\[([a-z_ ]+)\]")  # Megatron-
 _PIPELINE_LAYOUT: Final = re.compile(r"\blayout (E[tmL|()*\d]+)")  # Megatron-LM's pipeline_model_parallel_layout
 _MTP_LAYERS: Final = re.compile(r"\bMTP (\d+)|\bmtp-num-layers (\d+)")  # MTP layers
 _MODULES_PREFIX: Final = "modules:"  # followed by module names joined by +
+_CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # text in the notes
+_QK_NORM_MODEL: Final = re.compile(r"qwen-?3", re.IGNORECASE)  # RMSNorms of queries and keys, one per head
 SIMULATED_PREFIX: Final = "simulated"
 """Prefix of `step_time_origin` where another simulator, not a measurement, gave the time."""
 SCHEDULE_NAMES: Final = ("", *registry.SCHEDULE_NAMES)
@@ -133,6 +135,7 @@ def _model_dimensions(case: ValidationCase, defaults: FrameworkDefaults) -> dict
         "max_positions": case.positive_int("seq"),
         "mlp": case.text("mlp") or "swiglu",
         "tied_embeddings": case.boolean("tied_embeddings"),
+        **({"qk_norm": True} if _QK_NORM_MODEL.match(case.text("model")) else {}),
         **defaults.model_options(case),
     }
 
@@ -196,7 +199,7 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
         "precision": _precision_config(case, defaults),
         "recompute": _recompute_config(case, defaults),
         "attention": defaults.attention_backend(case),
-        "loss": defaults.loss,
+        "loss": "chunked" if _CHUNKED_LOSS_NOTE in case.text("notes") else defaults.loss,
         "fused": defaults.uses_fused_kernels(case),
         **_lora_config(case),
         **_offload_config(case),

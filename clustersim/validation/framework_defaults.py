@@ -39,6 +39,7 @@ _ATTENTION_GRAPH_NOTE: Final = re.compile(r"cuda_graph_scope=\[[^]]*'attn'|CUDA 
 _ROUTER_GRAPH_NOTE: Final = re.compile(r"cuda_graph_scope=\[[^]]*'moe_router'|CUDA graphs router")
 _NO_TP_OVERLAP_FORMAT: Final = "nvfp4"
 _TP_OVERLAP_NOTE: Final = re.compile(r"tensor-parallel communication overlap (on|off)")
+_GRADIENT_NOTE: Final = re.compile(r"\b(bf16|fp32) (?:main )?gradients\b")
 _FULL_SHARD: Final = 3  # ZeRO stage
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 
@@ -181,7 +182,9 @@ class FrameworkDefaults:
         formats, high_precision = dict(training_precision(case, self.precision_configs)), high_precision_format(case)
         if self.uniform_precision:
             return formats | {"gradients": high_precision, "master": "none", "moments": high_precision}
-        return formats | {"gradients": "fp32" if high_precision == "bf16" and self.fp32_gradients else high_precision}
+        stated = _GRADIENT_NOTE.search(case.text("notes"))
+        keeps_fp32 = high_precision == "bf16" and (stated[1] == "fp32" if stated else self.fp32_gradients)
+        return formats | {"gradients": "fp32" if keeps_fp32 else high_precision}
 
 
 _MEGATRON_2021: Final = FrameworkDefaults(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from clustersim.common.errors import InputError
+from clustersim.model.layer_stack import FullAttention
 from clustersim.scenario import Scenario
 from clustersim.schedules import registry
 from clustersim.validation.case_scenario import scenario_mapping
@@ -228,3 +229,25 @@ def test_megatron_reduces_gradients_behind_backward_only_if_told(cells: dict[str
     assert data["zero"]["overlap"] is overlaps
     sharded = scenario_mapping(step_case(**DP_ONLY, year="2025", zero_stage="3", **cells))["layout"]["data"]
     assert sharded["fsdp"]["overlap"]
+
+
+@pytest.mark.parametrize(("model", "has_norms"), [("Qwen3-32B", True), ("qwen3_8b", True), ("Qwen2.5-7B", False)])
+def test_qwen3_normalizes_queries_and_keys(model: str, has_norms: bool) -> None:
+    (attention,) = Scenario.from_mapping(scenario_mapping(step_case(**DP_ONLY, model=model))).model.distinct_attentions
+    assert isinstance(attention, FullAttention)
+    assert (attention.qk_norm is not None) is has_norms
+
+
+@pytest.mark.parametrize(
+    ("notes", "loss", "gradients"),
+    [
+        ("eager; chunked cross entropy: peak 7.3 GiB less", "chunked", "fp32"),
+        ("precision-aware optimizer, bf16 main gradients", "torch", "bf16"),
+        ("fp32 gradients", "torch", "fp32"),
+        ("", "torch", "fp32"),
+    ],
+)
+def test_notes_set_the_loss_and_the_format_of_gradients(notes: str, loss: str, gradients: str) -> None:
+    training = scenario_mapping(step_case(**DP_ONLY, framework="torchtitan", notes=notes))["training"]
+    assert training["loss"] == loss
+    assert training["precision"]["gradients"] == gradients
