@@ -25,9 +25,9 @@ from clustersim.validation.training_precision import (
 
 _DENSE_EXPERT_CELLS: Final = ("", "0", "1")  # cells of column `experts` that mean a dense model
 _NO_OVERLAP: Final = "TP/PP/DP comm overlap OFF"  # text in the notes
-# "compile", "fsdp+compile", "torch.compile on", and AsyncTP, which needs compiled layers (CompileConfig.__post_init__ of
-# pytorch/torchtitan, torchtitan/config/configs.py); not "torch.compile off" or "WITHOUT torch.compile". Whole graphs of
-# torchtitan's graph trainer are no match: without Inductor nothing is fused (experiments/graph_trainer/passes.py).
+# "compile", "fsdp+compile", "torch.compile on", and AsyncTP, which needs compiled layers (CompileConfig.__post_init__
+# in torchtitan/config/configs.py of pytorch/torchtitan); not "torch.compile off" or "WITHOUT torch.compile". Whole
+# graphs of torchtitan's graph trainer are no match: without Inductor nothing is fused (experiments/graph_trainer).
 _COMPILE_NOTE: Final = re.compile(
     r"(?<!without )(?:torch\.compile|\+ ?compile|(?:^|[;,] )compile)\b(?! off)|\basyncTP\b", re.IGNORECASE
 )
@@ -54,8 +54,8 @@ class FrameworkDefaults:
 
     p2p_overlap: pipeline sends overlap with compute; p2p_needs_chunks: only those of interleaved pipelines do;
     grad_reduce_overlap: so do gradient reductions, unless the row says otherwise (those of ZeRO-3 always do);
-    tp_comm_overlap: tensor-parallel collectives are pipelined with their matmuls (not
-    NVFP4's, nor beside LoRA's adapters), unless the row says otherwise; backward_tp_overlap: tensor-parallel collectives of backward
+    tp_comm_overlap: tensor-parallel collectives are pipelined with their matmuls (not NVFP4's, nor beside LoRA's
+    adapters), unless the row says otherwise; backward_tp_overlap: tensor-parallel collectives of backward
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
     arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); fsdp2: ZeRO-3 is PyTorch's `fully_shard`;
     fp32_gradients: bf16 runs keep and reduce gradients in fp32; default_attention: where the row states none;
@@ -208,7 +208,7 @@ _MEGATRON_2022: Final = replace(
 
 # User buffers: NeMo's recipes of all models with tensor parallelism set tp_comm_overlap (nemo/collections/llm/recipes/
 # {llama3_70b,llama31_405b,nemotron4_15b,nemotron4_340b,gpt3_175b}.py, v2.0.0 to v2.3.0; llama3_8b has none), and so do
-# the configurations of NVIDIA/dgxc-benchmarking since v24.11.1 (ub_tp_comm_overlap; nemotron and grok1 in configure.sh).
+# NVIDIA/dgxc-benchmarking's configurations since v24.11.1 (ub_tp_comm_overlap; nemotron and grok1 in configure.sh).
 # Launcher configurations of 2023 do not (NeMo-Framework-Launcher, launcher_scripts/conf/training), nor LoRA's recipes
 _NEMO: Final = FrameworkDefaults(
     "nemo",

@@ -50,15 +50,6 @@ _UNSUPPORTED_NOTES: Final = {  # text in the notes
     "optimizer muon": "optimizer muon is not modelled",
     "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
 }
-RECIPE_NOTE: Final = "recipe defaults"  # note that a recipe ran unchanged
-# moe_flex_dispatcher_backend of Megatron Bridge's performance recipes in bf16, by preset and prefix of the GPU's name
-# (scripts/performance/configs/{deepseek,gpt_oss}/*_workload_base_configs.py, gpt_oss as of release 0.4)
-_RECIPE_DISPATCHERS: Final = {
-    ("deepseek-v3", ""): TokenDispatcher.HYBRIDEP,
-    ("gpt-oss-120b", "b200"): TokenDispatcher.HYBRIDEP,
-    ("gpt-oss-120b", "b300"): TokenDispatcher.HYBRIDEP,
-    ("gpt-oss-120b", "gb200"): TokenDispatcher.HYBRIDEP,
-}
 # models whose recipes set a coefficient for the load-balancing loss: moe_aux_loss_coeff in Megatron Bridge's
 # src/megatron/bridge/models/{deepseek/deepseek_v3,qwen/qwen3_moe}_bridge.py, of which the first reads Moonlight, and in
 # Megatron-MoE-ModelZoo's model_configs/benchmarking
@@ -129,8 +120,8 @@ def moe_precision(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str
 
 def _has_unfused_router(case: ValidationCase, defaults: FrameworkDefaults) -> bool:
     """Whether a Megatron Bridge recipe runs the router as separate unfused operations."""
-    is_tuned = matching_preset(case) not in _UNFUSED_ROUTER_MODELS and not _LIBRARY_RECIPE_NOTE.search(case.text("notes"))
-    return defaults.moe_only and not is_tuned
+    is_library_recipe = _LIBRARY_RECIPE_NOTE.search(case.text("notes")) is not None
+    return defaults.moe_only and (is_library_recipe or matching_preset(case) in _UNFUSED_ROUTER_MODELS)
 
 
 def experts_config(case: ValidationCase, preset: str | None) -> dict[str, Any]:
@@ -234,18 +225,8 @@ def _dense_layer_count(case: ValidationCase) -> int | None:
 
 
 def _dispatcher(case: ValidationCase) -> TokenDispatcher:
-    """The dispatcher: as noted, else the recipe's if the recipe ran unchanged, else all-to-all."""
-    notes, gpu = case.text("notes"), case.text("gpu")
-    named = next((dispatcher for pattern, dispatcher in _DISPATCHER_NOTES if pattern.search(notes)), None)
-    if named is not None or RECIPE_NOTE not in notes:
-        return named or TokenDispatcher.ALL_TO_ALL
-    recipes = _RECIPE_DISPATCHERS.items()
-    model = matching_preset(case)
+    """The dispatcher: as noted, else all-to-all."""
+    notes = case.text("notes")
     return next(
-        (
-            recipe_dispatcher
-            for (name, gpu_prefix), recipe_dispatcher in recipes
-            if name == model and gpu.startswith(gpu_prefix)
-        ),
-        TokenDispatcher.ALL_TO_ALL,
+        (dispatcher for pattern, dispatcher in _DISPATCHER_NOTES if pattern.search(notes)), TokenDispatcher.ALL_TO_ALL
     )

@@ -172,7 +172,7 @@ def test_what_in_house_frameworks_leave_out(framework: str, fused: bool, backwar
     ],
 )
 def test_notes_say_whether_layers_are_compiled(notes: str, is_compiled: bool) -> None:
-    """torchtitan's layers are eager unless the row says otherwise; AsyncTP is a pass of the compiler."""
+    """Layers of torchtitan are eager unless the row says otherwise; AsyncTP is a pass of the compiler."""
     training = scenario_mapping(step_case(**DP_ONLY, framework="torchtitan", year="2026", notes=notes))["training"]
     assert training["fused"] is is_compiled
     assert training["recompute"]["early_stop"] is is_compiled

@@ -114,16 +114,6 @@ def test_notes_and_framework_set_the_expert_layout(cells: dict[str, str], layout
     assert {key: mapping[key] for key in ("ep", "etp", "dispatcher") if key in mapping} == layout
 
 
-@pytest.mark.parametrize(("gpu", "dispatcher"), [("gb200", "hybridep"), ("gb300", "alltoall")])
-def test_an_unchanged_recipe_has_its_dispatcher(gpu: str, dispatcher: str) -> None:
-    """gpt-oss of release 0.4 of Megatron Bridge; a row that says no more than its columns has the all-to-all."""
-    with_defaults, without_notes = (
-        step_case(**GPT_OSS, gpu=gpu, notes=notes) for notes in ("inferred: recipe defaults", "")
-    )
-    assert scenario_mapping(with_defaults)["layout"]["dispatcher"] == dispatcher
-    assert scenario_mapping(without_notes)["layout"]["dispatcher"] == "alltoall"
-
-
 def test_modules_are_recomputed_by_name() -> None:
     recompute = scenario_mapping(step_case(**SMALL_MOE, recompute="modules:layernorm+moe_act"))["training"]["recompute"]
     assert recompute == {"modules": ["layernorm", "moe_act"]}
