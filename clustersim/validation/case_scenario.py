@@ -37,7 +37,7 @@ RECOMPUTE_MODES: Final = {
     "full": "full",
 }
 _RECOMPUTE_MODULES: Final = re.compile(r"selective:\[([a-z_ ]+)\]")  # Megatron-LM's --recompute-modules
-_PIPELINE_LAYOUT: Final = re.compile(r"\blayout (E[tmL|()*\d]+)")  # Megatron-LM's pipeline_model_parallel_layout
+_PIPELINE_LAYOUT: Final = re.compile(r"\b(?:layout |pp_layout=)(E[tmL|()*\d]+)")  # pipeline_model_parallel_layout
 _MTP_LAYERS: Final = re.compile(r"\bMTP (\d+)|\bmtp-num-layers (\d+)")  # MTP layers
 _MODULES_PREFIX: Final = "modules:"  # followed by module names joined by +
 _CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # text in the notes
@@ -120,9 +120,10 @@ def _model_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str
 
 
 def _mtp_config(case: ValidationCase) -> dict[str, int]:
-    """The number of multi-token prediction layers that the notes state."""
-    stated = _MTP_LAYERS.search(case.text("notes"))
-    return {"mtp_layers": int(stated[1] or stated[2])} if stated else {}
+    """The number of multi-token prediction layers that the notes state, else of those in the pipeline's layout."""
+    stated, layout = _MTP_LAYERS.search(case.text("notes")), _PIPELINE_LAYOUT.search(case.text("notes"))
+    count = int(stated[1] or stated[2]) if stated else layout[1].count("m") if layout else 0
+    return {"mtp_layers": count} if count else {}
 
 
 def _model_dimensions(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:

@@ -126,6 +126,7 @@ def test_modules_are_recomputed_by_name() -> None:
         ({"framework": "megatron-lm (megatron-core dev)", "layers": "8"}, None),
         ({"framework": "megatron-lm", "layers": "6"}, None),
         ({"notes": "layout Et|(tt|)*2tL, overlap", "layers": "6"}, "Et|(tt|)*2tL"),
+        ({"notes": "recipe X @ v0.5.1: pp_layout=Et|(tt|)*2tL", "layers": "6"}, "Et|(tt|)*2tL"),
     ],
 )
 def test_embedding_and_head_count_as_layers_where_the_framework_does(cells: dict[str, str], split: Any) -> None:
@@ -139,6 +140,7 @@ def test_embedding_and_head_count_as_layers_where_the_framework_does(cells: dict
     [
         ("MTP 1 layer, layout Et|(tt|)*30mL", 1),
         ("num-experts 8; mtp-num-layers 2; moe-grouped-gemm True", 2),
+        ("recipe X @ v0.5.1: pp_layout=Et*4|(t*4|)*14tmL", 1),
         ("no MTP in the layout Et|(tt|)*30L", None),
         ("", None),
     ],
