@@ -60,7 +60,10 @@ class MoeRecipe:
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "MoeRecipe":
         """Read an entry of the table."""
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in mapping.items()})
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in mapping.items()
+        }
+        return cls(**fields)
 
     def matches(self, case: ValidationCase, model: str | None, release: str) -> bool:
         """Whether a run may have used it; `ep` is not compared."""
