@@ -54,7 +54,7 @@ class FrameworkDefaults:
 
     p2p_overlap: pipeline sends overlap with compute; p2p_needs_chunks: only those of interleaved pipelines do;
     grad_reduce_overlap: so do gradient reductions, unless the row says otherwise (those of ZeRO-3 always do);
-    tp_comm_overlap: tensor-parallel collectives are pipelined with their matmuls (not NVFP4's, nor beside LoRA's
+    tp_comm_overlap: tensor-parallel collectives are pipelined with their matmuls (not NVFP4's, nor with LoRA's
     adapters), unless the row says otherwise; backward_tp_overlap: tensor-parallel collectives of backward
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
     arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); fsdp2: ZeRO-3 is PyTorch's `fully_shard`;

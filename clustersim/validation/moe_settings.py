@@ -159,7 +159,7 @@ def moe_layout(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, A
 
 
 def _overlaps_shared_experts(case: ValidationCase, defaults: FrameworkDefaults, dispatcher: TokenDispatcher) -> bool:
-    """Whether shared experts run beside the all-to-all; never with overlapped dispatch, which Megatron rejects."""
+    """Whether shared experts run during the all-to-all; never with overlapped dispatch, which Megatron rejects."""
     has_overlap = defaults.moe_only and dispatcher is TokenDispatcher.ALL_TO_ALL
     is_switched_off = _NO_SHARED_EXPERT_OVERLAP in case.text("notes")
     return has_overlap and not is_switched_off and matching_preset(case) in _BF16_MOMENT_MODELS

@@ -127,7 +127,7 @@ def _recipe_of(case: ValidationCase, model: str | None) -> MoeRecipe | None:
 
 
 def _full_iteration_notes(case: ValidationCase, notes: str, model: str | None) -> list[str]:
-    """What recipes with full-iteration graphs in MXFP8 have beside them."""
+    """What recipes with full-iteration graphs in MXFP8 have in addition."""
     is_mxfp8 = case.text("precision") == "mxfp8" and case.text("gpu") in _BLACKWELL
     if not is_mxfp8 or model is None or not any(name in notes for name in _FULL_ITERATION_NOTES):
         return []

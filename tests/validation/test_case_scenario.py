@@ -194,7 +194,7 @@ def test_notes_say_whether_layers_are_compiled(notes: str, is_compiled: bool) ->
     ],
 )
 def test_recipes_overlap_tensor_parallel_collectives(cells: dict[str, str], overlaps: bool) -> None:
-    """User buffers of NeMo's recipes since 2024 and of dense recipes of Megatron Bridge; none beside adapters."""
+    """User buffers of NeMo's recipes since 2024 and of dense recipes of Megatron Bridge; none with adapters."""
     assert scenario_mapping(step_case(**cells))["layout"]["tp_comm_overlap"] is overlaps
 
 

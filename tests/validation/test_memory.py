@@ -263,7 +263,7 @@ def test_unmodelled_moe_settings_have_a_reason(tmp_path: Path, notes: str, reaso
     assert refused.is_expressible
 
 
-def test_notes_of_a_packaged_step_count_beside_those_of_the_memory_row(tmp_path: Path) -> None:
+def test_notes_of_a_packaged_step_count_for_the_memory_row_too(tmp_path: Path) -> None:
     """Only its step says that this run is compiled: dropped FP32 copies of norms and activations need less memory."""
     step = {"case_id": "titan-T1-fsdp+compile"}
     blank = {column: "" for column in MEMORY_ROW if column not in (*step, "quantity", "bytes")}
