@@ -119,12 +119,12 @@ class Activations:
             }
         )
         for run in self.plan.layer_runs(stage):
-            counts[_saved_key(run)] += 0 if run.offloaded else run.layers.count
+            counts[saved_key(run)] += 0 if run.offloaded else run.layers.count
         return counts
 
     def layer_bytes_of(self, run: StageLayers) -> Bytes:
         """Bytes that one microbatch saves of one layer of a run, on device or host."""
-        return self.bytes_of(*_saved_key(run))
+        return self.bytes_of(*saved_key(run))
 
     def host_bytes(self, stage: PipelineStage) -> Bytes:
         """Bytes that one microbatch of a stage keeps on the host."""
@@ -281,7 +281,7 @@ LAYER_KINDS: Final = frozenset(_LAYER_SIZES)
 """Kinds whose size depends on the layer specification."""
 
 
-def _saved_key(run: StageLayers) -> ActivationKey:
+def saved_key(run: StageLayers) -> ActivationKey:
     """What one layer of a run saves."""
     return (ActivationKind.LAYER_INPUT if run.recomputed else ActivationKind.LAYER_SAVED), run.layers.spec
 
@@ -308,7 +308,7 @@ def _backward_counts(
         counts = Counter(
             {
                 (ActivationKind.LAYER_FULL, spec): 1,
-                _saved_key(run): -1,
+                saved_key(run): -1,
                 (ActivationKind.LAYER_WEIGHT_GRADIENT, spec): int(is_full_backward),
             }
         )
@@ -319,9 +319,9 @@ def _backward_counts(
 
 def _freed_by_run(run: StageLayers, count: int, is_full_backward: bool) -> ActivationCounts:
     """What backward has freed after `count` layers of a run; offloaded activations are not on the device."""
-    freed = dict(_freed_counts(_saved_key(run), count, is_full_backward))
+    freed = dict(_freed_counts(saved_key(run), count, is_full_backward))
     if run.offloaded:
-        del freed[_saved_key(run)]
+        del freed[saved_key(run)]
     return freed
 
 
