@@ -64,7 +64,7 @@ class ActivationKind(IdentityEnum):
 
 
 LOSS_CHUNKS: Final = 8
-"""Chunks of a chunked loss (torchtune, CEWithChunkedOutputLoss, num_output_chunks)."""
+"""Chunks of a chunked loss (torchtune, CEWithChunkedOutputLoss, num_output_chunks; torchtitan, ChunkedCELoss)."""
 ActivationKey = tuple[ActivationKind, LayerSpec | None]
 """A kind of activation and, for layers, the layer specification."""
 ActivationCounts = Mapping[ActivationKey, int]
@@ -218,15 +218,24 @@ class Activations:
         """Bytes per logit of its gradients, beyond what the loss saves (mostly an FP32 softmax).
 
         PyTorch's loss makes two gradients in FP32, of the negative log-likelihood and of the log-softmax; a chunked
-        loss puts them in place of logits that are freed; the others compute the gradient in the softmax's place and
-        cast it.
+        loss puts them in place of logits that are freed; one that runs with its matmul has a chunk's logits and their
+        gradient; the others compute the gradient in the softmax's place and cast it.
         """
         match self.plan.training.loss:
-            case LossImplementation.TORCH:
+            case LossImplementation.TORCH | LossImplementation.TORCH_FP32:
                 return 2 * DType.FP32.bytes
             case LossImplementation.CHUNKED:
                 return self.element_bytes / LOSS_CHUNKS
+            case LossImplementation.FUSED_LINEAR:
+                return 2 * self.element_bytes / LOSS_CHUNKS
         return self.element_bytes
+
+    @property
+    def cast_gradient_bytes(self) -> Bytes:
+        """Bytes per logit of the gradient that the output matrix's backward reads, beyond what the loss saves."""
+        if self.plan.training.loss is LossImplementation.FUSED_LINEAR:
+            return self.loss_gradient_bytes
+        return self.element_bytes - self.loss_saved_bytes
 
     @property
     def loss_saved_bytes(self) -> Bytes:
@@ -258,9 +267,7 @@ _STAGE_SIZES: Final[Mapping[ActivationKind, Callable[[Activations], Bytes]]] = {
     ActivationKind.EMBEDDING_SAVED: lambda activations: activations.plan.embedding.saved_bytes,
     ActivationKind.HEAD_SAVED: lambda activations: activations.plan.head.saved_bytes,
     ActivationKind.LOSS_GRADIENT: lambda activations: activations.logit_count * activations.loss_gradient_bytes,
-    ActivationKind.CAST_GRADIENT: lambda activations: (
-        activations.logit_count * (activations.element_bytes - activations.loss_saved_bytes)
-    ),
+    ActivationKind.CAST_GRADIENT: lambda activations: activations.logit_count * activations.cast_gradient_bytes,
     ActivationKind.EMBEDDING_WGRAD: lambda activations: activations.plan.embedding.deferred_wgrad_bytes,
     ActivationKind.HEAD_WGRAD: lambda activations: activations.plan.head.deferred_wgrad_bytes,
     ActivationKind.EMBEDDING_WEIGHT_GRADIENT: lambda activations: activations.weight_gradient_bytes(

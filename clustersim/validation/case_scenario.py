@@ -196,7 +196,7 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
         "precision": _precision_config(case, defaults),
         "recompute": _recompute_config(case, defaults),
         "attention": defaults.attention_backend(case),
-        "loss": defaults.loss,
+        "loss": defaults.loss_implementation(case),
         "fused": defaults.uses_fused_kernels(case),
         **_lora_config(case),
         **_offload_config(case),

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from clustersim.model.framework import GraphCapture
 from clustersim.validation.cases import CannotPredictError, ValidationCase
+from clustersim.validation.torchtitan_loss import torchtitan_loss
 from clustersim.validation.training_precision import (
     BRIDGE,
     BY_RECIPE_NAME,
@@ -108,6 +109,10 @@ class FrameworkDefaults:
     def stops_early(self, case: ValidationCase) -> bool:
         """Whether recomputation stops once backward has what it needs."""
         return self.early_stop or _is_compiled(case)
+
+    def loss_implementation(self, case: ValidationCase) -> str:
+        """The loss; torchtitan's depends on the date of its code."""
+        return self.loss if self.name_substring != "torchtitan" else torchtitan_loss(case, compiled=_is_compiled(case))
 
     def attention_backend(self, case: ValidationCase) -> str:
         """The attention backend; `flash` in a row means the framework's flash attention at that time."""
@@ -264,8 +269,8 @@ FRAMEWORKS: Final = (
     FrameworkDefaults(
         "litgpt", fsdp2=True, loss="torch", is_eager=True, flash_version="flash2", uniform_precision=True
     ),
-    # Liger-Kernel's cross-entropy: one kernel per direction (that it stores no logits is not modelled yet)
-    FrameworkDefaults("liger", loss="fused"),
+    # Liger-Kernel's apply_liger_kernel_to_llama: fused_linear_cross_entropy=True
+    FrameworkDefaults("liger", loss="fused_linear"),
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
     replace(_MEGATRON_2022, name_substring="nemo", last_year=2022),
     replace(_NEMO, last_year=2023, flash_version="flash2"),

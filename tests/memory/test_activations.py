@@ -167,7 +167,13 @@ def test_backward_of_a_selectively_recomputed_layer_holds_the_attention_core() -
 
 @pytest.mark.parametrize(
     ("loss", "width"),
-    [(LossImplementation.VOCAB_PARALLEL, 2), (LossImplementation.FUSED, 2), (LossImplementation.TORCH, 8)],
+    [
+        (LossImplementation.VOCAB_PARALLEL, 2),
+        (LossImplementation.FUSED, 2),
+        (LossImplementation.COMPILED, 2),
+        (LossImplementation.TORCH, 8),
+        (LossImplementation.TORCH_FP32, 8),
+    ],
 )
 def test_the_loss_needs_gradients_of_the_logits(loss: LossImplementation, width: int) -> None:
     """Megatron: one in bf16. PyTorch: nll_loss_backward and log_softmax_backward allocate one each in fp32.
@@ -189,6 +195,31 @@ def test_a_chunked_loss_computes_logit_gradients_in_place() -> None:
     )
     fused = Activations(Plan(load_preset("llama3-8b"), replace(training, loss=LossImplementation.FUSED), Layout()))
     assert fused.bytes_of(ActivationKind.HEAD_SAVED) - chunked.bytes_of(ActivationKind.HEAD_SAVED) == 2 * logits
+
+
+@pytest.mark.parametrize(
+    ("loss", "bytes_per_logit"),
+    [
+        (LossImplementation.TORCH_FP32, 8),
+        (LossImplementation.TORCH, 4),
+        (LossImplementation.COMPILED, 2),
+        (LossImplementation.FUSED_LINEAR, 0),
+    ],
+)
+def test_what_a_loss_saves_of_each_logit(loss: LossImplementation, bytes_per_logit: int) -> None:
+    """FP32 logits and log-softmax; the log-softmax alone; the logits in bf16; nothing. Beside 4 s b h of the head."""
+    training = Training(8192, 1, loss=loss)
+    activations = Activations(Plan(load_preset("llama3-8b"), training, Layout()))
+    head, hidden = activations.bytes_of(ActivationKind.HEAD_SAVED), 8192 * 4096
+    assert head == bytes_per_logit * 8192 * 128256 + 4 * hidden
+
+
+def test_a_loss_with_its_matmul_has_an_eighth_of_the_logits_and_of_their_gradient() -> None:
+    """2 x 2 bytes for each logit of a chunk, beside the gradient of the output matrix."""
+    training = Training(8192, 1, loss=LossImplementation.FUSED_LINEAR)
+    activations = Activations(Plan(load_preset("llama3-8b"), training, Layout()))
+    chunk, matrix = 4 * 8192 * 128256 / 8, 2 * 128256 * 4096
+    assert activations.transient_bytes(layer_stage(activations, 1, head=True)) == chunk + matrix
 
 
 def test_the_head_gradient_is_allocated_after_the_softmax_is_freed() -> None:

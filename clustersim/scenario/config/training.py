@@ -244,7 +244,8 @@ class TrainingConfig(ConfigModel):
     attention: Annotated[AttentionBackend, enum_parser(AttentionBackend)] = AttentionBackend.FLASH
     """flash: the fastest library available; flash2, flash1: FlashAttention's versions; standard: unfused"""
     loss: Annotated[LossImplementation, enum_parser(LossImplementation)] = LossImplementation.VOCAB_PARALLEL
-    """cross-entropy as in Megatron, in PyTorch, as one kernel each for forward and backward, or in chunks"""
+    """cross-entropy as in Megatron, in PyTorch (of logits kept in fp32: torch_fp32), as one kernel each for forward and
+    backward (fused, compiled), in chunks, or in chunks with its matmul"""
     optimizer: Annotated[Optimizer, enum_parser(Optimizer)] = Optimizer.ADAM
     """the optimizer"""
     gradient_clipping: bool = True
