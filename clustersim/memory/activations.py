@@ -44,6 +44,7 @@ class ActivationKind(IdentityEnum):
     LAYER_SAVED: saved by other layers, under the recomputation policy; LAYER_FULL: all that a layer's backward
     reads; EMBEDDING_SAVED, HEAD_SAVED: saved by these; LOSS_GRADIENT: gradients of the logits with the loss's
     softmax; CAST_GRADIENT: gradients of the logits in its place; *_WGRAD: held for deferred weight gradients;
+    LAYER_INPUT_GRADIENT: full gradients of a gathered input, before they are reduce-scattered;
     *_WEIGHT_GRADIENT: gradient of the largest weight before it is accumulated (or a weight that is unpacked).
     """
 
@@ -58,6 +59,7 @@ class ActivationKind(IdentityEnum):
     LAYER_WGRAD = "waiting layer"
     EMBEDDING_WGRAD = "waiting embedding"
     HEAD_WGRAD = "waiting head"
+    LAYER_INPUT_GRADIENT = "layer input gradient"
     LAYER_WEIGHT_GRADIENT = "layer weight gradient"
     EMBEDDING_WEIGHT_GRADIENT = "embedding weight gradient"
     HEAD_WEIGHT_GRADIENT = "head weight gradient"
@@ -65,6 +67,7 @@ class ActivationKind(IdentityEnum):
 
 LOSS_CHUNKS: Final = 8
 """Chunks of a chunked loss (torchtune, CEWithChunkedOutputLoss, num_output_chunks; torchtitan, ChunkedCELoss)."""
+_SUMMED_GRADIENTS: Final = 3  # two, and their sum
 ActivationKey = tuple[ActivationKind, LayerSpec | None]
 """A kind of activation and, for layers, the layer specification."""
 ActivationCounts = Mapping[ActivationKey, int]
@@ -199,6 +202,18 @@ class Activations:
         )
 
     @property
+    def input_gradient_bytes(self) -> Bytes:
+        """Bytes of the full gradients of an input that autograd keeps gathered under sequence parallelism.
+
+        Two linear layers read it, and autograd adds gradients of tensor subclasses out of place (`accumulate` in
+        torch/csrc/autograd/input_buffer.cpp).
+        """
+        shard = self.plan.layer_shard
+        if not (self.plan.training.overheads.keeps_gathered_inputs and shard.sequence_parallel and shard.tp > 1):
+            return 0.0
+        return _SUMMED_GRADIENTS * shard.tokens * self.plan.model.hidden * self.element_bytes
+
+    @property
     def output_bytes(self) -> Bytes:
         """Bytes of a stage's output that stay until its backward."""
         shard = self.plan.layer_shard
@@ -280,6 +295,7 @@ _LAYER_SIZES: Final[Mapping[ActivationKind, Callable[[Activations, LayerSpec], B
     ActivationKind.LAYER_SAVED: lambda activations, spec: activations.saved_layer_bytes(spec),
     ActivationKind.LAYER_FULL: lambda activations, spec: activations.plan.layer_by_spec[spec].saved_bytes,
     ActivationKind.LAYER_WGRAD: lambda activations, spec: activations.plan.layer_by_spec[spec].deferred_wgrad_bytes,
+    ActivationKind.LAYER_INPUT_GRADIENT: lambda activations, _: activations.input_gradient_bytes,
     ActivationKind.LAYER_WEIGHT_GRADIENT: lambda activations, spec: activations.weight_gradient_bytes(
         activations.plan.layer_by_spec[spec]
     ),
@@ -316,6 +332,7 @@ def _backward_counts(
             {
                 (ActivationKind.LAYER_FULL, spec): 1,
                 saved_key(run): -1,
+                (ActivationKind.LAYER_INPUT_GRADIENT, spec): 1,
                 (ActivationKind.LAYER_WEIGHT_GRADIENT, spec): int(is_full_backward),
             }
         )

@@ -92,6 +92,10 @@ class Overheads:
     one kernel each; router_unfused, so are scores, top-k and probabilities; router_fp32, the router
     multiplies FP32 copies of its operands; router_loss, routers have a load-balancing loss.
 
+    Tensor parallelism: keeps_gathered_inputs, under sequence parallelism a column-parallel layer saves its gathered
+    input, so that backward does not gather it again, and its input gradients are full tensors, one for each linear
+    layer and their sum (DTensor: `PrepareModuleInput` to `Replicate()`).
+
     loss_averaging: when the logged loss is averaged; batch_transfer: how microbatches reach the ranks.
     """
 
@@ -110,6 +114,7 @@ class Overheads:
     router_unfused: bool = False
     router_fp32: bool = False
     router_loss: bool = False
+    keeps_gathered_inputs: bool = False
     grouping: Grouping | None = None
     softmax_keys: int | None = None
     loss_averaging: LossReport = LossReport.NEVER
@@ -117,13 +122,14 @@ class Overheads:
 
     @property
     def layer_implementation(self) -> "Overheads":
-        """Only how norms and experts are implemented, which is not extra work, and nothing else."""
+        """Only how norms, experts and tensor parallelism are implemented, which is not extra work, and nothing else."""
         return Overheads(
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
             router_unfused=self.router_unfused,
             router_fp32=self.router_fp32,
             router_loss=self.router_loss,
+            keeps_gathered_inputs=self.keeps_gathered_inputs,
             grouping=self.grouping,
         )
 

@@ -201,13 +201,13 @@ def _activation_flags(space: ExplorerSpace, plan: Plan) -> dict[str, int]:
     """By activation column, 1 if it counts as an activation.
 
     A layer's largest weight gradient does, unless dense weights are gathered; then that of its experts does,
-    unless they are gathered as well.
+    unless they are gathered as well. Input gradients of layers depend on tensor parallelism alone.
     """
     activations = Activations(plan)
     flags = {kind.value: int(activations.bytes_of(kind) != 0) for kind in ActivationKind if kind not in LAYER_KINDS}
     for layer_kind in range(space.layer_kind_count):
         spec = space.layer_kind(0, layer_kind) if space.is_moe else plan.model.distinct_specs[0]
-        for kind in LAYER_KINDS:
+        for kind in LAYER_KINDS - {ActivationKind.LAYER_INPUT_GRADIENT}:
             flags[kind_column(kind.value, layer_kind)] = int(activations.bytes_of(kind, spec) != 0)
         if space.is_moe:
             unsharded = Activations(replace(plan, layout=replace(plan.layout, data=DdpStrategy())))

@@ -51,6 +51,8 @@ class OverheadsConfig(ConfigModel):
     """router scores are computed in FP32; left out: the framework's"""
     router_loss: bool | None = None
     """the auxiliary load-balancing loss is computed; left out: the framework's"""
+    keeps_gathered_inputs: bool | None = None
+    """column-parallel layers save their inputs gathered under sequence parallelism; left out: the framework's"""
     grouping: Annotated[Grouping | None, enum_parser(Grouping)] = None
     """launch of expert matmuls (grouped GEMM), and whether the ops in between are fused; left out: the framework's"""
     softmax_keys: TokenCount | None = None
