@@ -28,6 +28,7 @@ from typing import Final
 from clustersim.common.dtypes import DType
 from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes
+from clustersim.memory.layer_gradients import activation_gradient_bytes
 from clustersim.model import memory_bound
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.layers import LayerOperators
@@ -44,7 +45,7 @@ class ActivationKind(IdentityEnum):
     LAYER_SAVED: saved by other layers, under the recomputation policy; LAYER_FULL: all that a layer's backward
     reads; EMBEDDING_SAVED, HEAD_SAVED: saved by these; LOSS_GRADIENT: gradients of the logits with the loss's
     softmax; CAST_GRADIENT: gradients of the logits in its place; *_WGRAD: held for deferred weight gradients;
-    LAYER_INPUT_GRADIENT: full gradients of a gathered input, before they are reduce-scattered;
+    LAYER_GRADIENTS: gradients of a layer's activations while its backward runs;
     *_WEIGHT_GRADIENT: gradient of the largest weight before it is accumulated (or a weight that is unpacked).
     """
 
@@ -59,7 +60,7 @@ class ActivationKind(IdentityEnum):
     LAYER_WGRAD = "waiting layer"
     EMBEDDING_WGRAD = "waiting embedding"
     HEAD_WGRAD = "waiting head"
-    LAYER_INPUT_GRADIENT = "layer input gradient"
+    LAYER_GRADIENTS = "layer gradients"
     LAYER_WEIGHT_GRADIENT = "layer weight gradient"
     EMBEDDING_WEIGHT_GRADIENT = "embedding weight gradient"
     HEAD_WEIGHT_GRADIENT = "head weight gradient"
@@ -202,16 +203,23 @@ class Activations:
         )
 
     @property
-    def input_gradient_bytes(self) -> Bytes:
-        """Bytes of the full gradients of an input that autograd keeps gathered under sequence parallelism.
+    def last_layer_bytes(self) -> Bytes:
+        """Bytes of activations and their gradients when only the largest layer is left for backward."""
+        kinds = ActivationKind.LAYER_FULL, ActivationKind.LAYER_GRADIENTS
+        sizes = (sum(self.bytes_of(kind, spec) for kind in kinds) for spec in self.plan.model.distinct_specs)
+        return max(sizes, default=0.0)
 
-        Two linear layers read it, and autograd adds gradients of tensor subclasses out of place (`accumulate` in
+    def layer_gradient_bytes(self, spec: LayerSpec) -> Bytes:
+        """Bytes of the gradients of a layer's activations, beyond what its backward has freed by then.
+
+        Those of an input that autograd keeps gathered under sequence parallelism are full tensors. Two linear layers
+        read it, and autograd adds gradients of tensor subclasses out of place (`accumulate` in
         torch/csrc/autograd/input_buffer.cpp).
         """
-        shard = self.plan.layer_shard
-        if not (self.plan.training.overheads.keeps_gathered_inputs and shard.sequence_parallel and shard.tp > 1):
-            return 0.0
-        return _SUMMED_GRADIENTS * shard.tokens * self.plan.model.hidden * self.element_bytes
+        shard, keeps_gathered = self.plan.layer_shard, self.plan.training.overheads.keeps_gathered_inputs
+        is_gathered = keeps_gathered and shard.sequence_parallel and shard.tp > 1
+        copies = _SUMMED_GRADIENTS if is_gathered else 1
+        return activation_gradient_bytes(self.plan.layer_by_spec[spec], self.element_bytes, copies)
 
     @property
     def output_bytes(self) -> Bytes:
@@ -295,7 +303,7 @@ _LAYER_SIZES: Final[Mapping[ActivationKind, Callable[[Activations, LayerSpec], B
     ActivationKind.LAYER_SAVED: lambda activations, spec: activations.saved_layer_bytes(spec),
     ActivationKind.LAYER_FULL: lambda activations, spec: activations.plan.layer_by_spec[spec].saved_bytes,
     ActivationKind.LAYER_WGRAD: lambda activations, spec: activations.plan.layer_by_spec[spec].deferred_wgrad_bytes,
-    ActivationKind.LAYER_INPUT_GRADIENT: lambda activations, _: activations.input_gradient_bytes,
+    ActivationKind.LAYER_GRADIENTS: lambda activations, spec: activations.layer_gradient_bytes(spec),
     ActivationKind.LAYER_WEIGHT_GRADIENT: lambda activations, spec: activations.weight_gradient_bytes(
         activations.plan.layer_by_spec[spec]
     ),
@@ -332,7 +340,7 @@ def _backward_counts(
             {
                 (ActivationKind.LAYER_FULL, spec): 1,
                 saved_key(run): -1,
-                (ActivationKind.LAYER_INPUT_GRADIENT, spec): 1,
+                (ActivationKind.LAYER_GRADIENTS, spec): 1,
                 (ActivationKind.LAYER_WEIGHT_GRADIENT, spec): int(is_full_backward),
             }
         )

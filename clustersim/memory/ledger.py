@@ -134,7 +134,8 @@ def ledger_from_passes(
     order = pass_order(entries)
     times, is_begin, changes = _memory_events(footprint, activations, order, bounds)
     by_time = np.lexsort((is_begin, times))  # at equal times what has ended is freed first
-    return _build_ledger(footprint, pipeline_rank, times[by_time], changes[by_time])
+    ordered = _with_created_gradients(footprint, activations, pipeline_rank, changes[by_time])
+    return _build_ledger(footprint, pipeline_rank, times[by_time], ordered)
 
 
 def _paired_passes(passes: Sequence[TimedPass]) -> Iterator[tuple[ScheduleEntry, tuple[Seconds, Seconds]]]:
@@ -161,13 +162,37 @@ def ledger_from_order(
     """The ledger of a rank that runs these passes in sequence, at the times 0, 1, 2 ..."""
     bounds = np.arange(len(order.type_indices))[:, None] + np.array([0.0, 1.0])
     times, _, changes = _memory_events(footprint, activations, order, bounds)
-    return _build_ledger(footprint, pipeline_rank, times, changes)
+    ordered = _with_created_gradients(footprint, activations, pipeline_rank, changes)
+    return _build_ledger(footprint, pipeline_rank, times, ordered)
+
+
+def _with_created_gradients(
+    footprint: Footprint, activations: Activations, pipeline_rank: int, changes: FloatArray
+) -> FloatArray:
+    """Changes of a step whose only backward creates the gradients, at its end; changes: [events, 2].
+
+    It frees activations as it creates them, layer by layer, so that it needs most either when it begins, without
+    gradients, or in the first layer, with all of them.
+    """
+    created = footprint.created_gradient_bytes(pipeline_rank)
+    if not created:
+        return changes
+    changed = changes.copy()
+    before, transient = changes[:-2, 0].sum(), changes[-2, 0]
+    last_transient = activations.last_layer_bytes - before
+    if last_transient + created > transient:
+        changed[-2:, 0] += np.array([1.0, -1.0]) * (last_transient - transient)
+        changed[-2, 1] += created
+    else:
+        changed[-1, 1] += created
+    return changed
 
 
 def _build_ledger(footprint: Footprint, pipeline_rank: int, times: FloatArray, changes: FloatArray) -> MemoryLedger:
     """changes: [events, 2] of activations and of unreduced gradients, in order of time."""
     held = np.cumsum(changes, axis=0)
-    resident, fragmentation = footprint.resident_bytes(pipeline_rank), footprint.framework.fragmentation
+    resident = footprint.resident_bytes(pipeline_rank)
+    fragmentation = footprint.framework.fragmentation_with(footprint.plan.training.recompute)
     return MemoryLedger(times, held[:, 0], held[:, 1], resident, fragmentation)
 
 

@@ -52,7 +52,7 @@ def _transient_sizes(activations: Activations, stage: PipelineStage) -> Iterator
     for run in activations.plan.layer_runs(stage):
         spec = run.layers.spec
         restored = activations.bytes_of(ActivationKind.LAYER_FULL, spec) - activations.bytes_of(*saved_key(run))
-        gradients = (ActivationKind.LAYER_INPUT_GRADIENT, ActivationKind.LAYER_WEIGHT_GRADIENT)
+        gradients = (ActivationKind.LAYER_GRADIENTS, ActivationKind.LAYER_WEIGHT_GRADIENT)
         size = restored + sum(activations.bytes_of(kind, spec) for kind in gradients)
         yield from [size] * run.layers.count
     has_embedding = stage.has_embedding or stage.mtp_layer_count

@@ -24,6 +24,7 @@ like any other, which is somewhat too slow.
 Constants belong to a software generation, in `topologies/frameworks`, each with its source.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Final
@@ -33,6 +34,7 @@ from clustersim.common.errors import InputError
 from clustersim.common.mapping_reader import MappingReader
 from clustersim.common.units import Bytes, Dimension, Seconds
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Grouping, LossReport, Overheads
+from clustersim.model.training import FullRecompute, NoRecompute, Recompute
 
 OVERHEAD_FLAGS: Final = tuple(
     dataclass_field.name for dataclass_field in fields(Overheads) if dataclass_field.type is bool
@@ -70,14 +72,18 @@ class SupportedLayouts:
 class Framework:
     """Host launch times, memory and overheads of a training framework.
 
-    fragmentation: reserved over allocated bytes at the peak; communicator_bytes: buffers of one process
+    fragmentation: reserved over allocated bytes at the peak; selective_fragmentation, full_fragmentation: the same
+    where a part of the layers' activations is recomputed, or all (None: the same); communicator_bytes: buffers of
+    one process
     group; workspace_bytes: permanent allocations of libraries; grouped_workspace_bytes: the same for grouped
     matmuls, if any; deallocate_pipeline_outputs: whether pipeline stages free sent outputs, where a scenario does not
-    say; launch_seconds, backward_launch_seconds: host seconds per forward (and optimizer) and backward
-    kernel; collective_seconds: per collective, None: as per kernel; eager_call_seconds: per tensor operation
-    without autograd and modules; graph_launch_seconds: per CUDA graph, None: not supported; p2p_seconds: of
-    hosts, per message between pipeline stages; moe_launch_seconds: per kernel of a MoE model, None: as for
-    dense models; graph_capture: what CUDA graphs contain; compiled: whether layers are compiled;
+    say; torch_fsdp: FSDP is PyTorch's, whose shards are the master weights, and gradients exist from backward
+    until the optimizer has run (`Footprint`); launch_seconds, backward_launch_seconds: host seconds per
+    forward (and optimizer) and backward kernel; collective_seconds: per collective, None: as per kernel;
+    eager_call_seconds: per tensor operation without autograd and modules; graph_launch_seconds: per CUDA graph,
+    None: not supported; p2p_seconds: of hosts, per message between pipeline stages; moe_launch_seconds: per
+    kernel of a MoE model, None: as for dense models; graph_capture: what CUDA graphs contain; compiled: whether
+    layers are compiled;
     measured_host_use: which host measurements of a record replace these constants; early_stop: activation
     checkpoints stop recomputing once all that backward needs is available; overheads: extra work per step;
     supported_layouts: which layouts it has, for the layout search.
@@ -88,6 +94,7 @@ class Framework:
     workspace_bytes: Bytes = 0.0
     grouped_workspace_bytes: Bytes = 0.0
     deallocate_pipeline_outputs: bool = True
+    torch_fsdp: bool = False
     launch_seconds: Seconds = 0.0
     backward_launch_seconds: Seconds = 0.0
     p2p_seconds: Seconds = 0.0
@@ -102,6 +109,17 @@ class Framework:
     name: str = "framework"
     overheads: Overheads = NO_OVERHEADS
     supported_layouts: SupportedLayouts = SupportedLayouts()
+    selective_fragmentation: float | None = None
+    full_fragmentation: float | None = None
+
+    def fragmentation_with(self, recompute: Recompute) -> float:
+        """Reserved over allocated bytes at the peak with this recomputation."""
+        match recompute:
+            case NoRecompute():
+                return self.fragmentation
+            case FullRecompute(None):
+                return self.full_fragmentation or self.fragmentation
+        return self.selective_fragmentation or self.fragmentation
 
     @property
     def uses_cuda_graphs(self) -> bool:
@@ -156,11 +174,12 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
     section.reject_renamed_keys("frameworks")
     memory, host, checkpoint = (section.get_section(name) for name in ("memory", "host", "checkpoint"))
     framework = Framework(
-        fragmentation=memory.get_float("fragmentation", min_value=1.0),
+        **_read_fragmentation(memory),
         communicator_bytes=memory.get_quantity("communicator", Dimension.SIZE, allow_zero=True),
         workspace_bytes=memory.get_quantity("workspace", Dimension.SIZE, allow_zero=True),
         grouped_workspace_bytes=_read_bytes(memory, "grouped_workspace"),
         deallocate_pipeline_outputs=memory.get_bool("deallocate_pipeline_outputs"),
+        torch_fsdp=memory.get_bool("torch_fsdp"),
         launch_seconds=host.get_quantity("launch", Dimension.TIME, allow_zero=True),
         backward_launch_seconds=host.get_quantity("backward_launch", Dimension.TIME, allow_zero=True),
         p2p_seconds=host.get_quantity("p2p", Dimension.TIME, allow_zero=True),
@@ -211,6 +230,21 @@ def _read_overheads(section: MappingReader) -> Overheads:
         loss_averaging=LossReport(section.get_choice("loss_averaging", *(member.value for member in LossReport))),
         batch_transfer=BatchTransfer(section.get_choice("batch_transfer", *(member.value for member in BatchTransfer))),
     )
+
+
+def _read_fragmentation(memory: MappingReader) -> dict[str, float]:
+    """One number, or one for each of no, selective and full recomputation."""
+    if not isinstance(memory.get_value("fragmentation"), Mapping):
+        return {"fragmentation": memory.get_float("fragmentation", min_value=1.0)}
+    by_recompute = memory.get_section("fragmentation")
+    return {
+        name: by_recompute.get_float(key, min_value=1.0)
+        for key, name in (
+            ("none", "fragmentation"),
+            ("selective", "selective_fragmentation"),
+            ("full", "full_fragmentation"),
+        )
+    }
 
 
 def _read_bytes(section: MappingReader, key: str) -> Bytes:

@@ -43,7 +43,7 @@ def test_memory_quantities_are_ordered(tmp_path: Path) -> None:
     between, allocated, reserved, used = predict_table(tmp_path, *({"quantity": name} for name in names))
     assert between < allocated < reserved < used
     scenario = build_scenario(memory_cases(tmp_path, {})[0])
-    assert reserved == pytest.approx(allocated * scenario.framework.fragmentation)
+    assert reserved == pytest.approx(allocated * scenario.framework.fragmentation_with(scenario.training.recompute))
     assert used == pytest.approx(check(scenario).peak_memory_bytes)
 
 

@@ -25,7 +25,7 @@ from clustersim.scenario.validation_rules.moe import check_expert_sharding, chec
 _LAYER_KINDS: Final = (
     ActivationKind.LAYER_INPUT,
     ActivationKind.LAYER_FULL,
-    ActivationKind.LAYER_INPUT_GRADIENT,
+    ActivationKind.LAYER_GRADIENTS,
     ActivationKind.LAYER_WEIGHT_GRADIENT,
 )
 _END_KINDS: Final = (
