@@ -173,8 +173,11 @@ def load_framework(name_or_path: str = "pytorch") -> Framework:
     section = MappingReader(path, read_mapping(path))
     section.reject_renamed_keys("frameworks")
     memory, host, checkpoint = (section.get_section(name) for name in ("memory", "host", "checkpoint"))
+    fragmentation, selective_fragmentation, full_fragmentation = _read_fragmentation(memory)
     framework = Framework(
-        **_read_fragmentation(memory),
+        fragmentation=fragmentation,
+        selective_fragmentation=selective_fragmentation,
+        full_fragmentation=full_fragmentation,
         communicator_bytes=memory.get_quantity("communicator", Dimension.SIZE, allow_zero=True),
         workspace_bytes=memory.get_quantity("workspace", Dimension.SIZE, allow_zero=True),
         grouped_workspace_bytes=_read_bytes(memory, "grouped_workspace"),
@@ -232,19 +235,14 @@ def _read_overheads(section: MappingReader) -> Overheads:
     )
 
 
-def _read_fragmentation(memory: MappingReader) -> dict[str, float]:
-    """One number, or one for each of no, selective and full recomputation."""
+def _read_fragmentation(memory: MappingReader) -> tuple[float, float, float]:
+    """Fragmentation with no, selective and full recomputation: one number, or one for each."""
     if not isinstance(memory.get_value("fragmentation"), Mapping):
-        return {"fragmentation": memory.get_float("fragmentation", min_value=1.0)}
+        factor = memory.get_float("fragmentation", min_value=1.0)
+        return factor, factor, factor
     by_recompute = memory.get_section("fragmentation")
-    return {
-        name: by_recompute.get_float(key, min_value=1.0)
-        for key, name in (
-            ("none", "fragmentation"),
-            ("selective", "selective_fragmentation"),
-            ("full", "full_fragmentation"),
-        )
-    }
+    none, selective, full = (by_recompute.get_float(name, min_value=1.0) for name in ("none", "selective", "full"))
+    return none, selective, full
 
 
 def _read_bytes(section: MappingReader, key: str) -> Bytes:

@@ -1,5 +1,6 @@
 """Framework files: packaged ones are complete and sourced; an invalid file is rejected in one clear sentence."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.model.framework import MeasuredHostUse, load_framework
+from clustersim.model.training import FullRecompute, NoRecompute, SelectiveRecompute
 from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.config.schedule import ScheduleConfig
 
@@ -169,3 +171,34 @@ def test_moe_models_have_a_separate_launch_time_where_the_file_has_one() -> None
     assert pytorch.with_moe_launches() == pytorch
     assert moe_framework.with_moe_launches() == moe_framework
     assert megatron.with_launch_seconds(2e-6, None).with_moe_launches().launch_seconds == 2e-6
+
+
+def test_fragmentation_is_one_number_or_one_for_each_recomputation(
+    content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
+) -> None:
+    content["memory"]["fragmentation"] = {"none": 1.1, "selective": 1.2, "full": 1.3}
+    framework = load_framework(str(written(content)))
+    policies = NoRecompute(), SelectiveRecompute(), FullRecompute()
+    assert [framework.fragmentation_with(policy) for policy in policies] == [1.1, 1.2, 1.3]
+    content["memory"]["fragmentation"] = 1.4
+    framework = load_framework(str(written(content)))
+    assert [framework.fragmentation_with(policy) for policy in policies] == [1.4, 1.4, 1.4]
+
+
+@pytest.mark.parametrize(
+    ("fragmentation", "sentence"),
+    [
+        ({"none": 1.1, "selective": 1.2}, "memory.fragmentation.full: is missing"),
+        ({"none": 1.1, "selective": 0.2, "full": 1.2}, "memory.fragmentation.selective: 0.2 is not a number from 1 up"),
+        ({"none": 1.1, "selective": 1.2, "fully": 1.2}, "memory.fragmentation.full: is missing"),
+    ],
+)
+def test_incomplete_fragmentation_is_refused(
+    fragmentation: dict[str, float],
+    sentence: str,
+    content: dict[str, Any],
+    written: Callable[[dict[str, Any]], Path],
+) -> None:
+    content["memory"]["fragmentation"] = fragmentation
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        load_framework(str(written(content)))
