@@ -138,8 +138,6 @@ class FrameworkDefaults:
         overlap = case.boolean("overlap_grad_reduce", self.grad_reduce_overlap)
         if stage == 3 and self.deepspeed_zero3:
             return {"deepspeed_zero3": {}}
-        if stage == 2 and self.fsdp2:  # parameters stay gathered from forward to backward
-            return {"fsdp": {"overlap": overlap, "copies": True, "reshard_after_forward": False}}
         if stage == 3:
             return {"hsdp" if shard_options else "fsdp": {"overlap": overlap, "copies": self.fsdp2, **shard_options}}
         if stage:
