@@ -128,7 +128,7 @@ class Footprint:
         """
         ranks = self.plan.layout.world_size // self.plan.layout.pp
         return sum(
-            count * ranks / group.dp_size * (group.formats.stored.bytes + self._state_bytes(group))
+            count * ranks / group.dp_size * (self._stored_format(group).bytes + self._state_bytes(group))
             for pipeline_rank in range(self.plan.layout.pp)
             for group, count in self._parameters_by_group(pipeline_rank)
             if group.is_trained
@@ -172,8 +172,8 @@ class Footprint:
         """Bytes per parameter, unless it is on the host, and of its secondary shards (hpZ)."""
         stored = (
             0.0
-            if self.plan.training.offload.offloads_shards or self._shards_master_weights(group)
-            else group.formats.stored.bytes / self._shard_count(group, 3)
+            if self.plan.training.offload.offloads_shards
+            else self._stored_format(group).bytes / self._shard_count(group, 3)
         )
         return (
             stored
@@ -186,6 +186,11 @@ class Footprint:
         is_fsdp = self.framework.torch_fsdp and isinstance(self.plan.layout.data, FullyShard)
         has_master = group.is_trained and group.formats.master_copy is not None
         return is_fsdp and has_master and not self.plan.training.offload.share
+
+    def _stored_format(self, group: ParameterGroup) -> DType:
+        """The format of a group's stored weights or, where these are the master weights, of those."""
+        formats = group.formats
+        return formats.updated if self._shards_master_weights(group) else formats.stored
 
     @property
     def creates_gradients(self) -> bool:
@@ -247,11 +252,12 @@ class Footprint:
         )
 
     def _state_bytes(self, group: ParameterGroup) -> Bytes:
-        """Bytes of master weights and moments per parameter; 0 for frozen ones."""
+        """Bytes of moments and of separate master weights per parameter; 0 for frozen ones."""
         if not group.is_trained:
             return 0.0
         moments = 2 if self.plan.training.optimizer is Optimizer.ADAM else 1
-        master_bytes = 0.0 if group.formats.master_copy is None else group.formats.master_copy.bytes
+        has_copy = group.formats.master_copy is not None and not self._shards_master_weights(group)
+        master_bytes = group.formats.updated.bytes if has_copy else 0.0
         return moments * group.formats.moments.bytes + master_bytes
 
     def _shard_count(self, group: ParameterGroup, stage: int) -> int:

@@ -51,7 +51,18 @@ def test_a_rank_holds_16_bytes_of_each_parameter_of_its_shard(dp: int) -> None:
         sum(rank_ledger(plan, framework=framework).resident[use] for use in states) for framework in (TORCH, BARE)
     )
     assert torch == pytest.approx(16 * parameters(plan) / dp)
+    assert rank_ledger(plan, framework=TORCH).resident[MemoryCategory.PARAMETERS] == pytest.approx(
+        4 * parameters(plan) / dp
+    )
     assert other == pytest.approx(18 * parameters(plan) / dp)
+
+
+def test_a_checkpoint_has_12_bytes_of_each_parameter() -> None:
+    """FP32 weights and two moments; with separate weights in the compute format 14."""
+    plan = fsdp_plan(128)
+    torch, other = (Footprint(plan, framework, 0.0).checkpoint_bytes() for framework in (TORCH, BARE))
+    assert torch == pytest.approx(12 * parameters(plan))
+    assert other == pytest.approx(14 * parameters(plan))
 
 
 def test_offloaded_master_weights_leave_the_compute_format() -> None:
