@@ -247,7 +247,7 @@ def _entry_change(activations: Activations, pass_type: PassType) -> tuple[Bytes,
 
     Where pairs do not overlap (`layout.overlap_moe_expert_parallel_comm`), the forward runs before the backward.
     """
-    changes = [_pass_change(activations, *part) for part in pass_type]
+    changes = [_pass_change(activations, *stage_and_kind) for stage_and_kind in pass_type]
     if len(pass_type) == 1:
         return changes[0]
     (forward, _), (backward, backward_kind) = pass_type

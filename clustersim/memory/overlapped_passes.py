@@ -1,8 +1,9 @@
 """What do a forward and a backward that are interleaved layer by layer need together?
 
-Forward layer i runs beside backward layer L-1-i, which is freed before the next two run; the embedding's forward
-is first, beside the head's backward, and the head's forward is last, beside the embedding's backward. Layers
-that only one of the two has follow. So what the forward saves takes the place of what the backward frees.
+Forward layer i runs concurrently with backward layer L-1-i, which is freed before the next two run; the
+embedding's forward is first, with the head's backward, and the head's forward is last, with the embedding's
+backward. Layers that only one of the two has follow. So what the forward saves takes the place of what the
+backward frees.
 Reference: Megatron-LM, `TransformerModelChunkSchedulePlan.run` and `TransformerLayerSchedulePlan.release_state`
 in megatron/core/models/common/model_chunk_schedule_plan.py.
 """

@@ -34,7 +34,7 @@ from clustersim.common.errors import InputError
 from clustersim.common.mapping_reader import MappingReader
 from clustersim.common.units import Bytes, Dimension, Seconds
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Grouping, LossReport, Overheads
-from clustersim.model.training import FullRecompute, NoRecompute, Recompute
+from clustersim.model.training import FullRecompute, Recompute, SelectiveOpRecompute
 
 OVERHEAD_FLAGS: Final = tuple(
     dataclass_field.name for dataclass_field in fields(Overheads) if dataclass_field.type is bool
@@ -73,7 +73,7 @@ class Framework:
     """Host launch times, memory and overheads of a training framework.
 
     fragmentation: reserved over allocated bytes at the peak; selective_fragmentation, full_fragmentation: the same
-    where a part of the layers' activations is recomputed, or all (None: the same); communicator_bytes: buffers of
+    where single operations or some layers are recomputed, or all (None: the same); communicator_bytes: buffers of
     one process
     group; workspace_bytes: permanent allocations of libraries; grouped_workspace_bytes: the same for grouped
     matmuls, if any; deallocate_pipeline_outputs: whether pipeline stages free sent outputs, where a scenario does not
@@ -113,13 +113,13 @@ class Framework:
     full_fragmentation: float | None = None
 
     def fragmentation_with(self, recompute: Recompute) -> float:
-        """Reserved over allocated bytes at the peak with this recomputation."""
+        """Reserved over allocated bytes at the peak with this recomputation; single modules of layers count as none."""
         match recompute:
-            case NoRecompute():
-                return self.fragmentation
             case FullRecompute(None):
                 return self.full_fragmentation or self.fragmentation
-        return self.selective_fragmentation or self.fragmentation
+            case FullRecompute() | SelectiveOpRecompute():
+                return self.selective_fragmentation or self.fragmentation
+        return self.fragmentation
 
     @property
     def uses_cuda_graphs(self) -> bool:

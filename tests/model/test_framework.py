@@ -11,7 +11,7 @@ import yaml
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.model.framework import MeasuredHostUse, load_framework
-from clustersim.model.training import FullRecompute, NoRecompute, SelectiveRecompute
+from clustersim.model.training import FullRecompute, NoRecompute, SelectiveOpRecompute
 from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.config.schedule import ScheduleConfig
 
@@ -178,7 +178,7 @@ def test_fragmentation_is_one_number_or_one_for_each_recomputation(
 ) -> None:
     content["memory"]["fragmentation"] = {"none": 1.1, "selective": 1.2, "full": 1.3}
     framework = load_framework(str(written(content)))
-    policies = NoRecompute(), SelectiveRecompute(), FullRecompute()
+    policies = NoRecompute(), SelectiveOpRecompute(), FullRecompute()
     assert [framework.fragmentation_with(policy) for policy in policies] == [1.1, 1.2, 1.3]
     content["memory"]["fragmentation"] = 1.4
     framework = load_framework(str(written(content)))
