@@ -154,11 +154,10 @@ def test_the_slowest_gpu_determines_the_matmul_rate() -> None:
     assert sustained < with_spread < sustained * (1 + 0.05 * slowest_deviation(16))
 
 
-@pytest.mark.parametrize(("attention", "times"), [("flash2", 1.6), ("flash1", 3.2)])
-def test_older_attention_slows_only_attention_by_its_factor(attention: str, times: float) -> None:
-    """One GPU's step grows by (times - 1) of its attention: `flash2` of H100's file, twice that for flash1."""
+@pytest.mark.parametrize("attention", ["flash3", "flash2", "flash1"])
+def test_another_library_changes_only_attention(attention: str) -> None:
+    """One GPU's step grows by what its attention does; without a spread of GPUs the rate of a step is the file's."""
     single_gpu = scenario("cluster.gpus=1", "model.layers=2", layout={}, training={"sequence": 4096, "global_batch": 1})
-    assert single_gpu.cluster.accelerator.derating.flash2_slowdown == 1.6
     single_gpu = replace(
         single_gpu, framework=replace(single_gpu.framework, launch_seconds=0.0, backward_launch_seconds=0.0)
     )
@@ -167,8 +166,8 @@ def test_older_attention_slows_only_attention_by_its_factor(attention: str, time
         for item in ("flash", attention)
     )
 
-    assert attention_seconds(older) == pytest.approx(times * attention_seconds(flash))
-    assert older.step_time - flash.step_time == pytest.approx((times - 1) * attention_seconds(flash))
+    assert older.step_time - flash.step_time == pytest.approx(attention_seconds(older) - attention_seconds(flash))
+    assert attention == "flash3" or attention_seconds(older) > 1.3 * attention_seconds(flash)
 
 
 def attention_seconds(result: SimulationResult) -> float:

@@ -47,6 +47,7 @@ from clustersim.model.kernels import (
     MemoryBoundOp,
     MemoryBoundShape,
 )
+from clustersim.model.training import AttentionBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,13 @@ class Roofline:
     """Kernel durations of one accelerator by an analytic model (a `KernelCost`), with a cache.
 
     in_step_rate: arithmetic rate of kernels within a training step relative to isolated ones;
-    low_precision_factor: further factor on the rate in block-scaled formats.
+    low_precision_factor: further factor on the rate in block-scaled formats; attention: library of flash attention.
     """
 
     accelerator: Accelerator
     in_step_rate: float = 1.0
     low_precision_factor: float = 1.0
+    attention: AttentionBackend = AttentionBackend.FLASH
     _cache: dict[Kernel, KernelTiming] = field(default_factory=dict, repr=False, compare=False)
 
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
@@ -131,8 +133,7 @@ class Roofline:
 
     def _attention_work(self, kernel: Kernel, shape: AttentionShape) -> KernelWork:
         backward = kernel.kind is KernelKind.ATTENTION_BACKWARD
-        efficiency = self.accelerator.efficiency
-        constants = efficiency.attention_backward if backward else efficiency.attention_forward
+        constants = self._attention_constants(backward=backward)
         scores = kernel.flops / shape.flops_per_score(backward=backward)
         base_dtype = DType.BF16 if kernel.dtype in LOW_PRECISION_DTYPES else kernel.dtype
         rate = (
@@ -142,6 +143,11 @@ class Roofline:
         )
         load = attention_load(self.accelerator, constants, shape, scores)
         return KernelWork(kernel.flops / rate * load, self._memory_seconds(kernel.bytes))
+
+    def _attention_constants(self, *, backward: bool) -> AttentionEfficiency:
+        """Constants of the library in one direction; those of the fastest where no flash attention runs."""
+        library = AttentionBackend.FLASH if self.attention is AttentionBackend.STANDARD else self.attention
+        return self.accelerator.efficiency.attention_constants(library.value, backward=backward)
 
     def _attention_speedup(self, dtype: DType, constants: AttentionEfficiency) -> float:
         """Speed of attention in a format relative to BF16; raise InputError where it has no kernel."""

@@ -16,12 +16,15 @@ class AttentionBackend(Enum):
     """Attention implementation: flash or standard.
 
     FLASH: one fused kernel that saves no score matrix, by the fastest library for the GPU; STANDARD writes
-    scores to memory.
-    FLASH2 and FLASH1 are FlashAttention's second version (since July 2023, PyTorch's since 2.2) and its first
-    (Triton's of that time is similar), which do not reach the full rate of newer GPUs.
+    scores to memory (PyTorch's math backend).
+    CUDNN is NVIDIA's library (Transformer Engine's default from Hopper on); FLASH3 is FlashAttention's third
+    version, for Hopper alone. FLASH2 and FLASH1 are its second (since July 2023, PyTorch's since 2.2) and its
+    first (Triton's of that time is similar), which do not reach the full rate of newer GPUs.
     """
 
     FLASH = "flash"
+    CUDNN = "cudnn"
+    FLASH3 = "flash3"
     FLASH2 = "flash2"
     FLASH1 = "flash1"
     STANDARD = "standard"

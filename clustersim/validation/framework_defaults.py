@@ -222,7 +222,6 @@ _TORCHTITAN: Final = FrameworkDefaults(
     backward_tp_overlap=False,
     loss="torch",
     is_eager=True,
-    flash_version="flash2",
     deallocate_pipeline_outputs=False,  # torch.distributed.pipelining keeps outputs in fwd_cache until their backward
     precision_configs=TORCHAO,
 )
@@ -243,8 +242,10 @@ FRAMEWORKS: Final = (
     # scripts/train/benchmarking/sweep.sh), which stops early without `activation_checkpointing_reentrant`
     replace(_COMPOSER, gpu_prefix="a100", early_stop=False),
     _COMPOSER,
-    # torchtitan turned it off for layers that are not compiled in August 2025 (its pull request 1580)
-    replace(_TORCHTITAN, last_year=2025, early_stop=True),
+    *(replace(_TORCHTITAN, last_year=2025, early_stop=True, gpu_prefix=gpu) for gpu in ("b200", "gb200")),
+    # torchtitan turned it off for layers that are not compiled in August 2025 (its pull request 1580), and put
+    # FlashAttention-2 before cuDNN until October 2025 (6a3a9da95), except on GPUs of compute capability 10.0 (1196)
+    replace(_TORCHTITAN, last_year=2025, early_stop=True, flash_version="flash2"),
     _TORCHTITAN,
     # torchtune's recipes (recipes/configs): dtype bf16, torch's AdamW, CEWithChunkedOutputLoss
     FrameworkDefaults(

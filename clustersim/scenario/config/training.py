@@ -242,7 +242,7 @@ class TrainingConfig(ConfigModel):
     recompute: RecomputeConfig = RecomputeConfig.model_validate("none")
     """activation recomputation in backward; left out: none"""
     attention: Annotated[AttentionBackend, enum_parser(AttentionBackend)] = AttentionBackend.FLASH
-    """flash: the fastest library available; flash2, flash1: FlashAttention's versions; standard: unfused"""
+    """flash: the fastest library; cudnn; flash3, flash2, flash1: FlashAttention's versions; standard: unfused"""
     loss: Annotated[LossImplementation, enum_parser(LossImplementation)] = LossImplementation.VOCAB_PARALLEL
     """cross-entropy as in Megatron, in PyTorch, as one kernel each for forward and backward, or in chunks"""
     optimizer: Annotated[Optimizer, enum_parser(Optimizer)] = Optimizer.ADAM
