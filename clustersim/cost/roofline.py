@@ -21,12 +21,18 @@ library has no kernel for is computed as the next larger one that it has (`hardw
 gives the slowdown of matmuls with badly aligned operands). Grouped GEMMs of experts are in
 `cost.grouped_gemm`.
 
+In a step the power limit slows matmuls (`in_step_rate`). Attention keeps tensor cores less busy, draws less
+power and is slowed less, or not at all (`power_limited_rate`): at 34 % of the peak, FlashAttention-2 on an
+H100 of 700 W runs at the full clock. Assumed: power beyond idle is proportional to the use of tensor cores,
+whatever instructions feed them; the exponentials of the softmax and what memory draws are left out.
+
 References: NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation;
 Osama et al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention-2",
 arXiv:2307.08691, sections 3.1-3.2; Williams et al., "Roofline", CACM 52(4).
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -48,6 +54,9 @@ from clustersim.model.kernels import (
     MemoryBoundShape,
 )
 from clustersim.model.training import AttentionBackend
+
+_ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
+_POWER_EXPONENT: Final = 3.0  # of the clock: power is clock x voltage^2, and the voltage follows the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +98,7 @@ class Roofline:
         if kernel.kind in GROUPED_MATMUL_KINDS and isinstance(kernel.shape, MatmulShape):
             return grouped_work(self.accelerator, kernel, self._arithmetic_rate(kernel))
         work = self._isolated_work(kernel)
-        return replace(work, compute=work.compute / self._arithmetic_rate(kernel))
+        return replace(work, compute=work.compute / self._in_step_rate(kernel, work))
 
     def _isolated_work(self, kernel: Kernel) -> KernelWork:
         if isinstance(kernel.shape, MatmulShape):
@@ -108,6 +117,18 @@ class Roofline:
         efficiency = self.accelerator.efficiency
         is_matmul = kernel.kind is KernelKind.MATMUL
         return efficiency.kernel_latency_of(kernel.dtype) if is_matmul else efficiency.kernel_latency
+
+    def _in_step_rate(self, kernel: Kernel, isolated: KernelWork) -> float:
+        """Rate of a kernel within a step relative to isolation, which for attention depends on how fast that is.
+
+        isolated: its work in isolation.
+        """
+        rate = self._arithmetic_rate(kernel)
+        if kernel.kind not in _ATTENTION_KINDS or rate >= 1.0 or isolated.compute == 0.0:
+            return rate
+        dtype = DType.BF16 if kernel.dtype in LOW_PRECISION_DTYPES else kernel.dtype
+        utilization = kernel.flops / (isolated.compute * self.accelerator.peak_flops(dtype))
+        return power_limited_rate(rate, utilization / self.accelerator.efficiency.matmul.peak_fraction)
 
     def _arithmetic_rate(self, kernel: Kernel) -> float:
         """Arithmetic rate of a kernel within a step relative to isolation."""
@@ -156,6 +177,18 @@ class Roofline:
         if dtype not in constants.speedup_by_format:
             raise InputError(f"{self.accelerator.name} has no attention in {dtype.value}")
         return constants.speedup_by_format[dtype]
+
+
+def power_limited_rate(matmul_rate: float, relative_utilization: float) -> float:
+    """Rate in a step of a kernel that keeps tensor cores less busy than matmuls do, relative to its rate in isolation.
+
+    matmul_rate: that of matmuls, below 1; relative_utilization: of the kernel's tensor cores, relative to matmuls'.
+
+    Power beyond idle is utilization x clock x voltage^2 (Hennessy and Patterson, "Computer Architecture", section
+    1.5); the voltage is taken to follow the clock. Matmuls use up the limit at clock r: r^3; a kernel of relative
+    utilization u runs at the clock f with u f^3 = r^3, at most at the full clock: f = min(1, r / u^(1/3)).
+    """
+    return min(1.0, matmul_rate / min(1.0, relative_utilization) ** (1.0 / _POWER_EXPONENT))
 
 
 def attention_load(

@@ -10,7 +10,7 @@ from clustersim.common.dtypes import DType
 from clustersim.cost.calibration_record import CalibrationRecord, RecordOrigin
 from clustersim.cost.device_models import slowest_deviation
 from clustersim.cost.measured_kernels import MeasuredKernels
-from clustersim.cost.roofline import Roofline
+from clustersim.cost.roofline import Roofline, power_limited_rate
 from clustersim.cost.sustained_rate import AttentionLibraries, SustainedKernels, job_rate
 from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance
 from clustersim.hardware.efficiency import TrainingDerating
@@ -50,6 +50,41 @@ def test_only_compute_bound_kernels_are_slowed_by_the_rate() -> None:
     for kernel in (THIN, NORM):
         assert MODEL.time_kernel(kernel).bottleneck is Bottleneck.MEMORY
         assert step.time_kernel(kernel) == MODEL.time_kernel(kernel)
+
+
+@given(st.floats(0.5, 0.99), st.floats(0.01, 1.5))
+def test_a_kernel_draws_what_matmuls_draw_or_runs_at_the_full_clock(rate: float, utilization: float) -> None:
+    """Power u f^3 at clock f equals that of matmuls at clock r, r^3, where u is above r^3; else the clock is full.
+
+    A kernel that keeps tensor cores busier than matmuls do is not slowed more than these.
+    """
+    clock = power_limited_rate(rate, utilization)
+    if utilization >= 1.0:
+        assert clock == rate
+    elif utilization > rate**3:
+        assert utilization * clock**3 == pytest.approx(rate**3)
+    else:
+        assert clock == 1.0
+
+
+@given(st.sampled_from(FLASH_BACKENDS), st.floats(0.5, 1.0))
+def test_attention_is_slowed_as_its_use_of_tensor_cores_says(attention: AttentionBackend, rate: float) -> None:
+    """Its compute-bound time is divided by the clock at the utilization that it has in isolation."""
+    latency = H100.efficiency.kernel_latency
+    isolated = Roofline(H100, attention=attention).time_kernel(FLASH).seconds - latency
+    in_step = Roofline(H100, rate, attention=attention).time_kernel(FLASH).seconds - latency
+    utilization = FLASH.flops / isolated / H100.peak_flops(DType.BF16) / H100.efficiency.matmul.peak_fraction
+    assert in_step == pytest.approx(isolated / power_limited_rate(rate, utilization))
+
+
+def test_slow_attention_runs_at_the_full_clock_under_700_w_and_not_under_500_w() -> None:
+    """FlashAttention-2 uses a third of the peak, 0.45 of what matmuls do: above 0.7^3, and below 0.85^3."""
+    kernel = attention_kernel(AttentionShape(1, 16384, 16384, 16, 16, 128, causal=True))
+    isolated = Roofline(H100, attention=AttentionBackend.FLASH2).time_kernel(kernel).seconds
+    for rate, is_slowed in ((0.85, False), (0.7, True)):
+        seconds = Roofline(H100, rate, attention=AttentionBackend.FLASH2).time_kernel(kernel).seconds
+        assert (seconds > isolated) is is_slowed
+        assert seconds < isolated / rate
 
 
 def test_measured_kernels_are_slowed_by_the_models_factor() -> None:
