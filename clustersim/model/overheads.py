@@ -79,6 +79,10 @@ class Overheads:
     allreduce_layernorm_grads, gradients of norms (and of biases after them) are all-reduced over
     tensor-parallel ranks under sequence parallelism.
 
+    Tensor parallelism: tensor_parallel_copies, sequence parallelism splits the second dimension of activations, so
+    that they are copied behind each all-gather and before each reduce-scatter (torch's DTensor:
+    `parallel.layer_sharding`).
+
     Kernels: attention_copies, standard attention scales gradients, concatenates those of queries, keys and
     values, and reorders its output, one copy each; bias_adds, biases of queries, keys and values are added by
     a separate kernel; norm_weight_grad_kernel, the gradients of a LayerNorm's weights are a second kernel, which reads
@@ -102,6 +106,7 @@ class Overheads:
     unscale_gradients: bool = False
     upcast_gradients: bool = False
     allreduce_layernorm_grads: bool = False
+    tensor_parallel_copies: bool = False
     attention_copies: bool = False
     bias_adds: bool = False
     norm_weight_grad_kernel: bool = False

@@ -200,8 +200,14 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
         "fused": defaults.uses_fused_kernels(case),
         **_lora_config(case),
         **_offload_config(case),
-        **(moe_overheads(case, defaults) if has_experts(case) else {}),
+        **_overheads_config(case, defaults),
     }
+
+
+def _overheads_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
+    """The section `overheads`, where it differs from the framework's."""
+    overheads = defaults.overheads_config(case) | (moe_overheads(case, defaults) if has_experts(case) else {})
+    return {"overheads": overheads} if overheads else {}
 
 
 def _precision_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str]:

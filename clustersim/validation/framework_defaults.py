@@ -49,6 +49,7 @@ class FrameworkDefaults:
     NVFP4's), unless the row says otherwise; backward_tp_overlap: tensor-parallel collectives of backward
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
     arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); fsdp2: ZeRO-3 is PyTorch's `fully_shard`;
+    dtensor: so is tensor parallelism (`torch.distributed.tensor.parallel`);
     fp32_gradients: bf16 runs keep and reduce gradients in fp32; default_attention: where the row states none;
     flash_version: its flash attention; gpt_biases: GPT models have biases and dropout; bucket_size: bucket of
     gradients that are not sharded; framework: file in topologies/frameworks; is_eager: not compiled, unless the
@@ -75,6 +76,7 @@ class FrameworkDefaults:
     backward_tp_overlap: bool = True
     deepspeed_zero3: bool = False
     fsdp2: bool = False
+    dtensor: bool = False
     fp32_gradients: bool = True
     default_attention: str = "flash"
     flash_version: str = "flash"
@@ -160,6 +162,11 @@ class FrameworkDefaults:
             else {"deallocate_pipeline_outputs": self.deallocate_pipeline_outputs}
         )
 
+    def overheads_config(self, case: ValidationCase) -> dict[str, Any]:
+        """`training.overheads`: the tensor parallelism of `framework: pytorch` is DTensor's."""
+        is_sharded = self.framework == "pytorch" and case.positive_int("tp", 1) > 1
+        return {"tensor_parallel_copies": False} if is_sharded and not self.dtensor else {}
+
     def framework_config(self, case: ValidationCase) -> dict[str, Any]:
         """The `framework` section, with the CUDA graphs that the row's notes state."""
         return {"name": self.framework, "cuda_graphs": self.uses_cuda_graphs or _cuda_graph_scope(case)}
@@ -219,6 +226,7 @@ _COMPOSER: Final = FrameworkDefaults(
 _TORCHTITAN: Final = FrameworkDefaults(
     "torchtitan",
     fsdp2=True,
+    dtensor=True,
     backward_tp_overlap=False,
     loss="torch",
     is_eager=True,

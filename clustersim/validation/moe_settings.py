@@ -101,7 +101,7 @@ def dense_ffn_size(case: ValidationCase) -> int:
 
 
 def moe_overheads(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
-    """The `training.overheads` section of an MoE run; Megatron-LM command lines in the notes state grouped GEMM."""
+    """Keys of `training.overheads` of an MoE run; Megatron-LM command lines in the notes state grouped GEMM."""
     notes, preset = case.text("notes"), matching_preset(case)
     candidates = {
         "router_loss": (True, preset in _AUX_LOSS_MODELS and defaults.has_aux_loss),
@@ -109,8 +109,7 @@ def moe_overheads(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str
         "router_unfused": (not defaults.fused_routing, defaults.fused_routing or _has_unfused_router(case, defaults)),
         "grouping": ("fused", True) if FUSED_MLP_NOTE in notes else ("loop", _runs_experts_sequentially(notes)),
     }
-    overheads = {key: value for key, (value, applies) in candidates.items() if applies}
-    return {"overheads": overheads} if overheads else {}
+    return {key: value for key, (value, applies) in candidates.items() if applies}
 
 
 def _runs_experts_sequentially(notes: str) -> bool:

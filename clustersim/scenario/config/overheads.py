@@ -33,6 +33,10 @@ class OverheadsConfig(ConfigModel):
     """weight gradients of norms are all-reduced over tensor-parallel ranks under sequence parallelism;
     left out: the framework's
     """
+    tensor_parallel_copies: bool | None = None
+    """activations are copied behind all-gathers and before reduce-scatters of sequence parallelism, as by DTensor;
+    left out: the framework's
+    """
     attention_copies: bool | None = None
     """attention operands are copied into its memory layout; left out: the framework's"""
     bias_adds: bool | None = None
