@@ -75,8 +75,12 @@ def linear_operator(
         linear.name,
         ParallelRegion.SHARDED,
         (*casts.forward, *linear.forward(recipe)),
-        (*casts.backward, *linear.input_gradient(recipe)),
-        (*casts.weight_gradient, *linear.weight_gradient(recipe, rank.training.accumulation)),
+        (*casts.backward, *linear.input_gradient(recipe), *casts.input_gradient_scaling),
+        (
+            *casts.weight_gradient,
+            *linear.weight_gradient(recipe, rank.training.accumulation),
+            *casts.weight_gradient_scaling,
+        ),
         parameter_count=linear.parameter_count,
         saved_bytes=float(input_bytes),
         deferred_wgrad_bytes=float(
