@@ -188,7 +188,7 @@ def power_limited_rate(matmul_rate: float, relative_utilization: float) -> float
     1.5); the voltage is taken to follow the clock. Matmuls use up the limit at clock r: r^3; a kernel of relative
     utilization u runs at the clock f with u f^3 = r^3, at most at the full clock: f = min(1, r / u^(1/3)).
     """
-    return min(1.0, matmul_rate / min(1.0, relative_utilization) ** (1.0 / _POWER_EXPONENT))
+    return min(1.0, matmul_rate / float(min(1.0, relative_utilization) ** (1.0 / _POWER_EXPONENT)))
 
 
 def attention_load(
