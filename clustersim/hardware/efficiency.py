@@ -191,8 +191,10 @@ class KernelEfficiency:
     @property
     def known_attention(self) -> tuple[str, ...]:
         """Names of the flash attention libraries with known rates; FlashAttention is known where its successor is."""
-        known = [name for name in ATTENTION_LIBRARIES if name in (self.attention_library, *self.attention_libraries)]
-        return (FASTEST_ATTENTION, *known, *([FLASH_ATTENTION1] if FLASH_ATTENTION2 in known else []))
+        libraries = [
+            name for name in ATTENTION_LIBRARIES if name in (self.attention_library, *self.attention_libraries)
+        ]
+        return (FASTEST_ATTENTION, *libraries, *([FLASH_ATTENTION1] if FLASH_ATTENTION2 in libraries else []))
 
     def attention_constants(self, library: str, *, backward: bool) -> AttentionEfficiency:
         """Constants of a library's flash attention in one direction; raise InputError where nothing is known of it."""

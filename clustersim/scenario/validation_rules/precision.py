@@ -67,11 +67,11 @@ def check_attention_library(scenario: ResolvedScenario) -> Iterator[str]:
     if attention is AttentionBackend.STANDARD:
         return
     for accelerator in scenario.cluster.accelerator_kinds()[0]:
-        known = accelerator.efficiency.known_attention
-        if attention.value not in known:
+        libraries = accelerator.efficiency.known_attention
+        if attention.value not in libraries:
             yield (
                 f"training.attention: nothing is known of {attention.value} on {accelerator.name}; "
-                f"it has {', '.join(known)} and standard"
+                f"it has {', '.join(libraries)} and standard"
             )
 
 
