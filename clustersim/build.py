@@ -37,7 +37,7 @@ from clustersim.cost.p2p_overhead import P2pLaunchOverhead
 from clustersim.cost.rank_equivalence import contended_classes, equivalence_classes, unfolded_classes
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.segment import SegmentCost
-from clustersim.cost.sustained_rate import SustainedKernels, attention_ratio, job_rate, unmeasured_effects
+from clustersim.cost.sustained_rate import AttentionLibraries, SustainedKernels, job_rate, unmeasured_effects
 from clustersim.cost.timing import CommCost
 from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import TrainingDerating
@@ -420,23 +420,16 @@ def _build_in_situ_kernels(
     rate: float,
     attention: AttentionBackend,
 ) -> SustainedKernels:
-    if record is None:
-        model = Roofline(accelerator)
-        return SustainedKernels.from_rate(
-            model,
-            model,
-            rate=rate,
-            attention_slowdown=attention_ratio(derating, attention),
-            low_precision_factor=derating.low_precision_speedup,
-        )
-    recorded = MeasuredKernels(record, accelerator)
-    attention_factor = attention_ratio(derating, attention, record.attention_library)
+    timed = AttentionBackend.FLASH if record is None else record.attention_library
+    libraries = AttentionLibraries(accelerator, requested=attention, timed=timed)
+    measured = None if record is None else MeasuredKernels(record, accelerator)
+    model = Roofline(accelerator) if measured is None else measured.model
     return SustainedKernels.from_rate(
-        recorded,
-        recorded.model,
+        model if measured is None else measured,
+        model,
         rate=rate,
-        attention_slowdown=attention_factor,
         low_precision_factor=derating.low_precision_speedup,
+        attention=libraries,
     )
 
 

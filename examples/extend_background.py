@@ -19,6 +19,7 @@ BASE_MAPPING: dict[str, Any] = {
     },
     "layout": {"tp": PER_NODE, "dp": NODES, "sequence_parallel": True},
     "training": {"sequence": 4096, "global_batch": 8 * NODES},
+    "framework": "megatron",
 }
 NEIGHBOUR_TRAFFIC = {"gpus": GPUS[::2], "collective": "all_reduce", "bytes": "16 GB", "every": "200 ms"}
 

@@ -17,6 +17,7 @@ GIVEN = {
     "model": "llama3-8b",
     "cluster": {"name": "dgx-h100", "gpus": 8},
     "training": {"sequence": 8192, "global_batch": 32},
+    "framework": "megatron",
 }
 LAYOUTS = {"tp 2, dp 4": {"tp": 2, "dp": 4}, "tp 4, dp 2": {"tp": 4, "dp": 2}}
 PEAK, BANDWIDTH, REACHED = 989e12, 3.35e12, 0.6  # FLOP/s, bytes/s, of an H100

@@ -30,7 +30,7 @@ NEIGHBOURS = {
 
 
 def main() -> None:
-    base_job = job_mapping({"tp": 8, "dp": NODES}, 512, first_node=0)
+    base_job = job_mapping({"tp": 8, "dp": NODES}, 480, first_node=0)
     for name, neighbour in NEIGHBOURS.items():
         jobs = {"scenario": {"name": name, **neighbour}, "start": "20 ms"}
         result = simulate(Scenario.from_mapping({**base_job, "degradations": {"jobs": jobs}}))

@@ -13,6 +13,7 @@ BASE_MAPPING = {
     "cluster": {"name": "dgx-h100", "gpus": 32},
     "layout": {"tp": 8, "pp": 2, "dp": 2, "sequence_parallel": True},
     "training": {"sequence": 8192, "global_batch": 8},
+    "framework": "megatron",
 }
 BLOCKS = " ▁▂▃▄▅▆▇█"
 

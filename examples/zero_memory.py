@@ -17,6 +17,7 @@ BASE_MAPPING = {
         "precision": {"compute": "fp16", "gradients": "fp16"},
         "recompute": "full",
     },
+    "framework": "megatron-deepspeed",  # ZeRO is DeepSpeed's
 }
 
 

@@ -18,6 +18,7 @@ PIPELINE_MAPPING: dict[str, Any] = {  # stage 2 is ranks 8 to 11
     "cluster": {"name": "dgx-h100", "gpus": 16},
     "layout": {"tp": 2, "pp": 4, "dp": 2, "data": "zero1"},
     "training": {"sequence": 4096, "global_batch": 16},
+    "framework": {"name": "ideal", "launch": "10 us"},
 }
 
 

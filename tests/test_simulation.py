@@ -154,11 +154,10 @@ def test_the_slowest_gpu_determines_the_matmul_rate() -> None:
     assert sustained < with_spread < sustained * (1 + 0.05 * slowest_deviation(16))
 
 
-@pytest.mark.parametrize(("attention", "times"), [("flash2", 1.6), ("flash1", 3.2)])
-def test_older_attention_slows_only_attention_by_its_factor(attention: str, times: float) -> None:
-    """One GPU's step grows by (times - 1) of its attention: `flash2` of H100's file, twice that for flash1."""
+@pytest.mark.parametrize("attention", ["flash3", "flash2", "flash1"])
+def test_another_library_changes_only_attention(attention: str) -> None:
+    """One GPU's step grows by what its attention does; without a spread of GPUs the rate of a step is the file's."""
     single_gpu = scenario("cluster.gpus=1", "model.layers=2", layout={}, training={"sequence": 4096, "global_batch": 1})
-    assert single_gpu.cluster.accelerator.derating.flash2_slowdown == 1.6
     single_gpu = replace(
         single_gpu, framework=replace(single_gpu.framework, launch_seconds=0.0, backward_launch_seconds=0.0)
     )
@@ -167,8 +166,8 @@ def test_older_attention_slows_only_attention_by_its_factor(attention: str, time
         for item in ("flash", attention)
     )
 
-    assert attention_seconds(older) == pytest.approx(times * attention_seconds(flash))
-    assert older.step_time - flash.step_time == pytest.approx((times - 1) * attention_seconds(flash))
+    assert older.step_time - flash.step_time == pytest.approx(attention_seconds(older) - attention_seconds(flash))
+    assert attention == "flash3" or attention_seconds(older) > 1.3 * attention_seconds(flash)
 
 
 def attention_seconds(result: SimulationResult) -> float:
@@ -199,7 +198,10 @@ def test_without_backward_overlap_tensor_collectives_are_exposed() -> None:
 
 
 def test_selective_op_recompute_is_between_none_and_full() -> None:
-    none, selective, full = (simulate_cached(f"training.recompute={item}") for item in ("none", "selective_op", "full"))
+    """With the allocator of Megatron-LM, whose fragmentation does not depend on it."""
+    none, selective, full = (
+        simulate_cached(f"training.recompute={item}", "framework=megatron") for item in ("none", "selective_op", "full")
+    )
     assert none.step_time < selective.step_time < full.step_time
     assert none.peak_memory > selective.peak_memory > full.peak_memory
     assert (
@@ -327,6 +329,7 @@ def test_131072_ranks() -> None:
             "layout": {"tp": 8, "pp": 16, "dp": 1024, "sequence_parallel": True, "data": "zero2"},
             "schedule": {"interleaved": {"chunks": 2}},
             "training": {"sequence": 8192, "global_batch": 16384, "recompute": {"layers": 1}},
+            "framework": "megatron",
         }
     )
     result = simulate(large)

@@ -35,6 +35,7 @@ from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 
+_CHECKED_ATTENTION = (AttentionBackend.FLASH, AttentionBackend.FLASH2, AttentionBackend.STANDARD)
 ONE_AXIS_TEXT = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
 
 
@@ -120,8 +121,11 @@ def _model_problems(scenario: Scenario) -> Iterator[str]:
         yield "model.tied_embeddings: stages and FSDP units cannot share a weight; set it to false"
     if layout.tp > 1 and layout.sequence_parallel and model.positions is PositionEncoding.LEARNED:
         yield "layout.sequence_parallel: learned positions are not split by sequence; set model.positions to rotary"
-    if scenario.training.attention is AttentionBackend.FLASH1:
-        yield "training.attention: torch has no flash1; flash, flash2 and standard can be checked"
+    if scenario.training.attention not in _CHECKED_ATTENTION:
+        yield (
+            f"training.attention: torch has its own choice, not {scenario.training.attention.value}; "
+            "flash, flash2 and standard can be checked"
+        )
     yield from _recompute_problems(scenario)
     yield from _expert_problems(scenario)
     if scenario.training.offload != NO_OFFLOAD:

@@ -89,14 +89,16 @@ def fit_attention(
     samples: Sequence[AttentionSample],
     default_causal_factor: float,
     *,
+    shares: FloatArray = PEAK_SHARES,
     equal_source_weights: bool = False,
 ) -> tuple[AttentionEfficiency, GridOptimum]:
     """Fit the constants of one direction.
 
-    default_causal_factor: causal factor to use if no sample has a causal mask.
+    default_causal_factor: causal factor to use if no sample has a causal mask; shares: candidate fractions of the
+    peak.
     """
     causal_factors = CAUSAL_FACTORS if any(sample.shape.causal for sample in samples) else (default_causal_factor,)
-    grid = AttentionGrid(PEAK_SHARES, causal_factors, HEAD_OVERHEADS, KEY_OVERHEADS, BLOCK_SIZES, equal_source_weights)
+    grid = AttentionGrid(shares, causal_factors, HEAD_OVERHEADS, KEY_OVERHEADS, BLOCK_SIZES, equal_source_weights)
     optimum = search_attention(accelerator, samples, grid)
     return winner_constants(optimum), optimum
 

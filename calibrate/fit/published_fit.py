@@ -20,6 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from calibrate.fit.attention import fit_attention, fit_low_precision_speedup
+from calibrate.fit.attention_libraries import attention_lines, derived_attention_libraries, fit_attention_libraries
 from calibrate.fit.collective_quality import collective_fit_quality
 from calibrate.fit.fit_quality import (
     AcceleratorFits,
@@ -249,7 +250,9 @@ def _fit_target(target: FitTarget, sibling: KernelEfficiency | None) -> tuple[Ac
     accelerator, attention_evaluations = _fit_attention(
         accelerator, samples, equal_source_weights=target.equal_source_weights
     )
-    return accelerator, [*matmul_evaluations, *attention_evaluations]
+    libraries, library_evaluations = fit_attention_libraries(accelerator)
+    accelerator = _with_constants(accelerator, attention_libraries=libraries)
+    return accelerator, [*matmul_evaluations, *attention_evaluations, *library_evaluations]
 
 
 def _fit_attention(
@@ -349,7 +352,7 @@ def _derive_from_sibling(
         sibling.matmul, peak_fraction=share, tiles=matmul_constants.tiles, tn_only=matmul_constants.tn_only
     )
     forward, backward = (  # clocks under load limit matmuls and attention equally
-        replace(constants, peak_fraction=round(constants.peak_fraction * dense, SHARE_DIGITS))
+        constants.scaled(dense).rounded(SHARE_DIGITS)
         for constants in (sibling.attention_forward, sibling.attention_backward)
     )
     derived = _with_constants(
@@ -358,6 +361,7 @@ def _derive_from_sibling(
         matmul=matmul,
         attention_forward=forward,
         attention_backward=backward,
+        attention_libraries=derived_attention_libraries(accelerator.efficiency, sibling, dense),
         memory_bandwidth_fraction=_memory_share(derivation.name, sibling),
         kernel_latency=sibling.kernel_latency,
     )
@@ -487,10 +491,7 @@ def _efficiency_lines(efficiency: KernelEfficiency) -> list[str]:
         scaled = constants.pop("kernel_peak_fraction_by_format")
         constants |= {f"kernel_peak_fraction {dtype.value}": share for dtype, share in scaled.items()}
         lines.append("grouped: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
-    for name in ("attention_forward", "attention_backward"):
-        constants = asdict(getattr(efficiency, name))
-        constants |= {f"in {dtype.value}": rate for dtype, rate in constants.pop("speedup_by_format").items()}
-        lines.append(f"{name}: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
+    lines += attention_lines(efficiency)
     ratio = efficiency.quantization_bandwidth_ratio
     quantization = f", quantization {ratio:g}" if ratio != 1.0 else ""
     memory = f"memory bandwidth {efficiency.memory_bandwidth_fraction:g}{quantization}"

@@ -14,12 +14,14 @@ from typing import Final, TypeVar
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import BytesPerSecond, Flop, FlopPerSecond, Seconds
+from clustersim.hardware.efficiency import FASTEST_ATTENTION
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
 from clustersim.validation.accelerator_lookup import case_accelerator
 from clustersim.validation.cases import ValidationCase
 from clustersim.validation.grouped_gemm import grouped_gemm_kernels
 from clustersim.validation.kernels import (
     BEST_OF_SEARCH,
+    attention_library,
     case_attention,
     measured_seconds,
     read_kernels,
@@ -185,10 +187,21 @@ def best_matmul_rates() -> dict[tuple[str, DType], FlopPerSecond]:
 
 
 def attention_samples() -> list[AttentionSample]:
-    """All measured flash attention kernels, and the peaks that papers state in their text."""
-    return _build_samples(_fitted_cases("attention"), _attention_sample) + _build_samples(
+    """Measured flash attention of each accelerator's fastest library, and the peaks that papers state in their text."""
+    cases = [case for case in _fitted_cases("attention") if _is_fastest(case, attention_library(case).value)]
+    return _build_samples(cases, _attention_sample) + _build_samples(
         _fitted_cases("attention_peak"), _attention_peak_sample
     )
+
+
+def library_attention_samples(library: str) -> list[AttentionSample]:
+    """Measured flash attention of a library on accelerators whose fastest one it is not."""
+    cases = [case for case in _fitted_cases("attention") if attention_library(case).value == library]
+    return _build_samples([case for case in cases if not _is_fastest(case, library)], _attention_sample)
+
+
+def _is_fastest(case: ValidationCase, library: str) -> bool:
+    return library in (FASTEST_ATTENTION, case_accelerator(case).efficiency.attention_library)
 
 
 def measured_bandwidths() -> dict[str, list[BytesPerSecond]]:

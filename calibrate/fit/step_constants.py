@@ -42,7 +42,7 @@ from clustersim.common.arrays import FloatArray
 from clustersim.common.data_files import list_names
 from clustersim.common.files import write_text_atomically
 from clustersim.common.units import Seconds
-from clustersim.model.framework import load_framework
+from clustersim.model.framework_files import load_framework
 from clustersim.uncertainty.model_file import DENSE_STEPS
 from clustersim.validation.case_scenario import case_uncertainty_model
 from clustersim.validation.cases import ValidationCase

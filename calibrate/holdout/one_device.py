@@ -18,7 +18,7 @@ from clustersim.build import build_plan
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import Degradations
-from clustersim.model.framework import load_framework
+from clustersim.model.framework_files import load_framework
 from clustersim.model.layer_stack import slice_layers
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.training import Training

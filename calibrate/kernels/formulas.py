@@ -151,13 +151,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
 def cross_entropy(logits: Tensor, targets: Tensor, implementation: LossImplementation) -> Tensor:
     """Mean softmax cross-entropy of logits [tokens, vocabulary] and targets [tokens], in FP32."""
     match implementation:
-        case LossImplementation.TORCH:
+        case LossImplementation.TORCH | LossImplementation.TORCH_FP32:
             return _cross_entropy(logits, targets)
-        case LossImplementation.FUSED | LossImplementation.CHUNKED:  # of all tokens, or of a chunk of them at a time
-            return _maybe_compiled(_cross_entropy, logits, fused=True)(logits, targets)
         case LossImplementation.VOCAB_PARALLEL:
             losses: Tensor = _VocabParallelCrossEntropy.apply(logits, targets)  # type: ignore[no-untyped-call]
             return losses.mean()
+    return _maybe_compiled(_cross_entropy, logits, fused=True)(logits, targets)  # of all tokens, or of a chunk of them
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -133,7 +133,6 @@ RENAMED_KEYS: Final[Mapping[str, Mapping[str, str]]] = {
         "training_derating.narrow": "low_precision_ratio",
         "training_derating.sustained": "sustained_ratio",
         "training_derating.spread": "gpu_spread",
-        "training_derating.flash2": "flash2_slowdown",
         "efficiency.memory": "memory_bandwidth_fraction",
         "efficiency.casts": "quantization_bandwidth_ratio",
         "efficiency.grouped": "grouped_gemm",

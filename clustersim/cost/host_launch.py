@@ -26,6 +26,11 @@ which launches fewer kernels, with parameter hooks between them. A captured segm
 with its first kernel; where expert operations are not captured, each captured run between them is one
 graph.
 
+A kernel and a collective that overlap in chunks are one call of the framework, whose library launches all
+chunks in a loop (Transformer Engine, `CommOverlapP2PBase::split_overlap_ag` in transformer_engine/common/
+comm_gemm_overlap/comm_gemm_overlap.cpp): the first chunk costs what a kernel and a collective cost, the others
+calls of that loop.
+
 Where passes are interleaved (`Segment.interleaved`, `lowering.moe_overlap`), the host launches operations
 of one pass while the other's run. Assumed: that puts it far enough ahead that the segment stalls only for
 the excess of all its launch time over its kernel time. Collectives separate the interleaved segments, so
@@ -243,7 +248,7 @@ def _launch_counts(body: Kernel | CommOp | CommOverlap) -> tuple[int, int, int]:
             return 0, 1, 0
         case CommOverlap(kernel=kernel, chunk_count=chunks):
             chunk_count = 1 if math.isinf(chunks) else int(chunks)
-            return kernel.launches * chunk_count, chunk_count, 0
+            return kernel.launches, 1, (kernel.launches + 1) * (chunk_count - 1)
         case Kernel(host_calls=0) as kernel:
             return kernel.launches, 0, 0
         case kernel:

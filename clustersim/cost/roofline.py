@@ -21,12 +21,18 @@ library has no kernel for is computed as the next larger one that it has (`hardw
 gives the slowdown of matmuls with badly aligned operands). Grouped GEMMs of experts are in
 `cost.grouped_gemm`.
 
+In a step the power limit slows matmuls (`in_step_rate`). Attention keeps tensor cores less busy, draws less
+power and is slowed less, or not at all (`power_limited_rate`): at 34 % of the peak, FlashAttention-2 on an
+H100 of 700 W runs at the full clock. Assumed: power beyond idle is proportional to the use of tensor cores,
+whatever instructions feed them; the exponentials of the softmax and what memory draws are left out.
+
 References: NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave quantisation;
 Osama et al., "Stream-K", arXiv:2301.03598, section 3 (splitting k); Dao, "FlashAttention-2",
 arXiv:2307.08691, sections 3.1-3.2; Williams et al., "Roofline", CACM 52(4).
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
@@ -47,6 +53,10 @@ from clustersim.model.kernels import (
     MemoryBoundOp,
     MemoryBoundShape,
 )
+from clustersim.model.training import AttentionBackend
+
+_ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
+_POWER_EXPONENT: Final = 3.0  # of the clock: power is clock x voltage^2, and the voltage follows the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +64,13 @@ class Roofline:
     """Kernel durations of one accelerator by an analytic model (a `KernelCost`), with a cache.
 
     in_step_rate: arithmetic rate of kernels within a training step relative to isolated ones;
-    low_precision_factor: further factor on the rate in block-scaled formats.
+    low_precision_factor: further factor on the rate in block-scaled formats; attention: library of flash attention.
     """
 
     accelerator: Accelerator
     in_step_rate: float = 1.0
     low_precision_factor: float = 1.0
+    attention: AttentionBackend = AttentionBackend.FLASH
     _cache: dict[Kernel, KernelTiming] = field(default_factory=dict, repr=False, compare=False)
 
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
@@ -87,7 +98,7 @@ class Roofline:
         if kernel.kind in GROUPED_MATMUL_KINDS and isinstance(kernel.shape, MatmulShape):
             return grouped_work(self.accelerator, kernel, self._arithmetic_rate(kernel))
         work = self._isolated_work(kernel)
-        return replace(work, compute=work.compute / self._arithmetic_rate(kernel))
+        return replace(work, compute=work.compute / self._in_step_rate(kernel, work))
 
     def _isolated_work(self, kernel: Kernel) -> KernelWork:
         if isinstance(kernel.shape, MatmulShape):
@@ -106,6 +117,18 @@ class Roofline:
         efficiency = self.accelerator.efficiency
         is_matmul = kernel.kind is KernelKind.MATMUL
         return efficiency.kernel_latency_of(kernel.dtype) if is_matmul else efficiency.kernel_latency
+
+    def _in_step_rate(self, kernel: Kernel, isolated: KernelWork) -> float:
+        """Rate of a kernel within a step relative to isolation, which for attention depends on how fast that is.
+
+        isolated: its work in isolation.
+        """
+        rate = self._arithmetic_rate(kernel)
+        if kernel.kind not in _ATTENTION_KINDS or rate >= 1.0 or isolated.compute == 0.0:
+            return rate
+        dtype = DType.BF16 if kernel.dtype in LOW_PRECISION_DTYPES else kernel.dtype
+        utilization = kernel.flops / (isolated.compute * self.accelerator.peak_flops(dtype))
+        return power_limited_rate(rate, utilization / self.accelerator.efficiency.matmul.peak_fraction)
 
     def _arithmetic_rate(self, kernel: Kernel) -> float:
         """Arithmetic rate of a kernel within a step relative to isolation."""
@@ -131,8 +154,7 @@ class Roofline:
 
     def _attention_work(self, kernel: Kernel, shape: AttentionShape) -> KernelWork:
         backward = kernel.kind is KernelKind.ATTENTION_BACKWARD
-        efficiency = self.accelerator.efficiency
-        constants = efficiency.attention_backward if backward else efficiency.attention_forward
+        constants = self._attention_constants(backward=backward)
         scores = kernel.flops / shape.flops_per_score(backward=backward)
         base_dtype = DType.BF16 if kernel.dtype in LOW_PRECISION_DTYPES else kernel.dtype
         rate = (
@@ -143,6 +165,11 @@ class Roofline:
         load = attention_load(self.accelerator, constants, shape, scores)
         return KernelWork(kernel.flops / rate * load, self._memory_seconds(kernel.bytes))
 
+    def _attention_constants(self, *, backward: bool) -> AttentionEfficiency:
+        """Constants of the library in one direction; those of the fastest where no flash attention runs."""
+        library = AttentionBackend.FLASH if self.attention is AttentionBackend.STANDARD else self.attention
+        return self.accelerator.efficiency.attention_constants(library.value, backward=backward)
+
     def _attention_speedup(self, dtype: DType, constants: AttentionEfficiency) -> float:
         """Speed of attention in a format relative to BF16; raise InputError where it has no kernel."""
         if dtype not in LOW_PRECISION_DTYPES:
@@ -150,6 +177,18 @@ class Roofline:
         if dtype not in constants.speedup_by_format:
             raise InputError(f"{self.accelerator.name} has no attention in {dtype.value}")
         return constants.speedup_by_format[dtype]
+
+
+def power_limited_rate(matmul_rate: float, relative_utilization: float) -> float:
+    """Rate in a step of a kernel that keeps tensor cores less busy than matmuls do, relative to its rate in isolation.
+
+    matmul_rate: that of matmuls, below 1; relative_utilization: of the kernel's tensor cores, relative to matmuls'.
+
+    Power beyond idle is utilization x clock x voltage^2 (Hennessy and Patterson, "Computer Architecture", section
+    1.5); the voltage is taken to follow the clock. Matmuls use up the limit at clock r: r^3; a kernel of relative
+    utilization u runs at the clock f with u f^3 = r^3, at most at the full clock: f = min(1, r / u^(1/3)).
+    """
+    return min(1.0, matmul_rate / float(min(1.0, relative_utilization) ** (1.0 / _POWER_EXPONENT)))
 
 
 def attention_load(

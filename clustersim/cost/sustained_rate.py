@@ -3,8 +3,9 @@
 Arithmetic is slower than in isolated kernels (power limit under a mix of kernels on real values), and the
 whole job runs at the speed of its slowest GPU: `SustainedKernels.from_rate`. How much longer a kernel takes
 is given by the kernel model, which knows whether it is compute or memory bound; memory-bound and
-launch-bound kernels keep their times. Flash attention of an older library takes a fixed multiple. The same
-is applied to modelled and to recorded times of whatever origin, since both are of isolated kernels.
+launch-bound kernels keep their times. Flash attention of an older library than the timed one takes as much
+longer as the kernel model says of the two, each with its own constants (`KernelEfficiency.attention_libraries`).
+The same is applied to modelled and to recorded times of whatever origin, since both are of isolated kernels.
 Exception: for a record with in-situ factors (`cost.in_situ`), the sustained rate of one GPU under a step's
 load is in its times already, and only the slowest GPU remains, by the spread of the record's own GPUs where
 it has measured two or more (assumed: the measured GPU is an average one).
@@ -13,8 +14,7 @@ Assumed: rates that were fitted to published steps of this accelerator hold on t
 this was measured here, so isolated measurements are that much less certain within a step: the error grows
 by the relative slowdown, and the prediction interval begins where the record by itself would be.
 
-References: `hardware.efficiency.TrainingDerating`; "around 2x speedup" of FlashAttention-2 (arXiv:2307.08691,
-abstract).
+Reference: `hardware.efficiency.TrainingDerating`.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,10 @@ from clustersim.cost.calibration_record import CalibrationRecord, GpuSample
 from clustersim.cost.device_models import slowest_deviation
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import LOCALLY_MEASURED, KernelCost, KernelTiming, Provenance
+from clustersim.hardware.accelerator import Accelerator
 from clustersim.hardware.efficiency import TrainingDerating
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.training import AttentionBackend
-
-FLASH1_SLOWDOWN: Final = 2.0
-"""Duration of FlashAttention relative to FlashAttention-2."""
 
 _ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 
@@ -59,24 +57,41 @@ def job_rate(effects: TrainingDerating, gpus: int) -> float:
     return effects.sustained_ratio / (1.0 + effects.gpu_spread * slowest_deviation(gpus))
 
 
-def attention_ratio(
-    effects: TrainingDerating, requested: AttentionBackend, measured: AttentionBackend = AttentionBackend.FLASH
-) -> float:
-    """Duration of the requested flash attention relative to the one that was measured.
+@dataclass(frozen=True, slots=True)
+class AttentionLibraries:
+    """The library of flash attention that a step runs, and the one that was timed.
 
-    At least 1: the measured one is not assumed to be slower than this machine's libraries allow.
+    accelerator: as packaged, since the constants of a record's fit are those of the library that it timed.
     """
-    return max(1.0, _relative_attention_seconds(effects, requested) / _relative_attention_seconds(effects, measured))
+
+    accelerator: Accelerator
+    requested: AttentionBackend
+    timed: AttentionBackend = AttentionBackend.FLASH
 
 
-def _relative_attention_seconds(effects: TrainingDerating, attention: AttentionBackend) -> float:
-    """Duration relative to the fastest flash attention available for the accelerator."""
-    match attention:
-        case AttentionBackend.FLASH2:
-            return effects.flash2_slowdown
-        case AttentionBackend.FLASH1:
-            return FLASH1_SLOWDOWN * effects.flash2_slowdown
-    return 1.0
+@dataclass(frozen=True, slots=True)
+class _OtherAttention:
+    """Kernel models of the timed library and of the requested one, isolated, and of that at the rate of a step."""
+
+    timed: Roofline
+    requested: Roofline
+    in_step: Roofline
+
+    @classmethod
+    def from_libraries(cls, libraries: AttentionLibraries, rate: float) -> "_OtherAttention | None":
+        """None where the step runs what was timed, or no flash attention."""
+        accelerator, requested = libraries.accelerator, libraries.requested
+        if requested in (AttentionBackend.STANDARD, libraries.timed):
+            return None
+        return cls(
+            Roofline(accelerator, attention=libraries.timed),
+            Roofline(accelerator, attention=requested),
+            Roofline(accelerator, rate, attention=requested),
+        )
+
+    def slowdown(self, kernel: Kernel) -> float:
+        """Duration by the requested library relative to the timed one."""
+        return self.requested.time_kernel(kernel).seconds / self.timed.time_kernel(kernel).seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +99,13 @@ class SustainedKernels:
     """Kernels at their rate within a training step (a `KernelCost`).
 
     isolated: times isolated kernels; isolated_model, in_step_model: the kernel model of the same hardware, in
-    isolation and at the rate of a step; attention_slowdown: factor on flash attention.
+    isolation and at the rate of a step; other_attention: where the step runs another library than was timed.
     """
 
     isolated: KernelCost
     isolated_model: Roofline
     in_step_model: Roofline
-    attention_slowdown: float
+    other_attention: _OtherAttention | None = None
     _cache: dict[Kernel, KernelTiming] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
@@ -100,14 +115,16 @@ class SustainedKernels:
         model: Roofline,
         *,
         rate: float,
-        attention_slowdown: float,
         low_precision_factor: float = 1.0,
+        attention: AttentionLibraries | None = None,
     ) -> "SustainedKernels":
         """Kernels of a step whose arithmetic runs at `rate` relative to isolated kernels.
 
-        low_precision_factor: further factor on the rate in block-scaled formats.
+        low_precision_factor: further factor on the rate in block-scaled formats; attention: None: what was timed.
         """
-        return cls(isolated, model, Roofline(model.accelerator, rate, low_precision_factor), attention_slowdown)
+        in_step_model = Roofline(model.accelerator, rate, low_precision_factor)
+        other_attention = None if attention is None else _OtherAttention.from_libraries(attention, rate)
+        return cls(isolated, model, in_step_model, other_attention)
 
     def time_kernel(self, kernel: Kernel) -> KernelTiming:
         """Time one kernel."""
@@ -117,30 +134,34 @@ class SustainedKernels:
         return cached
 
     def _time_in_step(self, kernel: Kernel) -> KernelTiming:
-        timing = self._apply_rate(kernel, self.isolated.time_kernel(kernel))
-        return (
-            _older_attention_timing(timing, self.attention_slowdown)
-            if kernel.kind in _ATTENTION_KINDS and self.attention_slowdown > 1.0
-            else timing
-        )
+        """The timed kernel; flash attention of a slower library as much longer, of a faster one as it was timed.
 
-    def _apply_rate(self, kernel: Kernel, timing: KernelTiming) -> KernelTiming:
-        isolated, in_step = self.isolated_model.time_kernel(kernel), self.in_step_model.time_kernel(kernel)
-        if isolated.seconds == in_step.seconds:
-            return timing
-        slowdown = in_step.seconds / isolated.seconds
-        return replace(
-            timing,
-            # equals isolated seconds * slowdown; written so that a modelled time maps exactly to the in-step model's
-            seconds=in_step.seconds + (timing.seconds - isolated.seconds) * slowdown,
-            bottleneck=in_step.bottleneck if timing.bottleneck is isolated.bottleneck else timing.bottleneck,
-            error=None if timing.error is None else timing.error + abs(slowdown - 1.0),
-            in_situ_slowdown=slowdown,
-        )
+        The timed library is not assumed to be slower than this machine's libraries allow.
+        """
+        timing, other = self.isolated.time_kernel(kernel), self.other_attention
+        if other is not None and kernel.kind in _ATTENTION_KINDS and (slowdown := other.slowdown(kernel)) > 1.0:
+            slower = _slower_attention_timing(timing, slowdown)
+            return _apply_rate(slower, other.requested.time_kernel(kernel), other.in_step.time_kernel(kernel))
+        return _apply_rate(timing, self.isolated_model.time_kernel(kernel), self.in_step_model.time_kernel(kernel))
 
 
-def _older_attention_timing(timing: KernelTiming, slowdown: float) -> KernelTiming:
-    """Timing of an older library's flash attention: derived, even if the newer one was measured."""
+def _apply_rate(timing: KernelTiming, isolated: KernelTiming, in_step: KernelTiming) -> KernelTiming:
+    """A timing in isolation as it is in a step. isolated, in_step: by the kernel model."""
+    if isolated.seconds == in_step.seconds:
+        return timing
+    slowdown = in_step.seconds / isolated.seconds
+    return replace(
+        timing,
+        # equals isolated seconds * slowdown; written so that a modelled time maps exactly to the in-step model's
+        seconds=in_step.seconds + (timing.seconds - isolated.seconds) * slowdown,
+        bottleneck=in_step.bottleneck if timing.bottleneck is isolated.bottleneck else timing.bottleneck,
+        error=None if timing.error is None else timing.error + abs(slowdown - 1.0),
+        in_situ_slowdown=slowdown,
+    )
+
+
+def _slower_attention_timing(timing: KernelTiming, slowdown: float) -> KernelTiming:
+    """Timing of a slower library's flash attention: derived, even if the other one was measured."""
     slowed = replace(timing, seconds=timing.seconds * slowdown)
     return (
         replace(slowed, provenance=Provenance.DERIVED, error=None) if timing.provenance in LOCALLY_MEASURED else slowed

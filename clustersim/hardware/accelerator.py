@@ -213,7 +213,6 @@ def _read_derating(section: MappingReader) -> TrainingDerating:
         **section.collect(
             sustained_ratio=lambda: section.get_ratio("sustained_ratio", max_value=MAX_SUSTAINED_RATIO),
             gpu_spread=lambda: section.get_float("gpu_spread"),
-            flash2_slowdown=lambda: section.get_float("flash2_slowdown", min_value=1.0),
             low_precision_ratio=lambda: (
                 section.get_ratio("low_precision_ratio", max_value=MAX_SUSTAINED_RATIO)
                 if section.has_key("low_precision_ratio")

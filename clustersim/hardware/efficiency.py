@@ -10,8 +10,10 @@ References: NVIDIA, "Matrix Multiplication Background User's Guide" (tile and wa
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
+from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
 
 
@@ -122,13 +124,48 @@ class AttentionEfficiency:
     query_block: int
     speedup_by_format: Mapping[DType, float] = field(default_factory=dict)
 
+    def scaled(self, ratio: float) -> "AttentionEfficiency":
+        """A copy with the peak fraction multiplied by a ratio."""
+        return replace(self, peak_fraction=self.peak_fraction * ratio)
+
+    def rounded(self, digits: int) -> "AttentionEfficiency":
+        """A copy with the peak fraction rounded."""
+        return replace(self, peak_fraction=round(self.peak_fraction, digits))
+
+
+FASTEST_ATTENTION: Final = "flash"  # the flash attention library whose constants an accelerator's main ones are
+FLASH_ATTENTION2: Final = "flash2"
+FLASH_ATTENTION1: Final = "flash1"
+ATTENTION_LIBRARIES: Final = (FLASH_ATTENTION2, "flash3", "cudnn")
+"""Libraries with flash attention that accelerator files have constants of; the first is the default."""
+FLASH1_SLOWDOWN: Final = 2.0
+"""Duration of FlashAttention relative to FlashAttention-2: "around 2x speedup" (arXiv:2307.08691, abstract)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLibrary:
+    """Flash attention of a library that is not an accelerator's fastest. Field names are the keys of its file."""
+
+    forward: AttentionEfficiency
+    backward: AttentionEfficiency
+
+    def scaled(self, ratio: float) -> "AttentionLibrary":
+        """A copy with the peak fractions multiplied by a ratio."""
+        return AttentionLibrary(self.forward.scaled(ratio), self.backward.scaled(ratio))
+
+    def rounded(self, digits: int) -> "AttentionLibrary":
+        """A copy with the peak fractions rounded."""
+        return AttentionLibrary(self.forward.rounded(digits), self.backward.rounded(digits))
+
 
 @dataclass(frozen=True, slots=True)
 class KernelEfficiency:
     """All constants of the kernel model of one accelerator. Field names are the keys of accelerator files.
 
     published: whether they were fitted to published measurements of this accelerator (not derived from another
-    one); grouped_gemm: matmuls of experts, None: unknown, so they are modelled as ordinary matmuls;
+    one); attention_forward, attention_backward: flash attention of the fastest library, which is attention_library;
+    attention_libraries: of others, by name; grouped_gemm: matmuls of experts, None: unknown, so they are modelled as
+    ordinary matmuls;
     memory_bandwidth_fraction: that a large memory-bound kernel reaches; kernel_latency: seconds of start and drain
     of a device kernel; launch_interval: seconds between two launches that the host can sustain;
     quantization_bandwidth_ratio: bandwidth of kernels that quantize operands to low-precision formats, relative to
@@ -144,10 +181,31 @@ class KernelEfficiency:
     launch_interval: Seconds
     grouped_gemm: GroupedGemmEfficiency | None = None
     quantization_bandwidth_ratio: float = 1.0
+    attention_library: str = FLASH_ATTENTION2
+    attention_libraries: Mapping[str, AttentionLibrary] = field(default_factory=dict)
 
     def kernel_latency_of(self, dtype: DType) -> Seconds:
         """Seconds of start and drain of a matmul kernel in a format."""
         return self.matmul.kernel_latency_by_format.get(dtype, self.kernel_latency)
+
+    @property
+    def known_attention(self) -> tuple[str, ...]:
+        """Names of the flash attention libraries with known rates; FlashAttention is known where its successor is."""
+        libraries = [
+            name for name in ATTENTION_LIBRARIES if name in (self.attention_library, *self.attention_libraries)
+        ]
+        return (FASTEST_ATTENTION, *libraries, *([FLASH_ATTENTION1] if FLASH_ATTENTION2 in libraries else []))
+
+    def attention_constants(self, library: str, *, backward: bool) -> AttentionEfficiency:
+        """Constants of a library's flash attention in one direction; raise InputError where nothing is known of it."""
+        if library not in self.known_attention:
+            raise InputError(f"nothing is known of attention {library}; known are {', '.join(self.known_attention)}")
+        if library == FLASH_ATTENTION1:
+            return self.attention_constants(FLASH_ATTENTION2, backward=backward).scaled(1.0 / FLASH1_SLOWDOWN)
+        if library in (FASTEST_ATTENTION, self.attention_library):
+            return self.attention_backward if backward else self.attention_forward
+        constants = self.attention_libraries[library]
+        return constants.backward if backward else constants.forward
 
     @property
     def attention_formats(self) -> tuple[DType, ...]:
@@ -174,13 +232,11 @@ class TrainingDerating:
     sustained_ratio: arithmetic rate relative to that of standalone kernels: the power limit under a mix of
     kernels on real values, and other machines and library versions than those of the published kernels;
     low_precision_ratio: the same of low-precision matmuls, None: as of the others; gpu_spread: relative standard
-    deviation of the time per FLOP across GPUs (a step waits for the slowest); flash2_slowdown: time of
-    FlashAttention-2 relative to the fastest flash attention, for which the constants are.
+    deviation of the time per FLOP across GPUs (a step waits for the slowest).
     """
 
     sustained_ratio: float = 1.0
     gpu_spread: float = 0.0
-    flash2_slowdown: float = 1.0
     low_precision_ratio: float | None = None
 
     @property

@@ -14,7 +14,9 @@ from clustersim.common.errors import suggest_nearest
 from clustersim.common.mapping_reader import MappingReader
 from clustersim.common.units import Dimension, Seconds
 from clustersim.hardware.efficiency import (
+    ATTENTION_LIBRARIES,
     AttentionEfficiency,
+    AttentionLibrary,
     GroupedGemmEfficiency,
     KernelEfficiency,
     MatmulEfficiency,
@@ -33,6 +35,8 @@ def read_efficiency(section: MappingReader) -> KernelEfficiency:
             matmul=lambda: _read_matmul(section.get_section("matmul")),
             attention_forward=lambda: _read_attention(section.get_section("attention_forward")),
             attention_backward=lambda: _read_attention(section.get_section("attention_backward")),
+            attention_library=lambda: section.get_choice("attention_library", *ATTENTION_LIBRARIES),
+            attention_libraries=lambda: _read_attention_libraries(section),
             memory_bandwidth_fraction=lambda: section.get_fraction("memory_bandwidth_fraction"),
             kernel_latency=lambda: _read_time(section, "kernel_latency"),
             launch_interval=lambda: _read_time(section, "launch_interval"),
@@ -109,6 +113,31 @@ def _read_tiles(section: MappingReader) -> tuple[tuple[int, int], ...]:
         if not isinstance(tile, list) or len(tile) != 2 or not all(type(side) is int and side > 0 for side in tile):
             raise section.input_error("tiles", f"{tile!r} is not a pair [m, n] of positive whole numbers")
     return tuple((m, n) for m, n in tiles)
+
+
+def _read_attention_libraries(section: MappingReader) -> Mapping[str, AttentionLibrary]:
+    """Flash attention of libraries that are not the fastest one, by name."""
+    if not section.has_key("attention_libraries"):
+        return {}
+    libraries = section.get_section("attention_libraries")
+    fastest = section.content.get("attention_library", ATTENTION_LIBRARIES[0])
+
+    def read_library(name: str) -> AttentionLibrary:
+        if name not in ATTENTION_LIBRARIES:
+            raise libraries.input_error(name, f"no library; {suggest_nearest(name, ATTENTION_LIBRARIES)}")
+        if name == fastest:
+            raise libraries.input_error(
+                name, "is attention_library, whose constants are attention_forward and attention_backward"
+            )
+        library = libraries.get_section(name)
+        return AttentionLibrary(
+            **library.collect(
+                forward=lambda: _read_attention(library.get_section("forward")),
+                backward=lambda: _read_attention(library.get_section("backward")),
+            )
+        )
+
+    return libraries.collect(**{name: partial(read_library, name) for name in libraries.key_names()})
 
 
 def _read_attention(section: MappingReader) -> AttentionEfficiency:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from clustersim.common.errors import InputError, format_value
 from clustersim.interop.import_result import ImportResult
 from clustersim.interop.model_equivalence import differing_fields, has_router_bias, models_equivalent
-from clustersim.model.training import NoRecompute
+from clustersim.model.training import FusedKernel, NoRecompute
 from clustersim.parallel.layer_partition import mtp_stage_index, partition_layers
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.diff import changed_keys
@@ -62,13 +62,24 @@ def export_scenario(scenario: Scenario, exporter: ArgumentExporter) -> ExportRes
     reimported, original = _reimport(scenario, exporter, text), scenario
     differences = []
     if scenario.framework.name != exporter.framework:
-        original = scenario.with_overrides(f"framework={exporter.framework}")
+        original = scenario.with_overrides(f"framework={exporter.framework}", *stated_kernels(scenario))
         differences.append(_describe_difference("framework", scenario.framework.name, exporter.framework))
     differences += [
         _describe_difference(*checked_difference)
         for checked_difference in _checked_differences(original, reimported, exporter.program)
     ]
     return ExportResult(_with_header(scenario, exporter, text, differences), tuple(differences))
+
+
+def stated_kernels(scenario: Scenario) -> list[str]:
+    """Overrides that state the kernels which the scenario has from its framework, so that another keeps them."""
+    training = scenario.training
+    kinds = ", ".join(kind.value for kind in FusedKernel if training.fuses(kind))
+    return [
+        f"training.fused=[{kinds}]",
+        f"training.loss={training.loss.value}",
+        f"training.attention={training.attention.value}",
+    ]
 
 
 def scenario_label(scenario: Scenario) -> str:

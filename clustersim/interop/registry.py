@@ -16,5 +16,5 @@ IMPORTERS: Final[Mapping[str, Callable[[str, str, str, int | None], ImportResult
 }
 EXPORTERS: Final[Mapping[str, ArgumentExporter]] = {
     "megatron": ArgumentExporter("Megatron-LM", "megatron", megatron_script, import_megatron),
-    "torchtitan": ArgumentExporter("torchtitan", "pytorch", torchtitan_toml, import_torchtitan),
+    "torchtitan": ArgumentExporter("torchtitan", "torchtitan", torchtitan_toml, import_torchtitan),
 }

@@ -21,7 +21,14 @@ from clustersim.interop.torchtitan_pipeline import (
     stage_module_names,
     torchtitan_layer_split,
 )
-from clustersim.model.training import FullRecompute, NoRecompute, SelectiveOpRecompute
+from clustersim.model.training import (
+    ALL_FUSED,
+    FullRecompute,
+    FusedKernel,
+    LossImplementation,
+    NoRecompute,
+    SelectiveOpRecompute,
+)
 from clustersim.model.transformer import TransformerModel
 from clustersim.parallel import layer_partition
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
@@ -42,7 +49,8 @@ def torchtitan_toml(scenario: Scenario) -> str:
         "training": _training_table(scenario),
         "parallelism": _parallelism_table(scenario),
         "activation_checkpoint": _activation_checkpoint_table(scenario),
-        "compile": {"enable": _is_compiled(scenario)},
+        "optimizer": {"implementation": _optimizer_implementation(scenario)},
+        "compile": _compile_table(scenario),
         **_quantize_tables(scenario),
     }
     return "\n".join(_format_table(name, table) for name, table in tables.items())
@@ -96,8 +104,16 @@ def _linear_converter(scenario: Scenario) -> str:
     return next((name for name, mapped_type in LINEAR_CONVERTERS.items() if mapped_type == converter_type), "")
 
 
-def _is_compiled(scenario: Scenario) -> bool:
-    return scenario.training.is_fully_fused or scenario.framework.compiled
+def _compile_table(scenario: Scenario) -> TomlTable:
+    """Layers are compiled if all that a compiler fuses is fused; the loss is if it is as behind a compiler."""
+    fuses_layers = scenario.training.fused >= ALL_FUSED - {FusedKernel.OPTIMIZER}
+    compiles_loss = scenario.training.loss is LossImplementation.COMPILED
+    components = [*(["model"] if fuses_layers else []), *(["loss"] if compiles_loss else [])]
+    return {"enable": bool(components), **({"components": components} if components else {})}
+
+
+def _optimizer_implementation(scenario: Scenario) -> str:
+    return "fused" if scenario.training.fuses(FusedKernel.OPTIMIZER) else "foreach"
 
 
 def _training_table(scenario: Scenario) -> TomlTable:

@@ -20,7 +20,7 @@ from clustersim.interop.model_equivalence import has_experts
 from clustersim.interop.torchtitan_config import TorchtitanConfig
 from clustersim.interop.torchtitan_flavors import ModelFlavor, find_flavor, flavor_model
 from clustersim.interop.torchtitan_pipeline import import_pipeline
-from clustersim.model.training import AttentionBackend
+from clustersim.model.training import AttentionBackend, FusedKernel
 
 DDP_BUCKET: Final = "100 MiB"
 """`bucket_cap_mb` of apply_ddp in models/llama3/infra/parallelize.py."""
@@ -88,7 +88,7 @@ def import_torchtitan(text: str, source: str, cluster: str = "dgx-h100", gpu_cou
         **schedule,
         "training": _training_config(config, degrees, layer_counts, is_compiled=is_compiled)
         | ({} if flavor.attention is AttentionBackend.FLASH else {"attention": flavor.attention.value}),
-        "framework": {"name": "pytorch", "torch_compile": True} if is_compiled else "pytorch",
+        "framework": {"name": "torchtitan", "torch_compile": True} if is_compiled else "torchtitan",
     }
     return ImportResult(mapping, config.ignored_keys, tuple(assumptions))
 
@@ -242,6 +242,7 @@ def _training_config(
             "local_batch_size = "
             f"{local * accumulation_steps}",
         )
+    components = config.string_list("compile", "components")
     early_stop = config.boolean("activation_checkpoint", "early_stop") or is_compiled
     training: dict[str, Any] = {
         "sequence": config.integer("training", "seq_len"),
@@ -249,12 +250,20 @@ def _training_config(
         "microbatch": microbatch,
         "precision": _precision_config(config),
         "recompute": _recompute_config(config, layer_counts, early_stop=early_stop),
-        "loss": "torch",
-        "fused": is_compiled,
+        "loss": "compiled" if config.boolean("compile", "enable") and "loss" in components else "torch",
+        "fused": _fused_kernels(config, is_compiled=is_compiled),
     }
     _require_adam(config)
     offloads = config.boolean("training", "enable_cpu_offload")
     return training | ({"offload": {"parameters": True}} if offloads else {})
+
+
+def _fused_kernels(config: TorchtitanConfig, *, is_compiled: bool) -> list[str]:
+    """What runs as one kernel each: the optimizer as its implementation says, layers if they are compiled."""
+    implementations = {"fused": (FusedKernel.OPTIMIZER,), "foreach": (), "for-loop": ()}
+    optimizer = config.choice("optimizer", "implementation", implementations)
+    layers = [kind for kind in FusedKernel if is_compiled and kind is not FusedKernel.OPTIMIZER]
+    return [kind.value for kind in (*layers, *optimizer)]
 
 
 def _require_adam(config: TorchtitanConfig) -> None:

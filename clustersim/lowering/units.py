@@ -17,9 +17,9 @@ from clustersim.model.layer_stack import LayerSpec, LayerStack
 from clustersim.model.layers import LayerOperators
 from clustersim.model.training import SelectiveOpRecompute, SelectiveRecompute
 from clustersim.parallel.layer_partition import PipelineStage
+from clustersim.parallel.layer_sharding import LayerSharding
 from clustersim.parallel.plan import Plan, StageLayers
 from clustersim.parallel.tensor_parallel import (
-    LayerSharding,
     backward_operations,
     forward_operations,
     input_gradient_operations,

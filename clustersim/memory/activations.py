@@ -28,6 +28,7 @@ from typing import Final
 from clustersim.common.dtypes import DType
 from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes
+from clustersim.memory.layer_gradients import activation_gradient_bytes
 from clustersim.model import memory_bound
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.layers import LayerOperators
@@ -44,6 +45,7 @@ class ActivationKind(IdentityEnum):
     LAYER_SAVED: saved by other layers, under the recomputation policy; LAYER_FULL: all that a layer's backward
     reads; EMBEDDING_SAVED, HEAD_SAVED: saved by these; LOSS_GRADIENT: gradients of the logits with the loss's
     softmax; CAST_GRADIENT: gradients of the logits in its place; *_WGRAD: held for deferred weight gradients;
+    LAYER_GRADIENTS: gradients of a layer's activations while its backward runs;
     *_WEIGHT_GRADIENT: gradient of the largest weight before it is accumulated (or a weight that is unpacked).
     """
 
@@ -58,13 +60,15 @@ class ActivationKind(IdentityEnum):
     LAYER_WGRAD = "waiting layer"
     EMBEDDING_WGRAD = "waiting embedding"
     HEAD_WGRAD = "waiting head"
+    LAYER_GRADIENTS = "layer gradients"
     LAYER_WEIGHT_GRADIENT = "layer weight gradient"
     EMBEDDING_WEIGHT_GRADIENT = "embedding weight gradient"
     HEAD_WEIGHT_GRADIENT = "head weight gradient"
 
 
 LOSS_CHUNKS: Final = 8
-"""Chunks of a chunked loss (torchtune, CEWithChunkedOutputLoss, num_output_chunks)."""
+"""Chunks of a chunked loss (torchtune, CEWithChunkedOutputLoss, num_output_chunks; torchtitan, ChunkedCELoss)."""
+_SUMMED_GRADIENTS: Final = 3  # two, and their sum
 ActivationKey = tuple[ActivationKind, LayerSpec | None]
 """A kind of activation and, for layers, the layer specification."""
 ActivationCounts = Mapping[ActivationKey, int]
@@ -119,12 +123,12 @@ class Activations:
             }
         )
         for run in self.plan.layer_runs(stage):
-            counts[_saved_key(run)] += 0 if run.offloaded else run.layers.count
+            counts[saved_key(run)] += 0 if run.offloaded else run.layers.count
         return counts
 
     def layer_bytes_of(self, run: StageLayers) -> Bytes:
         """Bytes that one microbatch saves of one layer of a run, on device or host."""
-        return self.bytes_of(*_saved_key(run))
+        return self.bytes_of(*saved_key(run))
 
     def host_bytes(self, stage: PipelineStage) -> Bytes:
         """Bytes that one microbatch of a stage keeps on the host."""
@@ -199,6 +203,25 @@ class Activations:
         )
 
     @property
+    def last_layer_bytes(self) -> Bytes:
+        """Bytes of activations and their gradients when only the largest layer is left for backward."""
+        kinds = ActivationKind.LAYER_FULL, ActivationKind.LAYER_GRADIENTS
+        sizes = (sum(self.bytes_of(kind, spec) for kind in kinds) for spec in self.plan.model.distinct_specs)
+        return max(sizes, default=0.0)
+
+    def layer_gradient_bytes(self, spec: LayerSpec) -> Bytes:
+        """Bytes of the gradients of a layer's activations, beyond what its backward has freed by then.
+
+        Those of an input that autograd keeps gathered under sequence parallelism are full tensors. Two linear layers
+        read it, and autograd adds gradients of tensor subclasses out of place (`accumulate` in
+        torch/csrc/autograd/input_buffer.cpp).
+        """
+        shard, keeps_gathered = self.plan.layer_shard, self.plan.training.overheads.keeps_gathered_inputs
+        is_gathered = keeps_gathered and shard.sequence_parallel and shard.tp > 1
+        copies = _SUMMED_GRADIENTS if is_gathered else 1
+        return activation_gradient_bytes(self.plan.layer_by_spec[spec], self.element_bytes, copies)
+
+    @property
     def output_bytes(self) -> Bytes:
         """Bytes of a stage's output that stay until its backward."""
         shard = self.plan.layer_shard
@@ -218,15 +241,24 @@ class Activations:
         """Bytes per logit of its gradients, beyond what the loss saves (mostly an FP32 softmax).
 
         PyTorch's loss makes two gradients in FP32, of the negative log-likelihood and of the log-softmax; a chunked
-        loss puts them in place of logits that are freed; the others compute the gradient in the softmax's place and
-        cast it.
+        loss puts them in place of logits that are freed; one that runs with its matmul has a chunk's logits and their
+        gradient; the others compute the gradient in the softmax's place and cast it.
         """
         match self.plan.training.loss:
-            case LossImplementation.TORCH:
+            case LossImplementation.TORCH | LossImplementation.TORCH_FP32:
                 return 2 * DType.FP32.bytes
             case LossImplementation.CHUNKED:
                 return self.element_bytes / LOSS_CHUNKS
+            case LossImplementation.FUSED_LINEAR:
+                return 2 * self.element_bytes / LOSS_CHUNKS
         return self.element_bytes
+
+    @property
+    def cast_gradient_bytes(self) -> Bytes:
+        """Bytes per logit of the gradient that the output matrix's backward reads, beyond what the loss saves."""
+        if self.plan.training.loss is LossImplementation.FUSED_LINEAR:
+            return self.loss_gradient_bytes
+        return self.element_bytes - self.loss_saved_bytes
 
     @property
     def loss_saved_bytes(self) -> Bytes:
@@ -258,9 +290,7 @@ _STAGE_SIZES: Final[Mapping[ActivationKind, Callable[[Activations], Bytes]]] = {
     ActivationKind.EMBEDDING_SAVED: lambda activations: activations.plan.embedding.saved_bytes,
     ActivationKind.HEAD_SAVED: lambda activations: activations.plan.head.saved_bytes,
     ActivationKind.LOSS_GRADIENT: lambda activations: activations.logit_count * activations.loss_gradient_bytes,
-    ActivationKind.CAST_GRADIENT: lambda activations: (
-        activations.logit_count * (activations.element_bytes - activations.loss_saved_bytes)
-    ),
+    ActivationKind.CAST_GRADIENT: lambda activations: activations.logit_count * activations.cast_gradient_bytes,
     ActivationKind.EMBEDDING_WGRAD: lambda activations: activations.plan.embedding.deferred_wgrad_bytes,
     ActivationKind.HEAD_WGRAD: lambda activations: activations.plan.head.deferred_wgrad_bytes,
     ActivationKind.EMBEDDING_WEIGHT_GRADIENT: lambda activations: activations.weight_gradient_bytes(
@@ -273,6 +303,7 @@ _LAYER_SIZES: Final[Mapping[ActivationKind, Callable[[Activations, LayerSpec], B
     ActivationKind.LAYER_SAVED: lambda activations, spec: activations.saved_layer_bytes(spec),
     ActivationKind.LAYER_FULL: lambda activations, spec: activations.plan.layer_by_spec[spec].saved_bytes,
     ActivationKind.LAYER_WGRAD: lambda activations, spec: activations.plan.layer_by_spec[spec].deferred_wgrad_bytes,
+    ActivationKind.LAYER_GRADIENTS: lambda activations, spec: activations.layer_gradient_bytes(spec),
     ActivationKind.LAYER_WEIGHT_GRADIENT: lambda activations, spec: activations.weight_gradient_bytes(
         activations.plan.layer_by_spec[spec]
     ),
@@ -281,7 +312,7 @@ LAYER_KINDS: Final = frozenset(_LAYER_SIZES)
 """Kinds whose size depends on the layer specification."""
 
 
-def _saved_key(run: StageLayers) -> ActivationKey:
+def saved_key(run: StageLayers) -> ActivationKey:
     """What one layer of a run saves."""
     return (ActivationKind.LAYER_INPUT if run.recomputed else ActivationKind.LAYER_SAVED), run.layers.spec
 
@@ -308,7 +339,8 @@ def _backward_counts(
         counts = Counter(
             {
                 (ActivationKind.LAYER_FULL, spec): 1,
-                _saved_key(run): -1,
+                saved_key(run): -1,
+                (ActivationKind.LAYER_GRADIENTS, spec): 1,
                 (ActivationKind.LAYER_WEIGHT_GRADIENT, spec): int(is_full_backward),
             }
         )
@@ -319,9 +351,9 @@ def _backward_counts(
 
 def _freed_by_run(run: StageLayers, count: int, is_full_backward: bool) -> ActivationCounts:
     """What backward has freed after `count` layers of a run; offloaded activations are not on the device."""
-    freed = dict(_freed_counts(_saved_key(run), count, is_full_backward))
+    freed = dict(_freed_counts(saved_key(run), count, is_full_backward))
     if run.offloaded:
-        del freed[_saved_key(run)]
+        del freed[saved_key(run)]
     return freed
 
 

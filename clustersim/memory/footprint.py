@@ -11,7 +11,9 @@ microbatch only, as with a pipeline, they are unsharded until then, whatever the
 that ZeRO-3 gathers for a pipeline's first forward stay. DDP and the distributed optimizers keep gradients in
 buffers for the whole step. FSDP has them from a stage's first backward to the reduction in its last: so few
 stages' at once, where an order runs the backwards of one stage after the other (`memory.ledger`; PyTorch,
-`FSDPParamGroup.post_backward` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). Gradients of
+`FSDPParamGroup.post_backward` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py). In PyTorch, gradients
+are freed after the optimizer's step, so that a step's only backward creates them while it frees activations, and
+the shards of FSDP are its master weights: there is no copy in the compute format but the gathered one. Gradients of
 which the optimizer reads a higher-precision copy are held in that form, too: the copy is replaced in the next
 step only (Megatron-LM, `_copy_model_grads_to_main_grads`); so are gradients that DeepSpeed's `BF16_Optimizer`
 has added to its sums, until the next backward.
@@ -126,7 +128,7 @@ class Footprint:
         """
         ranks = self.plan.layout.world_size // self.plan.layout.pp
         return sum(
-            count * ranks / group.dp_size * (group.formats.stored.bytes + self._state_bytes(group))
+            count * ranks / group.dp_size * (self._stored_format(group).bytes + self._state_bytes(group))
             for pipeline_rank in range(self.plan.layout.pp)
             for group, count in self._parameters_by_group(pipeline_rank)
             if group.is_trained
@@ -171,7 +173,7 @@ class Footprint:
         stored = (
             0.0
             if self.plan.training.offload.offloads_shards
-            else group.formats.stored.bytes / self._shard_count(group, 3)
+            else self._stored_format(group).bytes / self._shard_count(group, 3)
         )
         return (
             stored
@@ -179,7 +181,40 @@ class Footprint:
             else stored + group.formats.gathered.bytes / group.secondary_shard_count
         )
 
+    def _shards_master_weights(self, group: ParameterGroup) -> bool:
+        """Whether the shards of a group's weights are its master weights."""
+        is_fsdp = self.framework.torch_fsdp and isinstance(self.plan.layout.data, FullyShard)
+        has_master = group.is_trained and group.formats.master_copy is not None
+        return is_fsdp and has_master and not self.plan.training.offload.share
+
+    def _stored_format(self, group: ParameterGroup) -> DType:
+        """The format of a group's stored weights or, where these are the master weights, of those."""
+        formats = group.formats
+        return formats.updated if self._shards_master_weights(group) else formats.stored
+
+    @property
+    def creates_gradients(self) -> bool:
+        """Whether a step's only backward creates all gradients, as PyTorch does where nothing buffers them (DDP)."""
+        layout = self.plan.layout
+        is_unbuffered = isinstance(layout.data, FullyShard) or layout.group_size(DP_GROUP) == 1
+        has_one_backward = self.plan.microbatches == 1 and not layout.is_pipelined
+        return self.framework.torch_fsdp and is_unbuffered and has_one_backward
+
+    def created_bytes_per_parameter(self, group: ParameterGroup) -> Bytes:
+        """Bytes of gradient per parameter that a step's only backward creates."""
+        return self._kept_gradient_bytes(group) if self.creates_gradients else 0.0
+
+    def created_gradient_bytes(self, pipeline_rank: int) -> Bytes:
+        """Bytes of the gradients that a step's only backward creates on a rank."""
+        return sum(
+            count * self.created_bytes_per_parameter(group) for group, count in self._parameters_by_group(pipeline_rank)
+        )
+
     def _gradient_bytes(self, group: ParameterGroup) -> Bytes:
+        """Bytes of gradient per parameter that stay for the whole step."""
+        return 0.0 if self.creates_gradients else self._kept_gradient_bytes(group)
+
+    def _kept_gradient_bytes(self, group: ParameterGroup) -> Bytes:
         """Bytes of gradient per parameter; 0 for frozen ones, and for those offloaded to the host."""
         if not group.is_trained or self.plan.offloads_unreduced_gradients:
             return 0.0
@@ -204,7 +239,7 @@ class Footprint:
         """The same for each parameter of a group; 0 where gradients are not freed once they are reduced."""
         if not (self.frees_reduced_gradients and group.is_trained):
             return 0.0
-        return group.formats.gradients.bytes - self._gradient_bytes(group)
+        return group.formats.gradients.bytes - self._kept_gradient_bytes(group)
 
     def reduction_buffer_bytes(self, stage: PipelineStage) -> Bytes:
         """Bytes of the buffer from which the gradients of a stage's largest unit are reduced."""
@@ -217,11 +252,12 @@ class Footprint:
         )
 
     def _state_bytes(self, group: ParameterGroup) -> Bytes:
-        """Bytes of master weights and moments per parameter; 0 for frozen ones."""
+        """Bytes of moments and of separate master weights per parameter; 0 for frozen ones."""
         if not group.is_trained:
             return 0.0
         moments = 2 if self.plan.training.optimizer is Optimizer.ADAM else 1
-        master_bytes = 0.0 if group.formats.master_copy is None else group.formats.master_copy.bytes
+        has_copy = group.formats.master_copy is not None and not self._shards_master_weights(group)
+        master_bytes = group.formats.updated.bytes if has_copy else 0.0
         return moments * group.formats.moments.bytes + master_bytes
 
     def _shard_count(self, group: ParameterGroup, stage: int) -> int:

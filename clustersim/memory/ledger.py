@@ -5,9 +5,13 @@ temporary memory of a backward exists while it runs. Where backward is split, th
 second does not need. Gradients that FSDP accumulates unsharded exist from a stage's first backward until its
 last one has reduced them (`Footprint.unreduced_gradient_bytes`). The compute stream runs passes in sequence,
 so the peak depends on their order only, not on their durations: `peak` needs no simulation.
+
+A forward and a backward that overlap advance together, layer by layer, so that the forward fills what the
+backward frees: one microbatch and about one layer are held, not two microbatches
+(`overlapped_passes`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,8 +22,9 @@ from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes, Seconds
 from clustersim.memory.activations import Activations
 from clustersim.memory.footprint import Footprint, MemoryCategory
+from clustersim.memory.overlapped_passes import overlapped_peak
 from clustersim.parallel.plan import Plan
-from clustersim.program.action import Action, ActionKind, ScheduleEntry, flatten_entries
+from clustersim.program.action import Action, ActionKind, OverlappedPair, ScheduleEntry, flatten_entry
 
 
 class TimedPass(NamedTuple):
@@ -30,18 +35,31 @@ class TimedPass(NamedTuple):
     end: Seconds
 
 
-class PassOrder(NamedTuple):
-    """Passes in execution order. pass_types: (stage, kind of action); type_indices: [passes] into pass_types."""
+PassType = tuple[tuple[int, ActionKind], ...]
+"""(stage, kind of action) of a pass, or of the forward and of the backward of an overlapped pair."""
 
-    pass_types: tuple[tuple[int, ActionKind], ...]
+
+class PassOrder(NamedTuple):
+    """Passes and overlapped pairs in execution order. type_indices: [passes] into pass_types."""
+
+    pass_types: tuple[PassType, ...]
     type_indices: IntArray
 
 
 def pass_order(entries: Iterable[ScheduleEntry]) -> PassOrder:
-    """Passes of schedule entries, those of overlapped pairs in sequence."""
-    index_of_type: dict[tuple[int, ActionKind], int] = {}
-    type_indices = [index_of_type.setdefault(action[:2], len(index_of_type)) for action in flatten_entries(entries)]
+    """Passes of schedule entries; a backward of the very forward it is paired with runs after it."""
+    index_of_type: dict[PassType, int] = {}
+    type_indices = [
+        index_of_type.setdefault(pass_type, len(index_of_type)) for entry in entries for pass_type in _pass_types(entry)
+    ]
     return PassOrder((*index_of_type,), np.array(type_indices, dtype=np.int64))
+
+
+def _pass_types(entry: ScheduleEntry) -> Iterator[PassType]:
+    if isinstance(entry, OverlappedPair) and entry.forward[::2] != entry.backward[::2]:
+        yield entry.forward[:2], entry.backward[:2]
+    else:
+        yield from ((action[:2],) for action in flatten_entry(entry))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,33 +126,73 @@ _NOT_ALLOCATED = (MemoryCategory.CONTEXT, MemoryCategory.COMMUNICATION)
 
 
 def ledger_from_passes(
-    footprint: Footprint, activations: Activations, pipeline_rank: int, passes: Iterable[TimedPass]
+    footprint: Footprint, activations: Activations, pipeline_rank: int, passes: Sequence[TimedPass]
 ) -> MemoryLedger:
     """The ledger of a rank that ran these passes."""
-    passes_run = tuple(passes)
-    bounds = np.array([(start, end) for _, start, end in passes_run], dtype=np.float64).reshape(-1, 2)
-    order = pass_order(action for action, _, _ in passes_run)
+    entries, intervals = zip(*_paired_passes(passes), strict=True) if passes else ((), ())
+    bounds = np.array(intervals, dtype=np.float64).reshape(-1, 2)
+    order = pass_order(entries)
     times, is_begin, changes = _memory_events(footprint, activations, order, bounds)
     by_time = np.lexsort((is_begin, times))  # at equal times what has ended is freed first
-    return _build_ledger(footprint, pipeline_rank, times[by_time], changes[by_time])
+    ordered = _with_created_gradients(footprint, activations, pipeline_rank, changes[by_time])
+    return _build_ledger(footprint, pipeline_rank, times[by_time], ordered)
+
+
+def _paired_passes(passes: Sequence[TimedPass]) -> Iterator[tuple[ScheduleEntry, tuple[Seconds, Seconds]]]:
+    """Passes, and pairs of a forward and a backward that overlap in time, with when each begins and ends."""
+    in_order = sorted(passes, key=lambda timed: (timed.start, timed.end))
+    index = 0
+    while index < len(in_order):
+        (first, start, end), following = in_order[index], in_order[index + 1 : index + 2]
+        index += 1
+        kinds = {first.kind, *(timed.action.kind for timed in following)}
+        if following and following[0].start < end and kinds == {ActionKind.FORWARD, ActionKind.BACKWARD}:
+            second, _, second_end = following[0]
+            is_forward_first = first.kind is ActionKind.FORWARD
+            pair = OverlappedPair(*((first, second) if is_forward_first else (second, first)))
+            yield pair, (start, max(end, second_end))
+            index += 1
+        else:
+            yield first, (start, end)
 
 
 def ledger_from_order(
     footprint: Footprint, activations: Activations, pipeline_rank: int, order: PassOrder
 ) -> MemoryLedger:
-    """The ledger of a rank that runs these passes in sequence, at the times 0, 1, 2 ...
-
-    An overlapped pair has the same peak: its backward has freed nothing before its forward has begun.
-    """
+    """The ledger of a rank that runs these passes in sequence, at the times 0, 1, 2 ..."""
     bounds = np.arange(len(order.type_indices))[:, None] + np.array([0.0, 1.0])
     times, _, changes = _memory_events(footprint, activations, order, bounds)
-    return _build_ledger(footprint, pipeline_rank, times, changes)
+    ordered = _with_created_gradients(footprint, activations, pipeline_rank, changes)
+    return _build_ledger(footprint, pipeline_rank, times, ordered)
+
+
+def _with_created_gradients(
+    footprint: Footprint, activations: Activations, pipeline_rank: int, changes: FloatArray
+) -> FloatArray:
+    """Changes of a step whose only backward creates the gradients, at its end; changes: [events, 2].
+
+    It frees activations as it creates them, layer by layer, so that it needs most either when it begins, without
+    gradients, or in the first layer, with all of them.
+    """
+    created = footprint.created_gradient_bytes(pipeline_rank)
+    if not created:
+        return changes
+    changed = changes.copy()
+    before, transient = changes[:-2, 0].sum(), changes[-2, 0]
+    last_transient = activations.last_layer_bytes - before
+    if last_transient + created > transient:
+        changed[-2:, 0] += np.array([1.0, -1.0]) * (last_transient - transient)
+        changed[-2, 1] += created
+    else:
+        changed[-1, 1] += created
+    return changed
 
 
 def _build_ledger(footprint: Footprint, pipeline_rank: int, times: FloatArray, changes: FloatArray) -> MemoryLedger:
     """changes: [events, 2] of activations and of unreduced gradients, in order of time."""
     held = np.cumsum(changes, axis=0)
-    resident, fragmentation = footprint.resident_bytes(pipeline_rank), footprint.framework.fragmentation
+    resident = footprint.resident_bytes(pipeline_rank)
+    fragmentation = footprint.framework.fragmentation_with(footprint.plan.training.recompute)
     return MemoryLedger(times, held[:, 0], held[:, 1], resident, fragmentation)
 
 
@@ -145,8 +203,8 @@ def _memory_events(
 
     bounds: [passes, 2] when they begin and end. A forward changes nothing at its end.
     """
-    sizes = np.array([_pass_change(activations, *pass_type) for pass_type in order.pass_types]).reshape(-1, 2)
-    frees = np.array([kind is not ActionKind.FORWARD for _, kind in order.pass_types], dtype=bool)
+    sizes = np.array([_entry_change(activations, pass_type) for pass_type in order.pass_types]).reshape(-1, 2)
+    frees = np.array([kind is not ActionKind.FORWARD for *_, (_, kind) in order.pass_types], dtype=bool)
     changes = np.stack([sizes[order.type_indices], _gradient_changes(footprint, order)], axis=-1)
     is_begin = np.broadcast_to([True, False], bounds.shape)
     events = np.stack([np.ones_like(frees), frees], axis=1)[order.type_indices]
@@ -176,12 +234,27 @@ def _gradient_changes(footprint: Footprint, order: PassOrder) -> FloatArray:
 def _gradient_lifetimes(order: PassOrder) -> Iterator[tuple[int, int, int]]:
     """Each stage, with the indices of the first and of the last pass that produces its weight gradients."""
     types_by_stage: dict[int, list[int]] = {}
-    for index, (stage, kind) in enumerate(order.pass_types):
+    for index, (*_, (stage, kind)) in enumerate(order.pass_types):
         if kind in (ActionKind.BACKWARD, ActionKind.WEIGHT_GRADIENT):
             types_by_stage.setdefault(stage, []).append(index)
     for stage, types in types_by_stage.items():
         passes = np.flatnonzero(np.isin(order.type_indices, types))
         yield stage, int(passes[0]), int(passes[-1])
+
+
+def _entry_change(activations: Activations, pass_type: PassType) -> tuple[Bytes, Bytes]:
+    """Change of a rank's bytes when a pass or an overlapped pair begins, and when it ends.
+
+    Where pairs do not overlap (`layout.overlap_moe_expert_parallel_comm`), the forward runs before the backward.
+    """
+    changes = [_pass_change(activations, *stage_and_kind) for stage_and_kind in pass_type]
+    if len(pass_type) == 1:
+        return changes[0]
+    (forward, _), (backward, backward_kind) = pass_type
+    begin = changes[0][0] + changes[1][0]
+    if activations.plan.layout.overlap_moe_expert_parallel_comm and backward_kind is ActionKind.BACKWARD:
+        begin = overlapped_peak(activations, activations.plan.stages[forward], activations.plan.stages[backward])
+    return begin, sum(map(sum, changes)) - begin
 
 
 def _pass_change(activations: Activations, stage: int, kind: ActionKind) -> tuple[Bytes, Bytes]:

@@ -24,28 +24,26 @@ like any other, which is somewhat too slow.
 Constants belong to a software generation, in `topologies/frameworks`, each with its source.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from enum import Enum
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from clustersim.common.data_files import display_name, find_file, read_mapping
 from clustersim.common.dtypes import DType
-from clustersim.common.errors import InputError, format_value, suggest_nearest
-from clustersim.common.mapping_reader import MappingReader, merge_mappings
-from clustersim.common.units import Bytes, Dimension, Seconds
-from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Grouping, LossReport, Overheads
-from clustersim.model.training import ALL_FUSED, AttentionBackend, FusedKernel, LossImplementation
-
-OVERHEAD_FLAGS: Final = tuple(
-    dataclass_field.name for dataclass_field in fields(Overheads) if dataclass_field.type is bool
+from clustersim.common.errors import InputError
+from clustersim.common.units import Bytes, Seconds
+from clustersim.model.overheads import NO_OVERHEADS, Overheads
+from clustersim.model.training import (
+    ALL_FUSED,
+    AttentionBackend,
+    FullRecompute,
+    FusedKernel,
+    LossImplementation,
+    Recompute,
+    SelectiveOpRecompute,
 )
-"""Names of the boolean overheads."""
+
 KERNEL_KEYS: Final = ("fused", "loss", "attention")
 """Keys of `training` whose defaults are those of `KernelDefaults`."""
-_DISPATCHERS: Final = "dispatchers"
-_MAX_SOFTMAX_KEYS: Final = 2**31
 
 
 class GraphCapture(Enum):
@@ -82,32 +80,39 @@ class SupportedLayouts:
 class KernelDefaults:
     """The kernels that a framework runs where a scenario does not say.
 
-    fused: what runs as one kernel each; loss: cross-entropy; attention: its library; gradients: the format in
-    which 16-bit runs accumulate and reduce them.
+    fused: what runs as one kernel each; loss: cross-entropy; compiled_loss: the same behind `torch_compile` (None:
+    it is not compiled); attention: its library; gradients: the format in which 16-bit runs accumulate and
+    reduce them.
     """
 
     fused: frozenset[FusedKernel] = ALL_FUSED
     loss: LossImplementation = LossImplementation.VOCAB_PARALLEL
+    compiled_loss: LossImplementation | None = None
     attention: AttentionBackend = AttentionBackend.FLASH
     gradients: DType = DType.FP32
 
     def compiled(self) -> "KernelDefaults":
         """The same with layers compiled (`torch.compile`): pointwise operations are fused, the optimizer is not."""
-        return replace(self, fused=self.fused | (ALL_FUSED - {FusedKernel.OPTIMIZER}))
+        fused = self.fused | (ALL_FUSED - {FusedKernel.OPTIMIZER})
+        return replace(self, fused=fused, loss=self.compiled_loss or self.loss)
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
     """Host launch times, memory and overheads of a training framework.
 
-    fragmentation: reserved over allocated bytes at the peak; communicator_bytes: buffers of one process
+    fragmentation: reserved over allocated bytes at the peak; selective_fragmentation, full_fragmentation: the same
+    where single operations or some layers are recomputed, or all (None: the same); communicator_bytes: buffers of
+    one process
     group; workspace_bytes: permanent allocations of libraries; grouped_workspace_bytes: the same for grouped
     matmuls, if any; deallocate_pipeline_outputs: whether pipeline stages free sent outputs, where a scenario does not
-    say; launch_seconds, backward_launch_seconds: host seconds per forward (and optimizer) and backward
-    kernel; collective_seconds: per collective, None: as per kernel; eager_call_seconds: per tensor operation
-    without autograd and modules; graph_launch_seconds: per CUDA graph, None: not supported; p2p_seconds: of
-    hosts, per message between pipeline stages; moe_launch_seconds: per kernel of a MoE model, None: as for
-    dense models; graph_capture: what CUDA graphs contain; compiled: whether layers are compiled;
+    say; torch_fsdp: FSDP is PyTorch's, whose shards are the master weights, and gradients exist from backward
+    until the optimizer has run (`Footprint`); launch_seconds, backward_launch_seconds: host seconds per
+    forward (and optimizer) and backward kernel; collective_seconds: per collective, None: as per kernel;
+    eager_call_seconds: per tensor operation without autograd and modules; graph_launch_seconds: per CUDA graph,
+    None: not supported; p2p_seconds: of hosts, per message between pipeline stages; moe_launch_seconds: per
+    kernel of a MoE model, None: as for dense models; graph_capture: what CUDA graphs contain; compiled: whether
+    layers are compiled;
     measured_host_use: which host measurements of a record replace these constants; early_stop: activation
     checkpoints stop recomputing once all that backward needs is available; kernels: the kernels that it runs
     where a scenario does not say; version: of the software, "": the newest that the file describes;
@@ -119,6 +124,7 @@ class Framework:
     workspace_bytes: Bytes = 0.0
     grouped_workspace_bytes: Bytes = 0.0
     deallocate_pipeline_outputs: bool = True
+    torch_fsdp: bool = False
     launch_seconds: Seconds = 0.0
     backward_launch_seconds: Seconds = 0.0
     p2p_seconds: Seconds = 0.0
@@ -135,6 +141,17 @@ class Framework:
     kernels: KernelDefaults = KernelDefaults()
     overheads: Overheads = NO_OVERHEADS
     supported_layouts: SupportedLayouts = SupportedLayouts()
+    selective_fragmentation: float | None = None
+    full_fragmentation: float | None = None
+
+    def fragmentation_with(self, recompute: Recompute) -> float:
+        """Reserved over allocated bytes at the peak with this recomputation; single modules of layers count as none."""
+        match recompute:
+            case FullRecompute(None):
+                return self.full_fragmentation or self.fragmentation
+            case FullRecompute() | SelectiveOpRecompute():
+                return self.selective_fragmentation or self.fragmentation
+        return self.fragmentation
 
     @property
     def uses_cuda_graphs(self) -> bool:
@@ -157,12 +174,15 @@ class Framework:
         return replace(self, graph_capture=graph_capture)
 
     def with_compiled(self) -> "Framework":
-        """The framework with compiled layers; raise InputError where it does not compile layers."""
+        """The framework with compiled layers; raise InputError where it does not compile layers.
+
+        A compiler drops what backward does not read, so that recomputation stops early.
+        """
         if self.measured_host_use is not MeasuredHostUse.TORCH:
             raise InputError(
                 f"torch_compile: {self.name} compiles no layers; leave it out, or name a framework that does: pytorch"
             )
-        return replace(self, compiled=True, kernels=self.kernels.compiled())
+        return replace(self, compiled=True, kernels=self.kernels.compiled(), early_stop=True)
 
     def with_launch_seconds(self, forward_seconds: Seconds | None, backward_seconds: Seconds | None) -> "Framework":
         """The framework with user-given launch times, which no measurement record overrides; None: not given.
@@ -180,126 +200,3 @@ class Framework:
             measured_host_use=MeasuredHostUse.NOTHING,
         )
         return replace(changed, moe_launch_seconds=None)
-
-
-def load_framework(name_or_path: str = "pytorch", version: str = "") -> Framework:
-    """Read topologies/frameworks/NAME.yaml, or a file of the same format.
-
-    version: one of the file's `versions`, whose keys replace those of the file; "": the file as it is.
-    """
-    path = find_file("frameworks", name_or_path)
-    section = MappingReader(path, _versioned_mapping(path, version))
-    section.reject_renamed_keys("frameworks")
-    memory, host, checkpoint = (section.get_section(name) for name in ("memory", "host", "checkpoint"))
-    framework = Framework(
-        fragmentation=memory.get_float("fragmentation", min_value=1.0),
-        communicator_bytes=memory.get_quantity("communicator", Dimension.SIZE, allow_zero=True),
-        workspace_bytes=memory.get_quantity("workspace", Dimension.SIZE, allow_zero=True),
-        grouped_workspace_bytes=_read_bytes(memory, "grouped_workspace"),
-        deallocate_pipeline_outputs=memory.get_bool("deallocate_pipeline_outputs"),
-        launch_seconds=host.get_quantity("launch", Dimension.TIME, allow_zero=True),
-        backward_launch_seconds=host.get_quantity("backward_launch", Dimension.TIME, allow_zero=True),
-        p2p_seconds=host.get_quantity("p2p", Dimension.TIME, allow_zero=True),
-        collective_seconds=_read_seconds(host, "collective"),
-        eager_call_seconds=host.get_quantity("eager_call", Dimension.TIME, allow_zero=True),
-        graph_launch_seconds=_read_seconds(host, "graph_launch"),
-        moe_launch_seconds=_read_seconds(host, "moe_launch"),
-        measured_host_use=MeasuredHostUse(
-            host.get_choice("measured_host_use", *(member.value for member in MeasuredHostUse))
-        ),
-        early_stop=checkpoint.get_bool("early_stop"),
-        name=path.stem,
-        version=version,
-        kernels=_read_kernels(section.get_section("kernels")) if section.has_key("kernels") else KernelDefaults(),
-        overheads=_read_overheads(section.get_section("overheads")) if section.has_key("overheads") else NO_OVERHEADS,
-        supported_layouts=_read_supported_layouts(section.get_section("supported_layouts"))
-        if section.has_key("supported_layouts")
-        else SupportedLayouts(),
-    )
-    section.get_text("description")
-    section.get_section("sources").get_text_mapping()
-    section.reject_unknown_keys()
-    return framework
-
-
-def _versioned_mapping(path: Path, version: str) -> Mapping[str, Any]:
-    """The content of a framework's file over the file that it is `like`, with the keys of a version."""
-    content = read_mapping(path)
-    base, versions = content.pop("like", None), content.pop("versions", {})
-    if base is not None:
-        content = merge_mappings(_versioned_mapping(find_file("frameworks", str(base)), ""), content)
-    if not isinstance(versions, dict) or not all(isinstance(changes, dict) for changes in versions.values()):
-        raise InputError(f"{display_name(path)}: versions: write a mapping of versions to the keys that they change")
-    if not version:
-        return content
-    if version not in versions:
-        available = f"it has {', '.join(sorted(versions))}" if versions else "its file describes one version only"
-        raise InputError(
-            f"version: {format_value(version)} of {path.stem} is unknown; {available}; left out: the newest"
-        )
-    return merge_mappings(content, versions[version])
-
-
-def _read_kernels(section: MappingReader) -> KernelDefaults:
-    """Read the kernels of a framework file; what the file does not name is fused, and the fastest library's."""
-    stated: dict[str, Any] = {}
-    if section.has_key("fused"):
-        stated["fused"] = _read_fused(section)
-    for name, kind in (("loss", LossImplementation), ("attention", AttentionBackend), ("gradients", DType)):
-        if section.has_key(name):
-            stated[name] = kind(section.get_choice(name, *(member.value for member in kind)))
-    return KernelDefaults(**stated)
-
-
-def _read_fused(section: MappingReader) -> frozenset[FusedKernel]:
-    """The kinds of kernels that a file lists."""
-    names, kinds = section.get_text_list("fused"), [kind.value for kind in FusedKernel]
-    unknown = [name for name in names if name not in kinds]
-    if unknown:
-        raise section.input_error(
-            "fused", f"{format_value(unknown[0])} is unknown; {suggest_nearest(unknown[0], kinds)}"
-        )
-    return frozenset(map(FusedKernel, names))
-
-
-def _read_supported_layouts(section: MappingReader) -> SupportedLayouts:
-    return SupportedLayouts(
-        **{
-            layout_field.name: section.get_text_list(layout_field.name)
-            for layout_field in fields(SupportedLayouts)
-            if layout_field.name != _DISPATCHERS or section.has_key(_DISPATCHERS)
-        }
-    )
-
-
-def _read_overheads(section: MappingReader) -> Overheads:
-    """Read the overheads of a framework file; what the file does not name is off."""
-    accumulation = (
-        section.get_choice("accumulation", *(member.value for member in Accumulation))
-        if section.has_key("accumulation")
-        else None
-    )
-    grouping = (
-        section.get_choice("grouping", *(member.value for member in Grouping)) if section.has_key("grouping") else None
-    )
-    flags = {name: section.get_bool(name) for name in OVERHEAD_FLAGS}
-    return Overheads(
-        **flags,
-        accumulation=None if accumulation is None else Accumulation(accumulation),
-        grouping=None if grouping is None else Grouping(grouping),
-        softmax_keys=section.get_int("softmax_keys", max_value=_MAX_SOFTMAX_KEYS)
-        if section.has_key("softmax_keys")
-        else None,
-        loss_averaging=LossReport(section.get_choice("loss_averaging", *(member.value for member in LossReport))),
-        batch_transfer=BatchTransfer(section.get_choice("batch_transfer", *(member.value for member in BatchTransfer))),
-    )
-
-
-def _read_bytes(section: MappingReader, key: str) -> Bytes:
-    """Bytes; 0 where the file does not name them."""
-    return section.get_quantity(key, Dimension.SIZE, allow_zero=True) if section.has_key(key) else 0.0
-
-
-def _read_seconds(host: MappingReader, key: str) -> Seconds | None:
-    """Host seconds of one operation; None if the file does not name them."""
-    return host.get_quantity(key, Dimension.TIME, allow_zero=True) if host.has_key(key) else None

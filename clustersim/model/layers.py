@@ -51,6 +51,7 @@ from clustersim.model.precision_recipe import MatmulFormats
 from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
 from clustersim.model.sharded_layer import (
     RankContext,
+    keep_gathered_inputs,
     linear_operator,
     memory_bound_operator,
     model_norm_spec,
@@ -130,7 +131,7 @@ def transformer_layer(
             replace(operator, parameter_group=LOW_PRECISION_LAYERS) if operator.parameter_group == DENSE else operator
             for operator in operators
         )
-    return apply_lora(LayerOperators(operators, input_bytes), training, shard)
+    return apply_lora(LayerOperators(keep_gathered_inputs(rank, operators), input_bytes), training, shard)
 
 
 def _layer_operators(
@@ -265,7 +266,7 @@ def head_layer(model: TransformerModel, training: Training, shard: LayerShard) -
     # backward runs the first one last, which completes the weight gradient
     mtp_logits = replace(first_logits, parameter_count=0, region_input=RegionInput.OTHER, linear=None)
     operators += mtp_count * [mtp_logits, *remaining]
-    return apply_lora(LayerOperators(tuple(operators), rank.residual_bytes), training, shard)
+    return apply_lora(LayerOperators(keep_gathered_inputs(rank, operators), rank.residual_bytes), training, shard)
 
 
 def _logits_and_loss(rank: RankContext) -> list[Operator]:

@@ -196,7 +196,23 @@ DROPOUT = MemoryBoundSpec(
     saved=MemoryPasses(0, mask=1),
     fused=True,
 )
-# Elements are logits; saved is their softmax in FP32 (Korthikanti et al. 2022, section 4.3: 4sbv), or the logits.
+# Elements are logits; saved is their softmax in FP32 (Korthikanti et al. 2022, section 4.3: 4sbv), or the logits
+# (torch.compile recomputes the softmax from them and a row's statistics), or nothing, where no logits stay.
+_LOSS_TORCH = MemoryBoundSpec(
+    KernelKind.LOSS,
+    MemoryBoundOp.LOSS_TORCH,
+    MemoryPasses(1, fp32=3, launches=3),
+    MemoryPasses(1, fp32=5, launches=3),
+    saved=MemoryPasses(0, fp32=1),
+)
+_LOSS_COMPILED = MemoryBoundSpec(
+    KernelKind.LOSS,
+    MemoryBoundOp.LOSS_CHUNKED,
+    MemoryPasses(1),
+    MemoryPasses(2),
+    saved=MemoryPasses(1),
+    fused=True,
+)
 _LOSS_SPECS = MappingProxyType(
     {
         LossImplementation.FUSED: MemoryBoundSpec(
@@ -207,21 +223,11 @@ _LOSS_SPECS = MappingProxyType(
             saved=MemoryPasses(0, fp32=1),
             fused=True,
         ),
-        LossImplementation.CHUNKED: MemoryBoundSpec(
-            KernelKind.LOSS,
-            MemoryBoundOp.LOSS_CHUNKED,
-            MemoryPasses(1),
-            MemoryPasses(2),
-            saved=MemoryPasses(1),
-            fused=True,
-        ),
-        LossImplementation.TORCH: MemoryBoundSpec(
-            KernelKind.LOSS,
-            MemoryBoundOp.LOSS_TORCH,
-            MemoryPasses(1, fp32=3, launches=3),
-            MemoryPasses(1, fp32=5, launches=3),
-            saved=MemoryPasses(0, fp32=1),
-        ),
+        LossImplementation.COMPILED: _LOSS_COMPILED,
+        LossImplementation.CHUNKED: _LOSS_COMPILED,
+        LossImplementation.FUSED_LINEAR: replace(_LOSS_COMPILED, saved=MemoryPasses(0)),
+        LossImplementation.TORCH: _LOSS_TORCH,
+        LossImplementation.TORCH_FP32: replace(_LOSS_TORCH, saved=MemoryPasses(0, fp32=2)),
         # Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py. Forward: to FP32 (1 + 1), maximum (1), subtract,
         # exponential (2 each), sum (1), divide (2). Backward: multiply (2), back to the activation's format (1 + 1).
         LossImplementation.VOCAB_PARALLEL: MemoryBoundSpec(

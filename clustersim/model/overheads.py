@@ -79,6 +79,10 @@ class Overheads:
     allreduce_layernorm_grads, gradients of norms (and of biases after them) are all-reduced over
     tensor-parallel ranks under sequence parallelism.
 
+    Tensor parallelism: tensor_parallel_copies, sequence parallelism splits the second dimension of activations, so
+    that they are copied behind each all-gather and before each reduce-scatter (torch's DTensor:
+    `parallel.layer_sharding`).
+
     Kernels: attention_copies, standard attention scales gradients, concatenates those of queries, keys and
     values, and reorders its output, one copy each; bias_adds, biases of queries, keys and values are added by
     a separate kernel; norm_weight_grad_kernel, the gradients of a LayerNorm's weights are a second kernel, which reads
@@ -92,6 +96,10 @@ class Overheads:
     one kernel each; router_unfused, so are scores, top-k and probabilities; router_fp32, the router
     multiplies FP32 copies of its operands; router_loss, routers have a load-balancing loss.
 
+    Tensor parallelism: keeps_gathered_inputs, under sequence parallelism a column-parallel layer saves its gathered
+    input, so that backward does not gather it again, and its input gradients are full tensors, one for each linear
+    layer and their sum (DTensor: `PrepareModuleInput` to `Replicate()`).
+
     loss_averaging: when the logged loss is averaged; batch_transfer: how microbatches reach the ranks.
     """
 
@@ -102,6 +110,7 @@ class Overheads:
     unscale_gradients: bool = False
     upcast_gradients: bool = False
     allreduce_layernorm_grads: bool = False
+    tensor_parallel_copies: bool = False
     attention_copies: bool = False
     bias_adds: bool = False
     norm_weight_grad_kernel: bool = False
@@ -110,6 +119,7 @@ class Overheads:
     router_unfused: bool = False
     router_fp32: bool = False
     router_loss: bool = False
+    keeps_gathered_inputs: bool = False
     grouping: Grouping | None = None
     softmax_keys: int | None = None
     loss_averaging: LossReport = LossReport.NEVER
@@ -117,13 +127,14 @@ class Overheads:
 
     @property
     def layer_implementation(self) -> "Overheads":
-        """Only how norms and experts are implemented, which is not extra work, and nothing else."""
+        """Only how norms, experts and tensor parallelism are implemented, which is not extra work, and nothing else."""
         return Overheads(
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
             router_unfused=self.router_unfused,
             router_fp32=self.router_fp32,
             router_loss=self.router_loss,
+            keeps_gathered_inputs=self.keeps_gathered_inputs,
             grouping=self.grouping,
         )
 

@@ -41,11 +41,12 @@ class OperandCast:
 
     reads: read passes in its original format, one kernel each; copies: quantized copies written, row-wise and
     column-wise: a matmul reads both operands along the reduction dimension, and each operand is in two
-    matmuls.
+    matmuls; uncoalesced_reads: how many of the reads go down the columns of a row-major tensor.
     """
 
     reads: int
     copies: int
+    uncoalesced_reads: int = 0
 
     @property
     def launch_count(self) -> int:
@@ -79,7 +80,8 @@ class OperandCasts:
     backward, of operands that were saved in the activation format (None: they were saved quantized);
     weight_timing: when weights are quantized; uses_transpose: the second copy is the transpose of the first,
     needed where tensor cores support only the TN layout; gathers_quantized: tensor-parallel ranks all-gather
-    quantized operands.
+    quantized operands; scales_gradients: both gradients of a linear layer are multiplied by their scales in kernels
+    of their own, behind matmuls without scales.
     """
 
     input: OperandCast
@@ -91,6 +93,7 @@ class OperandCasts:
     weight_timing: WeightCastTiming = WeightCastTiming.STEP
     uses_transpose: bool = False
     gathers_quantized: bool = True
+    scales_gradients: bool = False
 
     @property
     def cast_per_pass(self) -> "OperandCasts":

@@ -19,6 +19,14 @@ column-wise copy is made of the received ones.
 
 Weights stored or gathered in the matmul format are not quantized again, except for the other copy.
 
+A kernel that reads a row-major tensor down its columns moves more than it uses: a memory access is 32 bytes
+of a row. `UNCOALESCED_READ` reads are counted for it, as many as explain that torch's compiled kernel, which
+reads and writes BF16, runs at 0.65 TB/s along columns and at 2.1 along rows (H100, pytorch/pytorch issue
+149982; later versions of its compiler may be better). torchao's gradients with scales of rows are plain FP8
+matmuls, whose results are then multiplied by the scales (`scales_gradients`; `addmm_float8_unwrapped` in
+torchao/float8/float8_ops.py, since pytorch/ao pull request 1325): one pass that the compiler may fuse with the
+next kernel, which is not assumed.
+
 Weights change once per step. Quantized copies are cached until its end (Transformer Engine's weight
 cache), or weights are quantized in every pass (torchao, for parameters that FSDP has gathered).
 
@@ -35,26 +43,34 @@ True
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.linear import LinearLayer
+from clustersim.model.memory_bound import SCALE
 from clustersim.model.precision_recipe import MatmulFormats, OperandCast, PrecisionRecipe, WeightCastTiming
+
+UNCOALESCED_READ: Final = 5.5
+"""Reads that take as long as one down the columns: (2 + 2 u) / (2 + 2) = 2.1 / 0.65 TB/s, u = 2 x 3.23 - 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearCasts:
     """Quantization kernels of one linear layer.
 
-    forward, backward, weight_gradient: kernels before each matmul; cached_weight_elements: weight elements
-    that are quantized once per step.
+    forward, backward, weight_gradient: kernels before each matmul; input_gradient_scaling,
+    weight_gradient_scaling: behind those of gradients; cached_weight_elements: weight elements that are quantized
+    once per step.
     """
 
     forward: tuple[Kernel, ...] = ()
     backward: tuple[Kernel, ...] = ()
     weight_gradient: tuple[Kernel, ...] = ()
     cached_weight_elements: int = 0
+    input_gradient_scaling: tuple[Kernel, ...] = ()
+    weight_gradient_scaling: tuple[Kernel, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +124,7 @@ def linear_casts(recipe: PrecisionRecipe, formats: MatmulFormats, operands: Line
         ),
         builder.backward_input_casts(casts.input_backward, transposed=casts.uses_transpose),
         0 if cast_per_pass else operands.matrix_count * operands.inputs * operands.outputs,
+        *(builder.gradient_scaling() if casts.scales_gradients else ()),
     )
 
 
@@ -170,6 +187,22 @@ class _CastBuilder:
             )
         )
 
+    def gradient_scaling(self) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+        """The multiplications of the input's and of the weights' gradient by their scales."""
+        operands, formats = self.operands, self.formats
+        weight_rows = operands.matrix_count * operands.outputs
+        return (
+            self._scale("input_gradient", operands.tokens, formats.input_gradient),
+            self._scale("weight_gradient", weight_rows, formats.weight_gradient),
+        )
+
+    def _scale(self, gradient: str, rows: int, matmul_format: DType) -> tuple[Kernel, ...]:
+        """The multiplication of a gradient [rows, inputs] by its scales, if its matmul has any."""
+        if matmul_format not in LOW_PRECISION_DTYPES:
+            return ()
+        shape = SCALE.shape_for(rows, self.operands.inputs)
+        return (SCALE.forward_kernel(f"{self.operands.name}.scale_{gradient}", self.high_precision, shape),)
+
     def weight_transpose(self) -> tuple[Kernel, ...]:
         """The other (column-wise) copy of weights that arrived in the matmul format."""
         operands = self.operands
@@ -216,7 +249,8 @@ def quantize_kernels(
     shape = MemoryBoundShape(
         MemoryBoundOp.QUANTIZE, *sizes, fused=True, table=cast.reads, formats=(low_precision,) * cast.copies
     )
-    moved_bytes = float(shape.elements * (cast.reads * high_precision.bytes + cast.copies * low_precision.bytes))
+    reads = cast.reads + (UNCOALESCED_READ - 1.0) * cast.uncoalesced_reads
+    moved_bytes = float(shape.elements * (reads * high_precision.bytes + cast.copies * low_precision.bytes))
     return (Kernel(name, KernelKind.CAST, high_precision, 0.0, moved_bytes, shape, cast.launch_count),)
 
 

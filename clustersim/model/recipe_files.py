@@ -59,6 +59,7 @@ def _read_casts(section: MappingReader) -> OperandCasts:
         weight_timing=weights,
         uses_transpose=section.get_bool("uses_transpose"),
         gathers_quantized=section.get_bool("quantized_all_gather"),
+        scales_gradients=section.get_bool("scales_gradients"),
     )
 
 
@@ -66,4 +67,7 @@ def _read_cast(section: MappingReader) -> OperandCast:
     return OperandCast(
         section.get_int("reads", max_value=_MAX_COUNT, min_value=0),
         section.get_int("copies", max_value=_MAX_COUNT, min_value=0),
+        section.get_int("uncoalesced_reads", max_value=_MAX_COUNT, min_value=0)
+        if section.has_key("uncoalesced_reads")
+        else 0,
     )

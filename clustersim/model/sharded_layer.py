@@ -1,5 +1,6 @@
 """Building blocks of a layer's operators on one rank: linear layers, norms, residual adds and others."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from clustersim.common.dtypes import DType
@@ -75,8 +76,12 @@ def linear_operator(
         linear.name,
         ParallelRegion.SHARDED,
         (*casts.forward, *linear.forward(recipe)),
-        (*casts.backward, *linear.input_gradient(recipe)),
-        (*casts.weight_gradient, *linear.weight_gradient(recipe, rank.training.accumulation)),
+        (*casts.backward, *linear.input_gradient(recipe), *casts.input_gradient_scaling),
+        (
+            *casts.weight_gradient,
+            *linear.weight_gradient(recipe, rank.training.accumulation),
+            *casts.weight_gradient_scaling,
+        ),
         parameter_count=linear.parameter_count,
         saved_bytes=float(input_bytes),
         deferred_wgrad_bytes=float(
@@ -85,6 +90,30 @@ def linear_operator(
         linear=linear,
         wgrad_input_bytes=float(input_bytes),
         cached_cast_elements=casts.cached_weight_elements,
+    )
+
+
+def keep_gathered_inputs(rank: RankContext, operators: Iterable[Operator]) -> tuple[Operator, ...]:
+    """Operators whose column-parallel layers save their inputs gathered, where the framework does so.
+
+    An input that an earlier operator saves (`saved_bytes` without it) is not saved twice.
+    """
+    shard = rank.shard
+    if not (rank.training.overheads.keeps_gathered_inputs and shard.sequence_parallel and shard.tp > 1):
+        return tuple(operators)
+    return tuple(_with_gathered_input(operator, shard.tp) for operator in operators)
+
+
+def _with_gathered_input(operator: Operator, tp: int) -> Operator:
+    if operator.region is not ParallelRegion.SHARDED or operator.linear is None or operator.linear.row_parallel:
+        return operator
+    extra_bytes = (tp - 1) * min(operator.wgrad_input_bytes, operator.saved_bytes)
+    return replace(
+        operator,
+        saved_bytes=operator.saved_bytes + extra_bytes,
+        deferred_wgrad_bytes=operator.deferred_wgrad_bytes + extra_bytes,
+        wgrad_input_bytes=operator.wgrad_input_bytes + extra_bytes,
+        saves_full_input=True,
     )
 
 

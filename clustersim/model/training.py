@@ -17,12 +17,15 @@ class AttentionBackend(Enum):
     """Attention implementation: flash or standard.
 
     FLASH: one fused kernel that saves no score matrix, by the fastest library for the GPU; STANDARD writes
-    scores to memory.
-    FLASH2 and FLASH1 are FlashAttention's second version (since July 2023, PyTorch's since 2.2) and its first
-    (Triton's of that time is similar), which do not reach the full rate of newer GPUs.
+    scores to memory (PyTorch's math backend).
+    CUDNN is NVIDIA's library (Transformer Engine's default from Hopper on); FLASH3 is FlashAttention's third
+    version, for Hopper alone. FLASH2 and FLASH1 are its second (since July 2023, PyTorch's since 2.2) and its
+    first (Triton's of that time is similar), which do not reach the full rate of newer GPUs.
     """
 
     FLASH = "flash"
+    CUDNN = "cudnn"
+    FLASH3 = "flash3"
     FLASH2 = "flash2"
     FLASH1 = "flash1"
     STANDARD = "standard"
@@ -84,15 +87,23 @@ class LossImplementation(Enum):
     """How softmax cross-entropy is computed over the logits.
 
     VOCAB_PARALLEL is Megatron-LM's, unfused operations in FP32; TORCH is PyTorch's log-softmax and negative
-    log-likelihood; FUSED is one kernel each way (Apex, Transformer Engine, Liger); CHUNKED is one kernel each
-    way over a chunk of the tokens at a time, which saves the logits unchanged (torchtune's
-    `CEWithChunkedOutputLoss`, compiled).
+    log-likelihood; TORCH_FP32 is that of logits that the model returns in FP32 and the training loop keeps until
+    backward is done (Hugging Face's models until 2024; torchtitan until its pull request 391); FUSED is one
+    kernel each way (Apex, Transformer Engine, Liger); COMPILED is PyTorch's behind torch.compile, one kernel
+    each way that converts to FP32 in registers, so that the logits are saved unchanged; CHUNKED is that over a
+    chunk of the tokens at a time (torchtune's `CEWithChunkedOutputLoss`). FUSED_LINEAR runs the output matrix,
+    the loss and both their backwards for a chunk of the tokens at a time, so that only a chunk's logits exist
+    (Liger's `fused_linear_cross_entropy`; torchtitan's `ChunkedCELoss`): what is saved is the gradient of the
+    hidden states, as large as these.
     """
 
     VOCAB_PARALLEL = "vocab_parallel"
     TORCH = "torch"
+    TORCH_FP32 = "torch_fp32"
     FUSED = "fused"
+    COMPILED = "compiled"
     CHUNKED = "chunked"
+    FUSED_LINEAR = "fused_linear"
 
 
 class FusedKernel(IdentityEnum):

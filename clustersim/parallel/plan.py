@@ -22,9 +22,9 @@ from clustersim.model.training import FullRecompute, Training
 from clustersim.model.transformer import TransformerModel
 from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, ReductionFrequency
 from clustersim.parallel.layer_partition import PipelineStage, build_stages, mtp_stage_index, partition_layers
+from clustersim.parallel.layer_sharding import GatheredOperands, LayerSharding
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.parameter_groups import ParameterGroup, parameter_groups
-from clustersim.parallel.tensor_parallel import GatheredOperands, LayerSharding
 from clustersim.parallel.token_dispatch import TokenDispatch
 from clustersim.program.placement import Placement, looped_placement
 from clustersim.program.task import TokenDispatcher
@@ -284,7 +284,8 @@ class Plan:
         load_index: of its load factors.
         """
         activation_format = self.training.recipe.activations
-        sharding = LayerSharding(self.layout, self.activation_bytes, 0.0, activation_format)
+        copies = self.training.overheads.tensor_parallel_copies and not self.layout.tp_comm_overlap
+        sharding = LayerSharding(self.layout, self.activation_bytes, 0.0, activation_format, has_copies=copies)
         if spec is None:
             return sharding
         casts, low_precision = self.training.recipe.casts, self.training.recipe.matmul_formats.low_precision

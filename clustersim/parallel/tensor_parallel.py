@@ -28,128 +28,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from clustersim.common.dtypes import DType
-from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.layers import LayerOperators, Operator, ParallelRegion
 from clustersim.model.operators import RegionInput, TpCollective, TpCombine, early_stop_count
 from clustersim.model.recompute_modules import RecomputeModule
+from clustersim.parallel.layer_sharding import KvRing, LayerSharding
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import CP_GROUP, TP_GROUP
-from clustersim.parallel.token_dispatch import TokenDispatch
+from clustersim.parallel.mesh import TP_GROUP
 from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operation, WorkType
-
-
-@dataclass(frozen=True, slots=True)
-class GatheredOperands:
-    """Operands that are quantized before they are gathered. needs_amax: their global maximum is reduced first."""
-
-    format: DType
-    needs_amax: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSharding:
-    """Parameters of a layer's collectives.
-
-    activation_bytes: of the unsharded activation [batch, sequence / cp, hidden]; kv_bytes: of the keys and values
-    of the full sequence on this tensor-parallel rank; format: of both; has_sharded_input, has_sharded_output:
-    whether activations flow into and out of the layer's sharded regions (the embedding takes tokens, and the loss
-    has no output); dispatch: token dispatch of a MoE layer; operands: format in which operands are gathered, if
-    another.
-    """
-
-    layout: Layout
-    activation_bytes: Bytes
-    kv_bytes: Bytes
-    format: DType
-    has_sharded_input: bool = True
-    has_sharded_output: bool = True
-    dispatch: TokenDispatch | None = None
-    operands: GatheredOperands | None = None
-
-    @property
-    def sequence_parallel(self) -> bool:
-        """Whether replicated regions hold a shard of the sequence."""
-        return self.layout.sequence_parallel and self.layout.tp > 1
-
-    def gather_input(self, size: Bytes | None = None) -> CommOp | None:
-        """The collective before a column-parallel matmul, forward; size: input bytes, None: an activation's."""
-        is_gathered = self.sequence_parallel and self.has_sharded_input
-        return self._comm_op("gather input", CollectiveType.ALL_GATHER, size) if is_gathered else None
-
-    def reduce_output(self) -> CommOp | None:
-        """The collective after a row-parallel matmul, forward."""
-        if self.layout.tp == 1 or not self.has_sharded_output:
-            return None
-        return self._comm_op("reduce output", self._reduction_type)
-
-    def gather_output_gradient(self) -> CommOp | None:
-        """The collective before the backward of a row-parallel matmul."""
-        is_gathered = self.sequence_parallel and self.has_sharded_output
-        return self._comm_op("gather output gradient", CollectiveType.ALL_GATHER) if is_gathered else None
-
-    def regather_input(self, size: Bytes | None = None) -> CommOp | None:
-        """The all-gather of a column-parallel matmul's input for its weight gradient; overlaps the input gradient."""
-        is_gathered = self.sequence_parallel and self.has_sharded_input
-        return self._comm_op("gather input again", CollectiveType.ALL_GATHER, size) if is_gathered else None
-
-    def reduce_input_gradient(self, size: Bytes | None = None) -> CommOp | None:
-        """The reduction of a column-parallel matmul's input gradient, which overlaps the weight gradient."""
-        if self.layout.tp == 1 or not self.has_sharded_input:
-            return None
-        return self._comm_op("reduce input gradient", self._reduction_type, size)
-
-    def amax_operations(self, gathered: CommOp | None, work_type: WorkType) -> list[Operation]:
-        """All-reduce of the amax of a tensor over the ranks whose shards are gathered, where quantization needs it."""
-        if gathered is None or self.operands is None or not self.operands.needs_amax:
-            return []
-        size, collective = float(DType.FP32.bytes), CollectiveType.ALL_REDUCE
-        return [
-            Operation(CommOp("largest element", collective, TP_GROUP.name, size, reduce_dtype=DType.FP32), work_type)
-        ]
-
-    def kv_ring(self, factor: float) -> "_KvRing | None":
-        """Keys and values (`factor` times their bytes) around the context-parallel ring."""
-        if self.layout.cp == 1:
-            return None
-        comm_op = CommOp("ring of keys and values", CollectiveType.SHIFT, CP_GROUP.name, factor * self.kv_bytes)
-        return _KvRing(comm_op, self.layout.cp)
-
-    def vocab_parallel_loss(self, tokens: int) -> list[Operation]:
-        """Collectives of a vocab-parallel cross entropy: FP32 maximum, target logit and sum of every token."""
-        if self.layout.tp == 1:
-            return []
-        names = ("largest logit", "target logit", "sum of exponentials")
-        payload = float(tokens * DType.FP32.bytes)
-        return [
-            Operation(
-                CommOp(name, CollectiveType.ALL_REDUCE, TP_GROUP.name, payload, reduce_dtype=DType.FP32),
-                WorkType.FORWARD,
-            )
-            for name in names
-        ]
-
-    @property
-    def _reduction_type(self) -> CollectiveType:
-        return CollectiveType.REDUCE_SCATTER if self.sequence_parallel else CollectiveType.ALL_REDUCE
-
-    def _comm_op(self, name: str, collective: CollectiveType, size: Bytes | None = None) -> CommOp:
-        payload = self.activation_bytes if size is None else size
-        if collective is CollectiveType.ALL_GATHER and self.operands is not None:
-            payload *= self.operands.format.bytes / self.format.bytes
-        return CommOp(
-            name, collective, TP_GROUP.name, payload, reduce_dtype=self.format if collective.is_reduction else None
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _KvRing:
-    """A ring of keys and values that attention overlaps block by block."""
-
-    comm_op: CommOp
-    block_count: int
-
 
 _JOIN_COLLECTIVES: Final[Mapping[TpCombine, tuple[str, CollectiveType]]] = MappingProxyType(
     {
@@ -192,9 +78,11 @@ def _build_forward(
         kernels = _with_kv_ring(placed, placed.operator.forward, sharding.kv_ring(1.0), work_type)
         if placed.starts_region:
             gather = sharding.gather_input(placed.operator.region_input_bytes)
-            kernels = sharding.amax_operations(gather, work_type) + _attach_comm_op(gather, kernels, 0, chunks)
+            amax = sharding.amax_operations(gather, work_type)
+            kernels = amax + _attach_comm_op(gather, kernels, 0, chunks, sharding.copy_of(gather))
         if placed.ends_region:
-            kernels = _attach_comm_op(sharding.reduce_output(), kernels, len(kernels), chunks)
+            reduction = sharding.reduce_output()
+            kernels = _attach_comm_op(reduction, kernels, len(kernels), chunks, sharding.copy_of(reduction))
         dispatch, combine = _moe_operations(
             sharding, work_type, dispatches=placed.starts_experts, combines=placed.ends_experts
         )
@@ -221,9 +109,8 @@ def backward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[
         if placed.regathers_input:
             inputs = _attach_comm_op(_regather_input(placed, sharding), inputs, 0, overlap_chunks)
         if placed.starts_region:
-            weights = _attach_comm_op(
-                sharding.reduce_input_gradient(placed.operator.region_input_bytes), weights, 0, overlap_chunks
-            )
+            reduction = sharding.reduce_input_gradient(placed.operator.region_input_bytes)
+            weights = _attach_comm_op(reduction, weights, 0, overlap_chunks, sharding.copy_of(reduction))
         operator_work.append(
             (placed, _mark_complete(inputs + weights, placed.operator.gradient_count, placed.operator.parameter_group))
         )
@@ -237,7 +124,8 @@ def input_gradient_operations(layer: LayerOperators, sharding: LayerSharding) ->
         inputs = _input_gradient(placed, sharding)
         if placed.starts_region:
             reduction = sharding.reduce_input_gradient(placed.operator.region_input_bytes)
-            inputs = _attach_comm_op(reduction, inputs, len(inputs), _overlap_chunk_count(sharding.layout))
+            chunks, copy = _overlap_chunk_count(sharding.layout), sharding.copy_of(reduction)
+            inputs = _attach_comm_op(reduction, inputs, len(inputs), chunks, copy)
         operator_work.append((placed, inputs))
     return _overlap_shared_experts(operator_work, sharding, is_backward=True)
 
@@ -279,7 +167,7 @@ def _input_gradient(placed: "_PlacedOperator", sharding: LayerSharding) -> list[
     if placed.ends_region:
         gather = sharding.gather_output_gradient()
         inputs = sharding.amax_operations(gather, WorkType.BACKWARD) + _attach_comm_op(
-            gather, inputs, 0, _overlap_chunk_count(sharding.layout)
+            gather, inputs, 0, _overlap_chunk_count(sharding.layout), sharding.copy_of(gather)
         )
     dispatch, combine = _moe_operations(
         sharding, WorkType.BACKWARD, dispatches=placed.ends_experts, combines=placed.starts_experts
@@ -342,7 +230,8 @@ def recomputed_operations(layer: LayerOperators, sharding: LayerSharding, *, ear
     for placed in _until_early_stop(_placed_operators(layer.operators, sharding), early_stop=early_stop):
         kernels = _with_kv_ring(placed, placed.operator.recompute_kernels, sharding.kv_ring(1.0), WorkType.RECOMPUTE)
         gather = sharding.gather_input(placed.operator.region_input_bytes) if placed.starts_region else None
-        recomputed += _attach_comm_op(gather, kernels, 0, _overlap_chunk_count(sharding.layout)) if kernels else []
+        chunks, copy = _overlap_chunk_count(sharding.layout), sharding.copy_of(gather)
+        recomputed += _attach_comm_op(gather, kernels, 0, chunks, copy) if kernels else []
         recomputed += _join_operations(
             placed.operator.tp_collectives.after_forward if kernels else (), WorkType.RECOMPUTE
         )
@@ -466,7 +355,7 @@ def _overlap_longest(operations: list[Operation], moe_operations: list[Operation
 
 
 def _with_kv_ring(
-    placed: _PlacedOperator, kernels: Sequence[Kernel], ring: _KvRing | None, work_type: WorkType
+    placed: _PlacedOperator, kernels: Sequence[Kernel], ring: KvRing | None, work_type: WorkType
 ) -> list[Operation]:
     """Kernels of an operator; the attention core's first kernel overlaps the ring, one block of keys at a time."""
     on_expert_rank = placed.operator.region is ParallelRegion.EXPERT
@@ -484,10 +373,13 @@ def _with_kv_ring(
     ]
 
 
-def _attach_comm_op(comm_op: CommOp | None, operations: list[Operation], index: int, chunks: float) -> list[Operation]:
+def _attach_comm_op(
+    comm_op: CommOp | None, operations: list[Operation], index: int, chunks: float, copy: Kernel | None = None
+) -> list[Operation]:
     """Insert a collective before (index 0) or after the operations, pipelined with the nearest kernel if chunks > 1.
 
-    Kernels that quantize an operand come before its gather.
+    Kernels that quantize an operand come before its gather. copy: of what is gathered, behind it, or of what is
+    scattered, before it.
     """
     if comm_op is None:
         return operations
@@ -497,12 +389,14 @@ def _attach_comm_op(comm_op: CommOp | None, operations: list[Operation], index: 
         if is_gather
         else index
     )
+    copies = [] if copy is None else [Operation(copy, work_type)]
+    before, after = (copies, []) if comm_op.collective.is_reduction else ([], copies)
     nearest = min(index, len(operations) - 1)
     if chunks > 1 and operations and isinstance(kernel := operations[nearest].body, Kernel):
         is_first_chunk_local = is_gather and not math.isinf(chunks)  # the first chunk is local to this rank
         overlap = Operation(CommOverlap(comm_op, kernel, chunks, is_first_chunk_local), work_type)
-        return [*operations[:nearest], overlap, *operations[nearest + 1 :]]
-    return [*operations[:index], Operation(comm_op, work_type), *operations[index:]]
+        return [*operations[:nearest], *before, overlap, *after, *operations[nearest + 1 :]]
+    return [*operations[:index], *before, Operation(comm_op, work_type), *after, *operations[index:]]
 
 
 def _is_cast(operation: Operation) -> bool:

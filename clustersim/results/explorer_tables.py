@@ -65,7 +65,7 @@ class ExplorerTables:
     group; experts: the expert parameter group, or None; sharing: how ZeRO shards a parameter
     (`zero_memory`); sends: bytes of one dispatch (`expert_traffic`); buffers: bytes of each axis's process
     groups; receives: number of concurrently posted receives; context: bytes of the CUDA context; workspace:
-    bytes of library workspaces on a stage [content]; fragmentation: fraction added to each memory use;
+    bytes of library workspaces on a stage [content]; fragmentation: by recomputation, fraction added to each use;
     schedules: {bubble: fraction of the step, held: for each pipeline rank the candidate moments of peak memory
     (`schedule_tables.PeakCandidate`)}; orders: axis orders of
     rank numbering, by mesh; roles: axes of process groups; partners: by process group kind, the pipeline ranks
@@ -89,7 +89,7 @@ class ExplorerTables:
     receives: LookupTable
     context: Bytes
     workspace: tuple[Bytes, ...]
-    fragmentation: Mapping[str, float]
+    fragmentation: Mapping[str, Mapping[str, float]]
     schedules: LookupTable
     orders: tuple[tuple[str, ...], ...]
     roles: Mapping[str, tuple[str, ...]]

@@ -24,7 +24,8 @@ from clustersim.cost.record_file import read_record
 from clustersim.cost.record_scaling import scale_record
 from clustersim.hardware.allocation import Allocation
 from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
-from clustersim.model.framework import Framework, GraphCapture, load_framework
+from clustersim.model.framework import Framework, GraphCapture
+from clustersim.model.framework_files import load_framework
 from clustersim.model.hf_config import config_path
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE

@@ -12,7 +12,8 @@ from clustersim.cost.background_traffic import TrafficPattern
 from clustersim.cost.jitter import Jitter
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import Degradations
-from clustersim.model.framework import Framework, load_framework
+from clustersim.model.framework import Framework
+from clustersim.model.framework_files import load_framework
 from clustersim.model.training import Training
 from clustersim.model.transformer import TransformerModel
 from clustersim.parallel.layout import Layout

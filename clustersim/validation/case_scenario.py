@@ -37,9 +37,10 @@ RECOMPUTE_MODES: Final = {
     "full": "full",
 }
 _RECOMPUTE_MODULES: Final = re.compile(r"selective:\[([a-z_ ]+)\]")  # Megatron-LM's --recompute-modules
-_PIPELINE_LAYOUT: Final = re.compile(r"\blayout (E[tmL|()*\d]+)")  # Megatron-LM's pipeline_model_parallel_layout
+_PIPELINE_LAYOUT: Final = re.compile(r"\b(?:layout |pp_layout=)(E[tmL|()*\d]+)")  # pipeline_model_parallel_layout
 _MTP_LAYERS: Final = re.compile(r"\bMTP (\d+)|\bmtp-num-layers (\d+)")  # MTP layers
 _MODULES_PREFIX: Final = "modules:"  # followed by module names joined by +
+_QK_NORM_MODEL: Final = re.compile(r"qwen-?3", re.IGNORECASE)  # RMSNorms of queries and keys, one per head
 SIMULATED_PREFIX: Final = "simulated"
 """Prefix of `step_time_origin` where another simulator, not a measurement, gave the time."""
 SCHEDULE_NAMES: Final = ("", *registry.SCHEDULE_NAMES)
@@ -118,9 +119,10 @@ def _model_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str
 
 
 def _mtp_config(case: ValidationCase) -> dict[str, int]:
-    """The number of multi-token prediction layers that the notes state."""
-    stated = _MTP_LAYERS.search(case.text("notes"))
-    return {"mtp_layers": int(stated[1] or stated[2])} if stated else {}
+    """The number of multi-token prediction layers that the notes state, else of those in the pipeline's layout."""
+    stated, layout = _MTP_LAYERS.search(case.text("notes")), _PIPELINE_LAYOUT.search(case.text("notes"))
+    count = int(stated[1] or stated[2]) if stated else layout[1].count("m") if layout else 0
+    return {"mtp_layers": count} if count else {}
 
 
 def _model_dimensions(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
@@ -133,6 +135,7 @@ def _model_dimensions(case: ValidationCase, defaults: FrameworkDefaults) -> dict
         "max_positions": case.positive_int("seq"),
         "mlp": case.text("mlp") or "swiglu",
         "tied_embeddings": case.boolean("tied_embeddings"),
+        **({"qk_norm": True} if _QK_NORM_MODEL.match(case.text("model")) else {}),
         **defaults.model_options(case),
     }
 
@@ -150,7 +153,6 @@ def _layout_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[st
         "tp_comm_overlap": defaults.overlaps_tp_comm(case),
         "async_tensor_model_parallel_allreduce": defaults.overlaps_backward_tp(case),
         "overlap_p2p_comm": defaults.overlaps_p2p(case),
-        **defaults.output_release_options(),
         "data": defaults.data_parallel_config(case),
         **(moe_layout(case, defaults) if has_experts(case) else {}),
     }
@@ -195,13 +197,18 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
         "microbatch": case.positive_int("micro_batch", 1),
         "precision": _precision_config(case, defaults),
         "recompute": _recompute_config(case, defaults),
-        "attention": defaults.attention_backend(case),
-        "loss": defaults.loss,
-        "fused": defaults.uses_fused_kernels(case),
+        **defaults.attention_options(case),
+        **defaults.kernel_options(case),
         **_lora_config(case),
         **_offload_config(case),
-        **(moe_overheads(case, defaults) if has_experts(case) else {}),
+        **_overheads_config(case, defaults),
     }
+
+
+def _overheads_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
+    """The section `overheads`, where it differs from the framework's."""
+    overheads = defaults.overheads_config(case) | (moe_overheads(case, defaults) if has_experts(case) else {})
+    return {"overheads": overheads} if overheads else {}
 
 
 def _precision_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str]:
@@ -224,7 +231,7 @@ def _lora_config(case: ValidationCase) -> dict[str, Any]:
 
 
 def _recompute_config(case: ValidationCase, defaults: FrameworkDefaults) -> Any:
-    mode, early_stop = case.text("recompute"), {"early_stop": defaults.stops_early(case)}
+    mode, early_stop = case.text("recompute"), defaults.early_stop_options(case)
     if mode == "alternate-layers":
         return {"layers": case.positive_int("layers") // 2, **early_stop}
     module_list = _RECOMPUTE_MODULES.fullmatch(mode)

@@ -28,10 +28,12 @@ CLUSTER_BY_GPU: Final = {
     "v100-32gb": PackagedCluster("dgx-2", gpus_per_node=16),  # Megatron-LM runs on DGX-2, 16 GPUs per node
     "a100-sxm-40gb": PackagedCluster("dgx-a100", "a100-sxm-40gb"),
     "a100-sxm-80gb": PackagedCluster("dgx-a100"),
+    "a800-sxm-80gb": PackagedCluster("hgx-a800"),
     "h100-sxm-80gb": PackagedCluster("dgx-h100"),
     "h100-sxm-96gb": PackagedCluster("dgx-h100", "h100-sxm-96gb"),
     "h800-sxm-80gb": PackagedCluster("dgx-h100", "h800-sxm-80gb", nvlink_bandwidth="200 GB/s"),
     "h200-sxm-141gb": PackagedCluster("hgx-h200"),
+    "gh200-96gb": PackagedCluster("alps-gh200", gpus_per_node=4),
     "b200": PackagedCluster("hgx-b200"),
     "b300": PackagedCluster("hgx-b300"),
     "gb200": PackagedCluster("gb200-nvl72", gpus_per_node=4),
@@ -45,7 +47,7 @@ _GPU_BY_SOURCE: Final = {  # where the authors state elsewhere what they ran on
     ("torchao", "h100-sxm-80gb"): "h100-sxm-96gb",
 }
 _PORT_BANDWIDTH: Final = {  # bytes/s of one port, where a row states the sum of a node only
-    **{"dgx-2": 12.5e9, "dgx-a100": 25e9},
+    **{"dgx-2": 12.5e9, "dgx-a100": 25e9, "hgx-a800": 25e9, "alps-gh200": 25e9},
     **dict.fromkeys(("hgx-b300", "gb300-nvl72"), 100e9),
 }
 _DEFAULT_PORT_BANDWIDTH: Final = 50e9

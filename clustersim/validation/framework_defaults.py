@@ -25,7 +25,12 @@ from clustersim.validation.training_precision import (
 
 _DENSE_EXPERT_CELLS: Final = ("", "0", "1")  # cells of column `experts` that mean a dense model
 _NO_OVERLAP: Final = "TP/PP/DP comm overlap OFF"  # text in the notes
-_COMPILE_NOTE: Final = re.compile(r"(?:\+|torch\.)compile\b")  # "fsdp+compile", "torch.compile"
+# "compile", "fsdp+compile", "torch.compile on", and AsyncTP, which needs compiled layers (CompileConfig.__post_init__
+# in torchtitan/config/configs.py of pytorch/torchtitan); not "torch.compile off" or "WITHOUT torch.compile". Whole
+# graphs of torchtitan's graph trainer are no match: without Inductor nothing is fused (experiments/graph_trainer).
+_COMPILE_NOTE: Final = re.compile(
+    r"(?<!without )(?:torch\.compile|\+ ?compile|(?:^|[;,] )compile)\b(?! off)|\basyncTP\b", re.IGNORECASE
+)
 _CUDA_GRAPH_NOTE: Final = re.compile(
     r"cuda_graph_impl=(?!none)|full-iteration CUDA graph"
 )  # of recipes, of model cards
@@ -33,6 +38,11 @@ _CUDA_GRAPH_NOTE: Final = re.compile(
 _ATTENTION_GRAPH_NOTE: Final = re.compile(r"cuda_graph_scope=\[[^]]*'attn'|CUDA graphs attn\+")
 _ROUTER_GRAPH_NOTE: Final = re.compile(r"cuda_graph_scope=\[[^]]*'moe_router'|CUDA graphs router")
 _NO_TP_OVERLAP_FORMAT: Final = "nvfp4"
+_TP_OVERLAP_NOTE: Final = re.compile(r"tensor-parallel communication overlap (on|off)")
+_GRADIENT_NOTE: Final = re.compile(r"\b(bf16|fp32) (?:main )?gradients\b")
+_COMMIT_DATE: Final = re.compile(r"commit of (\d{4}-\d\d-\d\d)")
+_CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # of torchtitan's pull request 996, in which it is torchtune's
+_FULL_SHARD: Final = 3  # ZeRO stage
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 
 
@@ -44,18 +54,20 @@ class FrameworkDefaults:
     gpu_prefix: prefix of the GPU's name, where a source ran different versions on different GPUs; moe_only:
     applies to MoE models only.
 
-    p2p_overlap: pipeline sends overlap with compute; grad_reduce_overlap: so do gradient reductions, unless the
-    row says otherwise; tp_comm_overlap: tensor-parallel collectives are pipelined with their matmuls (not
-    NVFP4's), unless the row says otherwise; backward_tp_overlap: tensor-parallel collectives of backward
+    p2p_overlap: pipeline sends overlap with compute; p2p_needs_chunks: only those of interleaved pipelines do;
+    grad_reduce_overlap: so do gradient reductions, unless the row says otherwise (those of ZeRO-3 always do);
+    tp_comm_overlap: tensor-parallel collectives are pipelined with their matmuls (not NVFP4's, nor with LoRA's
+    adapters), unless the row says otherwise; backward_tp_overlap: tensor-parallel collectives of backward
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
     arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); fsdp2: ZeRO-3 is PyTorch's `fully_shard`;
-    fp32_gradients: bf16 runs keep and reduce gradients in fp32; default_attention: where the row states none;
-    flash_version: its flash attention; gpt_biases: GPT models have biases and dropout; bucket_size: bucket of
-    gradients that are not sharded; framework: file in topologies/frameworks; is_eager: not compiled, unless the
-    row says so; uniform_precision: weights, gradients and moments are in the compute format, without master
-    weights; early_stop: recomputation stops once backward has what it needs, as it does for compiled layers in
-    any case; logs_last_rank: memory is logged by the last rank; deallocate_pipeline_outputs: whether pipeline
-    stages free sent outputs, where it differs from the framework's file.
+    fp32_gradients: bf16 runs keep and reduce gradients in fp32; default_attention: where the row states
+    none; flash_version: its flash attention, None: the framework file's; gpt_biases: GPT models have biases
+    and dropout; bucket_size: bucket of gradients that are not sharded; framework: file in
+    topologies/frameworks; is_described: that file says which kernels it runs; is_dated: its versions are
+    dates; is_eager: not compiled, unless the row says so; uniform_precision: weights, gradients and moments
+    are in the compute format, without master weights; early_stop: recomputation stops once backward has
+    what it needs, as it does for compiled layers in any case; logs_last_rank: memory is logged by the last
+    rank.
 
     unsharded_experts: expert tensor parallelism is 1, unless the row says otherwise; fused_routing: fused
     kernels for routing and permutation, though off by the framework's defaults; has_aux_loss: routers have a
@@ -70,6 +82,7 @@ class FrameworkDefaults:
     gpu_prefix: str = ""
     moe_only: bool = False
     p2p_overlap: bool = True
+    p2p_needs_chunks: bool = False
     grad_reduce_overlap: bool = True
     tp_comm_overlap: bool = False
     backward_tp_overlap: bool = True
@@ -77,15 +90,16 @@ class FrameworkDefaults:
     fsdp2: bool = False
     fp32_gradients: bool = True
     default_attention: str = "flash"
-    flash_version: str = "flash"
+    flash_version: str | None = "flash"
     loss: str = "vocab_parallel"
     gpt_biases: bool = False
     bucket_size: str | None = None
     framework: str = "pytorch"
+    is_described: bool = False
+    is_dated: bool = False
     is_eager: bool = False
     uniform_precision: bool = False
     logs_last_rank: bool = False
-    deallocate_pipeline_outputs: bool | None = None
     early_stop: bool = False
     unsharded_experts: bool = False
     fused_routing: bool = False
@@ -101,18 +115,21 @@ class FrameworkDefaults:
 
     precision_configs: PrecisionConfigs = field(default_factory=lambda: BY_RECIPE_NAME)
 
-    def uses_fused_kernels(self, case: ValidationCase) -> bool:
-        """Whether norms, activation, rotary, residual and optimizer are fused kernels, compiled or hand-written."""
-        return not self.is_eager or _is_compiled(case)
+    def kernel_options(self, case: ValidationCase) -> dict[str, Any]:
+        """`training.loss` and `training.fused`: what the row says, else the defaults; a file's own are left to it."""
+        stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in case.text("notes") else {}
+        own = {} if self.is_described else {"loss": self.loss, "fused": not self.is_eager or _is_compiled(case)}
+        return own | stated_loss
 
-    def stops_early(self, case: ValidationCase) -> bool:
-        """Whether recomputation stops once backward has what it needs."""
-        return self.early_stop or _is_compiled(case)
+    def early_stop_options(self, case: ValidationCase) -> dict[str, bool]:
+        """`training.recompute.early_stop`: whether recomputation stops once backward has what it needs."""
+        return {} if self.is_described else {"early_stop": self.early_stop or _is_compiled(case)}
 
-    def attention_backend(self, case: ValidationCase) -> str:
-        """The attention backend; `flash` in a row means the framework's flash attention at that time."""
+    def attention_options(self, case: ValidationCase) -> dict[str, str]:
+        """`training.attention`; `flash` in a row means the framework's flash attention at that time."""
         stated = case.text("attention") or self.default_attention
-        return self.flash_version if stated == "flash" else stated
+        backend = self.flash_version if stated == "flash" else stated
+        return {} if backend is None else {"attention": backend}
 
     def model_options(self, case: ValidationCase) -> dict[str, Any]:
         """Layer options of the model: norm, position encoding, biases and dropout."""
@@ -130,10 +147,10 @@ class FrameworkDefaults:
     def data_parallel_config(self, case: ValidationCase) -> dict[str, Any]:
         """The data-parallel strategy, as `layout.data`."""
         stage, shard_options = _zero_stage(case), _shard_options(case)
-        overlap = case.boolean("overlap_grad_reduce", self.grad_reduce_overlap)
-        if stage == 3 and self.deepspeed_zero3:
+        overlap = case.boolean("overlap_grad_reduce", self.grad_reduce_overlap or stage == _FULL_SHARD)
+        if stage == _FULL_SHARD and self.deepspeed_zero3:
             return {"deepspeed_zero3": {}}
-        if stage == 3:
+        if stage == _FULL_SHARD:
             return {"hsdp" if shard_options else "fsdp": {"overlap": overlap, "copies": self.fsdp2, **shard_options}}
         if stage:
             return {"zero": {"stage": stage, "overlap": overlap, **shard_options}}
@@ -141,8 +158,10 @@ class FrameworkDefaults:
 
     def overlaps_tp_comm(self, case: ValidationCase) -> bool:
         """Whether tensor-parallel collectives are pipelined with their matmuls."""
-        notes, by_default = case.text("notes"), self.tp_comm_overlap and case.text("precision") != _NO_TP_OVERLAP_FORMAT
-        return by_default or "tensor-parallel communication overlap on" in notes or "asyncTP" in notes
+        notes, has_lora = case.text("notes"), case.text("lora_rank") != ""
+        by_default = self.tp_comm_overlap and not has_lora and case.text("precision") != _NO_TP_OVERLAP_FORMAT
+        stated = _TP_OVERLAP_NOTE.search(notes)
+        return "asyncTP" in notes or (stated[1] == "on" if stated else by_default)
 
     def overlaps_backward_tp(self, case: ValidationCase) -> bool:
         """Whether backward's tensor-parallel collectives overlap with the weight gradients."""
@@ -150,26 +169,30 @@ class FrameworkDefaults:
 
     def overlaps_p2p(self, case: ValidationCase) -> bool:
         """Whether sends between pipeline stages overlap with compute."""
-        return self.p2p_overlap and _NO_OVERLAP not in case.text("notes")
+        can_overlap = not self.p2p_needs_chunks or case.text("schedule") not in ("", "1f1b")
+        return self.p2p_overlap and can_overlap and _NO_OVERLAP not in case.text("notes")
 
-    def output_release_options(self) -> dict[str, bool]:
-        """`deallocate_pipeline_outputs` of the layout, where it differs from the framework's file."""
-        return (
-            {}
-            if self.deallocate_pipeline_outputs is None
-            else {"deallocate_pipeline_outputs": self.deallocate_pipeline_outputs}
-        )
+    def overheads_config(self, case: ValidationCase) -> dict[str, Any]:
+        """`training.overheads`: the tensor parallelism of `framework: pytorch` is DTensor's; here it is another's."""
+        is_sharded = self.framework == "pytorch" and case.positive_int("tp", 1) > 1
+        return {"tensor_parallel_copies": False} if is_sharded else {}
 
     def framework_config(self, case: ValidationCase) -> dict[str, Any]:
         """The `framework` section, with the CUDA graphs that the row's notes state."""
-        return {"name": self.framework, "cuda_graphs": self.uses_cuda_graphs or _cuda_graph_scope(case)}
+        section = {"name": self.framework, "cuda_graphs": self.uses_cuda_graphs or _cuda_graph_scope(case)}
+        if not self.is_described:
+            return section
+        date = _code_date(case) if self.is_dated else None
+        return section | {"torch_compile": _is_compiled(case)} | ({} if date is None else {"version": date})
 
     def precision_config(self, case: ValidationCase) -> dict[str, str]:
         """`training.precision`: compute format, and non-default formats of gradients and optimizer states."""
         formats, high_precision = dict(training_precision(case, self.precision_configs)), high_precision_format(case)
         if self.uniform_precision:
             return formats | {"gradients": high_precision, "master": "none", "moments": high_precision}
-        return formats | {"gradients": "fp32" if high_precision == "bf16" and self.fp32_gradients else high_precision}
+        stated = _GRADIENT_NOTE.search(case.text("notes"))
+        keeps_fp32 = high_precision == "bf16" and (stated[1] == "fp32" if stated else self.fp32_gradients)
+        return formats | {"gradients": "fp32" if keeps_fp32 else high_precision}
 
 
 _MEGATRON_2021: Final = FrameworkDefaults(
@@ -191,8 +214,14 @@ _MEGATRON_2022: Final = replace(
     _MEGATRON_2021, last_year=2023, backward_tp_overlap=True, deepspeed_zero3=False, framework="megatron-2022"
 )
 
+# User buffers: NeMo's recipes of all models with tensor parallelism set tp_comm_overlap (nemo/collections/llm/recipes/
+# {llama3_70b,llama31_405b,nemotron4_15b,nemotron4_340b,gpt3_175b}.py, v2.0.0 to v2.3.0; llama3_8b has none), and so do
+# NVIDIA/dgxc-benchmarking's configurations since v24.11.1 (ub_tp_comm_overlap; nemotron and grok1 in configure.sh).
+# Launcher configurations of 2023 do not (NeMo-Framework-Launcher, launcher_scripts/conf/training), nor LoRA's recipes
 _NEMO: Final = FrameworkDefaults(
     "nemo",
+    p2p_needs_chunks=True,  # nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py, as Megatron Bridge's
+    tp_comm_overlap=True,
     fp32_gradients=False,
     gpt_biases=True,
     bucket_size=_MEGATRON_BUCKET,
@@ -220,22 +249,37 @@ _TORCHTITAN: Final = FrameworkDefaults(
     "torchtitan",
     fsdp2=True,
     backward_tp_overlap=False,
-    loss="torch",
-    is_eager=True,
-    flash_version="flash2",
-    deallocate_pipeline_outputs=False,  # torch.distributed.pipelining keeps outputs in fwd_cache until their backward
+    flash_version=None,
+    framework="torchtitan",
+    is_described=True,
+    is_dated=True,
     precision_configs=TORCHAO,
 )
+# Hugging Face's Trainer with Accelerate, and what is built on it
+_TRANSFORMERS: Final = FrameworkDefaults(
+    "transformers",
+    backward_tp_overlap=False,
+    fp32_gradients=False,
+    flash_version="flash2",
+    framework="transformers",
+    is_described=True,
+)
 
+# megatron/training/arguments.py: --overlap-grad-reduce (2d5220a4, 2023-08-16) is off unless given; overlap_p2p_comm is
+# the default since 2023-10-12 (4eeff55d), and set to False for pipelines that are not interleaved
 _MEGATRON: Final = FrameworkDefaults(
     "megatron",
+    grad_reduce_overlap=False,
+    p2p_needs_chunks=True,
     gpt_biases=True,
     bucket_size=_MEGATRON_BUCKET,
     framework="megatron",
     logs_last_rank=True,
     precision_configs=MEGATRON,
 )
-_BRIDGE: Final = replace(_NEMO, name_substring="megatron-bridge", gpt_biases=False, precision_configs=BRIDGE)
+_BRIDGE: Final = replace(
+    _NEMO, name_substring="megatron-bridge", gpt_biases=False, tp_comm_overlap=False, precision_configs=BRIDGE
+)
 
 # The first match applies; Megatron-LM keeps fp16 gradients in fp16 runs, fp32 gradients in bf16 runs.
 FRAMEWORKS: Final = (
@@ -243,9 +287,12 @@ FRAMEWORKS: Final = (
     # scripts/train/benchmarking/sweep.sh), which stops early without `activation_checkpointing_reentrant`
     replace(_COMPOSER, gpu_prefix="a100", early_stop=False),
     _COMPOSER,
-    # torchtitan turned it off for layers that are not compiled in August 2025 (its pull request 1580)
-    replace(_TORCHTITAN, last_year=2025, early_stop=True),
+    # FlashAttention-2 before cuDNN until 2025-10-09, except on GPUs of compute capability 10.0 (pull request 1196)
+    *(replace(_TORCHTITAN, flash_version="flash", gpu_prefix=gpu) for gpu in ("b200", "gb200", "b300", "gb300")),
     _TORCHTITAN,
+    _TRANSFORMERS,
+    replace(_TRANSFORMERS, name_substring="accelerate"),
+    replace(_TRANSFORMERS, name_substring="ms-swift"),
     # torchtune's recipes (recipes/configs): dtype bf16, torch's AdamW, CEWithChunkedOutputLoss
     FrameworkDefaults(
         "torchtune",
@@ -264,11 +311,11 @@ FRAMEWORKS: Final = (
     FrameworkDefaults(
         "litgpt", fsdp2=True, loss="torch", is_eager=True, flash_version="flash2", uniform_precision=True
     ),
-    # Liger-Kernel's cross-entropy: one kernel per direction (that it stores no logits is not modelled yet)
-    FrameworkDefaults("liger", loss="fused"),
+    # Liger-Kernel's apply_liger_kernel_to_llama: fused_linear_cross_entropy=True
+    FrameworkDefaults("liger", loss="fused_linear"),
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
     replace(_MEGATRON_2022, name_substring="nemo", last_year=2022),
-    replace(_NEMO, last_year=2023, flash_version="flash2"),
+    replace(_NEMO, last_year=2023, flash_version="flash2", tp_comm_overlap=False),
     # layers of Grok-1 with padded experts are captured on Blackwell (CUDA_GRAPH in grok1/launch.sh of
     # NVIDIA/dgxc-benchmarking v25.05, false on H100)
     replace(_NEMO, moe_only=True, gpu_prefix="gb200", uses_cuda_graphs=True),
@@ -349,6 +396,12 @@ def _cuda_graph_scope(case: ValidationCase) -> bool | str:
     if has_experts(case) and _ATTENTION_GRAPH_NOTE.search(notes):
         return GraphCapture.OUTSIDE_EXPERTS.value
     return _CUDA_GRAPH_NOTE.search(notes) is not None and not (has_experts(case) and _ROUTER_GRAPH_NOTE.search(notes))
+
+
+def _code_date(case: ValidationCase) -> str | None:
+    """Date of the code: that of the commit in the notes, else the middle of the row's year; None: not stated."""
+    stated, year = _COMMIT_DATE.search(case.text("notes")), case.text("year")
+    return stated[1] if stated else f"{year}-07-01" if year else None
 
 
 def _is_compiled(case: ValidationCase) -> bool:

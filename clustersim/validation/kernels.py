@@ -3,8 +3,8 @@
 A row is one MoE layer (`moe_layer_benchmark`), one matmul, the matmuls of a layer's linear layers (with a
 recipe's casts, if they were timed with them: `matmul_formats`), one cast, one flash attention kernel or one
 grouped GEMM. Its measured time is the printed one, or the one that the printed rate implies with FLOP
-counted as `flop_convention` says. The prediction is the accelerator's roofline model (`cost.roofline`). The
-best shape found by a search is an upper bound and is skipped.
+counted as `flop_convention` says. The prediction is the accelerator's roofline model (`cost.roofline`), of
+attention that of the library that was timed. The best shape found by a search is an upper bound and is skipped.
 """
 
 import math
@@ -22,6 +22,7 @@ from clustersim.model.attention import AttentionCore
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.model.precision_recipe import OperandCast
 from clustersim.model.quantization import quantize_kernels
+from clustersim.model.training import AttentionBackend
 from clustersim.validation.accelerator_lookup import case_accelerator
 from clustersim.validation.cases import PUBLISHED_FOLDER, CannotPredictError, ValidationCase, read_cases
 from clustersim.validation.comparison import CaseComparison
@@ -58,11 +59,14 @@ _UNSUPPORTED_OPS: Final = {
     "transformer_layer": "a layer is many kernels; its step is among the steps",
 }
 _UNSUPPORTED_ATTENTION: Final = ("standard", "Triton", "no intra-warpgroup", "no warp specialisation")
+_LIBRARY_OF_IMPLEMENTATION: Final = {
+    **{"FA2": AttentionBackend.FLASH2, "flash_attention_2": AttentionBackend.FLASH2},
+    **{"FA3": AttentionBackend.FLASH3, "FA3 full": AttentionBackend.FLASH3, "cuDNN": AttentionBackend.CUDNN},
+}
 _ATTENTION_DTYPES: Final = {
     **{"bf16": DType.BF16, "fp16": DType.FP16, "fp16/bf16": DType.BF16},
     **{dtype.value: dtype for dtype in (DType.FP8, DType.MXFP8)},
 }
-_FLASH2_GPUS: Final = ("v100", "a100")  # GPUs on which frameworks run FlashAttention-2
 _LAYER_SIZES_NOTE: Final = re.compile(r"hidden (\d+), ffn (\d+), (\d+) tokens")
 _MNK_BY_DIRECTION: Final[Mapping[str, Callable[[int, int, int], tuple[int, int, int]]]] = {
     "fwd": lambda tokens, outputs, inputs: (tokens, outputs, inputs),
@@ -80,9 +84,14 @@ def read_kernels(path: Path = PUBLISHED_TABLE) -> list[ValidationCase]:
 def compare_kernels(cases: Sequence[ValidationCase]) -> list[CaseComparison]:
     """Predict every case, in seconds."""
     rooflines = {
-        gpu: _roofline(gpu_cases[0]) for gpu, gpu_cases in group_by(cases, lambda case: case.text("gpu")).items()
+        key: _roofline(group_cases[0], key[1]) for key, group_cases in group_by(cases, _gpu_and_library).items()
     }
-    return [_compare_case(case, rooflines[case.text("gpu")]) for case in cases]
+    return [_compare_case(case, rooflines[_gpu_and_library(case)]) for case in cases]
+
+
+def attention_library(case: ValidationCase) -> AttentionBackend:
+    """The library that a row times; the accelerator's fastest where the row does not say."""
+    return _LIBRARY_OF_IMPLEMENTATION.get(case.text("implementation"), AttentionBackend.FLASH)
 
 
 def timed_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
@@ -235,21 +244,22 @@ def _measured_and_predicted(case: ValidationCase, roofline: Roofline | CannotPre
     return measured_seconds(case, kernels), sum(roofline.time_kernel(kernel).seconds for kernel in kernels)
 
 
-def _roofline(case: ValidationCase) -> Roofline | CannotPredictError:
+def _gpu_and_library(case: ValidationCase) -> tuple[str, AttentionBackend]:
+    return case.text("gpu"), attention_library(case)
+
+
+def _roofline(case: ValidationCase, library: AttentionBackend) -> Roofline | CannotPredictError:
     try:
-        return Roofline(case_accelerator(case))
+        return Roofline(case_accelerator(case), attention=library)
     except CannotPredictError as error:
         return error
 
 
 def _require_flash(case: ValidationCase) -> None:
-    """Raise CannotPredictError for attention other than the flash attention that frameworks run on the GPU."""
-    implementation, gpu = case.text("implementation"), case.text("gpu")
-    is_unsupported = implementation.startswith(_UNSUPPORTED_ATTENTION)
-    if is_unsupported or (implementation == "FA2" and not gpu.startswith(_FLASH2_GPUS)):
-        raise CannotPredictError(
-            f"{implementation} is not the flash attention that is modelled for it", is_expressible=False
-        )
+    """Raise CannotPredictError for attention by none of the libraries that are modelled."""
+    implementation = case.text("implementation")
+    if implementation.startswith(_UNSUPPORTED_ATTENTION):
+        raise CannotPredictError(f"{implementation} is no flash attention that is modelled", is_expressible=False)
     if case.text("dtype") not in _ATTENTION_DTYPES:
         raise CannotPredictError(
             f"attention in {case.text('dtype') or 'no stated format'} is not modelled", is_expressible=False

@@ -302,10 +302,10 @@ class _RunCatalog:
         )
 
     def fill_in(self, case: ValidationCase) -> ValidationCase:
-        """The case with missing cells filled in; its own cells have precedence."""
+        """The case with missing cells filled in; its own cells have precedence, and its run's notes count too."""
         stated = {column: text for column, text in case.cells.items() if text}
         run = {column: text for column, text in self.runs_by_case_id.get(case.text("case_id"), {}).items() if text}
-        merged = {**run, **stated}
+        merged = {**run, **stated, **_joined_notes(run, stated)}
         cells = merged if "layers" in merged else {**self._model_cells(stated), **merged}
         return ValidationCase(
             {**case.cells, **_default_degrees(ValidationCase(cells, case.line_number)), **cells}, case.line_number
@@ -314,6 +314,12 @@ class _RunCatalog:
     def _model_cells(self, stated: Mapping[str, str]) -> Mapping[str, str]:
         dimensions = stated_dimensions(stated.get("notes", ""), stated.get("tp", ""))
         return dimensions or self.models_by_name.get(_normalize_name(stated.get("model", "")), {})
+
+
+def _joined_notes(run: Mapping[str, str], stated: Mapping[str, str]) -> Mapping[str, str]:
+    """The notes of a step and of a memory row of the same run; those of memory rows alone are their own."""
+    both = dict.fromkeys(cells["notes"] for cells in (run, stated) if "step_time_s" in run and "notes" in cells)
+    return {"notes": "; ".join(both)} if both else {}
 
 
 def _run_cells(case: ValidationCase) -> Mapping[str, str]:

@@ -31,10 +31,11 @@ _DISPATCHER_NOTES: Final = (  # patterns of the notes
 
 
 _A2A_OVERLAP_NOTE: Final = re.compile(
-    r"\b(?:A2A|EP) overlap\b|expert-parallel communication overlap on|moe_a2a_overlap", re.IGNORECASE
+    r"\b(?:A2A|EP|all-to-all|expert-parallel communication) overlap\b(?! off)|moe_a2a_overlap(?!=False)", re.IGNORECASE
 )
 # Megatron Bridge's `moe_a2a_overlap` sets both (`_set_moe_a2a_overlap_overrides` of its performance recipes)
-_DELAYED_WGRAD_NOTE: Final = re.compile(r"delayed wgrad|moe_a2a_overlap")
+_DELAYED_WGRAD_NOTE: Final = re.compile(r"delayed wgrad|moe_a2a_overlap(?!=False)")
+_NO_SHARED_EXPERT_OVERLAP: Final = "shared-expert overlap off"  # text in the notes
 _CAPACITY_NOTE: Final = re.compile(r"capacity factor (\d+(?:\.\d+)?)(?: and|,) padd")
 DEFAULT_DISPATCHER: Final = TokenDispatcher.ALL_TO_ALL.value
 """The dispatcher of software whose recipes select no other."""
@@ -49,15 +50,6 @@ _UNSUPPORTED_NOTES: Final = {  # text in the notes
     "optimizer muon": "optimizer muon is not modelled",
     "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
 }
-RECIPE_NOTE: Final = "recipe defaults"  # note that a recipe ran unchanged
-# moe_flex_dispatcher_backend of Megatron Bridge's performance recipes in bf16, by preset and prefix of the GPU's name
-# (scripts/performance/configs/{deepseek,gpt_oss}/*_workload_base_configs.py, gpt_oss as of release 0.4)
-_RECIPE_DISPATCHERS: Final = {
-    ("deepseek-v3", ""): TokenDispatcher.HYBRIDEP,
-    ("gpt-oss-120b", "b200"): TokenDispatcher.HYBRIDEP,
-    ("gpt-oss-120b", "b300"): TokenDispatcher.HYBRIDEP,
-    ("gpt-oss-120b", "gb200"): TokenDispatcher.HYBRIDEP,
-}
 # models whose recipes set a coefficient for the load-balancing loss: moe_aux_loss_coeff in Megatron Bridge's
 # src/megatron/bridge/models/{deepseek/deepseek_v3,qwen/qwen3_moe}_bridge.py, of which the first reads Moonlight, and in
 # Megatron-MoE-ModelZoo's model_configs/benchmarking
@@ -65,10 +57,12 @@ _AUX_LOSS_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b", "qwen3-30b-a3b", 
 # models whose Megatron Bridge recipes keep bf16 moments (exp_avg_dtype) and overlap shared experts with the A2A
 # (moe_shared_expert_overlap; src/megatron/bridge/recipes/{deepseek/deepseek_v3,moonlight/moonlight_16b}.py)
 _BF16_MOMENT_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b")
-# moe_router_fusion is off in Megatron Bridge's recipes except the performance recipes (set_*_common_configs of
-# scripts/performance/configs); Moonlight and finetuning have none of these
+_BF16_MOMENTS_NOTE: Final = "bf16 moments"  # text in the notes
+# moe_router_fusion is off in Megatron Bridge's library recipes (src/megatron/bridge/recipes/{deepseek/deepseek_v3,qwen/
+# qwen3_moe}.py, v0.4.2), on in its performance recipes (set_*_common_configs of scripts/performance/configs); Moonlight
+# and finetuning have none of these
 _UNFUSED_ROUTER_MODELS: Final = ("moonlight-16b-a3b",)
-_FINETUNING_NOTE: Final = re.compile(r"\bSFT\b")
+_LIBRARY_RECIPE_NOTE: Final = re.compile(r"\bSFT\b|library recipe")
 _UNFUSED_PERMUTE_NOTE: Final = "permute fusion off"
 
 
@@ -101,7 +95,7 @@ def dense_ffn_size(case: ValidationCase) -> int:
 
 
 def moe_overheads(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
-    """The `training.overheads` section of an MoE run; Megatron-LM command lines in the notes state grouped GEMM."""
+    """Keys of `training.overheads` of an MoE run; Megatron-LM command lines in the notes state grouped GEMM."""
     notes, preset = case.text("notes"), matching_preset(case)
     candidates = {
         "router_loss": (True, preset in _AUX_LOSS_MODELS and defaults.has_aux_loss),
@@ -109,8 +103,7 @@ def moe_overheads(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str
         "router_unfused": (not defaults.fused_routing, defaults.fused_routing or _has_unfused_router(case, defaults)),
         "grouping": ("fused", True) if FUSED_MLP_NOTE in notes else ("loop", _runs_experts_sequentially(notes)),
     }
-    overheads = {key: value for key, (value, applies) in candidates.items() if applies}
-    return {"overheads": overheads} if overheads else {}
+    return {key: value for key, (value, applies) in candidates.items() if applies}
 
 
 def _runs_experts_sequentially(notes: str) -> bool:
@@ -120,13 +113,14 @@ def _runs_experts_sequentially(notes: str) -> bool:
 def moe_precision(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str]:
     """`training.precision` entries of MoE recipes that keep optimizer moments below FP32."""
     has_bf16_moments = defaults.moe_only and matching_preset(case) in _BF16_MOMENT_MODELS
-    return {"moments": high_precision_format(case)} if has_bf16_moments else {}
+    is_stated = _BF16_MOMENTS_NOTE in case.text("notes")
+    return {"moments": high_precision_format(case)} if has_bf16_moments or is_stated else {}
 
 
 def _has_unfused_router(case: ValidationCase, defaults: FrameworkDefaults) -> bool:
     """Whether a Megatron Bridge recipe runs the router as separate unfused operations."""
-    is_tuned = matching_preset(case) not in _UNFUSED_ROUTER_MODELS and not _FINETUNING_NOTE.search(case.text("notes"))
-    return defaults.moe_only and not is_tuned
+    is_library_recipe = _LIBRARY_RECIPE_NOTE.search(case.text("notes")) is not None
+    return defaults.moe_only and (is_library_recipe or matching_preset(case) in _UNFUSED_ROUTER_MODELS)
 
 
 def experts_config(case: ValidationCase, preset: str | None) -> dict[str, Any]:
@@ -153,14 +147,21 @@ def moe_layout(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, A
     config: dict[str, Any] = {"ep": case.positive_int("ep", 1), "dispatcher": dispatcher.value}
     if dispatcher is TokenDispatcher.HYBRIDEP and _TIMED_RECIPE_NOTE.search(case.text("notes")):
         config["dispatcher_num_sms"] = _RECIPE_SM_COUNT
-    if defaults.moe_only and dispatcher is TokenDispatcher.ALL_TO_ALL and matching_preset(case) in _BF16_MOMENT_MODELS:
-        config |= {"moe_shared_expert_overlap": True}
     if options["overlap"]:
         config |= {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": options["delayed wgrad"]}
+    elif _overlaps_shared_experts(case, defaults, dispatcher):
+        config |= {"moe_shared_expert_overlap": True}
     etp = _ETP_NOTE.search(case.text("notes"))
     if etp:
         return config | {"etp": int(etp[1])}
     return config | ({"etp": 1} if defaults.unsharded_experts else {})
+
+
+def _overlaps_shared_experts(case: ValidationCase, defaults: FrameworkDefaults, dispatcher: TokenDispatcher) -> bool:
+    """Whether shared experts run during the all-to-all; never with overlapped dispatch, which Megatron rejects."""
+    has_overlap = defaults.moe_only and dispatcher is TokenDispatcher.ALL_TO_ALL
+    is_switched_off = _NO_SHARED_EXPERT_OVERLAP in case.text("notes")
+    return has_overlap and not is_switched_off and matching_preset(case) in _BF16_MOMENT_MODELS
 
 
 def token_dispatch_options(case: ValidationCase) -> dict[str, str | float | None]:
@@ -184,7 +185,10 @@ def _moe_presets() -> dict[str, TransformerModel]:
 
 
 def _matches(case: ValidationCase, model: TransformerModel) -> bool:
-    """Whether a model agrees with every dimension that a row states; vocabulary and layer count may differ."""
+    """Whether a model agrees with every dimension that a row states.
+
+    Vocabulary and layer count may differ; only models of equal layers may have more than their preset.
+    """
     (moe,) = model.distinct_moes
     stated = {
         "hidden": model.hidden,
@@ -195,7 +199,8 @@ def _matches(case: ValidationCase, model: TransformerModel) -> bool:
         "tied_embeddings": "yes" if model.tied_embeddings else "no",
     }
     heads_match = all(_is_consistent(case, heads) for heads in map(_heads, model.distinct_attentions))
-    return _is_consistent(case, stated) and heads_match and case.positive_int("layers") <= model.layer_count
+    has_layers = len(model.stack) == 1 or case.positive_int("layers") <= model.layer_count
+    return _is_consistent(case, stated) and heads_match and has_layers
 
 
 def _heads(attention: AttentionSpec) -> dict[str, int]:
@@ -219,18 +224,8 @@ def _dense_layer_count(case: ValidationCase) -> int | None:
 
 
 def _dispatcher(case: ValidationCase) -> TokenDispatcher:
-    """The dispatcher: as noted, else the recipe's if the recipe ran unchanged, else all-to-all."""
-    notes, gpu = case.text("notes"), case.text("gpu")
-    named = next((dispatcher for pattern, dispatcher in _DISPATCHER_NOTES if pattern.search(notes)), None)
-    if named is not None or RECIPE_NOTE not in notes:
-        return named or TokenDispatcher.ALL_TO_ALL
-    recipes = _RECIPE_DISPATCHERS.items()
-    model = matching_preset(case)
+    """The dispatcher: as noted, else all-to-all."""
+    notes = case.text("notes")
     return next(
-        (
-            recipe_dispatcher
-            for (name, gpu_prefix), recipe_dispatcher in recipes
-            if name == model and gpu.startswith(gpu_prefix)
-        ),
-        TokenDispatcher.ALL_TO_ALL,
+        (dispatcher for pattern, dispatcher in _DISPATCHER_NOTES if pattern.search(notes)), TokenDispatcher.ALL_TO_ALL
     )

@@ -86,7 +86,7 @@ def test_zero_steps_are_refused(path: str) -> None:
         (("cluster.gpus=2", "layout.data=ddp", "training.precision=bf16"), "use fsdp"),
         (("training.precision={compute: bf16, gradients: bf16}",), "gradients and moments in the weights' format"),
         (("degradations.jitter=1 %",), "degradations"),
-        (("training.attention=flash1",), "training.attention: torch has no flash1"),
+        (("training.attention=flash1",), "training.attention: torch has its own choice, not flash1"),
         (("training.lora=8",), "training.lora: adapters of frozen weights cannot be checked; set it to none"),
         (("training.recompute=selective_op",), "training.recompute: selective_op cannot be checked"),
         (("training.recompute=full", "training.fused=true"), "training.recompute: fused matmuls save too late"),

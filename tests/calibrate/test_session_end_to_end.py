@@ -40,7 +40,8 @@ SCENARIO_YAML = """
 model: {preset: llama-tiny, layers: 1, hidden: 1024, ffn: 2048, heads: 8, kv_heads: 2, head_dim: 128, vocab: 1024}
 cluster: {name: dgx-h100, gpus: 8}
 layout: {tp: 2, dp: 4, data: zero1}
-training: {sequence: 2048, global_batch: 8}
+training: {sequence: 2048, global_batch: 8, fused: true, loss: vocab_parallel, attention: flash,
+  overheads: {accumulation: fused}}
 """
 # A matmul of the load generator takes 8 ms here, so that burn-in is some thousand of them.
 SLOW_CHIP = FakeChip(flop_per_cycle=4096.0 * 132 / 64, cache=2.0**20, heat=2.0)

@@ -39,6 +39,7 @@ def scenario(*overrides: str, host: HostMemory = HOST_MEMORY) -> Scenario:
         "cluster": {"name": "dgx-h100", "gpus": 2},
         "layout": {"dp": 2, "data": "zero1"},
         "training": {"sequence": 1024, "global_batch": 2},
+        "framework": "ideal",
         "cost": {"interference": 0.0},
     }
     parsed = Scenario.from_mapping(config, overrides)
@@ -174,17 +175,24 @@ def test_offloaded_fsdp_copies_shards_in_and_gradients_out() -> None:
     assert result.breakdown.rank_seconds(0)["optimizer"] == 0.0
 
 
+@pytest.mark.parametrize(("framework", "clipping_bytes"), [("ideal", 0), ("pytorch", 2 * 4)])
 @pytest.mark.parametrize(("layout", "ranks"), [("{dp: 1}", 1), ("{dp: 2, data: zero2}", 2), ("{dp: 2, data: fsdp}", 2)])
-def test_gradient_offload_copies_gradients_out_and_weights_in(layout: str, ranks: int) -> None:
-    """Two microbatches of each rank; ranks that reduce gradients send their part of them."""
+def test_gradient_offload_copies_gradients_out_and_weights_in(
+    layout: str, ranks: int, framework: str, clipping_bytes: float
+) -> None:
+    """Two microbatches of each rank; ranks that reduce gradients send their part of them.
+
+    PyTorch's clip_grad_norm_ scales gradients whatever their norm: one more read and write of 4 bytes each.
+    """
     overrides = [f"layout={layout}", f"cluster.gpus={ranks}", f"training.global_batch={2 * ranks}"]
-    result = simulate(scenario(*overrides, "training.offload={optimizer: true, gradients: true}"))
+    offload = "training.offload={optimizer: true, gradients: true}"
+    result = simulate(scenario(*overrides, offload, f"framework={framework}"))
     count, bytes_by_op = parameter_count(result.scenario.model) / ranks, dict.fromkeys(HostOpKind, 0.0)
     for task in result.program.programs[0].tasks:
         if isinstance(task, CollectiveTask) and isinstance(task.comm_op, HostOp):
             bytes_by_op[task.comm_op.kind] += task.comm_op.payload
     assert bytes_by_op[HostOpKind.D2H] == pytest.approx(2 * 4 * count)
-    assert bytes_by_op[HostOpKind.ON_HOST] == pytest.approx((4 + 30) * count)
+    assert bytes_by_op[HostOpKind.ON_HOST] == pytest.approx((4 + clipping_bytes + 30) * count)
     assert bytes_by_op[HostOpKind.H2D] == pytest.approx(2 * count)
     first_span = stream_spans(result, Stream.D2H)[0]
     assert first_span[0] == "offload gradients"

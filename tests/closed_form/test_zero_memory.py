@@ -9,7 +9,7 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.memory.footprint import Footprint, MemoryCategory
-from clustersim.model.framework import load_framework
+from clustersim.model.framework_files import load_framework
 from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.presets import load_preset
 from clustersim.model.training import Training

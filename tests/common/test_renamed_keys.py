@@ -20,7 +20,7 @@ from clustersim.common.renamed_keys import (
 )
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.cluster import Cluster, load_cluster
-from clustersim.model.framework import load_framework
+from clustersim.model.framework_files import load_framework
 from clustersim.model.recipe_files import load_recipe
 
 

@@ -128,7 +128,7 @@ def test_without_in_situ_samples_nothing_changes(kernel: Kernel) -> None:
     record = record_of(KERNELS, standalone_seconds_of, 0.1)
     timing = measured_timing(record, kernel)
     assert InSituFactors.from_record(record).apply(timing, kernel.kind, signature_of(kernel)) == timing
-    derating = TrainingDerating(sustained_ratio=0.9, gpu_spread=0.02, flash2_slowdown=1.5)
+    derating = TrainingDerating(sustained_ratio=0.9, gpu_spread=0.02)
     assert unmeasured_effects(derating, record) == unmeasured_effects(derating, None) == derating
 
 
@@ -142,14 +142,13 @@ def test_launch_bound_kernels_take_no_in_situ_factor() -> None:
 
 def test_in_situ_samples_replace_the_published_step_derating() -> None:
     """On one GPU nothing is left to add: neither time nor error."""
-    derating = TrainingDerating(sustained_ratio=0.8, gpu_spread=0.05, flash2_slowdown=1.5)
+    derating = TrainingDerating(sustained_ratio=0.8, gpu_spread=0.05)
     record = with_in_situ_factors(record_of([LARGE], standalone_seconds_of, 0.1), (LARGE, 1.1))
     measured_kernels = MeasuredKernels(record, H100)
     sustained = SustainedKernels.from_rate(
         measured_kernels,
         measured_kernels.model,
         rate=job_rate(unmeasured_effects(derating, record), 1),
-        attention_slowdown=1.0,
     )
     assert sustained.time_kernel(LARGE) == measured_kernels.time_kernel(LARGE)
     assert unmeasured_effects(derating, record) == replace(derating, sustained_ratio=1.0)
@@ -174,6 +173,7 @@ STEP = {
     "model": {"preset": "llama3-8b", "layers": 2},
     "cluster": {"name": "dgx-h100", "gpus": 1, "placement": {"per_node": 1}},
     "training": {"sequence": 2048, "global_batch": 2},
+    "framework": {"name": "ideal", "launch": "10 us"},
 }
 
 

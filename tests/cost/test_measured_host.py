@@ -11,7 +11,8 @@ from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, Ho
 from clustersim.cost.host_launch import AsyncHost, HostModel, SyncHost
 from clustersim.cost.measured_host import host_model, host_states
 from clustersim.cost.measured_kernels import MeasuredKernels
-from clustersim.model.framework import Framework, load_framework
+from clustersim.model.framework import Framework
+from clustersim.model.framework_files import load_framework
 from clustersim.parallel.data_parallel_strategy import FullyShard, Zero1
 from clustersim.parallel.layout import Layout
 from clustersim.program.task import Segment, WorkType

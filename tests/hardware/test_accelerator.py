@@ -1,5 +1,6 @@
 """Packaged accelerator files are complete and sourced, and an invalid file is rejected in one clear sentence."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_every_packaged_accelerator_loads_and_is_fully_sourced(name: str) -> Non
     needed = (
         REQUIRED_SOURCES
         | (set() if derating == TrainingDerating() else TRAINING_SOURCES)
-        | ({"flash2_slowdown"} if derating.flash2_slowdown > 1 else set())
+        | ({"attention_libraries"} if accelerator.efficiency.attention_libraries else set())
     )
     needed |= set() if accelerator.alignment == KernelAlignment() else {"alignment", "head_dims"}
     needed |= set() if accelerator.efficiency.grouped_gemm is None else {"grouped_gemm"}
@@ -168,9 +169,24 @@ def test_without_training_constants_kernels_take_standalone_times(tmp_path: Path
     path = tmp_path / "mine.yaml"
     del content["training_derating"]
     path.write_text(yaml.safe_dump(content))
-    assert load_accelerator(str(path)).derating == TrainingDerating(
-        sustained_ratio=1.0, gpu_spread=0.0, flash2_slowdown=1.0
-    )
+    assert load_accelerator(str(path)).derating == TrainingDerating(sustained_ratio=1.0, gpu_spread=0.0)
+
+
+def test_flash_attention_is_that_of_the_named_library() -> None:
+    """H100's fastest is cuDNN's; FlashAttention runs at half the rate of FlashAttention-2, on A100 the fastest."""
+    hopper, ampere = (load_accelerator(name).efficiency for name in ("h100-sxm-80gb", "a100-sxm-80gb"))
+    for backward in (False, True):
+        fastest = hopper.attention_constants("flash", backward=backward)
+        assert hopper.attention_constants("cudnn", backward=backward) == fastest
+        flash2, flash1 = (hopper.attention_constants(name, backward=backward) for name in ("flash2", "flash1"))
+        assert flash2.peak_fraction < fastest.peak_fraction
+        assert flash1 == replace(flash2, peak_fraction=flash2.peak_fraction / 2)
+        assert ampere.attention_constants("flash2", backward=backward) == ampere.attention_constants(
+            "flash", backward=backward
+        )
+    assert ampere.known_attention == ("flash", "flash2", "flash1")
+    with pytest.raises(InputError, match="nothing is known of attention flash3; known are flash, flash2, flash1"):
+        ampere.attention_constants("flash3", backward=False)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 0.2, 10])
@@ -243,10 +259,21 @@ def test_a_missing_file_is_rejected() -> None:
             "training_derating.sustained_ratio: 94 is not a number above 0 and up to 1.25",
         ),
         (("training_derating", "gpu_spread"), -0.01, "training_derating.gpu_spread: -0.01 is not a number from 0 up"),
+        (("efficiency", "attention_library"), "flash4", "efficiency.attention_library: 'flash4'"),
         (
-            ("training_derating", "flash2_slowdown"),
-            0.6,
-            "training_derating.flash2_slowdown: 0.6 is not a number from 1 up",
+            ("efficiency", "attention_libraries", "flash4"),
+            {},
+            "efficiency.attention_libraries.flash4: no library",
+        ),
+        (
+            ("efficiency", "attention_libraries", "cudnn"),
+            {},
+            "efficiency.attention_libraries.cudnn: is attention_library, whose constants are attention_forward",
+        ),
+        (
+            ("efficiency", "attention_libraries", "flash2", "backward", "peak_fraction"),
+            2,
+            "attention_libraries.flash2.backward.peak_fraction: 2",
         ),
         (
             ("training_derating", "sustain"),

@@ -33,6 +33,7 @@ TWO_STAGE_JOB: dict[str, Any] = {
     "model": {"preset": "llama3-8b", "layers": 4},
     "layout": {"tp": 1, "pp": 2, "dp": 1},
     "training": {"sequence": 1024, "global_batch": 1},
+    "framework": {"name": "ideal", "launch": "10 us"},
 }
 TWO_REPLICA_JOB: dict[str, Any] = {
     **TWO_STAGE_JOB,

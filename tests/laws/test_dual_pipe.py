@@ -58,6 +58,7 @@ BASE: dict[str, Any] = {
     },
     "cluster": {"name": "dgx-h100", "gpus": 16},
     "schedule": "dualpipe",
+    "framework": {"name": "ideal", "launch": "10 us"},
 }  # fmt: skip
 
 

@@ -97,9 +97,14 @@ def test_more_sharding_replicas_never_need_more_memory(base: dict[str, Any], dat
 @given(MAPPINGS)
 @examples(60)
 def test_full_recompute_never_needs_more_memory(base: dict[str, Any]) -> None:
-    """At the peak one full layer is materialized again, plus what the others keep: no more than if all were kept."""
+    """At the peak one full layer is materialized again, plus what the others keep: no more than if all were kept.
+
+    Except that the allocator may reserve more of it, as fragmentation depends on recomputation.
+    """
     none, full = (_changed(base, "schedule=1f1b", f"training.recompute={kind}") for kind in ("none", "full"))
-    assert peak_memory(full) <= peak_memory(none) * TOLERANCE
+    framework = full.framework
+    reserved = framework.fragmentation_with(full.training.recompute) / framework.fragmentation
+    assert peak_memory(full) <= peak_memory(none) * TOLERANCE * reserved
 
 
 @given(MAPPINGS)

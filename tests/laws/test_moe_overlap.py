@@ -63,13 +63,14 @@ def simulate_with_cost(mapping: dict[str, Any], **changes: object) -> RenderedRe
 @given(mappings())
 @examples(10)
 def test_an_overlapped_pair_takes_between_its_longest_pass_and_the_sum(mapping: dict[str, Any]) -> None:
-    """The same order with its pairs overlapped and sequential; no shared links, no kernel interference.
+    """The same order with its pairs overlapped and sequential; no shared links, no kernel interference, no host time.
 
     Once both passes have started, the rank always computes or sends, so they end within the sum of their
     sequential times, and take no less than all their computation, nor than all their communication.
     """
     mapping["layout"] = mapping["layout"] | {"delay_wgrad_compute": False}
     mapping["cost"] = {"network": "uncontended", "interference": 0.0}
+    mapping["framework"] = "ideal"
     overlapped = Scenario.from_mapping(mapping)
     order = overlapped.effective_schedule.order(overlapped.layout.pp, overlapped.microbatch_count)
     lines = [",".join(map(str, steps)) for steps in order]

@@ -10,7 +10,7 @@ import pytest
 
 from clustersim.memory.activations import ActivationKind, Activations
 from clustersim.memory.footprint import Footprint
-from clustersim.model.framework import load_framework
+from clustersim.model.framework_files import load_framework
 from clustersim.model.kernels import Kernel
 from clustersim.model.transformer import PositionEncoding, TransformerModel, mtp_parameter_count, parameter_count
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1

@@ -130,7 +130,9 @@ def test_figure_7(name: str, b: int, percent: tuple[float, ...]) -> None:
 def test_backward_of_a_recomputed_layer_holds_the_layer() -> None:
     """All activations of the layer without recomputation, less its input, and the largest weight's gradient.
 
-    That is fp16, 4 h^2 / t with a bias of h that is not split.
+    That is fp16, 4 h^2 / t with a bias of h that is not split. Beside it are gradients of activations: those of the
+    MLP's output and of its last matmul's input, h + 4 h / t for each token, less the dropout mask of a byte that
+    the residual add has freed, and the residual stream's h.
     """
     model = load_preset("megatron-22b")
     full, none = (
@@ -138,8 +140,9 @@ def test_backward_of_a_recomputed_layer_holds_the_layer() -> None:
     )
     weight = 2 * (4 * model.hidden**2 / 8 + model.hidden)
     layer, its_input = none.saved_bytes(layer_stage(none)) / 5, full.saved_bytes(layer_stage(full)) / 5
-    assert none.transient_bytes(layer_stage(none)) == weight
-    assert full.transient_bytes(layer_stage(full)) == pytest.approx(weight + layer - its_input)
+    gradients = 4 * SEQUENCE * model.hidden * (2 * (1 + 4 / 8) - 1 + 2)
+    assert none.transient_bytes(layer_stage(none)) == weight + gradients
+    assert full.transient_bytes(layer_stage(full)) == pytest.approx(weight + gradients + layer - its_input)
 
 
 def test_kept_layers_are_freed_before_earlier_layers_are_recomputed() -> None:
@@ -167,7 +170,13 @@ def test_backward_of_a_selectively_recomputed_layer_holds_the_attention_core() -
 
 @pytest.mark.parametrize(
     ("loss", "width"),
-    [(LossImplementation.VOCAB_PARALLEL, 2), (LossImplementation.FUSED, 2), (LossImplementation.TORCH, 8)],
+    [
+        (LossImplementation.VOCAB_PARALLEL, 2),
+        (LossImplementation.FUSED, 2),
+        (LossImplementation.COMPILED, 2),
+        (LossImplementation.TORCH, 8),
+        (LossImplementation.TORCH_FP32, 8),
+    ],
 )
 def test_the_loss_needs_gradients_of_the_logits(loss: LossImplementation, width: int) -> None:
     """Megatron: one in bf16. PyTorch: nll_loss_backward and log_softmax_backward allocate one each in fp32.
@@ -191,6 +200,31 @@ def test_a_chunked_loss_computes_logit_gradients_in_place() -> None:
     assert fused.bytes_of(ActivationKind.HEAD_SAVED) - chunked.bytes_of(ActivationKind.HEAD_SAVED) == 2 * logits
 
 
+@pytest.mark.parametrize(
+    ("loss", "bytes_per_logit"),
+    [
+        (LossImplementation.TORCH_FP32, 8),
+        (LossImplementation.TORCH, 4),
+        (LossImplementation.COMPILED, 2),
+        (LossImplementation.FUSED_LINEAR, 0),
+    ],
+)
+def test_what_a_loss_saves_of_each_logit(loss: LossImplementation, bytes_per_logit: int) -> None:
+    """FP32 logits and log-softmax; the log-softmax alone; the logits in bf16; nothing. Beside 4 s b h of the head."""
+    training = Training(8192, 1, loss=loss)
+    activations = Activations(Plan(load_preset("llama3-8b"), training, Layout()))
+    head, hidden = activations.bytes_of(ActivationKind.HEAD_SAVED), 8192 * 4096
+    assert head == bytes_per_logit * 8192 * 128256 + 4 * hidden
+
+
+def test_a_loss_with_its_matmul_has_an_eighth_of_the_logits_and_of_their_gradient() -> None:
+    """2 x 2 bytes for each logit of a chunk, beside the gradient of the output matrix."""
+    training = Training(8192, 1, loss=LossImplementation.FUSED_LINEAR)
+    activations = Activations(Plan(load_preset("llama3-8b"), training, Layout()))
+    chunk, matrix = 4 * 8192 * 128256 / 8, 2 * 128256 * 4096
+    assert activations.transient_bytes(layer_stage(activations, 1, head=True)) == chunk + matrix
+
+
 def test_the_head_gradient_is_allocated_after_the_softmax_is_freed() -> None:
     """1,024 tokens: 2 bytes of gradient and no longer 4 of softmax per logit, and 2 for each weight of the matrix."""
     activations = Activations(Plan(load_preset("llama3-8b"), Training(1024, 1), Layout()))
@@ -205,9 +239,11 @@ def test_the_embedding_gradient_is_allocated_after_layer_activations_are_freed()
     assert activations.transient_bytes(first) == 2 * 128256 * 4096 - activations.saved_bytes(layers)
 
 
-def test_zero_3_counts_gradients_with_its_gathered_units() -> None:
+def test_zero_3_counts_gradients_of_weights_with_its_gathered_units() -> None:
+    """So a layer has those of its activations: 3 f for a gated MLP that has freed f, and h of the residual stream."""
     plan = Plan(load_preset("llama3-8b"), Training(8192, 8), Layout(dp=8, data=FullyShard()))
-    assert Activations(plan).transient_bytes(uniform_stage(plan.model, 1, 8, embedding=False, head=False)) == 0.0
+    gradients = 2 * 8192 * (2 * 14336 + 4096)
+    assert Activations(plan).transient_bytes(uniform_stage(plan.model, 1, 8, embedding=False, head=False)) == gradients
 
 
 @pytest.mark.parametrize(("name", "b"), CASES)

@@ -7,7 +7,8 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.memory.footprint import MemoryCategory
-from clustersim.model.framework import Framework, load_framework
+from clustersim.model.framework import Framework
+from clustersim.model.framework_files import load_framework
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.presets import load_preset

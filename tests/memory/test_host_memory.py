@@ -111,6 +111,7 @@ def test_zero_offload_trains_13_billion_parameters_on_one_v100() -> None:
         "cluster": {"name": "dgx-v100", "gpus": 1},
         "training": {"sequence": 1024, "global_batch": 2, "recompute": "full", "attention": "standard",
                      "precision": {"compute": "fp16", "gradients": "fp16"}},
+        "framework": "megatron-deepspeed",
     }  # fmt: skip
     scenario = Scenario.from_mapping(mapping)
     assert parameter_count(scenario.model) > 13e9

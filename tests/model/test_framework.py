@@ -1,5 +1,6 @@
 """Framework files: packaged ones are complete and sourced; an invalid file is rejected in one clear sentence."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,9 @@ from clustersim.common import data_files
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.common.mapping_reader import merge_mappings
-from clustersim.model.framework import MeasuredHostUse, load_framework
-from clustersim.model.training import ALL_FUSED, NONE_FUSED, FusedKernel
+from clustersim.model.framework import MeasuredHostUse
+from clustersim.model.framework_files import load_framework
+from clustersim.model.training import ALL_FUSED, FullRecompute, FusedKernel, NoRecompute, SelectiveOpRecompute
 from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.config.schedule import ScheduleConfig
 
@@ -55,17 +57,36 @@ def test_supported_features_are_scenario_values(name: str) -> None:
     assert "1f1b" in runs.schedules
 
 
-def test_versions_change_what_they_name() -> None:
-    newest, oldest = load_framework("torchtitan"), load_framework("torchtitan", "2024")
-    assert (newest.kernels.fused, oldest.kernels.fused) == ({FusedKernel.OPTIMIZER}, NONE_FUSED)
-    assert (newest.early_stop, oldest.early_stop) == (False, True)
-    assert replace(oldest, version="", kernels=newest.kernels, early_stop=False) == newest
+@pytest.mark.parametrize(
+    ("version", "eager", "compiled", "fuses_optimizer", "early_stop"),
+    [
+        ("2023-12-01", "torch_fp32", "torch_fp32", False, True),
+        ("2024-06-11", "torch_fp32", "torch_fp32", False, True),
+        ("2024-06-12", "torch", "torch", False, True),
+        ("2024-11-01", "torch", "compiled", False, True),
+        ("2025-02-23", "torch", "torch", False, True),
+        ("2025-02-24", "torch", "torch", True, True),
+        ("2025-07-01", "torch", "compiled", True, True),
+        ("2026-03-13", "torch", "compiled", True, False),
+        ("2026-07-01", "fused_linear", "fused_linear", True, False),
+        ("", "fused_linear", "fused_linear", True, False),
+    ],
+)
+def test_versions_of_torchtitan_are_what_its_commits_changed(
+    version: str, eager: str, compiled: str, fuses_optimizer: bool, early_stop: bool
+) -> None:
+    framework = load_framework("torchtitan", version)
+    assert framework.kernels.loss.value == eager
+    assert framework.with_compiled().kernels.loss.value == compiled
+    assert (FusedKernel.OPTIMIZER in framework.kernels.fused) is fuses_optimizer
+    assert (framework.early_stop, framework.with_compiled().early_stop) == (early_stop, True)
 
 
 @pytest.mark.parametrize(
     ("name", "version", "sentence"),
     [
-        ("torchtitan", "2023", "version: '2023' of torchtitan is unknown; it has 2024, 2025; left out: the newest"),
+        ("torchtitan", "2023-11-30", "version: '2023-11-30' of torchtitan is unknown; it has 2023-12-01, 2024-06-12"),
+        ("torchtitan", "2024", "version: '2024' of torchtitan is unknown; it has 2023-12-01"),
         ("megatron", "0.9", "version: '0.9' of megatron is unknown; its file describes one version only"),
     ],
 )
@@ -218,3 +239,34 @@ def test_moe_models_have_a_separate_launch_time_where_the_file_has_one() -> None
     assert pytorch.with_moe_launches() == pytorch
     assert moe_framework.with_moe_launches() == moe_framework
     assert megatron.with_launch_seconds(2e-6, None).with_moe_launches().launch_seconds == 2e-6
+
+
+def test_fragmentation_is_one_number_or_one_for_each_recomputation(
+    content: dict[str, Any], written: Callable[[dict[str, Any]], Path]
+) -> None:
+    content["memory"]["fragmentation"] = {"none": 1.1, "selective": 1.2, "full": 1.3}
+    framework = load_framework(str(written(content)))
+    policies = NoRecompute(), SelectiveOpRecompute(), FullRecompute()
+    assert [framework.fragmentation_with(policy) for policy in policies] == [1.1, 1.2, 1.3]
+    content["memory"]["fragmentation"] = 1.4
+    framework = load_framework(str(written(content)))
+    assert [framework.fragmentation_with(policy) for policy in policies] == [1.4, 1.4, 1.4]
+
+
+@pytest.mark.parametrize(
+    ("fragmentation", "sentence"),
+    [
+        ({"none": 1.1, "selective": 1.2}, "memory.fragmentation.full: is missing"),
+        ({"none": 1.1, "selective": 0.2, "full": 1.2}, "memory.fragmentation.selective: 0.2 is not a number from 1 up"),
+        ({"none": 1.1, "selective": 1.2, "fully": 1.2}, "memory.fragmentation.full: is missing"),
+    ],
+)
+def test_incomplete_fragmentation_is_refused(
+    fragmentation: dict[str, float],
+    sentence: str,
+    content: dict[str, Any],
+    written: Callable[[dict[str, Any]], Path],
+) -> None:
+    content["memory"]["fragmentation"] = fragmentation
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        load_framework(str(written(content)))

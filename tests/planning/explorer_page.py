@@ -116,10 +116,16 @@ class ExplorerPage:
             uses["driver context"] = tables.context
             unreduced = counts @ self.per_group(sharing["unreduced"], expert_sharing["unreduced"])
             buffer = max(self.max_per_stage("units", stages, self.expand_to_columns(sharing["buffered"]) * sizes))
-            peak = self.fullest_moment(stages, rank_moments, sizes * sharing["there"], [*unreduced, buffer])
+            there = sizes * sharing["there"]
+            created = float(counts.sum(axis=0) @ self.per_group(sharing["created"], expert_sharing["created"]))
+            moments = [self.fullest_moment(stages, rank_moments, there, [*unreduced, buffer])]
+            moments += [(self.largest_layer(there), created)] if created else []
+            peak = max(moments, key=sum)
             uses["activations"], more_gradients = peak
             uses["gradients"] += more_gradients
-            uses["fragmentation"] = sum(tables.fragmentation[use] * size for use, size in uses.items())
+            uses["fragmentation"] = sum(
+                tables.fragmentation[complete["recompute"]][use] * size for use, size in uses.items()
+            )
             yield uses
 
     def gathered_bytes(self, stages: Sequence[Mapping[str, Any]], sharing: Mapping[str, Any], sizes: Any) -> float:
@@ -163,6 +169,17 @@ class ExplorerPage:
             for index, *counts in moments
         ]
         return max(held, key=sum)
+
+    def largest_layer(self, sizes: Any) -> float:
+        """Bytes of all activations of the largest kind of layer and of their gradients."""
+        columns = self.exploration.tables.columns
+        whole = [name for name in columns if name.startswith("whole layer")]
+        gradients = [name.replace("whole layer", "layer gradients") for name in whole]
+        sizes_of_kinds = (
+            float(sizes[columns.index(name)] + sizes[columns.index(gradient)])
+            for name, gradient in zip(whole, gradients, strict=True)
+        )
+        return max(sizes_of_kinds)
 
     def sent_bytes(self, settings: Mapping[str, Any], rank: int) -> dict[str, float]:
         """Bytes that a GPU of a pipeline rank sends in a step, by process group."""

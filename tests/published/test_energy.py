@@ -64,6 +64,7 @@ NODE: dict[str, Any] = {
     "cluster": {"name": "dgx-h100", "gpus": 8},
     "layout": {"data": "fsdp"},
     "training": {"sequence": 2048, "global_batch": 32, "microbatch": 2, "recompute": "full"},
+    "framework": "nemo",
 }
 
 

@@ -46,6 +46,25 @@ def test_allocated_peak_mape_by_source(allocated: list[CaseComparison], source: 
     assert mape <= band
 
 
+@pytest.mark.parametrize(("quantity", "bound"), [("peak_allocated", 0.055), ("peak_reserved", 0.08)])
+def test_macro_mean_over_publishers(comparisons: list[CaseComparison], quantity: str, bound: float) -> None:
+    """Reserved peaks are fragmentation's, too: 1.22 and 1.29 with recomputation in PyTorch, 1.05 elsewhere."""
+    rows = [comparison for comparison in comparisons if comparison.groupings["quantity"] == quantity]
+    macro = macro_average(statistics_by_source(rows).values())
+    assert macro is not None
+    assert macro.sources >= 7
+    assert macro.mape is not None
+    assert macro.mape <= bound
+
+
+def test_tensor_parallelism_that_keeps_gathered_inputs(allocated: list[CaseComparison]) -> None:
+    """Nanotron's peaks with tp 1 to 8, where the gathered inputs are up to a third of the memory."""
+    errors = [abs(item.error) for item in allocated if item.source == "nanotron" and item.error is not None]
+    assert len(errors) == 7
+    assert max(errors) <= 0.03
+    assert sorted(errors)[-2] <= 0.005
+
+
 @pytest.fixture(scope="module")
 def moe_comparisons(comparisons: list[CaseComparison]) -> list[CaseComparison]:
     """Predicted MoE runs, among them DeepSeek-V2 and -V3 truncated to four layers."""
@@ -141,7 +160,7 @@ def test_documents_state_the_errors_of_memory(
 def test_documents_state_how_many_runs_are_judged_right() -> None:
     verdicts = [verdict for verdict in judge_memory_fit(read_memory()) if verdict.predicted is not None]
     wrong = [verdict for verdict in verdicts if not verdict.is_correct]
-    assert {verdict.source for verdict in wrong} == {"ml-engineering"}
+    assert {verdict.source for verdict in wrong} == {"ml-engineering", "torchtitan-prs"}
     assert_states(
         VALIDATION_PAGE,
         f"Of {len(verdicts)} runs that are predicted and report whether they fit, {len(verdicts) - len(wrong)} are "

@@ -17,6 +17,7 @@ def scenario(model: Any, gpus: int, layout: dict[str, Any], **training: Any) -> 
             "layout": layout,
             "schedule": training.pop("schedule", "1f1b"),
             "training": {"sequence": 2048, "global_batch": gpus, **training},
+            "framework": {"name": "ideal", "launch": "10 us"},
         }
     )
 

@@ -27,8 +27,8 @@ def load_scenario(*overrides: str) -> Scenario:
         ((), "pytorch · unfused kernels · flash2 attention · torch loss (assumed: the file names no framework)"),
         (("framework=pytorch",), "pytorch · unfused kernels · flash2 attention · torch loss"),
         (
-            ("framework={name: torchtitan, version: 2024, torch_compile: true}",),
-            "torchtitan 2024, compiled · unfused optimizer · flash2 attention · torch loss",
+            ("framework={name: torchtitan, version: 2024-07-01, torch_compile: true}",),
+            "torchtitan 2024-07-01, compiled · unfused optimizer · flash2 attention · torch loss",
         ),
         (("framework=ideal",), "ideal · fused kernels · flash attention · fused loss"),
         (

@@ -23,6 +23,7 @@ MAPPING: dict[str, Any] = {
     "layout": {"tp": 2, "pp": 2, "dp": 4, "data": "zero1", "ep": 2, "sequence_parallel": True},
     "training": {"sequence": 4096, "global_batch": 32, "microbatch": 2, "recompute": {"layers": 1}},
     "economics": {"tokens": 1e9},
+    "framework": "megatron",
 }
 
 

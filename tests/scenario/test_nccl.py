@@ -39,6 +39,7 @@ def mapping() -> dict[str, Any]:
         "cluster": {"name": "dgx-h100", "gpus": 64},
         "layout": {"tp": 4, "dp": 16, "sequence_parallel": False, "data": "ddp"},
         "training": {"sequence": 8192, "global_batch": 32},
+        "framework": {"name": "ideal", "launch": "10 us"},
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 from clustersim import Scenario, simulate
 from clustersim.common import data_files
 from clustersim.common.errors import InputError
-from clustersim.model.framework import load_framework
+from clustersim.model.framework_files import load_framework
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, LossReport, Overheads
 from clustersim.model.training import ALL_FUSED, NONE_FUSED, FusedKernel
 from clustersim.scenario.config.overheads import OverheadsConfig

@@ -124,9 +124,7 @@ def test_changed_does_not_reread_unaffected_files(
 
 def test_changed_uses_the_file_contents_at_load_time(scenario_with_files: Scenario, tmp_path: Path) -> None:
     file = tmp_path / "software.yaml"
-    file.write_text(
-        file.read_text(encoding="utf-8").replace("fragmentation: 1.", "fragmentation: 2."), encoding="utf-8"
-    )
+    file.write_text(file.read_text(encoding="utf-8").replace("none: 1.05", "none: 2.05"), encoding="utf-8")
     assert scenario_with_files.with_overrides("steps=2").framework == scenario_with_files.framework
     assert Scenario.load(tmp_path / "plan.json").framework != scenario_with_files.framework
 

@@ -10,7 +10,8 @@ import yaml
 from clustersim.common import data_files
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
-from clustersim.model.framework import GraphCapture, load_framework
+from clustersim.model.framework import GraphCapture
+from clustersim.model.framework_files import load_framework
 from clustersim.model.layer_stack import MlpType
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.recompute_modules import RecomputeModule
@@ -235,7 +236,7 @@ def test_omitted_gpu_count_is_the_layout_size(mapping: dict[str, Any]) -> None:
         ("training.precision=BF16", "training.precision: 'BF16' is unknown; did you mean bf16?"),
         ("schedule=1f1", "schedule: '1f1' is unknown; did you mean 1f1b?"),
         ("layout.data=fspd", "layout.data: 'fspd' is unknown; did you mean fsdp?"),
-        ("training.attention=flash3", "training.attention: 'flash3' is unknown; did you mean flash"),
+        ("training.attention=flash4", "training.attention: 'flash4' is unknown; did you mean flash"),
         ("framework=pytorh", "framework: there is no framework 'pytorh'; did you mean pytorch?"),
         ("layout.overlap_p2p_com=false", "layout.overlap_p2p_com: unknown key; did you mean overlap_p2p_comm?"),
         ("layout.data.ddp.copies=true", "layout.data.ddp.copies: unknown key"),

@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 
 from clustersim.common.errors import InputError
+from clustersim.model.layer_stack import FullAttention
 from clustersim.scenario import Scenario
 from clustersim.schedules import registry
 from clustersim.validation.case_scenario import scenario_mapping
 from clustersim.validation.cases import CannotPredictError
+from clustersim.validation.cluster_lookup import cluster_config
+from clustersim.validation.steps import build_scenario
 from tests.validation.sample_cases import step_case
 
 DP_ONLY = {"tp": "1", "pp": "1", "dp": "8", "cp": "1", "schedule": ""}
@@ -24,8 +27,8 @@ DP_ONLY = {"tp": "1", "pp": "1", "dp": "8", "cp": "1", "schedule": ""}
             {"zero_stage": "3", "hsdp_replicas": "2", "framework": "torchtitan"},
             {"hsdp": {"overlap": True, "copies": True, "shard": 4}},
         ),
-        ({"zero_stage": "1", "hsdp_replicas": "4"}, {"zero": {"stage": 1, "overlap": True, "shard": 2}}),
-        ({"zero_stage": "0"}, {"ddp": {"overlap": True, "bucket": "megatron"}}),
+        ({"zero_stage": "1", "hsdp_replicas": "4"}, {"zero": {"stage": 1, "overlap": False, "shard": 2}}),
+        ({"zero_stage": "0"}, {"ddp": {"overlap": False, "bucket": "megatron"}}),
     ],
 )
 def test_sharding_columns_set_the_strategy(cells: dict[str, str], data: dict[str, Any]) -> None:
@@ -43,6 +46,23 @@ def test_blackwell_ultra_has_its_own_clusters(gpu: str, network: str, ports: int
     assert not [warning for warning in scenario.warnings if "stands in" in warning]
     nic = scenario_mapping(step_case(**DP_ONLY, gpu=gpu, interconnect=joined))["cluster"]["node"]["nic"]
     assert (nic["per_node"], nic["bandwidth"]) == (ports, "100000000000.0 B/s")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "interconnect", "node_gpus", "port"),
+    [
+        ("gh200-96gb", "nvlink4 + 4x200G-slingshot", 4, 25e9),
+        ("a800-sxm-80gb", "nvlink3-400GB/s + unknown", 8, 25e9),
+    ],
+)
+def test_gh200_and_a800_have_their_own_clusters(gpu: str, interconnect: str, node_gpus: int, port: float) -> None:
+    """200 Gbit/s per GPU in both; NVLink of an A800 has 200 GB/s in each direction."""
+    cells = {"gpu": gpu, "gpus_per_node": str(node_gpus), "interconnect": interconnect}
+    cluster = Scenario.from_mapping(scenario_mapping(step_case(**DP_ONLY, **cells))).cluster
+    assert cluster.accelerator.name == gpu
+    assert cluster.gpus_per_node == node_gpus
+    total = cluster_config(step_case(**cells | {"interconnect": f"{node_gpus * 200}G"}))
+    assert total["node"]["nic"] == {"per_node": node_gpus, "bandwidth": f"{port!r} B/s"}
 
 
 def test_weights_are_sharded_over_cp_ranks_too() -> None:
@@ -130,3 +150,120 @@ def test_what_in_house_frameworks_leave_out(framework: str, fused: bool, backwar
     mapping = scenario_mapping(step_case(framework=framework, year="2023"))
     assert mapping["training"]["fused"] is fused
     assert mapping["layout"]["async_tensor_model_parallel_allreduce"] is backward
+
+
+@pytest.mark.parametrize(
+    ("year", "notes", "version"),
+    [
+        ("2024", "FSDP2; commit of 2024-06-12", "2024-06-12"),
+        ("2025", "", "2025-07-01"),
+        ("2025", "commit of 2025-02-06 (inferred)", "2025-02-06"),
+        ("", "", ""),
+    ],
+)
+def test_the_version_of_torchtitan_is_the_date_of_its_commit(year: str, notes: str, version: str) -> None:
+    scenario = build_scenario(step_case(**DP_ONLY, framework="torchtitan", year=year, notes=notes))
+    assert (scenario.framework.name, scenario.framework.version) == ("torchtitan", version)
+
+
+@pytest.mark.parametrize(
+    ("notes", "is_compiled"),
+    [
+        ("fsdp+compile", True),
+        ("FSDP2 + torch.compile; range 7200 to 7500", True),
+        ("compile; batch = local batch 1 per DP rank", True),
+        ("vanillaTP; torch.compile", True),
+        ("4 GPUs; torch.compile on; symmetric memory off", True),
+        ("local batch 2, compile on", True),
+        ("asyncTP", True),
+        ("", False),
+        ("eager", False),
+        ("compile off", False),
+        ("torch.compile off; FSDP symmetric memory off", False),
+        ("float8 dynamic tensorwise WITHOUT torch.compile (casts unfused)", False),
+        ("inferred: eager or compiled; eager/compile per doc", False),
+        ("of that time, not compiled", False),
+        ("graph trainer (whole-graph capture, no inductor)", False),
+    ],
+)
+def test_notes_say_whether_layers_are_compiled(notes: str, is_compiled: bool) -> None:
+    """Layers of torchtitan are eager unless the row says otherwise; AsyncTP is a pass of the compiler."""
+    scenario = build_scenario(step_case(**DP_ONLY, framework="torchtitan", year="2026", notes=notes))
+    assert scenario.framework.compiled is is_compiled
+    assert scenario.training.is_fully_fused is is_compiled
+    assert scenario.training.early_stop is is_compiled
+
+
+@pytest.mark.parametrize(
+    ("cells", "overlaps"),
+    [
+        ({"framework": "nemo (megatron-core)", "year": "2024"}, True),
+        ({"framework": "nemo (megatron-core)", "year": "2025", "precision": "fp8"}, True),
+        ({"framework": "nemo 23.11", "year": "2023"}, False),
+        ({"framework": "nemo 24.12", "year": "2024", "lora_rank": "16"}, False),
+        ({"framework": "nemo 24.07", "year": "2024", "notes": "tensor-parallel communication overlap off"}, False),
+        ({"framework": "nemo 23.11", "year": "2023", "notes": "tensor-parallel communication overlap on"}, True),
+        ({"framework": "megatron-lm", "year": "2024"}, False),
+        ({"framework": "megatron-bridge", "year": "2026"}, True),
+        ({"framework": "megatron-bridge", "year": "2026", "precision": "nvfp4"}, False),
+        ({"framework": "torchtitan", "year": "2025", "notes": "asyncTP"}, True),
+    ],
+)
+def test_recipes_overlap_tensor_parallel_collectives(cells: dict[str, str], overlaps: bool) -> None:
+    """User buffers of NeMo's recipes since 2024 and of dense recipes of Megatron Bridge; none with adapters."""
+    assert scenario_mapping(step_case(**cells))["layout"]["tp_comm_overlap"] is overlaps
+
+
+@pytest.mark.parametrize(
+    ("cells", "overlaps"),
+    [
+        ({"framework": "megatron-lm", "year": "2024", "schedule": "1f1b"}, False),
+        ({"framework": "megatron-lm", "year": "2024", "schedule": "interleaved", "vpp": "2"}, True),
+        ({"framework": "megatron-lm", "year": "2022", "schedule": "interleaved", "vpp": "2"}, False),
+        ({"framework": "nemo", "year": "2024", "schedule": "1f1b"}, False),
+        ({"framework": "megatron-bridge", "year": "2026", "schedule": "interleaved", "vpp": "2"}, True),
+        ({"framework": "torchtitan", "year": "2025", "schedule": "1f1b"}, True),
+    ],
+)
+def test_megatron_overlaps_sends_of_interleaved_pipelines_only(cells: dict[str, str], overlaps: bool) -> None:
+    """Since October 2023, when its overlap_p2p_comm became the default."""
+    assert scenario_mapping(step_case(**cells))["layout"]["overlap_p2p_comm"] is overlaps
+
+
+@pytest.mark.parametrize(
+    ("cells", "overlaps"),
+    [
+        ({"framework": "megatron-lm"}, False),
+        ({"framework": "megatron-lm", "overlap_grad_reduce": "yes"}, True),
+        ({"framework": "nemo"}, True),
+        ({"framework": "megatron-bridge"}, True),
+    ],
+)
+def test_megatron_reduces_gradients_behind_backward_only_if_told(cells: dict[str, str], overlaps: bool) -> None:
+    """--overlap-grad-reduce is off unless given; recipes of NeMo and Megatron Bridge give it."""
+    data = scenario_mapping(step_case(**DP_ONLY, year="2025", zero_stage="1", **cells))["layout"]["data"]
+    assert data["zero"]["overlap"] is overlaps
+    sharded = scenario_mapping(step_case(**DP_ONLY, year="2025", zero_stage="3", **cells))["layout"]["data"]
+    assert sharded["fsdp"]["overlap"]
+
+
+@pytest.mark.parametrize(("model", "has_norms"), [("Qwen3-32B", True), ("qwen3_8b", True), ("Qwen2.5-7B", False)])
+def test_qwen3_normalizes_queries_and_keys(model: str, has_norms: bool) -> None:
+    (attention,) = Scenario.from_mapping(scenario_mapping(step_case(**DP_ONLY, model=model))).model.distinct_attentions
+    assert isinstance(attention, FullAttention)
+    assert (attention.qk_norm is not None) is has_norms
+
+
+@pytest.mark.parametrize(
+    ("notes", "loss", "gradients"),
+    [
+        ("eager; chunked cross entropy: peak 7.3 GiB less", "chunked", "fp32"),
+        ("precision-aware optimizer, bf16 main gradients", "torch", "bf16"),
+        ("fp32 gradients", "torch", "fp32"),
+        ("", "torch", "fp32"),
+    ],
+)
+def test_notes_set_the_loss_and_the_format_of_gradients(notes: str, loss: str, gradients: str) -> None:
+    case = step_case(**DP_ONLY, framework="torchtitan", year="2025", notes=notes)
+    assert build_scenario(case).training.loss.value == loss
+    assert scenario_mapping(case)["training"]["precision"]["gradients"] == gradients

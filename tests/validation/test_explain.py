@@ -38,6 +38,7 @@ CONFIG: dict[str, Any] = {
         "microbatch": 2,
         "recompute": {"layers": 1, "early_stop": False},
     },
+    "framework": {"name": "ideal", "launch": "10 us"},
 }
 
 

@@ -147,7 +147,7 @@ def test_an_unpredictable_row_has_a_reason(tmp_path: Path, change: dict[str, str
     "change",
     [
         {"implementation": "standard attention (PyTorch)"},
-        {"implementation": "FA2"},
+        {"implementation": "FA3", "gpu": "b200"},
         {"dtype": "fp8"},
         {"direction": ""},
     ],
@@ -157,6 +157,14 @@ def test_unmodelled_attention_is_not_compared(tmp_path: Path, change: dict[str, 
     assert bad.skip_reason
     assert not bad.is_expressible
     assert good.predicted is not None
+
+
+def test_attention_is_predicted_for_the_library_that_was_timed(tmp_path: Path) -> None:
+    """FlashAttention-2 takes longer than cuDNN on H100."""
+    fastest, older = compare_table(tmp_path, ATTENTION, ATTENTION | {"implementation": "FA2"})
+    assert fastest.predicted is not None
+    assert older.predicted is not None
+    assert older.predicted > 1.3 * fastest.predicted
 
 
 def test_a_table_without_a_required_column_is_rejected(tmp_path: Path) -> None:

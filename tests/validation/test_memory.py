@@ -43,7 +43,7 @@ def test_memory_quantities_are_ordered(tmp_path: Path) -> None:
     between, allocated, reserved, used = predict_table(tmp_path, *({"quantity": name} for name in names))
     assert between < allocated < reserved < used
     scenario = build_scenario(memory_cases(tmp_path, {})[0])
-    assert reserved == pytest.approx(allocated * scenario.framework.fragmentation)
+    assert reserved == pytest.approx(allocated * scenario.framework.fragmentation_with(scenario.training.recompute))
     assert used == pytest.approx(check(scenario).peak_memory_bytes)
 
 
@@ -261,3 +261,16 @@ def test_unmodelled_moe_settings_have_a_reason(tmp_path: Path, notes: str, reaso
     (refused,) = compare_table(tmp_path, EXPERTS | {"notes": notes})
     assert reason in (refused.skip_reason or "")
     assert refused.is_expressible
+
+
+def test_notes_of_a_packaged_step_count_for_the_memory_row_too(tmp_path: Path) -> None:
+    """Only its step says that this run is compiled: dropped FP32 copies of norms and activations need less memory."""
+    step = {"case_id": "titan-T1-fsdp+compile"}
+    blank = {column: "" for column in MEMORY_ROW if column not in (*step, "quantity", "bytes")}
+    compiled, eager = (
+        predict_table(tmp_path, {**blank, **step, "notes": notes, **more})[0]
+        for notes, more in (("range 20 to 21", {}), ("range 20 to 21", {"case_id": "titan-T1-fsdp"}))
+    )
+    assert compiled < eager
+    alone = predict_table(tmp_path, {**blank, **step, "notes": ""})[0]
+    assert compiled == alone

@@ -114,16 +114,6 @@ def test_notes_and_framework_set_the_expert_layout(cells: dict[str, str], layout
     assert {key: mapping[key] for key in ("ep", "etp", "dispatcher") if key in mapping} == layout
 
 
-@pytest.mark.parametrize(("gpu", "dispatcher"), [("gb200", "hybridep"), ("gb300", "alltoall")])
-def test_an_unchanged_recipe_has_its_dispatcher(gpu: str, dispatcher: str) -> None:
-    """gpt-oss of release 0.4 of Megatron Bridge; a row that says no more than its columns has the all-to-all."""
-    with_defaults, without_notes = (
-        step_case(**GPT_OSS, gpu=gpu, notes=notes) for notes in ("inferred: recipe defaults", "")
-    )
-    assert scenario_mapping(with_defaults)["layout"]["dispatcher"] == dispatcher
-    assert scenario_mapping(without_notes)["layout"]["dispatcher"] == "alltoall"
-
-
 def test_modules_are_recomputed_by_name() -> None:
     recompute = scenario_mapping(step_case(**SMALL_MOE, recompute="modules:layernorm+moe_act"))["training"]["recompute"]
     assert recompute == {"modules": ["layernorm", "moe_act"]}
@@ -136,6 +126,7 @@ def test_modules_are_recomputed_by_name() -> None:
         ({"framework": "megatron-lm (megatron-core dev)", "layers": "8"}, None),
         ({"framework": "megatron-lm", "layers": "6"}, None),
         ({"notes": "layout Et|(tt|)*2tL, overlap", "layers": "6"}, "Et|(tt|)*2tL"),
+        ({"notes": "recipe X @ v0.5.1: pp_layout=Et|(tt|)*2tL", "layers": "6"}, "Et|(tt|)*2tL"),
     ],
 )
 def test_embedding_and_head_count_as_layers_where_the_framework_does(cells: dict[str, str], split: Any) -> None:
@@ -149,6 +140,7 @@ def test_embedding_and_head_count_as_layers_where_the_framework_does(cells: dict
     [
         ("MTP 1 layer, layout Et|(tt|)*30mL", 1),
         ("num-experts 8; mtp-num-layers 2; moe-grouped-gemm True", 2),
+        ("recipe X @ v0.5.1: pp_layout=Et*4|(t*4|)*14tmL", 1),
         ("no MTP in the layout Et|(tt|)*30L", None),
         ("", None),
     ],
@@ -195,6 +187,7 @@ def test_recipes_say_how_experts_are_chosen_and_tokens_copied(cells: dict[str, s
         (MOONLIGHT, {"gradients": "bf16", "moments": "bf16"}, True),
         ({**MOONLIGHT, "notes": "DeepEP"}, {"gradients": "bf16", "moments": "bf16"}, False),
         (QWEN, {"gradients": "bf16"}, False),
+        ({**QWEN, "notes": "library recipe; bf16 moments"}, {"gradients": "bf16", "moments": "bf16"}, False),
     ],
 )
 def test_moe_recipes_use_fewer_fp32_states(
@@ -272,3 +265,48 @@ def test_experts_that_are_padded_to_a_capacity_have_it(notes: str, capacity: flo
     for cells in (SMALL_MOE, QWEN):
         (routed,) = case_to_scenario(step_case(**{**cells, "notes": notes})).model.distinct_moes
         assert routed.capacity_factor == capacity
+
+
+@pytest.mark.parametrize(
+    ("notes", "overlap"),
+    [
+        ("dispatcher nccl-alltoall, 1F1B all-to-all overlap on; ETP1", True),
+        ("dispatcher deepep-uccl, 1F1B all-to-all overlap off; ETP1", False),
+        ("HybridEP, EP overlap", True),
+        ("DeepEP, A2A overlap, CUDA graphs router+preprocess", True),
+        ("A2A overlap off", False),
+        ("expert-parallel communication overlap on", True),
+        ("moe_flex_dispatcher_backend=hybridep, moe_a2a_overlap=True", True),
+        ("moe_a2a_overlap=False", False),
+        ("", False),
+    ],
+)
+def test_notes_say_whether_dispatch_overlaps(notes: str, overlap: bool) -> None:
+    layout = scenario_mapping(step_case(**{**QWEN, "notes": notes}))["layout"]
+    assert layout.get("overlap_moe_expert_parallel_comm", False) is overlap
+    assert layout.get("delay_wgrad_compute", False) is ("moe_a2a_overlap=True" in notes)
+
+
+@pytest.mark.parametrize(
+    ("notes", "overlap"),
+    [("", True), ("all-to-all overlap on", False), ("all-to-all overlap off, shared-expert overlap off", False)],
+)
+def test_shared_experts_overlap_only_where_nothing_else_does(notes: str, overlap: bool) -> None:
+    """Megatron rejects it together with overlapped dispatch (megatron/core/transformer/transformer_config.py)."""
+    cells = {**DEEPSEEK, "framework": "megatron-bridge", "notes": f"first 3 layers dense; {notes}", "year": "2026"}
+    assert scenario_mapping(step_case(**cells))["layout"].get("moe_shared_expert_overlap", False) is overlap
+
+
+def test_only_models_of_equal_layers_may_have_more_than_their_preset() -> None:
+    """Chunks of a pipeline are equal when a benchmark pads 94 layers to 96; DeepSeek's first ones are others."""
+    assert matching_preset(step_case(**{**QWEN, "layers": "52"})) == "qwen3-30b-a3b"
+    assert case_to_scenario(step_case(**{**QWEN, "layers": "52"})).model.layer_count == 52
+    assert matching_preset(step_case(**{**DEEPSEEK, "layers": "64"})) is None
+
+
+@pytest.mark.parametrize(
+    ("notes", "is_unfused"), [("", False), ("SFT", True), ("EFA; library recipe @ v0.4.2", True), ("recipe", False)]
+)
+def test_library_recipes_do_not_fuse_the_router(notes: str, is_unfused: bool) -> None:
+    training = scenario_mapping(step_case(**{**QWEN, "framework": BRIDGE, "notes": notes}))["training"]
+    assert training["overheads"].get("router_unfused", False) is is_unfused

@@ -22,7 +22,12 @@ from clustersim.program.task import TokenDispatcher
 from clustersim.results.explorer_tables import LookupTable
 from clustersim.scenario.validation_rules.moe import check_expert_sharding, check_sequence_parallel
 
-_LAYER_KINDS: Final = (ActivationKind.LAYER_INPUT, ActivationKind.LAYER_FULL, ActivationKind.LAYER_WEIGHT_GRADIENT)
+_LAYER_KINDS: Final = (
+    ActivationKind.LAYER_INPUT,
+    ActivationKind.LAYER_FULL,
+    ActivationKind.LAYER_GRADIENTS,
+    ActivationKind.LAYER_WEIGHT_GRADIENT,
+)
 _END_KINDS: Final = (
     ActivationKind.STAGE_OUTPUT,
     ActivationKind.EMBEDDING_SAVED,

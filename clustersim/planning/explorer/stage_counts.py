@@ -18,6 +18,7 @@ from clustersim.common.arrays import FloatArray
 from clustersim.lowering.training_step import lower_step
 from clustersim.memory.activations import ActivationCounts, ActivationKind, Activations
 from clustersim.model.layer_stack import LayerGroup, LayerSpec
+from clustersim.model.overheads import Overheads
 from clustersim.model.presets import load_preset
 from clustersim.model.training import Training
 from clustersim.model.transformer import TransformerModel, resize_model
@@ -317,7 +318,8 @@ class _SmallLayerPlan:
     def _build_plan(self, pp: int) -> Plan:
         training_spec = self.counts.space.scenario.training
         inherited = {name: getattr(training_spec, name) for name in ("early_stop", "attention", "lora")}
-        training = Training(_SEQUENCE, 1, recompute=way(self.recompute), **inherited)
+        gathering = Overheads(keeps_gathered_inputs=training_spec.overheads.keeps_gathered_inputs)
+        training = Training(_SEQUENCE, 1, recompute=way(self.recompute), overheads=gathering, **inherited)
         dense_layout = Layout(tp=2, cp=2, pp=pp, sequence_parallel=self.split, layers_per_stage=(self.layers,) * pp)
         token_dispatcher = None if self.dispatcher is None else TokenDispatcher(self.dispatcher)
         layout = (

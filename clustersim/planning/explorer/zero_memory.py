@@ -38,7 +38,7 @@ from clustersim.planning.explorer.column_sizes import (
     column_names,
     kind_column,
 )
-from clustersim.planning.explorer.settings import ExplorerSpace
+from clustersim.planning.explorer.settings import ExplorerSpace, parse_recompute
 from clustersim.planning.explorer.stage_counts import RING_PASSES, iterate_comm_ops, lower_programs
 from clustersim.results.explorer_tables import LookupTable
 
@@ -63,7 +63,8 @@ def zero_table(space: ExplorerSpace) -> LookupTable:
     another (None: all of them), and those per parameter; gathered: [groups] bytes per gathered parameter;
     reduced: [groups] bytes of its gradient, of one unit; unreduced: [groups] bytes by which its gradient exceeds
     the resident one until a stage's last backward; buffered: [groups] bytes of its gradient, of one unit, from the
-    first such reduction on; dropped: whether gathered layers are resharded between
+    first such reduction on; created: [groups] bytes of the gradients that a step's only backward creates;
+    dropped: whether gathered layers are resharded between
     forward and backward; there: [columns] 0 for activations that are counted elsewhere; dp: bytes sent per
     parameter, for no and for one microbatch [2][columns]; tied: share of the tied gradient; shards: ranks that
     parameters, gradients or optimizer states are sharded over; every: whether gradients are reduced after every
@@ -183,9 +184,13 @@ def _gather_sizes(plan: Plan) -> dict[str, Any]:
 
 
 def _unreduced_sizes(footprint: Footprint) -> dict[str, list[Bytes]]:
-    """Bytes per parameter of each group while gradients that FSDP accumulates are not reduced, and in its buffer."""
+    """Bytes per parameter of each group while gradients that FSDP accumulates are not reduced, and in its buffer.
+
+    And of those that a step's only backward creates.
+    """
     groups = footprint.plan.parameter_groups
     return {
+        "created": [footprint.created_bytes_per_parameter(group) for group in groups],
         "unreduced": [footprint.unreduced_bytes_per_parameter(group) for group in groups],
         "buffered": [
             footprint.frees_reduced_gradients
@@ -201,13 +206,13 @@ def _activation_flags(space: ExplorerSpace, plan: Plan) -> dict[str, int]:
     """By activation column, 1 if it counts as an activation.
 
     A layer's largest weight gradient does, unless dense weights are gathered; then that of its experts does,
-    unless they are gathered as well.
+    unless they are gathered as well. Input gradients of layers depend on tensor parallelism alone.
     """
     activations = Activations(plan)
     flags = {kind.value: int(activations.bytes_of(kind) != 0) for kind in ActivationKind if kind not in LAYER_KINDS}
     for layer_kind in range(space.layer_kind_count):
         spec = space.layer_kind(0, layer_kind) if space.is_moe else plan.model.distinct_specs[0]
-        for kind in LAYER_KINDS:
+        for kind in LAYER_KINDS - {ActivationKind.LAYER_GRADIENTS}:
             flags[kind_column(kind.value, layer_kind)] = int(activations.bytes_of(kind, spec) != 0)
         if space.is_moe:
             unsharded = Activations(replace(plan, layout=replace(plan.layout, data=DdpStrategy())))
@@ -430,9 +435,15 @@ def pending_receives_table(space: ExplorerSpace) -> LookupTable:
     return space.build_table(ask, "pp", "chunks")
 
 
-def fragmentation_factors(space: ExplorerSpace) -> dict[str, float]:
-    """Allocator fragmentation per byte, by memory category."""
-    factor = space.scenario.framework.fragmentation
+def fragmentation_factors(space: ExplorerSpace) -> dict[str, dict[str, float]]:
+    """Allocator fragmentation per byte, by recomputation and memory category."""
+    return {
+        mode: _fragmentation_by_category(space.scenario.framework.fragmentation_with(parse_recompute(mode)))
+        for mode in space.setting_values["recompute"]
+    }
+
+
+def _fragmentation_by_category(factor: float) -> dict[str, float]:
     ledgers = {
         category: MemoryLedger(np.zeros(1), np.zeros(1), np.zeros(1), {category: 1.0}, factor)
         for category in MemoryCategory

@@ -66,7 +66,7 @@ clustersim.explorerModel = (facts) => {
     const fullest = fullestMoment(settings, stages, at(tables.schedules, settings).held[rank], there);
     parts.activations = fullest.activations;
     parts.gradients += fullest.gradients;
-    parts.fragmentation = sum(Object.entries(parts).map(([use, size]) => size * tables.fragmentation[use]));
+    parts.fragmentation = sum(Object.entries(parts).map(([use, size]) => size * tables.fragmentation[settings.recompute][use]));
     return { parts, peak: sum(Object.values(parts)), ofExperts: ofExperts(settings, stages, sizes) };
   }
 
@@ -132,6 +132,10 @@ clustersim.explorerModel = (facts) => {
       activations: passing[place] + dot(counts.slice(0, stages.length), kept),
       gradients: dot(counts.slice(stages.length, -1), unreduced) + counts.at(-1) * buffer,
     }));
+    // A step's only backward creates gradients while it frees activations: all are there in its last layer.
+    const created = dot(byOwner(sharing(settings).created, sharingOfExperts(settings).created), byGroup(stages, sizes));
+    const whole = Math.max(...tables.columns.map((name, column) => (name.startsWith("whole layer") ? there[column] + there[tables.columns.indexOf(name.replace("whole layer", "layer gradients"))] : 0)));
+    if (created > 0) held.push({ activations: whole, gradients: created });
     const total = (moment) => moment.activations + moment.gradients;
     return held.reduce((fullest, moment) => (total(moment) > total(fullest) ? moment : fullest));
   }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from clustersim.cost.calibration_record import CalibrationRecord, KernelSample, TimeStatistics
 from clustersim.hardware.accelerator import Accelerator
-from clustersim.hardware.efficiency import AttentionEfficiency, KernelEfficiency
+from clustersim.hardware.efficiency import AttentionEfficiency, AttentionLibrary, KernelEfficiency
 from clustersim.model.kernels import TENSOR_CORE_KINDS
 from clustersim.scenario.scenario import Scenario
 
@@ -48,6 +48,12 @@ def with_matmul_slowdown(scenario: Scenario, slowdown: float) -> Scenario:
             ),
             attention_forward=_scale_attention(efficiency.attention_forward, slowdown),
             attention_backward=_scale_attention(efficiency.attention_backward, slowdown),
+            attention_libraries={
+                name: AttentionLibrary(
+                    _scale_attention(library.forward, slowdown), _scale_attention(library.backward, slowdown)
+                )
+                for name, library in efficiency.attention_libraries.items()
+            },
         )
 
     return _with_kernel_change(

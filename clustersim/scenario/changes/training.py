@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from clustersim.model.offload import NO_OFFLOAD, Offload
-from clustersim.model.training import Recompute
+from clustersim.model.training import Recompute, Training
 from clustersim.scenario.scenario import Scenario
 
 
@@ -41,6 +41,14 @@ def with_offload(scenario: Scenario, offload: Offload) -> Scenario:
 def without_offload(scenario: Scenario) -> Scenario:
     """The scenario without CPU offload."""
     return with_offload(scenario, NO_OFFLOAD)
+
+
+def has_overheads(training: Training) -> bool:
+    """Whether there are overheads that `without_overheads` removes; accumulation by what it is, stated or implied."""
+    overheads = training.overheads
+    plain = replace(training, overheads=overheads.layer_implementation)
+    others = replace(overheads, accumulation=None)
+    return others != plain.overheads or training.accumulation is not plain.accumulation
 
 
 def without_overheads(scenario: Scenario) -> Scenario:

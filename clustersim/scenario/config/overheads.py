@@ -33,6 +33,10 @@ class OverheadsConfig(ConfigModel):
     """weight gradients of norms are all-reduced over tensor-parallel ranks under sequence parallelism;
     left out: the framework's
     """
+    tensor_parallel_copies: bool | None = None
+    """activations are copied behind all-gathers and before reduce-scatters of sequence parallelism, as by DTensor;
+    left out: the framework's
+    """
     attention_copies: bool | None = None
     """attention operands are copied into its memory layout; left out: the framework's"""
     bias_adds: bool | None = None
@@ -51,6 +55,8 @@ class OverheadsConfig(ConfigModel):
     """router scores are computed in FP32; left out: the framework's"""
     router_loss: bool | None = None
     """the auxiliary load-balancing loss is computed; left out: the framework's"""
+    keeps_gathered_inputs: bool | None = None
+    """column-parallel layers save their inputs gathered under sequence parallelism; left out: the framework's"""
     grouping: Annotated[Grouping | None, enum_parser(Grouping)] = None
     """launch of expert matmuls (grouped GEMM), and whether the ops in between are fused; left out: the framework's"""
     softmax_keys: TokenCount | None = None

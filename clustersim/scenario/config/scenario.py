@@ -4,6 +4,7 @@ Each section is one pydantic model, which builds the frozen dataclass that the s
 no other input. Objects that depend on two sections or on another file are built in `loaders`.
 """
 
+from datetime import date
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -62,9 +63,11 @@ class ClusterConfig(PresetOrPathConfig):
 
 
 def _parse_version(value: object) -> object:
-    """A version as text; a number with a point would lose its trailing zeros (25.10)."""
+    """A version as text; YAML reads 2025-03-01 as a date, and of 25.10 it would lose the last zero."""
+    if isinstance(value, date):
+        return value.isoformat()
     if isinstance(value, float):
-        raise config_error(f"{value} is a number; write the version in quotes, such as '{value}'")
+        raise config_error(f"{value} is a number; write the version in quotes")
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -75,7 +78,7 @@ class FrameworkConfig(ConfigModel):
     name: NonEmptyText = "pytorch"
     """source of launch times, memory overhead and defaults: a file of topologies/frameworks, packaged or your own"""
     version: Annotated[
-        NonEmptyText | None, value_parser(_parse_version, "a version", "2024", schema_type=str | int)
+        NonEmptyText | None, value_parser(_parse_version, "a version", "2025-03-01", schema_type=str | int)
     ] = None
     """of the software, one of the file's `versions`; left out: the newest"""
     cuda_graphs: bool | Literal["outside_experts"] = False

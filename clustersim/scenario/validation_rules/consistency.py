@@ -35,6 +35,7 @@ from clustersim.scenario.validation_rules.moe_overlap import check_moe_overlap, 
 from clustersim.scenario.validation_rules.mtp import add_mtp_layers, check_mtp, find_mtp_layout_problem
 from clustersim.scenario.validation_rules.precision import (
     check_attention_format,
+    check_attention_library,
     check_high_precision_layers,
     check_lora_precision,
     check_matmul_formats,
@@ -421,6 +422,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_shared_expert_overlap,
     check_matmul_formats,
     check_attention_format,
+    check_attention_library,
     check_matrix_block_size,
     check_token_block_size,
     check_high_precision_layers,

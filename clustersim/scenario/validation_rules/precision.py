@@ -1,5 +1,7 @@
 """Do the cluster's accelerators and the model's matrices support the formats of the precision recipe?
 
+And do the accelerators have the library of flash attention?
+
 Libraries require matrix sizes in multiples of a block: 16 elements (Transformer Engine,
 `assert_dim_for_fp8_exec`; cuBLAS requires rows of a multiple of 16 bytes), with MXFP8 32 (its blocks).
 """
@@ -48,7 +50,7 @@ def check_attention_format(scenario: ResolvedScenario) -> Iterator[str]:
         return
     key = f"training.precision.attention: {dtype.value}"
     if attention is not AttentionBackend.FLASH:
-        yield f"{key} is of flash attention, but training.attention is {attention.value}"
+        yield f"{key} is of the fastest flash attention (flash), but training.attention is {attention.value}"
     for accelerator in scenario.cluster.accelerator_kinds()[0]:
         if not _supports_attention_format(accelerator, dtype):
             supporting = [
@@ -57,6 +59,20 @@ def check_attention_format(scenario: ResolvedScenario) -> Iterator[str]:
                 if _supports_attention_format(load_accelerator(name), dtype)
             ]
             yield f"{key}, but nothing is known of it on {accelerator.name}; {', '.join(supporting)} have it"
+
+
+def check_attention_library(scenario: ResolvedScenario) -> Iterator[str]:
+    """Check that rates of the library of flash attention are known for every accelerator."""
+    attention = scenario.training.attention
+    if attention is AttentionBackend.STANDARD:
+        return
+    for accelerator in scenario.cluster.accelerator_kinds()[0]:
+        libraries = accelerator.efficiency.known_attention
+        if attention.value not in libraries:
+            yield (
+                f"training.attention: nothing is known of {attention.value} on {accelerator.name}; "
+                f"it has {', '.join(libraries)} and standard"
+            )
 
 
 def _supports_attention_format(accelerator: Accelerator, dtype: DType) -> bool:

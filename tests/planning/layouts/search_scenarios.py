@@ -14,6 +14,7 @@ DENSE: dict[str, Any] = {
     "cluster": {"name": "dgx-h100", "gpus": 8},
     "layout": {"tp": 2, "pp": 2, "data": "zero1", "sequence_parallel": True},
     "training": {"sequence": 1024, "global_batch": 8},
+    "framework": {"name": "ideal", "launch": "10 us"},
 }
 MOE: dict[str, Any] = {
     **DENSE,

@@ -29,6 +29,7 @@ MEMORY_HUNGRY: dict[str, Any] = {
     "cluster": {"name": "dgx-h100", "gpus": 8},
     "layout": {"tp": 1, "pp": 1, "data": "zero1"},
     "training": {"sequence": 2048, "global_batch": 256, "microbatch": 2},
+    "framework": {"name": "ideal", "launch": "10 us"},
 }
 
 
@@ -74,7 +75,7 @@ def test_fastest_layout_with_an_eighth_of_a_gib_left_is_not_recommended(tmp_path
     result = run_search(scenario)
     assert result.recommended.leaves_headroom
     assert result.recommended.fit_probability >= SAFE_PROBABILITY
-    assert result.recommended.headroom >= default_headroom("pytorch") * result.recommended.memory
+    assert result.recommended.headroom >= default_headroom("ideal") * result.recommended.memory
     excluded = {LEAVES_NO_HEADROOM, STATES_LEAVE_NO_HEADROOM} & result.pruned.keys()
     assert excluded
     assert not {DOES_NOT_FIT, STATES_DO_NOT_FIT} & excluded
@@ -120,7 +121,7 @@ def test_of_layouts_that_tie_the_one_with_much_more_memory_is_preferred(tmp_path
         data: peak_memory_use(scenario_with_memory(tmp_path, 80.0, f"layout.data={data}")).needed / GIB
         for data in vary["layout.data"]
     }
-    headroom = default_headroom("pytorch")
+    headroom = default_headroom("ideal")
     scenario = scenario_with_memory(tmp_path, sizes["ddp"] / (1.0 - headroom) + 0.1)
     times = {data: simulate(scenario.with_overrides(f"layout.data={data}")).step_time for data in vary["layout.data"]}
     result = run_search(scenario, vary=vary)

@@ -18,7 +18,7 @@ from clustersim.scenario.changes.scenario_change import (
     InapplicableChangeError,
     ScenarioChange,
 )
-from clustersim.scenario.changes.training import with_recompute, with_training, without_overheads
+from clustersim.scenario.changes.training import has_overheads, with_recompute, with_training, without_overheads
 from clustersim.scenario.scenario import Scenario
 
 ChangeOption = Callable[[Scenario], Scenario | None]
@@ -64,8 +64,7 @@ def _with_full_recompute(scenario: Scenario) -> Scenario | None:
 
 def _without_overheads(scenario: Scenario) -> Scenario | None:
     """Without the framework's overheads outside the model."""
-    overheads = scenario.training.overheads
-    return None if overheads == overheads.layer_implementation else without_overheads(scenario)
+    return without_overheads(scenario) if has_overheads(scenario.training) else None
 
 
 def _without_stragglers(scenario: Scenario) -> Scenario | None:

@@ -14,6 +14,7 @@ from clustersim.scenario.changes.scenario_change import (
     apply_setter,
 )
 from clustersim.scenario.changes.training import (
+    has_overheads,
     with_global_batch_factor,
     with_microbatch_size,
     with_recompute,
@@ -35,8 +36,7 @@ def _full_recompute(baseline: Baseline) -> Iterator[ChangedScenario]:
 
 
 def _no_overheads(baseline: Baseline) -> Iterator[ChangedScenario]:
-    overheads = baseline.scenario.training.overheads
-    if overheads == overheads.layer_implementation:
+    if not has_overheads(baseline.scenario.training):
         raise InapplicableChangeError("there are no overheads outside the model now")
     yield ChangedScenario(without_overheads(baseline.scenario))
 

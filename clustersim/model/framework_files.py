@@ -1,0 +1,172 @@
+"""Framework files (topologies/frameworks): how is one read, with the file that it is like and its versions?"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+from clustersim.common.data_files import display_name, find_file, read_mapping
+from clustersim.common.dtypes import DType
+from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.mapping_reader import MappingReader, merge_mappings
+from clustersim.common.units import Bytes, Dimension, Seconds
+from clustersim.model.framework import Framework, KernelDefaults, MeasuredHostUse, SupportedLayouts
+from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Grouping, LossReport, Overheads
+from clustersim.model.training import AttentionBackend, FusedKernel, LossImplementation
+
+OVERHEAD_FLAGS: Final = tuple(
+    dataclass_field.name for dataclass_field in fields(Overheads) if dataclass_field.type is bool
+)
+"""Names of the boolean overheads."""
+_DISPATCHERS: Final = "dispatchers"
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
+_MAX_SOFTMAX_KEYS: Final = 2**31
+
+
+def load_framework(name_or_path: str = "pytorch", version: str = "") -> Framework:
+    """Read topologies/frameworks/NAME.yaml, or a file of the same format.
+
+    version: one of the file's `versions`, whose keys replace those of the file; "": the file as it is.
+    """
+    path = find_file("frameworks", name_or_path)
+    section = MappingReader(path, _versioned_mapping(path, version))
+    section.reject_renamed_keys("frameworks")
+    memory, host, checkpoint = (section.get_section(name) for name in ("memory", "host", "checkpoint"))
+    fragmentation, selective_fragmentation, full_fragmentation = _read_fragmentation(memory)
+    framework = Framework(
+        fragmentation=fragmentation,
+        selective_fragmentation=selective_fragmentation,
+        full_fragmentation=full_fragmentation,
+        communicator_bytes=memory.get_quantity("communicator", Dimension.SIZE, allow_zero=True),
+        workspace_bytes=memory.get_quantity("workspace", Dimension.SIZE, allow_zero=True),
+        grouped_workspace_bytes=_read_bytes(memory, "grouped_workspace"),
+        deallocate_pipeline_outputs=memory.get_bool("deallocate_pipeline_outputs"),
+        torch_fsdp=memory.get_bool("torch_fsdp"),
+        launch_seconds=host.get_quantity("launch", Dimension.TIME, allow_zero=True),
+        backward_launch_seconds=host.get_quantity("backward_launch", Dimension.TIME, allow_zero=True),
+        p2p_seconds=host.get_quantity("p2p", Dimension.TIME, allow_zero=True),
+        collective_seconds=_read_seconds(host, "collective"),
+        eager_call_seconds=host.get_quantity("eager_call", Dimension.TIME, allow_zero=True),
+        graph_launch_seconds=_read_seconds(host, "graph_launch"),
+        moe_launch_seconds=_read_seconds(host, "moe_launch"),
+        measured_host_use=MeasuredHostUse(
+            host.get_choice("measured_host_use", *(member.value for member in MeasuredHostUse))
+        ),
+        early_stop=checkpoint.get_bool("early_stop"),
+        name=path.stem,
+        version=version,
+        kernels=_read_kernels(section.get_section("kernels")) if section.has_key("kernels") else KernelDefaults(),
+        overheads=_read_overheads(section.get_section("overheads")) if section.has_key("overheads") else NO_OVERHEADS,
+        supported_layouts=_read_supported_layouts(section.get_section("supported_layouts"))
+        if section.has_key("supported_layouts")
+        else SupportedLayouts(),
+    )
+    section.get_text("description")
+    section.get_section("sources").get_text_mapping()
+    section.reject_unknown_keys()
+    return framework
+
+
+def _versioned_mapping(path: Path, version: str) -> Mapping[str, Any]:
+    """The content of a framework's file over the file that it is `like`, with the keys of a version."""
+    content = read_mapping(path)
+    base, versions = content.pop("like", None), content.pop("versions", {})
+    if base is not None:
+        content = merge_mappings(_versioned_mapping(find_file("frameworks", str(base)), ""), content)
+    if not isinstance(versions, dict) or not all(isinstance(changes, dict) for changes in versions.values()):
+        raise InputError(f"{display_name(path)}: versions: write a mapping of versions to the keys that they change")
+    return merge_mappings(content, versions[_entry_of(path, version, versions)]) if version else content
+
+
+def _entry_of(path: Path, version: str, versions: Mapping[str, Any]) -> str:
+    """The entry of a version; of dates, the last one that is not later.
+
+    >>> _entry_of(Path("torchtitan.yaml"), "2025-03-01", {"2023-12-01": {}, "2025-02-24": {}, "2025-04-02": {}})
+    '2025-02-24'
+    """
+    if version in versions:
+        return version
+    if _DATE.fullmatch(version) and versions and all(map(_DATE.fullmatch, versions)):
+        earlier = [date for date in sorted(versions) if date <= version]
+        if earlier:
+            return earlier[-1]
+    available = f"it has {', '.join(sorted(versions))}" if versions else "its file describes one version only"
+    wrong = f"version: {format_value(version)} of {path.stem} is unknown"
+    raise InputError(f"{wrong}; {available}; left out: the newest")
+
+
+def _read_kernels(section: MappingReader) -> KernelDefaults:
+    """Read the kernels of a framework file; what the file does not name is fused, and the fastest library's."""
+    stated: dict[str, Any] = {}
+    if section.has_key("fused"):
+        stated["fused"] = _read_fused(section)
+    kinds = {"loss": LossImplementation, "compiled_loss": LossImplementation, "attention": AttentionBackend}
+    for name, kind in {**kinds, "gradients": DType}.items():
+        if section.has_key(name):
+            stated[name] = kind(section.get_choice(name, *(member.value for member in kind)))
+    return KernelDefaults(**stated)
+
+
+def _read_fused(section: MappingReader) -> frozenset[FusedKernel]:
+    """The kinds of kernels that a file lists."""
+    names, kinds = section.get_text_list("fused"), [kind.value for kind in FusedKernel]
+    unknown = [name for name in names if name not in kinds]
+    if unknown:
+        raise section.input_error(
+            "fused", f"{format_value(unknown[0])} is unknown; {suggest_nearest(unknown[0], kinds)}"
+        )
+    return frozenset(map(FusedKernel, names))
+
+
+def _read_supported_layouts(section: MappingReader) -> SupportedLayouts:
+    return SupportedLayouts(
+        **{
+            layout_field.name: section.get_text_list(layout_field.name)
+            for layout_field in fields(SupportedLayouts)
+            if layout_field.name != _DISPATCHERS or section.has_key(_DISPATCHERS)
+        }
+    )
+
+
+def _read_overheads(section: MappingReader) -> Overheads:
+    """Read the overheads of a framework file; what the file does not name is off."""
+    accumulation = (
+        section.get_choice("accumulation", *(member.value for member in Accumulation))
+        if section.has_key("accumulation")
+        else None
+    )
+    grouping = (
+        section.get_choice("grouping", *(member.value for member in Grouping)) if section.has_key("grouping") else None
+    )
+    flags = {name: section.get_bool(name) for name in OVERHEAD_FLAGS}
+    return Overheads(
+        **flags,
+        accumulation=None if accumulation is None else Accumulation(accumulation),
+        grouping=None if grouping is None else Grouping(grouping),
+        softmax_keys=section.get_int("softmax_keys", max_value=_MAX_SOFTMAX_KEYS)
+        if section.has_key("softmax_keys")
+        else None,
+        loss_averaging=LossReport(section.get_choice("loss_averaging", *(member.value for member in LossReport))),
+        batch_transfer=BatchTransfer(section.get_choice("batch_transfer", *(member.value for member in BatchTransfer))),
+    )
+
+
+def _read_fragmentation(memory: MappingReader) -> tuple[float, float, float]:
+    """Fragmentation without, with selective and with full recomputation: one number, or one for each."""
+    if not isinstance(memory.get_value("fragmentation"), Mapping):
+        factor = memory.get_float("fragmentation", min_value=1.0)
+        return factor, factor, factor
+    by_recompute = memory.get_section("fragmentation")
+    none, selective, full = (by_recompute.get_float(key, min_value=1.0) for key in ("none", "selective", "full"))
+    return none, selective, full
+
+
+def _read_bytes(section: MappingReader, key: str) -> Bytes:
+    """Bytes; 0 where the file does not name them."""
+    return section.get_quantity(key, Dimension.SIZE, allow_zero=True) if section.has_key(key) else 0.0
+
+
+def _read_seconds(host: MappingReader, key: str) -> Seconds | None:
+    """Host seconds of one operation; None if the file does not name them."""
+    return host.get_quantity(key, Dimension.TIME, allow_zero=True) if host.has_key(key) else None

@@ -1,0 +1,88 @@
+"""Memory of a forward and a backward that are interleaved layer by layer."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clustersim.memory.activations import Activations
+from clustersim.memory.footprint import Footprint
+from clustersim.memory.ledger import TimedPass, ledger_from_order, ledger_from_passes, pass_order
+from clustersim.memory.overlapped_passes import overlapped_peak
+from clustersim.model.presets import load_preset
+from clustersim.model.training import FullRecompute, NoRecompute, Recompute, Training
+from clustersim.parallel.layout import Layout
+from clustersim.parallel.plan import Plan
+from clustersim.program.action import Action, ActionKind, OverlappedPair
+from clustersim.program.placement import looped_placement
+from clustersim.schedules.interleaved import Interleaved
+from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
+from tests.memory.rank_memory import BARE, rank_ledger
+
+MODEL = load_preset("gpt3-175b")
+OVERLAPPING = Layout(tp=8, pp=4, overlap_moe_expert_parallel_comm=True)
+
+SAVE_ALL = NoRecompute()
+
+
+def overlapped_plan(recompute: Recompute = SAVE_ALL, layout: Layout = OVERLAPPING) -> Plan:
+    placement = partial(looped_placement, chunks_per_rank=2)
+    return Plan(MODEL, Training(2048, 8, recompute=recompute), layout, placement)
+
+
+@pytest.mark.parametrize("recompute", [SAVE_ALL, FullRecompute()])
+def test_one_layer_is_held_beside_the_backward_that_frees_as_much(recompute: Recompute) -> None:
+    """Between two equal stages of L layers the forward's layer i takes the place of the backward's layer L - i."""
+    activations = Activations(overlapped_plan(recompute))
+    first, second = activations.plan.stages[1], activations.plan.stages[5]
+    layer = activations.saved_bytes(first) / first.layer_count
+    expected = layer + activations.transient_bytes(first)
+    assert overlapped_peak(activations, first, second) == pytest.approx(expected)
+
+
+def test_overlapped_interleaving_holds_one_more_chunk_and_one_layer() -> None:
+    """Rank r of p has 2 (p - r - 1) + (m - 1) p warm-up forwards, one more to overlap, and no whole chunk beside it."""
+    plan = overlapped_plan()
+    activations, stage = Activations(plan), plan.stages[1]
+    warmup = 2 * (4 - 1 - 1) + (2 - 1) * 4
+    peak = rank_ledger(plan, 1, Overlapped1F1B(Interleaved(2))).peak_activations
+    held = (peak - activations.transient_bytes(stage)) / activations.saved_bytes(stage)
+    assert held == pytest.approx(warmup + 1 + 1 / stage.layer_count)
+
+
+@given(forward=st.integers(0, 7), backward=st.integers(0, 7), full=st.booleans())
+def test_an_overlapped_pair_needs_no_more_than_the_two_in_sequence(forward: int, backward: int, full: bool) -> None:
+    activations = Activations(overlapped_plan(FullRecompute() if full else SAVE_ALL))
+    first, second = activations.plan.stages[forward], activations.plan.stages[backward]
+    peak = overlapped_peak(activations, first, second)
+    assert peak >= activations.saved_bytes(first) - activations.saved_bytes(second)
+    assert peak >= activations.saved_bytes(first) / (2 + first.layer_count)
+    restored = max(activations.transient_bytes(second), activations.transient_bytes(activations.plan.stages[1]))
+    assert peak <= activations.saved_bytes(first) + restored + MODEL.vocab * MODEL.hidden * 2
+
+
+def test_pairs_that_run_in_sequence_hold_both_microbatches() -> None:
+    plan = overlapped_plan(layout=replace(OVERLAPPING, overlap_moe_expert_parallel_comm=False))
+    activations, stage = Activations(plan), plan.stages[1]
+    pair = OverlappedPair(Action(1, ActionKind.FORWARD, 1), Action(1, ActionKind.BACKWARD, 0))
+    entries = [Action(1, ActionKind.FORWARD, 0), pair, Action(1, ActionKind.BACKWARD, 1)]
+    peak = ledger_from_order(Footprint(plan, BARE, 0.0), activations, 1, pass_order(entries)).peak_activations
+    assert peak == pytest.approx(2 * activations.saved_bytes(stage) + activations.transient_bytes(stage))
+
+
+def test_a_simulated_overlap_has_the_peak_of_its_order() -> None:
+    plan = overlapped_plan()
+    footprint, activations = Footprint(plan, BARE, 0.0), Activations(plan)
+    entries = Overlapped1F1B(Interleaved(2)).order(4, 8)[1]
+    passes = []
+    for start, entry in enumerate(entries):
+        actions = (entry,) if isinstance(entry, Action) else (entry.backward, entry.forward)
+        passes += [
+            TimedPass(action, start + delay, start + 0.8 + delay)
+            for action, delay in zip(actions, (0.0, 0.1), strict=False)
+        ]
+    timed = ledger_from_passes(footprint, activations, 1, passes)
+    assert timed.peak == pytest.approx(ledger_from_order(footprint, activations, 1, pass_order(entries)).peak)
+    assert timed.activations[-1] == pytest.approx(0.0, abs=1.0)
