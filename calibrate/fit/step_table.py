@@ -42,6 +42,8 @@ SHARED_HOST_FRAMEWORKS: Final[Mapping[str, str]] = {
     "megatron-deepspeed": "megatron-2021",
     "megatron": "pytorch",
     "nemo": "pytorch",
+    "torchtitan": "pytorch",
+    "transformers": "pytorch",
 }
 """Frameworks of one generation of PyTorch and autograd share their launch times."""
 

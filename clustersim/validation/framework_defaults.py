@@ -42,6 +42,7 @@ _TP_OVERLAP_NOTE: Final = re.compile(r"tensor-parallel communication overlap (on
 _GRADIENT_NOTE: Final = re.compile(r"\b(bf16|fp32) (?:main )?gradients\b")
 _COMMIT_DATE: Final = re.compile(r"commit of (\d{4}-\d\d-\d\d)")
 _CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # of torchtitan's pull request 996, in which it is torchtune's
+_FUSED_ADAM_NOTE: Final = re.compile(r"^fused AdamW; eager")
 _FULL_SHARD: Final = 3  # ZeRO stage
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 
@@ -118,8 +119,9 @@ class FrameworkDefaults:
     def kernel_options(self, case: ValidationCase) -> dict[str, Any]:
         """`training.loss` and `training.fused`: what the row says, else the defaults; a file's own are left to it."""
         stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in case.text("notes") else {}
-        own = {} if self.is_described else {"loss": self.loss, "fused": not self.is_eager or _is_compiled(case)}
-        return own | stated_loss
+        if self.is_described:
+            return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(case.text("notes")) else {})
+        return {"loss": self.loss, "fused": not self.is_eager or _is_compiled(case)} | stated_loss
 
     def early_stop_options(self, case: ValidationCase) -> dict[str, bool]:
         """`training.recompute.early_stop`: whether recomputation stops once backward has what it needs."""
