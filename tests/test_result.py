@@ -16,7 +16,7 @@ STABLE_KEYS = [
     "step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu", "mfu", "hfu", "bubble_fraction",
     "exposed_communication_fraction", "peak_memory_bytes", "memory_capacity_bytes", "fits", "fit_probability",
     "breakdown_s",
-    "provenance_share", "ranks", "simulated_ranks", "spans", "simulate_wall_s", "warnings", "not_modelled",
+    "provenance_share", "ranks", "simulated_ranks", "software", "spans", "simulate_wall_s", "warnings", "not_modelled",
 ]  # fmt: skip
 KEYS = [
     *STABLE_KEYS, "name", "scenario", "interval_basis", "flop_convention", "critical_path_s", "stages", "network",

@@ -26,7 +26,7 @@ from clustersim.validation.memory import PeakError, peak_errors, read_memory
 
 FAMILIES: Final = {
     "megatron": frozenset({"megatron", "megatron-2021", "megatron-2022", "megatron-deepspeed", "nemo"}),
-    "pytorch": frozenset({"pytorch"}),
+    "pytorch": frozenset({"pytorch", "torchtitan", "transformers", "ideal"}),
 }
 """Frameworks with the same memory management, by family: Megatron-LM and its descendants; PyTorch's own parallelism."""
 

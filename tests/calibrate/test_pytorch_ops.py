@@ -176,6 +176,7 @@ def test_op_moves_the_counted_bytes(name: str) -> None:
 
 def _scenario(model: str, *, fused: bool, attention: str, precision: str) -> Scenario:
     training = {"sequence": 64, "global_batch": 2, "microbatch": 2, "fused": fused, "attention": attention}
+    training |= {"overheads": {"accumulation": "fused" if fused else "added"}}
     mapping = {
         "model": {"preset": model, "layers": 2, "vocab": 1024},
         "cluster": {"name": "laptop", "gpus": 2},

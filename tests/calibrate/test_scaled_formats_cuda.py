@@ -213,7 +213,8 @@ def test_accumulating_matmuls_are_also_measured_without_accumulation() -> None:
         "model": {"preset": "llama-tiny", "layers": 1},
         "cluster": {"name": "dgx-h100", "gpus": 8},
         "layout": {"dp": 8},
-        "training": {"sequence": 256, "global_batch": 8, "precision": "fp8", "fused": True},
+        "training": {"sequence": 256, "global_batch": 8, "precision": "fp8"},
+        "framework": "ideal",
     }
     scenario = Scenario.from_mapping(mapping)
     scenario_kernels = set(distinct_kernels(scenario))

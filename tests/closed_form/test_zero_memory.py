@@ -26,7 +26,7 @@ STAGES: list[DataParallelStrategy] = [DdpStrategy(), Zero1(), Zero2(), FullyShar
 
 def bytes_per_parameter(data: DataParallelStrategy, ranks: int) -> float:
     plan = Plan(MODEL, Training(2048, ranks, recipe=FP16), Layout(dp=ranks, data=data))
-    resident_bytes = Footprint(plan, load_framework(), context_bytes=0.0).resident_bytes(0)
+    resident_bytes = Footprint(plan, load_framework("megatron-deepspeed"), context_bytes=0.0).resident_bytes(0)
     return sum(resident_bytes[category] for category in STATES) / parameter_count(MODEL)
 
 

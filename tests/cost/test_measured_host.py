@@ -140,7 +140,7 @@ def test_on_a_cpu_a_collective_launch_is_counted_at_the_next_kernel() -> None:
             comm_operation(WorkType.BACKWARD),
         ),
     )
-    assert host.launch_stalls(segment, np.ones((1, 5)))[0].tolist() == [0.0, 1.0 + 2.0, 0.0, 4.0 + 2.0 + 2.0, 0.0]
+    assert host.launch_stalls(segment, np.ones((1, 5)))[0].tolist() == [0.0, 1.0 + 2.0, 0.0, 4.0 + 2.0, 0.0]
 
 
 def test_on_a_cpu_launch_overhead_is_never_negative() -> None:

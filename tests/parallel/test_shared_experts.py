@@ -23,7 +23,7 @@ from tests.parallel.operation_listing import comparable_operations
 def moe_plan(*, overlap: bool, tp: int = 1) -> Plan:
     layout = {"ep": 4, "tp": tp, "etp": 1, "sequence_parallel": tp > 1, "moe_shared_expert_overlap": overlap}
     training = {"sequence": 1024, "global_batch": 16}
-    mapping = {"model": "deepseek-v2-lite", "cluster": {"name": "dgx-h100", "gpus": 8}}
+    mapping = {"model": "deepseek-v2-lite", "cluster": {"name": "dgx-h100", "gpus": 8}, "framework": "ideal"}
     return build_plan(Scenario.from_mapping({**mapping, "layout": layout, "training": training}))
 
 
