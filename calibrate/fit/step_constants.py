@@ -40,7 +40,7 @@ from calibrate.fit.step_table import FITTED_ACCELERATORS, SHARED_HOST_FRAMEWORKS
 from calibrate.fit.transferred_steps import SustainedRates, TransferredStep, evaluate_transferred
 from clustersim.common.arrays import FloatArray
 from clustersim.common.data_files import list_names
-from clustersim.common.files import write_text_atomically
+from clustersim.common.files import require_writable, write_text_atomically
 from clustersim.common.units import Seconds
 from clustersim.model.framework_files import load_framework
 from clustersim.uncertainty.model_file import DENSE_STEPS
@@ -262,6 +262,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     """Tabulate the published steps, fit, and print the constants and their errors."""
     published = read_steps()
+    if options.out_of_sample is not None:
+        require_writable(out_of_sample_path(DENSE_STEPS, Path(options.out_of_sample)))
     if options.low_precision:
         with ProcessPoolExecutor(options.workers) as pool:
             steps = tabulate_low_precision(published, pool)

@@ -33,6 +33,7 @@ from calibrate.fit.step_constants import (
     subsample_cases,
 )
 from calibrate.fit.step_table import INTERPOLATION_NODES, TabulatedStep
+from clustersim.common.errors import OutputError
 from clustersim.uncertainty.model_file import MODEL_NAMES
 from clustersim.uncertainty.step_features import StepFeatures
 from clustersim.validation.cases import ValidationCase
@@ -322,3 +323,14 @@ def test_constants_for_a_step_are_by_accelerator_and_framework() -> None:
         constants.launch[HOST_BOUND_FRAMEWORK],
         constants.backward[HOST_BOUND_FRAMEWORK],
     )
+
+
+def test_a_missing_folder_is_reported_before_anything_is_simulated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fit takes minutes, which nobody wants to lose."""
+    monkeypatch.setattr("calibrate.fit.step_constants.subsample_cases", lambda *_: pytest.fail("it has begun"))
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(OutputError, match="there is no directory"):
+        command(parser.parse_args(["--out-of-sample", str(tmp_path / "missing")]))
