@@ -24,4 +24,5 @@ def document_text(document: str) -> str:
 def assert_states(document: str, *sentences: str) -> None:
     """Each sentence, with figures that were computed, is in the document."""
     text = document_text(document)
-    assert [sentence for sentence in sentences if sentence not in text] == []
+    missing = [sentence for sentence in sentences if sentence not in text]
+    assert not missing, f"{document} does not state: " + "; ".join(missing)

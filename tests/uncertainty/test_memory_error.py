@@ -71,10 +71,9 @@ def test_too_few_sources_are_an_error() -> None:
         error_model(a=(1.0,), b=(1.0,), c=(1.0,))
 
 
-def test_packaged_errors_ask_more_of_pytorch_and_cover_sources_that_they_have_not_seen() -> None:
-    """The simulator is an optimist about the memory of PyTorch-native runs."""
+def test_packaged_errors_cover_sources_that_they_have_not_seen() -> None:
     model = load_memory_error_model()
-    assert model.default_headroom("pytorch") > model.default_headroom("megatron") > MIN_HEADROOM
+    assert min(map(model.default_headroom, ("pytorch", "megatron"))) > MIN_HEADROOM
     for family in model.families:
         assert model.out_of_sample_coverage(family) >= SAFE_PROBABILITY
     left = 0.12 / 79.65  # what search once recommended
