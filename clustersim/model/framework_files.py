@@ -68,15 +68,26 @@ def load_framework(name_or_path: str = "pytorch", version: str = "") -> Framewor
     return framework
 
 
-def _versioned_mapping(path: Path, version: str) -> Mapping[str, Any]:
-    """The content of a framework's file over the file that it is `like`, with the keys of a version."""
+def _versioned_mapping(path: Path, version: str, derived: tuple[Path, ...] = ()) -> Mapping[str, Any]:
+    """The content of a framework's file over the file that it is `like`, with the keys of a version.
+
+    derived: files that are like this one, of which none can be what this one is like.
+    """
     content = read_mapping(path)
     base, versions = content.pop("like", None), content.pop("versions", {})
     if base is not None:
-        content = merge_mappings(_versioned_mapping(find_file("frameworks", str(base)), ""), content)
+        base_path = find_file("frameworks", str(base))
+        if base_path in (path, *derived):
+            raise InputError(f"{display_name(path)}: like: {base} is like this file; name another one")
+        content = merge_mappings(_versioned_mapping(base_path, "", (path, *derived)), content)
     if not isinstance(versions, dict) or not all(isinstance(changes, dict) for changes in versions.values()):
         raise InputError(f"{display_name(path)}: versions: write a mapping of versions to the keys that they change")
-    return merge_mappings(content, versions[_entry_of(path, version, versions)]) if version else content
+    changes_by_version = {str(name): changes for name, changes in versions.items()}  # YAML reads 2025-03-01 as a date
+    return (
+        merge_mappings(content, changes_by_version[_entry_of(path, version, changes_by_version)])
+        if version
+        else content
+    )
 
 
 def _entry_of(path: Path, version: str, versions: Mapping[str, Any]) -> str:

@@ -107,6 +107,21 @@ def test_a_file_is_like_another_except_for_its_own_keys(written: Callable[[dict[
     assert replace(mine, name=base.name, kernels=base.kernels) == base
 
 
+def test_a_file_that_is_like_itself_is_rejected(written: Callable[[dict[str, Any]], Path]) -> None:
+    path = written({"description": "mine"})
+    path.write_text(f"description: mine\nlike: {path}\n")
+    with pytest.raises(InputError, match=r"like: .*mine\.yaml is like this file; name another one"):
+        load_framework(str(path))
+
+
+def test_versions_may_be_written_as_dates(written: Callable[[dict[str, Any]], Path]) -> None:
+    path = written({"description": "mine"})
+    path.write_text(
+        "description: mine\nlike: pytorch\nversions: {2025-03-01: {kernels: {fused: [norm]}}}\nsources: {}\n"
+    )
+    assert load_framework(str(path), "2025-04-01").kernels.fused == {FusedKernel.NORM}
+
+
 def test_unknown_kinds_of_kernels_are_rejected(written: Callable[[dict[str, Any]], Path]) -> None:
     path = written({"description": "mine", "like": "pytorch", "kernels": {"fused": ["nrom"]}, "sources": {}})
     with pytest.raises(InputError, match=r"kernels\.fused: 'nrom' is unknown; did you mean norm"):
