@@ -86,3 +86,21 @@ def test_an_option_is_switched_to_the_state_that_it_is_not_in(scenario: Scenario
         restored = other.first_alternative(changed.scenario)
         assert restored is not None
         assert restored.scenario == scenario
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_relevant"),
+    [
+        (["framework=pytorch"], True),
+        (["framework=torchtitan"], True),
+        (["framework={name: pytorch, torch_compile: true}"], False),
+        (["framework=pytorch", "training.fused=true"], False),
+        (["framework=megatron"], False),
+        (["framework=ideal"], False),
+    ],
+)
+def test_compiling_is_offered_where_it_fuses_something(
+    scenario: Scenario, overrides: list[str], is_relevant: bool
+) -> None:
+    (change,) = (change for change in CATALOGUE if change.name == "torch_compile")
+    assert change.is_relevant(scenario.with_overrides(*overrides)) is is_relevant

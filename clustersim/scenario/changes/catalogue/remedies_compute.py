@@ -46,10 +46,13 @@ def _cuda_graphs(scope: GraphCapture) -> Callable[[Baseline], Iterator[Alternati
 
 
 def _can_compile(scenario: Scenario) -> bool:
-    """Whether layers could be compiled, and launches of compiled layers were measured: else nothing would change."""
-    framework, record = scenario.framework, scenario.cost.record
+    """Whether layers could be compiled, and something would change: their kernels, or launches that were measured."""
+    framework, record, fused = scenario.framework, scenario.cost.record, scenario.training.fused
+    if framework.compiled or framework.measured_host_use is not MeasuredHostUse.TORCH:
+        return False
     is_measured = record is not None and any(sample.mode is LaunchMode.COMPILED for sample in record.host_launches)
-    return is_measured and not framework.compiled and framework.measured_host_use is MeasuredHostUse.TORCH
+    is_unfused = fused == framework.kernels.fused and framework.kernels.compiled().fused > fused
+    return is_measured or is_unfused
 
 
 def _recomputes(scenario: Scenario) -> bool:
