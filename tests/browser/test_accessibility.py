@@ -31,7 +31,8 @@ UNREACHABLE_JS = """() => [...document.querySelectorAll("select, button, input, 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page as written by `clustersim run --html`."""
-    result = simulate(Scenario.from_mapping(SMALL_MAPPING))
+    software = {"framework": {"name": "ideal", "launch": "10 us"}}  # few changes help, so that all of them are listed
+    result = simulate(Scenario.from_mapping(SMALL_MAPPING | software))
     target = tmp_path_factory.mktemp("access") / "page.html"
     target.write_text(run_page(result, run_what_ifs(result, 30.0), nearest_run(result.scenario)), encoding="utf-8")
     return target
@@ -70,7 +71,7 @@ def test_verdict_is_visible_without_scrolling(open_page: PageOpener, path: Path)
     for name in (".tiles > div", ".losses", ".sure"):
         boxes = opened.js(BOXES_JS, name)
         assert boxes
-        assert all(bottom < VIEWPORT_HEIGHT for *_, bottom in boxes)
+        assert max(bottom for *_, bottom in boxes) < VIEWPORT_HEIGHT, name
     verdict = opened.page.inner_text(".verdict")
     for text in ("per training step", "90% prediction interval", "tokens/s per GPU", "MFU", "left", "for 1T tokens"):
         assert text in verdict
