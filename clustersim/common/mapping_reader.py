@@ -138,6 +138,11 @@ class MappingReader:
             return choices[0]
         return str(self._name_file(require_choice, self.get_value(key), choices, f"{self._prefix}{key}"))
 
+    def get_choices(self, key: str, *choices: str) -> tuple[str, ...]:
+        """A list of choices."""
+        name = f"{self._prefix}{key}"
+        return tuple(self._name_file(require_choice, value, choices, name) for value in self.get_text_list(key))
+
     def get_int(self, key: str, *, max_value: int, min_value: int = 1) -> int:
         """An integer from `min_value` to `max_value`."""
         value = self.get_value(key)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from clustersim.common.data_files import display_name, find_file, read_mapping
 from clustersim.common.dtypes import DType
-from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.errors import InputError, format_value
 from clustersim.common.mapping_reader import MappingReader, merge_mappings
 from clustersim.common.units import Bytes, Dimension, Seconds
 from clustersim.model.framework import Framework, KernelDefaults, MeasuredHostUse, SupportedLayouts
@@ -111,23 +111,13 @@ def _read_kernels(section: MappingReader) -> KernelDefaults:
     """Read the kernels of a framework file; what the file does not name is fused, and the fastest library's."""
     stated: dict[str, Any] = {}
     if section.has_key("fused"):
-        stated["fused"] = _read_fused(section)
+        names = section.get_choices("fused", *(kind.value for kind in FusedKernel))
+        stated["fused"] = frozenset(map(FusedKernel, names))
     kinds = {"loss": LossImplementation, "compiled_loss": LossImplementation, "attention": AttentionBackend}
     for name, kind in {**kinds, "gradients": DType}.items():
         if section.has_key(name):
             stated[name] = kind(section.get_choice(name, *(member.value for member in kind)))
     return KernelDefaults(**stated)
-
-
-def _read_fused(section: MappingReader) -> frozenset[FusedKernel]:
-    """The kinds of kernels that a file lists."""
-    names, kinds = section.get_text_list("fused"), [kind.value for kind in FusedKernel]
-    unknown = [name for name in names if name not in kinds]
-    if unknown:
-        raise section.input_error(
-            "fused", f"{format_value(unknown[0])} is unknown; {suggest_nearest(unknown[0], kinds)}"
-        )
-    return frozenset(map(FusedKernel, names))
 
 
 def _read_supported_layouts(section: MappingReader) -> SupportedLayouts:
