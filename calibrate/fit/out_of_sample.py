@@ -1,18 +1,19 @@
 """Table of out-of-sample errors of published steps.
 
-One row per step: the logarithm of measured over predicted time, by constants that were fitted without the
-step's source, and the step's features (`clustersim.uncertainty.step_features`). `fit-steps --out-of-sample
-FOLDER` writes one table for each class of steps, `fit-prediction-interval` reads it. The packaged ones are in
-`calibrate/published`, with the class in the file name.
+Two rows per step, predicted with its software stated and without: the logarithm of measured over predicted time, by
+constants that were fitted without the step's publisher, and its features (`clustersim.uncertainty.step_features`).
+`fit-steps --out-of-sample FOLDER` writes one table for each class of steps, `fit-prediction-interval` reads it. The
+packaged ones are in `calibrate/published`, with the class in the file name.
 """
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
+from calibrate.fit.unstated_software import UnstatedSoftware
 from clustersim.common.errors import InputError
 from clustersim.common.files import write_text_atomically
 from clustersim.uncertainty.step_features import Feature, StepFeatures
@@ -26,12 +27,36 @@ _SEPARATOR: Final = "; "
 
 @dataclass(frozen=True, slots=True)
 class OutOfSampleStep:
-    """One step. log_error: natural logarithm of measured over predicted time."""
+    """One prediction of a step.
+
+    log_error: natural logarithm of measured over predicted time; group: of the sources that are held out together
+    with this one, its publisher's or itself.
+    """
 
     case_id: str
     source: str
     log_error: float
     features: StepFeatures
+    group: str
+
+    @classmethod
+    def predictions(
+        cls,
+        case_id: str,
+        source: str,
+        log_error: float,
+        features: StepFeatures,
+        unstated: UnstatedSoftware | None,
+    ) -> Iterator[Self]:
+        """Both predictions of a step, with its software stated and without."""
+        yield cls(case_id, source, log_error, features, source)
+        if unstated is not None:
+            yield cls(case_id, source, log_error - unstated.log_ratio, unstated.features, source)
+
+    @property
+    def states_software(self) -> bool:
+        """Whether it was predicted with its software stated."""
+        return not self.features.feature_shares[Feature.SOFTWARE]
 
 
 def write_out_of_sample(steps: Iterable[OutOfSampleStep], path: str | Path) -> None:
@@ -81,4 +106,5 @@ def _from_cells(cells: Mapping[str, str]) -> OutOfSampleStep:
         cells["source"],
         float(cells["error"]),
         StepFeatures(accelerators, categories, quantities, feature_shares),
+        cells["source"],
     )

@@ -3,23 +3,25 @@
 Estimates the variance components of `clustersim.uncertainty.prediction_interval` from the errors of steps
 that were not used to fit the constants (`out_of_sample`):
 
-1. The validated domain of a step is always what the *other* sources measured. So a source that is the only
-   one with an accelerator, a format or a context length shows how wrong predictions are where these were not
-   measured.
-2. The variances maximize the Gaussian likelihood of the errors; every source has the same weight. They are
+1. The validated domain of a step is always what the *other* publishers measured (`validation.publishers`). So a
+   publisher that is the only one with an accelerator, a format or a context length shows how wrong predictions are
+   where these were not measured. A class of steps with too few publishers is held out by source.
+2. The variances maximize the Gaussian likelihood of the errors; every publisher has the same weight. They are
    found by multiplicative updates that never decrease the likelihood (majorization-minimization; the same as
    for non-negative matrices by Fevotte and Idier 2011, arXiv:1010.1763, with the Itakura-Saito divergence,
    to which this likelihood is equivalent).
-3. A component that fewer than `MIN_SOURCES_PER_COMPONENT` sources have keeps the mean variance of all steps.
-   A pseudo-source of that variance, spread evenly over the components, is added (shrinkage where data are
+3. A component that fewer than `MIN_GROUPS_PER_COMPONENT` have keeps the mean variance of all steps.
+   A pseudo-publisher of that variance, spread evenly over the components, is added (shrinkage where data are
    few). The variance of an extrapolation component is bounded below by that of any step: what was not
    measured is at least as uncertain as what was.
-4. Each source's errors are divided by the standard deviation from components fitted without it, and the
-   quantiles of these that cover 90 % and 50 %, macro-averaged over sources, are taken (conformal prediction by
-   cross-validation, Barber et al. 2021, arXiv:1905.02928, with sources in place of cases). They are widened by
-   the ratio of Student's t to the normal quantile for the number of sources.
+4. Each publisher's errors are divided by the standard deviation from components fitted without it, and the
+   quantiles of these between which 90 % and 50 % lie, equally many beyond either, macro-averaged over publishers, are
+   taken (conformal prediction by cross-validation, Barber et al. 2021, arXiv:1905.02928, with publishers in place of
+   cases). They are widened by the ratio of Student's t to the normal quantile for the number of publishers.
+5. Steps are in the table twice, with their software stated and without (`without_software`). The second give the
+   variance of unstated software, and not the quantiles.
 
-Coverage is that of an interval that was fitted without the source: components, quantile and validated
+Coverage is that of an interval that was fitted without the publisher: components, quantiles and validated
 domain. How far two runs of one job are apart is in `same_job`.
 """
 
@@ -52,24 +54,36 @@ from clustersim.uncertainty.prediction_interval import (
     LIKELY_COVERAGE,
     VARIANCE_COMPONENTS,
     BaseComponent,
+    SidedQuantiles,
     StratumCoverage,
     UncertaintyModel,
     VarianceComponent,
     component_loads,
-    strata_of,
 )
 from clustersim.uncertainty.reference_runs import SameJobErrors, read_reference_runs
-from clustersim.uncertainty.step_features import MIN_VISIBLE_SHARE
+from clustersim.uncertainty.step_features import MIN_VISIBLE_SHARE, Feature
 from clustersim.uncertainty.validated_domain import ValidatedDomain
 from clustersim.validation.case_scenario import case_uncertainty_model
 from clustersim.validation.framework_defaults import framework_defaults
+from clustersim.validation.publishers import publisher_of
 from clustersim.validation.steps import read_steps
 
-MIN_SOURCES: Final = 4  # sources
-MIN_SOURCES_PER_COMPONENT: Final = 3  # sources that a component needs for a variance of its own
+MIN_GROUPS: Final = 4
+MIN_GROUPS_PER_COMPONENT: Final = 3  # that a component needs for a variance of its own
 MAX_ITERATIONS: Final = 500  # of the variance updates
 _TOLERANCE: Final = 1e-9
 EXTRAPOLATION_COMPONENTS: Final = tuple(BaseComponent)[1:]
+
+
+def with_groups(steps: Sequence[OutOfSampleStep]) -> list[OutOfSampleStep]:
+    """The steps with the group that is held out together: publishers where there are enough, else sources.
+
+    One more than an interval needs, since it is fitted without each.
+    """
+    publishers = {publisher_of(step.source) for step in steps}
+    if len(publishers) <= MIN_GROUPS:
+        return list(steps)
+    return [replace(step, group=publisher_of(step.source)) for step in steps]
 
 
 def validated_domain(steps: Sequence[OutOfSampleStep]) -> ValidatedDomain:
@@ -87,32 +101,30 @@ def validated_domain(steps: Sequence[OutOfSampleStep]) -> ValidatedDomain:
 class VarianceData:
     """Steps as arrays.
 
-    loads: [steps, components], by the validated domain of the other sources; errors: [steps] logarithms;
-    weights: [steps], those of one source sum to 1; source_ids: [steps].
+    loads: [steps, components], by the validated domain of the other publishers; errors: [steps] logarithms;
+    weights: [steps], those of one publisher sum to 1; group_ids: [steps].
     """
 
     loads: FloatArray
     errors: FloatArray
     weights: FloatArray
-    source_ids: IntArray
+    group_ids: IntArray
 
 
 def variance_data(steps: Sequence[OutOfSampleStep]) -> VarianceData:
     """Arrays of the steps from which variance components are estimated."""
-    counts = Counter(step.source for step in steps)
-    domain_by_source = {
-        source: validated_domain([step for step in steps if step.source != source]) for source in counts
-    }
+    counts = Counter(step.group for step in steps)
+    domains = {group: validated_domain([step for step in steps if step.group != group]) for group in counts}
     loads = [
         [step_loads[component] for component in VARIANCE_COMPONENTS]
         for step in steps
-        for step_loads in (component_loads(step.features, domain_by_source[step.source]),)
+        for step_loads in (component_loads(step.features, domains[step.group]),)
     ]
     return VarianceData(
         np.array(loads),
         np.array([step.log_error for step in steps]),
-        np.array([1.0 / counts[step.source] for step in steps]),
-        np.array([list(counts).index(step.source) for step in steps]),
+        np.array([1.0 / counts[step.group] for step in steps]),
+        np.array([list(counts).index(step.group) for step in steps]),
     )
 
 
@@ -125,7 +137,7 @@ def fit_variances(data: VarianceData) -> FloatArray:
     )
     weights, is_free = (
         np.append(data.weights, np.full(component_count, 1.0 / component_count)),
-        _has_enough_sources(data),
+        _has_enough_groups(data),
     )
     estimate = np.full(component_count, mean_square)
     for _ in range(MAX_ITERATIONS):
@@ -139,46 +151,56 @@ def fit_variances(data: VarianceData) -> FloatArray:
     )
 
 
-def _has_enough_sources(data: VarianceData) -> BoolArray:
-    """Whether enough sources have each component: [components]."""
+def _has_enough_groups(data: VarianceData) -> BoolArray:
+    """Whether enough publishers have each component: [components]."""
     columns = (data.loads >= MIN_VISIBLE_SHARE).T
     return np.array(
-        [len(np.unique(data.source_ids[has_component])) >= MIN_SOURCES_PER_COMPONENT for has_component in columns]
+        [len(np.unique(data.group_ids[has_component])) >= MIN_GROUPS_PER_COMPONENT for has_component in columns]
     )
 
 
-def conformal_quantiles(steps: Sequence[OutOfSampleStep]) -> tuple[float, float]:
-    """Numbers of standard deviations that cover 90 % and half of out-of-sample errors.
+def conformal_quantiles(steps: Sequence[OutOfSampleStep]) -> tuple[SidedQuantiles, SidedQuantiles]:
+    """Where the intervals of 90 % and of half of the out-of-sample errors end.
 
-    Raise InputError if there are too few sources.
+    Raise InputError if there are too few publishers.
     """
-    sources = len({step.source for step in steps})
-    if sources < MIN_SOURCES:
+    groups = len({step.group for step in steps})
+    if groups < MIN_GROUPS:
         raise InputError(
-            f"{sources} sources of out-of-sample steps are too few for an interval; {MIN_SOURCES} are needed"
+            f"{groups} publishers of out-of-sample steps are too few for an interval; {MIN_GROUPS} are needed"
         )
     deviations, weights = out_of_sample_deviations(steps)
     order = np.argsort(deviations)
-    cumulative = np.cumsum(weights[order]) / weights.sum()
+    deviations, cumulative = deviations[order], np.cumsum(weights[order]) / weights.sum()
 
-    def quantile(coverage: float) -> float:
-        deviation = float(deviations[order][np.searchsorted(cumulative, coverage - _TOLERANCE)])
-        return student_t_ratio(sources - 1, coverage) * deviation
+    def quantiles(coverage: float) -> SidedQuantiles:
+        tail = (1.0 - coverage) / 2.0
+        # the first deviation below which at least `tail` lies, and the first above which at most `tail` lies
+        fast, slow = np.searchsorted(cumulative, (tail + _TOLERANCE, 1.0 - tail - _TOLERANCE))
+        widening = student_t_ratio(groups - 1, coverage)
+        return SidedQuantiles(
+            *(round(widening * max(0.0, float(end)), 3) for end in (-deviations[fast], deviations[slow]))
+        )
 
-    return quantile(INTERVAL_COVERAGE), quantile(LIKELY_COVERAGE)
+    return quantiles(INTERVAL_COVERAGE), quantiles(LIKELY_COVERAGE)
 
 
 def out_of_sample_deviations(steps: Sequence[OutOfSampleStep]) -> tuple[FloatArray, FloatArray]:
-    """Absolute errors in standard deviations fitted to the other sources, and step weights: [steps] both."""
+    """Errors of the steps that state their software in standard deviations fitted to the other publishers, and weights.
+
+    [such steps] both; the weights of a publisher sum to 1.
+    """
     data = variance_data(steps)
     deviations = np.empty(len(steps))
-    for source in np.unique(data.source_ids):
-        is_source = data.source_ids == source
+    for group_id in np.unique(data.group_ids):
+        is_group = data.group_ids == group_id
         other_variances = fit_variances(
-            variance_data([step for step, in_source in zip(steps, is_source, strict=True) if not in_source])
+            variance_data([step for step, is_its in zip(steps, is_group, strict=True) if not is_its])
         )
-        deviations[is_source] = np.abs(data.errors[is_source]) / np.sqrt(data.loads[is_source] @ other_variances)
-    return deviations, data.weights
+        deviations[is_group] = data.errors[is_group] / np.sqrt(data.loads[is_group] @ other_variances)
+    states_software = np.array([step.states_software for step in steps])
+    ids = data.group_ids[states_software]
+    return deviations[states_software], 1.0 / np.bincount(ids)[ids]
 
 
 def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: float) -> UncertaintyModel:
@@ -188,12 +210,13 @@ def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: fl
         component: round(deviation, 4)
         for component, deviation in zip(VARIANCE_COMPONENTS, standard_deviations, strict=True)
     }
-    sources, (quantile, likely_quantile) = len({step.source for step in steps}), conformal_quantiles(steps)
+    quantiles, likely_quantiles = conformal_quantiles(steps)
     return UncertaintyModel(
-        len(steps),
-        sources,
-        round(quantile, 3),
-        round(likely_quantile, 3),
+        len({step.case_id for step in steps}),
+        len({step.source for step in steps}),
+        len({publisher_of(step.source) for step in steps}),
+        quantiles,
+        likely_quantiles,
         round(repeat_deviation, 4),
         deviations,
         validated_domain(steps),
@@ -203,50 +226,53 @@ def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: fl
 
 @dataclass(frozen=True, slots=True)
 class IntervalCheck:
-    """A step against an interval that was fitted without its source. log_half_width: logarithm of the upper end."""
+    """A step against an interval that was fitted without its publisher. low, high: relative to the prediction."""
 
     step: OutOfSampleStep
     strata: tuple[str, ...]
-    log_half_width: float
+    low: float
+    high: float
 
     @property
     def is_covered(self) -> bool:
         """Whether the measured time is within the interval."""
-        return abs(self.step.log_error) <= self.log_half_width
+        return self.low <= math.exp(self.step.log_error) <= self.high
 
 
 def cross_validate(steps: Sequence[OutOfSampleStep], repeat_deviation: float) -> list[IntervalCheck]:
-    """Check every step against the interval fitted to the other sources (leave-one-source-out)."""
+    """Check every step against the interval fitted to the other publishers (leave-one-publisher-out)."""
     return [
         check
-        for source in dict.fromkeys(step.source for step in steps)
-        for check in _check_source(steps, source, repeat_deviation)
+        for group in dict.fromkeys(step.group for step in steps)
+        for check in _check_group(steps, group, repeat_deviation)
     ]
 
 
-def _check_source(steps: Sequence[OutOfSampleStep], source: str, repeat_deviation: float) -> Iterator[IntervalCheck]:
-    model = fit_uncertainty_model([step for step in steps if step.source != source], repeat_deviation)
+def _check_group(steps: Sequence[OutOfSampleStep], group: str, repeat_deviation: float) -> Iterator[IntervalCheck]:
+    model = fit_uncertainty_model([step for step in steps if step.group != group], repeat_deviation)
     for step in steps:
-        if step.source == source:
-            strata = strata_of(step.features, model.domain)
-            yield IntervalCheck(step, strata, math.log(model.prediction_interval(step.features).high))
+        if step.group == group:
+            interval = model.prediction_interval(step.features)
+            yield IntervalCheck(step, interval.strata, interval.low, interval.high)
 
 
 def coverage_of(checks: Sequence[IntervalCheck]) -> StratumCoverage:
-    """Fraction of steps within their interval, macro-averaged over sources."""
-    by_source: dict[str, list[bool]] = {}
+    """Fraction of steps within their interval, macro-averaged over publishers."""
+    by_group: dict[str, list[bool]] = {}
     for check in checks:
-        by_source.setdefault(check.step.source, []).append(check.is_covered)
-    return StratumCoverage(
-        len(checks), len(by_source), round(fmean(fmean(covered) for covered in by_source.values()), 3)
-    )
+        by_group.setdefault(check.step.group, []).append(check.is_covered)
+    return StratumCoverage(len(checks), len(by_group), round(fmean(fmean(covered) for covered in by_group.values()), 3))
 
 
 def coverage_by_stratum(checks: Sequence[IntervalCheck]) -> dict[str, StratumCoverage]:
-    """Coverage of all steps and of each stratum."""
-    names = dict.fromkeys(name for check in checks for name in check.strata)
-    groups = {name: [check for check in checks if name in check.strata] for name in names}
-    return {ALL_STEPS: coverage_of(checks), **{name: coverage_of(groups[name]) for name in sorted(groups)}}
+    """Coverage of all steps that state their software, of each stratum of these, and of those that do not."""
+    stated = [check for check in checks if check.step.states_software]
+    names = dict.fromkeys(name for check in stated for name in check.strata)
+    groups = {name: [check for check in stated if name in check.strata] for name in names}
+    unstated = [check for check in checks if not check.step.states_software]
+    if unstated:
+        groups[Feature.SOFTWARE.value] = unstated
+    return {ALL_STEPS: coverage_of(stated), **{name: coverage_of(groups[name]) for name in sorted(groups)}}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -274,7 +300,7 @@ def command(options: argparse.Namespace) -> None:
         case for case in cases if framework_defaults(case).is_verified
     ]  # unknown software may differ in version
     steps, deviation = (
-        read_out_of_sample(options.out_of_sample or out_of_sample_path(options.kind)),
+        with_groups(read_out_of_sample(options.out_of_sample or out_of_sample_path(options.kind))),
         repeat_deviation(identified),
     )
     checks = cross_validate(steps, deviation)
@@ -300,34 +326,42 @@ def _component_lines(model: UncertaintyModel) -> Iterator[str]:
     for component, deviation in model.deviations.items():
         yield f"{component_key(component):13s} {deviation:7.1%}  {component.value}"
     yield f"{'repeatability':13s} {model.repeat_deviation:7.1%}  equal steps, published twice"
-    yield f"{INTERVAL_COVERAGE:.0%} within {model.quantile:.2f} standard deviations"
+    yield f"{INTERVAL_COVERAGE:.0%} within {_format_quantiles(model.quantiles)} standard deviations"
     if model.same_job is not None:
         errors = model.same_job
         yield (
             f"{INTERVAL_COVERAGE:.0%} of {errors.pair_count} pairs of runs of one job ({errors.source_count} sources) "
             f"within {errors.quantile:.1%}; coverage {errors.covered_share:.0%}"
         )
-    yield f"{LIKELY_COVERAGE:.0%} within {model.likely_quantile:.2f}"
+    yield f"{LIKELY_COVERAGE:.0%} within {_format_quantiles(model.likely_quantiles)}"
 
 
-HEADER: Final = ("stratum", "cases", "sources", "median error", "interval", "coverage")
+def _format_quantiles(quantiles: SidedQuantiles) -> str:
+    return f"-{quantiles.fast:.2f} and +{quantiles.slow:.2f}"
+
+
+HEADER: Final = ("stratum", "cases", "{held_out}s", "median error", "interval", "coverage")
 
 
 def strata_table(model: UncertaintyModel, checks: Sequence[IntervalCheck]) -> list[str]:
     """A Markdown table of the out-of-sample error (median absolute) and coverage of each stratum."""
-    lines = [f"| {' | '.join(HEADER)} |", "|---|---:|---:|---:|---:|---:|"]
+    lines = [f"| {' | '.join(HEADER).format(held_out=model.held_out)} |", "|---|---:|---:|---:|---:|---:|"]
     for name, stratum in model.coverage_by_stratum.items():
-        matching = [check for check in checks if name in (ALL_STEPS, *check.strata)]
-        median_error, width = (
-            weighted_median([(check.step.source, metric(check)) for check in matching])
-            for metric in (_absolute_error, _log_half_width)
+        matching = [
+            check
+            for check in checks
+            if name in (ALL_STEPS, *check.strata) and check.step.states_software == (name != Feature.SOFTWARE.value)
+        ]
+        median_error, low, high = (
+            weighted_median([(check.step.group, metric(check)) for check in matching])
+            for metric in (_absolute_error, lambda check: check.low, lambda check: check.high)
         )
         cells = (
             name,
             stratum.step_count,
-            stratum.source_count,
+            stratum.group_count,
             f"{median_error:.0%}",
-            _format_interval(width),
+            f"{low - 1.0:+.0%} to {high - 1.0:+.0%}",
             f"{stratum.covered_share:.0%}",
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
@@ -338,18 +372,10 @@ def _absolute_error(check: IntervalCheck) -> float:
     return abs(math.expm1(-check.step.log_error))
 
 
-def _log_half_width(check: IntervalCheck) -> float:
-    return check.log_half_width
-
-
-def _format_interval(log_half_width: float) -> str:
-    return f"{math.expm1(-log_half_width):+.0%} to {math.expm1(log_half_width):+.0%}"
-
-
 def weighted_median(values: Sequence[tuple[str, float]]) -> float:
-    """The median of (source, value) pairs in which every source has the same total weight."""
-    counts, ordered = Counter(source for source, _ in values), sorted(values, key=lambda source_value: source_value[1])
-    cumulative = np.cumsum([1.0 / counts[source] for source, _ in ordered])
+    """The median of (group, value) pairs in which every publisher has the same total weight."""
+    counts, ordered = Counter(group for group, _ in values), sorted(values, key=lambda pair: pair[1])
+    cumulative = np.cumsum([1.0 / counts[group] for group, _ in ordered])
     return ordered[int(np.searchsorted(cumulative, cumulative[-1] / 2))][1]
 
 

@@ -10,10 +10,11 @@ percentage point, and is left out.
 Steps that another simulator predicted are no measurements: no constant is fitted to them, and they do not
 displace measured cases when cases are subsampled.
 
-Leave-one-source-out: the constants are fitted again without a source, which they then predict. `--out-of-sample
-FOLDER` writes the resulting error of every case, to which `fit-prediction-interval` fits intervals: of dense
-steps in BF16, and of MoE steps and steps in FP8 and narrower formats, to which nothing here is fitted
-(`transferred_steps`). `--low-precision` fits only the rates of these formats (`low_precision_steps`).
+Leave-one-publisher-out: the constants are fitted again without the sources of a publisher, which they then
+predict. `--out-of-sample FOLDER` writes the resulting errors of every case, to which `fit-prediction-interval`
+fits intervals: of dense steps in BF16, and of MoE steps and steps in FP8 and narrower formats, to which nothing
+here is fitted (`transferred_steps`). `--low-precision` fits only the rates of these formats
+(`low_precision_steps`).
 """
 
 import argparse
@@ -46,6 +47,7 @@ from clustersim.model.framework_files import load_framework
 from clustersim.uncertainty.model_file import DENSE_STEPS
 from clustersim.validation.case_scenario import case_uncertainty_model
 from clustersim.validation.cases import ValidationCase
+from clustersim.validation.publishers import publisher_of
 from clustersim.validation.steps import read_steps
 
 RATE_GRID: Final = np.round(np.arange(0.5, 1.2001, 0.01), 2)  # search grid
@@ -162,7 +164,7 @@ def _with_fallbacks(steps: Sequence[TabulatedStep], constants: StepConstants) ->
 
 @dataclass(frozen=True, slots=True)
 class SourceQuality:
-    """n: cases; mape, bias: with the constants of all sources; loo_mape, loo_bias: with the source held out."""
+    """n: cases; mape, bias: with the constants of all sources; loo_mape, loo_bias: with its publisher held out."""
 
     source: str
     n: int
@@ -173,26 +175,33 @@ class SourceQuality:
 
 
 def fit_source_held_out(steps: Sequence[TabulatedStep]) -> dict[str, StepConstants]:
-    """Constants fitted without each source."""
-    sources = dict.fromkeys(step.source for step in steps)
-    return {source: fit_step_constants([step for step in steps if step.source != source]) for source in sources}
+    """By source, the constants fitted without its publisher."""
+    publishers = {step.source: publisher_of(step.source) for step in steps}
+    constants = {
+        publisher: fit_step_constants([step for step in steps if publishers[step.source] != publisher])
+        for publisher in dict.fromkeys(publishers.values())
+    }
+    return {source: constants[publisher] for source, publisher in publishers.items()}
 
 
 def out_of_sample_steps(
     steps: Sequence[TabulatedStep], held_out_constants: Mapping[str, StepConstants]
 ) -> list[OutOfSampleStep]:
-    """Out-of-sample error of every step, by the constants fitted without its source."""
+    """Out-of-sample errors of every step, by the constants fitted without its publisher."""
     return [
-        OutOfSampleStep(step.case_id, step.source, -float(np.log1p(error)), step.features)
+        prediction
         for step in steps
         for error in relative_errors([step], held_out_constants[step.source])
+        for prediction in OutOfSampleStep.predictions(
+            step.case_id, step.source, -float(np.log1p(error)), step.features, step.unstated
+        )
     ]
 
 
 def step_quality(
     steps: Sequence[TabulatedStep], constants: StepConstants, held_out_constants: Mapping[str, StepConstants]
 ) -> list[SourceQuality]:
-    """Errors of each source, in sample and with the source held out."""
+    """Errors of each source, in sample and with its publisher held out."""
     groups = {
         source: source_steps
         for source in held_out_constants
@@ -217,7 +226,7 @@ def _source_quality(source: str, in_sample: FloatArray, out_of_sample: FloatArra
 
 
 def transfer_quality(steps: Sequence[TransferredStep]) -> list[SourceQuality]:
-    """Errors of each source's transferred steps, in sample and with the source held out."""
+    """Errors of each source's transferred steps, in sample and with its publisher held out."""
     sources = dict.fromkeys(step.source for step in steps)
     groups = {source: [step for step in steps if step.source == source] for source in sources}
     return [
@@ -250,7 +259,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out-of-sample",
         metavar="FOLDER",
-        help="write the out-of-sample error of each case (leave-one-source-out) to FOLDER, one CSV per class of steps",
+        help="write the errors of each case (leave-one-publisher-out) to FOLDER, one CSV per class of steps",
     )
     parser.add_argument(
         "--low-precision",
@@ -285,7 +294,8 @@ def command(options: argparse.Namespace) -> None:
     if options.out_of_sample is not None:
         errors_by_model = {DENSE_STEPS: out_of_sample_steps(tabulated_steps, held_out_constants)}
         errors_by_model |= {
-            model_name: [step.as_out_of_sample for step in steps] for model_name, steps in transferred.items()
+            model_name: [prediction for step in steps for prediction in step.out_of_sample]
+            for model_name, steps in transferred.items()
         }
         for model_name, errors in errors_by_model.items():
             write_out_of_sample(errors, out_of_sample_path(model_name, Path(options.out_of_sample)))
@@ -307,12 +317,14 @@ def _sustained_rates(
     held_out_constants: Mapping[str, StepConstants],
     low_precision_steps: Sequence[LowPrecisionStep],
 ) -> tuple[SustainedRates, dict[str, SustainedRates]]:
-    """Rates fitted to all steps, and by source those fitted without it."""
+    """Rates fitted to all steps, and by source those fitted without its publisher."""
     sources = dict.fromkeys([*held_out_constants, *(step.source for step in low_precision_steps)])
     held_out_rates = {
         source: SustainedRates(
             held_out_constants.get(source, constants).sustained,
-            fit_low_precision_rates([step for step in low_precision_steps if step.source != source]),
+            fit_low_precision_rates(
+                [step for step in low_precision_steps if publisher_of(step.source) != publisher_of(source)]
+            ),
         )
         for source in sources
     }

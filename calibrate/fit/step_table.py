@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from calibrate.fit.unstated_software import UnstatedSoftware
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.scenario import Scenario
@@ -54,7 +55,7 @@ class TabulatedStep:
 
     framework: whose launch times it has; is_software_identified: what its software does is known
     (`validation.framework_defaults`); predicted_seconds: [SUSTAINED_NODES, LAUNCH_NODES, BACKWARD_LAUNCH_NODES];
-    features: under the packaged constants.
+    features: under the packaged constants; unstated: the prediction without its software, None: it states none.
     """
 
     case_id: str
@@ -65,6 +66,7 @@ class TabulatedStep:
     measured_seconds: Seconds
     predicted_seconds: FloatArray
     features: StepFeatures
+    unstated: UnstatedSoftware | None
 
     def log_errors(self, sustained: FloatArray, launch: FloatArray, backward: FloatArray) -> FloatArray:
         """Logarithm of predicted over measured time for several choices of constants: [choices]."""
@@ -101,7 +103,7 @@ def tabulate_step(case: ValidationCase) -> TabulatedStep | None:
         scenario, measured = build_scenario(case), case.positive_float("step_time_s")
     except CannotPredictError:
         return None
-    accelerator_name = scenario.cluster.accelerator.name
+    accelerator_name, result = scenario.cluster.accelerator.name, simulate(scenario)
     return TabulatedStep(
         case.text("case_id"),
         case.text("source"),
@@ -110,7 +112,8 @@ def tabulate_step(case: ValidationCase) -> TabulatedStep | None:
         framework_defaults(case).is_verified,
         measured,
         _predict_table(scenario),
-        extract_step_features(scenario, simulate(scenario).breakdown.launch_share),
+        extract_step_features(scenario, result.breakdown.launch_share),
+        UnstatedSoftware.predict(case, predicted_step_seconds(result)) if scenario.names_framework else None,
     )
 
 

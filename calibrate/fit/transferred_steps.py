@@ -1,13 +1,13 @@
 """Transfer test: errors of classes of steps that the constants were not fitted to.
 
 The constants of steps are fitted to dense ones in BF16 only. MoE steps and steps in block-scaled formats are
-predicted with the constants of all dense steps, and for the out-of-sample error with those of all sources
+predicted with the constants of all dense steps, and for the out-of-sample error with those of all publishers
 but their own; accelerators and hosts without fitted constants keep the values of their files. The rate of
 matmuls in block-scaled formats is fitted to dense steps in such formats (`low_precision_steps`), and is held
 out likewise.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +16,7 @@ import numpy as np
 
 from calibrate.fit.out_of_sample import OutOfSampleStep
 from calibrate.fit.step_table import SAME_CHIP
+from calibrate.fit.unstated_software import UnstatedSoftware
 from clustersim.common.units import Seconds
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -39,7 +40,7 @@ class TransferredStep:
     """One step of a class with an uncertainty model of its own.
 
     in_sample_error, out_of_sample_error: predicted over measured minus 1, with constants of all sources, and of
-    all but its own.
+    all but its publisher's; unstated: the prediction without its software, None: it states none.
     """
 
     case_id: str
@@ -48,17 +49,22 @@ class TransferredStep:
     in_sample_error: float
     out_of_sample_error: float
     features: StepFeatures
+    unstated: UnstatedSoftware | None
 
     @property
-    def as_out_of_sample(self) -> OutOfSampleStep:
-        """The step as a row of the table of out-of-sample errors."""
-        return OutOfSampleStep(self.case_id, self.source, -float(np.log1p(self.out_of_sample_error)), self.features)
+    def out_of_sample(self) -> Iterator[OutOfSampleStep]:
+        """The rows of the table of out-of-sample errors."""
+        log_error = -float(np.log1p(self.out_of_sample_error))
+        return OutOfSampleStep.predictions(self.case_id, self.source, log_error, self.features, self.unstated)
 
 
 def evaluate_transferred(
     cases: Sequence[ValidationCase], rates: SustainedRates, held_out_rates: Mapping[str, SustainedRates], pool: Executor
 ) -> dict[str, list[TransferredStep]]:
-    """Steps of quality A and B that can be predicted, by class; held_out_rates: constants fitted without a source."""
+    """Steps of quality A and B that can be predicted, by class.
+
+    held_out_rates: by source, the constants fitted without its publisher.
+    """
     transferred = [case for case in cases if case_uncertainty_model(case) not in (None, DENSE_STEPS)]
     evaluated = pool.map(partial(evaluate_step, rates=rates, held_out_rates=held_out_rates), transferred)
     by_kind: dict[str, list[TransferredStep]] = {}
@@ -82,11 +88,13 @@ def evaluate_step(
         _step_seconds(scenario, candidate_rates) / measured - 1.0
         for candidate_rates in (rates, held_out_rates.get(source, rates))
     )
-    features = extract_step_features(scenario, simulate(scenario).breakdown.launch_share)
-    return (
-        None
-        if model_name is None
-        else TransferredStep(case.text("case_id"), source, model_name, in_sample_error, out_of_sample_error, features)
+    if model_name is None:
+        return None
+    result = simulate(scenario)
+    features = extract_step_features(scenario, result.breakdown.launch_share)
+    unstated = UnstatedSoftware.predict(case, predicted_step_seconds(result)) if scenario.names_framework else None
+    return TransferredStep(
+        case.text("case_id"), source, model_name, in_sample_error, out_of_sample_error, features, unstated
     )
 
 

@@ -27,7 +27,7 @@ TITLES: Final[Mapping[str, str]] = {
 }
 VALUE_FORMATS: Final[Mapping[str, Callable[[float], str]]] = {"memory": format_bytes, "reliability": format_number}
 """Formatters of a table's quantity, where that is not a time."""
-INTERVAL_COLUMNS: Final = ("stratum", "cases", "sources", "inside", "leave-one-source-out")
+INTERVAL_COLUMNS: Final = ("stratum", "cases", "sources", "inside", "left out")
 PAIR_COLUMNS: Final = ("case", "with", "measured", "predicted", "error")
 PAIR_TITLES: Final = {
     "formats": "speed-up over bf16, of the same case published in both",

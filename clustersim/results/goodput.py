@@ -157,8 +157,8 @@ class GoodputResult:
     def days_with_step_error(self) -> dict[str, float]:
         """Days to reach the tokens, if the step errs as its prediction interval says: percentiles."""
         days = [run.wall / SECONDS_PER_DAY for run in self.runs]
-        factor = self.step_time_interval[1] / self.step_time
-        return _percentile_names(scaled_percentiles(days, factor, PERCENTILES))
+        low, high = (end / self.step_time for end in self.step_time_interval)
+        return _percentile_names(scaled_percentiles(days, (low, high), PERCENTILES))
 
     @property
     def goodput(self) -> float:

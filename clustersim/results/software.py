@@ -55,5 +55,5 @@ def software_of(scenario: Scenario) -> Software:
         training.attention.value,
         training.loss.value,
         training.recipe.weight_formats.gradients.value,
-        is_assumed="framework" not in scenario.to_mapping(),
+        is_assumed=not scenario.names_framework,
     )

@@ -211,6 +211,7 @@ def _resolve_config(
         training=training,
         cost=inputs.cost,
         framework=framework,
+        names_framework="name" in config.framework.model_fields_set,
         degradations=inputs.view.degradations,
         background_traffic=settings.background_traffic,
         co_scheduled_jobs=settings.co_scheduled_jobs,

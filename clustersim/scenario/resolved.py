@@ -31,11 +31,12 @@ from clustersim.schedules.schedule import Schedule
 class ResolvedScenario:
     """Training steps of a model on a cluster; every rank of the layout runs on one GPU of the cluster.
 
-    framework: the training software, with its kernel launch times and memory overhead; degradations: faults of
-    the cluster, already applied to the cluster's `fabric`; jitter: random variation of kernel times, None: none;
-    background_traffic: flows of others on the network; co_scheduled_jobs: other training jobs on the cluster;
-    steps: number of consecutive steps to simulate; economics: cost and energy settings; reliability: failure
-    model of a run of weeks, which does not affect step times.
+    framework: the training software, with its kernel launch times and memory overhead; names_framework: whether
+    the scenario says which it is; degradations: faults of the cluster, already applied to the cluster's `fabric`;
+    jitter: random variation of kernel times, None: none; background_traffic: flows of others on the network;
+    co_scheduled_jobs: other training jobs on the cluster; steps: number of consecutive steps to simulate;
+    economics: cost and energy settings; reliability: failure model of a run of weeks, which does not affect step
+    times.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ResolvedScenario:
     training: Training
     cost: CostSettings = field(default_factory=CostSettings)
     framework: Framework = field(default_factory=load_framework)
+    names_framework: bool = False
     degradations: Degradations = field(default_factory=Degradations)
     jitter: Jitter | None = None
     background_traffic: tuple[TrafficPattern, ...] = ()

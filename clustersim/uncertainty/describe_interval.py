@@ -51,15 +51,15 @@ def describe_reference(run: ReferenceRun) -> str:
 
 
 def _describe_coverage(model: UncertaintyModel, interval: RelativeInterval) -> str:
-    """Out-of-sample coverage, and the number of sources of each of the step's strata."""
-    sources_by_stratum = {
-        name: model.coverage_by_stratum[name].source_count
+    """Out-of-sample coverage, and the number of publishers (or sources) of each of the step's strata."""
+    groups_by_stratum = {
+        name: model.coverage_by_stratum[name].group_count
         for name in interval.strata
         if name in model.coverage_by_stratum
     }
-    strata = ", ".join(f"{sources} {name}" for name, sources in sources_by_stratum.items() if name not in _BASE_LABELS)
+    strata = ", ".join(f"{count} {name}" for name, count in groups_by_stratum.items() if name not in _BASE_LABELS)
     return (
-        f"{model.step_count} published steps ({model.source_count} sources, leave-one-source-out"
+        f"{model.step_count} published steps ({model.source_count} sources, leave-one-{model.held_out}-out"
         f"{'; ' if strata else ''}{strata})"
     )
 

@@ -7,8 +7,8 @@ and do not tell whether errors add up or cancel in a step.
 
 Why the largest: of n + 1 exchangeable errors, the last one is the largest with probability 1 / (n + 1),
 whatever their distribution. So the largest of three covers the next step with probability 3/4. The
-deviation between equal steps, which every interval adds (`UncertaintyModel.repeat_deviation`, times the 90
-% quantile), raises this to 90 %, as long as the errors' deviation is at most n times that (a test draws
+deviation between equal steps, which every interval adds (`UncertaintyModel.repeat_deviation`, times the
+quantiles), raises this to about 90 %, as long as the errors' deviation is at most n times that (a test draws
 them): three steps by 7 %.
 
 Two rules limit the transfer to other scenarios. Where the samples of a scenario's kernels are less certain

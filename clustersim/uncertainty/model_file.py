@@ -4,6 +4,7 @@ Files are topologies/uncertainty/NAME.yaml, which `python -m calibrate fit-predi
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ from clustersim.common.data_files import find_file, parse_mapping, read_text
 from clustersim.common.mapping_reader import MappingReader
 from clustersim.uncertainty.prediction_interval import (
     VARIANCE_COMPONENTS,
+    SidedQuantiles,
     StratumCoverage,
     UncertaintyModel,
     VarianceComponent,
@@ -47,8 +49,9 @@ def _parse_model(path: Path, text: str) -> UncertaintyModel:
     model = UncertaintyModel(
         step_count=published.get_int("cases", max_value=_MAX_COUNT),
         source_count=published.get_int("sources", max_value=_MAX_COUNT),
-        quantile=reader.get_float("quantile"),
-        likely_quantile=reader.get_float("likely_quantile"),
+        publisher_count=published.get_int("publishers", max_value=_MAX_COUNT),
+        quantiles=_parse_quantiles(reader.get_section("quantiles")),
+        likely_quantiles=_parse_quantiles(reader.get_section("likely_quantiles")),
         repeat_deviation=reader.get_float("repeat_deviation"),
         deviations={component: deviations.get_float(component_key(component)) for component in VARIANCE_COMPONENTS},
         domain=_parse_domain(reader.get_section("validated_domain")),
@@ -66,6 +69,10 @@ def component_key(component: VarianceComponent) -> str:
     return component.name.lower()
 
 
+def _parse_quantiles(section: MappingReader) -> SidedQuantiles:
+    return SidedQuantiles(section.get_float("fast"), section.get_float("slow"))
+
+
 def _parse_domain(section: MappingReader) -> ValidatedDomain:
     max_quantities = section.get_section("max_quantities")
     return ValidatedDomain(
@@ -80,8 +87,8 @@ def _parse_coverage(section: MappingReader) -> dict[str, StratumCoverage]:
     coverage_by_stratum = {}
     for stratum in section.key_names():
         stratum_section = section.get_section(stratum)
-        step_count, source_count = (stratum_section.get_int(key, max_value=_MAX_COUNT) for key in ("cases", "sources"))
-        coverage_by_stratum[stratum] = StratumCoverage(step_count, source_count, stratum_section.get_float("coverage"))
+        step_count, group_count = (stratum_section.get_int(key, max_value=_MAX_COUNT) for key in ("cases", "groups"))
+        coverage_by_stratum[stratum] = StratumCoverage(step_count, group_count, stratum_section.get_float("coverage"))
     return coverage_by_stratum
 
 
@@ -94,9 +101,13 @@ def model_to_dict(model: UncertaintyModel) -> dict[str, Any]:
     """Content of the model's file, without its texts."""
     domain = model.domain
     return {
-        "published": {"cases": model.step_count, "sources": model.source_count},
-        "quantile": model.quantile,
-        "likely_quantile": model.likely_quantile,
+        "published": {
+            "cases": model.step_count,
+            "sources": model.source_count,
+            "publishers": model.publisher_count,
+        },
+        "quantiles": asdict(model.quantiles),
+        "likely_quantiles": asdict(model.likely_quantiles),
         "repeat_deviation": model.repeat_deviation,
         "deviations": {component_key(component): deviation for component, deviation in model.deviations.items()},
         "validated_domain": {
@@ -122,4 +133,4 @@ def _same_job_to_dict(errors: SameJobErrors) -> Mapping[str, Any]:
 
 
 def _coverage_to_dict(coverage: StratumCoverage) -> Mapping[str, Any]:
-    return {"cases": coverage.step_count, "sources": coverage.source_count, "coverage": coverage.covered_share}
+    return {"cases": coverage.step_count, "groups": coverage.group_count, "coverage": coverage.covered_share}

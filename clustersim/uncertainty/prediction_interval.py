@@ -1,12 +1,16 @@
 """Within which interval is a step's time predicted to lie, and why?
 
 Errors are logarithms of measured over predicted time, of published steps that the fit of all constants has
-not seen (leave-one-source-out cross-validation). Their variance is a sum of variance components: one for
+not seen (leave-one-publisher-out cross-validation). Their variance is a sum of variance components: one for
 every step, one for each feature (times its share, where a feature is a share), and for extrapolation one
 for each unmeasured accelerator, one for each unmeasured category, one for each doubling beyond the largest
-validated quantity. So an interval widens wherever less was measured. The half width is `quantile` standard
-deviations, within which 90 % of the errors of held-out sources lie, macro-averaged over sources. Half of them lie
-within `likely_quantile`, less than a normal distribution's: few errors are large.
+validated quantity. So an interval widens wherever less was measured. It ends where 5 % of the errors of held-out
+publishers lie beyond, on each side (`quantiles`, in standard deviations), macro-averaged over publishers. These
+errors are not symmetric: more runs were slower than predicted than faster, since what software does besides is not
+all known. A quarter on each side lies beyond `likely_quantiles`.
+
+A scenario that does not say its software has a component of its own, from predictions of the same published steps
+that do not say it either.
 
 Where a run of the same job was published, its error and the difference between two runs of a job bound the
 step's (`uncertainty.reference_runs`); the narrower of both intervals counts.
@@ -78,12 +82,12 @@ def strata_of(features: StepFeatures, domain: ValidatedDomain) -> tuple[str, ...
 class StratumCoverage:
     """Interval coverage of out-of-sample steps of one stratum.
 
-    step_count, source_count: steps and their sources; covered_share: fraction inside their intervals,
-    macro-averaged over sources.
+    step_count, group_count: steps and their publishers (or sources, as those are held out); covered_share: fraction
+    inside their intervals, macro-averaged over these.
     """
 
     step_count: int
-    source_count: int
+    group_count: int
     covered_share: float
 
 
@@ -120,11 +124,24 @@ class RelativeInterval:
 
 
 @dataclass(frozen=True, slots=True)
+class SidedQuantiles:
+    """Where an interval ends, in standard deviations from the prediction: towards faster and towards slower steps."""
+
+    fast: float
+    slow: float
+
+    @property
+    def width(self) -> float:
+        """The interval's width."""
+        return self.fast + self.slow
+
+
+@dataclass(frozen=True, slots=True)
 class UncertaintyModel:
     """Variance components of the prediction error, fitted to out-of-sample errors.
 
-    step_count, source_count: published steps and sources; quantile: half width in standard deviations;
-    likely_quantile: the same of the interval that half of the errors are in; repeat_deviation: standard deviation of
+    step_count, source_count, publisher_count: published steps, their sources and who published these; quantiles: of
+    the interval; likely_quantiles: of that which half of the errors are in; repeat_deviation: standard deviation of
     the log error between equal steps; deviations: standard deviation of the log error by component; domain:
     validated domain; coverage_by_stratum: of out-of-sample steps; same_job: how far two runs of one job are apart,
     None: too few were published.
@@ -132,31 +149,41 @@ class UncertaintyModel:
 
     step_count: int
     source_count: int
-    quantile: float
-    likely_quantile: float
+    publisher_count: int
+    quantiles: SidedQuantiles
+    likely_quantiles: SidedQuantiles
     repeat_deviation: float
     deviations: Mapping[VarianceComponent, float]
     domain: ValidatedDomain
     coverage_by_stratum: Mapping[str, StratumCoverage]
     same_job: SameJobErrors | None = None
 
+    @property
+    def held_out(self) -> str:
+        """What was held out together: a publisher, or a source where too few published such steps."""
+        return "publisher" if self.coverage_by_stratum[ALL_STEPS].group_count == self.publisher_count else "source"
+
     def prediction_interval(
         self, features: StepFeatures, evidence: LocalEvidence = NO_EVIDENCE, reference: ReferenceRun | None = None
     ) -> RelativeInterval:
-        """The prediction interval of a step, symmetric in the logarithm. reference: a published run of its job."""
-        half_width = math.log1p(evidence.relative_error) + self.quantile * math.sqrt(
-            self.error_variance(features, evidence.unmeasured_share)
-        )
-        same_job_width = self._same_job_half_width(reference)
-        narrower = min(half_width, same_job_width)
-        likely_half_width = narrower * self.likely_quantile / self.quantile
+        """The prediction interval of a step. reference: a published run of its job, whose interval is symmetric."""
+        symmetric_half = math.log1p(evidence.relative_error)
+        deviation = math.sqrt(self.error_variance(features, evidence.unmeasured_share))
+        same_job_half = self._same_job_half_width(reference)
+        is_of_same_job = 2.0 * same_job_half < 2.0 * symmetric_half + deviation * self.quantiles.width
+        if is_of_same_job:
+            symmetric_half, deviation = same_job_half, 0.0
+        likely_half = symmetric_half * self.likely_quantiles.width / self.quantiles.width
         return RelativeInterval(
-            math.exp(-narrower),
-            math.exp(narrower),
-            (math.exp(-likely_half_width), math.exp(likely_half_width)),
+            math.exp(-symmetric_half - deviation * self.quantiles.fast),
+            math.exp(symmetric_half + deviation * self.quantiles.slow),
+            (
+                math.exp(-likely_half - deviation * self.likely_quantiles.fast),
+                math.exp(likely_half + deviation * self.likely_quantiles.slow),
+            ),
             strata_of(features, self.domain),
             self._extrapolations(features),
-            same_job_width < half_width,
+            is_of_same_job,
         )
 
     def _same_job_half_width(self, reference: ReferenceRun | None) -> float:

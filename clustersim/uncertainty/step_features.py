@@ -20,13 +20,14 @@ MIN_VISIBLE_SHARE: Final = 0.05  # features with a smaller share of the step are
 
 
 class Feature(Enum):
-    """Features by which published steps were found to be harder to predict."""
+    """Features by which published steps were found to be harder to predict; without software they say less."""
 
     NODES = "multi-node"
     TENSOR = "cross-node tensor parallelism"
     PIPELINE = "pipelined"
     SHARDED = "sharded parameters"
     LAUNCH = "launch-bound"
+    SOFTWARE = "software not stated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ def extract_step_features(scenario: Scenario, launch_share: float) -> StepFeatur
         Feature.PIPELINE: float(layout.is_pipelined),
         Feature.SHARDED: float(layout.data.zero_stage == 3 and layout.dp * layout.cp > 1),
         Feature.LAUNCH: launch_share,
+        Feature.SOFTWARE: float(not scenario.names_framework),
     }
     return StepFeatures(
         accelerator_names(scenario), step_categories(scenario), step_quantities(scenario), feature_shares

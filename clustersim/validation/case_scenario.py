@@ -46,11 +46,16 @@ SIMULATED_PREFIX: Final = "simulated"
 SCHEDULE_NAMES: Final = ("", *registry.SCHEDULE_NAMES)
 
 
-def scenario_mapping(case: ValidationCase) -> dict[str, Any]:
-    """The mapping of a run's scenario file; raises CannotPredictError if scenarios cannot express the run."""
+def scenario_mapping(case: ValidationCase, *, states_software: bool = True) -> dict[str, Any]:
+    """The mapping of a run's scenario file; raises CannotPredictError if scenarios cannot express the run.
+
+    states_software: False: as a user writes it who says nothing of the software.
+    """
     _require_expressible(case)
     case = with_recipe_notes(case)
     defaults = framework_defaults(case)
+    if not states_software:
+        defaults = defaults.without_software()
     return {
         "name": case.text("case_id"),
         "model": _model_config(case, defaults),

@@ -116,6 +116,10 @@ class FrameworkDefaults:
 
     precision_configs: PrecisionConfigs = field(default_factory=lambda: BY_RECIPE_NAME)
 
+    def without_software(self) -> "FrameworkDefaults":
+        """What is left where nobody says which software runs: the layers of the model and the meaning of formats."""
+        return replace(FRAMEWORKS[-1], gpt_biases=self.gpt_biases, precision_configs=self.precision_configs)
+
     def kernel_options(self, case: ValidationCase) -> dict[str, Any]:
         """`training.loss` and `training.fused`: what the row says, else the defaults; a file's own are left to it."""
         stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in case.text("notes") else {}

@@ -37,9 +37,12 @@ def read_steps(path: Path = PUBLISHED_TABLE) -> list[ValidationCase]:
     return read_cases(path, REQUIRED_COLUMNS)
 
 
-def build_scenario(case: ValidationCase, overrides: Sequence[str] = ()) -> Scenario:
-    """The scenario of a run, with overrides (`key=value`); raises CannotPredictError if there is none."""
-    mapping = scenario_mapping(case)
+def build_scenario(case: ValidationCase, overrides: Sequence[str] = (), *, states_software: bool = True) -> Scenario:
+    """The scenario of a run, with overrides (`key=value`); raises CannotPredictError if there is none.
+
+    states_software: False: as a user writes it who says nothing of the software.
+    """
+    mapping = scenario_mapping(case, states_software=states_software)
     try:
         return Scenario.from_mapping(mapping, overrides, default_name=case.text("case_id"))
     except InputError as error:

@@ -74,6 +74,7 @@ class SyntheticStep:
             self.measured_ratio * step_seconds,
             self.work * slowness + self.launches * launch + self.backward * backward,
             NO_FEATURES,
+            None,
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import exp, sqrt
+from math import exp, log, sqrt
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,7 @@ from clustersim.uncertainty.prediction_interval import (
     VARIANCE_COMPONENTS,
     BaseComponent,
     LocalEvidence,
+    SidedQuantiles,
     UncertaintyModel,
     component_loads,
     strata_of,
@@ -32,7 +33,8 @@ MEASURED_FEATURES = StepFeatures(frozenset({"h100"}), frozenset({"DDP"}), {"toke
 def make_model(deviations: Mapping[str, float] | None = None) -> UncertaintyModel:
     """A model in which every term deviates by a tenth, except those given by label."""
     term_deviations = {term: (deviations or {}).get(term.value, 0.1) for term in VARIANCE_COMPONENTS}
-    return UncertaintyModel(100, 10, 2.0, 0.5, 0.03, term_deviations, DOMAIN, {})
+    quantiles, likely_quantiles = SidedQuantiles(1.5, 2.0), SidedQuantiles(0.375, 0.5)
+    return UncertaintyModel(100, 10, 5, quantiles, likely_quantiles, 0.03, term_deviations, DOMAIN, {})
 
 
 fractions = st.floats(0.0, 1.0)
@@ -53,7 +55,8 @@ def test_an_interval_contains_the_prediction(
 ) -> None:
     expected = make_model(term_deviations).prediction_interval(features, LocalEvidence(error, unknown))
     assert expected.low <= 1.0 <= expected.high
-    assert expected.low * expected.high == pytest.approx(1.0)
+    fast, slow = (log(end / (1.0 + error)) for end in (1.0 / expected.low, expected.high))
+    assert 1.5 * slow == pytest.approx(2.0 * fast, abs=1e-12)  # 1.5 and 2 deviations beyond what was measured
 
 
 @examples(200)
@@ -78,14 +81,18 @@ def test_unmeasured_features_never_narrow_the_interval(
 def test_a_run_of_the_same_job_narrows_the_interval_or_leaves_it(
     features: StepFeatures, term_deviations: dict[str, float], log_error: float, quantile: float
 ) -> None:
-    """Its half width is the run's error and the difference of two runs of a job, where that is less."""
+    """Both half widths are the run's error and the difference of two runs of a job, where that is narrower."""
     model = replace(make_model(term_deviations), same_job=SameJobErrors(40, 8, quantile, 0.9))
     job = Job(features.accelerators, features.categories, "", 1, 1, ())
     run = ReferenceRun("a", "b", "c", "A", log_error, 1.0, None, job)
     alone, narrowed = model.prediction_interval(features), model.prediction_interval(features, reference=run)
-    assert narrowed.high == pytest.approx(min(alone.high, exp(abs(log_error) + quantile)))
-    assert narrowed.low * narrowed.high == pytest.approx(1.0)
-    assert narrowed.is_of_same_job == (narrowed.high < alone.high)
+    half = abs(log_error) + quantile
+    assert narrowed.is_of_same_job == (2.0 * half < log(alone.high / alone.low))
+    if narrowed.is_of_same_job:
+        assert (narrowed.low, narrowed.high) == pytest.approx((exp(-half), exp(half)))
+        assert narrowed.likely == pytest.approx((exp(-half / 4.0), exp(half / 4.0)))
+    else:
+        assert narrowed == alone
     assert replace(model, same_job=None).prediction_interval(features, reference=run) == alone
 
 
@@ -104,7 +111,7 @@ def test_more_measured_time_narrows_the_interval(
 def test_half_of_the_times_are_in_a_narrower_interval(
     features: StepFeatures, term_deviations: dict[str, float]
 ) -> None:
-    """0.5 standard deviations of 2, as the model says."""
+    """A quarter of the standard deviations on each side, as the model says."""
     interval = make_model(term_deviations).prediction_interval(features)
     assert interval.likely == pytest.approx((interval.low**0.25, interval.high**0.25))
 
@@ -112,7 +119,8 @@ def test_half_of_the_times_are_in_a_narrower_interval(
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_packaged_likely_intervals_are_narrower(name: str) -> None:
     model = load_uncertainty_model(name)
-    assert 0.0 < model.likely_quantile < model.quantile
+    assert 0.0 <= model.likely_quantiles.fast < model.quantiles.fast
+    assert 0.0 <= model.likely_quantiles.slow < model.quantiles.slow
 
 
 def test_variances_add_up() -> None:
