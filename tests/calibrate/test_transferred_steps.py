@@ -7,8 +7,9 @@ import pytest
 
 from calibrate.fit.step_constants import transfer_quality
 from calibrate.fit.transferred_steps import SustainedRates, evaluate_step, evaluate_transferred
+from clustersim.simulation import simulate
 from clustersim.validation.cases import ValidationCase
-from clustersim.validation.steps import build_scenario, compare_step
+from clustersim.validation.steps import build_scenario, compare_step, predicted_step_seconds
 from tests.validation.sample_cases import step_case
 
 MOE_COLUMNS = {
@@ -38,7 +39,21 @@ def test_moe_step_is_held_out_by_source() -> None:
     assert predicted is not None
     assert 1.0 + step.in_sample_error == pytest.approx(predicted / MOE_CASE.positive_float("step_time_s"))
     assert 1.0 + step.in_sample_error < 1.0 + step.out_of_sample_error < 2.0 * (1.0 + step.in_sample_error)
-    assert step.as_out_of_sample.log_error == pytest.approx(-np.log(1.0 + step.out_of_sample_error))
+    stated, unstated = step.out_of_sample
+    assert stated.log_error == pytest.approx(-np.log(1.0 + step.out_of_sample_error))
+    assert (stated.states_software, unstated.states_software) == (True, False)
+
+
+def test_the_step_is_predicted_without_its_software_too() -> None:
+    """As a user gets it who names no framework, relative to the prediction with it."""
+    step = evaluate_step(MOE_CASE, SustainedRates(), {})
+    assert step is not None
+    stated, unstated = step.out_of_sample
+    without, with_software = (
+        predicted_step_seconds(simulate(build_scenario(MOE_CASE, states_software=states))) for states in (False, True)
+    )
+    assert without != with_software
+    assert stated.log_error - unstated.log_error == pytest.approx(np.log(without / with_software))
 
 
 def test_constants_of_other_accelerators_and_sources_have_no_effect() -> None:
