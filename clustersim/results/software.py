@@ -11,8 +11,8 @@ from clustersim.scenario import Scenario
 class Software:
     """The software of a step.
 
-    framework, version, recipe: as in `topologies/frameworks`, "": the newest, the file as it is; is_compiled: its layers are; fused: what
-    runs as one kernel each; attention, loss: implementations; gradients: the format in which they are
+    framework, version, recipe: as in `topologies/frameworks`, "": the newest version, no recipe; is_compiled: its
+    layers are; fused: what runs as one kernel each; attention, loss: implementations; gradients: the format in which they are
     accumulated; is_assumed: the file names no framework.
     """
 
