@@ -76,7 +76,8 @@ class FrameworkDefaults:
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
     arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); copies_gathered: ZeRO-3 copies gathered data into
     each parameter (PyTorch's `fully_shard`, DeepSpeed); flash_version: what a row calls flash attention, None: the
-    file's; gpt_biases: GPT models have biases and dropout; bucket_size: bucket of gradients that are not sharded;
+    file's; gpt_biases, gpt_dropout: GPT models have
+    biases, and if so dropout; bucket_size: bucket of gradients that are not sharded;
     uniform_precision: weights, gradients and moments are in the compute format, without master weights;
     logs_last_rank: memory is logged by the last rank.
 
@@ -101,6 +102,7 @@ class FrameworkDefaults:
     copies_gathered: bool = False
     flash_version: str | None = None
     gpt_biases: bool = False
+    gpt_dropout: bool = True
     bucket_size: str | None = None
     framework: str | None = None
     version: str | None = None
@@ -147,7 +149,7 @@ class FrameworkDefaults:
             "positions": "learned" if learned else "rotary",
             "linear_bias": gpt,
             "qkv_bias": gpt,
-            "dropout": gpt,  # 0.1 in Megatron's and NeMo's GPT recipes
+            "dropout": gpt and self.gpt_dropout,  # 0.1 in Megatron's and NeMo's GPT recipes
         }
 
     def data_parallel_config(self, case: ValidationCase) -> dict[str, Any]:
@@ -312,7 +314,7 @@ FRAMEWORKS: Final = (
     FrameworkDefaults("paddle", framework="paddle"),
     # one all-reduce or reduce-scatter of each layer on a stream of its own (multi_gpu_async_reduce_gradient in
     # llmc/zero.cuh)
-    FrameworkDefaults("llm.c", framework="llm.c", gpt_biases=True),
+    FrameworkDefaults("llm.c", framework="llm.c", gpt_biases=True, gpt_dropout=False),
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
     replace(_MEGATRON_2022, name_substring="nemo", last_year=2022),
     replace(_NEMO, last_year=2023, flash_version="flash2", tp_comm_overlap=False),
@@ -358,9 +360,12 @@ FRAMEWORKS: Final = (
     ),
     _MEGATRON,
     _DEEPSPEED,
-    # XLA matmuls through Flax or Transformer Engine; Paxml is an older program of the same compiler
+    # XLA matmuls through Flax or Transformer Engine
     FrameworkDefaults("maxtext", framework="maxtext", precision_configs=DELAYED_SCALING),
-    FrameworkDefaults("paxml", framework="maxtext", precision_configs=DELAYED_SCALING),
+    # USE_BIAS and TRAINABLE_POSITION_EMB of GPT126MBase in google/paxml, paxml/contrib/gpu/scripts_gpu/configs.py
+    FrameworkDefaults(
+        "paxml", framework="paxml", gpt_biases=True, gpt_dropout=False, precision_configs=DELAYED_SCALING
+    ),
     FrameworkDefaults("", copies_gathered=True),
 )
 
