@@ -65,7 +65,8 @@ def find_file(category: str, name: str) -> Path:
             name, available, listed_by="clustersim presets"
         )
         raise InputError(f"there is no {_CATEGORY_NOUNS[category]} {name!r}; {hint}")
-    return next(path for path in map((category_folder(category) / name).with_suffix, _SUFFIXES) if path.exists())
+    paths = (category_folder(category) / f"{name}{suffix}" for suffix in _SUFFIXES)
+    return next(path for path in paths if path.exists())
 
 
 def resolve_relative(base: Path, path: str) -> Path:

@@ -115,8 +115,9 @@ class Framework:
     layers are compiled;
     measured_host_use: which host measurements of a record replace these constants; early_stop: activation
     checkpoints stop recomputing once all that backward needs is available; kernels: the kernels that it runs
-    where a scenario does not say; version: of the software, "": the newest that the file describes;
-    overheads: extra work per step; supported_layouts: which layouts it has, for the layout search.
+    where a scenario does not say; version: of the software, "": the newest that the file describes; recipe: one of
+    the software's, "": the file as it is; overheads: extra work per step; supported_layouts: which layouts it has,
+    for the layout search.
     """
 
     fragmentation: float
@@ -138,6 +139,7 @@ class Framework:
     early_stop: bool = False
     name: str = "framework"
     version: str = ""
+    recipe: str = ""
     kernels: KernelDefaults = KernelDefaults()
     overheads: Overheads = NO_OVERHEADS
     supported_layouts: SupportedLayouts = SupportedLayouts()

@@ -1,4 +1,4 @@
-"""Framework files (topologies/frameworks): how is one read, with the file that it is like and its versions?"""
+"""Framework files (topologies/frameworks): how is one read, with what it is like, its versions and its recipes?"""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from clustersim.common.data_files import display_name, find_file, read_mapping
 from clustersim.common.dtypes import DType
-from clustersim.common.errors import InputError, format_value
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.mapping_reader import MappingReader, merge_mappings
 from clustersim.common.units import Bytes, Dimension, Seconds
 from clustersim.model.framework import Framework, KernelDefaults, MeasuredHostUse, SupportedLayouts
@@ -24,13 +24,14 @@ _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
 _MAX_SOFTMAX_KEYS: Final = 2**31
 
 
-def load_framework(name_or_path: str = "pytorch", version: str = "") -> Framework:
+def load_framework(name_or_path: str = "pytorch", version: str = "", recipe: str = "") -> Framework:
     """Read topologies/frameworks/NAME.yaml, or a file of the same format.
 
-    version: one of the file's `versions`, whose keys replace those of the file; "": the file as it is.
+    version, recipe: one of the file's `versions` and of its `recipes`, whose keys replace those of the file; "":
+    the file as it is.
     """
     path = find_file("frameworks", name_or_path)
-    section = MappingReader(path, _versioned_mapping(path, version))
+    section = MappingReader(path, _selected_mapping(path, version, recipe))
     section.reject_renamed_keys("frameworks")
     memory, host, checkpoint = (section.get_section(name) for name in ("memory", "host", "checkpoint"))
     fragmentation, selective_fragmentation, full_fragmentation = _read_fragmentation(memory)
@@ -56,6 +57,7 @@ def load_framework(name_or_path: str = "pytorch", version: str = "") -> Framewor
         early_stop=checkpoint.get_bool("early_stop"),
         name=path.stem,
         version=version,
+        recipe=recipe,
         kernels=_read_kernels(section.get_section("kernels")) if section.has_key("kernels") else KernelDefaults(),
         overheads=_read_overheads(section.get_section("overheads")) if section.has_key("overheads") else NO_OVERHEADS,
         supported_layouts=_read_supported_layouts(section.get_section("supported_layouts"))
@@ -68,26 +70,30 @@ def load_framework(name_or_path: str = "pytorch", version: str = "") -> Framewor
     return framework
 
 
-def _versioned_mapping(path: Path, version: str, derived: tuple[Path, ...] = ()) -> Mapping[str, Any]:
-    """The content of a framework's file over the file that it is `like`, with the keys of a version.
+def _selected_mapping(path: Path, version: str, recipe: str, derived: tuple[Path, ...] = ()) -> Mapping[str, Any]:
+    """The content of a framework's file over the file that it is `like`, with the keys of a version and a recipe.
 
     derived: files that are like this one, of which none can be what this one is like.
     """
     content = read_mapping(path)
-    base, versions = content.pop("like", None), content.pop("versions", {})
+    base = content.pop("like", None)
+    versions, recipes = _pop_changes(path, content, "versions"), _pop_changes(path, content, "recipes")
     if base is not None:
         base_path = find_file("frameworks", str(base))
         if base_path in (path, *derived):
             raise InputError(f"{display_name(path)}: like: {base} is like this file; name another one")
-        content = merge_mappings(_versioned_mapping(base_path, "", (path, *derived)), content)
-    if not isinstance(versions, dict) or not all(isinstance(changes, dict) for changes in versions.values()):
-        raise InputError(f"{display_name(path)}: versions: write a mapping of versions to the keys that they change")
-    changes_by_version = {str(name): changes for name, changes in versions.items()}  # YAML reads 2025-03-01 as a date
-    return (
-        merge_mappings(content, changes_by_version[_entry_of(path, version, changes_by_version)])
-        if version
-        else content
-    )
+        content = merge_mappings(_selected_mapping(base_path, "", "", (path, *derived)), content)
+    if version:
+        content = merge_mappings(content, versions[_entry_of(path, version, versions)])
+    return merge_mappings(content, recipes[_recipe_of(path, recipe, recipes)]) if recipe else content
+
+
+def _pop_changes(path: Path, content: dict[str, Any], key: str) -> Mapping[str, Mapping[str, Any]]:
+    """Take a mapping of names to the keys that they change out of a file's content."""
+    changes = content.pop(key, {})
+    if not isinstance(changes, dict) or not all(isinstance(changed_keys, dict) for changed_keys in changes.values()):
+        raise InputError(f"{display_name(path)}: {key}: write a mapping of {key} to the keys that they change")
+    return {str(name): changed_keys for name, changed_keys in changes.items()}  # YAML reads 2025-03-01 as a date
 
 
 def _entry_of(path: Path, version: str, versions: Mapping[str, Any]) -> str:
@@ -105,6 +111,17 @@ def _entry_of(path: Path, version: str, versions: Mapping[str, Any]) -> str:
     available = f"it has {', '.join(sorted(versions))}" if versions else "its file describes one version only"
     wrong = f"version: {format_value(version)} of {path.stem} is unknown"
     raise InputError(f"{wrong}; {available}; left out: the newest")
+
+
+def _recipe_of(path: Path, recipe: str, recipes: Mapping[str, Any]) -> str:
+    """The entry of a recipe."""
+    if recipe in recipes:
+        return recipe
+    if not recipes:
+        raise InputError(f"recipe: {path.stem} has no recipes, but the file says {format_value(recipe)}; leave it out")
+    raise InputError(
+        f"recipe: {format_value(recipe)} of {path.stem} is unknown; {suggest_nearest(recipe, recipes)}"
+    )
 
 
 def _read_kernels(section: MappingReader) -> KernelDefaults:

@@ -412,6 +412,8 @@ def _head_rows(rank: RankContext, local: _LocalHeads, *, fused: bool) -> tuple[i
 
 def _token_embedding(rank: RankContext) -> Operator:
     """Token lookup; its weight gradient is dense as in PyTorch: zeros, rows added, the table accumulated."""
+    if rank.training.overheads.embedding_matmul:
+        return _embedding_matmul(rank)
     tokens, hidden, width = rank.shard.tokens, rank.model.hidden, rank.dtype.bytes
     weights = rank.vocab_rows * hidden
     row_bytes = float(tokens * hidden * width)
@@ -443,6 +445,28 @@ def _token_embedding(rank: RankContext) -> Operator:
         parameter_count=weights,
         saved_bytes=float(tokens * _TOKEN_ID_BYTES),
         deferred_wgrad_bytes=float(tokens * _TOKEN_ID_BYTES) + row_bytes,
+    )
+
+
+def _embedding_matmul(rank: RankContext) -> Operator:
+    """Token lookup as a matmul of one-hot rows, which are written for forward and again for the weight gradient."""
+    tokens, name = rank.shard.tokens, "embedding.tokens"
+    linear = LinearLayer(name, tokens, rank.vocab_rows, rank.model.hidden, MatmulFormats.uniform(rank.dtype))
+    recipe, accumulation = rank.training.recipe, rank.training.accumulation
+    shape = MemoryBoundShape(MemoryBoundOp.LOOKUP, tokens, rank.vocab_rows, fused=True, table=rank.vocab_rows)
+    token_bytes = float(tokens * _TOKEN_ID_BYTES)
+    one_hot_bytes = float(tokens * rank.vocab_rows * rank.dtype.bytes) + token_bytes
+    return Operator(
+        name,
+        ParallelRegion.SHARDED,
+        (_lookup_kernel(f"{name}.one_hot", rank.dtype, one_hot_bytes, shape), *linear.forward(recipe)),
+        weight_gradient=(
+            _lookup_kernel(f"{name}.one_hot", rank.dtype, one_hot_bytes, shape),
+            *linear.weight_gradient(recipe, accumulation),
+        ),
+        parameter_count=linear.parameter_count,
+        saved_bytes=token_bytes,
+        deferred_wgrad_bytes=token_bytes + float(tokens * rank.model.hidden * rank.dtype.bytes),
     )
 
 

@@ -100,6 +100,8 @@ class Overheads:
     input, so that backward does not gather it again, and its input gradients are full tensors, one for each linear
     layer and their sum (DTensor: `PrepareModuleInput` to `Replicate()`).
 
+    Embedding: embedding_matmul, tokens are looked up by a matmul of one-hot rows with the table (Praxis).
+
     loss_averaging: when the logged loss is averaged; batch_transfer: how microbatches reach the ranks.
     """
 
@@ -120,6 +122,7 @@ class Overheads:
     router_fp32: bool = False
     router_loss: bool = False
     keeps_gathered_inputs: bool = False
+    embedding_matmul: bool = False
     grouping: Grouping | None = None
     softmax_keys: int | None = None
     loss_averaging: LossReport = LossReport.NEVER
@@ -127,7 +130,7 @@ class Overheads:
 
     @property
     def layer_implementation(self) -> "Overheads":
-        """Only how norms, experts and tensor parallelism are implemented, which is not extra work, and nothing else."""
+        """Only how embedding, norms, experts and tensor parallelism are implemented, no extra work."""
         return Overheads(
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
@@ -135,6 +138,7 @@ class Overheads:
             router_fp32=self.router_fp32,
             router_loss=self.router_loss,
             keeps_gathered_inputs=self.keeps_gathered_inputs,
+            embedding_matmul=self.embedding_matmul,
             grouping=self.grouping,
         )
 

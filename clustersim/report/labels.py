@@ -128,7 +128,8 @@ def describe_layout(scenario: "Scenario") -> str:
 def describe_software(scenario: "Scenario") -> str:
     """The framework that the step is simulated with, its kernels, and whether the file names it at all."""
     software = software_of(scenario)
-    name = " ".join(filter(None, (software.framework, software.version)))
+    recipe = f"{software.recipe} recipe" if software.recipe else ""
+    name = " ".join(filter(None, (software.framework, software.version, recipe)))
     if not software.unfused:
         fusion = "fused kernels"
     elif not software.fused:

@@ -11,13 +11,14 @@ from clustersim.scenario import Scenario
 class Software:
     """The software of a step.
 
-    framework, version: as in `topologies/frameworks`, "": the newest; is_compiled: its layers are; fused: what
-    runs as one kernel each; attention, loss: implementations; gradients: the format in which they are
+    framework, version, recipe: as in `topologies/frameworks`, "": the newest version, no recipe; is_compiled: its
+    layers are; fused: what runs as one kernel each; attention, loss: implementations; gradients: the format in which they are
     accumulated; is_assumed: the file names no framework.
     """
 
     framework: str
     version: str
+    recipe: str
     is_compiled: bool
     fused: tuple[FusedKernel, ...]
     attention: str
@@ -35,6 +36,7 @@ class Software:
         return {
             "framework": self.framework,
             "version": self.version or None,
+            "recipe": self.recipe or None,
             "torch_compile": self.is_compiled,
             "fused": [kind.value for kind in self.fused],
             "attention": self.attention,
@@ -50,6 +52,7 @@ def software_of(scenario: Scenario) -> Software:
     return Software(
         framework.name,
         framework.version,
+        framework.recipe,
         framework.compiled,
         tuple(kind for kind in FusedKernel if training.fuses(kind)),
         training.attention.value,

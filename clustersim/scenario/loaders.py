@@ -100,7 +100,7 @@ def read_framework(config: FrameworkConfig, base_dir: Path) -> Framework:
     """A packaged framework by name or a file, with the section's CUDA graph, compilation and launch-time settings."""
     name = config.name
     path = str(data_files.resolve_relative(base_dir, name)) if data_files.is_path(name) else name
-    framework = load_framework(path, config.version or "")
+    framework = load_framework(path, config.version or "", config.recipe or "")
     framework = (
         framework.with_cuda_graphs(config.cuda_graph_scope)
         if config.cuda_graph_scope is not GraphCapture.NOTHING

@@ -63,9 +63,15 @@ def scenario_mapping(case: ValidationCase, *, states_software: bool = True) -> d
         "layout": _layout_config(case, defaults),
         "schedule": _schedule_config(case),
         "training": _training_config(case, defaults),
-        "framework": defaults.framework_config(case),
+        **_framework_section(case, defaults),
         "steps": _step_count(case),
     }
+
+
+def _framework_section(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
+    """The section `framework`, unless the row says nothing of software that is known."""
+    section = defaults.framework_config(case)
+    return {"framework": section} if section else {}
 
 
 def _step_count(case: ValidationCase) -> int:
@@ -201,7 +207,7 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
         "global_batch": case.positive_int("global_batch"),
         "microbatch": case.positive_int("micro_batch", 1),
         "precision": _precision_config(case, defaults),
-        "recompute": _recompute_config(case, defaults),
+        "recompute": _recompute_config(case),
         **defaults.attention_options(case),
         **defaults.kernel_options(case),
         **_lora_config(case),
@@ -212,7 +218,7 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
 
 def _overheads_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
     """The section `overheads`, where it differs from the framework's."""
-    overheads = defaults.overheads_config(case) | (moe_overheads(case, defaults) if has_experts(case) else {})
+    overheads = moe_overheads(case, defaults) if has_experts(case) else {}
     return {"overheads": overheads} if overheads else {}
 
 
@@ -235,10 +241,10 @@ def _lora_config(case: ValidationCase) -> dict[str, Any]:
     return {"lora": {"rank": case.positive_int("lora_rank"), "targets": targets, "base": base}}
 
 
-def _recompute_config(case: ValidationCase, defaults: FrameworkDefaults) -> Any:
-    mode, early_stop = case.text("recompute"), defaults.early_stop_options(case)
+def _recompute_config(case: ValidationCase) -> Any:
+    mode = case.text("recompute")
     if mode == "alternate-layers":
-        return {"layers": case.positive_int("layers") // 2, **early_stop}
+        return {"layers": case.positive_int("layers") // 2}
     module_list = _RECOMPUTE_MODULES.fullmatch(mode)
     if module_list:
         return {"modules": module_list[1].split()}
@@ -246,4 +252,4 @@ def _recompute_config(case: ValidationCase, defaults: FrameworkDefaults) -> Any:
         return {"modules": mode.removeprefix(_MODULES_PREFIX).split("+")}
     if mode not in RECOMPUTE_MODES:
         raise CannotPredictError(f"recompute {mode} is not modelled")
-    return {"mode": RECOMPUTE_MODES[mode], **early_stop}
+    return {"mode": RECOMPUTE_MODES[mode]}

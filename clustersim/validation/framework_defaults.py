@@ -1,7 +1,9 @@
 """What does a run's software do that its publication does not say? Defaults of training frameworks.
 
 The `framework` column names the software; its defaults are those of its code at that time, the same for
-every run. One is inferred from measurements for lack of another source: the loss of Composer's benchmarks.
+every run. Which kernels it runs is in its file (topologies/frameworks), so that a scenario says nothing of them;
+here is what such a file does not say: how it lays a run out, and of which version the run is. Of software without
+a file the scenario says nothing: it is what a user would get who does not know either, the default framework.
 """
 
 import re
@@ -42,9 +44,18 @@ _TP_OVERLAP_NOTE: Final = re.compile(r"tensor-parallel communication overlap (on
 _GRADIENT_NOTE: Final = re.compile(r"\b(bf16|fp32) (?:main )?gradients\b")
 _COMMIT_DATE: Final = re.compile(r"commit of (\d{4}-\d\d-\d\d)")
 _CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # of torchtitan's pull request 996, in which it is torchtune's
+# of the notes and of the model: Moonlight and finetuning have no performance recipes in Megatron Bridge
+_LIBRARY_RECIPE: Final = re.compile(r"^Moonlight|\bSFT\b|library recipe")
+_FLASH_NOTE: Final = re.compile(r"\bFlashAttention-([34])\b")
+_FLASH_BACKENDS: Final = {"3": "flash3", "4": "flash"}  # the fourth, for Blackwell, is taken as the fastest library
+_LIGER_NOTE: Final = "Liger kernels"
+# linkedin/Liger-Kernel, apply_liger_kernel_to_llama (transformers/monkey_patch.py): rope, rms_norm, swiglu and
+# fused_linear_cross_entropy are True
+_LIGER_KERNELS: Final = ("norm", "rotary", "activation", "optimizer")
 _FUSED_ADAM_NOTE: Final = re.compile(r"^fused AdamW; eager")
 _FULL_SHARD: Final = 3  # ZeRO stage
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
+_DEEPSPEED_BUCKET: Final = "1 GB"  # reduce_bucket_size of deepspeed/runtime/zero/config.py, 5e8 elements, of bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +66,20 @@ class FrameworkDefaults:
     gpu_prefix: prefix of the GPU's name, where a source ran different versions on different GPUs; moe_only:
     applies to MoE models only.
 
+    framework: file in topologies/frameworks, None: none describes it; version: of that file; is_dated: the version
+    is the date of the row's code; recipe: of that file; has_library_runs: some rows ran recipe `library` of it.
+
     p2p_overlap: pipeline sends overlap with compute; p2p_needs_chunks: only those of interleaved pipelines do;
     grad_reduce_overlap: so do gradient reductions, unless the row says otherwise (those of ZeRO-3 always do);
     tp_comm_overlap: tensor-parallel collectives are pipelined with their matmuls (not NVFP4's, nor with LoRA's
     adapters), unless the row says otherwise; backward_tp_overlap: tensor-parallel collectives of backward
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
-    arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); fsdp2: ZeRO-3 is PyTorch's `fully_shard`;
-    fp32_gradients: bf16 runs keep and reduce gradients in fp32; default_attention: where the row states
-    none; flash_version: its flash attention, None: the framework file's; gpt_biases: GPT models have biases
-    and dropout; bucket_size: bucket of gradients that are not sharded; framework: file in
-    topologies/frameworks; is_described: that file says which kernels it runs; is_dated: its versions are
-    dates; is_eager: not compiled, unless the row says so; uniform_precision: weights, gradients and moments
-    are in the compute format, without master weights; early_stop: recomputation stops once backward has
-    what it needs, as it does for compiled layers in any case; logs_last_rank: memory is logged by the last
-    rank.
+    arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); copies_gathered: ZeRO-3 copies gathered data into
+    each parameter (PyTorch's `fully_shard`, DeepSpeed); flash_version: what a row calls flash attention, None: the
+    file's; gpt_biases, gpt_dropout: GPT models have
+    biases, and if so dropout; bucket_size: bucket of gradients that are not sharded;
+    uniform_precision: weights, gradients and moments are in the compute format, without master weights;
+    logs_last_rank: memory is logged by the last rank.
 
     unsharded_experts: expert tensor parallelism is 1, unless the row says otherwise; fused_routing: fused
     kernels for routing and permutation, though off by the framework's defaults; has_aux_loss: routers have a
@@ -88,20 +99,18 @@ class FrameworkDefaults:
     tp_comm_overlap: bool = False
     backward_tp_overlap: bool = True
     deepspeed_zero3: bool = False
-    fsdp2: bool = False
-    fp32_gradients: bool = True
-    default_attention: str = "flash"
-    flash_version: str | None = "flash"
-    loss: str = "vocab_parallel"
+    copies_gathered: bool = False
+    flash_version: str | None = None
     gpt_biases: bool = False
+    gpt_dropout: bool = True
     bucket_size: str | None = None
-    framework: str = "pytorch"
-    is_described: bool = False
+    framework: str | None = None
+    version: str | None = None
+    recipe: str | None = None
+    has_library_runs: bool = False
     is_dated: bool = False
-    is_eager: bool = False
     uniform_precision: bool = False
     logs_last_rank: bool = False
-    early_stop: bool = False
     unsharded_experts: bool = False
     fused_routing: bool = False
     has_aux_loss: bool = False
@@ -121,21 +130,18 @@ class FrameworkDefaults:
         return replace(FRAMEWORKS[-1], gpt_biases=self.gpt_biases, precision_configs=self.precision_configs)
 
     def kernel_options(self, case: ValidationCase) -> dict[str, Any]:
-        """`training.loss` and `training.fused`: what the row says, else the defaults; a file's own are left to it."""
-        stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in case.text("notes") else {}
-        if self.is_described:
-            return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(case.text("notes")) else {})
-        return {"loss": self.loss, "fused": not self.is_eager or _is_compiled(case)} | stated_loss
-
-    def early_stop_options(self, case: ValidationCase) -> dict[str, bool]:
-        """`training.recompute.early_stop`: whether recomputation stops once backward has what it needs."""
-        return {} if self.is_described else {"early_stop": self.early_stop or _is_compiled(case)}
+        """`training.loss` and `training.fused`, where the row says what is not the software's default."""
+        notes = case.text("notes")
+        if _LIGER_NOTE in notes:
+            return {"loss": "fused_linear", "fused": [*_LIGER_KERNELS]}
+        stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in notes else {}
+        return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})
 
     def attention_options(self, case: ValidationCase) -> dict[str, str]:
         """`training.attention`; `flash` in a row means the framework's flash attention at that time."""
-        stated = case.text("attention") or self.default_attention
-        backend = self.flash_version if stated == "flash" else stated
-        return {} if backend is None else {"attention": backend}
+        stated, noted = case.text("attention"), _FLASH_NOTE.search(case.text("notes"))
+        backend = _FLASH_BACKENDS[noted[1]] if noted else self.flash_version if stated == "flash" else stated
+        return {"attention": backend} if backend else {}
 
     def model_options(self, case: ValidationCase) -> dict[str, Any]:
         """Layer options of the model: norm, position encoding, biases and dropout."""
@@ -147,7 +153,7 @@ class FrameworkDefaults:
             "positions": "learned" if learned else "rotary",
             "linear_bias": gpt,
             "qkv_bias": gpt,
-            "dropout": gpt,  # 0.1 in Megatron's and NeMo's GPT recipes
+            "dropout": gpt and self.gpt_dropout,  # 0.1 in Megatron's and NeMo's GPT recipes
         }
 
     def data_parallel_config(self, case: ValidationCase) -> dict[str, Any]:
@@ -157,10 +163,12 @@ class FrameworkDefaults:
         if stage == _FULL_SHARD and self.deepspeed_zero3:
             return {"deepspeed_zero3": {}}
         if stage == _FULL_SHARD:
-            return {"hsdp" if shard_options else "fsdp": {"overlap": overlap, "copies": self.fsdp2, **shard_options}}
+            name, options = "hsdp" if shard_options else "fsdp", {"overlap": overlap, "copies": self.copies_gathered}
+            return {name: options | shard_options}
+        bucket = {"bucket": self.bucket_size} if self.bucket_size else {}
         if stage:
-            return {"zero": {"stage": stage, "overlap": overlap, **shard_options}}
-        return {"ddp": {"overlap": overlap, **({"bucket": self.bucket_size} if self.bucket_size else {})}}
+            return {"zero": {"stage": stage, "overlap": overlap, **bucket, **shard_options}}
+        return {"ddp": {"overlap": overlap, **bucket}}
 
     def overlaps_tp_comm(self, case: ValidationCase) -> bool:
         """Whether tensor-parallel collectives are pipelined with their matmuls."""
@@ -178,18 +186,23 @@ class FrameworkDefaults:
         can_overlap = not self.p2p_needs_chunks or case.text("schedule") not in ("", "1f1b")
         return self.p2p_overlap and can_overlap and _NO_OVERLAP not in case.text("notes")
 
-    def overheads_config(self, case: ValidationCase) -> dict[str, Any]:
-        """`training.overheads`: the tensor parallelism of `framework: pytorch` is DTensor's; here it is another's."""
-        is_sharded = self.framework == "pytorch" and case.positive_int("tp", 1) > 1
-        return {"tensor_parallel_copies": False} if is_sharded else {}
-
     def framework_config(self, case: ValidationCase) -> dict[str, Any]:
-        """The `framework` section, with the CUDA graphs that the row's notes state."""
-        section = {"name": self.framework, "cuda_graphs": self.uses_cuda_graphs or _cuda_graph_scope(case)}
-        if not self.is_described:
-            return section
-        date = _code_date(case) if self.is_dated else None
-        return section | {"torch_compile": _is_compiled(case)} | ({} if date is None else {"version": date})
+        """The `framework` section, with the CUDA graphs and the compiler that the row's notes state."""
+        version = self.version or (_code_date(case) if self.is_dated else None)
+        stated = {
+            "name": self.framework,
+            "version": version,
+            "recipe": self._recipe(case),
+            "cuda_graphs": self.uses_cuda_graphs or _cuda_graph_scope(case),
+            "torch_compile": _is_compiled(case),
+        }
+        return {key: value for key, value in stated.items() if value}
+
+    def _recipe(self, case: ValidationCase) -> str | None:
+        """The recipe, `library` where the row says so or its model has no other."""
+        described = f"{case.text('model')} {case.text('notes')}"
+        is_library_recipe = self.has_library_runs and _LIBRARY_RECIPE.search(described)
+        return "library" if is_library_recipe else self.recipe
 
     def precision_config(self, case: ValidationCase) -> dict[str, str]:
         """`training.precision`: compute format, and non-default formats of gradients and optimizer states."""
@@ -197,25 +210,24 @@ class FrameworkDefaults:
         if self.uniform_precision:
             return formats | {"gradients": high_precision, "master": "none", "moments": high_precision}
         stated = _GRADIENT_NOTE.search(case.text("notes"))
-        keeps_fp32 = high_precision == "bf16" and (stated[1] == "fp32" if stated else self.fp32_gradients)
-        return formats | {"gradients": "fp32" if keeps_fp32 else high_precision}
+        if high_precision != "bf16":
+            return formats | {"gradients": high_precision}
+        return formats | ({"gradients": stated[1]} if stated else {})
 
 
 _MEGATRON_2021: Final = FrameworkDefaults(
     "megatron",
     last_year=2021,
+    framework="megatron-2021",
     p2p_overlap=False,
     grad_reduce_overlap=False,
     backward_tp_overlap=False,
     deepspeed_zero3=True,
-    default_attention="standard",
     gpt_biases=True,
     bucket_size=_MEGATRON_BUCKET,
     flash_version="flash2",
-    framework="megatron-2021",
     logs_last_rank=True,
 )
-
 _MEGATRON_2022: Final = replace(
     _MEGATRON_2021, last_year=2023, backward_tp_overlap=True, deepspeed_zero3=False, framework="megatron-2022"
 )
@@ -226,99 +238,87 @@ _MEGATRON_2022: Final = replace(
 # Launcher configurations of 2023 do not (NeMo-Framework-Launcher, launcher_scripts/conf/training), nor LoRA's recipes
 _NEMO: Final = FrameworkDefaults(
     "nemo",
+    framework="nemo",
+    recipe="performance",
     p2p_needs_chunks=True,  # nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py, as Megatron Bridge's
     tp_comm_overlap=True,
-    fp32_gradients=False,
     gpt_biases=True,
     bucket_size=_MEGATRON_BUCKET,
-    framework="nemo",
     logs_last_rank=True,
     precision_configs=NEMO,
 )
-
 _ALEPH_ALPHA: Final = FrameworkDefaults(
-    "aleph alpha", p2p_overlap=False, grad_reduce_overlap=False, backward_tp_overlap=False, is_eager=True
+    "aleph alpha",
+    framework="aleph-alpha-scaling",
+    p2p_overlap=False,
+    grad_reduce_overlap=False,
+    backward_tp_overlap=False,
 )
-
-# PyTorch's loss is inferred: small models, whose logits weigh most, are slower by its cost.
-_COMPOSER: Final = FrameworkDefaults(
-    "composer",
-    2023,
-    fp32_gradients=False,
-    loss="torch",
-    is_eager=True,
-    flash_version="flash1",
-    early_stop=True,
-    precision_configs=DELAYED_SCALING,
-)
+_COMPOSER: Final = FrameworkDefaults("composer", framework="composer", precision_configs=DELAYED_SCALING)
 _TORCHTITAN: Final = FrameworkDefaults(
     "torchtitan",
-    fsdp2=True,
-    backward_tp_overlap=False,
-    flash_version=None,
     framework="torchtitan",
-    is_described=True,
     is_dated=True,
+    copies_gathered=True,
+    backward_tp_overlap=False,
     precision_configs=TORCHAO,
 )
-# Hugging Face's Trainer with Accelerate, and what is built on it
-_TRANSFORMERS: Final = FrameworkDefaults(
-    "transformers",
+_TRANSFORMERS: Final = FrameworkDefaults("transformers", framework="transformers", backward_tp_overlap=False)
+# deepspeed/runtime/zero/config.py: overlap_comm is on by default for stage 3 only, buckets have 5e8 elements
+_DEEPSPEED: Final = FrameworkDefaults(
+    "deepspeed",
+    framework="deepspeed",
     backward_tp_overlap=False,
-    fp32_gradients=False,
-    flash_version="flash2",
-    framework="transformers",
-    is_described=True,
+    copies_gathered=True,
+    grad_reduce_overlap=False,
+    bucket_size=_DEEPSPEED_BUCKET,
 )
-
 # megatron/training/arguments.py: --overlap-grad-reduce (2d5220a4, 2023-08-16) is off unless given; overlap_p2p_comm is
 # the default since 2023-10-12 (4eeff55d), and set to False for pipelines that are not interleaved
 _MEGATRON: Final = FrameworkDefaults(
     "megatron",
+    framework="megatron",
     grad_reduce_overlap=False,
     p2p_needs_chunks=True,
     gpt_biases=True,
     bucket_size=_MEGATRON_BUCKET,
-    framework="megatron",
     logs_last_rank=True,
     precision_configs=MEGATRON,
 )
 _BRIDGE: Final = replace(
-    _NEMO, name_substring="megatron-bridge", gpt_biases=False, tp_comm_overlap=False, precision_configs=BRIDGE
+    _NEMO,
+    name_substring="megatron-bridge",
+    framework="megatron-bridge",
+    has_library_runs=True,
+    gpt_biases=False,
+    tp_comm_overlap=False,
+    precision_configs=BRIDGE,
 )
 
 # The first match applies; Megatron-LM keeps fp16 gradients in fp16 runs, fp32 gradients in bf16 runs.
 FRAMEWORKS: Final = (
     # llm-foundry's A100 tables are of July 2023 and earlier, those of H100 ran on PyTorch 2.1 (IMAGE in
-    # scripts/train/benchmarking/sweep.sh), which stops early without `activation_checkpointing_reentrant`
-    replace(_COMPOSER, gpu_prefix="a100", early_stop=False),
+    # scripts/train/benchmarking/sweep.sh)
+    replace(_COMPOSER, gpu_prefix="a100", version="2023-07-01"),
     _COMPOSER,
     # FlashAttention-2 before cuDNN until 2025-10-09, except on GPUs of compute capability 10.0 (pull request 1196)
     *(replace(_TORCHTITAN, flash_version="flash", gpu_prefix=gpu) for gpu in ("b200", "gb200", "b300", "gb300")),
     _TORCHTITAN,
+    replace(_DEEPSPEED, name_substring="transformers + deepspeed"),
     _TRANSFORMERS,
-    replace(_TRANSFORMERS, name_substring="accelerate"),
+    replace(_TRANSFORMERS, name_substring="accelerate", framework="accelerate"),
     replace(_TRANSFORMERS, name_substring="ms-swift"),
-    # torchtune's recipes (recipes/configs): dtype bf16, torch's AdamW, CEWithChunkedOutputLoss
-    FrameworkDefaults(
-        "torchtune",
-        fsdp2=True,
-        loss="chunked",
-        is_eager=True,
-        flash_version="flash2",
-        uniform_precision=True,
-        early_stop=True,
-    ),
-    # Llama 3's: PyTorch's FSDP, which adds each microbatch's gradient to FP32 sums (arXiv:2407.21783, section 3.3.2)
-    FrameworkDefaults("in-house (pytorch)", fsdp2=True, is_code_verified=False),
-    # foundation-model-stack/fms-fsdp: policy bfSixteen reduces in bf16 (fms_fsdp/policies/mixed_precision.py)
-    FrameworkDefaults("fms-fsdp", fp32_gradients=False, loss="torch", is_eager=True, flash_version="flash2"),
-    # thunder/benchmarks/benchmark_litgpt.py of lightning-thunder: weights, gradients and moments in bf16, torch's AdamW
-    FrameworkDefaults(
-        "litgpt", fsdp2=True, loss="torch", is_eager=True, flash_version="flash2", uniform_precision=True
-    ),
-    # Liger-Kernel's apply_liger_kernel_to_llama: fused_linear_cross_entropy=True
-    FrameworkDefaults("liger", loss="fused_linear"),
+    # dtype is bf16 in its recipes (recipes/configs)
+    FrameworkDefaults("torchtune", framework="torchtune", copies_gathered=True, uniform_precision=True),
+    FrameworkDefaults("fms-fsdp", framework="fms-fsdp"),
+    # thunder/benchmarks/benchmark_litgpt.py of lightning-thunder: weights, gradients and moments in bf16
+    FrameworkDefaults("litgpt", framework="litgpt", copies_gathered=True, uniform_precision=True),
+    FrameworkDefaults("olmo-core", framework="olmo-core", copies_gathered=True),
+    FrameworkDefaults("fast-llm", framework="fast-llm"),
+    FrameworkDefaults("paddle", framework="paddle"),
+    # one all-reduce or reduce-scatter of each layer on a stream of its own (multi_gpu_async_reduce_gradient in
+    # llmc/zero.cuh)
+    FrameworkDefaults("llm.c", framework="llm.c", gpt_biases=True, gpt_dropout=False),
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
     replace(_MEGATRON_2022, name_substring="nemo", last_year=2022),
     replace(_NEMO, last_year=2023, flash_version="flash2", tp_comm_overlap=False),
@@ -326,14 +326,11 @@ FRAMEWORKS: Final = (
     # NVIDIA/dgxc-benchmarking v25.05, false on H100)
     replace(_NEMO, moe_only=True, gpu_prefix="gb200", uses_cuda_graphs=True),
     replace(_NEMO, moe_only=True, gpu_prefix="b200", uses_cuda_graphs=True),
-    # NVIDIA/NeMo's performance recipes keep gradients in bf16 (grad_reduce_in_fp32 = False in scripts/performance)
     _NEMO,
-    # its MoE recipes set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes), and all that were
-    # timed grad_reduce_in_fp32 to False (scripts/performance/configs, recipes/moonlight)
+    # its MoE recipes set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes)
     replace(_BRIDGE, moe_only=True, unsharded_experts=True, has_aux_loss=True),
-    # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4; cross_entropy_fusion_impl is "te",
-    # Liger's kernel as Transformer Engine has it (scripts/performance/utils/overrides.py)
-    replace(_BRIDGE, tp_comm_overlap=True, loss="fused"),
+    # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4
+    replace(_BRIDGE, tp_comm_overlap=True),
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
     # (1ac4a442, 2021-12-10) and, with `async_tensor_model_parallel_allreduce` off, that of July 2023 (f90b8877).
     replace(
@@ -343,15 +340,15 @@ FRAMEWORKS: Final = (
         deepspeed_zero3=False,
         framework="megatron-deepspeed",
     ),
+    replace(_MEGATRON_2022, name_substring="megatron-llama", framework="megatron-llama"),
     _MEGATRON_2021,
     _MEGATRON_2022,
     # nanotron: tp_linear_async_communication is off in the runs' configuration (huggingface/bench_cluster)
-    FrameworkDefaults("nanotron", p2p_overlap=False, backward_tp_overlap=False, is_eager=True),
-    # InternEvo reduces gradients in their own format (solver/optimizer/hybrid_zero_optim.py)
-    FrameworkDefaults("internevo", fp32_gradients=False),
+    FrameworkDefaults("nanotron", framework="nanotron", p2p_overlap=False, backward_tp_overlap=False),
+    FrameworkDefaults("internevo", framework="internevo"),
     # Aleph-Alpha/scaling: all collectives and sends between stages block (core/nn/linear/utils.py, core/optimizer/
     # allreduce.py, core/nn/parallel_module/communicator.py); its runs differ in the kernel of their norms
-    replace(_ALEPH_ALPHA, name_substring="aleph alpha scaling, fused norms", is_eager=False),
+    replace(_ALEPH_ALPHA, name_substring="aleph alpha scaling, fused norms", version="fused-norms"),
     _ALEPH_ALPHA,
     # model_configs/benchmarking of yanring/Megatron-MoE-ModelZoo set --expert-tensor-parallel-size 1,
     # --account-for-embedding-in-pipeline-split, --account-for-loss-in-pipeline-split, --moe-permute-fusion,
@@ -366,10 +363,14 @@ FRAMEWORKS: Final = (
         precision_configs=MOE_MODEL_ZOO,
     ),
     _MEGATRON,
+    _DEEPSPEED,
     # XLA matmuls through Flax or Transformer Engine
-    FrameworkDefaults("maxtext", precision_configs=DELAYED_SCALING, is_code_verified=False),
-    FrameworkDefaults("paxml", precision_configs=DELAYED_SCALING, is_code_verified=False),
-    FrameworkDefaults(""),
+    FrameworkDefaults("maxtext", framework="maxtext", precision_configs=DELAYED_SCALING),
+    # USE_BIAS and TRAINABLE_POSITION_EMB of GPT126MBase in google/paxml, paxml/contrib/gpu/scripts_gpu/configs.py
+    FrameworkDefaults(
+        "paxml", framework="paxml", gpt_biases=True, gpt_dropout=False, precision_configs=DELAYED_SCALING
+    ),
+    FrameworkDefaults("", copies_gathered=True),
 )
 
 

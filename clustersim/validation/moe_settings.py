@@ -58,11 +58,6 @@ _AUX_LOSS_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b", "qwen3-30b-a3b", 
 # (moe_shared_expert_overlap; src/megatron/bridge/recipes/{deepseek/deepseek_v3,moonlight/moonlight_16b}.py)
 _BF16_MOMENT_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b")
 _BF16_MOMENTS_NOTE: Final = "bf16 moments"  # text in the notes
-# moe_router_fusion is off in Megatron Bridge's library recipes (src/megatron/bridge/recipes/{deepseek/deepseek_v3,qwen/
-# qwen3_moe}.py, v0.4.2), on in its performance recipes (set_*_common_configs of scripts/performance/configs); Moonlight
-# and finetuning have none of these
-_UNFUSED_ROUTER_MODELS: Final = ("moonlight-16b-a3b",)
-_LIBRARY_RECIPE_NOTE: Final = re.compile(r"\bSFT\b|library recipe")
 _UNFUSED_PERMUTE_NOTE: Final = "permute fusion off"
 
 
@@ -100,7 +95,7 @@ def moe_overheads(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str
     candidates = {
         "router_loss": (True, preset in _AUX_LOSS_MODELS and defaults.has_aux_loss),
         "permute_unfused": (_UNFUSED_PERMUTE_NOTE in notes, _UNFUSED_PERMUTE_NOTE in notes or defaults.fused_routing),
-        "router_unfused": (not defaults.fused_routing, defaults.fused_routing or _has_unfused_router(case, defaults)),
+        "router_unfused": (False, defaults.fused_routing),
         "grouping": ("fused", True) if FUSED_MLP_NOTE in notes else ("loop", _runs_experts_sequentially(notes)),
     }
     return {key: value for key, (value, applies) in candidates.items() if applies}
@@ -115,12 +110,6 @@ def moe_precision(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str
     has_bf16_moments = defaults.moe_only and matching_preset(case) in _BF16_MOMENT_MODELS
     is_stated = _BF16_MOMENTS_NOTE in case.text("notes")
     return {"moments": high_precision_format(case)} if has_bf16_moments or is_stated else {}
-
-
-def _has_unfused_router(case: ValidationCase, defaults: FrameworkDefaults) -> bool:
-    """Whether a Megatron Bridge recipe runs the router as separate unfused operations."""
-    is_library_recipe = _LIBRARY_RECIPE_NOTE.search(case.text("notes")) is not None
-    return defaults.moe_only and (is_library_recipe or matching_preset(case) in _UNFUSED_ROUTER_MODELS)
 
 
 def experts_config(case: ValidationCase, preset: str | None) -> dict[str, Any]:

@@ -57,6 +57,8 @@ class OverheadsConfig(ConfigModel):
     """the auxiliary load-balancing loss is computed; left out: the framework's"""
     keeps_gathered_inputs: bool | None = None
     """column-parallel layers save their inputs gathered under sequence parallelism; left out: the framework's"""
+    embedding_matmul: bool | None = None
+    """tokens are looked up by a matmul of one-hot rows with the embedding table; left out: the framework's"""
     grouping: Annotated[Grouping | None, enum_parser(Grouping)] = None
     """launch of expert matmuls (grouped GEMM), and whether the ops in between are fused; left out: the framework's"""
     softmax_keys: TokenCount | None = None

@@ -81,6 +81,10 @@ class FrameworkConfig(ConfigModel):
         NonEmptyText | None, value_parser(_parse_version, "a version", "2025-03-01", schema_type=str | int)
     ] = None
     """of the software, one of the file's `versions`; left out: the newest"""
+    recipe: NonEmptyText | None = None
+    """of the software, one of the file's `recipes`, such as performance of megatron-bridge; left out: the file as it
+    is
+    """
     cuda_graphs: bool | Literal["outside_experts"] = False
     """forward and backward are captured in CUDA graphs; outside_experts: except kernels on expert-parallel ranks"""
     torch_compile: bool = False
