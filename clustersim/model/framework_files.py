@@ -117,11 +117,8 @@ def _recipe_of(path: Path, recipe: str, recipes: Mapping[str, Any]) -> str:
     """The entry of a recipe."""
     if recipe in recipes:
         return recipe
-    if not recipes:
-        raise InputError(f"recipe: {path.stem} has no recipes, but the file says {format_value(recipe)}; leave it out")
-    raise InputError(
-        f"recipe: {format_value(recipe)} of {path.stem} is unknown; {suggest_nearest(recipe, recipes)}"
-    )
+    available = suggest_nearest(recipe, recipes) if recipes else "its file has no recipes, leave it out"
+    raise InputError(f"recipe: {format_value(recipe)} of {path.stem} is unknown; {available}")
 
 
 def _read_kernels(section: MappingReader) -> KernelDefaults:

@@ -12,8 +12,8 @@ class Software:
     """The software of a step.
 
     framework, version, recipe: as in `topologies/frameworks`, "": the newest version, no recipe; is_compiled: its
-    layers are; fused: what runs as one kernel each; attention, loss: implementations; gradients: the format in which they are
-    accumulated; is_assumed: the file names no framework.
+    layers are; fused: what runs as one kernel each; attention, loss: implementations; gradients: the format in
+    which they are accumulated; is_assumed: the file names no framework.
     """
 
     framework: str

@@ -76,10 +76,9 @@ class FrameworkDefaults:
     overlap with the weight gradients; deepspeed_zero3: ZeRO-3 is DeepSpeed's of early 2021, with which
     arXiv:2104.04473 ran its three (`lowering.deepspeed_zero3`); copies_gathered: ZeRO-3 copies gathered data into
     each parameter (PyTorch's `fully_shard`, DeepSpeed); flash_version: what a row calls flash attention, None: the
-    file's; gpt_biases, gpt_dropout: GPT models have
-    biases, and if so dropout; bucket_size: bucket of gradients that are not sharded;
-    uniform_precision: weights, gradients and moments are in the compute format, without master weights;
-    logs_last_rank: memory is logged by the last rank.
+    file's; gpt_biases, gpt_dropout: GPT models have biases, and if so dropout; bucket_size: bucket of gradients
+    where parameters are not sharded; uniform_precision: weights, gradients and moments are in the compute format,
+    without master weights; logs_last_rank: memory is logged by the last rank.
 
     unsharded_experts: expert tensor parallelism is 1, unless the row says otherwise; fused_routing: fused
     kernels for routing and permutation, though off by the framework's defaults; has_aux_loss: routers have a
@@ -321,7 +320,7 @@ FRAMEWORKS: Final = (
     FrameworkDefaults("llm.c", framework="llm.c", gpt_biases=True, gpt_dropout=False),
     # NeMo of 2022 is Megatron-LM's and Apex' code of its time; cuDNN's fast attention of Hopper came with cuDNN 9, 2024
     replace(_MEGATRON_2022, name_substring="nemo", last_year=2022),
-    replace(_NEMO, last_year=2023, flash_version="flash2", tp_comm_overlap=False),
+    replace(_NEMO, last_year=2023, version="23.11", tp_comm_overlap=False),
     # layers of Grok-1 with padded experts are captured on Blackwell (CUDA_GRAPH in grok1/launch.sh of
     # NVIDIA/dgxc-benchmarking v25.05, false on H100)
     replace(_NEMO, moe_only=True, gpu_prefix="gb200", uses_cuda_graphs=True),

@@ -15,9 +15,18 @@ from clustersim.common.errors import InputError
 from clustersim.common.mapping_reader import merge_mappings
 from clustersim.model.framework import MeasuredHostUse
 from clustersim.model.framework_files import load_framework
-from clustersim.model.training import ALL_FUSED, FullRecompute, FusedKernel, NoRecompute, SelectiveOpRecompute
+from clustersim.model.training import (
+    ALL_FUSED,
+    FullRecompute,
+    FusedKernel,
+    LossImplementation,
+    NoRecompute,
+    SelectiveOpRecompute,
+)
 from clustersim.scenario.config.data_parallel import DataParallelConfig
 from clustersim.scenario.config.schedule import ScheduleConfig
+
+OPTIONAL_SECTIONS = ("kernels", "overheads", "supported_layouts", "versions", "recipes")
 
 
 @pytest.fixture
@@ -35,16 +44,27 @@ def written(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
     return write
 
 
+def complete_content(name: str) -> dict[str, Any]:
+    """A file's content over that of the files that it is like; versions and recipes are each file's own."""
+    content = data_files.read_mapping(data_files.find_file("frameworks", name))
+    if "like" not in content:
+        return content
+    base = complete_content(content["like"])
+    own_sections = {"versions", "recipes"} & content.keys()
+    for section in {"versions", "recipes"} - own_sections:
+        base.pop(section, None)
+        base["sources"].pop(section, None)
+    return merge_mappings(base, content)
+
+
 @pytest.mark.parametrize("name", data_files.list_names("frameworks"))
 def test_every_shipped_framework_loads_and_has_a_source_for_every_number(name: str) -> None:
     framework = load_framework(name)
     assert framework.name == name
     assert framework.fragmentation >= 1.0
     assert (framework.launch_seconds > 0.0) is (name != "ideal")
-    content = data_files.read_mapping(data_files.find_file("frameworks", name))
-    if "like" in content:
-        content = merge_mappings(data_files.read_mapping(data_files.find_file("frameworks", content["like"])), content)
-    optional_sections = [key for key in ("kernels", "overheads", "supported_layouts", "versions") if key in content]
+    content = complete_content(name)
+    optional_sections = [key for key in OPTIONAL_SECTIONS if key in content]
     assert set(content["sources"]) == {*content["memory"], *content["host"], *content["checkpoint"], *optional_sections}
 
 
@@ -93,6 +113,70 @@ def test_versions_of_torchtitan_are_what_its_commits_changed(
 def test_unknown_versions_are_rejected(name: str, version: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         load_framework(name, version)
+
+
+def test_recipes_of_megatron_bridge_run_other_kernels() -> None:
+    """Its library's recipes are what is run without a recipe; those of NVIDIA's tables fuse the router."""
+    unnamed, library = load_framework("megatron-bridge"), load_framework("megatron-bridge", recipe="library")
+    performance = load_framework("megatron-bridge", recipe="performance")
+    assert (unnamed.recipe, library.recipe, performance.recipe) == ("", "library", "performance")
+    assert replace(library, recipe="") == unnamed
+    assert (library.overheads.router_unfused, performance.overheads.router_unfused) == (True, False)
+    assert not library.overheads.permute_unfused
+    assert (library.kernels.gradients, performance.kernels.gradients) == (DType.FP32, DType.BF16)
+    assert library.kernels.loss is performance.kernels.loss is LossImplementation.FUSED
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "sentence"),
+    [
+        ("megatron-bridge", "perfomance", "recipe: 'perfomance' of megatron-bridge is unknown; did you mean perf"),
+        ("megatron-bridge", "zzz", "recipe: 'zzz' of megatron-bridge is unknown; choose one of library, performance"),
+        ("pytorch", "library", "recipe: 'library' of pytorch is unknown; its file has no recipes, leave it out"),
+    ],
+)
+def test_unknown_recipes_are_rejected(name: str, recipe: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        load_framework(name, recipe=recipe)
+
+
+@pytest.mark.parametrize("key", ["versions", "recipes"])
+def test_versions_and_recipes_are_mappings_of_keys(key: str, written: Callable[[dict[str, Any]], Path]) -> None:
+    path = written({"description": "mine", "like": "pytorch", key: ["fast"], "sources": {}})
+    with pytest.raises(InputError, match=rf"mine\.yaml: {key}: write a mapping of {key} to the keys that they change"):
+        load_framework(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "fused", "loss", "gradients"),
+    [
+        ("accelerate", {"optimizer"}, "torch", "bf16"),
+        ("deepspeed", {"optimizer"}, "torch", "bf16"),
+        ("composer", set(), "torch", "bf16"),
+        ("torchtune", {"optimizer"}, "chunked", "fp32"),
+        ("litgpt", {"optimizer"}, "torch", "fp32"),
+        ("fms-fsdp", set(), "torch", "bf16"),
+        ("olmo-core", set(), "torch", "fp32"),
+        ("nanotron", {"norm", "rotary", "optimizer"}, "vocab_parallel", "fp32"),
+        ("internevo", {"norm", "rotary", "activation", "residual", "softmax"}, "fused", "bf16"),
+        ("megatron-llama", {"norm", "residual", "softmax", "optimizer"}, "vocab_parallel", "fp32"),
+        ("paddle", {"norm", "rotary", "activation", "optimizer"}, "vocab_parallel", "fp32"),
+        ("maxtext", {kind.value for kind in ALL_FUSED}, "compiled", "bf16"),
+        ("llm.c", {kind.value for kind in ALL_FUSED}, "fused", "bf16"),
+    ],
+)
+def test_kernels_of_each_software(name: str, fused: set[str], loss: str, gradients: str) -> None:
+    kernels = load_framework(name).kernels
+    assert {kind.value for kind in kernels.fused} == fused
+    assert (kernels.loss.value, kernels.gradients.value) == (loss, gradients)
+
+
+@pytest.mark.parametrize("name", ["maxtext", "paxml", "llm.c"])
+def test_programs_without_python_between_kernels_launch_faster(name: str) -> None:
+    framework, pytorch = load_framework(name), load_framework("pytorch")
+    assert 0.0 < framework.launch_seconds < pytorch.launch_seconds
+    assert 0.0 < framework.backward_launch_seconds < pytorch.backward_launch_seconds
+    assert framework.measured_host_use is MeasuredHostUse.NOTHING
 
 
 def test_a_file_is_like_another_except_for_its_own_keys(written: Callable[[dict[str, Any]], Path]) -> None:

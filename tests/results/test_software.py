@@ -32,6 +32,10 @@ def load_scenario(*overrides: str) -> Scenario:
         ),
         (("framework=ideal",), "ideal · fused kernels · flash attention · fused loss"),
         (
+            ("framework={name: megatron-bridge, recipe: performance}",),
+            "megatron-bridge performance recipe · fused kernels · flash attention · fused loss",
+        ),
+        (
             ("framework=megatron", "training.fused=[norm, optimizer]", "training.attention=flash2"),
             "megatron · unfused rotary, activation, residual, softmax · flash2 attention · vocab_parallel loss",
         ),

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from clustersim.common.errors import InputError
+from clustersim.model.framework_files import load_framework
 from clustersim.model.layer_stack import FullAttention
+from clustersim.model.training import FusedKernel
 from clustersim.scenario import Scenario
 from clustersim.schedules import registry
 from clustersim.validation.case_scenario import scenario_mapping
@@ -27,7 +29,12 @@ DP_ONLY = {"tp": "1", "pp": "1", "dp": "8", "cp": "1", "schedule": ""}
             {"zero_stage": "3", "hsdp_replicas": "2", "framework": "torchtitan"},
             {"hsdp": {"overlap": True, "copies": True, "shard": 4}},
         ),
-        ({"zero_stage": "1", "hsdp_replicas": "4"}, {"zero": {"stage": 1, "overlap": False, "shard": 2}}),
+        (
+            {"zero_stage": "1", "hsdp_replicas": "4"},
+            {"zero": {"stage": 1, "overlap": False, "bucket": "megatron", "shard": 2}},
+        ),
+        ({"zero_stage": "2", "framework": "deepspeed"}, {"zero": {"stage": 2, "overlap": False, "bucket": "1 GB"}}),
+        ({"zero_stage": "3", "framework": "deepspeed"}, {"fsdp": {"overlap": True, "copies": True}}),
         ({"zero_stage": "0"}, {"ddp": {"overlap": False, "bucket": "megatron"}}),
     ],
 )
@@ -109,8 +116,9 @@ def test_a_row_may_be_of_amds_machines(gpu: str) -> None:
 @pytest.mark.parametrize(("year", "attention"), [("2022", "standard"), ("2023", "flash2"), ("2024", "flash")])
 def test_nemo_attention_depends_on_the_year(year: str, attention: str) -> None:
     """Megatron-LM's unfused attention, then FlashAttention-2, then cuDNN's of Hopper."""
-    mapping = scenario_mapping(step_case(**DP_ONLY, framework="NeMo", year=year, attention=""))
-    assert mapping["training"]["attention"] == attention
+    for stated in ("", "flash") if attention != "standard" else ("",):
+        scenario = build_scenario(step_case(**DP_ONLY, framework="NeMo", year=year, attention=stated))
+        assert scenario.training.attention.value == attention
 
 
 @pytest.mark.parametrize(
@@ -137,19 +145,68 @@ def test_invalid_layers_per_stage_are_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "fused", "backward"),
+    ("framework", "name", "unfused", "backward"),
     [
-        ("aleph alpha scaling", False, False),
-        ("aleph alpha scaling, fused norms", True, False),
-        ("nanotron", False, False),
-        ("internevo", True, True),
+        ("aleph alpha scaling", "aleph-alpha-scaling", {*FusedKernel}, False),
+        ("aleph alpha scaling, fused norms", "aleph-alpha-scaling", set(), False),
+        (
+            "nanotron",
+            "nanotron",
+            {FusedKernel.ACTIVATION, FusedKernel.RESIDUAL, FusedKernel.SOFTMAX},
+            False,
+        ),
+        ("internevo", "internevo", {FusedKernel.OPTIMIZER}, True),
+        ("megatron-llama (megatron-lm)", "megatron-llama", {FusedKernel.ROTARY, FusedKernel.ACTIVATION}, True),
     ],
 )
-def test_what_in_house_frameworks_leave_out(framework: str, fused: bool, backward: bool) -> None:
+def test_what_in_house_frameworks_leave_out(
+    framework: str, name: str, unfused: set[FusedKernel], backward: bool
+) -> None:
     """Their code runs unfused elementwise kernels, or waits for every tensor-parallel collective of backward."""
-    mapping = scenario_mapping(step_case(framework=framework, year="2023"))
-    assert mapping["training"]["fused"] is fused
-    assert mapping["layout"]["async_tensor_model_parallel_allreduce"] is backward
+    case = step_case(framework=framework, year="2023")
+    scenario = build_scenario(case)
+    assert scenario.framework.name == name
+    assert {kind for kind in FusedKernel if not scenario.training.fuses(kind)} == unfused
+    assert scenario_mapping(case)["layout"]["async_tensor_model_parallel_allreduce"] is backward
+
+
+@pytest.mark.parametrize("framework", ["", "in-house", "pytorch (FSDP)", "pith-train"])
+def test_nothing_is_said_of_software_that_no_file_describes(framework: str) -> None:
+    """It is what a user gets who says nothing: eager PyTorch, unless the row says that it is compiled."""
+    case = step_case(**DP_ONLY, framework=framework, attention="flash", precision="bf16")
+    mapping = scenario_mapping(case)
+    assert "framework" not in mapping
+    assert not {"fused", "loss", "attention", "overheads"} & mapping["training"].keys()
+    assert build_scenario(case).framework == load_framework()
+    compiled = step_case(**DP_ONLY, framework=framework, precision="bf16", notes="torch.compile")
+    assert scenario_mapping(compiled)["framework"] == {"torch_compile": True}
+
+
+@pytest.mark.parametrize(
+    ("cells", "recipe"),
+    [
+        ({"notes": ""}, "performance"),
+        ({"notes": "library recipe @ v0.4.2"}, "library"),
+        ({"notes": "SFT; packed"}, "library"),
+        ({"notes": "", "model": "Moonlight-16B-A3B"}, "library"),
+    ],
+)
+def test_rows_of_megatron_bridge_name_the_recipe(cells: dict[str, str], recipe: str) -> None:
+    scenario = build_scenario(step_case(**DP_ONLY, framework="megatron-bridge (megatron-core)", year="2026", **cells))
+    assert scenario.framework.recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("gpu", "version", "attention"), [("h200-sxm-141gb", "3", "flash3"), ("h200-sxm-141gb", "4", "flash")]
+)
+def test_notes_name_liger_kernels_and_the_version_of_flash_attention(gpu: str, version: str, attention: str) -> None:
+    notes = f"fused Liger kernels; FlashAttention-{version}"
+    case = step_case(**DP_ONLY, framework="deepspeed 0.19 (Hugging Face, Liger)", gpu=gpu, notes=notes)
+    training = build_scenario(case).training
+    assert (training.attention.value, training.loss.value) == (attention, "fused_linear")
+    assert training.fused == {
+        FusedKernel.NORM, FusedKernel.ROTARY, FusedKernel.ACTIVATION, FusedKernel.OPTIMIZER
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -266,4 +323,4 @@ def test_qwen3_normalizes_queries_and_keys(model: str, has_norms: bool) -> None:
 def test_notes_set_the_loss_and_the_format_of_gradients(notes: str, loss: str, gradients: str) -> None:
     case = step_case(**DP_ONLY, framework="torchtitan", year="2025", notes=notes)
     assert build_scenario(case).training.loss.value == loss
-    assert scenario_mapping(case)["training"]["precision"]["gradients"] == gradients
+    assert build_scenario(case).training.recipe.weight_formats.gradients.value == gradients
