@@ -37,7 +37,7 @@ from calibrate.fit.low_precision_steps import (
     tabulate_low_precision,
 )
 from calibrate.fit.out_of_sample import OutOfSampleStep, out_of_sample_path, write_out_of_sample
-from calibrate.fit.step_table import FITTED_ACCELERATORS, SHARED_HOST_FRAMEWORKS, TabulatedStep, tabulate_step
+from calibrate.fit.step_table import FITTED_ACCELERATORS, TabulatedStep, host_framework, tabulate_step
 from calibrate.fit.transferred_steps import SustainedRates, TransferredStep, evaluate_transferred
 from clustersim.common.arrays import FloatArray
 from clustersim.common.data_files import list_names
@@ -148,7 +148,7 @@ def _coordinate_step(
 
 
 def _with_fallbacks(steps: Sequence[TabulatedStep], constants: StepConstants) -> StepConstants:
-    """Copy constants of siblings to accelerators with too few cases, and those of shared hosts to frameworks."""
+    """Copy constants of siblings to accelerators with too few cases, and those of their hosts to frameworks."""
     searched_names = [name for name, _ in _search_space(steps)]
     fallbacks = {
         name: constants.sustained[source_name]
@@ -156,7 +156,7 @@ def _with_fallbacks(steps: Sequence[TabulatedStep], constants: StepConstants) ->
         if name not in searched_names
     }
     launch, backward = (
-        {**constant, **{name: constant[source_name] for name, source_name in SHARED_HOST_FRAMEWORKS.items()}}
+        {name: constant[host_framework(name)] for name in constant}
         for constant in (constants.launch, constants.backward)
     )
     return StepConstants({**constants.sustained, **fallbacks}, launch, backward)

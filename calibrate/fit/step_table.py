@@ -14,6 +14,7 @@ import numpy as np
 
 from calibrate.fit.unstated_software import UnstatedSoftware
 from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.data_files import find_file, read_mapping
 from clustersim.common.units import Seconds
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
@@ -38,15 +39,21 @@ SAME_CHIP: Final[Mapping[str, str]] = {
 """Accelerators with the same chip share constants; GB200, cooled otherwise, has almost no dense BF16 cases."""
 
 
-SHARED_HOST_FRAMEWORKS: Final[Mapping[str, str]] = {
+_HOST_GENERATIONS: Final[Mapping[str, str]] = {
     "megatron-2022": "megatron-2021",
     "megatron-deepspeed": "megatron-2021",
     "megatron": "pytorch",
     "nemo": "pytorch",
-    "torchtitan": "pytorch",
-    "transformers": "pytorch",
 }
-"""Frameworks of one generation of PyTorch and autograd share their launch times."""
+"""Frameworks of one generation of PyTorch and autograd, whose launch times are one."""
+
+
+def host_framework(name: str) -> str:
+    """The framework whose launch times a packaged one has: of its generation, or that it is like."""
+    content = read_mapping(find_file("frameworks", name))
+    if "launch" in content.get("host", {}):
+        return _HOST_GENERATIONS.get(name, name)
+    return host_framework(content["like"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,7 @@ def tabulate_step(case: ValidationCase) -> TabulatedStep | None:
         case.text("case_id"),
         case.text("source"),
         SAME_CHIP.get(accelerator_name, accelerator_name),
-        SHARED_HOST_FRAMEWORKS.get(scenario.framework.name, scenario.framework.name),
+        host_framework(scenario.framework.name),
         framework_defaults(case).is_verified,
         measured,
         _predict_table(scenario),
