@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from calibrate.fit.out_of_sample import out_of_sample_path, read_out_of_sample
-from calibrate.fit.prediction_interval import cross_validate, strata_table
+from calibrate.fit.out_of_sample import OutOfSampleStep, out_of_sample_path, read_out_of_sample
+from calibrate.fit.prediction_interval import cross_validate, strata_table, with_groups
 from clustersim.uncertainty.model_file import (
     DENSE_STEPS,
     LOW_PRECISION_MOE_STEPS,
@@ -71,9 +71,14 @@ def test_errors_of_kernels() -> None:
     )
 
 
+def stated_steps(kind: str) -> list[OutOfSampleStep]:
+    """The out-of-sample predictions with the software stated."""
+    return [step for step in read_out_of_sample(out_of_sample_path(kind)) if step.states_software]
+
+
 def out_of_sample_errors(kind: str) -> tuple[int, int, float]:
-    """Number of steps and sources, and macro mean of the errors, of steps whose source no constant was fitted to."""
-    steps, by_source = read_out_of_sample(out_of_sample_path(kind)), defaultdict(list)
+    """Number of steps and sources, and macro mean of the errors, of steps whose publisher no constant was fitted to."""
+    steps, by_source = stated_steps(kind), defaultdict(list)
     for step in steps:
         by_source[step.source].append(abs(math.expm1(-step.log_error)))
     return len(steps), len(by_source), fmean(fmean(errors) for errors in by_source.values())
@@ -89,15 +94,15 @@ def test_errors_of_unseen_sources() -> None:
         VALIDATION_PAGE,
         f"{steps} measured dense steps of {sources} sources, at most 11 of each",
         f"the macro mean of the {sources} sources of `fit-steps` is {percent(dense, 1)}",
-        f"({percent(moe)} with constants that have not seen a source's dense steps)",
-        f"Leave-one-source-out it is {percent(low_precision[2])} and {percent(low_precision_moe[2])} "
+        f"({percent(moe)} with constants that have not seen its publisher's dense steps)",
+        f"Leave-one-publisher-out it is {percent(low_precision[2])} and {percent(low_precision_moe[2])} "
         f"({low_precision[0]} and {low_precision_moe[0]} steps",
     )
 
 
 def test_steps_behind_the_prediction_interval() -> None:
     model = load_uncertainty_model()
-    basis = f"from {model.step_count} published steps ({model.source_count} sources, leave-one-source-out)"
+    basis = f"from {model.step_count} published steps ({model.source_count} sources, leave-one-{model.held_out}-out)"
     assert_states("README.md", basis)
     assert_states(
         VALIDATION_PAGE,
@@ -108,6 +113,6 @@ def test_steps_behind_the_prediction_interval() -> None:
 
 @pytest.mark.slow
 def test_coverage_of_strata() -> None:
-    model, steps = load_uncertainty_model(), read_out_of_sample(out_of_sample_path(DENSE_STEPS))
+    model, steps = load_uncertainty_model(), with_groups(read_out_of_sample(out_of_sample_path(DENSE_STEPS)))
     table = strata_table(model, cross_validate(steps, model.repeat_deviation))
     assert "\n".join(table) in (ROOT / VALIDATION_PAGE).read_text(encoding="utf-8")
