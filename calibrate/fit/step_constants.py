@@ -174,7 +174,7 @@ class SourceQuality:
     loo_bias: float
 
 
-def fit_source_held_out(steps: Sequence[TabulatedStep]) -> dict[str, StepConstants]:
+def fit_publisher_held_out(steps: Sequence[TabulatedStep]) -> dict[str, StepConstants]:
     """By source, the constants fitted without its publisher."""
     publishers = {step.source: publisher_of(step.source) for step in steps}
     constants = {
@@ -285,7 +285,7 @@ def command(options: argparse.Namespace) -> None:
         ]
         if len(tabulated_steps) < len(cases):
             print(f"{len(cases) - len(tabulated_steps)} of {len(cases)} cases cannot be predicted", file=sys.stderr)
-        constants, held_out_constants = fit_step_constants(tabulated_steps), fit_source_held_out(tabulated_steps)
+        constants, held_out_constants = fit_step_constants(tabulated_steps), fit_publisher_held_out(tabulated_steps)
         transferred = evaluate_transferred(
             published, *_sustained_rates(constants, held_out_constants, tabulate_low_precision(published, pool)), pool
         )

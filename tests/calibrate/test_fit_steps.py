@@ -25,7 +25,7 @@ from calibrate.fit.step_constants import (
     StepConstants,
     add_arguments,
     command,
-    fit_source_held_out,
+    fit_publisher_held_out,
     fit_step_constants,
     out_of_sample_steps,
     relative_errors,
@@ -162,7 +162,7 @@ def test_sources_have_equal_weight_whatever_their_case_count() -> None:
 
 def test_held_out_source_is_not_used_in_the_fit() -> None:
     """Its accelerator's rate is 0.83, without it 1: predicted 0.83 of the measurement. In sample, it is exact."""
-    without = fit_source_held_out(tabulate_steps(ALL_STEPS))
+    without = fit_publisher_held_out(tabulate_steps(ALL_STEPS))
     qualities = {
         quality.source: quality
         for quality in step_quality(tabulate_steps(ALL_STEPS), fit_step_constants(tabulate_steps(ALL_STEPS)), without)
@@ -186,7 +186,7 @@ def test_held_out_source_is_predicted_by_the_constants_of_the_others() -> None:
     )
     constants = fit_step_constants(cases)
     odd = next(
-        quality for quality in step_quality(cases, constants, fit_source_held_out(cases)) if quality.source == "odd"
+        quality for quality in step_quality(cases, constants, fit_publisher_held_out(cases)) if quality.source == "odd"
     )
     assert odd.loo_bias == pytest.approx(1 / 1.1 - 1)
     assert constants.sustained[H100] == pytest.approx(TRUE_RATES[H100])
