@@ -37,6 +37,7 @@ RECOMPUTE_MODES: Final = {
     "full": "full",
 }
 _RECOMPUTE_MODULES: Final = re.compile(r"selective:\[([a-z_ ]+)\]")  # Megatron-LM's --recompute-modules
+_UNKNOWN_LAYOUT: Final = re.compile(r"unknown:[^;]*layout \(tp", re.IGNORECASE)
 _PIPELINE_LAYOUT: Final = re.compile(r"\b(?:layout |pp_layout=)(E[tmL|()*\d]+)")  # pipeline_model_parallel_layout
 _MTP_LAYERS: Final = re.compile(r"\bMTP (\d+)|\bmtp-num-layers (\d+)")  # MTP layers
 _MODULES_PREFIX: Final = "modules:"  # followed by module names joined by +
@@ -110,6 +111,8 @@ def _require_expressible(case: ValidationCase) -> None:
     """Raise CannotPredictError for a run that is not modelled or whose row is inconsistent."""
     if case.positive_int("ep", 1) > 1 and not has_experts(case):
         raise CannotPredictError("expert parallelism of a model without experts", is_expressible=False)
+    if _UNKNOWN_LAYOUT.search(case.text("notes")):
+        raise CannotPredictError("degrees of parallelism are not stated", is_expressible=False)
     if case.text("schedule") not in SCHEDULE_NAMES:
         raise CannotPredictError(f"schedule {case.text('schedule')} is not modelled")
 

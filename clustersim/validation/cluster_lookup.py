@@ -38,6 +38,7 @@ CLUSTER_BY_GPU: Final = {
     "b300": PackagedCluster("hgx-b300"),
     "gb200": PackagedCluster("gb200-nvl72", gpus_per_node=4),
     "gb300": PackagedCluster("gb300-nvl72", gpus_per_node=4),
+    "rtx-4090": PackagedCluster("rtx-4090-node"),
     **{gpu: PackagedCluster(gpu) for gpu in ("mi300x", "mi325x", "mi355x")},
 }
 _CLUSTER_BY_SOURCE: Final = {"llama3": PackagedCluster("llama3-roce")}  # a packaged cluster is the source's own

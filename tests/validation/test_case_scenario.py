@@ -89,6 +89,13 @@ def test_schedules_of_rows_are_registered(name: str) -> None:
     assert scenario.schedule == registry.build_schedule(name, chunks)
 
 
+def test_a_run_whose_layout_nobody_states_is_not_predicted() -> None:
+    """Any layout would be a guess, and its error would say nothing; other unknowns are inferred."""
+    with pytest.raises(CannotPredictError, match="degrees of parallelism are not stated"):
+        scenario_mapping(step_case(notes="unknown: batch (16 assumed), layout (TP/PP not in the file)"))
+    assert scenario_mapping(step_case(notes="unknown: batch (16 assumed)"))
+
+
 def test_another_schedule_is_not_modelled() -> None:
     with pytest.raises(CannotPredictError, match="schedule chimera is not modelled"):
         scenario_mapping(step_case(schedule="chimera"))
