@@ -187,7 +187,7 @@ class FrameworkDefaults:
         date = _code_date(case) if self.is_dated else None
         return section | {"torch_compile": _is_compiled(case)} | ({} if date is None else {"version": date})
 
-    def precision_config(self, case: ValidationCase) -> dict[str, str]:
+    def precision_config(self, case: ValidationCase) -> dict[str, str | int]:
         """`training.precision`: compute format, and non-default formats of gradients and optimizer states."""
         formats, high_precision = dict(training_precision(case, self.precision_configs)), high_precision_format(case)
         if self.uniform_precision:
