@@ -42,8 +42,9 @@ class OperandCast:
     reads: read passes in its original format, one kernel each; copies: quantized copies written, row-wise and
     column-wise: a matmul reads both operands along the reduction dimension, and each operand is in two
     matmuls; uncoalesced_reads: how many of the reads go down the columns of a row-major tensor; scratch_bytes:
-    bytes per element of intermediate tensors, written and read; extra_launches: kernels in addition to one for each read;
-    slowdown: time over that of the bytes, where arithmetic limits the kernels (Hadamard transforms, random numbers).
+    bytes per element of intermediate tensors, written and read; extra_launches: kernels in addition to one for
+    each read; slowdown: time over that of the bytes, where arithmetic limits the kernels (Hadamard transforms,
+    random numbers).
     """
 
     reads: int

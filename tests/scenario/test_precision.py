@@ -142,7 +142,7 @@ def test_lora_with_low_precision_matmuls_is_rejected() -> None:
     ],
 )
 def test_the_recipe_of_a_format_is_the_frameworks_default(framework: str, names: tuple[str, ...]) -> None:
-    """torchao's where the framework is PyTorch, else Transformer Engine's."""
+    """Torchao's where the framework is PyTorch, else Transformer Engine's."""
     scenario = Scenario.from_mapping(scenario_mapping(framework=framework))
     assert tuple(default_recipe_name(scenario, dtype) for dtype in (DType.FP8, DType.MXFP8, DType.NVFP4)) == names
 

@@ -1,7 +1,6 @@
 """Which precision recipe does a change of formats take?"""
 
 from collections.abc import Callable
-
 from typing import Final
 
 from clustersim.common.dtypes import DType
