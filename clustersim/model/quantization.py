@@ -258,9 +258,8 @@ def quantize_kernels(
     """The kernels, counted as one, that quantize a tensor of sizes [rows, width] into a format with scales."""
     if not cast.launch_count:
         return ()
-    shape = MemoryBoundShape(
-        MemoryBoundOp.QUANTIZE, *sizes, fused=True, table=cast.reads, formats=(low_precision,) * cast.copies
-    )
+    formats, is_fused = (low_precision,) * cast.copies, not cast.scratch_bytes
+    shape = MemoryBoundShape(MemoryBoundOp.QUANTIZE, *sizes, fused=is_fused, table=cast.reads, formats=formats)
     reads = cast.reads + (UNCOALESCED_READ - 1.0) * cast.uncoalesced_reads
     element_bytes = reads * high_precision.bytes + cast.copies * low_precision.bytes + cast.scratch_bytes
     moved_bytes = float(shape.elements * element_bytes * cast.slowdown)
