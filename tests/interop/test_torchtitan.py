@@ -198,7 +198,7 @@ def test_keys_of_training(sections: str, key: str, value: object) -> None:
     [
         ("quantize.linear.float8", "quantize.linear.float8", {"compute": "fp8-tensorwise"}),
         ("float8", "quantize.linear.float8", {"compute": "fp8-tensorwise"}),
-        ("quantize.linear.mx", "quantize.linear.mx", {"compute": "mxfp8"}),
+        ("quantize.linear.mx", "quantize.linear.mx", {"compute": "mxfp8-torchao"}),
     ],
 )
 def test_converters_set_the_precision(converter: str, section: str, precision: object) -> None:
