@@ -7,11 +7,12 @@ with the activation between them.
 from dataclasses import replace
 
 from clustersim.model import memory_bound
-from clustersim.model.kernels import KernelKind, MatmulShape
+from clustersim.model.kernels import KernelKind, MatmulShape, MemoryBoundShape
 from clustersim.model.layer_stack import DenseMlp, MlpType
 from clustersim.model.linear import LinearLayer
 from clustersim.model.lora import Projection
 from clustersim.model.operators import Operator, ParallelRegion
+from clustersim.model.quantization import recast_kernel
 from clustersim.model.sharded_layer import RankContext, linear_operator, memory_bound_operator
 from clustersim.model.training import FusedKernel, SelectiveOpRecompute
 
@@ -72,7 +73,8 @@ def recompute_alternate(rank: RankContext, operator: Operator, recomputed: Linea
 
     recomputed: the slice of its outputs that is recomputed (0 outputs: none, also where backward does not read
     them); the other outputs are saved. Low-precision matmuls are all recomputed if the recipe says so
-    (`recomputes_all_matmuls`); casts of saved matmuls are run again where they are not compiled.
+    (`recomputes_all_matmuls`); casts of saved matmuls are run again where they are not compiled, but for the largest
+    elements, which are saved.
     """
     recipe, shape = rank.training.recipe, operator.forward[-1].shape
     outputs = shape.n if isinstance(shape, MatmulShape) else 0
@@ -86,9 +88,15 @@ def recompute_alternate(rank: RankContext, operator: Operator, recomputed: Linea
             saves_outputs=isinstance(rank.training.recompute, SelectiveOpRecompute),
         )
     matmuls = recomputed.forward(recipe) if recomputed.outputs else ()
+    saved_elements = recomputed.tokens * (outputs - recomputed.outputs)
+    if is_eager:
+        absolutes_saved = rank.training.overheads.saves_absolute_values
+        shapes = (cast.shape for cast in casts if absolutes_saved)
+        saved_elements += sum(shape.elements for shape in shapes if isinstance(shape, MemoryBoundShape))
+        casts = tuple(recast_kernel(cast, absolutes_saved=absolutes_saved) for cast in casts)
     return replace(
         operator,
         recompute_override=(*casts, *matmuls) if matmuls or is_eager else (),
-        saved_output_bytes=float(recomputed.tokens * (outputs - recomputed.outputs) * rank.dtype.bytes),
+        saved_output_bytes=float(saved_elements * rank.dtype.bytes),
         saves_outputs=bool(casts) and is_eager,
     )

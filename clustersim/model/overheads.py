@@ -129,6 +129,8 @@ class Overheads:
     input, so that backward does not gather it again, and its input gradients are full tensors, one for each linear
     layer and their sum (DTensor: `PrepareModuleInput` to `Replicate()`).
 
+    Recomputation: saves_absolute_values, that by operations saves the absolute values that eager casts take.
+
     loss_averaging: when the logged loss is averaged; batch_transfer: how microbatches reach the ranks.
     """
 
@@ -149,6 +151,7 @@ class Overheads:
     router_fp32: bool = False
     router_loss: bool = False
     keeps_gathered_inputs: bool = False
+    saves_absolute_values: bool = False
     grouping: Grouping | None = None
     weighting: ExpertWeighting = ExpertWeighting.ACTIVATION
     expert_sort: ExpertSort = ExpertSort.CHUNKS
@@ -158,7 +161,7 @@ class Overheads:
 
     @property
     def layer_implementation(self) -> "Overheads":
-        """Only how norms, experts and tensor parallelism are implemented, which is not extra work, and nothing else."""
+        """Only how norms, experts, casts and tensor parallelism are implemented, which is not extra work."""
         return Overheads(
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
@@ -166,6 +169,7 @@ class Overheads:
             router_fp32=self.router_fp32,
             router_loss=self.router_loss,
             keeps_gathered_inputs=self.keeps_gathered_inputs,
+            saves_absolute_values=self.saves_absolute_values,
             grouping=self.grouping,
             weighting=self.weighting,
             expert_sort=self.expert_sort,

@@ -266,6 +266,17 @@ def quantize_kernels(
     return (Kernel(name, KernelKind.CAST, high_precision, 0.0, moved_bytes, shape, cast.launch_count),)
 
 
+def recast_kernel(kernel: Kernel, *, absolutes_saved: bool) -> Kernel:
+    """An eager cast that is run again: its largest element is saved, which read the absolute values.
+
+    absolutes_saved: so are these, which read the tensor and were written.
+    """
+    elements = kernel.shape.elements if isinstance(kernel.shape, MemoryBoundShape) else 0
+    passes, launches = (3, 2) if absolutes_saved else (1, 1)
+    remaining_bytes = kernel.bytes - passes * elements * kernel.dtype.bytes
+    return replace(kernel, bytes=remaining_bytes, launches=kernel.launches - launches)
+
+
 def transpose_kernel(name: str, sizes: tuple[int, int], low_precision: DType) -> Kernel:
     """The kernel that makes a column-wise copy of a row-wise quantized tensor received from other ranks."""
     shape = MemoryBoundShape(MemoryBoundOp.QUANTIZE, *sizes, fused=True, table=1, formats=(low_precision,))

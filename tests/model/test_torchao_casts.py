@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clustersim.common.dtypes import DType
+from clustersim.model.framework_files import load_framework
 from clustersim.model.kernels import Kernel, KernelKind, MatmulShape
 from clustersim.model.operators import LayerOperators, LayerShard, Operator
+from clustersim.model.overheads import Overheads
 from clustersim.model.precision_recipe import OperandCast, PrecisionRecipe
 from clustersim.model.presets import load_preset
 from clustersim.model.quantization import LinearOperands, linear_casts, quantize_kernels
@@ -143,3 +145,29 @@ def test_eager_recomputation_casts_again_what_a_saved_product_reads() -> None:
     down = operator_of(recipe.uncompiled(), "mlp.down")
     assert set(kinds(down.recompute_kernels)) == {KernelKind.CAST}
     assert down.saves_outputs
+
+
+def test_saved_absolute_values_are_not_taken_again() -> None:
+    """The largest one is saved, 2 bytes read less; the values too, where the list has them: 2 read, 2 written less.
+
+    They are as large as the operands: of three projections of one input, three times.
+    """
+    recipe = load_recipe("fp8-tensorwise").uncompiled()
+    elements = T * (3 * H + H + 2 * H + F) + H * (H + 2 * KV) + H * H + H * 2 * F + F * H
+    recast_bytes, saved = {}, {}
+    for is_saved in (False, True):
+        overheads = Overheads(saves_absolute_values=is_saved)
+        training = Training(T, 1, recipe=recipe, recompute=SelectiveOpRecompute(), overheads=overheads)
+        operators = uniform_layer(MODEL, training, LayerShard(1, T, T)).operators
+        kernels = chain.from_iterable(operator.recompute_kernels for operator in operators)
+        recast_bytes[is_saved] = sum(kernel.bytes for kernel in kernels if kernel.kind is KernelKind.CAST)
+        saved[is_saved] = sum(operator.saved_output_bytes for operator in operators)
+    assert recast_bytes == {False: (33 - 2) * elements, True: (33 - 6) * elements}
+    assert saved[True] - saved[False] == 2 * elements
+
+
+def test_torchtitan_saved_absolute_values_for_ten_weeks() -> None:
+    versions = {"2024-11-01": False, "2024-12-01": True, "2025-01-31": True, "2025-02-06": False, "": False}
+    assert {
+        version: load_framework("torchtitan", version).overheads.saves_absolute_values for version in versions
+    } == versions

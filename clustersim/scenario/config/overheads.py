@@ -66,6 +66,8 @@ class OverheadsConfig(ConfigModel):
     """the auxiliary load-balancing loss is computed; left out: the framework's"""
     keeps_gathered_inputs: bool | None = None
     """column-parallel layers save their inputs gathered under sequence parallelism; left out: the framework's"""
+    saves_absolute_values: bool | None = None
+    """recomputation by operations saves the absolute values that eager casts take; left out: the framework's"""
     grouping: Annotated[Grouping | None, enum_parser(Grouping)] = None
     """launch of expert matmuls (grouped GEMM), and whether the ops in between are fused; left out: the framework's"""
     weighting: Annotated[ExpertWeighting | None, enum_parser(ExpertWeighting)] = None
