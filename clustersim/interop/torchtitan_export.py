@@ -13,7 +13,7 @@ from clustersim.common.errors import InputError
 from clustersim.interop.export import scenario_label
 from clustersim.interop.model_equivalence import differing_fields, has_experts
 from clustersim.interop.torchtitan_flavors import FLAVORS, flavor_model, matching_flavor
-from clustersim.interop.torchtitan_import import LINEAR_CONVERTERS, RECIPE_BY_NAME, RESHARD_BY_NAME
+from clustersim.interop.torchtitan_import import LINEAR_CONVERTERS, MX_RECIPE, RECIPE_BY_NAME, RESHARD_BY_NAME
 from clustersim.interop.torchtitan_pipeline import (
     MODULES_KEY,
     SCHEDULES,
@@ -100,7 +100,7 @@ def _describe_nearest_flavor(model: TransformerModel) -> str:
 
 def _linear_converter(scenario: Scenario) -> str:
     compute = ScenarioConfig.model_validate(scenario.to_mapping()).training.precision.compute
-    converter_type = "mx" if compute == "mxfp8" else "float8" if compute in RECIPE_BY_NAME.values() else ""
+    converter_type = "mx" if compute == MX_RECIPE else "float8" if compute in RECIPE_BY_NAME.values() else ""
     return next((name for name, mapped_type in LINEAR_CONVERTERS.items() if mapped_type == converter_type), "")
 
 

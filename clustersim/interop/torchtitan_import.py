@@ -25,6 +25,7 @@ from clustersim.model.training import AttentionBackend, FusedKernel
 DDP_BUCKET: Final = "100 MiB"
 """`bucket_cap_mb` of apply_ddp in models/llama3/infra/parallelize.py."""
 RESHARD_BY_NAME: Final = {"default": None, "always": True, "never": False}
+MX_RECIPE: Final = "mxfp8-torchao"
 RECIPE_BY_NAME: Final = {"tensorwise": "fp8-tensorwise", "rowwise": "fp8-rowwise"}
 LINEAR_CONVERTERS: Final = {
     "quantize.linear.float8": "float8",
@@ -295,7 +296,7 @@ def _precision_config(config: TorchtitanConfig) -> dict[str, str]:
         )
     if linear == "mx":
         config.choice(section, "recipe_name", dict.fromkeys(("mxfp8", "mxfp8_cublas"), ""))
-        return {"compute": "mxfp8", **states}
+        return {"compute": MX_RECIPE, **states}
     has_recipe = config.has_key(section, "recipe_name")
     recipe = config.choice(section, "recipe_name", RECIPE_BY_NAME) if has_recipe else RECIPE_BY_NAME["tensorwise"]
     gathers = config.boolean(section, _FLOAT8_GATHER_KEY)

@@ -156,6 +156,11 @@ class Framework:
         return self.fragmentation
 
     @property
+    def is_eager(self) -> bool:
+        """Whether it runs layers operation by operation, though it could compile them."""
+        return self.measured_host_use is MeasuredHostUse.TORCH and not self.compiled
+
+    @property
     def uses_cuda_graphs(self) -> bool:
         """Whether anything is captured in CUDA graphs."""
         return self.graph_capture is not GraphCapture.NOTHING

@@ -12,7 +12,16 @@ from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.mapping_reader import MappingReader, merge_mappings
 from clustersim.common.units import Bytes, Dimension, Seconds
 from clustersim.model.framework import Framework, KernelDefaults, MeasuredHostUse, SupportedLayouts
-from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Grouping, LossReport, Overheads
+from clustersim.model.overheads import (
+    NO_OVERHEADS,
+    Accumulation,
+    BatchTransfer,
+    ExpertSort,
+    ExpertWeighting,
+    Grouping,
+    LossReport,
+    Overheads,
+)
 from clustersim.model.training import AttentionBackend, FusedKernel, LossImplementation
 
 OVERHEAD_FLAGS: Final = tuple(
@@ -159,6 +168,8 @@ def _read_overheads(section: MappingReader) -> Overheads:
         **flags,
         accumulation=None if accumulation is None else Accumulation(accumulation),
         grouping=None if grouping is None else Grouping(grouping),
+        weighting=ExpertWeighting(section.get_choice("weighting", *(member.value for member in ExpertWeighting))),
+        expert_sort=ExpertSort(section.get_choice("expert_sort", *(member.value for member in ExpertSort))),
         softmax_keys=section.get_int("softmax_keys", max_value=_MAX_SOFTMAX_KEYS)
         if section.has_key("softmax_keys")
         else None,

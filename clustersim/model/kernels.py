@@ -148,7 +148,7 @@ class MemoryBoundOp(IdentityEnum):
     ROW_MAP = "row_map"  # source row of each of `table` permuted tokens, from the selection mask [rows, width]
     PERMUTE = "permute"  # rows [rows, width] gathered into another order, table / rows copies of each
     UNPERMUTE = "unpermute"  # rows [rows, width] that are sums of table / rows rows each
-    WEIGHTING = "weighting"  # rows [rows, width], each times a scalar; backward: both gradients
+    WEIGHTING = "weighting"  # rows [rows, width], each times a scalar, in formats[0] if any; backward: both gradients
     LOOKUP = "lookup"  # rows of a table [table, width]; backward: its dense gradient
     POSITIONS = "positions"  # a table of positions [table, width] added; backward: the sum over sequences
     BIAS_GRADIENT = "bias_gradient"  # sum over the rows

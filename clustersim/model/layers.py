@@ -349,8 +349,8 @@ def _attention_operators(rank: RankContext, local: _LocalHeads, *, after_norm: b
         projections,
         True,
     )
-    operators.append(linear_operator(rank, out, rank.saved_input_bytes(shard.tokens * local.query_width)))
-    return operators
+    operator = linear_operator(rank, out, rank.saved_input_bytes(shard.tokens * local.query_width))
+    return [*operators, recompute_alternate(rank, operator, replace(out, bias_tokens=0))]
 
 
 def _qkv_operator(rank: RankContext, local: _LocalHeads, *, after_norm: bool) -> Operator:

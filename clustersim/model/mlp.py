@@ -7,13 +7,14 @@ with the activation between them.
 from dataclasses import replace
 
 from clustersim.model import memory_bound
-from clustersim.model.kernels import MatmulShape
+from clustersim.model.kernels import KernelKind, MatmulShape, MemoryBoundShape
 from clustersim.model.layer_stack import DenseMlp, MlpType
 from clustersim.model.linear import LinearLayer
 from clustersim.model.lora import Projection
 from clustersim.model.operators import Operator, ParallelRegion
+from clustersim.model.quantization import recast_kernel
 from clustersim.model.sharded_layer import RankContext, linear_operator, memory_bound_operator
-from clustersim.model.training import FusedKernel
+from clustersim.model.training import FusedKernel, SelectiveOpRecompute
 
 
 def mlp_operators(rank: RankContext, spec: DenseMlp, name: str = "mlp", *, after_norm: bool = False) -> list[Operator]:
@@ -70,13 +71,32 @@ def _down_projection(rank: RankContext, form: MlpType, ffn: int, name: str) -> O
 def recompute_alternate(rank: RankContext, operator: Operator, recomputed: LinearLayer) -> Operator:
     """A linear layer under SelectiveOpRecompute, which recomputes every second matmul of a layer.
 
-    recomputed: the slice of its outputs that is recomputed (0 outputs: none); the other outputs are saved.
+    recomputed: the slice of its outputs that is recomputed (0 outputs: none, also where backward does not read
+    them); the other outputs are saved. Low-precision matmuls are all recomputed if the recipe says so
+    (`recomputes_all_matmuls`); casts of saved matmuls are run again where they are not compiled, but for the largest
+    elements, which are saved.
     """
-    shape = operator.forward[-1].shape  # after the quantization kernels
+    recipe, shape = rank.training.recipe, operator.forward[-1].shape
     outputs = shape.n if isinstance(shape, MatmulShape) else 0
-    kernels = (*operator.forward[:-1], *recomputed.forward(rank.training.recipe)) if recomputed.outputs else ()
+    casts = tuple(kernel for kernel in operator.forward if kernel.kind is KernelKind.CAST)
+    is_eager = recipe.casts is not None and recipe.casts.eager
+    if casts and recipe.recomputes_all_matmuls:
+        return replace(
+            operator,
+            recompute_override=None if recomputed.outputs else casts,
+            saved_output_bytes=0.0,
+            saves_outputs=isinstance(rank.training.recompute, SelectiveOpRecompute),
+        )
+    matmuls = recomputed.forward(recipe) if recomputed.outputs else ()
+    saved_elements = recomputed.tokens * (outputs - recomputed.outputs)
+    if is_eager:
+        absolutes_saved = rank.training.overheads.saves_absolute_values
+        shapes = (cast.shape for cast in casts if absolutes_saved)
+        saved_elements += sum(shape.elements for shape in shapes if isinstance(shape, MemoryBoundShape))
+        casts = tuple(recast_kernel(cast, absolutes_saved=absolutes_saved) for cast in casts)
     return replace(
         operator,
-        recompute_override=kernels,
-        saved_output_bytes=float(recomputed.tokens * (outputs - recomputed.outputs) * rank.dtype.bytes),
+        recompute_override=(*casts, *matmuls) if matmuls or is_eager else (),
+        saved_output_bytes=float(saved_elements * rank.dtype.bytes),
+        saves_outputs=bool(casts) and is_eager,
     )

@@ -4,8 +4,8 @@ The router selects experts and tokens are permuted for them (`moe_router`). The 
 dispatched to the ranks of their experts; there they are sorted by expert, pass its MLP as grouped matmuls
 (`grouped_linear`), and are sent back, where a token's expert outputs are summed (combine). The
 probabilities are multiplied with the activation's output, in its kernel, so that expert outputs are not
-saved. Shared experts are a dense MLP of every token. Collectives are inserted by lowering
-(`parallel.token_dispatch`). Tokens are spread evenly over a rank's experts.
+saved, or with the expert outputs (`Overheads.weighting`). Shared experts are a dense MLP of every token.
+Collectives are inserted by lowering (`parallel.token_dispatch`). Tokens are spread evenly over a rank's experts.
 
 Saved are the inputs of the experts' matmuls and activation, the probability of each routed token (FP32),
 and the activation's output where it is weighted in separate kernels: Megatron-LM fuses the two for SwiGLU
@@ -33,7 +33,7 @@ from clustersim.model.moe_router import (
     unpermute_operator,
 )
 from clustersim.model.operators import EXPERTS, Operator, ParallelRegion, assign_module, mark_module_reader
-from clustersim.model.overheads import Grouping
+from clustersim.model.overheads import ExpertSort, ExpertWeighting, Grouping
 from clustersim.model.precision_recipe import MatmulFormats
 from clustersim.model.quantization import LinearOperands, linear_casts
 from clustersim.model.recompute_modules import RecomputeModule
@@ -49,6 +49,13 @@ from clustersim.model.training import FusedKernel
 _WEIGHTING_PASSES: Final = 2.0  # passes over the elements: one read, one write
 _WEIGHTING_BACKWARD_PASSES: Final = 3.0  # the gradient, the weighted tensor, and its gradient, in one kernel
 _UNFUSED_BACKWARD_PASSES: Final = 6.0  # a product of the gradient with each operand, one of them summed, in 3 launches
+_SORT, _UNSORT = "experts.sort", "experts.unsort"  # operators
+_CONVERTED_WEIGHTING: Final = {  # bytes per element, and kernels, forward and backward, of bf16 by way of FP32
+    # to FP32, times the scalar, and back; backward: back, both products, of which the second is summed, and to bf16
+    ExpertWeighting.EAGER_OUTPUT: ((2 + 4) + (4 + 4) + (4 + 2), 3, (2 + 4) + (4 + 4) + (4 + 4 + 4 + 4) + (4 + 2), 5),
+    # to FP32, read by a matmul that writes tokens; backward: both gradients of it, and to bf16
+    ExpertWeighting.BATCHED_OUTPUT: ((2 + 4) + 4, 2, 4 + 4 + (4 + 2), 3),
+}
 
 
 def moe_operators(rank: RankContext, moe: MoeMlp) -> list[Operator]:
@@ -57,7 +64,8 @@ def moe_operators(rank: RankContext, moe: MoeMlp) -> list[Operator]:
     shared = _shared_experts(rank, moe) if moe.shared else []
     permute = [] if experts.permutes_after_dispatch else [permute_operator(rank, moe)]
     unpermute = [] if experts.permutes_after_dispatch else [unpermute_operator(rank, moe)]
-    return [*router_operators(rank, moe), *permute, *experts.expert_operators(), *unpermute, *shared]
+    combined = experts.combined_operators()
+    return [*router_operators(rank, moe), *permute, *experts.expert_operators(), *combined, *unpermute, *shared]
 
 
 def _shared_experts(rank: RankContext, moe: MoeMlp) -> list[Operator]:
@@ -106,6 +114,24 @@ def _weighting_kernels(name: str, dtype: DType, shape: MemoryBoundShape) -> tupl
             f"{name}.input_gradient", kind, dtype, backward_shape, backward_passes * tensor_bytes, launches=launches
         ),
     )
+
+
+def _output_weighting(rank: RankContext, rows: int, region: ParallelRegion) -> Operator:
+    """What experts return times its probability, an operator of its own; in FP32 on the ranks of the tokens."""
+    is_fused, weighting = rank.training.fuses(FusedKernel.ACTIVATION), rank.training.overheads.weighting
+    if weighting is ExpertWeighting.OUTPUT and not is_fused:
+        weighting = ExpertWeighting.EAGER_OUTPUT
+    converted = _CONVERTED_WEIGHTING.get(weighting) if region is ParallelRegion.REPLICATED else None
+    is_fused = is_fused and weighting is ExpertWeighting.OUTPUT
+    formats = () if converted is None else (DType.FP32,)
+    shape = MemoryBoundShape(MemoryBoundOp.WEIGHTING, rows, rank.model.hidden, fused=is_fused, formats=formats)
+    forward, backward = _weighting_kernels("experts.output_weighting", rank.dtype, shape)
+    if converted is not None:
+        forward_bytes, forward_launches, backward_bytes, backward_launches = converted
+        forward = replace(forward, bytes=float(forward_bytes * shape.elements), launches=forward_launches)
+        backward = replace(backward, bytes=float(backward_bytes * shape.elements), launches=backward_launches)
+    saved = rank.dtype if converted is None else DType.FP32
+    return Operator(forward.name, region, (forward,), (backward,), saved_bytes=float(shape.elements * saved.bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +185,8 @@ class _LocalExperts:
         activation = replace(
             activation, saved_bytes=activation.saved_bytes + self.tokens * DType.FP32.bytes
         )  # the probability of each routed token
-        if form is MlpType.GELU or not rank.training.fuses(FusedKernel.ACTIVATION):
+        is_separate = form is MlpType.GELU or not rank.training.fuses(FusedKernel.ACTIVATION)
+        if is_separate and not self._weights_outputs:
             activation = self._add_weighting(activation)
         up_factor = 2 if form is MlpType.SWIGLU else 1
         if self._is_fused:
@@ -175,14 +202,31 @@ class _LocalExperts:
             *mark_module_reader([down], RecomputeModule.MOE_ACTIVATION),
         ]
         if self.permutes_after_dispatch:
+            weighting = [_output_weighting(rank, self.tokens, ParallelRegion.EXPERT)] if self._weights_outputs else []
             return [
-                self._permutation.permute_operator("experts.sort"),
+                self._permutation.permute_operator(_SORT),
                 *matmuls,
-                self._permutation.unpermute_operator("experts.unsort"),
+                *weighting,
+                self._permutation.unpermute_operator(_UNSORT),
             ]
-        if self.expert_count == 1 or rank.shard.ep == 1:
+        if (self.expert_count == 1 or rank.shard.ep == 1) and self._sort is not ExpertSort.PADDED_INDICES:
             return matmuls
-        return [self._sort_operator("experts.sort"), *matmuls, self._sort_operator("experts.unsort")]
+        return [self._sort_operator(_SORT), *matmuls, self._sort_operator(_UNSORT)]
+
+    def combined_operators(self) -> list[Operator]:
+        """What follows on the ranks that tokens return to, before those of a token are summed."""
+        if self.permutes_after_dispatch or not self._weights_outputs:
+            return []
+        rows = self.moe.routed_tokens(self.rank.shard.residual_tokens)
+        return [_output_weighting(self.rank, rows, ParallelRegion.REPLICATED)]
+
+    @property
+    def _weights_outputs(self) -> bool:
+        return self.rank.training.overheads.weighting is not ExpertWeighting.ACTIVATION
+
+    @property
+    def _sort(self) -> ExpertSort:
+        return self.rank.training.overheads.expert_sort
 
     def _add_weighting(self, activation: Operator) -> Operator:
         """The activation with its output multiplied by the tokens' probabilities in separate kernels."""
@@ -237,14 +281,26 @@ class _LocalExperts:
         )
 
     def _sort_operator(self, name: str) -> Operator:
-        """Reordering of tokens; without a fused kernel chunks are concatenated, which moves as much."""
-        rank, hidden = self.rank, self.rank.model.hidden
+        """Reordering of tokens; without a fused kernel chunks are concatenated, which moves as much.
+
+        By indices, backward of the sort adds rows to zeros. A row of zeros more is a copy before the sort; behind
+        the sort back it is dropped, whose backward copies the gradient into zeros.
+        """
+        rank, hidden, is_first = self.rank, self.rank.model.hidden, name == _SORT
         shape = MemoryBoundShape(MemoryBoundOp.PERMUTE, self.tokens, hidden, fused=True, table=self.tokens)
-        moved_bytes = 2.0 * shape.elements * rank.dtype.bytes
-        backward = data_kernel(f"{name}.input_gradient", KernelKind.COPY, rank.dtype, shape, moved_bytes)
+        forward_passes, backward_passes = 2, 2
+        if self._sort is not ExpertSort.CHUNKS and is_first:
+            backward_passes += 2
+        if self._sort is ExpertSort.PADDED_INDICES:
+            forward_passes, backward_passes = (
+                (forward_passes + 2, backward_passes) if is_first else (forward_passes, backward_passes + 3)
+            )
+        pass_bytes = shape.elements * rank.dtype.bytes
+        backward_name = f"{name}.input_gradient"
+        backward = data_kernel(backward_name, KernelKind.COPY, rank.dtype, shape, backward_passes * pass_bytes)
         return Operator(
             name,
             ParallelRegion.EXPERT,
-            (data_kernel(name, KernelKind.COPY, rank.dtype, shape, moved_bytes),),
+            (data_kernel(name, KernelKind.COPY, rank.dtype, shape, forward_passes * pass_bytes),),
             (backward,),
         )

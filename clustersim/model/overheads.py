@@ -45,6 +45,34 @@ class Grouping(Enum):
     FUSED = "fused"
 
 
+class ExpertWeighting(Enum):
+    """Where the results of a token's experts are multiplied by its probabilities.
+
+    ACTIVATION: within the experts, behind the activation (Megatron-LM). The others multiply what experts return, for
+    each token and expert, in FP32: OUTPUT, where layers are compiled in one kernel; EAGER_OUTPUT, by operations that
+    are never compiled; BATCHED_OUTPUT, by a batched matmul of a converted copy, which sums as well (torchtitan's
+    MoE). Tokens that are permuted behind the dispatch are multiplied in the activations' format.
+    """
+
+    ACTIVATION = "activation"
+    OUTPUT = "output"
+    EAGER_OUTPUT = "eager_output"
+    BATCHED_OUTPUT = "batched_output"
+
+
+class ExpertSort(Enum):
+    """How received tokens are sorted by expert, and back.
+
+    CHUNKS: those of one sender and expert at a time (Megatron-Core's `sort_chunks_by_idxs`); INDICES: rows by index,
+    whose backward adds them to zeros; PADDED_INDICES: so, of a copy with one more row of zeros, with or without
+    expert parallelism.
+    """
+
+    CHUNKS = "chunks"
+    INDICES = "indices"
+    PADDED_INDICES = "padded_indices"
+
+
 class LossReport(Enum):
     """When data-parallel ranks average the logged loss: NEVER, once per STEP, or after each MICROBATCH."""
 
@@ -94,13 +122,16 @@ class Overheads:
     Experts: grouping, how the matmuls of several experts are run (None: on streams if other kernels are
     fused, else in a loop); permute_unfused, tokens are permuted and unpermuted by PyTorch operations, not by
     one kernel each; router_unfused, so are scores, top-k and probabilities; router_fp32, the router
-    multiplies FP32 copies of its operands; router_loss, routers have a load-balancing loss.
+    multiplies FP32 copies of its operands; router_loss, routers have a load-balancing loss; weighting, where the
+    results of experts are multiplied by probabilities; expert_sort, how received tokens are sorted by expert.
 
     Tensor parallelism: keeps_gathered_inputs, under sequence parallelism a column-parallel layer saves its gathered
     input, so that backward does not gather it again, and its input gradients are full tensors, one for each linear
     layer and their sum (DTensor: `PrepareModuleInput` to `Replicate()`).
 
     Embedding: embedding_matmul, tokens are looked up by a matmul of one-hot rows with the table (Praxis).
+
+    Recomputation: saves_absolute_values, that by operations saves the absolute values that eager casts take.
 
     loss_averaging: when the logged loss is averaged; batch_transfer: how microbatches reach the ranks.
     """
@@ -123,14 +154,17 @@ class Overheads:
     router_loss: bool = False
     keeps_gathered_inputs: bool = False
     embedding_matmul: bool = False
+    saves_absolute_values: bool = False
     grouping: Grouping | None = None
+    weighting: ExpertWeighting = ExpertWeighting.ACTIVATION
+    expert_sort: ExpertSort = ExpertSort.CHUNKS
     softmax_keys: int | None = None
     loss_averaging: LossReport = LossReport.NEVER
     batch_transfer: BatchTransfer = BatchTransfer.LOADED
 
     @property
     def layer_implementation(self) -> "Overheads":
-        """Only how embedding, norms, experts and tensor parallelism are implemented, no extra work."""
+        """Only how embedding, norms, experts, casts and tensor parallelism are implemented, no extra work."""
         return Overheads(
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
@@ -139,7 +173,10 @@ class Overheads:
             router_loss=self.router_loss,
             keeps_gathered_inputs=self.keeps_gathered_inputs,
             embedding_matmul=self.embedding_matmul,
+            saves_absolute_values=self.saves_absolute_values,
             grouping=self.grouping,
+            weighting=self.weighting,
+            expert_sort=self.expert_sort,
         )
 
 

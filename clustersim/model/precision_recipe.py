@@ -41,17 +41,23 @@ class OperandCast:
 
     reads: read passes in its original format, one kernel each; copies: quantized copies written, row-wise and
     column-wise: a matmul reads both operands along the reduction dimension, and each operand is in two
-    matmuls; uncoalesced_reads: how many of the reads go down the columns of a row-major tensor.
+    matmuls; uncoalesced_reads: how many of the reads go down the columns of a row-major tensor; scratch_bytes:
+    bytes per element of intermediate tensors, written and read; extra_launches: kernels in addition to one for
+    each read; slowdown: time over that of the bytes, where arithmetic limits the kernels (Hadamard transforms,
+    random numbers).
     """
 
     reads: int
     copies: int
     uncoalesced_reads: int = 0
+    scratch_bytes: float = 0.0
+    extra_launches: int = 0
+    slowdown: float = 1.0
 
     @property
     def launch_count(self) -> int:
         """Number of kernels."""
-        return max(self.reads, min(self.copies, 1))
+        return max(self.reads, min(self.copies, 1)) + self.extra_launches
 
     @property
     def has_amax_pass(self) -> bool:
@@ -81,7 +87,8 @@ class OperandCasts:
     weight_timing: when weights are quantized; uses_transpose: the second copy is the transpose of the first,
     needed where tensor cores support only the TN layout; gathers_quantized: tensor-parallel ranks all-gather
     quantized operands; scales_gradients: both gradients of a linear layer are multiplied by their scales in kernels
-    of their own, behind matmuls without scales.
+    of their own, behind matmuls without scales; eager: casts run operation by operation, so that projections which
+    the model counts as one matrix cast the same input each, and a checkpoint casts again what its saved matmuls read.
     """
 
     input: OperandCast
@@ -94,6 +101,7 @@ class OperandCasts:
     uses_transpose: bool = False
     gathers_quantized: bool = True
     scales_gradients: bool = False
+    eager: bool = False
 
     @property
     def cast_per_pass(self) -> "OperandCasts":
@@ -142,7 +150,9 @@ class PrecisionRecipe:
     """Number formats of a training run.
 
     matmul_formats: operands of linear layers; activations: between them; weight_formats: of stored weights;
-    casts: how operands are quantized, None: not at all; attention: format of the attention core's matmuls,
+    casts: how operands are quantized, None: not at all; eager_casts: the same where layers are not compiled, None:
+    no different; recomputes_all_matmuls: recomputation by operations (`SelectiveOpRecompute`) saves no result of a
+    low-precision matmul, since its list does not have the operation; attention: format of the attention core's matmuls,
     None: the activation format; stored, gathered: formats in which matrices with low-precision matmuls are
     stored and all-gathered, None: as all weights; dispatch_format: of tokens, and gradients of expert outputs,
     in the dispatch to experts, None: the activation format; num_layers_at_start_in_bf16,
@@ -154,6 +164,8 @@ class PrecisionRecipe:
     activations: DType
     weight_formats: WeightFormats
     casts: OperandCasts | None = None
+    eager_casts: OperandCasts | None = None
+    recomputes_all_matmuls: bool = False
     stored: DType | None = None
     gathered: DType | None = None
     dispatch_format: DType | None = None
@@ -205,6 +217,10 @@ class PrecisionRecipe:
         casts = self.casts if tn_only else self.casts.rowwise_only
         return replace(self, casts=casts.cast_per_pass if weights_sharded else casts)
 
+    def uncompiled(self) -> Self:
+        """The recipe where layers are not compiled."""
+        return self if self.eager_casts is None else replace(self, casts=self.eager_casts)
+
     @property
     def high_precision(self) -> Self:
         """The recipe with all matmuls in the activation format."""
@@ -212,6 +228,8 @@ class PrecisionRecipe:
             self,
             matmul_formats=MatmulFormats.uniform(self.activations),
             casts=None,
+            eager_casts=None,
+            recomputes_all_matmuls=False,
             stored=None,
             gathered=None,
             dispatch_format=None,

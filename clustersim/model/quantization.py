@@ -27,6 +27,14 @@ matmuls, whose results are then multiplied by the scales (`scales_gradients`; `a
 torchao/float8/float8_ops.py, since pytorch/ao pull request 1325): one pass that the compiler may fuse with the
 next kernel, which is not assumed.
 
+Casts that are written as tensor operations (torchao's FP8 linear layers) are one kernel for each of these where
+nothing compiles them: the absolute values, their largest, then conversion to FP32, scaling, clamping and
+conversion to FP8 each read the tensor that the last one wrote, in FP32 (`scratch_bytes`); each linear layer casts
+its own input, where a compiler finds that three have the same (`OperandCasts.eager`).
+
+Some kernels are limited by arithmetic, as torchao's Hadamard transforms and stochastic rounding in Triton:
+`slowdown` is the time that they take over that of their bytes, measured.
+
 Weights change once per step. Quantized copies are cached until its end (Transformer Engine's weight
 cache), or weights are quantized in every pass (torchao, for parameters that FSDP has gathered).
 
@@ -81,7 +89,8 @@ class LinearOperands:
     local_gradient_tokens: rows of input and output gradient that this rank holds before an all-gather;
     matrix_count: number of such matrices (experts, over which the tokens are spread); after_norm: the input
     comes from a norm fused into the same layer; input_dispatched, gradient_dispatched: the input, or the
-    output gradient, arrives from other ranks already quantized row-wise.
+    output gradient, arrives from other ranks already quantized row-wise; projections: how many linear layers of
+    the software the matrix stands for, all of the same input.
     """
 
     name: str
@@ -94,13 +103,15 @@ class LinearOperands:
     after_norm: bool = False
     input_dispatched: bool = False
     gradient_dispatched: bool = False
+    projections: int = 1
 
     @classmethod
     def from_linear(cls, linear: LinearLayer, residual_tokens: int, *, after_norm: bool = False) -> "LinearOperands":
         """Operands of a linear layer; residual_tokens: tokens of the residual stream on this rank."""
         local_tokens = min(linear.tokens, residual_tokens)
         local_sizes = (linear.tokens, local_tokens) if linear.row_parallel else (local_tokens, linear.tokens)
-        return cls(linear.name, linear.tokens, linear.inputs, linear.outputs, *local_sizes, after_norm=after_norm)
+        sizes = (linear.tokens, linear.inputs, linear.outputs, *local_sizes)
+        return cls(linear.name, *sizes, after_norm=after_norm, projections=max(1, len(linear.projections)))
 
 
 def linear_casts(recipe: PrecisionRecipe, formats: MatmulFormats, operands: LinearOperands) -> LinearCasts:
@@ -113,8 +124,9 @@ def linear_casts(recipe: PrecisionRecipe, formats: MatmulFormats, operands: Line
         casts.weight_timing is WeightCastTiming.PASS,
         recipe.matrix_formats.gathered in LOW_PRECISION_DTYPES,
     )
+    input_count = operands.projections if casts.eager else 1
     return LinearCasts(
-        builder.input_casts(casts.after_norm if operands.after_norm else casts.input)
+        input_count * builder.input_casts(casts.after_norm if operands.after_norm else casts.input)
         + (builder.weight_casts(casts.weight) if cast_per_pass and not gathered_quantized else ()),
         builder.output_gradient_casts(casts.output_gradient, transposed=casts.uses_transpose)
         + (
@@ -122,7 +134,7 @@ def linear_casts(recipe: PrecisionRecipe, formats: MatmulFormats, operands: Line
             if gathered_quantized and casts.weight_backward
             else builder.weight_casts(casts.weight_backward)
         ),
-        builder.backward_input_casts(casts.input_backward, transposed=casts.uses_transpose),
+        input_count * builder.backward_input_casts(casts.input_backward, transposed=casts.uses_transpose),
         0 if cast_per_pass else operands.matrix_count * operands.inputs * operands.outputs,
         *(builder.gradient_scaling() if casts.scales_gradients else ()),
     )
@@ -246,12 +258,23 @@ def quantize_kernels(
     """The kernels, counted as one, that quantize a tensor of sizes [rows, width] into a format with scales."""
     if not cast.launch_count:
         return ()
-    shape = MemoryBoundShape(
-        MemoryBoundOp.QUANTIZE, *sizes, fused=True, table=cast.reads, formats=(low_precision,) * cast.copies
-    )
+    formats, is_fused = (low_precision,) * cast.copies, not cast.scratch_bytes
+    shape = MemoryBoundShape(MemoryBoundOp.QUANTIZE, *sizes, fused=is_fused, table=cast.reads, formats=formats)
     reads = cast.reads + (UNCOALESCED_READ - 1.0) * cast.uncoalesced_reads
-    moved_bytes = float(shape.elements * (reads * high_precision.bytes + cast.copies * low_precision.bytes))
+    element_bytes = reads * high_precision.bytes + cast.copies * low_precision.bytes + cast.scratch_bytes
+    moved_bytes = float(shape.elements * element_bytes * cast.slowdown)
     return (Kernel(name, KernelKind.CAST, high_precision, 0.0, moved_bytes, shape, cast.launch_count),)
+
+
+def recast_kernel(kernel: Kernel, *, absolutes_saved: bool) -> Kernel:
+    """An eager cast that is run again: its largest element is saved, which read the absolute values.
+
+    absolutes_saved: so are these, which read the tensor and were written.
+    """
+    elements = kernel.shape.elements if isinstance(kernel.shape, MemoryBoundShape) else 0
+    passes, launches = (3, 2) if absolutes_saved else (1, 1)
+    remaining_bytes = kernel.bytes - passes * elements * kernel.dtype.bytes
+    return replace(kernel, bytes=remaining_bytes, launches=kernel.launches - launches)
 
 
 def transpose_kernel(name: str, sizes: tuple[int, int], low_precision: DType) -> Kernel:

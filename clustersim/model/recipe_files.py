@@ -2,9 +2,11 @@
 
 A recipe file (`topologies/recipes`) has the formats of the three matmuls of a linear layer, and for each
 operand the number of read passes and of copies written, with a reference to the code of the library that
-does so.
+does so. Where a library leaves it to a compiler to fuse its casts, `eager_quantization` has those of layers
+that are not compiled.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from clustersim.common.data_files import find_file, read_mapping
@@ -19,7 +21,7 @@ from clustersim.model.precision_recipe import (
     WeightFormats,
 )
 
-_MAX_COUNT: Final = 8  # maximum number of read passes or copies of one operand
+_MAX_COUNT: Final = 32  # maximum number of read passes, copies or kernels of one operand
 _OPERANDS: Final = ("input", "after_norm", "output_gradient", "weight")
 _BACKWARD_OPERANDS: Final = ("input_backward", "weight_backward")
 
@@ -32,10 +34,15 @@ def load_recipe(name_or_path: str) -> PrecisionRecipe:
     activations = DType(section.get_choice("activations", DType.BF16.value, DType.FP16.value))
     weights = WeightFormats(activations, activations, DType.FP32, DType.FP32, DType.FP32)
     formats, casts = _read_formats(section.get_section("matmuls")), _read_casts(section.get_section("quantization"))
+    eager = "eager_quantization"
+    eager_casts = replace(_read_casts(section.get_section(eager)), eager=True) if section.has_key(eager) else None
+    recomputes_all = section.get_bool("recomputes_all_matmuls")
     description = section.get_text("description")
     section.get_section("sources").get_text_mapping()
     section.reject_unknown_keys()
-    return PrecisionRecipe(formats, activations, weights, casts, label=path.stem, description=description)
+    return PrecisionRecipe(
+        *(formats, activations, weights, casts, eager_casts, recomputes_all), label=path.stem, description=description
+    )
 
 
 def _read_formats(section: MappingReader) -> MatmulFormats:
@@ -64,10 +71,13 @@ def _read_casts(section: MappingReader) -> OperandCasts:
 
 
 def _read_cast(section: MappingReader) -> OperandCast:
+    def count(key: str, *, optional: bool = True) -> int:
+        is_absent = optional and not section.has_key(key)
+        return 0 if is_absent else section.get_int(key, max_value=_MAX_COUNT, min_value=0)
+
     return OperandCast(
-        section.get_int("reads", max_value=_MAX_COUNT, min_value=0),
-        section.get_int("copies", max_value=_MAX_COUNT, min_value=0),
-        section.get_int("uncoalesced_reads", max_value=_MAX_COUNT, min_value=0)
-        if section.has_key("uncoalesced_reads")
-        else 0,
+        *(count("reads", optional=False), count("copies", optional=False), count("uncoalesced_reads")),
+        section.get_float("scratch_bytes") if section.has_key("scratch_bytes") else 0.0,
+        count("extra_launches"),
+        section.get_float("slowdown", min_value=1.0) if section.has_key("slowdown") else 1.0,
     )

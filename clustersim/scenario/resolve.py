@@ -201,14 +201,14 @@ def _resolve_config(
     framework, cluster = inputs.effective_framework, inputs.view.cluster
     layout = _read_layout(config, source, inputs)
     training = config.training.training_step(all_projections(inputs.model), framework, layout.data)
-    training = replace(training, recipe=effective_recipe(training.recipe, cluster.accelerator, layout.data))
+    recipe = effective_recipe(training.recipe, cluster.accelerator, layout.data, framework)
     return ResolvedScenario(
         name=config.name or source.name,
         model=inputs.model,
         cluster=cluster,
         layout=layout,
         schedule=inputs.schedule,
-        training=training,
+        training=replace(training, recipe=recipe),
         cost=inputs.cost,
         framework=framework,
         names_framework="name" in config.framework.model_fields_set,

@@ -225,7 +225,7 @@ def _overheads_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict
     return {"overheads": overheads} if overheads else {}
 
 
-def _precision_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str]:
+def _precision_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str | int]:
     """Compute format and the formats of stored tensors that differ from the defaults."""
     return defaults.precision_config(case) | (moe_precision(case, defaults) if has_experts(case) else {})
 

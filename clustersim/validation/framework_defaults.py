@@ -203,7 +203,7 @@ class FrameworkDefaults:
         is_library_recipe = self.has_library_runs and _LIBRARY_RECIPE.search(described)
         return "library" if is_library_recipe else self.recipe
 
-    def precision_config(self, case: ValidationCase) -> dict[str, str]:
+    def precision_config(self, case: ValidationCase) -> dict[str, str | int]:
         """`training.precision`: compute format, and non-default formats of gradients and optimizer states."""
         formats, high_precision = dict(training_precision(case, self.precision_configs)), high_precision_format(case)
         if self.uniform_precision:

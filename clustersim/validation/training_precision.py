@@ -14,7 +14,8 @@ NVIDIA/Megatron-LM, training/arguments.py (`--fp8-recipe delayed`) and
 core/distributed/param_and_grad_buffer.py (`_post_param_sync`: MXFP8 parameters are gathered in BF16 and
 then cast); yanring/Megatron-MoE-ModelZoo, sbatch_benchmarking.sh; mosaicml/composer, core/precision.py
 (`DelayedScaling`), and mosaicml/llm-foundry, submit_benchmarks.py (`fc_type` te); pytorch/torchtitan,
-docs/float8.md of 2024; google/maxtext, `quantization: fp8` (Flax' Fp8DotGeneralOp, delayed scaling).
+docs/float8.md of 2024, torchtitan/components/quantization (torchao's MXFP8 and NVFP4); google/maxtext,
+`quantization: fp8` (Flax' Fp8DotGeneralOp, delayed scaling).
 """
 
 import re
@@ -55,17 +56,24 @@ BRIDGE: Final[PrecisionConfigs] = {
     "mxfp8": _MXFP8_WEIGHTS,
 }
 DELAYED_SCALING: Final[PrecisionConfigs] = {**BY_RECIPE_NAME, "fp8": {"compute": "fp8"}}
-TORCHAO: Final[PrecisionConfigs] = {**BY_RECIPE_NAME, "fp8-mixed": {"compute": "fp8-tensorwise", "gathered": "fp8"}}
+TORCHAO: Final[PrecisionConfigs] = {
+    **BY_RECIPE_NAME,
+    "fp8-mixed": {"compute": "fp8-tensorwise", "gathered": "fp8"},
+    "mxfp8": {"compute": "mxfp8-torchao"},
+    "nvfp4": {"compute": "nvfp4-torchao"},
+}
 
 # text in the notes; Transformer Engine's attention uses the linear layers' scaling where it can
 FP8_ATTENTION_NOTE: Final = "fp8_dot_product_attention=True"
 _ATTENTION_FORMATS: Final = (DType.FP8.value, DType.MXFP8.value)
 _PARAM_GATHER_NOTE: Final = "fp8-param-gather"  # text in the notes
+_FP8_ALL_GATHER_NOTE: Final = "with float8 all-gather"  # text in the notes: enable_fsdp_float8_all_gather
+_BF16_LAYERS_AT_END: Final = re.compile(r"layers \d+ to (\d+) \w+, \d+ to (\d+) bf16")  # in the notes
 _DGXC_RELEASE: Final = re.compile(r"dgxc-benchmarking v(\d+\.\d+)")  # named by the locator
 _CURRENT_SCALING_SINCE: Final = 25.10
 
 
-def training_precision(case: ValidationCase, configs: PrecisionConfigs) -> Mapping[str, str]:
+def training_precision(case: ValidationCase, configs: PrecisionConfigs) -> Mapping[str, str | int]:
     """The `training.precision` section of a row; configs: its software's. Raises CannotPredictError if unknown."""
     name = case.text("precision")
     if is_high_precision(case):
@@ -77,11 +85,13 @@ def training_precision(case: ValidationCase, configs: PrecisionConfigs) -> Mappi
     config = (BRIDGE if _uses_current_scaling(case, configs) else configs)[name]
     if FP8_ATTENTION_NOTE in case.text("notes"):
         config = {**config, "attention": name if name in _ATTENTION_FORMATS else DType.FP8.value}
-    return (
-        {"stored": load_recipe(config["compute"]).matmul_formats.forward.value, **config}
-        if _stores_low_precision(case)
-        else config
-    )
+    if _stores_low_precision(case):
+        config = {"stored": load_recipe(config["compute"]).matmul_formats.forward.value, **config}
+    if _FP8_ALL_GATHER_NOTE in case.text("notes"):
+        config = {**config, "gathered": DType.FP8.value}
+    bf16_layers = _BF16_LAYERS_AT_END.search(case.text("notes"))
+    layer_count = int(bf16_layers[2]) - int(bf16_layers[1]) if bf16_layers else 0
+    return {**config, "num_layers_at_end_in_bf16": layer_count} if layer_count else config
 
 
 def _uses_current_scaling(case: ValidationCase, configs: PrecisionConfigs) -> bool:

@@ -133,14 +133,35 @@ def test_lora_with_low_precision_matmuls_is_rejected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("framework", "name"),
-    [("pytorch", "fp8-rowwise"), ("megatron", "fp8-current")],
-    ids=["torchao", "TransformerEngine"],
+    ("framework", "names"),
+    [
+        ("pytorch", ("fp8-rowwise", "mxfp8-torchao", "nvfp4-torchao")),
+        ("torchtitan", ("fp8-rowwise", "mxfp8-torchao", "nvfp4-torchao")),
+        ("megatron", ("fp8-current", "mxfp8", "nvfp4")),
+        ("ideal", ("fp8-current", "mxfp8", "nvfp4")),
+    ],
 )
-def test_the_recipe_of_a_format_is_the_frameworks_default(framework: str, name: str) -> None:
+def test_the_recipe_of_a_format_is_the_frameworks_default(framework: str, names: tuple[str, ...]) -> None:
+    """Torchao's where the framework is PyTorch, else Transformer Engine's."""
     scenario = Scenario.from_mapping(scenario_mapping(framework=framework))
-    assert default_recipe_name(scenario, DType.FP8) == name
-    assert default_recipe_name(scenario, DType.MXFP8) == "mxfp8"
+    assert tuple(default_recipe_name(scenario, dtype) for dtype in (DType.FP8, DType.MXFP8, DType.NVFP4)) == names
+
+
+@pytest.mark.parametrize(
+    ("framework", "is_eager"),
+    [
+        ("pytorch", True),
+        ("torchtitan", True),
+        ({"name": "torchtitan", "torch_compile": True}, False),
+        ("megatron", False),
+        ("ideal", False),
+    ],
+)
+def test_casts_are_fused_unless_layers_run_operation_by_operation(framework: object, is_eager: bool) -> None:
+    casts = load_precision_recipe("fp8-tensorwise", framework=framework).casts
+    assert casts is not None
+    assert casts.eager is is_eager
+    assert load_precision_recipe("fp8-current", framework=framework).casts == load_recipe("fp8-current").casts
 
 
 def test_dtype_flops_and_cast_time_of_a_result() -> None:

@@ -63,9 +63,24 @@ def mapped_precision(**cells: str) -> dict[str, Any]:
             {**FSDP_ONLY, "framework": "torchtitan", "precision": "fp8-rowwise"},
             {"compute": "fp8-rowwise", "gradients": "fp32"},
         ),
+        (
+            {**FSDP_ONLY, "framework": "torchtitan", "precision": "fp8-tensorwise", "notes": "with float8 all-gather"},
+            {"compute": "fp8-tensorwise", "gathered": "fp8", "gradients": "fp32"},
+        ),
+        (
+            {**FSDP_ONLY, **BLACKWELL, "framework": "torchtitan", "precision": "mxfp8"},
+            {"compute": "mxfp8-torchao", "gradients": "fp32"},
+        ),
+        (
+            {
+                **{**FSDP_ONLY, **BLACKWELL, "framework": "torchtitan", "precision": "nvfp4"},
+                "notes": "layers 0 to 2 NVFP4, 3 to 3 bf16; commit of 2026-08-06",
+            },
+            {"compute": "nvfp4-torchao", "num_layers_at_end_in_bf16": 1, "gradients": "fp32"},
+        ),
     ],
 )
-def test_precision_labels_follow_the_framework(cells: dict[str, str], formats: dict[str, str]) -> None:
+def test_precision_labels_follow_the_framework(cells: dict[str, str], formats: dict[str, str | int]) -> None:
     """And what it says is legal in a scenario file."""
     assert mapped_precision(**{**HOPPER, **cells}) == formats
     recipe = Scenario.from_mapping(scenario_mapping(step_case(**{**HOPPER, **cells}))).training.recipe

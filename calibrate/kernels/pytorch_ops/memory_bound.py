@@ -131,6 +131,8 @@ def _scale(operands: RandomOperands) -> PreparedFormula:
 
 
 def _weighting(operands: RandomOperands) -> PreparedFormula:
+    if operands.shape.formats:
+        raise UnsupportedKernel(f"{operands.shape.routine.value}: by way of another format it is not measured")
     x, weights = operands.differentiable(), operands.differentiable(operands.shape.rows, 1)
     return PreparedFormula(lambda: formulas.scale_by_probability(x, weights, fused=operands.shape.fused), (x, weights))
 

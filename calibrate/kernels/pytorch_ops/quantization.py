@@ -53,6 +53,8 @@ def prepare_quantization(shape: MemoryBoundShape, dtype: DType, device: torch.de
 def select_formula(shape: MemoryBoundShape, dtype: DType, device: torch.device) -> tuple[Formula, tuple[Tensor, ...]]:
     """A formula and its operands; raise UnsupportedKernel if PyTorch has none."""
     output_format, copies, reads = shape.formats[0], len(shape.formats), shape.table
+    if not shape.fused:
+        raise UnsupportedKernel(f"{shape.routine.value}: casts that are not compiled are not measured")
     if DType.NVFP4 in (output_format, dtype):
         raise UnsupportedKernel(f"{shape.routine.value}: PyTorch has no cast to {DType.NVFP4.value}")
     row_count, width = _matrix_size(shape)

@@ -334,8 +334,10 @@ class ExplorerSpace:
 
     def effective_recipe(self, precision: int, zero: int) -> PrecisionRecipe:
         """The precision recipe as it is run at a ZeRO stage."""
+        scenario = self.scenario
         return effective_recipe(
-            self.precisions[precision], self.scenario.cluster.accelerator, self.data_parallel_strategy(zero)
+            *(self.precisions[precision], scenario.cluster.accelerator, self.data_parallel_strategy(zero)),
+            scenario.framework,
         )
 
     def first_equivalent_recipes(self, key_of: Callable[[PrecisionRecipe], Hashable]) -> list[int]:

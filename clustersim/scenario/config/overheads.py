@@ -9,7 +9,16 @@ overheads:                   # the framework's, except
 from dataclasses import replace
 from typing import Annotated
 
-from clustersim.model.overheads import NO_OVERHEADS, Accumulation, BatchTransfer, Grouping, LossReport, Overheads
+from clustersim.model.overheads import (
+    NO_OVERHEADS,
+    Accumulation,
+    BatchTransfer,
+    ExpertSort,
+    ExpertWeighting,
+    Grouping,
+    LossReport,
+    Overheads,
+)
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
 from clustersim.scenario.config_reader import ConfigModel, TokenCount, enum_parser
 
@@ -59,8 +68,14 @@ class OverheadsConfig(ConfigModel):
     """column-parallel layers save their inputs gathered under sequence parallelism; left out: the framework's"""
     embedding_matmul: bool | None = None
     """tokens are looked up by a matmul of one-hot rows with the embedding table; left out: the framework's"""
+    saves_absolute_values: bool | None = None
+    """recomputation by operations saves the absolute values that eager casts take; left out: the framework's"""
     grouping: Annotated[Grouping | None, enum_parser(Grouping)] = None
     """launch of expert matmuls (grouped GEMM), and whether the ops in between are fused; left out: the framework's"""
+    weighting: Annotated[ExpertWeighting | None, enum_parser(ExpertWeighting)] = None
+    """where results of experts are multiplied by probabilities: within experts or behind; left out: the framework's"""
+    expert_sort: Annotated[ExpertSort | None, enum_parser(ExpertSort)] = None
+    """how received tokens are sorted by expert; left out: the framework's"""
     softmax_keys: TokenCount | None = None
     """maximum number of keys for which standard attention's softmax is one kernel; left out: the framework's"""
     loss_averaging: Annotated[LossReport | None, enum_parser(LossReport)] = None

@@ -15,6 +15,7 @@ from clustersim.common import data_files
 from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
+from clustersim.model.framework import Framework
 from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.model.training import AttentionBackend
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
@@ -26,10 +27,13 @@ _DEFAULT_BLOCK_SIZE: Final = 16
 _SIZE_KEYS: Final = ("hidden", "ffn", "experts.ffn")  # sizes that are keys of the model
 
 
-def effective_recipe(recipe: PrecisionRecipe, accelerator: Accelerator, data: DataParallelStrategy) -> PrecisionRecipe:
-    """A recipe adapted to how the accelerator reads operands and how the data-parallel strategy stores weights."""
+def effective_recipe(
+    recipe: PrecisionRecipe, accelerator: Accelerator, data: DataParallelStrategy, framework: Framework
+) -> PrecisionRecipe:
+    """A recipe as it runs: how the accelerator reads operands, weights are stored, and casts are compiled."""
     is_rowwise, is_fsdp = accelerator.efficiency.matmul.tn_only, data.shards_parameters
-    return recipe.for_hardware(tn_only=is_rowwise, weights_sharded=is_fsdp)
+    run_recipe = recipe.uncompiled() if framework.is_eager else recipe
+    return run_recipe.for_hardware(tn_only=is_rowwise, weights_sharded=is_fsdp)
 
 
 def check_matmul_formats(scenario: ResolvedScenario) -> Iterator[str]:
