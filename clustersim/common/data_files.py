@@ -6,7 +6,8 @@ parsed strictly: duplicate keys in one mapping are errors.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,13 +60,30 @@ def find_file(category: str, name: str) -> Path:
     """The path of a packaged data file, or of a given path that ends in .yaml, .yml or .json."""
     if is_path(name):
         return Path(name)
-    available = list_names(category)
-    if name not in available:
+    path = _packaged_file(category_folder(category), name)
+    if path is None:
+        available = list_names(category)
         hint = find_name_synonym(category, name, available) or suggest_nearest(
             name, available, listed_by="clustersim presets"
         )
         raise InputError(f"there is no {_CATEGORY_NOUNS[category]} {name!r}; {hint}")
-    return next(path for path in map((category_folder(category) / name).with_suffix, _SUFFIXES) if path.exists())
+    return path
+
+
+def _packaged_file(folder: Path, name: str) -> Path | None:
+    """The file of a name in a folder; None without one. Names are compared as spelled, on any file system."""
+    *folders, stem = name.split("/")
+    for part in folders:
+        if part not in _listed(folder):
+            return None
+        folder /= part
+    names = _listed(folder)
+    return next((folder / f"{stem}{suffix}" for suffix in _SUFFIXES if f"{stem}{suffix}" in names), None)
+
+
+def _listed(folder: Path) -> Collection[str]:
+    """Names of what a folder holds; none where it is no folder."""
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else ()
 
 
 def resolve_relative(base: Path, path: str) -> Path:
@@ -131,6 +149,19 @@ def parse_mapping(path: Path, text: str) -> dict[str, Any]:
 
 def parse_yaml(text: str) -> Any:
     """Parse YAML text; raise InputError if it is invalid or has duplicate keys."""
+    return _copy_containers(_parse_yaml_once(text))
+
+
+def _copy_containers(value: Any) -> Any:
+    """A copy that shares no mapping and no list with the original."""
+    if isinstance(value, dict):
+        return {key: _copy_containers(item) for key, item in value.items()}
+    return [_copy_containers(item) for item in value] if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=64)
+def _parse_yaml_once(text: str) -> Any:
+    """Cached by the text, since a simulation reads the same few files many times; callers get copies."""
     try:
         return yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -57,6 +57,28 @@ def test_messages_name_one_item_of_a_data_directory(shelf: str, one: str) -> Non
     assert data_files.display_name(data_files.find_file(shelf, name)) == f"{one} {name}"
 
 
+@pytest.mark.parametrize("name", ["", "..", ".", "../clusters/dgx-h100", "DGX-H100", "dgx-h100.x", "dgx-h100/", "/etc"])
+def test_a_packaged_file_has_exactly_one_name(name: str) -> None:
+    with pytest.raises(InputError, match="there is no cluster "):
+        data_files.find_file("clusters", name)
+
+
+def test_every_packaged_name_is_found_as_listed() -> None:
+    for category in ("clusters", "accelerators", "records"):
+        for name in data_files.list_names(category):
+            path = data_files.find_file(category, name)
+            assert path.relative_to(data_files.category_folder(category)).with_suffix("").as_posix() == name
+
+
+def test_content_belongs_to_its_reader_and_changed_files_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("x: {p: [1]}")
+    data_files.read_mapping(path)["x"]["p"].append(2)
+    assert data_files.read_mapping(path) == {"x": {"p": [1]}}
+    path.write_text("x: 2")
+    assert data_files.read_mapping(path) == {"x": 2}
+
+
 def test_a_user_file_is_named_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "clusters" / "dgx-h100.json"
     path.parent.mkdir()
