@@ -222,6 +222,7 @@ def test_wrong_result_is_an_error_that_names_the_collective(results: Mapping[str
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_collectives_command_measures_writes_and_resumes(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
     first, _ = run_two_ranks("collectives", "--sizes", "1 KiB,256KiB,4 MiB", "--budget", "4 s", "-o", output)
