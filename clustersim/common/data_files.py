@@ -73,10 +73,10 @@ def find_file(category: str, name: str) -> Path:
 def _packaged_file(folder: Path, name: str) -> Path | None:
     """The file of a name in a folder; None without one. Names are compared as spelled, on any file system."""
     *folders, stem = name.split("/")
-    for part in folders:
-        if part not in _listed(folder):
+    for subfolder in folders:
+        if subfolder not in _listed(folder):
             return None
-        folder /= part
+        folder /= subfolder
     names = _listed(folder)
     return next((folder / f"{stem}{suffix}" for suffix in _SUFFIXES if f"{stem}{suffix}" in names), None)
 
