@@ -33,6 +33,7 @@ _CATEGORY_NOUNS: Final = {
 _MAX_ALIAS_VALUES: Final = (
     100_000  # values that the aliases of a YAML file may add; hand-written files have some dozens
 )
+_MAX_CACHED_TEXT: Final = 50_000  # characters of a file whose content is cached; packaged files have up to 12,000
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 
@@ -149,7 +150,7 @@ def parse_mapping(path: Path, text: str) -> dict[str, Any]:
 
 def parse_yaml(text: str) -> Any:
     """Parse YAML text; raise InputError if it is invalid or has duplicate keys."""
-    return _copy_containers(_parse_yaml_once(text))
+    return _copy_containers(_parse_short_yaml(text)) if len(text) <= _MAX_CACHED_TEXT else _load_yaml(text)
 
 
 def _copy_containers(value: Any) -> Any:
@@ -160,8 +161,12 @@ def _copy_containers(value: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _parse_yaml_once(text: str) -> Any:
+def _parse_short_yaml(text: str) -> Any:
     """Cached by the text, since a simulation reads the same few files many times; callers get copies."""
+    return _load_yaml(text)
+
+
+def _load_yaml(text: str) -> Any:
     try:
         return yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
