@@ -150,7 +150,11 @@ def parse_mapping(path: Path, text: str) -> dict[str, Any]:
 
 def parse_yaml(text: str) -> Any:
     """Parse YAML text; raise InputError if it is invalid or has duplicate keys."""
-    return _copy_containers(_parse_short_yaml(text)) if len(text) <= _MAX_CACHED_TEXT else _load_yaml(text)
+    try:
+        return _copy_containers(_load_short_yaml(text)) if len(text) <= _MAX_CACHED_TEXT else _load_yaml(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")
+        raise InputError(_tab_message(text, error) or f"is not valid YAML: {reason}") from error
 
 
 def _copy_containers(value: Any) -> Any:
@@ -161,17 +165,13 @@ def _copy_containers(value: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _parse_short_yaml(text: str) -> Any:
+def _load_short_yaml(text: str) -> Any:
     """Cached by the text, since a simulation reads the same few files many times; callers get copies."""
     return _load_yaml(text)
 
 
 def _load_yaml(text: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_StrictLoader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")
-        raise InputError(_tab_message(text, error) or f"is not valid YAML: {reason}") from error
+    return yaml.load(text, Loader=_StrictLoader)
 
 
 def _tab_message(text: str, error: Exception) -> str:

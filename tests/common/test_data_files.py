@@ -22,6 +22,7 @@ def alias_bomb(first_value: str, doubled: str) -> str:
         ("a.json", '{"a": {"b": 1, "b": 2}}', "b is given twice in one mapping; keep one"),
         ("a.yaml", "day: 2024-99-99", "is not valid YAML: month must be in 1..12"),
         ("a.json", "[" * 100_000, "is not valid JSON"),
+        ("a.yaml", "a: " + "[" * 2000 + "]" * 2000, "is not valid YAML: maximum recursion depth exceeded"),
         ("a.yaml", "a: &n {x: *n}", "line 1: an alias stands for something that contains it"),
         ("a.yaml", "a: &n [1, [*n]]", "line 1: an alias stands for something that contains it"),
         ("a.yaml", alias_bomb("[1, 1]", "[*a{0}, *a{0}]"), "its aliases stand for more than 100,000 values"),
