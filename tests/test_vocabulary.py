@@ -6,6 +6,7 @@ import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +30,25 @@ def names(path: Path) -> frozenset[str]:
     """Every name that a module uses or defines."""
     tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
     return frozenset(token.string for token in tokens if token.type == tokenize.NAME)
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """Names that a module defines."""
+
+    functions: frozenset[str]
+    classes: tuple[str, ...]
+    arguments: frozenset[str]
+
+
+@cache
+def definitions(path: Path) -> Definitions:
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    return Definitions(
+        frozenset(node.name for node in nodes if isinstance(node, ast.FunctionDef)),
+        tuple(node.name for node in nodes if isinstance(node, ast.ClassDef)),
+        frozenset(node.arg for node in nodes if isinstance(node, ast.arg)),
+    )
 
 
 def name_words(name: str) -> list[str]:
@@ -83,9 +103,9 @@ def test_no_name_is_a_retired_word(word: str) -> None:
 def test_file_keys_are_attributes_only(word: str) -> None:
     """A word that a file dictates names a field, never a function, a class, a parameter or a local variable."""
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
-            assert not (isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name.strip("_") == word), path
-            assert not (isinstance(node, ast.arg) and node.arg == word), path
+        defined = definitions(path)
+        assert word not in {name.strip("_") for name in (*defined.functions, *defined.classes)}, path
+        assert word not in defined.arguments, path
 
 
 @pytest.mark.parametrize("word", RETIRED["prose"])
@@ -97,9 +117,8 @@ def test_no_sentence_uses_a_retired_word(word: str) -> None:
 def test_every_class_name_is_defined_once() -> None:
     modules = defaultdict(list)
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                modules[node.name].append(str(path.relative_to(ROOT)))
+        for name in definitions(path).classes:
+            modules[name].append(str(path.relative_to(ROOT)))
     repeated = {name: files for name, files in modules.items() if len(files) > 1}
     assert set(repeated) == set(SHARED_CLASS_NAMES), repeated
     assert len(SHARED_CLASS_NAMES) <= 10

@@ -12,7 +12,6 @@ import torch
 from calibrate.check.ddp import build_ddp_trainer
 from calibrate.check.expert_parallel import build_expert_parallel_trainer
 from calibrate.check.fsdp import build_fsdp_trainer
-from calibrate.check.pipeline_parallel import TORCH_SCHEDULES, PipelineTrainer
 from calibrate.check.single_process import build_single_trainer
 from calibrate.check.tensor_parallel import build_tensor_parallel_trainer
 from calibrate.check.trainer import Trainer
@@ -34,6 +33,7 @@ from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
+from clustersim.schedules.schedule import Schedule
 
 _CHECKED_ATTENTION = (AttentionBackend.FLASH, AttentionBackend.FLASH2, AttentionBackend.STANDARD)
 ONE_AXIS_TEXT = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
@@ -48,6 +48,8 @@ def build_trainer(scenario: Scenario, device: torch.device) -> Trainer:
         case layout if layout.tp > 1:
             return build_tensor_parallel_trainer(plan, device)
         case layout if layout.pp > 1:
+            from calibrate.check.pipeline_parallel import PipelineTrainer  # imports PyTorch's compiler: seconds
+
             return PipelineTrainer(plan, scenario.schedule, device)
     match plan.layout.data:
         case DdpStrategy() as strategy if plan.layout.ep > 1:
@@ -71,6 +73,12 @@ def require_supported(scenario: Scenario) -> None:
         raise InputError("\n".join(problems))
 
 
+def _is_torchs_own(schedule: Schedule) -> bool:
+    from calibrate.check.pipeline_parallel import TORCH_SCHEDULES  # imports PyTorch's compiler: seconds
+
+    return type(schedule) in TORCH_SCHEDULES
+
+
 def _layout_problems(scenario: Scenario) -> Iterator[str]:
     layout = scenario.layout
     used_axes = [f"{axis} {degree}" for axis, degree in layout.degrees.items() if degree > 1]
@@ -78,7 +86,7 @@ def _layout_problems(scenario: Scenario) -> Iterator[str]:
         yield f"layout: {' x '.join(used_axes)} cannot be checked: {ONE_AXIS_TEXT}"
     if layout.dp > 1 and not (isinstance(layout.data, DdpStrategy) or layout.data.zero_stage == 3):
         yield "layout.data: only ddp and fsdp can be checked"
-    if layout.pp > 1 and type(scenario.schedule) not in TORCH_SCHEDULES:
+    if layout.pp > 1 and not _is_torchs_own(scenario.schedule):
         yield f"schedule: {scenario.schedule.name} cannot be checked; gpipe, 1f1b and interleaved can"
     if layout.tp_comm_overlap and layout.tp > 1:
         yield "layout.tp_comm_overlap: DTensor does not cut collectives; set it to false"

@@ -19,7 +19,6 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from clustersim.model.training import LossImplementation
 
@@ -143,6 +142,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     """
     grouped = q.shape[1] != k.shape[1]
     if causal and q.shape[2] != k.shape[2]:
+        from torch.nn.attention.bias import causal_lower_right  # imports PyTorch's compiler, which takes seconds
+
         bias = causal_lower_right(q.shape[2], k.shape[2])
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=grouped)
     return functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)

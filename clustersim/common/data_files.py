@@ -6,7 +6,8 @@ parsed strictly: duplicate keys in one mapping are errors.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ _CATEGORY_NOUNS: Final = {
 _MAX_ALIAS_VALUES: Final = (
     100_000  # values that the aliases of a YAML file may add; hand-written files have some dozens
 )
+_MAX_CACHED_TEXT: Final = 50_000  # characters of a file whose content is cached; packaged files have up to 12,000
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 
@@ -59,14 +61,30 @@ def find_file(category: str, name: str) -> Path:
     """The path of a packaged data file, or of a given path that ends in .yaml, .yml or .json."""
     if is_path(name):
         return Path(name)
-    available = list_names(category)
-    if name not in available:
+    path = _packaged_file(category_folder(category), name)
+    if path is None:
+        available = list_names(category)
         hint = find_name_synonym(category, name, available) or suggest_nearest(
             name, available, listed_by="clustersim presets"
         )
         raise InputError(f"there is no {_CATEGORY_NOUNS[category]} {name!r}; {hint}")
-    paths = (category_folder(category) / f"{name}{suffix}" for suffix in _SUFFIXES)
-    return next(path for path in paths if path.exists())
+    return path
+
+
+def _packaged_file(folder: Path, name: str) -> Path | None:
+    """The file of a name in a folder; None without one. Names are compared as spelled, on any file system."""
+    *folders, stem = name.split("/")
+    for subfolder in folders:
+        if subfolder not in _listed(folder):
+            return None
+        folder /= subfolder
+    names = _listed(folder)
+    return next((folder / f"{stem}{suffix}" for suffix in _SUFFIXES if f"{stem}{suffix}" in names), None)
+
+
+def _listed(folder: Path) -> Collection[str]:
+    """Names of what a folder holds; none where it is no folder."""
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else ()
 
 
 def resolve_relative(base: Path, path: str) -> Path:
@@ -133,10 +151,27 @@ def parse_mapping(path: Path, text: str) -> dict[str, Any]:
 def parse_yaml(text: str) -> Any:
     """Parse YAML text; raise InputError if it is invalid or has duplicate keys."""
     try:
-        return yaml.load(text, Loader=_StrictLoader)
+        return _copy_containers(_load_short_yaml(text)) if len(text) <= _MAX_CACHED_TEXT else _load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")
         raise InputError(_tab_message(text, error) or f"is not valid YAML: {reason}") from error
+
+
+def _copy_containers(value: Any) -> Any:
+    """A copy that shares no mapping and no list with the original."""
+    if isinstance(value, dict):
+        return {key: _copy_containers(item) for key, item in value.items()}
+    return [_copy_containers(item) for item in value] if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=64)
+def _load_short_yaml(text: str) -> Any:
+    """Cached by the text, since a simulation reads the same few files many times; callers get copies."""
+    return _load_yaml(text)
+
+
+def _load_yaml(text: str) -> Any:
+    return yaml.load(text, Loader=_StrictLoader)
 
 
 def _tab_message(text: str, error: Exception) -> str:

@@ -3,7 +3,8 @@
 There are no aliases: an old key is refused, and the error message names the new one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
@@ -184,11 +185,20 @@ The other keys of a path are as now spelled; `*` is any name; entries of a list 
 def renamed_key_message(kind: str, location: Iterable[int | str]) -> str | None:
     """What the key at a location is called now; None if it has not been renamed. Indices into lists are skipped."""
     keys = [key for key in location if not isinstance(key, int)]
-    for old_path, new_key in RENAMED_KEYS[kind].items():
-        old_keys = old_path.split(".")
+    for old_keys, new_key in _renamed_by_last_key(kind).get(keys[-1], ()) if keys else ():
         if len(old_keys) == len(keys) and all(old in ("*", key) for old, key in zip(old_keys, keys, strict=True)):
             return f"is called {new_key} since {RENAMED_SINCE}"
     return None
+
+
+@cache
+def _renamed_by_last_key(kind: str) -> Mapping[str, Sequence[tuple[Sequence[str], str]]]:
+    """Old paths and new keys by the old key itself, which is never `*`: nearly all keys of files have none."""
+    renamed: dict[str, list[tuple[Sequence[str], str]]] = {}
+    for old_path, new_key in RENAMED_KEYS[kind].items():
+        old_keys = old_path.split(".")
+        renamed.setdefault(old_keys[-1], []).append((old_keys, new_key))
+    return renamed
 
 
 def find_renamed_key(kind: str, content: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -244,8 +244,7 @@ class _DryRunState:
 
     def _delays_send(self, entry_pair: Sequence[ScheduleEntry]) -> bool:
         """Whether the output of the first of two entries is sent with that of the second."""
-        kinds = tuple(entry.kind for entry in entry_pair if isinstance(entry, Action))
-        return self.pairs_sends and kinds == (F, B)
+        return self.pairs_sends and [entry.kind for entry in entry_pair if isinstance(entry, Action)] == [F, B]
 
     def _publish_output(self, action: Action, end: float) -> list[int]:
         if action.kind is WEIGHT:

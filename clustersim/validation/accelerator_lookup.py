@@ -3,6 +3,8 @@
 Tables name GPUs as `b200` or `v100-32gb`; names of packaged accelerators are accepted too.
 """
 
+from functools import cache
+
 from clustersim.common import data_files
 from clustersim.common.errors import suggest_nearest
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
@@ -13,7 +15,12 @@ from clustersim.validation.cluster_lookup import CLUSTER_BY_GPU
 
 def case_accelerator(case: ValidationCase) -> Accelerator:
     """The accelerator of a row; raises CannotPredictError if it is not stated or not packaged."""
-    gpu = case.text("gpu")
+    return _table_accelerator(case.text("gpu"))
+
+
+@cache
+def _table_accelerator(gpu: str) -> Accelerator:
+    """Cached, since thousands of rows name a dozen GPUs."""
     if gpu in ("", "unknown"):
         raise CannotPredictError("gpu is not stated", is_expressible=False)
     if gpu in CLUSTER_BY_GPU:

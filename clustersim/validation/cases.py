@@ -6,9 +6,11 @@ parsed or predicted is skipped with a reason, and the other rows are still used.
 """
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,7 +85,8 @@ class ValidationCase:
 
 def read_cases(path: Path, required_columns: Sequence[str]) -> list[ValidationCase]:
     """Read the rows of a table; raises InputError that names the file and its missing columns."""
-    columns, rows = _read_csv(path)
+    text = _read_text(path)
+    columns, rows = _parse_csv(path, text)
     missing = missing_columns(columns, required_columns)
     if missing:
         raise InputError(
@@ -92,12 +95,12 @@ def read_cases(path: Path, required_columns: Sequence[str]) -> list[ValidationCa
         )
     if not rows:
         raise InputError(f"{path}: has no rows below its header")
-    return [_parse_case(path, line, row) for line, row in rows]
+    return list(_parse_cases(path, text))
 
 
 def read_columns(path: Path) -> Sequence[str]:
     """The column names in a table's header; raises InputError that names the file if it cannot be read."""
-    return _read_csv(path)[0]
+    return _parse_csv(path, _read_text(path))[0]
 
 
 def missing_columns(columns: Sequence[str], required: Sequence[str]) -> list[str]:
@@ -105,19 +108,31 @@ def missing_columns(columns: Sequence[str], required: Sequence[str]) -> list[str
     return [column for column in required if column not in columns]
 
 
-def _read_csv(path: Path) -> tuple[Sequence[str], list[tuple[int, _TableRow]]]:
-    """The columns, and the rows with their line numbers."""
+def _read_text(path: Path) -> str:
+    """The text of a table, with its line ends."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            reader = csv.DictReader(lines, strict=True)
-            columns = reader.fieldnames or ()
-            return columns, [(reader.line_num, row) for row in reader]
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return file.read()
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: cannot be read (not UTF-8 text)") from error
-    except csv.Error as error:
-        raise InputError(f"{path}: is not a CSV table ({error})") from error
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+
+
+@lru_cache(maxsize=8)
+def _parse_csv(path: Path, text: str) -> tuple[Sequence[str], Sequence[tuple[int, _TableRow]]]:
+    """The columns, and the rows with their line numbers."""
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        return reader.fieldnames or (), [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise InputError(f"{path}: is not a CSV table ({error})") from error
+
+
+@lru_cache(maxsize=8)
+def _parse_cases(path: Path, text: str) -> Sequence[ValidationCase]:
+    """The rows as cases; cached by the text, since the same tables are read for many purposes."""
+    return tuple(_parse_case(path, line, row) for line, row in _parse_csv(path, text)[1])
 
 
 def _parse_case(path: Path, line_number: int, row: _TableRow) -> ValidationCase:

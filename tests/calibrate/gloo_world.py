@@ -1,14 +1,16 @@
 """Four processes, as two nodes of two, that measure collectives with gloo.
 
-Started by test_collectives with torchrun.
+Started by test_collectives as one process, which imports PyTorch once and forks them.
 
-Argument: the file into which the first process writes its results. Warnings are errors.
+Arguments: the file into which the first process writes its results, and a free port. Warnings are errors.
 """
 
 import json
 import os
 import sys
 import warnings
+from multiprocessing import get_context
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +36,37 @@ from clustersim.program.task import CollectiveType
 from tests.calibrate.check_scenarios import LLAMA, small_scenario
 
 CPU_DEVICE = torch.device("cpu")
+WORLD_SIZE = 4
 SIZE = 4096.0
 IMBALANCED_SHARES = ((0.5, 0.5, 1.0, 2.0), (0.0, 4.0, 0.0, 0.0))
 MOE_OVERRIDES = ("model.experts={count: 8, top_k: 2, ffn: 48, shared: 32}", "model.layers=1", "training.microbatch=1")
 
 
+def run_ranks(output: Path, port: str) -> bool:
+    """Run all ranks; whether they succeeded. The first that fails ends the others, which may wait for it."""
+    fork = get_context("fork")
+    ranks = [fork.Process(target=run_rank, args=(rank, output, port), daemon=True) for rank in range(WORLD_SIZE)]
+    for process in ranks:
+        process.start()
+    running = {process.sentinel: process for process in ranks}
+    while running:
+        for sentinel in wait(list(running)):
+            process = running.pop(sentinel)  # type: ignore[index]
+            process.join()
+            if process.exitcode != 0:
+                return False
+    return True
+
+
+def run_rank(rank: int, output: Path, port: str) -> None:
+    """One rank, in the environment that torchrun would give it on the first or the second of two nodes."""
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(WORLD_SIZE), "RANK": str(rank)}
+    os.environ.update({**rendezvous, "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": str(rank % 2)})
+    main(output)
+
+
 def main(output: Path) -> None:
     warnings.simplefilter("error")
-    os.environ["LOCAL_WORLD_SIZE"] = "2"
     torch.set_num_threads(1)
     results: dict[str, Any] = {}
     with process_group_session("gloo", torch.device("cpu")):
@@ -222,4 +247,4 @@ def wrong_result_error(collective: CollectiveType) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(not run_ranks(Path(sys.argv[1]), sys.argv[2]))

@@ -156,6 +156,7 @@ def test_record_of_another_accelerator_is_refused(path: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_single_process_step_matches_its_prediction(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A real step against the prediction from kernels that are measured between steps.
 

@@ -16,6 +16,7 @@ MOE_OVERRIDES = ("layout={ep: 2, data: ddp}", "model.experts={count: 8, top_k: 2
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize(
     "layout",
     [("layout.data=ddp",), ("layout.data=fsdp",), ("layout.tp=2",), ("layout.pp=2",), MOE_OVERRIDES],

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,7 @@ from clustersim.hardware.accelerator import load_accelerator
 from clustersim.program.task import CollectiveType
 from clustersim.scenario import Scenario
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = Path(__file__).parents[2]
 SCENARIO_YAML = """
 model: {preset: gpt-tiny, vocab: 50432}
 cluster: {name: laptop, gpus: 2}
@@ -58,19 +58,15 @@ training: {sequence: 128, global_batch: 2, microbatch: 1, precision: fp32}
 """
 
 
-def run_torchrun(processes: int, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run processes on a free port of this machine; killed after two minutes."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
-    command = [*launcher, *(str(argument) for argument in arguments)]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+def free_port() -> str:
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        return str(free_socket.getsockname()[1])
 
 
 def run_two_ranks(*arguments: str | Path) -> list[subprocess.CompletedProcess[str]]:
     """Run a calibrate command in two processes, started as by torchrun; killed after two minutes."""
-    with socket.socket() as free_socket:
-        free_socket.bind(("127.0.0.1", 0))
-        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_socket.getsockname()[1]), "WORLD_SIZE": "2"}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2"}
     command = [sys.executable, "-m", "calibrate", *(str(argument) for argument in arguments)]
     processes = [
         subprocess.Popen(
@@ -98,7 +94,15 @@ def run_two_ranks(*arguments: str | Path) -> list[subprocess.CompletedProcess[st
 def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     """Results of four processes, as two nodes of two (see gloo_world)."""
     output = tmp_path_factory.mktemp("world") / "seen.json"
-    process = run_torchrun(4, HERE / "gloo_world.py", output)
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.calibrate.gloo_world", str(output), free_port()],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert process.returncode == 0, process.stderr
     content: Mapping[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     return content
@@ -222,6 +226,7 @@ def test_wrong_result_is_an_error_that_names_the_collective(results: Mapping[str
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 def test_collectives_command_measures_writes_and_resumes(tmp_path: Path) -> None:
     output = tmp_path / "record.json"
     first, _ = run_two_ranks("collectives", "--sizes", "1 KiB,256KiB,4 MiB", "--budget", "4 s", "-o", output)
@@ -451,13 +456,15 @@ def test_gpu_iterations_are_queued_behind_a_pause_and_timed_by_events(monkeypatc
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: (log.append("pause"), pauses.append(cycles)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _device: log.append("wait"))
     monkeypatch.setattr("calibrate.collectives.timing.dist.all_reduce", lambda _tensor: log.append("all_reduce"))
+    monkeypatch.setattr("calibrate.collectives.timing.perf_counter", count(step=4e-6).__next__)
     clock = DeviceIterationTimer(torch.device("cpu"))
+    clock.queuing_seconds = 100e-6
     starts, ends = clock.time_iterations(logging_iteration(log), 2)
     assert (ends - starts).tolist() == [3e-3, 3e-3]
     iteration_log = ["prepare", "all_reduce", "event", "run", "event"]
     assert log == ["pause", *iteration_log, *iteration_log, "wait"]
     clock.time_iterations(logging_iteration(log), 1)
-    assert 0 < pauses[1] < pauses[0]  # as long as queuing took
+    assert pauses[1] / pauses[0] == pytest.approx(2e-6 / (2 * 100e-6), rel=1e-3)  # as long as queuing took
 
 
 @dataclass

@@ -22,6 +22,7 @@ def alias_bomb(first_value: str, doubled: str) -> str:
         ("a.json", '{"a": {"b": 1, "b": 2}}', "b is given twice in one mapping; keep one"),
         ("a.yaml", "day: 2024-99-99", "is not valid YAML: month must be in 1..12"),
         ("a.json", "[" * 100_000, "is not valid JSON"),
+        ("a.yaml", "a: " + "[" * 2000 + "]" * 2000, "is not valid YAML: maximum recursion depth exceeded"),
         ("a.yaml", "a: &n {x: *n}", "line 1: an alias stands for something that contains it"),
         ("a.yaml", "a: &n [1, [*n]]", "line 1: an alias stands for something that contains it"),
         ("a.yaml", alias_bomb("[1, 1]", "[*a{0}, *a{0}]"), "its aliases stand for more than 100,000 values"),
@@ -55,6 +56,28 @@ def test_messages_name_one_item_of_a_data_directory(shelf: str, one: str) -> Non
         data_files.find_file(shelf, "zzz")
     name = data_files.list_names(shelf)[0]
     assert data_files.display_name(data_files.find_file(shelf, name)) == f"{one} {name}"
+
+
+@pytest.mark.parametrize("name", ["", "..", ".", "../clusters/dgx-h100", "DGX-H100", "dgx-h100.x", "dgx-h100/", "/etc"])
+def test_a_packaged_file_has_exactly_one_name(name: str) -> None:
+    with pytest.raises(InputError, match="there is no cluster "):
+        data_files.find_file("clusters", name)
+
+
+def test_every_packaged_name_is_found_as_listed() -> None:
+    for category in ("clusters", "accelerators", "records"):
+        for name in data_files.list_names(category):
+            path = data_files.find_file(category, name)
+            assert path.relative_to(data_files.category_folder(category)).with_suffix("").as_posix() == name
+
+
+def test_content_belongs_to_its_reader_and_changed_files_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("x: {p: [1]}")
+    data_files.read_mapping(path)["x"]["p"].append(2)
+    assert data_files.read_mapping(path) == {"x": {"p": [1]}}
+    path.write_text("x: 2")
+    assert data_files.read_mapping(path) == {"x": 2}
 
 
 def test_a_user_file_is_named_by_its_path(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import shlex
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from clustersim.common.errors import InputError
@@ -13,6 +13,7 @@ from clustersim.interop.model_equivalence import models_equivalent
 from clustersim.interop.registry import EXPORTERS, IMPORTERS
 from clustersim.interop.torchtitan_flavors import FLAVORS
 from clustersim.scenario import Scenario
+from tests.conftest import examples
 from tests.interop.repository_examples import MEGATRON, TORCHTITAN
 from tests.interop.test_megatron import MLA, SMALL
 from tests.strategies import mappings
@@ -103,9 +104,7 @@ def megatron_arguments(draw: st.DrawFn) -> str:
     return f"{SMALL.replace('--bf16', '')} --num-layers 8 --global-batch-size 16 {' '.join(chosen)}"
 
 
-PROPERTY_SETTINGS = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
-)
+PROPERTY_SETTINGS = examples(100, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 
 
 @PROPERTY_SETTINGS

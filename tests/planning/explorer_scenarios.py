@@ -145,7 +145,7 @@ class ExploredScenario:
     def with_settings(self, settings: dict[str, Any], zero_stage: int | None = None) -> Scenario:
         """The scenario with these settings, built by its public interface."""
         return self.scenario.with_overrides(
-            self._overrides(settings, settings["zero"] if zero_stage is None else zero_stage)
+            self._overrides(settings, settings["zero"] if zero_stage is None else zero_stage), suggest=False
         )
 
     def with_zero_stage(self, settings: dict[str, Any], zero_stage: int) -> Scenario:
@@ -153,7 +153,9 @@ class ExploredScenario:
         try:
             return self.with_settings(settings, zero_stage)
         except InputError:
-            return self.scenario.with_overrides([*self._overrides(settings, zero_stage), "layout.data=fsdp"])
+            return self.scenario.with_overrides(
+                [*self._overrides(settings, zero_stage), "layout.data=fsdp"], suggest=False
+            )
 
     def _overrides(self, settings: dict[str, Any], zero_stage: int) -> Iterator[str]:
         if settings["model"] != 0:

@@ -208,14 +208,14 @@ ORDERS = [("1f1b", None), ("gpipe", None), *product(("interleaved", "bfs"), (2, 
 def test_schedules_extrapolate_to_more_microbatches(name: str, chunks: int | None) -> None:
     """Extrapolated bubbles and memory peaks equal those of the full dry run with many microbatches."""
     schedule, extrapolated_count = build_schedule(name, chunks), 0
-    for pp in (2, 3, 4, 8, 12):
+    for pp in (2, 3, 4, 6, 8):
         for microbatches in (1, 2, pp, 2 * pp, 3 * pp, 4 * pp, 5 * pp, 5 * pp + 1, 9 * pp, 13 * pp - 1, 16 * pp):
             try:
                 order = schedule.order(pp, microbatches)
             except InputError:
                 continue
             extrapolated, full_run = (
-                run_or_extrapolate(schedule, pp, microbatches, dry_run_schedule),
+                run_or_extrapolate(schedule, pp, microbatches),
                 dry_run_schedule(schedule, pp, microbatches),
             )
             assert extrapolated.makespan == pytest.approx(dry_run(order).makespan, rel=1e-12)

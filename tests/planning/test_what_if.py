@@ -48,6 +48,13 @@ def what_if_cases(result: SimulationResult, budget: float = math.inf) -> dict[st
     return {case.name: case for case in run_what_ifs(result, budget).cases}
 
 
+def what_if_case(result: SimulationResult, name: str) -> WhatIf:
+    """One of the cases; the others are not simulated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(what_if, "changes_for", lambda use: [item for item in changes_for(use) if item.name == name])
+        return what_if_cases(result)[name]
+
+
 def require_outcome(case: WhatIf) -> WhatIfOutcome:
     assert case.outcome is not None, case.note
     return case.outcome
@@ -136,7 +143,7 @@ def test_more_tokens_lengthen_the_step_and_raise_throughput(cases: dict[str, Wha
 
 def test_without_nvlink_the_node_links_are_pcie() -> None:
     shared = ["cluster={name: pcie-node, gpus: 8}", "layout={tp: 8}", "training.global_batch=2"]
-    outcome = require_outcome(what_if_cases(simulate_with(*shared))["node_links_less"])
+    outcome = require_outcome(what_if_case(simulate_with(*shared), "node_links_less"))
     assert 0.0 < outcome.slowdown_ratio < 1.0 / 9.0  # at most the loss if the full step were node links
 
 
@@ -208,7 +215,7 @@ def test_a_case_that_slows_the_simulation_is_skipped(monkeypatch: pytest.MonkeyP
     assert [name for name, case in cases.items() if "not tried, as it takes long: degradations put" in case.note] == [
         "slow_rank"
     ]
-    assert require_outcome(what_if_cases(shared)["slow_rank"]).step_time_difference > 0.0  # without a budget it is run
+    assert require_outcome(what_if_case(shared, "slow_rank")).step_time_difference > 0.0  # without a budget it is run
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +257,7 @@ def test_faster_nics_include_the_pcie_that_would_limit_them() -> None:
     """Data parallelism across nodes only: twice the bandwidth helps only if PCIe is as fast as the NICs."""
     overrides = ["layout={dp: 16, data: zero1}", "model={preset: llama3-8b, layers: 2}", "training.sequence=512"]
     result = simulate_with(*overrides, "training.microbatch=1", "training.recompute=none")
-    twice = what_if_cases(result)["network_twice"]
+    twice = what_if_case(result, "network_twice")
     assert twice.description == "network links at 2x bandwidth, PCIe too"
     nics_only = simulate(with_link_bandwidth(result.scenario, network_link_kinds(result.scenario), 2.0)).step_time
     assert nics_only - require_outcome(twice).baseline_step_time > 0.5 * require_outcome(twice).step_time_difference
@@ -271,7 +278,7 @@ def test_hybrid_sharding_uses_the_smallest_shard_size_that_fits() -> None:
     smallest = next(
         scenario for scenario in by_hand if peak_memory_use(scenario).leaves_headroom(required_headroom(scenario, None))
     )
-    case = what_if_cases(simulate(Scenario.from_mapping(plan)))["hybrid_sharding"]
+    case = what_if_case(simulate(Scenario.from_mapping(plan)), "hybrid_sharding")
     assert smallest is not by_hand[0]
     assert f"over {smallest.layout.data.shard_size} of 16" in case.description
     assert require_outcome(case).step_time == simulate(smallest).step_time
@@ -285,7 +292,7 @@ def test_cuda_graphs_shorten_launch_bound_steps() -> None:
     """The outcome equals the step of a scenario with CUDA graphs."""
     launch_bound = {"model": "gpt2-small", "cluster": {"name": "dgx-h100", "gpus": 1}, "framework": "megatron"}
     result = simulate(Scenario.from_mapping({**launch_bound, "training": {"sequence": 128, "global_batch": 1}}))
-    outcome = what_if_cases(result)["cuda_graphs"]
+    outcome = what_if_case(result, "cuda_graphs")
     captured = simulate(result.scenario.with_overrides("framework.cuda_graphs=true"))
     assert require_outcome(outcome).step_time == captured.step_time < result.step_time
     assert "cuda_graphs" not in what_if_cases(captured)
@@ -333,12 +340,12 @@ def test_expert_groups_within_nodes_are_tried_across_nodes_and_back() -> None:
 
 def test_nvl72_clusters_try_hybridep() -> None:
     rack = ("cluster={name: gb200-nvl72, gpus: 16}",)
-    assert "hybridep, not alltoall" in what_if_cases(simulate_pipeline(*MOE, *rack))["other_dispatcher"].description
+    assert "hybridep, not alltoall" in what_if_case(simulate_pipeline(*MOE, *rack), "other_dispatcher").description
 
 
 def test_deepep_is_tried_against_alltoall(moe_cases: dict[str, WhatIf]) -> None:
     assert moe_cases["other_dispatcher"].outcome is not None
-    case = what_if_cases(simulate_pipeline(*MOE, "layout.dispatcher=deepep"))["other_dispatcher"]
+    case = what_if_case(simulate_pipeline(*MOE, "layout.dispatcher=deepep"), "other_dispatcher")
     assert "alltoall, not deepep" in case.description
     assert require_outcome(case).step_time_difference == pytest.approx(
         -require_outcome(moe_cases["other_dispatcher"]).step_time_difference
@@ -436,7 +443,7 @@ def test_a_mixture_that_waits_for_launches_is_told_cuda_graphs() -> None:
 def test_a_framework_without_graphs_is_told_one_that_has_them() -> None:
     launch_bound = {"model": "gpt2-small", "cluster": {"name": "dgx-h100", "gpus": 1}, "framework": "megatron-2021"}
     result = simulate(Scenario.from_mapping({**launch_bound, "training": {"sequence": 128, "global_batch": 1}}))
-    case = what_if_cases(result)["cuda_graphs"]
+    case = what_if_case(result, "cuda_graphs")
     assert case.overrides == ("framework.name=megatron", "framework.cuda_graphs=true")
     assert "megatron-2021 captures none" in case.description
 
@@ -453,7 +460,7 @@ def test_uneven_stages_of_dualpipe_are_rebalanced() -> None:
     result = simulate(Scenario.from_mapping(plan))
     imbalance = result.losses.seconds[StepLoss.IMBALANCE]
     assert imbalance > 0.1 * result.step_time
-    case = what_if_cases(result)["balanced_stages"]
+    case = what_if_case(result, "balanced_stages")
     outcome = require_outcome(case)
     assert outcome.loss_changes[StepLoss.IMBALANCE] < -0.4 * imbalance
     assert outcome.slowdown_ratio < -0.1

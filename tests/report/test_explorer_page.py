@@ -10,7 +10,7 @@ from clustersim import Scenario
 from clustersim.planning.explorer.explorer_data import build_exploration_tables
 from clustersim.report.explorer_page import explorer_page
 from clustersim.results.explorer_tables import ExplorerData, ScalingPoint, ScalingStudy
-from tests.planning.explorer_scenarios import MOE_SCENARIOS, few_choices
+from tests.planning.explorer_scenarios import explore_scenario, few_choices
 
 MAX_PAGE_BYTES = 15_000_000
 HTML_INJECTION = "<script>alert(1)</script>&\"'"
@@ -96,8 +96,7 @@ def test_no_studies_panel_without_studies() -> None:
 
 
 def test_moe_model_has_expert_controls() -> None:
-    with few_choices():
-        text = explorer_page(build_exploration_tables(Scenario.from_mapping(MOE_SCENARIOS["latent"])))
+    text = explorer_page(explore_scenario("latent", all_choices=False).exploration)
     for key in ("ep", "etp", "dispatcher"):
         assert f'<label for="control-{key}"' in text
         assert f'id="control-{key}"' not in rendered_page()
@@ -108,9 +107,7 @@ def test_moe_model_has_expert_controls() -> None:
 
 def test_element_ids_are_unique() -> None:
     """With an expert scaling study and the expert traffic figure, every id on the page belongs to one element."""
-    dense = exploration()
-    with few_choices():
-        moe = build_exploration_tables(Scenario.from_mapping(MOE_SCENARIOS["mixed"]))
+    dense, moe = exploration(), explore_scenario("mixed", all_choices=False).exploration
     studies = (*dense.studies, *(ScalingStudy(name, name, "", POINTS) for name in ("experts", "zero")))
     text = explorer_page(replace(moe, studies=studies)).split('id="figures"')[0]
     names = re.findall(r'<[^<>]*\sid="([^"]+)"', text)

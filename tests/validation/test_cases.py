@@ -23,6 +23,15 @@ def test_spreadsheet_csv_is_read(tmp_path: Path) -> None:
     assert read_cases(path, ["case_id"])[0].text("notes") == "b, c"
 
 
+def test_a_changed_table_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    for value in ("1", "2"):
+        path.write_text(f"case_id,tp\na,{value}\n")
+        cases = read_cases(path, ["tp"])
+        assert [item.text("tp") for item in cases] == [value]
+        cases.clear()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

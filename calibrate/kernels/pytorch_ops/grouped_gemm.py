@@ -51,7 +51,6 @@ def prepare_grouped(
     return ResultRetainingAction(_matmul_per_group(shape, kernel.dtype, device, sizes))
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # its shapes cannot be traced in all formats, nor rows that values decide
 def grouped_matmul(tokens: Tensor, weights: Tensor, group_ends: Tensor) -> Tensor:
     """Tokens [tokens, inputs] by group times weights [groups, outputs, inputs]: [tokens, outputs]."""
     result: Tensor = _grouped_mm(tokens, weights.transpose(-2, -1), offs=group_ends)

@@ -7,12 +7,13 @@ dry-run in full.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import le
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
+from clustersim.common.lru import lru_memoize
 from clustersim.model.presets import load_preset
 from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
@@ -59,9 +60,6 @@ class ScheduleRun:
         return ScheduleRun(self.makespan + times * (self.makespan - previous.makespan), held)
 
 
-ScheduleRunner = Callable[[Schedule, int, int], ScheduleRun]
-
-
 def build_schedule_tables(space: ExplorerSpace) -> tuple[LookupTable, LookupTable]:
     """Tables of bubble and held microbatches by schedule, and of the messages of those that cannot run."""
     axes = {key: space.setting_values[key] for key in ("schedule", "chunks", "pp")}
@@ -69,7 +67,6 @@ def build_schedule_tables(space: ExplorerSpace) -> tuple[LookupTable, LookupTabl
     max_stages = (
         max(model.layer_count for model in space.models) + 2
     )  # stages: the first and the last may have no layers
-    run_cache: dict[tuple[Schedule, int, int], ScheduleRun] = {}
 
     def runnable_schedule(schedule: str, chunks: int, pp: int, microbatches: int) -> Schedule | None:
         """The schedule if it has this many chunks and its stages and passes are not too many, else None."""
@@ -81,17 +78,12 @@ def build_schedule_tables(space: ExplorerSpace) -> tuple[LookupTable, LookupTabl
             else None
         )
 
-    def cached_run(*run_key: Any) -> ScheduleRun:
-        if run_key not in run_cache:
-            run_cache[run_key] = dry_run_schedule(*run_key)
-        return run_cache[run_key]
-
     def schedule_entry(**settings: Any) -> dict[str, Any] | None:
         schedule, pp, microbatches = runnable_schedule(**settings), settings["pp"], settings["microbatches"]
         if schedule is None or (chunk_count(schedule) > 1 and pp == 1):
             return None
         try:
-            run = run_or_extrapolate(schedule, pp, microbatches, cached_run)
+            run = run_or_extrapolate(schedule, pp, microbatches)
         except InputError:
             return None
         return {"bubble": run.bubble(microbatches * chunk_count(schedule)), "held": run.held}
@@ -105,13 +97,13 @@ def build_schedule_tables(space: ExplorerSpace) -> tuple[LookupTable, LookupTabl
     return LookupTable.tabulate(schedule_entry, **axes), LookupTable.tabulate(rejection_messages, **axes)
 
 
-def run_or_extrapolate(schedule: Schedule, pp: int, microbatches: int, runner: ScheduleRunner) -> ScheduleRun:
+def run_or_extrapolate(schedule: Schedule, pp: int, microbatches: int) -> ScheduleRun:
     """The dry run of a step, or its extrapolation from fewer microbatches."""
     base_count = extrapolation_base(schedule, pp, microbatches)
     if not base_count:
-        return runner(schedule, pp, microbatches)
-    return runner(schedule, pp, base_count + pp).extrapolate(
-        runner(schedule, pp, base_count), (microbatches - base_count) // pp - 1
+        return dry_run_schedule(schedule, pp, microbatches)
+    return dry_run_schedule(schedule, pp, base_count + pp).extrapolate(
+        dry_run_schedule(schedule, pp, base_count), (microbatches - base_count) // pp - 1
     )
 
 
@@ -123,8 +115,9 @@ def extrapolation_base(schedule: Schedule, pp: int, microbatches: int) -> int:
     )
 
 
+@lru_memoize(20_000)
 def dry_run_schedule(schedule: Schedule, pp: int, microbatches: int) -> ScheduleRun:
-    """Dry-run a step in full."""
+    """Dry-run a step in full; cached, since settings have the same few orders."""
     order = schedule.order(pp, microbatches)
     plan = Plan(load_preset("llama-tiny"), Training(1, microbatches), Layout(pp=pp), schedule.placement)
     slots = [{stage.index: slot for slot, stage in enumerate(plan.stages_on_rank(rank))} for rank in range(pp)]

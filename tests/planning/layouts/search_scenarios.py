@@ -51,7 +51,7 @@ def exhaustive_step_times(
         derived = [f"layout.dp={scenario.cluster.gpu_count // replica_size}", "layout.layers_per_stage=even"]
         derived += [f"layout.sequence_parallel={sequence_parallel}"] if "layout.tp" in values_by_key else []
         try:
-            changed = scenario.with_overrides([*chosen, *derived])
+            changed = scenario.with_overrides([*chosen, *derived], suggest=False)
         except InputError:
             continue
         report = check(changed)
