@@ -1,12 +1,11 @@
 """Words of other tools get the key or name that they stand for, in one line; none of them is accepted."""
 
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clustersim.common import data_files
-from clustersim.common.data_files import read_mapping
 from clustersim.common.errors import InputError
 from clustersim.common.synonyms import KEY_SYNONYMS, NAME_SYNONYMS, similar_preset
 from clustersim.model.presets import PRESETS
@@ -38,8 +37,7 @@ def test_keys_of_other_tools_name_the_key_here(refusal: Callable[..., str], over
     assert "\n" not in message
 
 
-def test_a_required_key_under_another_name_is_not_missing_besides(plan: Path) -> None:
-    mapping = read_mapping(plan)
+def test_a_required_key_under_another_name_is_not_missing_besides(mapping: dict[str, Any]) -> None:
     mapping["training"]["gbs"] = mapping["training"].pop("global_batch")
     with pytest.raises(InputError) as caught:
         Scenario.from_mapping(mapping)
