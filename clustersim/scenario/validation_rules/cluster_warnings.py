@@ -110,8 +110,8 @@ def _sparse_peaks(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[s
         if doubled:
             fastest = max(doubled, key=lambda dtype: accelerator.peak[dtype])
             yield (
-                f"cluster: peak.{fastest.value} of {accelerator.name}, {format_flops(accelerator.peak[fastest])}, is twice "
-                f"that of {base.name}; data sheets print it with structured sparsity, peak is the dense rate"
+                f"cluster: peak.{fastest.value} of {accelerator.name}, {format_flops(accelerator.peak[fastest])}, is "
+                f"twice that of {base.name}; data sheets print it with structured sparsity, peak is the dense rate"
             )
 
 
