@@ -23,6 +23,7 @@ from clustersim.common.units import (
 )
 from clustersim.report.labels import stage_name
 from clustersim.report.step_breakdown import ROUNDING_TOLERANCE
+from clustersim.results.result_json import IDEAL_KEY
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.results.time_categories import TIME_CATEGORIES, TimeCategory, compare_seconds
 from clustersim.scenario.changes.diff import ChangedKey, changed_keys, changed_referenced_files
@@ -90,6 +91,27 @@ class ResultDifference:
         first, second = (format_seconds(seconds) if self.exceeds_rounding(seconds) else "0 s" for seconds in pair)
         return first, second, self.format_delta(pair[1] - pair[0])
 
+    @property
+    def losses(self) -> list[dict[str, Any]]:
+        """Seconds of the ideal and of each loss in both results; those that are none in both are left out."""
+        parts = [result_json["losses_s"] for result_json in self.results_json]
+        names = [name for name in parts[0] if any(self.exceeds_rounding(part[name]) for part in parts)]
+        return compare_seconds(names, np.array([[part[name] for name in names] for part in parts]))
+
+    @property
+    def loss_rows(self) -> list[tuple[str, str, str, str]]:
+        """Texts of `losses`: name, both results, difference; the losses that change most first, the ideal last."""
+        ordered = sorted(self.losses, key=lambda part: (part["category"] == IDEAL_KEY, -abs(part["delta"])))
+        return [
+            (
+                part["category"],
+                format_seconds(part["first"]),
+                format_seconds(part["second"]),
+                self.format_delta(part["delta"]),
+            )
+            for part in ordered
+        ]
+
     def exceeds_rounding(self, seconds: Seconds) -> bool:
         """Whether a time is above rounding error."""
         return bool(abs(seconds) > ROUNDING_TOLERANCE * self.step_times.max())
@@ -106,6 +128,7 @@ class ResultDifference:
             ],
             "delta": {key: second[key] - first[key] for key in _COMPARED_NUMBERS if key != "fits"},
             "categories_s": self._by_category(self.mean_seconds),
+            "losses_s": self.losses,
             "stages": [
                 {"pipeline_rank": row_index, "categories_s": self._by_category(self.row_seconds[:, row_index])}
                 for row_index in range(self.row_seconds.shape[1])

@@ -1,6 +1,6 @@
 """What does a result say as plain data? Seconds, bytes, fractions; the keys are part of the interface."""
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -8,6 +8,9 @@ from clustersim.memory.footprint import MemoryCategory
 from clustersim.results.software import software_of
 from clustersim.results.step_metrics import StepMetrics
 from clustersim.results.utilization import CONVENTION, bubble_fraction, exposed_fraction
+
+IDEAL_KEY: Final = "ideal"
+"""Key of what is no loss in `losses_s`."""
 
 
 def result_to_json(result: StepMetrics) -> dict[str, Any]:
@@ -116,7 +119,7 @@ def _breakdown_json(result: StepMetrics) -> dict[str, Any]:
     return {
         "breakdown_s": result.breakdown.mean_seconds(),
         "losses_s": {
-            "ideal": result.losses.ideal,
+            IDEAL_KEY: result.losses.ideal,
             **{loss.value: seconds for loss, seconds in result.losses.seconds.items()},
         },
         "critical_path_s": dict(result.critical_path_breakdown),

@@ -5,6 +5,7 @@ config models insert for shorthands (`cluster: dgx-h100` is `cluster: {name: dgx
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ LIST_OF_KEYS: Final = "clustersim schema --markdown"
 """The command that lists all keys of a scenario file."""
 _MAX_KEYS_SHOWN = 6
 _MIN_SIMILARITY_ELSEWHERE: Final = 0.8  # of a key of another section, which is less likely meant
+_ROUNDED_COUNT: Final = re.compile(r"(\d+) ?([kKmM])")  # 8k, which may be 8192 or 8000
 _MESSAGES = {
     "int_type": "{value} is not a whole number (no unit, no quotes)",
     "bool_type": "{value} is neither true nor false",
@@ -39,7 +41,19 @@ def translate_validation_error(
 
     section: path of the scenario file's section that `root_model` is; empty for the whole file.
     """
-    return [_message(detail, root_model, raw_mapping, section) for detail in error.errors(include_url=False)]
+    details = error.errors(include_url=False)
+    meant_keys = {key for detail in details if detail["type"] == "extra_forbidden" for key in _meant_keys(detail)}
+    return [
+        _message(detail, root_model, raw_mapping, section)
+        for detail in details
+        if not (detail["type"] == "missing" and _dotted_path((*section, *detail["loc"])) in meant_keys)
+    ]
+
+
+def _meant_keys(detail: ErrorDetails) -> Iterator[str]:
+    """The dotted key that another tool's word for it stands for, which is not missing besides."""
+    if (meant := find_key_synonym(str(detail["loc"][-1]))) is not None:
+        yield re.split(r"[,:]", meant)[0]
 
 
 def _message(
@@ -84,6 +98,10 @@ def _integer_message(value: object) -> str:
     """What is wrong with an integer written as a float or a string; empty if the value is not one."""
     if isinstance(value, float) and value.is_integer():
         return f"{format_value(value)} has a point; write {int(value)}"
+    if isinstance(value, str) and (match := _ROUNDED_COUNT.fullmatch(value.strip())):
+        count, unit = int(match[1]), match[2].lower()
+        binary, decimal = (count * (base ** (1 + "km".index(unit))) for base in (1024, 1000))
+        return f"{format_value(value)} is not a whole number; write {binary} or {decimal}"
     return yaml_number_message(value, integer=True)
 
 

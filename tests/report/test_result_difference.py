@@ -61,6 +61,22 @@ def test_category_deltas_sum_to_step_time_difference(pair: tuple[SimulationResul
     assert sum(json_deltas) == pytest.approx(step_time_delta, rel=1e-6, abs=1e-6 * pair[0].step_time)
 
 
+def test_losses_sum_to_both_steps_and_those_that_change_most_come_first(
+    pair: tuple[SimulationResult, SimulationResult],
+) -> None:
+    difference = compare_results(*pair, TITLES)
+    losses = difference.to_json()["losses_s"]
+    for side, result in zip(("first", "second"), pair, strict=True):
+        assert sum(part[side] for part in losses) == pytest.approx(result.step_time, rel=1e-6)
+    deltas = {part["category"]: part["delta"] for part in losses}
+    names = [name for name, *_ in difference.loss_rows]
+    assert set(names) == set(deltas)
+    assert names[-1] == "ideal"
+    changes = [abs(deltas[name]) for name in names[:-1]]
+    assert changes == sorted(changes, reverse=True)
+    assert all(name in rendered_text(difference) for name in names)
+
+
 def test_waterfall_runs_between_the_two_step_times(pair: tuple[SimulationResult, SimulationResult]) -> None:
     difference = compare_results(*pair, TITLES)
     first, *bars, second = difference_waterfall(difference).traces

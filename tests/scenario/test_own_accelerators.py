@@ -204,3 +204,17 @@ def nested_keys(value: object) -> set[str]:
     if not isinstance(value, dict):
         return set()
     return set(value).union(*map(nested_keys, value.values()))
+
+
+def test_peaks_with_sparsity_are_questioned(small_mapping: dict[str, Any]) -> None:
+    """1,979 TFLOP/s of data sheets is with 2:4 sparsity; twice the rate with twice the bandwidth is another chip."""
+
+    def warnings(**keys: Any) -> str:
+        accelerator = {"like": "h100-sxm-80gb", "name": "mine", **keys}
+        mapping = {**small_mapping, "cluster": {**small_mapping["cluster"], "accelerator": accelerator}}
+        return "\n".join(Scenario.from_mapping(mapping).warnings)
+
+    doubled = {"peak": {"bf16": "1979 TFLOP/s"}}
+    assert "peak.bf16 of mine, 1.979 PFLOP/s, is twice that of h100-sxm-80gb" in warnings(**doubled)
+    assert "sparsity" not in warnings(**doubled, memory_bandwidth="7 TB/s")
+    assert "sparsity" not in warnings(peak={"bf16": "1300 TFLOP/s"})

@@ -1,6 +1,7 @@
 """Words of other tools get the key or name that they stand for, in one line; none of them is accepted."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from clustersim.common import data_files
 from clustersim.common.errors import InputError
 from clustersim.common.synonyms import KEY_SYNONYMS, NAME_SYNONYMS, similar_preset
 from clustersim.model.presets import PRESETS
+from clustersim.scenario import Scenario
 from clustersim.scenario.error_messages import LIST_OF_KEYS
 from clustersim.scenario.schema import dotted_keys
 
@@ -33,6 +35,14 @@ def test_keys_of_other_tools_name_the_key_here(refusal: Callable[..., str], over
     message = refusal(override)
     assert f"unknown key; write {meant}" in message
     assert "\n" not in message
+
+
+def test_a_required_key_under_another_name_is_not_missing_besides(mapping: dict[str, Any]) -> None:
+    mapping["training"]["gbs"] = mapping["training"].pop("global_batch")
+    with pytest.raises(InputError) as caught:
+        Scenario.from_mapping(mapping)
+    assert "training.gbs: unknown key; write training.global_batch" in str(caught.value)
+    assert "missing" not in str(caught.value)
 
 
 def test_every_synonym_stands_for_a_key_that_exists() -> None:

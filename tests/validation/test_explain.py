@@ -154,6 +154,17 @@ def test_an_enabled_switch_explains_a_shorter_step() -> None:
     assert cause.gap_share == pytest.approx(1.0)
 
 
+def test_cuda_graphs_explain_a_shorter_step_that_waits_for_launches() -> None:
+    """Small layers: the host launches for longer than the GPU computes, and a run with graphs is measured."""
+    waiting = ["framework=megatron", "training.sequence=256", "training.microbatch=1"]
+    measured = simulate(scenario(*waiting, "framework.cuda_graphs=true")).step_time
+    assert measured < 0.97 * simulate(scenario(*waiting)).step_time
+    causes = explain_gap(scenario(*waiting), measured, continuous=()).causes
+    graphs = next(cause for cause in causes if cause.name == "cuda_graphs")
+    assert graphs.explains
+    assert graphs.gap_share == pytest.approx(1.0)
+
+
 def test_configured_stragglers_may_be_absent() -> None:
     healthy = step_time()
     cause = explain_by(scenario("degradations.slow={gpu: 3, speed: 0.8}"), healthy, "stragglers")

@@ -38,6 +38,9 @@ def render_difference(difference: ResultDifference) -> "Group":
         plain_text(""),
         plain_text("difference by time category, mean over ranks"),
         build_table(("", *_RESULT_NAMES, "B - A"), _category_rows(difference), right_aligned=(1, 2, 3)),
+        plain_text(""),
+        plain_text("what keeps the step from the ideal"),
+        build_table(("", *_RESULT_NAMES, "B - A"), difference.loss_rows, right_aligned=(1, 2, 3)),
     ]
     if len(difference.row_labels) > 1 and difference.changed_categories:
         renderables += [

@@ -19,8 +19,8 @@ from clustersim.collectives.ring import RingAlgorithm
 from clustersim.common import data_files
 from clustersim.common.arrays import IntArray
 from clustersim.common.mapping_reader import flatten_keys
-from clustersim.common.units import Dimension, format_bandwidth, parse_quantity
-from clustersim.hardware.accelerator import Accelerator
+from clustersim.common.units import Dimension, format_bandwidth, format_flops, parse_quantity
+from clustersim.hardware.accelerator import Accelerator, load_accelerator
 from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import DeadLinkEffect
 from clustersim.hardware.link_technology import SCALE_UP_BANDWIDTH, SCALE_UP_TECHNOLOGIES, TECHNOLOGIES
@@ -38,6 +38,9 @@ from clustersim.scenario.resolved import ResolvedScenario
 
 FASTEST_PORT: Final = 100e9
 """Bytes/s of the fastest network port on the market: 800 Gbit/s (ConnectX-8; 1,600 are announced), 2026."""
+_SPARSITY_SPEEDUP: Final = 2.0  # of matmuls with 2:4 structured sparsity, on data sheets
+_SPARSITY_TOLERANCE: Final = 0.06
+_MAX_LIKE_BANDWIDTH: Final = 1.5  # memory bandwidth relative to that of a chip of the same generation
 _ACCELERATOR_KEYS: Final = MappingProxyType(
     {"node.nvlink.bandwidth": "NVLink of", "node.nvlink.gpus": "NVLink domains of", "node.pcie.bandwidth": "PCIe of"}
 )
@@ -91,6 +94,30 @@ def _projected_accelerators(scenario: ResolvedScenario, stated: _StatedKeys) -> 
                 f"cluster: {accelerator.name} is a projection from announced figures; nothing of it was measured, so "
                 "its step times are projections too"
             )
+
+
+def _sparse_peaks(scenario: ResolvedScenario, stated: _StatedKeys) -> Iterator[str]:  # noqa: ARG001 - as other checks
+    """Peaks of twice those of the accelerator that one is like, with memory that is no faster: of sparse matmuls."""
+    for accelerator in scenario.cluster.accelerator_kinds()[0]:
+        base = None if accelerator.like is None else _packaged_accelerator(accelerator.like)
+        if base is None or accelerator.memory_bandwidth > _MAX_LIKE_BANDWIDTH * base.memory_bandwidth:
+            continue
+        doubled = [
+            dtype
+            for dtype in accelerator.peak.keys() & base.peak.keys()
+            if abs(accelerator.peak[dtype] / base.peak[dtype] - _SPARSITY_SPEEDUP) < _SPARSITY_TOLERANCE
+        ]
+        if doubled:
+            fastest = max(doubled, key=lambda dtype: accelerator.peak[dtype])
+            yield (
+                f"cluster: peak.{fastest.value} of {accelerator.name}, {format_flops(accelerator.peak[fastest])}, is "
+                f"twice that of {base.name}; data sheets print it with structured sparsity, peak is the dense rate"
+            )
+
+
+def _packaged_accelerator(name: str) -> Accelerator | None:
+    """The packaged accelerator of that name; None for a user's own."""
+    return load_accelerator(name) if name in data_files.list_names("accelerators") else None
 
 
 @cache
@@ -264,6 +291,7 @@ def _group_transfers(members: IntArray, fabric: Fabric, *, ordered: bool) -> Ite
 
 _CHECKS: Final[tuple[Callable[[ResolvedScenario, _StatedKeys], Iterator[str]], ...]] = (
     _projected_accelerators,
+    _sparse_peaks,
     _mismatched_hosts,
     _implausible_nic_bandwidth,
     _implausible_nvlink_bandwidth,

@@ -139,29 +139,31 @@ def _precision(dtype: DType) -> ScenarioChange:
 _LAUNCH: Final = frozenset({StepLoss.LAUNCH})
 
 HOST_REMEDIES: Final = (
-    remedy(
-        "cuda_graphs",
-        "passes captured in CUDA graphs (their own memory is not counted)",
-        ChangeSubject.HOST,
-        _LAUNCH,
-        _cuda_graphs(GraphCapture.ALL),
-        is_relevant=lambda scenario: not (scenario.framework.uses_cuda_graphs or _has_dropless_experts(scenario)),
-    ),
-    remedy(
-        "cuda_graphs_outside_experts",
-        "passes captured in CUDA graphs, except for experts (their own memory is not counted)",
-        ChangeSubject.HOST,
-        _LAUNCH,
-        _cuda_graphs(GraphCapture.OUTSIDE_EXPERTS),
-        is_relevant=lambda scenario: not scenario.framework.uses_cuda_graphs and _has_dropless_experts(scenario),
-    ),
-    setting(
-        "torch_compile",
-        "layers compiled (torch.compile)",
-        ChangeSubject.FRAMEWORK,
-        _LAUNCH | {StepLoss.MEMORY_BOUND},
-        ("framework.torch_compile=true",),
-        _can_compile,
+    *explaining(
+        remedy(
+            "cuda_graphs",
+            "passes captured in CUDA graphs (their own memory is not counted)",
+            ChangeSubject.HOST,
+            _LAUNCH,
+            _cuda_graphs(GraphCapture.ALL),
+            is_relevant=lambda scenario: not (scenario.framework.uses_cuda_graphs or _has_dropless_experts(scenario)),
+        ),
+        remedy(
+            "cuda_graphs_outside_experts",
+            "passes captured in CUDA graphs, except for experts (their own memory is not counted)",
+            ChangeSubject.HOST,
+            _LAUNCH,
+            _cuda_graphs(GraphCapture.OUTSIDE_EXPERTS),
+            is_relevant=lambda scenario: not scenario.framework.uses_cuda_graphs and _has_dropless_experts(scenario),
+        ),
+        setting(
+            "torch_compile",
+            "layers compiled (torch.compile)",
+            ChangeSubject.FRAMEWORK,
+            _LAUNCH | {StepLoss.MEMORY_BOUND},
+            ("framework.torch_compile=true",),
+            _can_compile,
+        ),
     ),
     setting(
         "no_offload",
