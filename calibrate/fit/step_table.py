@@ -38,12 +38,32 @@ SAME_CHIP: Final[Mapping[str, str]] = {
 
 
 SHARED_HOST_FRAMEWORKS: Final[Mapping[str, str]] = {
-    "megatron-2022": "megatron-2021",
-    "megatron-deepspeed": "megatron-2021",
-    "megatron": "pytorch",
-    "nemo": "pytorch",
-    "torchtitan": "pytorch",
-    "transformers": "pytorch",
+    **dict.fromkeys(("megatron-2022", "megatron-deepspeed", "megatron-llama"), "megatron-2021"),
+    **dict.fromkeys(
+        (
+            *(
+                "accelerate",
+                "aleph-alpha-scaling",
+                "composer",
+                "deepspeed",
+                "fast-llm",
+                "fms-fsdp",
+                "internevo",
+                "litgpt",
+            ),
+            *(
+                "megatron",
+                "megatron-bridge",
+                "nanotron",
+                "nemo",
+                "olmo-core",
+                "torchtitan",
+                "torchtune",
+                "transformers",
+            ),
+        ),
+        "pytorch",
+    ),
 }
 """Frameworks of one generation of PyTorch and autograd share their launch times."""
 

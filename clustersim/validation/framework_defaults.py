@@ -84,8 +84,7 @@ class FrameworkDefaults:
     kernels for routing and permutation, though off by the framework's defaults; has_aux_loss: routers have a
     load-balancing loss where the model's recipes have one; counts_embedding_and_head: they count as one layer
     each in the pipeline split; uses_cuda_graphs: passes are in CUDA graphs, whatever the notes say;
-    is_code_verified: its code was read, not just its number formats; precision_configs: meaning of its names of
-    scaled formats.
+    precision_configs: meaning of its names of scaled formats.
     """
 
     name_substring: str
@@ -115,14 +114,12 @@ class FrameworkDefaults:
     has_aux_loss: bool = False
     counts_embedding_and_head: bool = False
     uses_cuda_graphs: bool = False
-    is_code_verified: bool = True
+    precision_configs: PrecisionConfigs = field(default_factory=lambda: BY_RECIPE_NAME)
 
     @property
     def is_verified(self) -> bool:
-        """Whether its behaviour is known (`is_code_verified`), not just its number formats."""
-        return bool(self.name_substring) and self.is_code_verified
-
-    precision_configs: PrecisionConfigs = field(default_factory=lambda: BY_RECIPE_NAME)
+        """Whether its behaviour is known: a file describes it."""
+        return self.framework is not None
 
     def kernel_options(self, case: ValidationCase) -> dict[str, Any]:
         """`training.loss` and `training.fused`, where the row says what is not the software's default."""
