@@ -44,7 +44,7 @@ _TP_OVERLAP_NOTE: Final = re.compile(r"tensor-parallel communication overlap (on
 _GRADIENT_NOTE: Final = re.compile(r"\b(bf16|fp32) (?:main )?gradients\b")
 _COMMIT_DATE: Final = re.compile(r"commit of (\d{4}-\d\d-\d\d)")
 _CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # of torchtitan's pull request 996, in which it is torchtune's
-# of the notes and of the model: Moonlight and finetuning have no performance recipes in Megatron Bridge
+# of the notes and of the model: Moonlight and finetuning of MoE models have no performance recipes in Megatron Bridge
 _LIBRARY_RECIPE: Final = re.compile(r"^Moonlight|\bSFT\b|library recipe")
 _FLASH_NOTE: Final = re.compile(r"\bFlashAttention-([34])\b")
 _FLASH_BACKENDS: Final = {"3": "flash3", "4": "flash"}  # the fourth, for Blackwell, is taken as the fastest library
@@ -281,7 +281,6 @@ _BRIDGE: Final = replace(
     _NEMO,
     name_substring="megatron-bridge",
     framework="megatron-bridge",
-    has_library_runs=True,
     gpt_biases=False,
     tp_comm_overlap=False,
     precision_configs=BRIDGE,
@@ -320,7 +319,7 @@ FRAMEWORKS: Final = (
     replace(_NEMO, moe_only=True, gpu_prefix="b200", uses_cuda_graphs=True),
     _NEMO,
     # its MoE recipes set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes)
-    replace(_BRIDGE, moe_only=True, unsharded_experts=True, has_aux_loss=True),
+    replace(_BRIDGE, moe_only=True, has_library_runs=True, unsharded_experts=True, has_aux_loss=True),
     # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4
     replace(_BRIDGE, tp_comm_overlap=True),
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
@@ -335,8 +334,10 @@ FRAMEWORKS: Final = (
     replace(_MEGATRON_2022, name_substring="megatron-llama", framework="megatron-llama"),
     _MEGATRON_2021,
     _MEGATRON_2022,
-    # nanotron: tp_linear_async_communication is off in the runs' configuration (huggingface/bench_cluster)
-    FrameworkDefaults("nanotron", framework="nanotron", p2p_overlap=False, backward_tp_overlap=False),
+    # tp_linear_async_communication is off in the runs' configuration (huggingface/bench_cluster)
+    FrameworkDefaults(
+        "nanotron", framework="nanotron", version="bench-cluster", p2p_overlap=False, backward_tp_overlap=False
+    ),
     FrameworkDefaults("internevo", framework="internevo"),
     # Aleph-Alpha/scaling: all collectives and sends between stages block (core/nn/linear/utils.py, core/optimizer/
     # allreduce.py, core/nn/parallel_module/communicator.py); its runs differ in the kernel of their norms
