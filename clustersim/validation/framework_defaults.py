@@ -130,9 +130,10 @@ class FrameworkDefaults:
         return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})
 
     def attention_options(self, case: ValidationCase) -> dict[str, str]:
-        """`training.attention`; `flash` in a row means the framework's flash attention at that time."""
+        """`training.attention`; `flash` in a row means the framework's flash attention at that time, if it is known."""
         stated, noted = case.text("attention"), _FLASH_NOTE.search(case.text("notes"))
-        backend = _FLASH_BACKENDS[noted[1]] if noted else self.flash_version if stated == "flash" else stated
+        is_framework_default = stated == "flash" and self.framework is not None
+        backend = _FLASH_BACKENDS[noted[1]] if noted else self.flash_version if is_framework_default else stated
         return {"attention": backend} if backend else {}
 
     def model_options(self, case: ValidationCase) -> dict[str, Any]:
