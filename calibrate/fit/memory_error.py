@@ -25,10 +25,22 @@ from clustersim.uncertainty.memory_error import (
 from clustersim.validation.memory import PeakError, peak_errors, read_memory
 
 FAMILIES: Final = {
-    "megatron": frozenset({"megatron", "megatron-2021", "megatron-2022", "megatron-deepspeed", "nemo"}),
-    "pytorch": frozenset({"pytorch", "torchtitan", "transformers", "ideal"}),
+    "megatron": frozenset(
+        {
+            *("megatron", "megatron-2021", "megatron-2022", "megatron-bridge", "megatron-deepspeed", "megatron-llama"),
+            "nemo",
+        }
+    ),
+    "pytorch": frozenset(
+        {
+            *("accelerate", "aleph-alpha-scaling", "composer", "deepspeed", "fast-llm", "fms-fsdp", "ideal"),
+            *("internevo", "litgpt", "nanotron", "olmo-core", "pytorch", "torchtitan", "torchtune", "transformers"),
+        }
+    ),
 }
-"""Frameworks with the same memory management, by family: Megatron-LM and its descendants; PyTorch's own parallelism."""
+"""Frameworks with the same memory management, by family: Megatron-LM and its descendants; all others on PyTorch."""
+UNMEASURED: Final = frozenset({"llm.c", "maxtext", "paddle", "paxml"})
+"""Frameworks with an allocator of their own, of which no peak of memory is published."""
 
 
 def memory_error_model(errors: Iterable[PeakError]) -> MemoryErrorModel:

@@ -227,7 +227,7 @@ def _overheads_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict
 
 def _precision_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str | int]:
     """Compute format and the formats of stored tensors that differ from the defaults."""
-    return defaults.precision_config(case) | (moe_precision(case, defaults) if has_experts(case) else {})
+    return (moe_precision(case, defaults) if has_experts(case) else {}) | defaults.precision_config(case)
 
 
 def _offload_config(case: ValidationCase) -> dict[str, Any]:

@@ -44,7 +44,7 @@ _TP_OVERLAP_NOTE: Final = re.compile(r"tensor-parallel communication overlap (on
 _GRADIENT_NOTE: Final = re.compile(r"\b(bf16|fp32) (?:main )?gradients\b")
 _COMMIT_DATE: Final = re.compile(r"commit of (\d{4}-\d\d-\d\d)")
 _CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # of torchtitan's pull request 996, in which it is torchtune's
-# of the notes and of the model: Moonlight and finetuning have no performance recipes in Megatron Bridge
+# of the notes and of the model: Moonlight and finetuning of MoE models have no performance recipes in Megatron Bridge
 _LIBRARY_RECIPE: Final = re.compile(r"^Moonlight|\bSFT\b|library recipe")
 _FLASH_NOTE: Final = re.compile(r"\bFlashAttention-([34])\b")
 _FLASH_BACKENDS: Final = {"3": "flash3", "4": "flash"}  # the fourth, for Blackwell, is taken as the fastest library
@@ -84,8 +84,7 @@ class FrameworkDefaults:
     kernels for routing and permutation, though off by the framework's defaults; has_aux_loss: routers have a
     load-balancing loss where the model's recipes have one; counts_embedding_and_head: they count as one layer
     each in the pipeline split; uses_cuda_graphs: passes are in CUDA graphs, whatever the notes say;
-    is_code_verified: its code was read, not just its number formats; precision_configs: meaning of its names of
-    scaled formats.
+    precision_configs: meaning of its names of scaled formats.
     """
 
     name_substring: str
@@ -115,14 +114,12 @@ class FrameworkDefaults:
     has_aux_loss: bool = False
     counts_embedding_and_head: bool = False
     uses_cuda_graphs: bool = False
-    is_code_verified: bool = True
+    precision_configs: PrecisionConfigs = field(default_factory=lambda: BY_RECIPE_NAME)
 
     @property
     def is_verified(self) -> bool:
-        """Whether its behaviour is known (`is_code_verified`), not just its number formats."""
-        return bool(self.name_substring) and self.is_code_verified
-
-    precision_configs: PrecisionConfigs = field(default_factory=lambda: BY_RECIPE_NAME)
+        """Whether its behaviour is known: a file describes it."""
+        return self.framework is not None
 
     def without_software(self) -> "FrameworkDefaults":
         """What is left where nobody says which software runs: the layers of the model and the meaning of formats."""
@@ -137,9 +134,10 @@ class FrameworkDefaults:
         return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})
 
     def attention_options(self, case: ValidationCase) -> dict[str, str]:
-        """`training.attention`; `flash` in a row means the framework's flash attention at that time."""
+        """`training.attention`; `flash` in a row means the framework's flash attention at that time, if it is known."""
         stated, noted = case.text("attention"), _FLASH_NOTE.search(case.text("notes"))
-        backend = _FLASH_BACKENDS[noted[1]] if noted else self.flash_version if stated == "flash" else stated
+        is_framework_default = stated == "flash" and self.framework is not None
+        backend = _FLASH_BACKENDS[noted[1]] if noted else self.flash_version if is_framework_default else stated
         return {"attention": backend} if backend else {}
 
     def model_options(self, case: ValidationCase) -> dict[str, Any]:
@@ -288,7 +286,6 @@ _BRIDGE: Final = replace(
     _NEMO,
     name_substring="megatron-bridge",
     framework="megatron-bridge",
-    has_library_runs=True,
     gpt_biases=False,
     tp_comm_overlap=False,
     precision_configs=BRIDGE,
@@ -327,7 +324,7 @@ FRAMEWORKS: Final = (
     replace(_NEMO, moe_only=True, gpu_prefix="b200", uses_cuda_graphs=True),
     _NEMO,
     # its MoE recipes set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes)
-    replace(_BRIDGE, moe_only=True, unsharded_experts=True, has_aux_loss=True),
+    replace(_BRIDGE, moe_only=True, has_library_runs=True, unsharded_experts=True, has_aux_loss=True),
     # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4
     replace(_BRIDGE, tp_comm_overlap=True),
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
@@ -342,8 +339,10 @@ FRAMEWORKS: Final = (
     replace(_MEGATRON_2022, name_substring="megatron-llama", framework="megatron-llama"),
     _MEGATRON_2021,
     _MEGATRON_2022,
-    # nanotron: tp_linear_async_communication is off in the runs' configuration (huggingface/bench_cluster)
-    FrameworkDefaults("nanotron", framework="nanotron", p2p_overlap=False, backward_tp_overlap=False),
+    # tp_linear_async_communication is off in the runs' configuration (huggingface/bench_cluster)
+    FrameworkDefaults(
+        "nanotron", framework="nanotron", version="bench-cluster", p2p_overlap=False, backward_tp_overlap=False
+    ),
     FrameworkDefaults("internevo", framework="internevo"),
     # Aleph-Alpha/scaling: all collectives and sends between stages block (core/nn/linear/utils.py, core/optimizer/
     # allreduce.py, core/nn/parallel_module/communicator.py); its runs differ in the kernel of their norms

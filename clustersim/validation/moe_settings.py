@@ -54,9 +54,10 @@ _UNSUPPORTED_NOTES: Final = {  # text in the notes
 # src/megatron/bridge/models/{deepseek/deepseek_v3,qwen/qwen3_moe}_bridge.py, of which the first reads Moonlight, and in
 # Megatron-MoE-ModelZoo's model_configs/benchmarking
 _AUX_LOSS_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x22b")
-# models whose Megatron Bridge recipes keep bf16 moments (exp_avg_dtype) and overlap shared experts with the A2A
+# models whose Megatron Bridge recipes keep bf16 moments (exp_avg_dtype) and gradients (grad_reduce_in_fp32=False of
+# their MixedPrecisionConfig, in the library's recipes, too) and overlap shared experts with the A2A
 # (moe_shared_expert_overlap; src/megatron/bridge/recipes/{deepseek/deepseek_v3,moonlight/moonlight_16b}.py)
-_BF16_MOMENT_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b")
+_BF16_STATE_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b")
 _BF16_MOMENTS_NOTE: Final = "bf16 moments"  # text in the notes
 _UNFUSED_PERMUTE_NOTE: Final = "permute fusion off"
 
@@ -106,10 +107,11 @@ def _runs_experts_sequentially(notes: str) -> bool:
 
 
 def moe_precision(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str]:
-    """`training.precision` entries of MoE recipes that keep optimizer moments below FP32."""
-    has_bf16_moments = defaults.moe_only and matching_preset(case) in _BF16_MOMENT_MODELS
-    is_stated = _BF16_MOMENTS_NOTE in case.text("notes")
-    return {"moments": high_precision_format(case)} if has_bf16_moments or is_stated else {}
+    """`training.precision` entries of MoE recipes that keep optimizer moments or gradients below FP32."""
+    has_bf16_states = defaults.moe_only and matching_preset(case) in _BF16_STATE_MODELS
+    has_bf16_moments = has_bf16_states or _BF16_MOMENTS_NOTE in case.text("notes")
+    names = [*(["moments"] if has_bf16_moments else []), *(["gradients"] if has_bf16_states else [])]
+    return dict.fromkeys(names, high_precision_format(case))
 
 
 def experts_config(case: ValidationCase, preset: str | None) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def _overlaps_shared_experts(case: ValidationCase, defaults: FrameworkDefaults, 
     """Whether shared experts run during the all-to-all; never with overlapped dispatch, which Megatron rejects."""
     has_overlap = defaults.moe_only and dispatcher is TokenDispatcher.ALL_TO_ALL
     is_switched_off = _NO_SHARED_EXPERT_OVERLAP in case.text("notes")
-    return has_overlap and not is_switched_off and matching_preset(case) in _BF16_MOMENT_MODELS
+    return has_overlap and not is_switched_off and matching_preset(case) in _BF16_STATE_MODELS
 
 
 def token_dispatch_options(case: ValidationCase) -> dict[str, str | float | None]:

@@ -66,6 +66,22 @@ def test_an_embedding_gradient_is_accumulated_separately() -> None:
     assert fused == added
 
 
+def test_one_hot_lookup_is_a_matmul_each_way() -> None:
+    """[tokens, vocabulary] by [vocabulary, hidden] in forward, its transpose by gradients for the table: no input."""
+    shard = LayerShard(2, 64, 64)
+    looked_up = embedding_layer(SMALL, BF16, shard).operators[0]
+    multiplied = embedding_layer(SMALL, _with_overheads(BF16, embedding_matmul=True), shard).operators[0]
+    flops = 2 * shard.tokens * SMALL.vocab * SMALL.hidden
+    assert sum(kernel.flops for kernel in looked_up.forward) == 0
+    assert sum(kernel.flops for kernel in multiplied.forward) == flops
+    assert sum(kernel.flops for kernel in multiplied.weight_gradient) == flops
+    assert multiplied.input_gradient == ()
+    one_hot, _ = multiplied.forward
+    assert one_hot.bytes >= shard.tokens * SMALL.vocab * 2
+    assert multiplied.parameter_count == looked_up.parameter_count
+    assert multiplied.saved_bytes == looked_up.saved_bytes
+
+
 def test_gradients_are_zeroed_checked_and_averaged_by_a_pass_each() -> None:
     all_passes = _with_overheads(BF16, zero_grad=True, check_for_nan_in_grad=True, prescale_gradients=True)
     assert _moved_bytes(gradient_kernels.zero_gradient_kernels(all_passes, P)) == 4 * P

@@ -337,7 +337,7 @@ def test_misspelt_names_suggest_the_nearest(refusal: Refusal, override: str, sen
         ),
         (
             "framework=",
-            "framework: nothing is not a mapping of keys to values; its keys are name, version, cuda_graphs",
+            "framework: nothing is not a mapping of keys to values; its keys are name, version, recipe, cuda_graphs",
         ),
     ],
 )

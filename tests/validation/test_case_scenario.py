@@ -159,7 +159,7 @@ def test_invalid_layers_per_stage_are_rejected() -> None:
         (
             "nanotron",
             "nanotron",
-            {FusedKernel.ACTIVATION, FusedKernel.RESIDUAL, FusedKernel.SOFTMAX},
+            {FusedKernel.NORM, FusedKernel.ACTIVATION, FusedKernel.RESIDUAL, FusedKernel.SOFTMAX},
             False,
         ),
         ("internevo", "internevo", {FusedKernel.OPTIMIZER}, True),
@@ -183,7 +183,8 @@ def test_nothing_is_said_of_software_that_no_file_describes(framework: str) -> N
     case = step_case(**DP_ONLY, framework=framework, attention="flash", precision="bf16")
     mapping = scenario_mapping(case)
     assert "framework" not in mapping
-    assert not {"fused", "loss", "attention", "overheads"} & mapping["training"].keys()
+    assert mapping["training"]["attention"] == "flash"
+    assert not {"fused", "loss", "overheads"} & mapping["training"].keys()
     assert build_scenario(case).framework == load_framework()
     compiled = step_case(**DP_ONLY, framework=framework, precision="bf16", notes="torch.compile")
     assert scenario_mapping(compiled)["framework"] == {"torch_compile": True}
@@ -195,12 +196,14 @@ def test_nothing_is_said_of_software_that_no_file_describes(framework: str) -> N
         ({"notes": ""}, "performance"),
         ({"notes": "library recipe @ v0.4.2"}, "library"),
         ({"notes": "SFT; packed"}, "library"),
+        ({"notes": "SFT; packed", "experts": ""}, "performance"),
         ({"notes": "", "model": "Moonlight-16B-A3B"}, "library"),
     ],
 )
 def test_rows_of_megatron_bridge_name_the_recipe(cells: dict[str, str], recipe: str) -> None:
-    scenario = build_scenario(step_case(**DP_ONLY, framework="megatron-bridge (megatron-core)", year="2026", **cells))
-    assert scenario.framework.recipe == recipe
+    experts = {"experts": "8", "top_k": "2", "moe_ffn_hidden": "512"}
+    cells = {**DP_ONLY, **experts, "framework": "megatron-bridge (megatron-core)", "year": "2026", **cells}
+    assert build_scenario(step_case(**cells)).framework.recipe == recipe
 
 
 @pytest.mark.parametrize(

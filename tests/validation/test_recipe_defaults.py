@@ -41,7 +41,7 @@ def settings(case: ValidationCase) -> dict[str, Any]:
     return {
         "dispatcher": layout["dispatcher"],
         "overlap": layout.get("overlap_moe_expert_parallel_comm", False),
-        "graphs": mapping["framework"]["cuda_graphs"],
+        "graphs": mapping["framework"].get("cuda_graphs", False),
         "recompute": recompute.get("modules", recompute.get("mode")),
     }
 
