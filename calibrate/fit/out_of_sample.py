@@ -21,7 +21,9 @@ from clustersim.uncertainty.step_features import Feature, StepFeatures
 TABLE_FOLDER: Final = Path(__file__).parents[1] / "published"
 QUANTITIES: Final = ("GPUs", "tokens", "tp", "cp", "pp")
 _FIXED_COLUMNS: Final = ("case_id", "source", "error", "accelerators", "categories")
-_COLUMNS: Final = (*_FIXED_COLUMNS, *QUANTITIES, *(feature.name.lower() for feature in Feature))
+_SOFTWARE: Final = "software"
+_COLUMNS: Final = (*_FIXED_COLUMNS, *QUANTITIES, *(feature.name.lower() for feature in Feature), _SOFTWARE)
+_STATED: Final = {True: "stated", False: "not stated"}
 _SEPARATOR: Final = "; "
 
 
@@ -53,11 +55,6 @@ class OutOfSampleStep:
         if unstated is not None:
             yield cls(case_id, source, log_error - unstated.log_ratio, unstated.features, source)
 
-    @property
-    def states_software(self) -> bool:
-        """Whether it was predicted with its software stated."""
-        return not self.features.feature_shares[Feature.SOFTWARE]
-
 
 def write_out_of_sample(steps: Iterable[OutOfSampleStep], path: str | Path) -> None:
     """Write the table atomically; raise OutputError if it cannot be written."""
@@ -78,6 +75,7 @@ def _to_cells(step: OutOfSampleStep) -> dict[str, str]:
         **{name: _SEPARATOR.join(sorted(values)) for name, values in names.items()},
         **{name: str(features.quantities[name]) for name in QUANTITIES},
         **{feature.name.lower(): f"{share:.4g}" for feature, share in features.feature_shares.items()},
+        _SOFTWARE: _STATED[features.states_software],
     }
 
 
@@ -105,6 +103,6 @@ def _from_cells(cells: Mapping[str, str]) -> OutOfSampleStep:
         cells["case_id"],
         cells["source"],
         float(cells["error"]),
-        StepFeatures(accelerators, categories, quantities, feature_shares),
+        StepFeatures(accelerators, categories, quantities, feature_shares, cells[_SOFTWARE] == _STATED[True]),
         cells["source"],
     )

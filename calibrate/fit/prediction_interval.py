@@ -14,12 +14,13 @@ that were not used to fit the constants (`out_of_sample`):
    A pseudo-publisher of that variance, spread evenly over the components, is added (shrinkage where data are
    few). The variance of an extrapolation component is bounded below by that of any step: what was not
    measured is at least as uncertain as what was.
-4. Each publisher's errors are divided by the standard deviation from components fitted without it, and the
-   quantiles of these between which 90 % and 50 % lie, equally many beyond either, macro-averaged over publishers, are
-   taken (conformal prediction by cross-validation, Barber et al. 2021, arXiv:1905.02928, with publishers in place of
-   cases). They are widened by the ratio of Student's t to the normal quantile for the number of publishers.
-5. Steps are in the table twice, with their software stated and without (`without_software`). The second give the
-   variance of unstated software, and not the quantiles.
+4. Each publisher's errors are divided by the standard deviation from components fitted without it. Their median is
+   the center of the intervals, and the distances from it that contain 90 % and 50 % of them, macro-averaged over
+   publishers, are the half widths (conformal prediction by cross-validation, Barber et al. 2021, arXiv:1905.02928,
+   with publishers in place of cases), widened by the ratio of Student's t to the normal quantile for the number of
+   publishers. Two quantiles, one for each side, cover less of what they have not seen where publishers are few.
+5. Steps are in the table twice, with their software stated and without. The second have quantiles of their own, in
+   standard deviations of the first.
 
 Coverage is that of an interval that was fitted without the publisher: components, quantiles and validated
 domain. How far two runs of one job are apart is in `same_job`.
@@ -52,16 +53,17 @@ from clustersim.uncertainty.prediction_interval import (
     ALL_STEPS,
     INTERVAL_COVERAGE,
     LIKELY_COVERAGE,
+    UNSTATED_SOFTWARE,
     VARIANCE_COMPONENTS,
     BaseComponent,
-    SidedQuantiles,
+    ErrorQuantiles,
     StratumCoverage,
     UncertaintyModel,
     VarianceComponent,
     component_loads,
 )
 from clustersim.uncertainty.reference_runs import SameJobErrors, read_reference_runs
-from clustersim.uncertainty.step_features import MIN_VISIBLE_SHARE, Feature
+from clustersim.uncertainty.step_features import MIN_VISIBLE_SHARE
 from clustersim.uncertainty.validated_domain import ValidatedDomain
 from clustersim.validation.case_scenario import case_uncertainty_model
 from clustersim.validation.framework_defaults import framework_defaults
@@ -72,6 +74,7 @@ MIN_GROUPS: Final = 4
 MIN_GROUPS_PER_COMPONENT: Final = 3  # that a component needs for a variance of its own
 MAX_ITERATIONS: Final = 500  # of the variance updates
 _TOLERANCE: Final = 1e-9
+_MEDIAN: Final = 0.5
 EXTRAPOLATION_COMPONENTS: Final = tuple(BaseComponent)[1:]
 
 
@@ -112,9 +115,17 @@ class VarianceData:
 
 
 def variance_data(steps: Sequence[OutOfSampleStep]) -> VarianceData:
-    """Arrays of the steps from which variance components are estimated."""
+    """Arrays of the steps from which variance components are estimated: those that state their software."""
+    return _step_arrays([step for step in steps if step.features.states_software], steps)
+
+
+def _step_arrays(steps: Sequence[OutOfSampleStep], others: Sequence[OutOfSampleStep]) -> VarianceData:
+    """Arrays of steps. others: all steps, of which those of other groups are the validated domain of a step."""
     counts = Counter(step.group for step in steps)
-    domains = {group: validated_domain([step for step in steps if step.group != group]) for group in counts}
+    domains = {
+        group: validated_domain([step for step in others if step.group != group and step.features.states_software])
+        for group in counts
+    }
     loads = [
         [step_loads[component] for component in VARIANCE_COMPONENTS]
         for step in steps
@@ -159,48 +170,57 @@ def _has_enough_groups(data: VarianceData) -> BoolArray:
     )
 
 
-def conformal_quantiles(steps: Sequence[OutOfSampleStep]) -> tuple[SidedQuantiles, SidedQuantiles]:
-    """Where the intervals of 90 % and of half of the out-of-sample errors end.
+def conformal_quantiles(steps: Sequence[OutOfSampleStep]) -> ErrorQuantiles:
+    """Where out-of-sample errors of steps that state their software lie.
 
     Raise InputError if there are too few publishers.
     """
+    return _error_quantiles(steps, states_software=True)
+
+
+def unstated_quantiles(steps: Sequence[OutOfSampleStep]) -> ErrorQuantiles:
+    """The same of those that do not; of all steps where none is without."""
+    return _error_quantiles(steps, states_software=all(step.features.states_software for step in steps))
+
+
+def _error_quantiles(steps: Sequence[OutOfSampleStep], *, states_software: bool) -> ErrorQuantiles:
     groups = len({step.group for step in steps})
     if groups < MIN_GROUPS:
         raise InputError(
             f"{groups} publishers of out-of-sample steps are too few for an interval; {MIN_GROUPS} are needed"
         )
-    deviations, weights = out_of_sample_deviations(steps)
-    order = np.argsort(deviations)
-    deviations, cumulative = deviations[order], np.cumsum(weights[order]) / weights.sum()
-
-    def quantiles(coverage: float) -> SidedQuantiles:
-        tail = (1.0 - coverage) / 2.0
-        # the first deviation below which at least `tail` lies, and the first above which at most `tail` lies
-        fast, slow = np.searchsorted(cumulative, (tail + _TOLERANCE, 1.0 - tail - _TOLERANCE))
-        widening = student_t_ratio(groups - 1, coverage)
-        return SidedQuantiles(
-            *(round(widening * max(0.0, float(end)), 3) for end in (-deviations[fast], deviations[slow]))
-        )
-
-    return quantiles(INTERVAL_COVERAGE), quantiles(LIKELY_COVERAGE)
+    deviations, weights = out_of_sample_deviations(steps, states_software=states_software)
+    center = _weighted_quantile(deviations, weights, _MEDIAN)
+    distances = np.abs(deviations - center)
+    interval, likely = (
+        student_t_ratio(groups - 1, coverage) * _weighted_quantile(distances, weights, coverage)
+        for coverage in (INTERVAL_COVERAGE, LIKELY_COVERAGE)
+    )
+    return ErrorQuantiles(round(center, 3), round(interval, 3), round(likely, 3))
 
 
-def out_of_sample_deviations(steps: Sequence[OutOfSampleStep]) -> tuple[FloatArray, FloatArray]:
-    """Errors of the steps that state their software in standard deviations fitted to the other publishers, and weights.
+def _weighted_quantile(values: FloatArray, weights: FloatArray, share: float) -> float:
+    """The smallest value that at least a share of the weight does not exceed."""
+    order = np.argsort(values)
+    cumulative = np.cumsum(weights[order]) / weights.sum()
+    return float(values[order][np.searchsorted(cumulative, share - _TOLERANCE)])
 
-    [such steps] both; the weights of a publisher sum to 1.
+
+def out_of_sample_deviations(
+    steps: Sequence[OutOfSampleStep], *, states_software: bool = True
+) -> tuple[FloatArray, FloatArray]:
+    """Errors in standard deviations fitted to the other groups, and weights, of which those of a group sum to 1.
+
+    [steps] both. states_software: which of the steps, those that state their software or those that do not.
     """
-    data = variance_data(steps)
-    deviations = np.empty(len(steps))
-    for group_id in np.unique(data.group_ids):
-        is_group = data.group_ids == group_id
-        other_variances = fit_variances(
-            variance_data([step for step, is_its in zip(steps, is_group, strict=True) if not is_its])
-        )
+    data = _step_arrays([step for step in steps if step.features.states_software == states_software], steps)
+    groups = [step.group for step in steps if step.features.states_software == states_software]
+    deviations = np.empty(len(groups))
+    for group in dict.fromkeys(groups):
+        is_group = np.array([step_group == group for step_group in groups])
+        other_variances = fit_variances(variance_data([step for step in steps if step.group != group]))
         deviations[is_group] = data.errors[is_group] / np.sqrt(data.loads[is_group] @ other_variances)
-    states_software = np.array([step.states_software for step in steps])
-    ids = data.group_ids[states_software]
-    return deviations[states_software], 1.0 / np.bincount(ids)[ids]
+    return deviations, data.weights
 
 
 def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: float) -> UncertaintyModel:
@@ -210,13 +230,13 @@ def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: fl
         component: round(deviation, 4)
         for component, deviation in zip(VARIANCE_COMPONENTS, standard_deviations, strict=True)
     }
-    quantiles, likely_quantiles = conformal_quantiles(steps)
+    is_by_publisher = any(step.group != step.source for step in steps)
     return UncertaintyModel(
         len({step.case_id for step in steps}),
         len({step.source for step in steps}),
-        len({publisher_of(step.source) for step in steps}),
-        quantiles,
-        likely_quantiles,
+        "publisher" if is_by_publisher else "source",
+        conformal_quantiles(steps),
+        unstated_quantiles(steps),
         round(repeat_deviation, 4),
         deviations,
         validated_domain(steps),
@@ -266,12 +286,12 @@ def coverage_of(checks: Sequence[IntervalCheck]) -> StratumCoverage:
 
 def coverage_by_stratum(checks: Sequence[IntervalCheck]) -> dict[str, StratumCoverage]:
     """Coverage of all steps that state their software, of each stratum of these, and of those that do not."""
-    stated = [check for check in checks if check.step.states_software]
+    stated = [check for check in checks if check.step.features.states_software]
     names = dict.fromkeys(name for check in stated for name in check.strata)
     groups = {name: [check for check in stated if name in check.strata] for name in names}
-    unstated = [check for check in checks if not check.step.states_software]
+    unstated = [check for check in checks if not check.step.features.states_software]
     if unstated:
-        groups[Feature.SOFTWARE.value] = unstated
+        groups[UNSTATED_SOFTWARE] = unstated
     return {ALL_STEPS: coverage_of(stated), **{name: coverage_of(groups[name]) for name in sorted(groups)}}
 
 
@@ -326,18 +346,21 @@ def _component_lines(model: UncertaintyModel) -> Iterator[str]:
     for component, deviation in model.deviations.items():
         yield f"{component_key(component):13s} {deviation:7.1%}  {component.value}"
     yield f"{'repeatability':13s} {model.repeat_deviation:7.1%}  equal steps, published twice"
-    yield f"{INTERVAL_COVERAGE:.0%} within {_format_quantiles(model.quantiles)} standard deviations"
+    yield _quantile_line(model.quantiles)
+    yield f"{_quantile_line(model.unstated_quantiles)}, software not stated"
     if model.same_job is not None:
         errors = model.same_job
         yield (
             f"{INTERVAL_COVERAGE:.0%} of {errors.pair_count} pairs of runs of one job ({errors.source_count} sources) "
             f"within {errors.quantile:.1%}; coverage {errors.covered_share:.0%}"
         )
-    yield f"{LIKELY_COVERAGE:.0%} within {_format_quantiles(model.likely_quantiles)}"
 
 
-def _format_quantiles(quantiles: SidedQuantiles) -> str:
-    return f"-{quantiles.fast:.2f} and +{quantiles.slow:.2f}"
+def _quantile_line(quantiles: ErrorQuantiles) -> str:
+    return (
+        f"{INTERVAL_COVERAGE:.0%} within {quantiles.interval:.2f} standard deviations of a median of "
+        f"{quantiles.center:+.2f}, {LIKELY_COVERAGE:.0%} within {quantiles.likely:.2f}"
+    )
 
 
 HEADER: Final = ("stratum", "cases", "{held_out}s", "median error", "interval", "coverage")
@@ -350,7 +373,7 @@ def strata_table(model: UncertaintyModel, checks: Sequence[IntervalCheck]) -> li
         matching = [
             check
             for check in checks
-            if name in (ALL_STEPS, *check.strata) and check.step.states_software == (name != Feature.SOFTWARE.value)
+            if name in (ALL_STEPS, *check.strata) and check.step.features.states_software == (name != UNSTATED_SOFTWARE)
         ]
         median_error, low, high = (
             weighted_median([(check.step.group, metric(check)) for check in matching])

@@ -37,7 +37,7 @@ from calibrate.fit.low_precision_steps import (
     tabulate_low_precision,
 )
 from calibrate.fit.out_of_sample import OutOfSampleStep, out_of_sample_path, write_out_of_sample
-from calibrate.fit.step_table import FITTED_ACCELERATORS, TabulatedStep, host_framework, tabulate_step
+from calibrate.fit.step_table import CARRIED_OVER, FITTED_ACCELERATORS, TabulatedStep, host_framework, tabulate_step
 from calibrate.fit.transferred_steps import SustainedRates, TransferredStep, evaluate_transferred
 from clustersim.common.arrays import FloatArray
 from clustersim.common.data_files import list_names
@@ -71,9 +71,10 @@ class StepConstants:
     backward: Mapping[str, Seconds]
 
     def for_step(self, step: TabulatedStep) -> tuple[float, Seconds, Seconds]:
-        """The constants of a step; an accelerator without a fitted rate has that of isolated kernels."""
+        """The constants of a step; an accelerator without a fitted rate has that which its file carries over."""
+        accelerator = CARRIED_OVER.get(step.accelerator, step.accelerator)
         launch = self.launch[step.framework], self.backward[step.framework]
-        return self.sustained.get(step.accelerator, 1.0), *launch
+        return self.sustained.get(accelerator, 1.0), *launch
 
 
 def subsample_cases(

@@ -32,11 +32,18 @@ FITTED_ACCELERATORS: Final = ("a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb"
 """Accelerators whose in-training rate is fitted to dense steps in BF16 and FP16."""
 SAME_CHIP: Final[Mapping[str, str]] = {
     "a100-sxm-40gb": "a100-sxm-80gb",
+    "a800-sxm-80gb": "a100-sxm-80gb",
+    "gh200-96gb": "h100-sxm-80gb",
     "h200-sxm-141gb": "h100-sxm-80gb",
     "h800-sxm-80gb": "h100-sxm-80gb",
     "b300-sxm-288gb": "b200-sxm-180gb",
 }
 """Accelerators with the same chip share constants; GB200, cooled otherwise, has almost no dense BF16 cases."""
+CARRIED_OVER: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("gb200", "gb300", "mi300x", "mi325x"), "h100-sxm-80gb"),
+    "v100-sxm-32gb": "a100-sxm-80gb",
+}
+"""Accelerators to which too few cases are published, and the one whose rate their files carry over."""
 
 
 _HOST_GENERATIONS: Final[Mapping[str, str]] = {

@@ -13,7 +13,7 @@ from clustersim.common.data_files import find_file, parse_mapping, read_text
 from clustersim.common.mapping_reader import MappingReader
 from clustersim.uncertainty.prediction_interval import (
     VARIANCE_COMPONENTS,
-    SidedQuantiles,
+    ErrorQuantiles,
     StratumCoverage,
     UncertaintyModel,
     VarianceComponent,
@@ -28,6 +28,7 @@ LOW_PRECISION_MOE_STEPS: Final = "low_precision_moe"
 MODEL_NAMES: Final = (DENSE_STEPS, MOE_STEPS, LOW_PRECISION_STEPS, LOW_PRECISION_MOE_STEPS)
 """Classes of steps with an uncertainty model of their own, by file name; the first is dense models in BF16."""
 _MAX_COUNT: Final = 10**9  # bound on counts
+_MAX_CENTER: Final = 10.0  # standard deviations
 
 
 def uncertainty_model_name(*, moe: bool, low_precision: bool) -> str:
@@ -49,9 +50,9 @@ def _parse_model(path: Path, text: str) -> UncertaintyModel:
     model = UncertaintyModel(
         step_count=published.get_int("cases", max_value=_MAX_COUNT),
         source_count=published.get_int("sources", max_value=_MAX_COUNT),
-        publisher_count=published.get_int("publishers", max_value=_MAX_COUNT),
+        held_out=published.get_choice("held_out", "publisher", "source"),
         quantiles=_parse_quantiles(reader.get_section("quantiles")),
-        likely_quantiles=_parse_quantiles(reader.get_section("likely_quantiles")),
+        unstated_quantiles=_parse_quantiles(reader.get_section("unstated_quantiles")),
         repeat_deviation=reader.get_float("repeat_deviation"),
         deviations={component: deviations.get_float(component_key(component)) for component in VARIANCE_COMPONENTS},
         domain=_parse_domain(reader.get_section("validated_domain")),
@@ -69,8 +70,9 @@ def component_key(component: VarianceComponent) -> str:
     return component.name.lower()
 
 
-def _parse_quantiles(section: MappingReader) -> SidedQuantiles:
-    return SidedQuantiles(section.get_float("fast"), section.get_float("slow"))
+def _parse_quantiles(section: MappingReader) -> ErrorQuantiles:
+    center = section.get_float("center", min_value=-_MAX_CENTER)
+    return ErrorQuantiles(center, section.get_float("interval"), section.get_float("likely"))
 
 
 def _parse_domain(section: MappingReader) -> ValidatedDomain:
@@ -101,13 +103,9 @@ def model_to_dict(model: UncertaintyModel) -> dict[str, Any]:
     """Content of the model's file, without its texts."""
     domain = model.domain
     return {
-        "published": {
-            "cases": model.step_count,
-            "sources": model.source_count,
-            "publishers": model.publisher_count,
-        },
+        "published": {"cases": model.step_count, "sources": model.source_count, "held_out": model.held_out},
         "quantiles": asdict(model.quantiles),
-        "likely_quantiles": asdict(model.likely_quantiles),
+        "unstated_quantiles": asdict(model.unstated_quantiles),
         "repeat_deviation": model.repeat_deviation,
         "deviations": {component_key(component): deviation for component, deviation in model.deviations.items()},
         "validated_domain": {

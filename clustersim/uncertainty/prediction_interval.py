@@ -4,13 +4,12 @@ Errors are logarithms of measured over predicted time, of published steps that t
 not seen (leave-one-publisher-out cross-validation). Their variance is a sum of variance components: one for
 every step, one for each feature (times its share, where a feature is a share), and for extrapolation one
 for each unmeasured accelerator, one for each unmeasured category, one for each doubling beyond the largest
-validated quantity. So an interval widens wherever less was measured. It ends where 5 % of the errors of held-out
-publishers lie beyond, on each side (`quantiles`, in standard deviations), macro-averaged over publishers. These
-errors are not symmetric: more runs were slower than predicted than faster, since what software does besides is not
-all known. A quarter on each side lies beyond `likely_quantiles`.
+validated quantity. So an interval widens wherever less was measured. It contains 90 % of the errors of held-out
+publishers, macro-averaged over publishers, and lies around their median (`ErrorQuantiles`): more runs were slower
+than predicted than faster, since not all that software does is known.
 
-A scenario that does not say its software has a component of its own, from predictions of the same published steps
-that do not say it either.
+A scenario that does not say its software has the interval that contains those of published steps with and without
+their software stated.
 
 Where a run of the same job was published, its error and the difference between two runs of a job bound the
 step's (`uncertainty.reference_runs`); the narrower of both intervals counts.
@@ -36,6 +35,8 @@ from clustersim.uncertainty.validated_domain import ValidatedDomain
 ALL_STEPS: Final = "all steps"
 INTERVAL_COVERAGE: Final = 0.9  # of out-of-sample steps that an interval contains
 LIKELY_COVERAGE: Final = 0.5  # the same of the interval of the likely times
+UNSTATED_SOFTWARE: Final = "software not stated"
+"""Stratum of steps whose scenario names no framework."""
 _ONE_NODE: Final = "single-node"
 
 
@@ -75,7 +76,8 @@ def strata_of(features: StepFeatures, domain: ValidatedDomain) -> tuple[str, ...
     strata = tuple(
         component.value for component in VARIANCE_COMPONENTS[1:] if component_load[component] >= MIN_VISIBLE_SHARE
     )
-    return strata if features.feature_shares[Feature.NODES] else (_ONE_NODE, *strata)
+    strata = strata if features.feature_shares[Feature.NODES] else (_ONE_NODE, *strata)
+    return strata if features.states_software else (*strata, UNSTATED_SOFTWARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,67 +126,71 @@ class RelativeInterval:
 
 
 @dataclass(frozen=True, slots=True)
-class SidedQuantiles:
-    """Where an interval ends, in standard deviations from the prediction: towards faster and towards slower steps."""
+class ErrorQuantiles:
+    """Where errors lie, in standard deviations.
 
-    fast: float
-    slow: float
+    center: their median; interval, likely: half widths of the intervals around it that contain 90 % and half of them.
+    """
 
-    @property
-    def width(self) -> float:
-        """The interval's width."""
-        return self.fast + self.slow
+    center: float
+    interval: float
+    likely: float
+
+    def ends(self, half_width: float) -> tuple[float, float]:
+        """Both ends of an interval around the center; it contains the prediction."""
+        return min(0.0, self.center - half_width), max(0.0, self.center + half_width)
 
 
 @dataclass(frozen=True, slots=True)
 class UncertaintyModel:
     """Variance components of the prediction error, fitted to out-of-sample errors.
 
-    step_count, source_count, publisher_count: published steps, their sources and who published these; quantiles: of
-    the interval; likely_quantiles: of that which half of the errors are in; repeat_deviation: standard deviation of
-    the log error between equal steps; deviations: standard deviation of the log error by component; domain:
-    validated domain; coverage_by_stratum: of out-of-sample steps; same_job: how far two runs of one job are apart,
-    None: too few were published.
+    step_count, source_count: published steps and sources; held_out: what was held out together, a publisher, or a
+    source where too few publish such steps; quantiles: of errors; unstated_quantiles: of the same steps predicted
+    without their software; repeat_deviation: standard deviation of the log error between equal steps; deviations:
+    standard deviation of the log error by component; domain: validated domain; coverage_by_stratum: of
+    out-of-sample steps; same_job: how far two runs of one job are apart, None: too few were published.
     """
 
     step_count: int
     source_count: int
-    publisher_count: int
-    quantiles: SidedQuantiles
-    likely_quantiles: SidedQuantiles
+    held_out: str
+    quantiles: ErrorQuantiles
+    unstated_quantiles: ErrorQuantiles
     repeat_deviation: float
     deviations: Mapping[VarianceComponent, float]
     domain: ValidatedDomain
     coverage_by_stratum: Mapping[str, StratumCoverage]
     same_job: SameJobErrors | None = None
 
-    @property
-    def held_out(self) -> str:
-        """What was held out together: a publisher, or a source where too few published such steps."""
-        return "publisher" if self.coverage_by_stratum[ALL_STEPS].group_count == self.publisher_count else "source"
-
     def prediction_interval(
         self, features: StepFeatures, evidence: LocalEvidence = NO_EVIDENCE, reference: ReferenceRun | None = None
     ) -> RelativeInterval:
         """The prediction interval of a step. reference: a published run of its job, whose interval is symmetric."""
-        symmetric_half = math.log1p(evidence.relative_error)
         deviation = math.sqrt(self.error_variance(features, evidence.unmeasured_share))
+        measured_error = math.log1p(evidence.relative_error)
+        low, high = (deviation * end for end in self._ends(features, "interval"))
+        likely_low, likely_high = (deviation * end for end in self._ends(features, "likely"))
+        likely_share = self.quantiles.likely / self.quantiles.interval
         same_job_half = self._same_job_half_width(reference)
-        is_of_same_job = 2.0 * same_job_half < 2.0 * symmetric_half + deviation * self.quantiles.width
+        is_of_same_job = 2.0 * same_job_half < 2.0 * measured_error + high - low
         if is_of_same_job:
-            symmetric_half, deviation = same_job_half, 0.0
-        likely_half = symmetric_half * self.likely_quantiles.width / self.quantiles.width
+            measured_error, low, high, likely_low, likely_high = same_job_half, 0.0, 0.0, 0.0, 0.0
+        likely_error = likely_share * measured_error
         return RelativeInterval(
-            math.exp(-symmetric_half - deviation * self.quantiles.fast),
-            math.exp(symmetric_half + deviation * self.quantiles.slow),
-            (
-                math.exp(-likely_half - deviation * self.likely_quantiles.fast),
-                math.exp(likely_half + deviation * self.likely_quantiles.slow),
-            ),
+            math.exp(low - measured_error),
+            math.exp(high + measured_error),
+            (math.exp(likely_low - likely_error), math.exp(likely_high + likely_error)),
             strata_of(features, self.domain),
             self._extrapolations(features),
             is_of_same_job,
         )
+
+    def _ends(self, features: StepFeatures, kind: str) -> tuple[float, float]:
+        """Ends of an interval in standard deviations. kind: `interval` or `likely`."""
+        choices = (self.quantiles,) if features.states_software else (self.quantiles, self.unstated_quantiles)
+        lows, highs = zip(*(quantiles.ends(getattr(quantiles, kind)) for quantiles in choices), strict=True)
+        return min(lows), max(highs)
 
     def _same_job_half_width(self, reference: ReferenceRun | None) -> float:
         """Half width from a run of the same job; infinite without one."""

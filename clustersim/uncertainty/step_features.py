@@ -20,14 +20,13 @@ MIN_VISIBLE_SHARE: Final = 0.05  # features with a smaller share of the step are
 
 
 class Feature(Enum):
-    """Features by which published steps were found to be harder to predict; without software they say less."""
+    """Features by which published steps were found to be harder to predict."""
 
     NODES = "multi-node"
     TENSOR = "cross-node tensor parallelism"
     PIPELINE = "pipelined"
     SHARDED = "sharded parameters"
     LAUNCH = "launch-bound"
-    SOFTWARE = "software not stated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +34,15 @@ class StepFeatures:
     """Features of a step.
 
     accelerators: their names; categories: labels of software, strategies and formats; quantities: by what they
-    count; feature_shares: share of each feature from 0 to 1: an indicator, or a fraction of the step's time.
+    count; feature_shares: share of each feature from 0 to 1: an indicator, or a fraction of the step's time;
+    states_software: whether the scenario names its framework.
     """
 
     accelerators: frozenset[str]
     categories: frozenset[str]
     quantities: Mapping[str, int]
     feature_shares: Mapping[Feature, float]
+    states_software: bool = True
 
     @property
     def all_categories(self) -> frozenset[str]:
@@ -60,10 +61,13 @@ def extract_step_features(scenario: Scenario, launch_share: float) -> StepFeatur
         Feature.PIPELINE: float(layout.is_pipelined),
         Feature.SHARDED: float(layout.data.zero_stage == 3 and layout.dp * layout.cp > 1),
         Feature.LAUNCH: launch_share,
-        Feature.SOFTWARE: float(not scenario.names_framework),
     }
     return StepFeatures(
-        accelerator_names(scenario), step_categories(scenario), step_quantities(scenario), feature_shares
+        accelerator_names(scenario),
+        step_categories(scenario),
+        step_quantities(scenario),
+        feature_shares,
+        scenario.names_framework,
     )
 
 

@@ -67,7 +67,9 @@ class FrameworkDefaults:
     applies to MoE models only.
 
     framework: file in topologies/frameworks, None: none describes it; version: of that file; is_dated: the version
-    is the date of the row's code; recipe: of that file; has_library_runs: some rows ran recipe `library` of it.
+    is the date of the row's code; compiles_programs: a compiler of whole programs (XLA) chooses its kernels, so that the
+    file says only what is known without a run; recipe: of that file; has_library_runs: some rows ran recipe `library`
+    of it.
 
     p2p_overlap: pipeline sends overlap with compute; p2p_needs_chunks: only those of interleaved pipelines do;
     grad_reduce_overlap: so do gradient reductions, unless the row says otherwise (those of ZeRO-3 always do);
@@ -107,6 +109,7 @@ class FrameworkDefaults:
     recipe: str | None = None
     has_library_runs: bool = False
     is_dated: bool = False
+    compiles_programs: bool = False
     uniform_precision: bool = False
     logs_last_rank: bool = False
     unsharded_experts: bool = False
@@ -118,8 +121,8 @@ class FrameworkDefaults:
 
     @property
     def is_verified(self) -> bool:
-        """Whether its behaviour is known: a file describes it."""
-        return self.framework is not None
+        """Whether what it runs is known: a file describes it, and no compiler of programs chooses it."""
+        return self.framework is not None and not self.compiles_programs
 
     def without_software(self) -> "FrameworkDefaults":
         """What is left where nobody says which software runs: the layers of the model and the meaning of formats."""
@@ -134,10 +137,9 @@ class FrameworkDefaults:
         return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})
 
     def attention_options(self, case: ValidationCase) -> dict[str, str]:
-        """`training.attention`; `flash` in a row means the framework's flash attention at that time, if it is known."""
+        """`training.attention`; `flash` in a row means the framework's flash attention at that time."""
         stated, noted = case.text("attention"), _FLASH_NOTE.search(case.text("notes"))
-        is_framework_default = stated == "flash" and self.framework is not None
-        backend = _FLASH_BACKENDS[noted[1]] if noted else self.flash_version if is_framework_default else stated
+        backend = _FLASH_BACKENDS[noted[1]] if noted else self.flash_version if stated == "flash" else stated
         return {"attention": backend} if backend else {}
 
     def model_options(self, case: ValidationCase) -> dict[str, Any]:
@@ -363,10 +365,15 @@ FRAMEWORKS: Final = (
     _MEGATRON,
     _DEEPSPEED,
     # XLA matmuls through Flax or Transformer Engine
-    FrameworkDefaults("maxtext", framework="maxtext", precision_configs=DELAYED_SCALING),
+    FrameworkDefaults("maxtext", framework="maxtext", compiles_programs=True, precision_configs=DELAYED_SCALING),
     # USE_BIAS and TRAINABLE_POSITION_EMB of GPT126MBase in google/paxml, paxml/contrib/gpu/scripts_gpu/configs.py
     FrameworkDefaults(
-        "paxml", framework="paxml", gpt_biases=True, gpt_dropout=False, precision_configs=DELAYED_SCALING
+        "paxml",
+        framework="paxml",
+        compiles_programs=True,
+        gpt_biases=True,
+        gpt_dropout=False,
+        precision_configs=DELAYED_SCALING,
     ),
     FrameworkDefaults("", copies_gathered=True),
 )
