@@ -90,8 +90,10 @@ def with_groups(steps: Sequence[OutOfSampleStep]) -> list[OutOfSampleStep]:
 
 
 def validated_domain(steps: Sequence[OutOfSampleStep]) -> ValidatedDomain:
-    """The validated domain of some steps."""
-    counts = Counter(name for step in steps for name in step.features.accelerators)
+    """The validated domain of some steps, each of which may be predicted with and without its software."""
+    counts = Counter(
+        name for step in {step.case_id: step for step in steps}.values() for name in step.features.accelerators
+    )
     chip_counts: Counter[str] = Counter()
     for name, count in counts.items():
         chip_counts[SAME_CHIP.get(name, name)] += count
@@ -122,10 +124,7 @@ def variance_data(steps: Sequence[OutOfSampleStep]) -> VarianceData:
 def _step_arrays(steps: Sequence[OutOfSampleStep], others: Sequence[OutOfSampleStep]) -> VarianceData:
     """Arrays of steps. others: all steps, of which those of other groups are the validated domain of a step."""
     counts = Counter(step.group for step in steps)
-    domains = {
-        group: validated_domain([step for step in others if step.group != group and step.features.states_software])
-        for group in counts
-    }
+    domains = {group: validated_domain([step for step in others if step.group != group]) for group in counts}
     loads = [
         [step_loads[component] for component in VARIANCE_COMPONENTS]
         for step in steps

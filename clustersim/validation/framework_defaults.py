@@ -67,9 +67,9 @@ class FrameworkDefaults:
     applies to MoE models only.
 
     framework: file in topologies/frameworks, None: none describes it; version: of that file; is_dated: the version
-    is the date of the row's code; compiles_programs: a compiler of whole programs (XLA) chooses its kernels, so that the
-    file says only what is known without a run; recipe: of that file; has_library_runs: some rows ran recipe `library`
-    of it.
+    is the date of the row's code; compiles_programs: a compiler of whole programs (XLA) chooses its kernels, so that
+    the file says only what is known without a run; recipe: of that file; has_library_runs: some rows ran recipe
+    `library` of it.
 
     p2p_overlap: pipeline sends overlap with compute; p2p_needs_chunks: only those of interleaved pipelines do;
     grad_reduce_overlap: so do gradient reductions, unless the row says otherwise (those of ZeRO-3 always do);

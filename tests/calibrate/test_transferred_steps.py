@@ -41,7 +41,7 @@ def test_moe_step_is_held_out_by_source() -> None:
     assert 1.0 + step.in_sample_error < 1.0 + step.out_of_sample_error < 2.0 * (1.0 + step.in_sample_error)
     stated, unstated = step.out_of_sample
     assert stated.log_error == pytest.approx(-np.log(1.0 + step.out_of_sample_error))
-    assert (stated.states_software, unstated.states_software) == (True, False)
+    assert (stated.features.states_software, unstated.features.states_software) == (True, False)
 
 
 def test_the_step_is_predicted_without_its_software_too() -> None:

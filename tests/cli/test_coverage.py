@@ -76,9 +76,9 @@ def test_measured_kernels_narrow_the_prediction_interval(plan: Path, tmp_path: P
     )
     deviation = math.sqrt(experience.error_variance(features, 1.0 - measured))
     low, high = result.step_time_interval
-    fast, slow = (math.exp(end * deviation) for end in (experience.quantiles.fast, experience.quantiles.slow))
-    assert high == pytest.approx(result.step_time * (1 + error) * slow)
-    assert low == pytest.approx(result.step_time / (1 + error) / fast)
+    fast, slow = experience.quantiles.ends(experience.quantiles.interval)
+    assert high == pytest.approx(result.step_time * (1 + error) * math.exp(slow * deviation))
+    assert low == pytest.approx(result.step_time / (1 + error) * math.exp(fast * deviation))
     assert deviation < math.sqrt(experience.error_variance(features))
     assert in_situ_error > 0.01
     assert "narrowed" in result.interval_description

@@ -73,7 +73,7 @@ def test_errors_of_kernels() -> None:
 
 def stated_steps(kind: str) -> list[OutOfSampleStep]:
     """The out-of-sample predictions with the software stated."""
-    return [step for step in read_out_of_sample(out_of_sample_path(kind)) if step.states_software]
+    return [step for step in read_out_of_sample(out_of_sample_path(kind)) if step.features.states_software]
 
 
 def out_of_sample_errors(kind: str) -> tuple[int, int, float]:

@@ -137,8 +137,9 @@ def test_the_interval_covers_nine_of_ten_new_steps(count: int) -> None:
     for deviation in np.linspace(0.0, count * model.repeat_deviation, 7):
         largest_errors = np.abs(random.normal(0.0, 1.0, (draws, count))).max(axis=1) * deviation
         new_errors = random.normal(0.0, hypot(deviation, model.repeat_deviation), draws)
-        is_slower = new_errors > largest_errors + model.quantiles.slow * model.repeat_deviation
-        is_faster = new_errors < -largest_errors - model.quantiles.fast * model.repeat_deviation
+        low, high = (end * model.repeat_deviation for end in model.quantiles.ends(model.quantiles.interval))
+        is_slower = new_errors > largest_errors + high
+        is_faster = new_errors < -largest_errors + low
         assert is_slower.mean() < 0.055
         assert is_faster.mean() < 0.11
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from clustersim.uncertainty.model_file import MODEL_NAMES, load_uncertainty_model
 from clustersim.uncertainty.prediction_interval import (
+    UNSTATED_SOFTWARE,
     VARIANCE_COMPONENTS,
     BaseComponent,
+    ErrorQuantiles,
     LocalEvidence,
-    SidedQuantiles,
     UncertaintyModel,
     component_loads,
     strata_of,
@@ -33,8 +34,8 @@ MEASURED_FEATURES = StepFeatures(frozenset({"h100"}), frozenset({"DDP"}), {"toke
 def make_model(deviations: Mapping[str, float] | None = None) -> UncertaintyModel:
     """A model in which every term deviates by a tenth, except those given by label."""
     term_deviations = {term: (deviations or {}).get(term.value, 0.1) for term in VARIANCE_COMPONENTS}
-    quantiles, likely_quantiles = SidedQuantiles(1.5, 2.0), SidedQuantiles(0.375, 0.5)
-    return UncertaintyModel(100, 10, 5, quantiles, likely_quantiles, 0.03, term_deviations, DOMAIN, {})
+    quantiles, unstated = ErrorQuantiles(0.25, 1.75, 0.5), ErrorQuantiles(-0.5, 2.0, 0.25)
+    return UncertaintyModel(100, 10, "publisher", quantiles, unstated, 0.03, term_deviations, DOMAIN, {})
 
 
 fractions = st.floats(0.0, 1.0)
@@ -90,7 +91,7 @@ def test_a_run_of_the_same_job_narrows_the_interval_or_leaves_it(
     assert narrowed.is_of_same_job == (2.0 * half < log(alone.high / alone.low))
     if narrowed.is_of_same_job:
         assert (narrowed.low, narrowed.high) == pytest.approx((exp(-half), exp(half)))
-        assert narrowed.likely == pytest.approx((exp(-half / 4.0), exp(half / 4.0)))
+        assert narrowed.likely == pytest.approx((exp(-half * 0.5 / 1.75), exp(half * 0.5 / 1.75)))
     else:
         assert narrowed == alone
     assert replace(model, same_job=None).prediction_interval(features, reference=run) == alone
@@ -111,16 +112,30 @@ def test_more_measured_time_narrows_the_interval(
 def test_half_of_the_times_are_in_a_narrower_interval(
     features: StepFeatures, term_deviations: dict[str, float]
 ) -> None:
-    """A quarter of the standard deviations on each side, as the model says."""
+    """From -0.25 to 0.75 standard deviations, where nine of ten are in -1.5 to 2."""
     interval = make_model(term_deviations).prediction_interval(features)
-    assert interval.likely == pytest.approx((interval.low**0.25, interval.high**0.25))
+    assert interval.likely == pytest.approx((interval.low ** (0.25 / 1.5), interval.high ** (0.75 / 2.0)))
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
 def test_packaged_likely_intervals_are_narrower(name: str) -> None:
     model = load_uncertainty_model(name)
-    assert 0.0 <= model.likely_quantiles.fast < model.quantiles.fast
-    assert 0.0 <= model.likely_quantiles.slow < model.quantiles.slow
+    for quantiles in (model.quantiles, model.unstated_quantiles):
+        assert 0.0 < quantiles.likely < quantiles.interval
+
+
+def test_the_interval_without_software_contains_both() -> None:
+    """-1.5 to 2 deviations with it, -2.5 to 1.5 without; a center beyond the half width ends at the prediction."""
+    model = make_model()
+    stated, unstated = (
+        model.prediction_interval(replace(MEASURED_FEATURES, states_software=states)) for states in (True, False)
+    )
+    assert (stated.low, stated.high) == pytest.approx((exp(-0.15), exp(0.2)))
+    assert (unstated.low, unstated.high) == pytest.approx((exp(-0.25), exp(0.2)))
+    assert unstated.likely == pytest.approx((exp(-0.075), exp(0.075)))
+    assert UNSTATED_SOFTWARE in unstated.strata
+    assert UNSTATED_SOFTWARE not in stated.strata
+    assert ErrorQuantiles(-2.0, 1.5, 0.5).ends(1.5) == (-3.5, 0.0)
 
 
 def test_variances_add_up() -> None:
