@@ -375,6 +375,8 @@ FRAMEWORKS: Final = (
         gpt_dropout=False,
         precision_configs=DELAYED_SCALING,
     ),
+    # which kernels it runs is not stated; its flash attention is assumed to be the fastest, as in the example of it
+    FrameworkDefaults("in-house (pytorch)", copies_gathered=True, flash_version="flash"),
     FrameworkDefaults("", copies_gathered=True),
 )
 
