@@ -40,7 +40,7 @@ SAME_CHIP: Final[Mapping[str, str]] = {
 }
 """Accelerators with the same chip share constants; GB200, cooled otherwise, has almost no dense BF16 cases."""
 CARRIED_OVER: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("gb200", "gb300", "mi300x", "mi325x"), "h100-sxm-80gb"),
+    **dict.fromkeys(("gb200", "gb300", "mi300x", "mi325x", "mi355x"), "h100-sxm-80gb"),
     "v100-sxm-32gb": "a100-sxm-80gb",
 }
 """Accelerators to which too few cases are published, and the one whose rate their files carry over."""

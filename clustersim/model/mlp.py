@@ -98,5 +98,5 @@ def recompute_alternate(rank: RankContext, operator: Operator, recomputed: Linea
         operator,
         recompute_override=(*casts, *matmuls) if matmuls or is_eager else (),
         saved_output_bytes=float(saved_elements * rank.dtype.bytes),
-        saves_outputs=bool(casts) and is_eager,
+        saves_outputs=bool(casts) and is_eager and isinstance(rank.training.recompute, SelectiveOpRecompute),
     )

@@ -94,22 +94,22 @@ class ResultDifference:
     @property
     def losses(self) -> list[dict[str, Any]]:
         """Seconds of the ideal and of each loss in both results; those that are none in both are left out."""
-        parts = [result_json["losses_s"] for result_json in self.results_json]
-        names = [name for name in parts[0] if any(self.exceeds_rounding(part[name]) for part in parts)]
-        return compare_seconds(names, np.array([[part[name] for name in names] for part in parts]))
+        both = [result_json["losses_s"] for result_json in self.results_json]
+        names = [name for name in both[0] if any(self.exceeds_rounding(seconds[name]) for seconds in both)]
+        return compare_seconds(names, np.array([[seconds[name] for name in names] for seconds in both]))
 
     @property
     def loss_rows(self) -> list[tuple[str, str, str, str]]:
         """Texts of `losses`: name, both results, difference; the losses that change most first, the ideal last."""
-        ordered = sorted(self.losses, key=lambda part: (part["category"] == IDEAL_KEY, -abs(part["delta"])))
+        ordered = sorted(self.losses, key=lambda loss: (loss["category"] == IDEAL_KEY, -abs(loss["delta"])))
         return [
             (
-                part["category"],
-                format_seconds(part["first"]),
-                format_seconds(part["second"]),
-                self.format_delta(part["delta"]),
+                loss["category"],
+                format_seconds(loss["first"]),
+                format_seconds(loss["second"]),
+                self.format_delta(loss["delta"]),
             )
-            for part in ordered
+            for loss in ordered
         ]
 
     def exceeds_rounding(self, seconds: Seconds) -> bool:

@@ -26,6 +26,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from statistics import NormalDist
 from typing import Final
 
 from clustersim.uncertainty.reference_runs import ReferenceRun, SameJobErrors
@@ -136,8 +137,9 @@ class ErrorQuantiles:
     interval: float
     likely: float
 
-    def ends(self, half_width: float) -> tuple[float, float]:
-        """Both ends of an interval around the center; it contains the prediction."""
+    def ends(self, coverage: float) -> tuple[float, float]:
+        """Both ends of the interval of a coverage (`INTERVAL_COVERAGE` or `LIKELY_COVERAGE`), around the prediction."""
+        half_width = self.interval if coverage == INTERVAL_COVERAGE else self.likely
         return min(0.0, self.center - half_width), max(0.0, self.center + half_width)
 
 
@@ -169,8 +171,10 @@ class UncertaintyModel:
         """The prediction interval of a step. reference: a published run of its job, whose interval is symmetric."""
         deviation = math.sqrt(self.error_variance(features, evidence.unmeasured_share))
         measured_error = math.log1p(evidence.relative_error)
-        low, high = (deviation * end for end in self._ends(features, "interval"))
-        likely_low, likely_high = (deviation * end for end in self._ends(features, "likely"))
+        low, high = (deviation * end for end in self._ends(features, INTERVAL_COVERAGE, evidence.unmeasured_share))
+        likely_low, likely_high = (
+            deviation * end for end in self._ends(features, LIKELY_COVERAGE, evidence.unmeasured_share)
+        )
         likely_share = self.quantiles.likely / self.quantiles.interval
         same_job_half = self._same_job_half_width(reference)
         is_of_same_job = 2.0 * same_job_half < 2.0 * measured_error + high - low
@@ -186,11 +190,16 @@ class UncertaintyModel:
             is_of_same_job,
         )
 
-    def _ends(self, features: StepFeatures, kind: str) -> tuple[float, float]:
-        """Ends of an interval in standard deviations. kind: `interval` or `likely`."""
+    def _ends(self, features: StepFeatures, coverage: float, unmeasured_share: float) -> tuple[float, float]:
+        """Ends of the interval of a coverage in standard deviations.
+
+        What is left where everything was measured is how far equal steps deviate, assumed to be normal: the share that
+        was reaches as far on both sides.
+        """
         choices = (self.quantiles,) if features.states_software else (self.quantiles, self.unstated_quantiles)
-        lows, highs = zip(*(quantiles.ends(getattr(quantiles, kind)) for quantiles in choices), strict=True)
-        return min(lows), max(highs)
+        lows, highs = zip(*(quantiles.ends(coverage) for quantiles in choices), strict=True)
+        normal = (1.0 - unmeasured_share) * NormalDist().inv_cdf(0.5 + coverage / 2.0)
+        return min(*lows, -normal), max(*highs, normal)
 
     def _same_job_half_width(self, reference: ReferenceRun | None) -> float:
         """Half width from a run of the same job; infinite without one."""

@@ -128,8 +128,8 @@ def test_unstated_software_has_quantiles_of_its_own() -> None:
     unstated, random, steps = replace(BASE_FEATURES, states_software=False), np.random.default_rng(3), []
     for index in range(60):
         name = f"source {index}"
-        steps.append(OutOfSampleStep("a", name, float(random.normal(0.0, 0.05)), BASE_FEATURES, name))
-        steps.append(OutOfSampleStep("a", name, float(random.normal(-0.2, 0.13)), unstated, name))
+        steps.append(OutOfSampleStep(str(index), name, float(random.normal(0.0, 0.05)), BASE_FEATURES, name))
+        steps.append(OutOfSampleStep(str(index), name, float(random.normal(-0.2, 0.13)), unstated, name))
     model = fit_uncertainty_model(steps, 0.0)
     assert model.deviations[BaseComponent.ANY] == pytest.approx(0.05, rel=0.2)
     assert model.unstated_quantiles.center == pytest.approx(-0.2 / 0.05, rel=0.2)

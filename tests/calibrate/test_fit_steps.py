@@ -32,8 +32,9 @@ from calibrate.fit.step_constants import (
     step_quality,
     subsample_cases,
 )
-from calibrate.fit.step_table import INTERPOLATION_NODES, TabulatedStep
+from calibrate.fit.step_table import CARRIED_OVER, INTERPOLATION_NODES, TabulatedStep
 from clustersim.common.errors import OutputError
+from clustersim.hardware.accelerator import load_accelerator
 from clustersim.uncertainty.model_file import MODEL_NAMES
 from clustersim.uncertainty.step_features import StepFeatures
 from clustersim.validation.cases import ValidationCase
@@ -318,12 +319,18 @@ def test_simulated_steps_do_not_affect_constants_or_errors(tmp_path: Path, monke
 def test_constants_for_a_step_are_by_accelerator_and_framework() -> None:
     constants = fit_step_constants(tabulate_steps(ALL_STEPS))
     assert isinstance(constants, StepConstants)
-    other = replace(SyntheticStep().tabulate("case"), accelerator="v100-sxm-32gb", framework=HOST_BOUND_FRAMEWORK)
-    assert constants.for_step(other) == (
-        1.0,
-        constants.launch[HOST_BOUND_FRAMEWORK],
-        constants.backward[HOST_BOUND_FRAMEWORK],
-    )
+    other = replace(SyntheticStep().tabulate("case"), accelerator="cpu-laptop", framework=HOST_BOUND_FRAMEWORK)
+    launches = constants.launch[HOST_BOUND_FRAMEWORK], constants.backward[HOST_BOUND_FRAMEWORK]
+    assert constants.for_step(other) == (1.0, *launches)
+    carried = replace(other, accelerator="mi300x")
+    assert constants.for_step(carried) == (constants.sustained[H100], *launches)
+
+
+def test_accelerators_carry_over_what_their_files_have() -> None:
+    """A file of one to which nothing is fitted has the rate of the one whose it is fitted with."""
+    for name, measured in CARRIED_OVER.items():
+        derating = load_accelerator(name).derating
+        assert derating.sustained_ratio == load_accelerator(measured).derating.sustained_ratio, name
 
 
 def test_a_missing_folder_is_reported_before_anything_is_simulated(

@@ -67,8 +67,8 @@ def test_losses_sum_to_both_steps_and_those_that_change_most_come_first(
     difference = compare_results(*pair, TITLES)
     losses = difference.to_json()["losses_s"]
     for side, result in zip(("first", "second"), pair, strict=True):
-        assert sum(part[side] for part in losses) == pytest.approx(result.step_time, rel=1e-6)
-    deltas = {part["category"]: part["delta"] for part in losses}
+        assert sum(loss[side] for loss in losses) == pytest.approx(result.step_time, rel=1e-6)
+    deltas = {loss["category"]: loss["delta"] for loss in losses}
     names = [name for name, *_ in difference.loss_rows]
     assert set(names) == set(deltas)
     assert names[-1] == "ideal"
