@@ -44,6 +44,7 @@ from calibrate.fit.same_job import fit_same_job, same_job_pairs
 from calibrate.fit.step_constants import MIN_CASES
 from calibrate.fit.step_table import SAME_CHIP
 from calibrate.fit.student_t import student_t_ratio
+from calibrate.fit.weighted_quantile import group_weights, weighted_quantile
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
 from clustersim.common.data_files import find_file, list_names, read_mapping
 from clustersim.common.errors import InputError
@@ -73,7 +74,6 @@ from clustersim.validation.steps import read_steps
 MIN_GROUPS: Final = 4
 MIN_GROUPS_PER_COMPONENT: Final = 3  # that a component needs for a variance of its own
 MAX_ITERATIONS: Final = 500  # of the variance updates
-_TOLERANCE: Final = 1e-9
 _MEDIAN: Final = 0.5
 EXTRAPOLATION_COMPONENTS: Final = tuple(BaseComponent)[1:]
 
@@ -123,8 +123,10 @@ def variance_data(steps: Sequence[OutOfSampleStep]) -> VarianceData:
 
 def _step_arrays(steps: Sequence[OutOfSampleStep], others: Sequence[OutOfSampleStep]) -> VarianceData:
     """Arrays of steps. others: all steps, of which those of other groups are the validated domain of a step."""
-    counts = Counter(step.group for step in steps)
-    domains = {group: validated_domain([step for step in others if step.group != group]) for group in counts}
+    domains = {
+        group: validated_domain([step for step in others if step.group != group])
+        for group in dict.fromkeys(step.group for step in steps)
+    }
     loads = [
         [step_loads[component] for component in VARIANCE_COMPONENTS]
         for step in steps
@@ -133,8 +135,8 @@ def _step_arrays(steps: Sequence[OutOfSampleStep], others: Sequence[OutOfSampleS
     return VarianceData(
         np.array(loads),
         np.array([step.log_error for step in steps]),
-        np.array([1.0 / counts[step.group] for step in steps]),
-        np.array([list(counts).index(step.group) for step in steps]),
+        group_weights([step.group for step in steps]),
+        np.array([list(domains).index(step.group) for step in steps]),
     )
 
 
@@ -169,57 +171,48 @@ def _has_enough_groups(data: VarianceData) -> BoolArray:
     )
 
 
-def conformal_quantiles(steps: Sequence[OutOfSampleStep]) -> ErrorQuantiles:
-    """Where out-of-sample errors of steps that state their software lie.
+def held_out_variances(steps: Sequence[OutOfSampleStep]) -> dict[str, FloatArray]:
+    """By group, the variances fitted without it: [components]."""
+    return {
+        group: fit_variances(variance_data([step for step in steps if step.group != group]))
+        for group in dict.fromkeys(step.group for step in steps)
+    }
+
+
+def error_quantiles(
+    steps: Sequence[OutOfSampleStep], variances: Mapping[str, FloatArray], *, states_software: bool
+) -> ErrorQuantiles:
+    """Where out-of-sample errors lie. Arguments as those of `out_of_sample_deviations`.
 
     Raise InputError if there are too few publishers.
     """
-    return _error_quantiles(steps, states_software=True)
-
-
-def unstated_quantiles(steps: Sequence[OutOfSampleStep]) -> ErrorQuantiles:
-    """The same of those that do not; of all steps where none is without."""
-    return _error_quantiles(steps, states_software=all(step.features.states_software for step in steps))
-
-
-def _error_quantiles(steps: Sequence[OutOfSampleStep], *, states_software: bool) -> ErrorQuantiles:
     groups = len({step.group for step in steps})
     if groups < MIN_GROUPS:
         raise InputError(
             f"{groups} publishers of out-of-sample steps are too few for an interval; {MIN_GROUPS} are needed"
         )
-    deviations, weights = out_of_sample_deviations(steps, states_software=states_software)
-    center = _weighted_quantile(deviations, weights, _MEDIAN)
+    deviations, weights = out_of_sample_deviations(steps, variances, states_software=states_software)
+    center = weighted_quantile(deviations, weights, _MEDIAN)
     distances = np.abs(deviations - center)
     interval, likely = (
-        student_t_ratio(groups - 1, coverage) * _weighted_quantile(distances, weights, coverage)
+        student_t_ratio(groups - 1, coverage) * weighted_quantile(distances, weights, coverage)
         for coverage in (INTERVAL_COVERAGE, LIKELY_COVERAGE)
     )
     return ErrorQuantiles(round(center, 3), round(interval, 3), round(likely, 3))
 
 
-def _weighted_quantile(values: FloatArray, weights: FloatArray, share: float) -> float:
-    """The smallest value that at least a share of the weight does not exceed."""
-    order = np.argsort(values)
-    cumulative = np.cumsum(weights[order]) / weights.sum()
-    return float(values[order][np.searchsorted(cumulative, share - _TOLERANCE)])
-
-
 def out_of_sample_deviations(
-    steps: Sequence[OutOfSampleStep], *, states_software: bool = True
+    steps: Sequence[OutOfSampleStep], variances: Mapping[str, FloatArray], *, states_software: bool = True
 ) -> tuple[FloatArray, FloatArray]:
     """Errors in standard deviations fitted to the other groups, and weights, of which those of a group sum to 1.
 
-    [steps] both. states_software: which of the steps, those that state their software or those that do not.
+    [steps] both. variances: `held_out_variances`; states_software: which of the steps, those that state their
+    software or those that do not.
     """
-    data = _step_arrays([step for step in steps if step.features.states_software == states_software], steps)
-    groups = [step.group for step in steps if step.features.states_software == states_software]
-    deviations = np.empty(len(groups))
-    for group in dict.fromkeys(groups):
-        is_group = np.array([step_group == group for step_group in groups])
-        other_variances = fit_variances(variance_data([step for step in steps if step.group != group]))
-        deviations[is_group] = data.errors[is_group] / np.sqrt(data.loads[is_group] @ other_variances)
-    return deviations, data.weights
+    selected = [step for step in steps if step.features.states_software == states_software]
+    data = _step_arrays(selected, steps)
+    step_variances = np.array([variances[step.group] for step in selected])
+    return data.errors / np.sqrt((data.loads * step_variances).sum(axis=1)), data.weights
 
 
 def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: float) -> UncertaintyModel:
@@ -229,13 +222,14 @@ def fit_uncertainty_model(steps: Sequence[OutOfSampleStep], repeat_deviation: fl
         component: round(deviation, 4)
         for component, deviation in zip(VARIANCE_COMPONENTS, standard_deviations, strict=True)
     }
-    is_by_publisher = any(step.group != step.source for step in steps)
+    is_by_publisher, variances = any(step.group != step.source for step in steps), held_out_variances(steps)
+    has_unstated = not all(step.features.states_software for step in steps)
     return UncertaintyModel(
         len({step.case_id for step in steps}),
         len({step.source for step in steps}),
         "publisher" if is_by_publisher else "source",
-        conformal_quantiles(steps),
-        unstated_quantiles(steps),
+        error_quantiles(steps, variances, states_software=True),
+        error_quantiles(steps, variances, states_software=not has_unstated),
         round(repeat_deviation, 4),
         deviations,
         validated_domain(steps),
@@ -396,9 +390,8 @@ def _absolute_error(check: IntervalCheck) -> float:
 
 def weighted_median(values: Sequence[tuple[str, float]]) -> float:
     """The median of (group, value) pairs in which every publisher has the same total weight."""
-    counts, ordered = Counter(group for group, _ in values), sorted(values, key=lambda pair: pair[1])
-    cumulative = np.cumsum([1.0 / counts[group] for group, _ in ordered])
-    return ordered[int(np.searchsorted(cumulative, cumulative[-1] / 2))][1]
+    groups, numbers = zip(*values, strict=True)
+    return weighted_quantile(np.array(numbers), group_weights(groups), _MEDIAN)
 
 
 def _aligned_columns(lines: Sequence[str]) -> Iterator[str]:

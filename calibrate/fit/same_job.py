@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from calibrate.fit.student_t import student_t_ratio
+from calibrate.fit.weighted_quantile import group_weights, weighted_quantile
 from clustersim.uncertainty.prediction_interval import INTERVAL_COVERAGE
 from clustersim.uncertainty.reference_runs import ReferenceRun, SameJobErrors, group_by_job
 
 MIN_SOURCES: Final = 4
-_TOLERANCE: Final = 1e-9
 
 
 class JobPair(NamedTuple):
@@ -56,8 +56,7 @@ def fit_same_job(pairs: Sequence[JobPair]) -> SameJobErrors | None:
 
 def same_job_quantile(pairs: Sequence[JobPair]) -> float:
     """The difference that 90 % of pairs stay below, all sources with equal weight."""
-    counts = {source: sum(pair.source == source for pair in pairs) for source in {pair.source for pair in pairs}}
-    ordered = sorted(pairs, key=lambda pair: pair.difference)
-    cumulative = np.cumsum([1.0 / counts[pair.source] for pair in ordered]) / len(counts)
-    at_quantile = ordered[int(np.searchsorted(cumulative, INTERVAL_COVERAGE - _TOLERANCE))]
-    return student_t_ratio(len(counts) - 1) * at_quantile.difference
+    sources = [pair.source for pair in pairs]
+    differences = np.array([pair.difference for pair in pairs])
+    quantile = weighted_quantile(differences, group_weights(sources), INTERVAL_COVERAGE)
+    return student_t_ratio(len(set(sources)) - 1) * quantile

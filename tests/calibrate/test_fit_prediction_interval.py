@@ -15,6 +15,7 @@ from calibrate.fit.prediction_interval import (
     cross_validate,
     fit_uncertainty_model,
     fit_variances,
+    held_out_variances,
     out_of_sample_deviations,
     same_job_errors,
     validated_domain,
@@ -97,7 +98,7 @@ def test_groups_have_equal_weight_whatever_their_case_count() -> None:
 def test_out_of_sample_deviations_are_within_the_conformal_quantile() -> None:
     """Around their median; each of 120 errors has 1/120 of the weight."""
     steps = synthetic_steps(12)
-    deviations, weight = out_of_sample_deviations(steps)
+    deviations, weight = out_of_sample_deviations(steps, held_out_variances(steps))
     quantiles = fit_uncertainty_model(steps, 0.0).quantiles
     assert abs(weight @ (deviations <= quantiles.center) / weight.sum() - 0.5) <= 0.01
     for half_width, coverage in ((quantiles.interval, 0.9), (quantiles.likely, 0.5)):
