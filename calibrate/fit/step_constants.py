@@ -47,7 +47,7 @@ from clustersim.model.framework_files import load_framework
 from clustersim.uncertainty.model_file import DENSE_STEPS
 from clustersim.validation.case_scenario import case_uncertainty_model
 from clustersim.validation.cases import ValidationCase
-from clustersim.validation.publishers import publisher_of
+from clustersim.validation.publishers import by_source, publisher_of
 from clustersim.validation.steps import read_steps
 
 RATE_GRID: Final = np.round(np.arange(0.5, 1.2001, 0.01), 2)  # search grid
@@ -177,12 +177,10 @@ class SourceQuality:
 
 def fit_publisher_held_out(steps: Sequence[TabulatedStep]) -> dict[str, StepConstants]:
     """By source, the constants fitted without its publisher."""
-    publishers = {step.source: publisher_of(step.source) for step in steps}
-    constants = {
-        publisher: fit_step_constants([step for step in steps if publishers[step.source] != publisher])
-        for publisher in dict.fromkeys(publishers.values())
-    }
-    return {source: constants[publisher] for source, publisher in publishers.items()}
+    return by_source(
+        (step.source for step in steps),
+        lambda publisher: fit_step_constants([step for step in steps if publisher_of(step.source) != publisher]),
+    )
 
 
 def out_of_sample_steps(
@@ -319,15 +317,15 @@ def _sustained_rates(
     low_precision_steps: Sequence[LowPrecisionStep],
 ) -> tuple[SustainedRates, dict[str, SustainedRates]]:
     """Rates fitted to all steps, and by source those fitted without its publisher."""
-    sources = dict.fromkeys([*held_out_constants, *(step.source for step in low_precision_steps)])
+    low_precision = by_source(
+        [*held_out_constants, *(step.source for step in low_precision_steps)],
+        lambda publisher: fit_low_precision_rates(
+            [step for step in low_precision_steps if publisher_of(step.source) != publisher]
+        ),
+    )
     held_out_rates = {
-        source: SustainedRates(
-            held_out_constants.get(source, constants).sustained,
-            fit_low_precision_rates(
-                [step for step in low_precision_steps if publisher_of(step.source) != publisher_of(source)]
-            ),
-        )
-        for source in sources
+        source: SustainedRates(held_out_constants.get(source, constants).sustained, rates)
+        for source, rates in low_precision.items()
     }
     return SustainedRates(constants.sustained, fit_low_precision_rates(low_precision_steps)), held_out_rates
 

@@ -12,13 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from calibrate.fit.unstated_software import UnstatedSoftware
+from calibrate.fit.unstated_software import UnstatedSoftware, features_of
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.data_files import find_file, read_mapping
 from clustersim.common.units import Seconds
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
-from clustersim.uncertainty.step_features import StepFeatures, extract_step_features
+from clustersim.uncertainty.step_features import StepFeatures
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.framework_defaults import framework_defaults
 from clustersim.validation.steps import build_scenario, predicted_step_seconds
@@ -126,8 +126,8 @@ def tabulate_step(case: ValidationCase) -> TabulatedStep | None:
         framework_defaults(case).is_verified,
         measured,
         _predict_table(scenario),
-        extract_step_features(scenario, result.breakdown.launch_share),
-        UnstatedSoftware.predict(case, predicted_step_seconds(result)) if scenario.names_framework else None,
+        features_of(result),
+        UnstatedSoftware.predict(case, result),
     )
 
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from calibrate.fit.out_of_sample import OutOfSampleStep
 from calibrate.fit.step_table import SAME_CHIP
-from calibrate.fit.unstated_software import UnstatedSoftware
+from calibrate.fit.unstated_software import UnstatedSoftware, features_of
 from clustersim.common.units import Seconds
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 from clustersim.uncertainty.model_file import DENSE_STEPS
-from clustersim.uncertainty.step_features import StepFeatures, extract_step_features
+from clustersim.uncertainty.step_features import StepFeatures
 from clustersim.validation.case_scenario import case_uncertainty_model
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.steps import build_scenario, predicted_step_seconds
@@ -91,11 +91,8 @@ def evaluate_step(
     if model_name is None:
         return None
     result = simulate(scenario)
-    features = extract_step_features(scenario, result.breakdown.launch_share)
-    unstated = UnstatedSoftware.predict(case, predicted_step_seconds(result)) if scenario.names_framework else None
-    return TransferredStep(
-        case.text("case_id"), source, model_name, in_sample_error, out_of_sample_error, features, unstated
-    )
+    errors, unstated = (in_sample_error, out_of_sample_error), UnstatedSoftware.predict(case, result)
+    return TransferredStep(case.text("case_id"), source, model_name, *errors, features_of(result), unstated)
 
 
 def _step_seconds(scenario: Scenario, rates: SustainedRates) -> Seconds:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Self
 
-from clustersim.common.units import Seconds
+from clustersim.results.simulation_result import SimulationResult
 from clustersim.simulation import simulate
 from clustersim.uncertainty.step_features import StepFeatures, extract_step_features
 from clustersim.validation.cases import CannotPredictError, ValidationCase
@@ -24,15 +24,20 @@ class UnstatedSoftware:
     features: StepFeatures
 
     @classmethod
-    def predict(cls, case: ValidationCase, stated_seconds: Seconds) -> Self | None:
-        """The prediction of a case, by packaged constants; None where the row needs its software to be expressed.
+    def predict(cls, case: ValidationCase, stated: SimulationResult) -> Self | None:
+        """The prediction of a case, by packaged constants.
 
-        stated_seconds: the prediction with its software.
+        stated: that with its software. None where it states none, or where the row needs it to be expressed.
         """
+        if not stated.scenario.names_framework:
+            return None
         try:
-            scenario = build_scenario(case, states_software=False)
+            result = simulate(build_scenario(case, states_software=False))
         except CannotPredictError:
             return None
-        result = simulate(scenario)
-        features = extract_step_features(scenario, result.breakdown.launch_share)
-        return cls(math.log(predicted_step_seconds(result) / stated_seconds), features)
+        return cls(math.log(predicted_step_seconds(result) / predicted_step_seconds(stated)), features_of(result))
+
+
+def features_of(result: SimulationResult) -> StepFeatures:
+    """Features of a simulated step."""
+    return extract_step_features(result.scenario, result.breakdown.launch_share)
