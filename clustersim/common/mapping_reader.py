@@ -7,15 +7,18 @@ error, with the nearest readable key as a suggestion. Messages name the file, th
 import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from clustersim.common import data_files
 from clustersim.common.deserialize import deserialize, require_choice
 from clustersim.common.errors import InputError, combined_error, format_value, problems_of, suggest_nearest
 from clustersim.common.renamed_keys import find_renamed_key
 from clustersim.common.units import Dimension, parse_quantity
+
+EnumMember = TypeVar("EnumMember", bound=Enum)
 
 
 class MappingReader:
@@ -137,6 +140,10 @@ class MappingReader:
         if not required and not self.has_key(key):
             return choices[0]
         return str(self._name_file(require_choice, self.get_value(key), choices, f"{self._prefix}{key}"))
+
+    def get_member(self, key: str, kind: type[EnumMember], *, required: bool = False) -> EnumMember:
+        """A member of an enumeration by its value; the first one where the key is absent and not required."""
+        return kind(self.get_choice(key, *(member.value for member in kind), required=required))
 
     def get_choices(self, key: str, *choices: str) -> tuple[str, ...]:
         """A list of choices."""

@@ -60,9 +60,7 @@ def load_framework(name_or_path: str = "pytorch", version: str = "", recipe: str
         eager_call_seconds=host.get_quantity("eager_call", Dimension.TIME, allow_zero=True),
         graph_launch_seconds=_read_seconds(host, "graph_launch"),
         moe_launch_seconds=_read_seconds(host, "moe_launch"),
-        measured_host_use=MeasuredHostUse(
-            host.get_choice("measured_host_use", *(member.value for member in MeasuredHostUse))
-        ),
+        measured_host_use=host.get_member("measured_host_use", MeasuredHostUse),
         early_stop=checkpoint.get_bool("early_stop"),
         name=path.stem,
         version=version,
@@ -139,7 +137,7 @@ def _read_kernels(section: MappingReader) -> KernelDefaults:
     kinds = {"loss": LossImplementation, "compiled_loss": LossImplementation, "attention": AttentionBackend}
     for name, kind in {**kinds, "gradients": DType}.items():
         if section.has_key(name):
-            stated[name] = kind(section.get_choice(name, *(member.value for member in kind)))
+            stated[name] = section.get_member(name, kind)
     return KernelDefaults(**stated)
 
 
@@ -155,26 +153,18 @@ def _read_supported_layouts(section: MappingReader) -> SupportedLayouts:
 
 def _read_overheads(section: MappingReader) -> Overheads:
     """Read the overheads of a framework file; what the file does not name is off."""
-    accumulation = (
-        section.get_choice("accumulation", *(member.value for member in Accumulation))
-        if section.has_key("accumulation")
-        else None
-    )
-    grouping = (
-        section.get_choice("grouping", *(member.value for member in Grouping)) if section.has_key("grouping") else None
-    )
     flags = {name: section.get_bool(name) for name in OVERHEAD_FLAGS}
     return Overheads(
         **flags,
-        accumulation=None if accumulation is None else Accumulation(accumulation),
-        grouping=None if grouping is None else Grouping(grouping),
-        weighting=ExpertWeighting(section.get_choice("weighting", *(member.value for member in ExpertWeighting))),
-        expert_sort=ExpertSort(section.get_choice("expert_sort", *(member.value for member in ExpertSort))),
+        accumulation=section.get_member("accumulation", Accumulation) if section.has_key("accumulation") else None,
+        grouping=section.get_member("grouping", Grouping) if section.has_key("grouping") else None,
+        weighting=section.get_member("weighting", ExpertWeighting),
+        expert_sort=section.get_member("expert_sort", ExpertSort),
         softmax_keys=section.get_int("softmax_keys", max_value=_MAX_SOFTMAX_KEYS)
         if section.has_key("softmax_keys")
         else None,
-        loss_averaging=LossReport(section.get_choice("loss_averaging", *(member.value for member in LossReport))),
-        batch_transfer=BatchTransfer(section.get_choice("batch_transfer", *(member.value for member in BatchTransfer))),
+        loss_averaging=section.get_member("loss_averaging", LossReport),
+        batch_transfer=section.get_member("batch_transfer", BatchTransfer),
     )
 
 

@@ -53,9 +53,7 @@ def _read_formats(section: MappingReader) -> MatmulFormats:
 def _read_casts(section: MappingReader) -> OperandCasts:
     operands = [*_OPERANDS, *(name for name in _BACKWARD_OPERANDS if section.has_key(name))]
     casts = {name: _read_cast(section.get_section(name)) for name in operands}
-    weights = WeightCastTiming(
-        section.get_choice("weight_timing", *(casts.value for casts in WeightCastTiming), required=True)
-    )
+    weights = section.get_member("weight_timing", WeightCastTiming, required=True)
     return OperandCasts(
         input=casts["input"],
         after_norm=casts["after_norm"],
