@@ -56,6 +56,11 @@ _CONVERTED_WEIGHTING: Final = {  # bytes per element, and kernels, forward and b
     # to FP32, read by a matmul that writes tokens; backward: both gradients of it, and to bf16
     ExpertWeighting.BATCHED_OUTPUT: ((2 + 4) + 4, 2, 4 + 4 + (4 + 2), 3),
 }
+_SORT_PASSES: Final = {  # reads and writes of all tokens, forward and backward
+    ExpertSort.CHUNKS: {_SORT: (2, 2), _UNSORT: (2, 2)},
+    ExpertSort.INDICES: {_SORT: (2, 2 + 2), _UNSORT: (2, 2)},
+    ExpertSort.PADDED_INDICES: {_SORT: (2 + 2, 2 + 2), _UNSORT: (2, 2 + 3)},
+}
 
 
 def moe_operators(rank: RankContext, moe: MoeMlp) -> list[Operator]:
@@ -286,15 +291,9 @@ class _LocalExperts:
         By indices, backward of the sort adds rows to zeros. A row of zeros more is a copy before the sort; behind
         the sort back it is dropped, whose backward copies the gradient into zeros.
         """
-        rank, hidden, is_first = self.rank, self.rank.model.hidden, name == _SORT
+        rank, hidden = self.rank, self.rank.model.hidden
         shape = MemoryBoundShape(MemoryBoundOp.PERMUTE, self.tokens, hidden, fused=True, table=self.tokens)
-        forward_passes, backward_passes = 2, 2
-        if self._sort is not ExpertSort.CHUNKS and is_first:
-            backward_passes += 2
-        if self._sort is ExpertSort.PADDED_INDICES:
-            forward_passes, backward_passes = (
-                (forward_passes + 2, backward_passes) if is_first else (forward_passes, backward_passes + 3)
-            )
+        forward_passes, backward_passes = _SORT_PASSES[self._sort][name]
         pass_bytes = shape.elements * rank.dtype.bytes
         backward_name = f"{name}.input_gradient"
         backward = data_kernel(backward_name, KernelKind.COPY, rank.dtype, shape, backward_passes * pass_bytes)
