@@ -87,9 +87,13 @@ class ResultDifference:
 
     def format_category(self, category: TimeCategory) -> tuple[str, str, str]:
         """Texts of a category's time in both results, and of the difference."""
-        pair = self.mean_seconds[:, category.index].tolist()
-        first, second = (format_seconds(seconds) if self.exceeds_rounding(seconds) else "0 s" for seconds in pair)
-        return first, second, self.format_delta(pair[1] - pair[0])
+        first, second = self.mean_seconds[:, category.index].tolist()
+        return self._format_pair(first, second)
+
+    def _format_pair(self, first: Seconds, second: Seconds) -> tuple[str, str, str]:
+        """Texts of a time in both results, "0 s" if it is only rounding error, and of the difference."""
+        one, other = (format_seconds(time) if self.exceeds_rounding(time) else "0 s" for time in (first, second))
+        return one, other, self.format_delta(second - first)
 
     @property
     def losses(self) -> list[dict[str, Any]]:
@@ -102,15 +106,7 @@ class ResultDifference:
     def loss_rows(self) -> list[tuple[str, str, str, str]]:
         """Texts of `losses`: name, both results, difference; the losses that change most first, the ideal last."""
         ordered = sorted(self.losses, key=lambda loss: (loss["category"] == IDEAL_KEY, -abs(loss["delta"])))
-        return [
-            (
-                loss["category"],
-                format_seconds(loss["first"]),
-                format_seconds(loss["second"]),
-                self.format_delta(loss["delta"]),
-            )
-            for loss in ordered
-        ]
+        return [(loss["category"], *self._format_pair(loss["first"], loss["second"])) for loss in ordered]
 
     def exceeds_rounding(self, seconds: Seconds) -> bool:
         """Whether a time is above rounding error."""
