@@ -411,6 +411,14 @@ def import_command(
     ],
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Launch script, file of arguments, or TOML job file.")],
     overrides: Overrides = None,
+    definitions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--define",
+            metavar="NAME=VALUE",
+            help="Environment variable of a launch script, or its parameter by number, e.g. 1=8; repeatable.",
+        ),
+    ] = None,
     cluster: Annotated[
         str,
         typer.Option(
@@ -427,7 +435,7 @@ def import_command(
     """Convert another program's arguments to a scenario (Megatron-LM launch scripts, torchtitan job files)."""
     from clustersim.cli.import_arguments import import_scenario
 
-    import_scenario(program, file, overrides or [], cluster, gpus, out)
+    import_scenario(program, file, overrides or [], definitions or [], cluster, gpus, out)
 
 
 @app.command(name="export")

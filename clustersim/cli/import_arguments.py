@@ -3,6 +3,7 @@
 Convert another program's arguments to a scenario, listing what they leave open.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +14,20 @@ from clustersim.cli.outputs import STDOUT, announce_file
 from clustersim.common.data_files import read_text
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.common.files import require_writable, write_text_atomically
+from clustersim.interop.import_result import ImportContext
 from clustersim.interop.registry import IMPORTERS
 from clustersim.scenario import Scenario
 from clustersim.scenario.overrides import apply_overrides
 
 
 def import_scenario(
-    program: str, file: Path, overrides: Sequence[str], cluster: str, gpus: int | None, out: str
+    program: str,
+    file: Path,
+    overrides: Sequence[str],
+    definitions: Sequence[str],
+    cluster: str,
+    gpus: int | None,
+    out: str,
 ) -> None:
     """Read, check and write the scenario; ignored arguments and assumptions are listed on stderr."""
     if program not in IMPORTERS:
@@ -28,7 +36,8 @@ def import_scenario(
         require_writable(out)
         if Path(out).exists() and file.exists() and Path(out).samefile(file):
             raise InputError(f"--out {out}: is the file that is read; name another")
-    imported = IMPORTERS[program](read_text(file), str(file), cluster, gpus)
+    context = ImportContext(file.parent, dict(map(_definition, definitions)))
+    imported = IMPORTERS[program](read_text(file), str(file), cluster, gpus, context)
     mapping = apply_overrides({**imported.mapping, "name": file.stem}, overrides)
     scenario = Scenario.from_mapping(mapping, default_name=str(file))
     text = yaml.safe_dump(mapping, sort_keys=False, default_flow_style=False, width=120)
@@ -45,3 +54,11 @@ def import_scenario(
     else:
         write_text_atomically(out, text)
         announce_file(out)
+
+
+def _definition(text: str) -> tuple[str, str]:
+    """The name and the value of NAME=VALUE; a name is a variable's, or the number of a parameter."""
+    name, separator, value = text.partition("=")
+    if not separator or not re.fullmatch(r"[A-Za-z_]\w*|[1-9]\d?", name):
+        raise InputError(f"--define {text}: is not NAME=VALUE, such as TP=8, or 1=8 for the script's first parameter")
+    return name, value
