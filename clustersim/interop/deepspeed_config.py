@@ -9,10 +9,18 @@ from typing import Any, Final
 
 from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.interop.megatron_arguments import MegatronArguments
-from clustersim.interop.shell.unknowns import HOLE
+from clustersim.interop.shell.unknowns import HOLE, unmarked
 
 _STRATEGY_BY_STAGE: Final = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
 _MAX_CONFIG: Final = 1_000_000
+
+
+_FORK_FLAGS: Final = frozenset({
+    "deepspeed", "zero-stage", "no-pipeline-parallel", "deepspeed-activation-checkpointing", "moe-expert-parallel-size",
+    "ds-sequence-parallel-size", "mlp-type", "create-moe-param-group",
+})  # fmt: skip
+"""Flags that deepspeedai/Megatron-DeepSpeed and its forks have, and Megatron-LM has not."""
+_MLP_TYPES: Final = {"standard": "standard", "residual": "residual"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,31 +30,65 @@ class ZeroSettings:
     strategy: str
 
 
+def is_deepspeed_fork(parsed: MegatronArguments) -> bool:
+    """Whether arguments are Megatron-DeepSpeed's, whose names and defaults of experts are its own."""
+    return not _FORK_FLAGS.isdisjoint(parsed.arguments)
+
+
+def fork_experts(parsed: MegatronArguments, ffn: int) -> dict[str, Any]:
+    """The `experts` section of Megatron-DeepSpeed's arguments: every second layer has experts, one for a token."""
+    for name in ("mos", "kd"):
+        if parsed.has(name):
+            raise parsed.error(name, "a teacher that is distilled is not modelled")
+    counts = parsed.values("num-experts")
+    layer_step = parsed.positive_integer("expert-interval", 2)
+    top_k = parsed.positive_integer("topk", 1)
+    capacity = parsed.real_number("moe-train-capacity-factor", 1.0)
+    keeps_tokens = parsed.has("disable-moe-token-dropping")
+    is_residual = parsed.choice("mlp-type", _MLP_TYPES, "standard") == "residual"
+    if not counts or set(counts) == {"1"}:
+        return {}
+    if len(set(counts)) > 1:
+        raise parsed.error("num-experts", f"{' '.join(counts)}: layers with different numbers are not modelled")
+    if is_residual:
+        raise parsed.error("mlp-type", "residual: experts beside a dense layer of their own weights are not modelled")
+    experts: dict[str, Any] = {
+        "count": parsed.required_integer("num-experts"), "top_k": top_k, "ffn": ffn,
+        "bias": not parsed.has("disable-bias-linear") or None,
+        "capacity_factor": None if keeps_tokens else capacity,
+        "interleave_moe_layer_step": layer_step if layer_step > 1 else None,
+    }  # fmt: skip
+    return {"experts": {key: value for key, value in experts.items() if value is not None}}
+
+
 def zero_settings(parsed: MegatronArguments, files: Mapping[str, str]) -> ZeroSettings | None:
     """DeepSpeed's settings; None: the training does not use it.
 
     files: contents of files by their path, as the script writes them. The JSON's stage counts, then --zero-stage.
     """
     is_used = parsed.has("deepspeed")
-    for name in ("deepspeed-activation-checkpointing", "no-pipeline-parallel"):
+    for name in ("deepspeed-activation-checkpointing", "no-pipeline-parallel", "create-moe-param-group"):
         parsed.has(name)
-    path = parsed.arguments.get("deepspeed_config", parsed.arguments.get("deepspeed-config", ()))
+    path = parsed.unchecked("deepspeed_config")
     stage = parsed.text("zero-stage")
     _reject_sequence_parallelism(parsed)
     if not is_used:
         return None
-    config = _read_config(parsed, path[0], files) if path else None
-    if config is not None:
+    config = {} if path is None else _read_config(parsed, path, files)
+    if config:
         stage = str(_stage_of(config))
         _reject_offload(parsed, config)
-    if stage is None:
-        parsed.assumptions.append("DeepSpeed's ZeRO stage is 0, as its JSON is not beside the script")
-    number = stage or "0"
-    if not number.replace(".0", "").isdecimal() or int(float(number)) not in _STRATEGY_BY_STAGE:
+    if stage is None and config is None:
+        raise parsed.error(
+            "deepspeed_config",
+            f"{parsed.shown(path or '')} is not beside the script, so its ZeRO stage is not known; add --zero-stage",
+        )
+    number = (stage or "0").removesuffix(".0")
+    if not number.isdecimal() or int(number) not in _STRATEGY_BY_STAGE:
         raise parsed.error(
             "zero-stage", f"{number!r} is no stage; {suggest_nearest(number, map(str, _STRATEGY_BY_STAGE))}"
         )
-    return ZeroSettings(_STRATEGY_BY_STAGE[int(float(number))])
+    return ZeroSettings(_STRATEGY_BY_STAGE[int(number)])
 
 
 def _reject_sequence_parallelism(parsed: MegatronArguments) -> None:
@@ -56,7 +98,7 @@ def _reject_sequence_parallelism(parsed: MegatronArguments) -> None:
 
 def _read_config(parsed: MegatronArguments, path: str, files: Mapping[str, str]) -> Mapping[str, Any] | None:
     """The JSON that the script writes, or that is beside it."""
-    text = files.get(path)
+    text = files.get(unmarked(path))
     if text is None and parsed.directory is not None and "\0" not in path:
         text = _text_beside(parsed.directory, path)
     if text is None:

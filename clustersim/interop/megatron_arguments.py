@@ -60,11 +60,11 @@ _IRRELEVANT_FLAGS: Final = re.compile(
     r"use-mcore|transformer-impl|rotary-base|rope|use-rope|norm-epsilon|layernorm-epsilon|apply-layernorm-1p|num-workers|"
     r"rampup|step-batch-size|empty-unused|manual-gc|create-attention|mmap|reset-|eod-|timing|pretrained|finetune|async-save|override-|"
     r"use-checkpoint-opt|dist-ckpt|auto-detect|attention-softmax|masked-softmax|barrier|check-for-nan|loss-scale|initial-loss|"
-    r"hysteresis|moe-aux-loss|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"
+    r"hysteresis|moe-aux-loss|moe-loss|moe-eval|moe-min-cap|universal-checkpoint|eval-|no-query-key-layer|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"
     r"moe-router-dtype|moe-router-pre|moe-input-jitter|mtp-loss|local-rank|lazy-mpu|make-vocab|max-position-embeddings$|"
     r"yarn|mscale|position-embedding$|logging-level|rotary-scaling|moe-router-force|moe-token-drop|rotary-interleaved|"
     r"export-|mpi$|container-|fp8-(margin|amax|interval|wgrad)|use-flash|calculate-per-token|bias-|trust-remote|"
-    r"per-split|deepspeed[-_]config|enable-experimental|gpus-per-node|tee|max-restarts|log_dir|redirects|"
+    r"per-split|enable-experimental|gpus-per-node|tee|max-restarts|log_dir|redirects|"
     r"sample$|cpuctxsw|trace$|capture-range|cuda-(graph-trace|memory-usage)|record-memory|memory-snapshot)"
 )
 """Flags that do not change the step, or are defaults of what is simulated."""
@@ -204,6 +204,12 @@ class MegatronArguments:
         if not values:
             raise self.error(name, "its value is not in the script; write it there")
         return self._known(name, values[0])
+
+    def unchecked(self, name: str) -> str | None:
+        """The value of a flag, of which parts may not be known."""
+        self.queried.add(name)
+        self._read_values[name] = 1
+        return next(iter(self.arguments.get(name, ())), None)
 
     def values(self, name: str) -> Sequence[str]:
         """All values of a flag; none where it is not given."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
-from clustersim.interop.deepspeed_config import ZeroSettings, zero_settings
+from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
 from clustersim.interop.import_result import ImportContext, ImportResult
 from clustersim.interop.megatron_arguments import MegatronArguments, group_by_flag, is_irrelevant_flag
 from clustersim.interop.megatron_launches import ScriptTrainings, Training, find_trainings
@@ -218,11 +218,12 @@ _LAYOUT_DEFAULTS: Final = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": None, "seq
 def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
     tp = parsed.positive_integer("tensor-model-parallel-size")
     _require_ring_attention(parsed)
+    is_fork = is_deepspeed_fork(parsed)
     layout: dict[str, Any] = {
         "tp": tp,
         "cp": parsed.positive_integer("context-parallel-size"),
         "pp": parsed.positive_integer("pipeline-model-parallel-size"),
-        "ep": parsed.positive_integer("expert-model-parallel-size"),
+        "ep": parsed.positive_integer("moe-expert-parallel-size" if is_fork else "expert-model-parallel-size"),
         "etp": parsed.integer("expert-tensor-parallel-size"),
         "sequence_parallel": parsed.has("sequence-parallel") and tp != 1,
         **({"order": ["tp", "cp", "pp", "dp"]} if parsed.has("use-tp-pp-dp-mapping") else {}),
@@ -289,6 +290,8 @@ def _gradient_bytes(parsed: MegatronArguments) -> int:
 def _dispatcher_config(parsed: MegatronArguments) -> dict[str, Any]:
     if not parsed.has("num-experts"):
         return {}
+    if is_deepspeed_fork(parsed):
+        return {"dispatcher": "alltoall"}
     dispatcher_type = parsed.text("moe-token-dispatcher-type", "allgather")
     backend = parsed.text("moe-flex-dispatcher-backend", "deepep")
     deepep = parsed.has("moe-enable-deepep")

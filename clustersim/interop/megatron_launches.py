@@ -21,7 +21,7 @@ _UNSUPPORTED: Final = re.compile(
     r"pretrain_(bert|t5|ict|mamba|hybrid|retro|vlm|vision|biencoder|realm|image|multimodal|mimo)\w*|train_rl|main|setup|"
     r"run_(bert|t5|text|mamba)\w*|"
     r"\w*(generat|inference|infer_|preprocess|convert|hf2|2hf|mg2|2mg|eval|export|quanti|prun|checkpoint|ckpt|download|"
-    r"tokeniz|server|client|mmlu|dataset|prepare|merge|retriev|filter|report|test_|huggingface)\w*|msdp|arguments|check\w*|ptq|validate"
+    r"tokeniz|server|client|mmlu|dataset|prepare|merge|retriev|filter|report|test_|huggingface|analyz)\w*|msdp|arguments|check\w*|ptq|validate"
 )
 """Programs, by their file's name, that train no decoder."""
 _TRAINING_FLAGS: Final = {"--micro-batch-size", "--num-layers", "--hidden-size", "--tensor-model-parallel-size"}
@@ -178,7 +178,7 @@ def _without_harmless_choices(
         if isinstance(hole, Choice) and all(_are_harmless(outcome, is_irrelevant) for outcome in hole.outcomes):
             continue
         is_value = "\0" in word and bool(flag) and is_irrelevant(flag) and not _may_have_flags(word, unknowns)
-        yield HOLE.sub("?", word) if is_value and not word.startswith("--\0") else word
+        yield unknowns.unknown("a value without effect", 0) if is_value and not word.startswith("--") else word
 
 
 def _are_harmless(outcome: Sequence[str] | None, is_irrelevant: Callable[[str], bool]) -> bool:

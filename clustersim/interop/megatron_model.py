@@ -15,21 +15,26 @@ from typing import Any, Final
 
 from clustersim.common.data_files import read_mapping
 from clustersim.common.errors import InputError
+from clustersim.interop.deepspeed_config import fork_experts, is_deepspeed_fork
 from clustersim.interop.megatron_arguments import MegatronArguments
 
 NORM_BY_FLAG: Final = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 POSITIONS_BY_FLAG: Final = {"learned_absolute": "learned", "rope": "rotary", "yarn": "rotary"}
 _POSITIONS_OF_FORKS: Final = {"absolute": "learned", "rotary": "rotary", "alibi": "alibi"}
 """Names of bigscience's fork of Megatron-LM."""
+_NORMS_OF_FORKS: Final = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
+"""Names of Megatron-DeepSpeed."""
 _SOFTMAX_TYPES: Final = {name: name for name in ("vanilla", "off-by-one", "learnable")}
 
 
 def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
     """The `model` section; raises InputError for missing or invalid values."""
     hidden, heads = parsed.required_integer("hidden-size"), parsed.required_integer("num-attention-heads")
+    is_fork = is_deepspeed_fork(parsed)
     swiglu = parsed.has("swiglu")
     ffn = parsed.integer("ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden)
-    is_gated = parsed.has("quick-geglu") or swiglu
+    is_glu = parsed.text("glu-activation") is not None  # of bigscience's fork, whose width stays 4 x hidden
+    is_gated = parsed.has("quick-geglu") or swiglu or is_glu
     parsed.has("squared-relu")
     has_bias = not parsed.has("disable-bias-linear")
     is_gqa = parsed.has("group-query-attention")
@@ -51,7 +56,7 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
         "vocab": _padded_vocab(parsed, tp),
         "max_positions": parsed.required_integer("max-position-embeddings") if positions == "learned" else None,
         "mlp": "swiglu" if is_gated else "gelu",
-        "norm": parsed.choice("normalization", NORM_BY_FLAG, "LayerNorm"),
+        "norm": parsed.choice("normalization", {**NORM_BY_FLAG, **(_NORMS_OF_FORKS if is_fork else {})}, "LayerNorm"),
         "positions": positions,
         "rotary_percent": parsed.real_number("rotary-percent", 1.0) if positions == "rotary" else None,
         "tied_embeddings": not parsed.has("untie-embeddings-and-output-weights"),
@@ -61,7 +66,7 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
         **_attention_scores_config(parsed),
         "dropout": dropout,
         "mtp_layers": parsed.integer("mtp-num-layers"),
-        **_moe_config(parsed, ffn or 0),
+        **(fork_experts(parsed, ffn or 0) if is_fork else _moe_config(parsed, ffn or 0)),
         "mla": _mla_config(parsed),
     }
     if model["mla"]:  # MLA has its own heads, norms and biases

@@ -110,7 +110,7 @@ class ConditionEvaluator:
                 [value],
                 f"[ {operator} {{0}} ]",
                 self._line,
-                self._default(value, holds),
+                lambda text: self._default(text, holds),
             )
         if operator == "-v":
             return self._is_set(value)
@@ -141,12 +141,15 @@ class ConditionEvaluator:
             expected = operator != "!="
             return self._unknowns.lift_truth(
                 lambda text, form: matches_pattern(text, form) == expected, [first, pattern], shown, self._line,
-                self._emptiness(first, pattern, expected),
+                lambda text, form: self._emptiness(text, form, expected),
             )  # fmt: skip
         second = self._value(right)
         compare = _matches_expression if operator == "=~" else _TEXTS[operator]
-        default = self._emptiness(first, second, operator != "!=") if operator in ("=", "==", "!=") else None
-        return self._unknowns.lift_truth(compare, [first, second], shown, self._line, default)
+        if operator not in ("=", "==", "!="):
+            return self._unknowns.lift_truth(compare, [first, second], shown, self._line)
+        return self._unknowns.lift_truth(
+            compare, [first, second], shown, self._line, lambda one, two: self._emptiness(one, two, operator != "!=")
+        )
 
     def _emptiness(self, first: str, second: str, expected: bool) -> int | None:
         """The default of a comparison that asks whether a variable is empty."""
@@ -158,9 +161,12 @@ class ConditionEvaluator:
     def _numbers(self, first: str, operator: str, right: str, shown: str) -> Truth:
         second = self._value(right)
         texts = [self._expander.arithmetic(text) if self._is_extended else text for text in (first, second)]
-        default = self._count_default(texts, operator)
         return self._unknowns.lift_truth(
-            lambda a, b: _compare(_NUMBERS[operator], a, b), texts, shown, self._line, default
+            lambda a, b: _compare(_NUMBERS[operator], a, b),
+            texts,
+            shown,
+            self._line,
+            lambda *settled: self._count_default(settled, operator),
         )
 
     def _count_default(self, texts: Sequence[str], operator: str) -> int | None:

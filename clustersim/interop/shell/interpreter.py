@@ -22,13 +22,15 @@ from clustersim.interop.shell.pure_commands import run_pure
 from clustersim.interop.shell.scanning import raw_words
 from clustersim.interop.shell.state import ShellState, Value, Variant
 from clustersim.interop.shell.syntax import MAX_SCRIPT, faulty_nodes, first_line, node_text, parse_script
-from clustersim.interop.shell.unknowns import Decision, Truth, Unknowns, negate
+from clustersim.interop.shell.unknowns import Decision, Truth, Unknowns, negate, unmarked
 
 _MAX_STEPS: Final = 100_000
 _MAX_DEPTH: Final = 60
 _MAX_ITERATIONS: Final = 10_000
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\[)?")
 _SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
+_READERS: Final = ("cat", "sed", "head", "tail", "wc", "cut")
+"""Commands whose last word may be a file that they read."""
 _WRAPPERS: Final = (
     "srun", "mpirun", "mpiexec", "nohup", "env", "sudo", "timeout", "numactl", "nice", "singularity", "apptainer",
     "docker", "podman", "enroot", "sbatch", "salloc",
@@ -651,7 +653,7 @@ class _Interpreter:
             text = node_text(redirect)
             if redirect.type == "file_redirect" and text[:1] == ">" and not text.startswith(">&"):
                 destination = text.lstrip(">|&").strip()
-                return " ".join(self._expander.words(destination)), text.startswith(">>")
+                return unmarked(" ".join(self._expander.words(destination))), text.startswith(">>")
         return None
 
     def _command(self, node: Node) -> Truth:
@@ -726,8 +728,9 @@ class _Interpreter:
     def _pure_output(self, words: list[str]) -> str | None:
         """The output of a command that is computed here, if it is one."""
         stdin = self._stdin
-        if words[0] == "cat" and len(words) == 2 and words[1] in self._run.files:
-            return self._run.files[words[1]]
+        if words[0] in _READERS and len(words) > 1 and not words[-1].startswith("-"):
+            text = self._read(words[-1])
+            words, stdin = (words, stdin) if text is None else (words[:-1], text)
         if words[0] in ("echo", "cat", "printf"):
             return run_pure(words, stdin)
         texts = [*words, *([] if stdin is None else [stdin])]
@@ -937,8 +940,8 @@ class _Interpreter:
 
     def _read(self, path: str) -> str | None:
         """The text of a file that the script wrote, or that is beside it; None: there is none."""
-        if path in self._run.files:
-            return self._run.files[path]
+        if unmarked(path) in self._run.files:
+            return self._run.files[unmarked(path)]
         if self._directory is None:
             return None
         for candidate in self._candidates(path):

@@ -140,6 +140,20 @@ def _cut(words: list[str], stdin: str | None) -> str:
     return "".join(f"{parts[number - 1] if len(parts) >= number else ''}\n" for parts in lines)
 
 
+def _sed(words: list[str], stdin: str | None) -> str:
+    """Substitutions alone, of patterns without special characters."""
+    scripts = [word for word in words if word not in ("-e", "-r", "-E")]
+    if stdin is None:
+        raise NotPureError
+    for script in scripts:
+        match = re.fullmatch(r"s(.)((?:(?!\1).)*)\1((?:(?!\1).)*)\1(g?)", script, re.DOTALL)
+        if match is None or re.search(r"[\\.*\[\]^$&+?(){}|]", match[2]) or re.search(r"[\\&]", match[3]):
+            raise NotPureError
+        count = -1 if match[4] else 1
+        stdin = "".join(line.replace(match[2], match[3], count) for line in stdin.splitlines(keepends=True))
+    return stdin
+
+
 def _head(words: list[str], stdin: str | None, *, last: bool = False) -> str:
     match = re.fullmatch(r"-n ?(\d+)|-(\d+)|", " ".join(words))
     if stdin is None or match is None:
@@ -174,6 +188,7 @@ _COMMANDS: Final[Mapping[str, Callable[[list[str], str | None], str]]] = {
     "tr": _tr,
     "wc": _wc,
     "cut": _cut,
+    "sed": _sed,
     "head": _head,
     "tail": _tail,
     "realpath": _realpath,

@@ -28,9 +28,11 @@ class UnknownValue:
 
     label: str
     names: tuple[str, ...]
-    line: int
+    line: int = field(compare=False)
     is_unset: bool
     """Whether it is a variable, or positional parameter, that the script never sets."""
+    place: int = 0
+    """The line, where a value is another one each time; 0: it is one value everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Unknowns:
 
     def unknown(self, label: str, line: int, names: Sequence[str] = (), *, is_unset: bool = False) -> str:
         """A hole for a value that is not known."""
-        return self._hole(UnknownValue(label, tuple(names), line, is_unset))
+        return self._hole(UnknownValue(label, tuple(names), line, is_unset, 0 if is_unset else line))
 
     def choice(self, decision: Decision, first: Outcome, second: Outcome, name: str = "") -> str:
         """A hole for either of two values; the value itself if both are one word and equal."""
@@ -207,9 +209,14 @@ class Unknowns:
         return self.choice(decision, (values[0],), (values[1],))
 
     def lift_truth(
-        self, function: Callable[..., bool], texts: Sequence[str], condition: str, line: int, default: int | None = None
+        self,
+        function: Callable[..., bool],
+        texts: Sequence[str],
+        condition: str,
+        line: int,
+        default: Callable[..., int | None] = lambda *_texts: None,
     ) -> Truth:
-        """A condition on texts with holes."""
+        """A condition on texts with holes. default: its outcome, of the texts, where the environment sets nothing."""
         settled = [self.settle(text) for text in texts]
         decision = self.open_decision(settled)
         if decision is not None and len(self.assumed) <= _MAX_DECISIONS:
@@ -220,7 +227,7 @@ class Unknowns:
             return truths[0] if truths[0] == truths[1] else Undecided(decision, (truths[0], truths[1]))
         if not any("\0" in text for text in settled):
             return function(*settled)
-        return self.undecided(condition.format(*settled), line, self.names(settled), default)
+        return self.undecided(condition.format(*settled), line, self.names(settled), default(*settled))
 
     def undecided(self, condition: str, line: int, names: Sequence[str], default: int | None = None) -> Truth:
         """The truth of a condition that is not known, or as assumed."""
@@ -254,6 +261,11 @@ class Unknowns:
 def mark_split(text: str) -> str:
     """The text as an expansion without quotes: its holes are split into words when they are known."""
     return HOLE.sub(lambda match: f"\0{match[1]}*\0", text) if "\0" in text else text
+
+
+def unmarked(text: str) -> str:
+    """The text with holes that are not split, as where it is quoted."""
+    return text.replace("*\0", "\0") if "\0" in text else text
 
 
 def _parts(text: str) -> Iterator[str]:
