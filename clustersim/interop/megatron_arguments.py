@@ -48,6 +48,12 @@ _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
          "enable-full-sharding-in-hsdp"),
         "it is not modelled",
     ),
+    "bitfit": "training of biases alone is not modelled",
+    "use-bnb-optimizer": "an optimizer of 8 bits is not modelled",
+    **dict.fromkeys(
+        ("enable-zbh1-pipeline", "enable-zbh1-exact-semantics", "enable-zb-runtime", "enable-zero-bubble"),
+        "leave it out, and write schedule: zb-1p in the scenario",
+    ),
     **dict.fromkeys(("perform-rl-step", "skip-train"), "nothing but training is modelled"),
     **dict.fromkeys(("cpu-offloading", "optimizer-cpu-offload", "fine-grained-activation-offloading"), _OFFLOAD),
     "moe-extended-tp": "Megatron-LM no longer has it; write --expert-tensor-parallel-size",
@@ -60,7 +66,7 @@ _IRRELEVANT_FLAGS: Final = re.compile(
     r"use-mcore|transformer-impl|rotary-base|rope|use-rope|norm-epsilon|layernorm-epsilon|apply-layernorm-1p|num-workers|"
     r"rampup|step-batch-size|empty-unused|manual-gc|create-attention|mmap|reset-|eod-|timing|pretrained|finetune|async-save|override-|"
     r"use-checkpoint-opt|dist-ckpt|auto-detect|attention-softmax|masked-softmax|barrier|check-for-nan|loss-scale|initial-loss|"
-    r"hysteresis|moe-aux-loss|moe-loss|moe-eval|moe-min-cap|universal-checkpoint|eval-|no-query-key-layer|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"
+    r"hysteresis|moe-aux-loss|moe-loss|moe-eval|moe-min-cap|abort-on|kill-switch|dataloader-type|norm-target-loss|mup|loss-on-targets|codecarbon|skip-train-|repeated-dataloader|nvtx|sync-tp-dup|moe-per-layer-log|universal-checkpoint|eval-|no-query-key-layer|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"
     r"moe-router-dtype|moe-router-pre|moe-input-jitter|mtp-loss|local-rank|lazy-mpu|make-vocab|max-position-embeddings$|"
     r"yarn|mscale|position-embedding$|logging-level|rotary-scaling|moe-router-force|moe-token-drop|rotary-interleaved|"
     r"export-|mpi$|container-|fp8-(margin|amax|interval|wgrad)|use-flash|calculate-per-token|bias-|trust-remote|"
@@ -99,8 +105,16 @@ def is_irrelevant_flag(name: str) -> bool:
     return _IRRELEVANT_FLAGS.match(name) is not None
 
 
+_OLD_NAMES: Final = {
+    "batch-size": "micro-batch-size",
+    "model-parallel-size": "tensor-model-parallel-size",
+    "pipe-parallel-size": "pipeline-model-parallel-size",
+}
+"""Names of flags before 2021."""
+
+
 def group_by_flag(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The words after each flag; of a flag that is given several times the last.
+    """The words after each flag, by its present name; of a flag that is given several times the last.
 
     >>> group_by_flag(["--lr=1", "--bf16", "--recompute-modules", "moe", "mlp"])
     {'lr': ('1',), 'bf16': (), 'recompute-modules': ('moe', 'mlp')}
@@ -110,6 +124,7 @@ def group_by_flag(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     for word in words:
         if re.match(r"--?[A-Za-z]", word):
             flag, separator, value = word.lstrip("-").partition("=")
+            flag = _OLD_NAMES.get(flag, flag)
             grouped.pop(flag, None)
             grouped[flag] = (value,) if separator else ()
         elif flag:

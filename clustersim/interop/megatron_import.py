@@ -192,6 +192,10 @@ def _import_arguments(
         "training": _training_config(parsed, world_size // ranks_per_replica),
         "framework": _framework_config(parsed),
     }
+    if trainings.is_table:
+        others = sum(1 for name in parsed.arguments if name not in parsed.queried and not is_irrelevant_flag(name))
+        remark = f"{others} further arguments of the table have no key; they are taken as Megatron-LM's defaults"
+        return ImportResult(mapping, (), (*parsed.assumptions, remark))
     absent = parsed.absent_arguments
     return ImportResult(mapping, parsed.ignored_flags, (*parsed.assumptions, *absent, *trainings.notes))
 
@@ -315,7 +319,18 @@ def _layer_split(parsed: MegatronArguments) -> Any:
         "embedding": parsed.has("account-for-embedding-in-pipeline-split"),
         "head": parsed.has("account-for-loss-in-pipeline-split"),
     }
-    return {key: value for key, value in (*end_layers.items(), *counts_as_layer.items()) if value} or None
+    split = {key: value for key, value in (*end_layers.items(), *counts_as_layer.items()) if value}
+    return split or _deepspeed_split(parsed)
+
+
+def _deepspeed_split(parsed: MegatronArguments) -> Any:
+    """The split of DeepSpeed's --pp-partition-method, where it counts the embedding and the head as layers."""
+    method = parsed.text("pp-partition-method")
+    pp, layers = parsed.positive_integer("pipeline-model-parallel-size"), parsed.required_integer("num-layers")
+    counts_ends = method is not None and "embedding" in method and pp > 1
+    if counts_ends and (layers + 2) % pp:
+        raise parsed.error("pp-partition-method", f"{layers} layers and two ends do not divide evenly into {pp} stages")
+    return {"embedding": True, "head": True} if counts_ends else None
 
 
 def _schedule_config(parsed: MegatronArguments, pp: int) -> dict[str, Any]:
@@ -345,6 +360,9 @@ def _parse_layout_string(parsed: MegatronArguments, layout_string: str) -> Seque
 def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]:
     microbatch = parsed.required_integer("micro-batch-size")
     batch = parsed.integer("global-batch-size")
+    accumulated = parsed.integer("gas")  # microbatches of a step, of DeepSpeed's examples of 2020
+    if batch is None and accumulated:
+        batch = microbatch * replicas * accumulated
     if batch is None:
         batch = microbatch * replicas
         parsed.assumptions.append(f"a step has {batch:,} sequences: a microbatch for each replica")

@@ -1,6 +1,7 @@
 """Which trainings does a launch script start, and on what does it depend which?
 
-A script is evaluated (`shell`); a text that begins with `--` is an argument list. Each training is given once for
+A script is evaluated (`shell`); a text that begins with `--` is an argument list, and one that holds the table that
+Megatron-LM prints is that. Each training is given once for
 each outcome of the conditions that are not known and on which its arguments depend.
 """
 
@@ -12,6 +13,7 @@ from typing import Final
 
 from clustersim.common.errors import InputError
 from clustersim.interop.import_result import ImportContext
+from clustersim.interop.megatron_table import is_argument_table, read_table
 from clustersim.interop.shell.interpreter import ScriptRun, run_script
 from clustersim.interop.shell.launches import Launch, batch_environment, batch_header, find_launch
 from clustersim.interop.shell.unknowns import HOLE, Choice, Decision, Unknowns
@@ -48,12 +50,17 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class ScriptTrainings:
-    """The trainings of a script. files: contents of files that it writes; notes: sentences."""
+    """The trainings of a script.
+
+    files: contents of files that it writes; notes: sentences; is_table: whether the arguments are all that there are,
+    defaults included.
+    """
 
     alternatives: tuple[Training, ...]
     unknowns: Unknowns
     files: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    is_table: bool = False
 
 
 def find_trainings(
@@ -64,6 +71,9 @@ def find_trainings(
     node_gpus: GPUs of a node, which a script may count; is_irrelevant: of a flag without its dashes, whether its
     value has no effect. Raises InputError where it starts none, or other programs.
     """
+    if is_argument_table(text):
+        table = read_table(text, source)
+        return ScriptTrainings((Training(table.words, table.world_size, 1),), Unknowns(), is_table=True)
     if _is_argument_list(text):
         return ScriptTrainings((Training(_listed_arguments(text, source), None, 1),), Unknowns())
     header = batch_header(text)
