@@ -405,11 +405,14 @@ def import_command(
         str,
         typer.Argument(
             metavar="PROGRAM",
-            help="Program whose arguments they are: megatron, torchtitan.",
+            help="Program whose arguments they are, or auto: megatron, torchtitan, primus, nemo, gpt-neox.",
             autocompletion=completion.complete_import_program,
         ),
     ],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Launch script, file of arguments, or TOML job file.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Launch script, arguments, printed table of them, or configuration file."),
+    ],
     overrides: Overrides = None,
     definitions: Annotated[
         list[str] | None,
@@ -432,7 +435,7 @@ def import_command(
         str, typer.Option("--out", "--output", metavar="FILE", help="Scenario file to write; - is stdout.")
     ] = "-",
 ) -> None:
-    """Convert another program's arguments to a scenario (Megatron-LM launch scripts, torchtitan job files)."""
+    """Convert another program's arguments to a scenario (Megatron-LM launch scripts and logs, torchtitan job files)."""
     from clustersim.cli.import_arguments import import_scenario
 
     import_scenario(program, file, overrides or [], definitions or [], cluster, gpus, out)

@@ -99,8 +99,8 @@ def _reject_sequence_parallelism(parsed: MegatronArguments) -> None:
 def _read_config(parsed: MegatronArguments, path: str, files: Mapping[str, str]) -> Mapping[str, Any] | None:
     """The JSON that the script writes, or that is beside it."""
     text = files.get(unmarked(path))
-    if text is None and parsed.directory is not None and "\0" not in path:
-        text = _text_beside(parsed.directory, path)
+    if text is None and parsed.context.directory is not None and "\0" not in path:
+        text = _text_beside(parsed.context.directory, path)
     if text is None:
         return None
     try:

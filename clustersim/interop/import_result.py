@@ -11,11 +11,12 @@ class ImportContext:
     """What surrounds a file that is imported.
 
     directory: where files that it names are, None: nowhere; definitions: environment variables, and positional
-    parameters by number.
+    parameters by number; overridden: keys of the scenario that the user sets, so that the file need not.
     """
 
     directory: Path | None = None
     definitions: Mapping[str, str] = field(default_factory=dict)
+    overridden: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Final
 
 from clustersim.common.errors import InputError, suggest_nearest
+from clustersim.interop.import_result import ImportContext
 from clustersim.interop.shell.interpreter import definition_hint
 from clustersim.interop.shell.unknowns import Unknowns
 
@@ -136,13 +136,14 @@ def group_by_flag(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
 class MegatronArguments:
     """Megatron-LM arguments. queried: flags that were looked up; assumptions: sentences.
 
-    unknowns: what the holes in values stand for; directory: where files that they name are.
+    unknowns: what the holes in values stand for; context: where files that they name are, and what the
+    user sets.
     """
 
     arguments: Arguments
     source: str
     unknowns: Unknowns = field(default_factory=Unknowns)
-    directory: Path | None = None
+    context: ImportContext = field(default_factory=ImportContext)
     queried: set[str] = field(default_factory=set)
     assumptions: list[str] = field(default_factory=list)
     _read_values: dict[str, int] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from clustersim.hardware.cluster import load_cluster
 from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
 from clustersim.interop.import_result import ImportContext, ImportResult
 from clustersim.interop.megatron_arguments import MegatronArguments, group_by_flag, is_irrelevant_flag
-from clustersim.interop.megatron_launches import ScriptTrainings, Training, find_trainings
+from clustersim.interop.megatron_launches import ScriptTrainings, Training, find_trainings, yaml_trainings
 from clustersim.interop.megatron_model import import_model
 from clustersim.interop.shell.interpreter import definition_hint
 from clustersim.interop.shell.unknowns import Decision
@@ -78,13 +78,26 @@ def import_megatron(
     """
     node_gpus = load_cluster(cluster).gpus_per_node
     trainings = find_trainings(text, source, context, node_gpus, is_irrelevant_flag)
+    return _import_trainings(trainings, source, cluster, gpu_count, context)
+
+
+def import_yaml(
+    kind: str, text: str, source: str, cluster: str, gpu_count: int | None, context: ImportContext
+) -> ImportResult:
+    """The scenario of a YAML file of a program on Megatron-LM. kind: of `megatron_yaml`; else as `import_megatron`."""
+    return _import_trainings(yaml_trainings(text, source, context, kind), source, cluster, gpu_count, context)
+
+
+def _import_trainings(
+    trainings: ScriptTrainings, source: str, cluster: str, gpu_count: int | None, context: ImportContext
+) -> ImportResult:
     if not any(training.words for training in trainings.alternatives):
         raise InputError(f"{source}: has no arguments; they begin with --, such as --num-layers 32")
     alternatives: list[_Alternative] = []
     for training in trainings.alternatives:
         try:
             words = group_by_flag(training.words)
-            parsed = MegatronArguments(words, source, trainings.unknowns, context.directory)
+            parsed = MegatronArguments(words, source, trainings.unknowns, context)
             result = _import_arguments(parsed, training, trainings, cluster, gpu_count)
             alternatives.append(_Alternative(training, result))
         except InputError as error:
@@ -184,7 +197,7 @@ def _import_arguments(
             f"{ranks_per_replica} or so"
         )
     mapping = {
-        "model": import_model(parsed, layout["tp"]),
+        "model": {**import_model(parsed, layout["tp"]), **trainings.model_keys},
         "cluster": {"name": cluster, "gpus": world_size},
         "layout": {key: value for key, value in layout.items() if value != _LAYOUT_DEFAULTS.get(key)}
         | {"data": _data_parallel_config(parsed, layout["cp"] * (world_size // ranks_per_replica), zero)},
@@ -228,7 +241,7 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
         "cp": parsed.positive_integer("context-parallel-size"),
         "pp": parsed.positive_integer("pipeline-model-parallel-size"),
         "ep": parsed.positive_integer("moe-expert-parallel-size" if is_fork else "expert-model-parallel-size"),
-        "etp": parsed.integer("expert-tensor-parallel-size"),
+        "etp": parsed.integer("expert-tensor-parallel-size") if parsed.has("num-experts") else None,
         "sequence_parallel": parsed.has("sequence-parallel") and tp != 1,
         **({"order": ["tp", "cp", "pp", "dp"]} if parsed.has("use-tp-pp-dp-mapping") else {}),
         **({"overlap_p2p_comm": False} if parsed.has("no-overlap-p2p-communication") else {}),

@@ -9,11 +9,12 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from clustersim.common.errors import InputError
 from clustersim.interop.import_result import ImportContext
 from clustersim.interop.megatron_table import is_argument_table, read_table
+from clustersim.interop.megatron_yaml import read_yaml_arguments
 from clustersim.interop.shell.interpreter import ScriptRun, run_script
 from clustersim.interop.shell.launches import Launch, batch_environment, batch_header, find_launch
 from clustersim.interop.shell.unknowns import HOLE, Choice, Decision, Unknowns
@@ -53,7 +54,7 @@ class ScriptTrainings:
     """The trainings of a script.
 
     files: contents of files that it writes; notes: sentences; is_table: whether the arguments are all that there are,
-    defaults included.
+    defaults included; model_keys: keys of the `model` section that no flag says.
     """
 
     alternatives: tuple[Training, ...]
@@ -61,6 +62,7 @@ class ScriptTrainings:
     files: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     is_table: bool = False
+    model_keys: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_trainings(
@@ -74,6 +76,8 @@ def find_trainings(
     if is_argument_table(text):
         table = read_table(text, source)
         return ScriptTrainings((Training(table.words, table.world_size, 1),), Unknowns(), is_table=True)
+    if re.search(r"(?m)^MODEL_ARGS:\s*(#.*)?$", text):
+        return yaml_trainings(text, source, context, "megatron")
     if _is_argument_list(text):
         return ScriptTrainings((Training(_listed_arguments(text, source), None, 1),), Unknowns())
     header = batch_header(text)
@@ -86,6 +90,12 @@ def find_trainings(
         for training in _alternatives(launch, guards, run.unknowns, is_irrelevant)
     ]
     return ScriptTrainings(tuple(alternatives), run.unknowns, run.files, tuple(run.notes))
+
+
+def yaml_trainings(text: str, source: str, context: ImportContext, kind: str) -> ScriptTrainings:
+    """The training of a YAML file of a kind (`megatron_yaml`)."""
+    read = read_yaml_arguments(text, source, context, kind)
+    return ScriptTrainings((Training(read.words, read.processes, 1),), read.unknowns, model_keys=read.model_keys)
 
 
 def _is_argument_list(text: str) -> bool:

@@ -44,7 +44,8 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
     )
     if parsed.has("use-rotary-position-embeddings"):
         positions = "rotary"
-    dropout = parsed.real_number("hidden-dropout", 0.1) > 0.0 or parsed.real_number("attention-dropout", 0.1) > 0.0
+    dropout = any([parsed.real_number(f"{place}-dropout", 0.1) > 0.0 for place in ("hidden", "attention")])
+    rotary_percent = parsed.real_number("rotary-percent", 1.0)
     model: dict[str, Any] = {
         "name": parsed.source,
         "layers": parsed.required_integer("num-layers"),
@@ -58,7 +59,7 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
         "mlp": "swiglu" if is_gated else "gelu",
         "norm": parsed.choice("normalization", {**NORM_BY_FLAG, **(_NORMS_OF_FORKS if is_fork else {})}, "LayerNorm"),
         "positions": positions,
-        "rotary_percent": parsed.real_number("rotary-percent", 1.0) if positions == "rotary" else None,
+        "rotary_percent": rotary_percent if positions == "rotary" else None,
         "tied_embeddings": not parsed.has("untie-embeddings-and-output-weights"),
         "linear_bias": has_bias,
         "qkv_bias": has_bias or parsed.has("add-qkv-bias"),
@@ -82,6 +83,8 @@ def _padded_vocab(parsed: MegatronArguments, tp: int) -> int:
     if stated:
         return stated
     size = parsed.integer("vocab-size")
+    if size is None and "model.vocab" in parsed.context.overridden:
+        return 1
     if size is None:
         tokenizer = _known_tokenizer(parsed)
         size = tokenizer.entries
@@ -118,7 +121,7 @@ def _known_tokenizer(parsed: MegatronArguments) -> _Tokenizer:
     shown = parsed.shown(given[0]) if given else "none"
     raise InputError(
         f"{parsed.source}: the vocabulary's size is that of a tokenizer which is not here ({shown}); add "
-        "--vocab-size, such as --vocab-size 128256"
+        "--vocab-size, such as --vocab-size 128256, or give --set model.vocab=128256"
     )
 
 

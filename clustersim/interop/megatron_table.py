@@ -95,7 +95,7 @@ def _words(values: Mapping[str, str]) -> Iterator[str]:
         if value in _OFF or is_default or name in _SWITCHED_OFF:
             continue
         yield f"--{_NAMES.get(name, name.replace('_', '-'))}"
-        yield from [value.replace(" ", "")] if name in _ONE_VALUE else _value_words(value)
+        yield from value_words(value, name)
     if (
         values.get("overlap_p2p_comm") == "False"
         and values.get("virtual_pipeline_model_parallel_size", "None") != "None"
@@ -103,10 +103,12 @@ def _words(values: Mapping[str, str]) -> Iterator[str]:
         yield "--no-overlap-p2p-communication"
 
 
-def _value_words(value: str) -> list[str]:
-    """A printed value as words; True has none."""
+def value_words(value: str, name: str) -> list[str]:
+    """A printed value of an argument as words; True has none."""
     if value == "True":
         return []
+    if name in _ONE_VALUE:
+        return [value.replace(" ", "")]
     if value[:1] in "[(":
         try:
             items = ast.literal_eval(value)
