@@ -24,7 +24,7 @@ from clustersim.interop.shell.state import ShellState, Value, Variant
 from clustersim.interop.shell.syntax import MAX_SCRIPT, faulty_nodes, first_line, node_text, parse_script
 from clustersim.interop.shell.unknowns import Decision, Truth, Unknowns, negate, unmarked
 
-_MAX_STEPS: Final = 100_000
+_MAX_STEPS: Final = 20_000
 _MAX_DEPTH: Final = 60
 _MAX_ITERATIONS: Final = 10_000
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\[)?")
@@ -137,19 +137,13 @@ class _Interpreter:
     def run_text(self, text: str) -> None:
         """Evaluate all statements of a text."""
         root = parse_script(text, self._source)
-        faults = list(faulty_nodes(root))
-        if faults:
-            root = self._repaired(text, root, faults)
-        self._block(root.children)
-
-    def _repaired(self, text: str, root: Node, faults: Sequence[Node]) -> Node:
-        """The tree without lines that are not bash, if no argument is on them; else raise InputError."""
-        lines = text.replace("\r\n", "\n").split("\n")
-        for fault in faults:
+        fault = next(faulty_nodes(root), None)
+        if fault is not None:
+            lines = text.replace("\r\n", "\n").split("\n")
             number = first_line(fault)
             line = lines[min(number, len(lines)) - 1].strip()
             raise InputError(f"{self._source}: line {self._line(number)} is not bash: {line[:80]!r}")
-        return root
+        self._block(root.children)
 
     def _line(self, number: int) -> int:
         return number if self._line_offset is None else self._line_offset
@@ -753,6 +747,10 @@ class _Interpreter:
         nested = self._nested(words)
         if nested is not None:
             return nested
+        if words[0].startswith("--"):
+            self._run.notes.append(
+                f"line {line} is a command of its own, {words[0]}, as the line before it does not end in a backslash"
+            )
         environment = {name: self._state.value(name, self._unknowns.assumed) for name in self._state.exported}
         self._run.commands.append(
             RecordedCommand((*self._launcher, *words), line, dict(self._unknowns.assumed), environment)
