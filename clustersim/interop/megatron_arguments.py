@@ -66,7 +66,7 @@ _IRRELEVANT_FLAGS: Final = re.compile(
     r"use-mcore|transformer-impl|rotary-base|rope|use-rope|norm-epsilon|layernorm-epsilon|apply-layernorm-1p|num-workers|"
     r"rampup|step-batch-size|empty-unused|manual-gc|create-attention|mmap|reset-|eod-|timing|pretrained|finetune|async-save|override-|"
     r"use-checkpoint-opt|dist-ckpt|auto-detect|attention-softmax|masked-softmax|barrier|check-for-nan|loss-scale|initial-loss|"
-    r"hysteresis|moe-aux-loss|moe-loss|moe-eval|moe-min-cap|abort-on|kill-switch|dataloader-type|norm-target-loss|mup|loss-on-targets|codecarbon|skip-train-|repeated-dataloader|nvtx|sync-tp-dup|moe-per-layer-log|universal-checkpoint|eval-|no-query-key-layer|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"
+    r"hysteresis|moe-aux-loss|moe-loss|moe-eval|patch-tokenizer|max-padding|dataset$|moe-min-cap|abort-on|kill-switch|dataloader-type|norm-target-loss|mup|loss-on-targets|codecarbon|skip-train-|repeated-dataloader|nvtx|sync-tp-dup|moe-per-layer-log|universal-checkpoint|eval-|no-query-key-layer|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"
     r"moe-router-dtype|moe-router-pre|moe-input-jitter|mtp-loss|local-rank|lazy-mpu|make-vocab|max-position-embeddings$|"
     r"yarn|mscale|position-embedding$|logging-level|rotary-scaling|moe-router-force|moe-token-drop|rotary-interleaved|"
     r"export-|mpi$|container-|fp8-(margin|amax|interval|wgrad)|use-flash|calculate-per-token|bias-|trust-remote|"

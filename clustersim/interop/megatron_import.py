@@ -410,7 +410,8 @@ def _fused_routing(parsed: MegatronArguments) -> dict[str, bool]:
 
 
 def _precision_config(parsed: MegatronArguments) -> dict[str, Any]:
-    is_fp8 = bool(parsed.text("fp8-format") or parsed.text("fp8"))
+    older = [parsed.has(name) for name in ("fp8-hybrid", "fp8-e4m3")]  # flags of 2022 and 2023
+    is_fp8 = bool(parsed.text("fp8-format") or parsed.text("fp8")) or any(older)
     recipe = parsed.choice("fp8-recipe", RECIPE_BY_FLAG, "delayed")
     base_format = "fp16" if parsed.has("fp16") else "bf16" if parsed.has("bf16") else "fp32"
     compute = recipe if is_fp8 else base_format

@@ -273,6 +273,49 @@ def test_composed_scripts_pass_what_bash_passes(statements: list[str]) -> None:
     )
 
 
+KEY_CONDITION = st.sampled_from(['[ "$K" = a ]', "[[ $K == a ]]", '[ $K = "a" ]', '! [ "$K" = a ]', '[[ "$K" != a ]]'])
+EITHER = st.one_of(KEY_CONDITION, CONDITION)
+
+
+def key_compound(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    block = st.lists(inner, min_size=1, max_size=3).map("\n".join)
+    return st.one_of(
+        st.tuples(EITHER, block, block).map(lambda t: f"if {t[0]}; then\n{t[1]}\nelse\n{t[2]}\nfi"),
+        st.tuples(KEY_CONDITION, CONDITION, block).map(lambda t: f"if {t[0]} && {t[1]}; then\n{t[2]}\nfi"),
+        st.tuples(CONDITION, KEY_CONDITION, inner).map(lambda t: f"{t[0]} || {t[1]} || {{ {t[2]}\n}}"),
+        st.tuples(block, block).map(lambda t: f'case "$K" in\na)\n{t[0]}\n;;\n*)\n{t[1]}\n;;\nesac'),
+        st.tuples(KEY_CONDITION, inner).map(lambda t: f"if {t[0]}; then\n{t[1]}\nexit\nfi"),
+        st.tuples(NAME, WORDS, block).map(lambda t: f"for {t[0]} in {t[1]}; do\n{t[2]}\ndone"),
+        st.tuples(KEY_CONDITION, VALUE).map(lambda t: f"g() {{ if {t[0]}; then return; fi; A={t[1]}; }}\ng"),
+    )
+
+
+@given(st.lists(st.recursive(SIMPLE, key_compound, max_leaves=6), min_size=1, max_size=6))
+@examples(200)
+def test_both_outcomes_of_an_unknown_variable_are_what_bash_passes(statements: list[str]) -> None:
+    """Evaluated once, without K; its outcomes are compared with bash's for a K that holds and one that does not."""
+    script = PREAMBLE + "\n".join(statements) + '\ntorchrun end "$A" "$B" "$C" "${X[@]}" "${Y[@]}" $A ${X[@]}\n'
+    folder = _scratch()
+    run = run_script(script, str(folder / "train.sh"), folder, {})
+    for key in ("a", "b"):
+        outcomes = {decision.number: _outcome(decision.condition, key) for decision in run.unknowns.decisions}
+        taken = [
+            command
+            for command in run.commands
+            if all(outcomes[number] == outcome for number, outcome in command.guards.items())
+        ]
+        with run.unknowns.assuming(outcomes):
+            passed = [run.unknowns.settle_words(command.words) for command in taken]
+        expected = bash_commands(script, folder, _scratch_stubs(folder), environment={"K": key})
+        assert passed == expected, json.dumps([key, script])
+
+
+def _outcome(condition: str, key: str) -> int:
+    """The outcome of a condition on K; 0 is that it holds."""
+    assert "$K" in condition, condition
+    return int((key == "a") == ("!=" in condition))
+
+
 def _scratch() -> Path:
     """One folder for all examples, since hypothesis runs many per test."""
     return _SCRATCH

@@ -104,14 +104,10 @@ class ConditionEvaluator:
     def _unary(self, operator: str, word: str) -> Truth:
         value = self._value(word)
         if operator in ("-z", "-n"):
-            holds = operator == "-z"
-            return self._unknowns.lift_truth(
-                lambda text: (not text) == holds,
-                [value],
-                f"[ {operator} {{0}} ]",
-                self._line,
-                lambda text: self._default(text, holds),
+            is_empty = self._unknowns.lift_truth(
+                lambda text: not text, [value], "[ -z {0} ]", self._line, self._default_of_emptiness
             )
+            return is_empty if operator == "-z" else negate(is_empty)
         if operator == "-v":
             return self._is_set(value)
         shown = self._unknowns.settle(value)
@@ -125,38 +121,31 @@ class ConditionEvaluator:
             return True
         return self._unknowns.undecided(f"[ -v {name} ]", self._line, [name], 1)
 
-    def _default(self, value: str, holds_where_empty: bool) -> int | None:
-        """The outcome of a test of emptiness where the environment sets nothing."""
+    def _default_of_emptiness(self, value: str) -> int | None:
+        """The outcome of a test of emptiness where the environment sets nothing: it holds."""
         hole = self._unknowns.hole_at(value)
-        is_unset = isinstance(hole, UnknownValue) and hole.is_unset
-        return (0 if holds_where_empty else 1) if is_unset else None
+        return 0 if isinstance(hole, UnknownValue) and hole.is_unset else None
 
     def _binary(self, left: str, operator: str, right: str) -> Truth:
         first = self._value(left)
         shown = f"[ {{0}} {operator} {{1}} ]"
         if operator in _NUMBERS:
             return self._numbers(first, operator, right, shown)
-        if self._is_extended and operator in ("=", "==", "!="):
-            pattern = self._expander.pattern(right)
-            expected = operator != "!="
-            return self._unknowns.lift_truth(
-                lambda text, form: matches_pattern(text, form) == expected, [first, pattern], shown, self._line,
-                lambda text, form: self._emptiness(text, form, expected),
-            )  # fmt: skip
-        second = self._value(right)
-        compare = _matches_expression if operator == "=~" else _TEXTS[operator]
         if operator not in ("=", "==", "!="):
-            return self._unknowns.lift_truth(compare, [first, second], shown, self._line)
-        return self._unknowns.lift_truth(
-            compare, [first, second], shown, self._line, lambda one, two: self._emptiness(one, two, operator != "!=")
+            compare = _matches_expression if operator == "=~" else _TEXTS[operator]
+            return self._unknowns.lift_truth(compare, [first, self._value(right)], shown, self._line)
+        second = self._expander.pattern(right) if self._is_extended else self._value(right)
+        holds = matches_pattern if self._is_extended else str.__eq__
+        is_equal = self._unknowns.lift_truth(
+            holds, [first, second], "[ {0} = {1} ]", self._line, self._default_of_equality
         )
+        return negate(is_equal) if operator == "!=" else is_equal
 
-    def _emptiness(self, first: str, second: str, expected: bool) -> int | None:
-        """The default of a comparison that asks whether a variable is empty."""
-        for value, other in ((first, second), (second, first)):
-            if not other:
-                return self._default(value, expected)
-        return None
+    def _default_of_equality(self, first: str, second: str) -> int | None:
+        """The outcome of a comparison that asks whether a variable is empty."""
+        if first and second:
+            return None
+        return self._default_of_emptiness(first or second)
 
     def _numbers(self, first: str, operator: str, right: str, shown: str) -> Truth:
         second = self._value(right)

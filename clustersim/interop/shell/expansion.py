@@ -62,7 +62,7 @@ class Expander:
     def scalar(self, text: str, *, quoted: bool = False) -> str:
         """The value that text has in an assignment; quoted: as in a here-document."""
         value = "".join(" ".join(piece.words) for piece in self._pieces(text, quoted=quoted, is_document=quoted))
-        return self._bounded(self.unknowns.settle(value))
+        return self._bounded(self.unknowns.as_text(self.unknowns.settle(value)))
 
     def pattern(self, text: str) -> str:
         """Text as a pattern: what is quoted is matched literally."""
@@ -201,7 +201,11 @@ class Expander:
             is_translated = not quoted and text[position + 1 : position + 2] == '"'
             return ([] if is_translated else [Piece(("$",))]), position + 1
         value = self._lookup(match[1], None)
-        joined = (" ".join(value),) if match[1] == "*" and quoted and isinstance(value, tuple) else value
+        joined = (
+            (self.unknowns.as_text(" ".join(value)),)
+            if match[1] == "*" and quoted and isinstance(value, tuple)
+            else value
+        )
         return self._value_pieces(match[1], joined, quoted=quoted), match.end()
 
     def _parameter(self, inner: str, *, quoted: bool) -> Sequence[Piece]:
@@ -223,7 +227,7 @@ class Expander:
             return self._indirect(name, index, rest, quoted=quoted)
         pieces = self._operated(name, self._lookup(name, index), rest, quoted=quoted)
         if quoted and "*" in (name, index):
-            return [Piece((" ".join(word for piece in pieces for word in piece.words),))]
+            return [Piece((self.unknowns.as_text(" ".join(word for piece in pieces for word in piece.words)),))]
         return pieces
 
     def _indirect(self, name: str, index: str | None, rest: str, *, quoted: bool) -> Sequence[Piece]:
@@ -247,12 +251,24 @@ class Expander:
 
     def _length_of(self, name: str, value: "Value | tuple[str, ...]", *, is_list: bool) -> str:
         if isinstance(value, tuple) and (is_list or name in ("@", "*")):
-            if not any("\0" in word for word in value):
-                return str(len(value))
-            return self.unknowns.unknown(f"${{#{name}[@]}}", self.line, self.unknowns.names(value))
+            return self._count(name, value)
         if value is None:
             return self.unknowns.unknown(f"${{#{name}}}", self.line, (name,))
         return self.unknowns.lift(lambda text: str(len(text)), self._text(name, value))
+
+    def _count(self, name: str, words: Sequence[str]) -> str:
+        """How many words there are, of which a condition may decide."""
+        settled = self.unknowns.settle_words(words)
+        decision = self.unknowns.open_decision(settled)
+        if decision is None:
+            if not any("*\0" in word for word in settled):
+                return str(len(settled))
+            return self.unknowns.unknown(f"${{#{name}[@]}}", self.line, self.unknowns.names(settled))
+        counts = []
+        for outcome in (0, 1):
+            with self.unknowns.assuming({decision.number: outcome}):
+                counts.append(self._count(name, settled))
+        return self.unknowns.choice(decision, (counts[0],), (counts[1],))
 
     def _operated(self, name: str, value: "Value | tuple[str, ...]", rest: str, *, quoted: bool) -> Sequence[Piece]:
         """The pieces of a value with an operator; each of two values that a condition decides has its own."""
@@ -284,6 +300,16 @@ class Expander:
         self, name: str, value: "Value | tuple[str, ...]", operator: str, word: str, *, quoted: bool
     ) -> Sequence[Piece]:
         """`${X:-word}` and its kin; a variable that nobody sets is not set."""
+        texts = value if isinstance(value, tuple) else (value,) if isinstance(value, str) else ()
+        decision = self.unknowns.open_decision(texts)
+        if decision is not None:
+            outcomes = []
+            for outcome in (0, 1):
+                with self.unknowns.assuming({decision.number: outcome}):
+                    settled = tuple(self.unknowns.settle_words(texts))
+                    known = settled if isinstance(value, tuple) else " ".join(settled)
+                    outcomes.append(self._piece_words(self._alternative(name, known, operator, word, quoted=quoted)))
+            return [Piece((self.unknowns.choice(decision, outcomes[0], outcomes[1], name),), is_split=not quoted)]
         is_absent = value is None or (operator[0] == ":" and self._is_empty(value))
         match operator[-1]:
             case "+":
@@ -357,14 +383,20 @@ class Expander:
     def _lookup(self, name: str, index: str | None) -> "Value | tuple[str, ...]":
         """The value of a parameter; a tuple for all elements of an array."""
         if not _NAME.fullmatch(name):
-            return self._special_parameter(name)
-        value = self.state.value(name, self.unknowns.assumed)
+            return self._settled(self._special_parameter(name))
+        value = self._settled(self.state.value(name, self.unknowns.assumed))
         if index is None:
             return value if not isinstance(value, tuple | dict) else self._text(name, value)
         if isinstance(value, Variant):
             outcomes = [self._element(name, outcome, index) for outcome in value.outcomes]
             return self._joined(value, outcomes, name)
         return self._element(name, value, index)
+
+    def _settled(self, value: "Value | tuple[str, ...]") -> "Value | tuple[str, ...]":
+        """A value with the choices of assumed decisions made."""
+        if isinstance(value, str):
+            return self.unknowns.settle(value)
+        return tuple(self.unknowns.settle_words(value)) if isinstance(value, tuple) else value
 
     def _joined(
         self, value: Variant, outcomes: "Sequence[Value | tuple[str, ...]]", name: str

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ from clustersim.interop.shell.pure_commands import run_pure
 from clustersim.interop.shell.scanning import raw_words
 from clustersim.interop.shell.state import ShellState, Value, Variant
 from clustersim.interop.shell.syntax import MAX_SCRIPT, faulty_nodes, first_line, node_text, parse_script
-from clustersim.interop.shell.unknowns import Decision, Truth, Unknowns, negate, unmarked
+from clustersim.interop.shell.unknowns import Decision, Truth, Undecided, Unknowns, negate, unmarked
 
 _MAX_STEPS: Final = 20_000
 _MAX_DEPTH: Final = 60
@@ -212,11 +213,7 @@ class _Interpreter:
         truth = status if operator == "&&" else negate(status)
         if operator not in ("&&", "||"):
             return self._statement(right)
-        results: list[Truth] = []
-        self._branch(truth, lambda: results.append(self._statement(right)), lambda: None)
-        if isinstance(truth, bool):
-            return results[0] if truth and results else status
-        return True if operator == "||" else status
+        return self._branch(truth, lambda: self._statement(right), lambda: operator == "||")
 
     def _negated(self, node: Node) -> Truth:
         return negate(self._statement(node.named_children[0]))
@@ -266,22 +263,20 @@ class _Interpreter:
                 clauses.append((parts[:split], parts[split + 1 :]))
             elif clause.type == "else_clause":
                 clauses.append(([], [child for child in clause.children if child.type != "else"]))
-        self._clauses(clauses)
-        return True
+        return self._clauses(clauses)
 
-    def _clauses(self, clauses: Sequence[tuple[Sequence[Node], Sequence[Node]]]) -> None:
+    def _clauses(self, clauses: Sequence[tuple[Sequence[Node], Sequence[Node]]]) -> Truth:
         if not clauses:
-            return
+            return True
         condition, body = clauses[0]
         if not condition:
-            self._block(body)
-            return
+            return self._statements(body)
         self._depth += 1
         if self._depth > _MAX_DEPTH * 2:
             raise InputError(f"{self._source}: line {self._expander.line}: has too many branches")
         try:
             truth = self._condition(condition)
-            self._branch(truth, lambda: self._block(body), lambda: self._clauses(clauses[1:]))
+            return self._branch(truth, lambda: self._statements(body), lambda: self._clauses(clauses[1:]))
         finally:
             self._depth -= 1
 
@@ -298,42 +293,45 @@ class _Interpreter:
             return self._unknowns.undecided(shown[:200], command.line, self._unknowns.names(command.words))
         return status
 
-    def _branch(self, truth: Truth, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
-        """Take a branch, or both under their assumptions."""
+    def _branch(self, truth: Truth, then: Callable[[], Truth], otherwise: Callable[[], Truth]) -> Truth:
+        """Take a branch, or both under their assumptions; the status of what was taken."""
         if isinstance(truth, bool):
-            (then if truth else otherwise)()
-            return
+            return (then if truth else otherwise)()
         decision = truth.decision
         if decision.number in self._unknowns.assumed:
-            self._branch(truth.outcomes[self._unknowns.assumed[decision.number]], then, otherwise)
-            return
+            return self._branch(truth.outcomes[self._unknowns.assumed[decision.number]], then, otherwise)
         before = self._state.copy()
         ends: list[ShellState | None] = []
+        statuses: list[Truth] = []
         for outcome in (0, 1):
             self._state.restore(before.copy())
             with self._unknowns.assuming({decision.number: outcome}):
-                ends.append(self._end_of(decision, outcome, truth.outcomes[outcome], then, otherwise))
+                end, status = self._end_of(decision, outcome, truth.outcomes[outcome], then, otherwise)
+                ends.append(end)
+                statuses.append(status)
         self._merge(decision, ends[0], ends[1])
+        if ends[0] is None or ends[1] is None:
+            return statuses[1 if ends[0] is None else 0]
+        return statuses[0] if statuses[0] == statuses[1] else Undecided(decision, (statuses[0], statuses[1]))
 
     def _end_of(
-        self, decision: Decision, outcome: int, truth: Truth, then: Callable[[], None], otherwise: Callable[[], None]
-    ) -> ShellState | None:
-        """The state at the end of a branch; None: the script, or the function, ends in it."""
+        self, decision: Decision, outcome: int, truth: Truth, then: Callable[[], Truth], otherwise: Callable[[], Truth]
+    ) -> tuple[ShellState | None, Truth]:
+        """The state and the status at the end of a branch; no state: the script, or the function, ends in it."""
         try:
-            self._branch(truth, then, otherwise)
+            status = self._branch(truth, then, otherwise)
         except _Exit:
-            return None
+            return None, False
         except _Return:
-            if not self._frames:
-                return None
-            self._frames[-1].returned.append((decision, outcome, self._state.copy()))
-            return None
+            if self._frames:
+                self._frames[-1].returned.append((decision, outcome, self._state.copy()))
+            return None, False
         except _Loop:
             raise InputError(
                 f"{self._source}: line {decision.line}: whether a loop ends is not known: {decision.condition}"
                 + definition_hint(decision.names)
             ) from None
-        return self._state.copy()
+        return self._state.copy(), status
 
     def _merge(self, decision: Decision, first: ShellState | None, second: ShellState | None) -> None:
         if first is None and second is None:
@@ -387,24 +385,25 @@ class _Interpreter:
     def _case(self, node: Node) -> Truth:
         word = self._expander.scalar(node_text(node.children_by_field_name("value")[0]))
         items = [child for child in node.named_children if child.type == "case_item"]
-        self._case_items(word, items)
-        return True
+        return self._case_items(word, items)
 
-    def _case_items(self, word: str, items: Sequence[Node]) -> None:
+    def _case_items(self, word: str, items: Sequence[Node]) -> Truth:
         if not items:
-            return
+            return True
         item, line = items[0], self._line(first_line(items[0]))
         patterns = [self._expander.pattern(node_text(child)) for child in item.children_by_field_name("value")]
         closing = next(index for index, child in enumerate(item.children) if child.type == ")")
         body = item.children[closing + 1 :]
-        shown = " or ".join(f"{{{number + 1}}}" for number in range(len(patterns)))
+        if "*" in patterns:
+            return self._statements(body)
+        shown = "[ {0} = " + " | ".join(f"{{{number + 1}}}" for number in range(len(patterns))) + " ]"
         truth = self._unknowns.lift_truth(
             lambda text, *forms: any(matches_pattern(text, form) for form in forms),
             [word, *patterns],
-            f"{{0}} is {shown}",
+            shown,
             line,
         )
-        self._branch(truth, lambda: self._block(body), lambda: self._case_items(word, items[1:]))
+        return self._branch(truth, lambda: self._statements(body), lambda: self._case_items(word, items[1:]))
 
     def _for(self, node: Node) -> Truth:
         variable = node_text(node.children_by_field_name("variable")[0])
@@ -413,11 +412,24 @@ class _Interpreter:
         has_list = any(child.type == "in" for child in node.children)
         texts = [node_text(value) for value in values] if has_list else ['"$@"']
         words = [word for text in texts for word in self._expander.words(text)]
-        for word in self._iterations(words):
-            self._state.assign(variable, word)
-            if not self._iteration(body):
-                break
-        return True
+
+        def run(known: Sequence[str]) -> Truth:
+            for word in self._iterations(known):
+                self._state.assign(variable, word)
+                if not self._iteration(body):
+                    break
+            return True
+
+        return self._for_each_outcome(words, run)
+
+    def _for_each_outcome(self, words: Sequence[str], action: Callable[[Sequence[str]], Truth]) -> Truth:
+        """Do something with words of which conditions decide how many they are: once for each outcome."""
+        settled = self._unknowns.settle_words(words)
+        decision = self._unknowns.counting_decision(settled)
+        if decision is None:
+            return action(settled)
+        again = partial(self._for_each_outcome, settled, action)
+        return self._branch(Undecided(decision, (True, False)), again, again)
 
     def _iterations(self, words: Sequence[str]) -> Sequence[str]:
         if len(words) > _MAX_ITERATIONS:
@@ -708,7 +720,11 @@ class _Interpreter:
         if name in ("command", "builtin", "exec", "time") and len(words) > 1 and not words[1].startswith("-"):
             return self._called(words[1:], line)
         if name in self._state.functions:
-            return self._call_function(name, words[1:])
+            return self._for_each_outcome(words[1:], lambda known: self._call_function(name, known))
+        decision = self._unknowns.open_decision([name])
+        if decision is not None:
+            again = partial(self._settled_call, words, line)
+            return self._branch(Undecided(decision, (True, False)), again, again)
         builtin = self._BUILTINS.get(name)
         if builtin is not None:
             return builtin(self, words)
@@ -718,6 +734,10 @@ class _Interpreter:
                 self._sink.append(output)
             return True
         return self._external(words, line)
+
+    def _settled_call(self, words: Sequence[str], line: int) -> Truth:
+        settled = self._unknowns.settle_words(words)
+        return self._called(settled, line) if settled else True
 
     def _pure_output(self, words: list[str]) -> str | None:
         """The output of a command that is computed here, if it is one."""
@@ -1003,10 +1023,15 @@ class _Interpreter:
         return True
 
     def _set(self, words: list[str]) -> Truth:
-        if "--" in words:
-            self._state.positional = tuple(words[words.index("--") + 1 :])
+        if "--" not in words:
+            return True
+
+        def assign(known: Sequence[str]) -> Truth:
+            self._state.positional = tuple(known)
             self._state.has_arguments = self._state.is_called = True
-        return True
+            return True
+
+        return self._for_each_outcome(words[words.index("--") + 1 :], assign)
 
     def _let(self, words: list[str]) -> Truth:
         value = "0"

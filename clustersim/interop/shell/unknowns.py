@@ -105,10 +105,11 @@ class Unknowns:
 
     def decision(self, condition: str, line: int, names: Sequence[str], default: int | None = None) -> Decision:
         """The decision of a condition; one for each text, as equal conditions on equal values agree."""
-        if condition not in self._decisions:
+        key = unmarked(condition)
+        if key not in self._decisions:
             shown = self.described(condition)
-            self._decisions[condition] = Decision(len(self._decisions), shown, line, tuple(names), default)
-        return self._decisions[condition]
+            self._decisions[key] = Decision(len(self._decisions), shown, line, tuple(names), default)
+        return self._decisions[key]
 
     @property
     def decisions(self) -> list[Decision]:
@@ -140,6 +141,17 @@ class Unknowns:
     def _settled_hole(self, part: str) -> str:
         outcome = self._outcome(part)
         return part if outcome is None else self.settle(" ".join(outcome))
+
+    def as_text(self, text: str) -> str:
+        """The text as one value: lists in it are joined, and nothing in it is split."""
+        return HOLE.sub(lambda match: self._text_hole(int(match[1])), text) if "\0" in text else text
+
+    def _text_hole(self, number: int) -> str:
+        hole = self.holes[number]
+        if not isinstance(hole, Choice):
+            return f"\0{number}\0"
+        joined = [None if words is None else (self.as_text(" ".join(words)),) for words in hole.outcomes]
+        return self.choice(hole.decision, joined[0], joined[1], hole.name)
 
     def settle_words(self, words: Iterable[str]) -> list[str]:
         """The words, with choices of assumed decisions made, which may be any number of words each."""
@@ -193,6 +205,18 @@ class Unknowns:
             for match in HOLE.finditer(text) if "\0" in text else ():
                 hole = self.holes[int(match[1])]
                 if isinstance(hole, Choice) and hole.decision.number not in self.assumed:
+                    return hole.decision
+        return None
+
+    def counting_decision(self, words: Iterable[str]) -> Decision | None:
+        """The first open decision on which the number of words depends."""
+        for word in words:
+            for match in HOLE.finditer(word) if "\0" in word else ():
+                hole = self.holes[int(match[1])]
+                if not isinstance(hole, Choice) or hole.decision.number in self.assumed:
+                    continue
+                is_one_word = not match[2] and all(outcome is None or len(outcome) == 1 for outcome in hole.outcomes)
+                if not is_one_word:
                     return hole.decision
         return None
 
