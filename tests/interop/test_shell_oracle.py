@@ -128,6 +128,7 @@ SCRIPTS = {
     "while": 'i=0\nwhile [ $i -lt 3 ]; do i=$((i+1)); [ $i = 2 ] && continue; A="$A $i"; done\ntorchrun $A',
     "until_break": "n=0\nuntil false; do ((n++)); if [ $n = 4 ]; then break; fi; done\ntorchrun $n",
     "continuations": 'torchrun \\\n  --a 1 \\\n  --b \\\n  2\nA="--c 3 \\\n  --d 4"\ntorchrun $A',
+    "continued_by_nothing": "torchrun a \\\n  b \\",
     "quotes": "A='a  b'\ntorchrun $A \"$A\" '$A' \"\\$A \\\"q\\\"\" a\\ b $'t\\tx' \"\" ''",
     "comments": "# torchrun no\nA=1 # --x 2\ntorchrun $A # --y\ntorchrun a#b",
     "heredoc": "cat > cfg.json <<EOF\n{\"a\": $((1+1))}\nEOF\nX=$(cat <<'EOT'\n--x $A\nEOT\n)\ntorchrun $X",

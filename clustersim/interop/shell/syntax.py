@@ -34,6 +34,7 @@ def parse_script(text: str, source: str) -> Node:
     if "\0" in text:
         raise InputError(f"{source}: holds a NUL, so it is no script")
     normalized = text.replace("\r\n", "\n")
+    normalized = re.sub(r"\\\s*\Z", "\n", normalized)  # a last line that is continued by none
     pipes = max(line.count("|") for line in normalized.split("\n"))
     if pipes > _MAX_PIPES:  # the grammar's time is quadratic in them
         raise InputError(f"{source}: has a line with {pipes:,} pipes; a launch script has at most {_MAX_PIPES:,}")
