@@ -50,6 +50,8 @@ _DTYPES: Final = {
     "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8",
 }  # fmt: skip
 _MIN_LINES: Final = 20
+_MAX_TABLE: Final = 500_000
+"""Characters of a table; Megatron-LM's have up to 40,000, without prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def read_table(text: str, source: str) -> ArgumentTable:
         start.end() if start else 0 : end.start() if end and (not start or end.start() > start.end()) else None
     ]
     values: dict[str, str] = {}
-    for match in (_HEADED_LINE if start else _LINE).finditer(_ESCAPES.sub("", table)):
+    for match in (_HEADED_LINE if start else _LINE).finditer(_ESCAPES.sub("", table[:_MAX_TABLE])):
         values.setdefault(match[1], next((group for group in match.groups()[1:] if group), ""))
     if "num_layers" not in values:
         raise InputError(f"{source}: its table of arguments has no num_layers, so it is not Megatron-LM's")

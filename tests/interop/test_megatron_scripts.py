@@ -141,6 +141,7 @@ def test_a_variable_that_may_hold_arguments_is_named() -> None:
         ("torchrun --nproc_per_node=4 --nnodes=2 {p}", 8),
         ("torchrun --nproc-per-node 4 {p}", 4),
         ("torchrun {p}", 1),
+        ("torchrun --nnodes 1:4 --nproc_per_node 8 {p}", 32),
         ("python -m torch.distributed.launch --nproc_per_node 8 --nnodes 4 {p}", 32),
         ("python -m torch.distributed.run --nproc_per_node 2 {p}", 2),
         ("export CUDA_VISIBLE_DEVICES=0; nohup python -u {p} &", 1),

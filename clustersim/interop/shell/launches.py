@@ -170,8 +170,10 @@ def _times(run: ScriptRun, first: str, second: str) -> str:
 
 
 def _torchrun(options: Options, _outer: Options, run: ScriptRun) -> str:
-    per_node = options.get("nproc-per-node", "1")
-    return _times(run, options.get("nnodes", "1"), _all_gpus(run) if per_node in ("gpu", "auto") else per_node)
+    per_node, nodes = options.get("nproc-per-node", "1"), options.get("nnodes", "1")
+    if re.fullmatch(r"\d+:\d+", nodes):
+        run.notes.append(f"of {nodes} nodes that torchrun may have it has the most")
+    return _times(run, nodes, _all_gpus(run) if per_node in ("gpu", "auto") else per_node)
 
 
 def _all_gpus(run: ScriptRun) -> str:
