@@ -98,17 +98,17 @@ def expected_load_factors(scenario: ResolvedScenario, variation: float) -> LoadF
     if layout.dispatcher is TokenDispatcher.ALL_GATHER:
         return LoadFactors(rank_factor, 1.0)  # all ranks get all tokens
     sends_once_to_nodes = layout.dispatcher is not TokenDispatcher.ALL_TO_ALL and 1 < node_count < layout.ep
-    part_count = node_count if sends_once_to_nodes and layout.ep % node_count == 0 else layout.ep
-    return LoadFactors(rank_factor, _expected_maximum(variation, layout.ep, part_count))
+    section_count = node_count if sends_once_to_nodes and layout.ep % node_count == 0 else layout.ep
+    return LoadFactors(rank_factor, _expected_maximum(variation, layout.ep, section_count))
 
 
 @lru_cache(maxsize=64)
-def _expected_maximum(variation: float, rank_count: int, part_count: int) -> float:
-    """Expected load over the mean of the most loaded of equal parts of the ranks."""
+def _expected_maximum(variation: float, rank_count: int, section_count: int) -> float:
+    """Expected load over the mean of the most loaded of equal sections of the ranks."""
     load = RandomExpertLoad(variation)
     shares = np.array([load.expert_shares(rank_count, layer, 0) for layer in range(_DRAWN_LAYERS)])
-    parts = shares.reshape(_DRAWN_LAYERS, part_count, -1).sum(axis=2)
-    return float(parts.max(axis=1).mean()) * part_count
+    sections = shares.reshape(_DRAWN_LAYERS, section_count, -1).sum(axis=2)
+    return float(sections.max(axis=1).mean()) * section_count
 
 
 def _expert_kernel_seconds(table: TraceTable, segment_timing: SegmentTimingLookup) -> FloatArray:
