@@ -27,6 +27,7 @@ from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
 from clustersim.model.framework import Framework, GraphCapture
 from clustersim.model.framework_files import load_framework
 from clustersim.model.hf_config import config_path
+from clustersim.model.transformer import TransformerModel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.program.task import CollectiveType
@@ -214,9 +215,12 @@ def _schedule_files(choice: ScheduleConfig, base_dir: Path) -> tuple[Path, ...]:
     return ()
 
 
-def read_layout(config: LayoutConfig, gpus: int, framework: Framework, schedule: Schedule) -> Layout:
+def read_layout(
+    config: LayoutConfig, model: TransformerModel, gpus: int, framework: Framework, schedule: Schedule
+) -> Layout:
     """The layout; a dp that is left out is the GPU count over the product of the other degrees (at least 1).
 
+    Experts are whole by default, as recipes have them (Megatron-LM's own default is tp: its importer writes it).
     deallocate_pipeline_outputs defaults to the framework's behaviour; MoE communication is overlapped by
     default where the schedule is designed for it (DualPipe, DualPipeV). Raises InputError for DualPipe on an
     odd number of ranks.
@@ -234,6 +238,7 @@ def read_layout(config: LayoutConfig, gpus: int, framework: Framework, schedule:
     return Layout(
         **{
             **copied_fields,
+            "etp": 1 if config.etp is None and model.distinct_routed_moes else config.etp,
             PIPELINE.name: pp,
             DATA.name: dp,
             "mirrored": is_bidirectional,
