@@ -133,7 +133,7 @@ def imbalanced_mappings(draw: st.DrawFn) -> dict[str, Any]:
     """The same with optional load imbalance, or with shared experts overlapping the dispatch instead."""
     mapping = draw(mappings())
     mapping["training"]["expert_load"] = draw(st.sampled_from(["balanced", 0.3]))
-    if draw(st.booleans()) and mapping["layout"]["dispatcher"] == "alltoall":
+    if draw(st.booleans()):
         mapping["layout"] |= {
             "overlap_moe_expert_parallel_comm": False, "delay_wgrad_compute": False, "moe_shared_expert_overlap": True,
         }  # fmt: skip
