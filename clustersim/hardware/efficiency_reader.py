@@ -15,6 +15,7 @@ from clustersim.common.mapping_reader import MappingReader
 from clustersim.common.units import Dimension, Seconds
 from clustersim.hardware.efficiency import (
     ATTENTION_LIBRARIES,
+    FLASH_ATTENTION2,
     AttentionEfficiency,
     AttentionLibrary,
     GroupedGemmEfficiency,
@@ -37,6 +38,11 @@ def read_efficiency(section: MappingReader) -> KernelEfficiency:
             attention_backward=lambda: _read_attention(section.get_section("attention_backward")),
             attention_library=lambda: section.get_choice("attention_library", *ATTENTION_LIBRARIES),
             attention_libraries=lambda: _read_attention_libraries(section),
+            sdpa_library=lambda: (
+                section.get_choice("sdpa_library", *ATTENTION_LIBRARIES)
+                if section.has_key("sdpa_library")
+                else FLASH_ATTENTION2
+            ),
             memory_bandwidth_fraction=lambda: section.get_fraction("memory_bandwidth_fraction"),
             kernel_latency=lambda: _read_time(section, "kernel_latency"),
             launch_interval=lambda: _read_time(section, "launch_interval"),

@@ -263,6 +263,8 @@ _TORCHTITAN: Final = FrameworkDefaults(
     precision_configs=TORCHAO,
 )
 _TRANSFORMERS: Final = FrameworkDefaults("transformers", framework="transformers", backward_tp_overlap=False)
+# runs of until 2025 had PyTorch 2.10 or older
+_TRANSFORMERS_2025: Final = replace(_TRANSFORMERS, last_year=2025, version="4.57")
 # deepspeed/runtime/zero/config.py: overlap_comm is on by default for stage 3 only, buckets have 5e8 elements
 _DEEPSPEED: Final = FrameworkDefaults(
     "deepspeed",
@@ -272,6 +274,7 @@ _DEEPSPEED: Final = FrameworkDefaults(
     grad_reduce_overlap=False,
     bucket_size=_DEEPSPEED_BUCKET,
 )
+_DEEPSPEED_2025: Final = replace(_DEEPSPEED, last_year=2025, version="0.18")
 # megatron/training/arguments.py: --overlap-grad-reduce (2d5220a4, 2023-08-16) is off unless given; overlap_p2p_comm is
 # the default since 2023-10-12 (4eeff55d), and set to False for pipelines that are not interleaved
 _MEGATRON: Final = FrameworkDefaults(
@@ -302,9 +305,13 @@ FRAMEWORKS: Final = (
     # FlashAttention-2 before cuDNN until 2025-10-09, except on GPUs of compute capability 10.0 (pull request 1196)
     *(replace(_TORCHTITAN, flash_version="flash", gpu_prefix=gpu) for gpu in ("b200", "gb200", "b300", "gb300")),
     _TORCHTITAN,
+    replace(_DEEPSPEED_2025, name_substring="transformers + deepspeed"),
     replace(_DEEPSPEED, name_substring="transformers + deepspeed"),
+    _TRANSFORMERS_2025,
     _TRANSFORMERS,
+    replace(_TRANSFORMERS_2025, name_substring="accelerate", framework="accelerate", version="1.12"),
     replace(_TRANSFORMERS, name_substring="accelerate", framework="accelerate"),
+    replace(_TRANSFORMERS_2025, name_substring="ms-swift"),
     replace(_TRANSFORMERS, name_substring="ms-swift"),
     # dtype is bf16 in its recipes (recipes/configs)
     FrameworkDefaults("torchtune", framework="torchtune", copies_gathered=True, uniform_precision=True),
@@ -363,6 +370,7 @@ FRAMEWORKS: Final = (
         precision_configs=MOE_MODEL_ZOO,
     ),
     _MEGATRON,
+    _DEEPSPEED_2025,
     _DEEPSPEED,
     # XLA matmuls through Flax or Transformer Engine
     FrameworkDefaults("maxtext", framework="maxtext", compiles_programs=True, precision_configs=DELAYED_SCALING),
