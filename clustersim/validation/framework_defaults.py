@@ -53,6 +53,8 @@ _LIGER_NOTE: Final = "Liger kernels"
 # fused_linear_cross_entropy are True
 _LIGER_KERNELS: Final = ("norm", "rotary", "activation", "optimizer")
 _FUSED_ADAM_NOTE: Final = re.compile(r"^fused AdamW; eager")
+_FOREACH_ADAM_NOTE: Final = "foreach AdamW; eager"
+_UNIFORM_NOTE: Final = "weights, gradients and moments in bf16"
 _FULL_SHARD: Final = 3  # ZeRO stage
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 _DEEPSPEED_BUCKET: Final = "1 GB"  # reduce_bucket_size of deepspeed/runtime/zero/config.py, 5e8 elements, of bf16
@@ -134,6 +136,8 @@ class FrameworkDefaults:
         if _LIGER_NOTE in notes:
             return {"loss": "fused_linear", "fused": [*_LIGER_KERNELS]}
         stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in notes else {}
+        if _FOREACH_ADAM_NOTE in notes:
+            return stated_loss | {"fused": []}
         return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})
 
     def attention_options(self, case: ValidationCase) -> dict[str, str]:
@@ -206,7 +210,7 @@ class FrameworkDefaults:
     def precision_config(self, case: ValidationCase) -> dict[str, str | int]:
         """`training.precision`: compute format, and non-default formats of gradients and optimizer states."""
         formats, high_precision = dict(training_precision(case, self.precision_configs)), high_precision_format(case)
-        if self.uniform_precision:
+        if self.uniform_precision or _UNIFORM_NOTE in case.text("notes"):
             return formats | {"gradients": high_precision, "master": "none", "moments": high_precision}
         stated = _GRADIENT_NOTE.search(case.text("notes"))
         if high_precision != "bf16":
