@@ -143,6 +143,8 @@ def _fit_memory_bound(state: FitState, timed_kernels: Sequence[TimedKernel], cop
     constants = with_constants(
         state.accelerator, memory_bandwidth_fraction=share * scale.rate / bandwidth, kernel_latency=latency
     )
+    if kernel_samples:  # these are operators of a step
+        constants = with_constants(constants, operator_bandwidth_ratio=1.0)
     return replace(next_state, accelerator=replace(constants, memory_bandwidth=bandwidth))
 
 

@@ -168,10 +168,11 @@ class KernelEfficiency:
     attention_libraries: of others, by name; sdpa_library: what PyTorch's scaled_dot_product_attention takes first;
     grouped_gemm: matmuls of experts, None: unknown, so they are modelled as
     ordinary matmuls;
-    memory_bandwidth_fraction: that a large memory-bound kernel reaches; kernel_latency: seconds of start and drain
+    memory_bandwidth_fraction: that streams (large copies and sums) reach; operator_bandwidth_ratio: bandwidth of the
+    memory-bound operators of a training step, relative to streams; kernel_latency: seconds of start and drain
     of a device kernel; launch_interval: seconds between two launches that the host can sustain;
     quantization_bandwidth_ratio: bandwidth of kernels that quantize operands to low-precision formats, relative to
-    other memory-bound kernels.
+    streams.
     """
 
     published: bool
@@ -183,6 +184,7 @@ class KernelEfficiency:
     launch_interval: Seconds
     grouped_gemm: GroupedGemmEfficiency | None = None
     quantization_bandwidth_ratio: float = 1.0
+    operator_bandwidth_ratio: float = 1.0
     attention_library: str = FLASH_ATTENTION2
     attention_libraries: Mapping[str, AttentionLibrary] = field(default_factory=dict)
     sdpa_library: str = FLASH_ATTENTION2

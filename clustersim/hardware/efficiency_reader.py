@@ -49,13 +49,15 @@ def read_efficiency(section: MappingReader) -> KernelEfficiency:
             grouped_gemm=lambda: (
                 _read_grouped(section.get_section("grouped_gemm")) if section.has_key("grouped_gemm") else None
             ),
-            quantization_bandwidth_ratio=lambda: (
-                section.get_fraction("quantization_bandwidth_ratio")
-                if section.has_key("quantization_bandwidth_ratio")
-                else 1.0
-            ),
+            quantization_bandwidth_ratio=lambda: _read_ratio(section, "quantization_bandwidth_ratio"),
+            operator_bandwidth_ratio=lambda: _read_ratio(section, "operator_bandwidth_ratio"),
         )
     )
+
+
+def _read_ratio(section: MappingReader, key: str) -> float:
+    """A share of the bandwidth of streams, all of it where the file does not say."""
+    return section.get_fraction(key) if section.has_key(key) else 1.0
 
 
 def _read_matmul(section: MappingReader) -> MatmulEfficiency:
