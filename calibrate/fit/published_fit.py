@@ -92,7 +92,7 @@ OPERATOR_BOARDS: Final = {
     "h100-sxm-80gb": ("h200-sxm-141gb", "h200-sxm-141gb"),
     "b200-sxm-180gb": ("b200-sxm-180gb", "b200-sxm-180gb"),
 }
-"""Boards of an accelerator's chip whose operators, and whose streams, were measured; of others only operators were."""
+"""Boards of an accelerator's chip: on which operators of a step were measured, and whose mean they are relative to."""
 
 TARGETS: Final = (
     FitTarget("a100-sxm-80gb", same_chip_accelerators=("a100-pcie-80gb",)),
@@ -434,23 +434,22 @@ def _share_ratio(share: float | None, reference: float | None, default: float) -
 
 
 def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
-    """Mean bandwidth of streams over the datasheet's, of operators where no stream is; the sibling's if neither is."""
+    """Mean measured bandwidth over the datasheet's; the sibling's fraction if none is measured."""
     measured = measured_bandwidths(name)
-    streams = [bandwidth for quantity, bandwidth in measured.items() if quantity != TRAINING_OPERATORS]
     if sibling is not None and not measured:
         return sibling.memory_bandwidth_fraction
-    share = float(np.mean(streams or list(measured.values()))) / load_accelerator(name).memory_bandwidth
+    share = float(np.mean(list(measured.values()))) / load_accelerator(name).memory_bandwidth
     return round(share, SHARE_DIGITS)
 
 
 def _operator_ratio(name: str) -> float:
-    """Bandwidth of memory-bound operators in training relative to streams, of the chip's boards that have both."""
+    """Bandwidth of memory-bound operators in training relative to the mean of what was measured, on boards of the chip."""
     if name not in OPERATOR_BOARDS:
         return 1.0
-    operators, streams = OPERATOR_BOARDS[name]
+    operators, measured = OPERATOR_BOARDS[name]
     bandwidth = measured_bandwidths(operators)[TRAINING_OPERATORS]
     share = bandwidth / load_accelerator(operators).memory_bandwidth
-    return round(share / _memory_share(streams, None), SHARE_DIGITS)
+    return round(share / _memory_share(measured, None), SHARE_DIGITS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -168,11 +168,11 @@ class KernelEfficiency:
     attention_libraries: of others, by name; sdpa_library: what PyTorch's scaled_dot_product_attention takes first;
     grouped_gemm: matmuls of experts, None: unknown, so they are modelled as
     ordinary matmuls;
-    memory_bandwidth_fraction: that streams (large copies and sums) reach; operator_bandwidth_ratio: bandwidth of the
-    memory-bound operators of a training step, relative to streams; kernel_latency: seconds of start and drain
+    memory_bandwidth_fraction: that large memory-bound kernels reach; operator_bandwidth_ratio: bandwidth of the
+    memory-bound operators of a training step, relative to these; kernel_latency: seconds of start and drain
     of a device kernel; launch_interval: seconds between two launches that the host can sustain;
     quantization_bandwidth_ratio: bandwidth of kernels that quantize operands to low-precision formats, relative to
-    streams.
+    large memory-bound kernels.
     """
 
     published: bool

@@ -56,7 +56,7 @@ def read_efficiency(section: MappingReader) -> KernelEfficiency:
 
 
 def _read_ratio(section: MappingReader, key: str) -> float:
-    """A share of the bandwidth of streams, all of it where the file does not say."""
+    """A share of the bandwidth of large memory-bound kernels, all of it where the file does not say."""
     return section.get_fraction(key) if section.has_key(key) else 1.0
 
 
