@@ -443,7 +443,7 @@ def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
 
 
 def _operator_ratio(name: str) -> float:
-    """Bandwidth of memory-bound operators in training relative to the mean of what was measured, on boards of the chip."""
+    """Bandwidth of memory-bound operators in training relative to the mean of what was measured on the chip."""
     if name not in OPERATOR_BOARDS:
         return 1.0
     operators, measured = OPERATOR_BOARDS[name]
