@@ -138,12 +138,14 @@ class NetworkConstants:
 
     efficiency: fraction of a port's nominal bandwidth that a collective reaches; message_latency: seconds of a
     message beyond the library's steps and the links' own latency; unsupported: protocols and algorithms that do
-    not work over it, or are disabled.
+    not work over it, or are disabled; routed_efficiency: fraction where messages are routed tokens, whose sizes
+    differ and whose senders are not in step, so that several send to one port at a time (None: as `efficiency`).
     """
 
     efficiency: float
     message_latency: Seconds
     unsupported: frozenset[str]
+    routed_efficiency: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +309,14 @@ class Library:
             for variant in self.variants
         )
         return replace(self, variants=variants)
+
+    def for_routed_tokens(self) -> "Library":
+        """The library where its all-to-alls send routed tokens."""
+        constants = {
+            technology: network if network.routed_efficiency is None else replace(network, efficiency=network.routed_efficiency)
+            for technology, network in self.network_by_technology.items()
+        }
+        return self if constants == self.network_by_technology else replace(self, network_by_technology=constants)
 
     def launch_seconds_on(self, technologies: LinkTechnologies) -> Seconds:
         """Seconds of launching a collective on a machine with these technologies."""

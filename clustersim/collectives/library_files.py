@@ -124,6 +124,7 @@ def _read_network(section: MappingReader, names: Iterable[str]) -> NetworkConsta
         frozenset(_get_algorithm(unsupported, key, names) for key in unsupported.key_names())
         if unsupported
         else frozenset(),
+        section.get_fraction("routed_efficiency") if section.has_key("routed_efficiency") else None,
     )
 
 
