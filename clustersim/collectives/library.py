@@ -139,13 +139,15 @@ class NetworkConstants:
     efficiency: fraction of a port's nominal bandwidth that a collective reaches; message_latency: seconds of a
     message beyond the library's steps and the links' own latency; unsupported: protocols and algorithms that do
     not work over it, or are disabled; routed_efficiency: fraction where messages are routed tokens, whose sizes
-    differ and whose senders are not in step, so that several send to one port at a time (None: as `efficiency`).
+    differ and whose senders are not in step, so that several send to one port at a time (None: as `efficiency`);
+    post_seconds: to post one message, beyond the variant's.
     """
 
     efficiency: float
     message_latency: Seconds
     unsupported: frozenset[str]
     routed_efficiency: float | None = None
+    post_seconds: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +351,10 @@ class Library:
         return frozenset().union(
             *(self.network_constants(technology).unsupported for technology in technologies.networks)
         )
+
+    def network_post_seconds(self, technologies: LinkTechnologies) -> Seconds:
+        """Seconds to post one message between nodes, beyond the variant's."""
+        return max((self.network_constants(technology).post_seconds for technology in technologies.networks), default=0.0)
 
     def nvlink_constants(self, technology: LinkTechnology) -> NvlinkConstants:
         """Constants of an NVLink generation; raise InputError where the library has none."""

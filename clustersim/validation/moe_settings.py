@@ -23,6 +23,7 @@ from clustersim.validation.framework_defaults import FrameworkDefaults, high_pre
 _ETP_NOTE: Final = re.compile(r"\b(?:ETP ?=?|expert-tensor-parallel-size )(\d+)")
 _DENSE_LAYER_NOTES: Final = (re.compile(r"dense_layers=(\d+)"), re.compile(r"first (\d+) layer(?:s|\(s\))? dense"))
 _DISPATCHER_NOTES: Final = (  # patterns of the notes
+    (re.compile(r"\bdeepep-uccl\b", re.IGNORECASE), TokenDispatcher.DEEPEP_UCCL),
     (re.compile(r"\bDeepEP\b|backend=deepep", re.IGNORECASE), TokenDispatcher.DEEPEP),
     (re.compile(r"\bHybridEP\b|backend=hybridep", re.IGNORECASE), TokenDispatcher.HYBRIDEP),
     (re.compile(r"all-?gather dispatcher|dispatcher-type allgather", re.IGNORECASE), TokenDispatcher.ALL_GATHER),
