@@ -52,9 +52,11 @@ _UNSUPPORTED_NOTES: Final = {  # text in the notes
     "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
 }
 # models whose recipes set a coefficient for the load-balancing loss: moe_aux_loss_coeff in Megatron Bridge's
-# src/megatron/bridge/models/{deepseek/deepseek_v3,qwen/qwen3_moe}_bridge.py, of which the first reads Moonlight, and in
+# src/megatron/bridge/models/{deepseek/deepseek_v3,kimi/kimi,qwen/qwen3_moe}_bridge.py, of which the first reads Moonlight, and in
 # Megatron-MoE-ModelZoo's model_configs/benchmarking
-_AUX_LOSS_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x22b")
+_AUX_LOSS_MODELS: Final = (
+    "deepseek-v3", "kimi-k2", "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x22b",
+)  # fmt: skip
 # models whose Megatron Bridge recipes keep bf16 moments (exp_avg_dtype) and gradients (grad_reduce_in_fp32=False of
 # their MixedPrecisionConfig, in the library's recipes, too) and overlap shared experts with the A2A
 # (moe_shared_expert_overlap; src/megatron/bridge/recipes/{deepseek/deepseek_v3,moonlight/moonlight_16b}.py)
