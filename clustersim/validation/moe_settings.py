@@ -96,8 +96,9 @@ def dense_ffn_size(case: ValidationCase) -> int:
 def moe_overheads(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
     """Keys of `training.overheads` of an MoE run; Megatron-LM command lines in the notes state grouped GEMM."""
     notes, preset = case.text("notes"), matching_preset(case)
+    has_loss = preset in _AUX_LOSS_MODELS and defaults.has_aux_loss
     candidates = {
-        "router_loss": (True, preset in _AUX_LOSS_MODELS and defaults.has_aux_loss),
+        "router_loss": (True, has_loss),
         "permute_unfused": (_UNFUSED_PERMUTE_NOTE in notes, _UNFUSED_PERMUTE_NOTE in notes or defaults.fused_routing),
         "router_unfused": (False, defaults.fused_routing),
         "grouping": ("fused", True) if FUSED_MLP_NOTE in notes else ("loop", _runs_experts_sequentially(notes)),
@@ -136,14 +137,20 @@ def experts_config(case: ValidationCase, preset: str | None) -> dict[str, Any]:
 
 
 def moe_layout(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
-    """The `layout` entries of a run's experts."""
+    """The `layout` entries of a run's experts; without what a row leaves to its recipe."""
     dispatcher, options = _dispatcher(case), token_dispatch_options(case)
-    config: dict[str, Any] = {"ep": case.positive_int("ep", 1), "dispatcher": dispatcher.value}
+    config: dict[str, Any] = {"ep": case.positive_int("ep", 1)}
+    leaves_to_recipe = defaults.leaves_to_recipe(case)
+    if not leaves_to_recipe or _stated_dispatcher(case):
+        config["dispatcher"] = dispatcher.value
     if dispatcher is TokenDispatcher.HYBRIDEP and _TIMED_RECIPE_NOTE.search(case.text("notes")):
         config["dispatcher_num_sms"] = _RECIPE_SM_COUNT
+    if defaults.has_model_recipes and not leaves_to_recipe:
+        config |= {"overlap_moe_expert_parallel_comm": False, "moe_shared_expert_overlap": False}
     if options["overlap"]:
-        config |= {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": options["delayed wgrad"]}
-    elif _overlaps_shared_experts(case, defaults, dispatcher):
+        config |= {"overlap_moe_expert_parallel_comm": True}
+        config |= {} if leaves_to_recipe else {"delay_wgrad_compute": options["delayed wgrad"]}
+    elif not leaves_to_recipe and _overlaps_shared_experts(case, defaults, dispatcher):
         config |= {"moe_shared_expert_overlap": True}
     etp = _ETP_NOTE.search(case.text("notes"))
     if etp:
@@ -219,7 +226,9 @@ def _dense_layer_count(case: ValidationCase) -> int | None:
 
 def _dispatcher(case: ValidationCase) -> TokenDispatcher:
     """The dispatcher: as noted, else all-to-all."""
+    return _stated_dispatcher(case) or TokenDispatcher.ALL_TO_ALL
+
+
+def _stated_dispatcher(case: ValidationCase) -> TokenDispatcher | None:
     notes = case.text("notes")
-    return next(
-        (dispatcher for pattern, dispatcher in _DISPATCHER_NOTES if pattern.search(notes)), TokenDispatcher.ALL_TO_ALL
-    )
+    return next((dispatcher for pattern, dispatcher in _DISPATCHER_NOTES if pattern.search(notes)), None)
