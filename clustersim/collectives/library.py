@@ -140,7 +140,8 @@ class NetworkConstants:
     message beyond the library's steps and the links' own latency; unsupported: protocols and algorithms that do
     not work over it, or are disabled; routed_efficiency: fraction where messages are routed tokens, whose sizes
     differ and whose senders are not in step, so that several send to one port at a time (None: as `efficiency`);
-    post_seconds: to post one message, beyond the variant's.
+    post_seconds: to post one message, beyond the variant's; token_seconds: that a dispatcher's port takes at least for
+    each token, where a process of the host sends it; max_rate: bytes/s of a port that follow from it.
     """
 
     efficiency: float
@@ -148,6 +149,8 @@ class NetworkConstants:
     unsupported: frozenset[str]
     routed_efficiency: float | None = None
     post_seconds: Seconds = 0.0
+    token_seconds: Seconds = 0.0
+    max_rate: BytesPerSecond = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +305,8 @@ class Library:
     def with_token_bytes(self, token_bytes: Bytes, ranks: int) -> "Library":
         """The library for tokens of `token_bytes` between `ranks` ranks.
 
-        NVLink rates are limited by the copy rate of the SMs that the library uses.
+        NVLink rates are limited by the copy rate of the SMs that the library uses, network ports' by what they need for
+        a token.
         """
         variants = tuple(
             replace(variant, max_nvlink_rate=self.sm_count * variant.sm_copy_cost.sm_rate(token_bytes, ranks))
@@ -310,7 +314,11 @@ class Library:
             else variant
             for variant in self.variants
         )
-        return replace(self, variants=variants)
+        networks = {
+            technology: replace(network, max_rate=token_bytes / network.token_seconds) if network.token_seconds else network
+            for technology, network in self.network_by_technology.items()
+        }
+        return replace(self, variants=variants, network_by_technology=networks)
 
     def for_routed_tokens(self) -> "Library":
         """The library where its all-to-alls send routed tokens."""
