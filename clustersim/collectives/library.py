@@ -315,7 +315,9 @@ class Library:
             for variant in self.variants
         )
         networks = {
-            technology: replace(network, max_rate=token_bytes / network.token_seconds) if network.token_seconds else network
+            technology: replace(network, max_rate=token_bytes / network.token_seconds)
+            if network.token_seconds
+            else network
             for technology, network in self.network_by_technology.items()
         }
         return replace(self, variants=variants, network_by_technology=networks)
@@ -323,7 +325,9 @@ class Library:
     def for_routed_tokens(self) -> "Library":
         """The library where its all-to-alls send routed tokens."""
         constants = {
-            technology: network if network.routed_efficiency is None else replace(network, efficiency=network.routed_efficiency)
+            technology: network
+            if network.routed_efficiency is None
+            else replace(network, efficiency=network.routed_efficiency)
             for technology, network in self.network_by_technology.items()
         }
         return self if constants == self.network_by_technology else replace(self, network_by_technology=constants)
@@ -362,7 +366,9 @@ class Library:
 
     def network_post_seconds(self, technologies: LinkTechnologies) -> Seconds:
         """Seconds to post one message between nodes, beyond the variant's."""
-        return max((self.network_constants(technology).post_seconds for technology in technologies.networks), default=0.0)
+        return max(
+            (self.network_constants(technology).post_seconds for technology in technologies.networks), default=0.0
+        )
 
     def nvlink_constants(self, technology: LinkTechnology) -> NvlinkConstants:
         """Constants of an NVLink generation; raise InputError where the library has none."""
