@@ -152,6 +152,14 @@ class NetworkConstants:
     token_seconds: Seconds = 0.0
     max_rate: BytesPerSecond = math.inf
 
+    def for_routed_tokens(self) -> "NetworkConstants":
+        """Those of all-to-alls that send routed tokens."""
+        return self if self.routed_efficiency is None else replace(self, efficiency=self.routed_efficiency)
+
+    def with_token_bytes(self, token_bytes: Bytes) -> "NetworkConstants":
+        """Those of a dispatcher's tokens of this size."""
+        return replace(self, max_rate=token_bytes / self.token_seconds) if self.token_seconds else self
+
 
 @dataclass(frozen=True, slots=True)
 class P2pChannelConstants:
@@ -315,9 +323,7 @@ class Library:
             for variant in self.variants
         )
         networks = {
-            technology: replace(network, max_rate=token_bytes / network.token_seconds)
-            if network.token_seconds
-            else network
+            technology: network.with_token_bytes(token_bytes)
             for technology, network in self.network_by_technology.items()
         }
         return replace(self, variants=variants, network_by_technology=networks)
@@ -325,10 +331,7 @@ class Library:
     def for_routed_tokens(self) -> "Library":
         """The library where its all-to-alls send routed tokens."""
         constants = {
-            technology: network
-            if network.routed_efficiency is None
-            else replace(network, efficiency=network.routed_efficiency)
-            for technology, network in self.network_by_technology.items()
+            technology: network.for_routed_tokens() for technology, network in self.network_by_technology.items()
         }
         return self if constants == self.network_by_technology else replace(self, network_by_technology=constants)
 
@@ -366,9 +369,8 @@ class Library:
 
     def network_post_seconds(self, technologies: LinkTechnologies) -> Seconds:
         """Seconds to post one message between nodes, beyond the variant's."""
-        return max(
-            (self.network_constants(technology).post_seconds for technology in technologies.networks), default=0.0
-        )
+        by_network = (self.network_constants(technology).post_seconds for technology in technologies.networks)
+        return max(by_network, default=0.0)
 
     def nvlink_constants(self, technology: LinkTechnology) -> NvlinkConstants:
         """Constants of an NVLink generation; raise InputError where the library has none."""

@@ -124,10 +124,8 @@ def effective_bandwidth(table: LinkTable, library: Library, variant: AlgorithmVa
     on_nvlink, on_network = (medium == _MEDIA.index(wanted) for wanted in (Medium.NVLINK, Medium.NETWORK))
     bandwidth: FloatArray = table.bandwidth * library.pcie_efficiency * variant.efficiency
     for technology in technologies.networks:
-        links, constants = (
-            on_network & (table.technology == TECHNOLOGIES.index(technology)),
-            library.network_constants(technology),
-        )
+        links = on_network & (table.technology == TECHNOLOGIES.index(technology))
+        constants = library.network_constants(technology)
         bandwidth[links] = table.bandwidth[links] * constants.efficiency * variant.efficiency
         ports = links & (table.kind == LINK_KINDS.index(LinkKind.NIC))
         bandwidth[ports] = np.minimum(bandwidth[ports], constants.max_rate)

@@ -54,9 +54,10 @@ _LIGER_NOTE: Final = "Liger kernels"
 # fused_linear_cross_entropy are True
 _LIGER_KERNELS: Final = ("norm", "rotary", "activation", "optimizer")
 _FUSED_ADAM_NOTE: Final = re.compile(r"^fused AdamW; eager")
-# What a row of a container of NVIDIA's performance tables (`25.11 container` in its locator), or whose notes say `recipe
-# defaults` (a model card, whose commit follows the newest version), does not state is its recipe's
-# (topologies/model_recipes). Rows whose notes list a recipe's settings (`recipe QWEN3_30B_... @ v0.4.1: ...`) state all.
+# What a row of a container of NVIDIA's performance tables (`25.11 container` in its locator), or whose notes say
+# `recipe defaults` (a model card, whose commit follows the newest version), does not state is its recipe's
+# (topologies/model_recipes). Rows whose notes list a recipe's settings (`recipe QWEN3_30B_... @ v0.4.1: ...`) state
+# all of them.
 _CONTAINER: Final = re.compile(r"\b(\d\d\.\d\d(?:\.\d\d)?) container\b")
 _DEFAULTS_NOTE: Final = "recipe defaults"
 _STATED_RECIPE: Final = re.compile(r"\brecipe \S* ?@ (v[\d.]+)")

@@ -52,8 +52,8 @@ _UNSUPPORTED_NOTES: Final = {  # text in the notes
     "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
 }
 # models whose recipes set a coefficient for the load-balancing loss: moe_aux_loss_coeff in Megatron Bridge's
-# src/megatron/bridge/models/{deepseek/deepseek_v3,kimi/kimi,qwen/qwen3_moe}_bridge.py, of which the first reads Moonlight, and in
-# Megatron-MoE-ModelZoo's model_configs/benchmarking
+# src/megatron/bridge/models/{deepseek/deepseek_v3,kimi/kimi,qwen/qwen3_moe}_bridge.py, of which the first reads
+# Moonlight, and in Megatron-MoE-ModelZoo's model_configs/benchmarking
 _AUX_LOSS_MODELS: Final = (
     "deepseek-v3", "kimi-k2", "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x22b",
 )  # fmt: skip

@@ -32,9 +32,9 @@ def seconds(
 
 def test_routed_tokens_move_at_the_rate_of_incast() -> None:
     """With large messages the times differ as the shares of a port, whatever the latency."""
-    payload, constants = 64 * GB, load_library("nccl").network_constants(LinkTechnology.EFA)
-    plain = seconds("aws-p6-b300", CollectiveType.ALL_TO_ALL, payload)
-    routed = seconds("aws-p6-b300", CollectiveType.ALL_TO_ALL, payload, TokenDispatcher.ALL_TO_ALL)
+    payload, constants = 640 * GB, load_library("nccl").network_constants(LinkTechnology.EFA2)
+    plain = seconds("aws-p5", CollectiveType.ALL_TO_ALL, payload)
+    routed = seconds("aws-p5", CollectiveType.ALL_TO_ALL, payload, TokenDispatcher.ALL_TO_ALL)
     assert constants.routed_efficiency is not None
     assert routed / plain == pytest.approx(constants.efficiency / constants.routed_efficiency, rel=1e-3)
 
