@@ -102,6 +102,11 @@ class TokenDispatcher(IdentityEnum):
     HYBRIDEP = "hybridep"
 
     @property
+    def sends_indices(self) -> bool:
+        """Whether tokens arrive with the indices of their experts, not with a mask."""
+        return self in (TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.DEEPEP_UCCL)
+
+    @property
     def has_custom_kernels(self) -> bool:
         """Whether it communicates with kernels of its own rather than with library collectives."""
         return self not in (TokenDispatcher.ALL_GATHER, TokenDispatcher.ALL_TO_ALL)
