@@ -16,9 +16,9 @@ waits 1 s before the second and 1 s before the third, and is done after 8 s, tho
 less than 6 s of launches.
 
 Where the host needs a result of the device (how many tokens a collective sends: `CommOp.host_sync`), it
-waits until the device has finished everything that was launched; so it does behind a kernel whose result it needs
-(`Kernel.host_sync`). What it launches then begins h(j) later at the earliest, so the launch itself is exposed; the rest of the segment continues with a host that has no
-lead.
+waits until the device has finished everything that was launched; so it does behind a kernel whose result it
+needs (`Kernel.host_sync`). What it launches then begins h(j) later at the earliest, so the launch itself is
+exposed; the rest of the segment continues with a host that has no lead.
 
 Assumed: the host runs ahead by at most one segment, as in frameworks that wait for the GPU between passes.
 Forward (recomputed or not) and backward have launch times of their own: one is Python, the other autograd,

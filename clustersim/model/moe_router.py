@@ -59,9 +59,9 @@ _ROW_MAP_ENTRY_BYTES: Final = 4  # bytes of one entry of a row map
 _SORT_LAUNCHES: Final = 2  # extra launches of a top-k for its sort
 _SELECTION_LAUNCHES: Final = 6  # launches that make indices from the selection mask
 _ROW_MAP_LAUNCHES: Final = 2  # launches that make a row map
-# Of `_indices_to_multihot` and of the top-k of probabilities before it: 2 fills, a comparison, 2 selections by a mask of
-# 4 each, a range, a sum, 4 of repeat_interleave, 3 of what is written to the mask and the probabilities, a cast, and a top-k
-# of 3; backward: what was selected is added to zeros in the order of sorted indices
+# Of `_indices_to_multihot` and of the top-k of probabilities before it: 2 fills, a comparison, 2 selections by a mask
+# of 4 each, a range, a sum, 4 of repeat_interleave, 3 of what is written to the mask and the probabilities, a cast, and
+# a top-k of 3; backward: what was selected is added to zeros in the order of sorted indices
 _MASK_LAUNCHES: Final = 24
 _MASK_BACKWARD_LAUNCHES: Final = 15
 _LOSS_LAUNCHES: Final = 2  # launches that log a loss, or start its gradient
