@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from clustersim.model.framework import GraphCapture
+from clustersim.scenario.model_recipes import ModelRecipes, load_model_recipes
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.training_precision import (
     BRIDGE,
@@ -55,6 +56,13 @@ _LIGER_KERNELS: Final = ("norm", "rotary", "activation", "optimizer")
 _FUSED_ADAM_NOTE: Final = re.compile(r"^fused AdamW; eager")
 _FOREACH_ADAM_NOTE: Final = "foreach AdamW; eager"
 _UNIFORM_NOTE: Final = "weights, gradients and moments in bf16"
+# What a row of a container of NVIDIA's performance tables (`25.11 container` in its locator), or whose notes say
+# `recipe defaults` (a model card, whose commit follows the newest version), does not state is its recipe's
+# (topologies/model_recipes). Rows whose notes list a recipe's settings (`recipe QWEN3_30B_... @ v0.4.1: ...`) state
+# all of them.
+_CONTAINER: Final = re.compile(r"\b(\d\d\.\d\d(?:\.\d\d)?) container\b")
+_DEFAULTS_NOTE: Final = "recipe defaults"
+_STATED_RECIPE: Final = re.compile(r"\brecipe \S* ?@ (v[\d.]+)")
 _FULL_SHARD: Final = 3  # ZeRO stage
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 _DEEPSPEED_BUCKET: Final = "1 GB"  # reduce_bucket_size of deepspeed/runtime/zero/config.py, 5e8 elements, of bf16
@@ -194,12 +202,38 @@ class FrameworkDefaults:
         version = self.version or (_code_date(case) if self.is_dated else None)
         stated = {
             "name": self.framework,
-            "version": version,
+            "version": self._release(case) or version,
             "recipe": self._recipe(case),
             "cuda_graphs": self.uses_cuda_graphs or _cuda_graph_scope(case),
             "torch_compile": _is_compiled(case),
         }
-        return {key: value for key, value in stated.items() if value}
+        section = {key: value for key, value in stated.items() if value}
+        states_graphs = self.has_model_recipes and not self.leaves_to_recipe(case)
+        return {"cuda_graphs": False} | section if states_graphs else section
+
+    @property
+    def _model_recipes(self) -> ModelRecipes | None:
+        return load_model_recipes(self.framework) if self.framework and self.moe_only else None
+
+    @property
+    def has_model_recipes(self) -> bool:
+        """Whether what its recipes set for a model is known."""
+        return self._model_recipes is not None
+
+    def leaves_to_recipe(self, case: ValidationCase) -> bool:
+        """Whether a row leaves what it does not state to its recipe, of a version that is known."""
+        return self._release(case) is not None and not _STATED_RECIPE.search(case.text("notes"))
+
+    def _release(self, case: ValidationCase) -> str | None:
+        """The version of its recipes that a row ran; None: unknown."""
+        if self._model_recipes is None:
+            return None
+        versions, notes = self._model_recipes.versions, case.text("notes")
+        container, recipe = _CONTAINER.search(case.text("locator")), _STATED_RECIPE.search(notes)
+        by_tag = {entry["tag"]: version for version, entry in versions.items()}
+        newest = [*versions][-1] if _DEFAULTS_NOTE in notes else None
+        release = container[1] if container else by_tag.get(recipe[1]) if recipe else newest
+        return release if release in versions else None
 
     def _recipe(self, case: ValidationCase) -> str | None:
         """The recipe, `library` where the row says so or its model has no other."""

@@ -62,6 +62,10 @@ class OverheadsConfig(ConfigModel):
     """token permutation by several kernels; left out: the framework's"""
     router_unfused: bool | None = None
     """the router is unfused; left out: the framework's"""
+    indices_unfused: bool | None = None
+    """a mask of received tokens is made of indices by several kernels, for which the host waits (deepep);
+    left out: the framework's
+    """
     router_fp32: bool | None = None
     """router scores are computed in FP32; left out: the framework's"""
     router_loss: bool | None = None
