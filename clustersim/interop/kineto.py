@@ -143,7 +143,7 @@ class _RankTrace:
         events = _trace_events(file, content)
         info = content.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
-        launch_times = {
+        launch_times: dict[int | str | None, float] = {
             correlation: _microseconds(file, event, "ts")
             for event in events
             if _category(event) in _LAUNCH_CATEGORIES and (correlation := _event_id(event, "correlation")) is not None
