@@ -35,7 +35,8 @@ from clustersim.scenario.degradations import apply_mixed_nodes, read_background_
 from clustersim.scenario.error_messages import translate_validation_error
 from clustersim.scenario.file_cache import CachedRead, ReadCache
 from clustersim.scenario.model import read_model
-from clustersim.scenario.overrides import apply_overrides
+from clustersim.scenario.model_recipes import recipe_settings
+from clustersim.scenario.overrides import apply_changes, apply_overrides
 from clustersim.scenario.reliability import ReliabilityModel
 from clustersim.scenario.resolved import ResolvedJob, ResolvedScenario
 from clustersim.scenario.settings import Contention, CostSettings, EconomicsSettings
@@ -147,6 +148,13 @@ def resolve_unchecked(
 
 
 def _parse_config(raw_mapping: Mapping[str, Any], source: ScenarioSource) -> ScenarioConfig:
+    """The sections of a file, with what its framework's recipe sets where the file does not say it."""
+    config = _validate_config(raw_mapping, source)
+    settings = recipe_settings(config, source.base_dir)
+    return _validate_config(apply_changes(raw_mapping, settings), source) if settings else config
+
+
+def _validate_config(raw_mapping: Mapping[str, Any], source: ScenarioSource) -> ScenarioConfig:
     try:
         return ScenarioConfig.model_validate(raw_mapping)
     except ValidationError as error:

@@ -52,7 +52,8 @@ def test_dualpipev_overlaps_by_default() -> None:
         (["layout.ep=1"], "overlaps MoE communication with computation, but layout.ep is 1; write false"),
         (
             ["layout.dispatcher=allgather"],
-            "is not for dispatcher allgather; dispatcher alltoall or deepep or deepep_v2 or hybridep fits",
+            "is not for dispatcher allgather; dispatcher alltoall or deepep or deepep_v2 or deepep_uccl or hybridep "
+            "fits",
         ),
         (
             ["schedule=bfs"],
