@@ -32,6 +32,7 @@ _ATTENTION_SCOPE: Final = "attn"
 _DISPATCHER: Final = "layout.dispatcher"
 _OVERLAP: Final = "layout.overlap_moe_expert_parallel_comm"
 _RECOMPUTE: Final = "training.recompute"
+_OF_ALL_RECIPES: Final[Mapping[str, Any]] = {"layout.etp": 1}  # of models with experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,6 @@ class ModelRecipe:
         Other pipelines have nothing to overlap dispatch with (megatron/core/transformer/transformer_config.py).
         """
         yield _DISPATCHER, self.dispatcher
-        yield "layout.etp", 1
         if self.dispatcher == _HYBRIDEP:
             yield "layout.dispatcher_num_sms", _HYBRIDEP_SMS
         if self.overlap and is_interleaved:
@@ -123,8 +123,10 @@ def recipe_settings(config: ScenarioConfig, base_dir: Path) -> dict[str, Any]:
     known = load_model_recipes(framework.name) if framework.recipe and model else None
     if known is None or model is None:
         return {}
-    by_recipe = known.models.get(model, {})
-    settings: dict[str, Any] = {**by_recipe.get("any", {}), **by_recipe.get(framework.recipe or "", {})}
+    if model not in known.models:
+        return {}
+    by_recipe = known.models[model]
+    settings = {**_OF_ALL_RECIPES, **by_recipe.get("any", {}), **by_recipe.get(framework.recipe or "", {})}
     recipe = _find_recipe(known, config, base_dir) if framework.recipe == "performance" else None
     if recipe is not None:
         is_interleaved = config.layout.pp == 1 or config.schedule.interleaved is not None

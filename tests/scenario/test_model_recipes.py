@@ -115,6 +115,13 @@ def test_a_row_of_a_container_gets_what_a_user_gets(
     assert settings(row) == expected
 
 
+@pytest.mark.parametrize("recipe", ["library", "performance"])
+def test_no_recipe_shards_experts_over_tensor_parallel_ranks(recipe: str) -> None:
+    layout = {"dp": 4, "tp": 2, "ep": 8, "sequence_parallel": True}
+    scenario = user_scenario(QWEN_30B, "b200", "bf16", layout=layout, framework={"recipe": recipe})
+    assert scenario.layout.effective_etp == 1
+
+
 def test_without_a_version_it_is_the_newest_recipe() -> None:
     newest = {"name": "megatron-bridge", "recipe": "performance", "version": [*table().versions][-1]}
     assert settings(user_scenario(QWEN_30B, "gb200", "mxfp8")) == settings(
@@ -207,7 +214,7 @@ def test_the_table_names_what_exists() -> None:
         load_framework("megatron-bridge", version, "performance")
     assert set(recipes.models) <= set(PRESETS)
     for recipe in recipes.recipes:
-        assert recipe.model in PRESETS
+        assert recipe.model in recipes.models
         assert set(recipe.accelerators) <= set(data_files.list_names("accelerators"))
         assert set(recipe.versions) <= set(recipes.versions)
         assert recipe.dispatcher in {dispatcher.value for dispatcher in TokenDispatcher}
