@@ -150,6 +150,7 @@ def test_tokens_are_dropped_in_the_first_version_on_blackwell(version: str, gpu:
         ({"framework": {"cuda_graphs": "outside_experts"}}, ("hybridep", True, OUTSIDE, set())),
         ({"training": {"recompute": "full"}}, ("hybridep", False, ALL, set())),
         ({"layout": {"overlap_moe_expert_parallel_comm": False}}, ("hybridep", False, ALL, set())),
+        ({"layout": {"data": "fsdp"}}, ("hybridep", True, ALL, set())),
         ({"framework": {"recipe": "library"}}, ("deepep", False, NOTHING, set())),
         ({"framework": {"recipe": None}}, ("alltoall", False, NOTHING, set())),
     ],
