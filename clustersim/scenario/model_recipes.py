@@ -116,7 +116,11 @@ class ModelRecipes:
         if not _is_stated(config, _GRAPHS):
             return recipe.graphs == _FULL_ITERATION
         versions = {version for other in self.recipes if other.graphs == _FULL_ITERATION for version in other.versions}
-        return config.framework.cuda_graphs is True and not versions.isdisjoint(recipe.versions)
+        return config.framework.cuda_graphs is True and self.version_of(config) in versions
+
+    def version_of(self, config: ScenarioConfig) -> str:
+        """The version of a scenario's software, else the newest."""
+        return config.framework.version or [*self.versions][-1]
 
 
 def load_model_recipes(framework: str) -> ModelRecipes | None:
@@ -155,7 +159,7 @@ def recipe_settings(config: ScenarioConfig, base_dir: Path) -> dict[str, Any]:
 
 def _find_recipe(known: ModelRecipes, config: ScenarioConfig, accelerator: str | None) -> ModelRecipe | None:
     """The recipe of the scenario's model, accelerator, format and version; that of its ep if there are several."""
-    version = config.framework.version or [*known.versions][-1]
+    version = known.version_of(config)
     compute = config.training.precision.compute
     matching = [
         recipe
