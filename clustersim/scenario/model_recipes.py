@@ -94,11 +94,13 @@ class ModelRecipe:
 class ModelRecipes:
     """A file of recipes.
 
-    versions: of the framework, oldest first; models: keys by model and recipe (or `any`); high_precision_attention:
-    accelerators, by model, on which recipes with graphs of iterations keep attention in 16 bits.
+    versions: of the framework, oldest first; formats: keys by format; models: keys by model and recipe (or `any`);
+    high_precision_attention: accelerators, by model, on which recipes with graphs of iterations keep attention in 16
+    bits.
     """
 
     versions: Mapping[str, Mapping[str, str]]
+    formats: Mapping[str, Mapping[str, Any]]
     models: Mapping[str, Mapping[str, Mapping[str, Any]]]
     high_precision_attention: Mapping[str, Sequence[str]]
     recipes: tuple[ModelRecipe, ...]
@@ -135,19 +137,19 @@ def load_model_recipes(framework: str) -> ModelRecipes | None:
 def _read_model_recipes(path: Path, text: str) -> ModelRecipes:
     content = data_files.parse_mapping(path, text)
     recipes = tuple(map(ModelRecipe.from_mapping, content["recipes"]))
-    return ModelRecipes(content["versions"], content["models"], content["high_precision_attention"], recipes)
+    return ModelRecipes(**content | {"recipes": recipes})
 
 
 def recipe_settings(config: ScenarioConfig, base_dir: Path) -> dict[str, Any]:
     """Values by key of the scenario's file that its framework's recipe sets and the file does not state."""
-    framework, model = config.framework, config.model.preset
-    known = load_model_recipes(framework.name) if framework.recipe and model else None
-    if known is None or model is None:
+    framework, model = config.framework, config.model.preset or ""
+    known = load_model_recipes(framework.name) if framework.recipe else None
+    if known is None:
         return {}
-    if model not in known.models:
-        return {}
-    by_recipe = known.models[model]
-    settings = {**_OF_ALL_RECIPES, **by_recipe.get("any", {}), **by_recipe.get(framework.recipe or "", {})}
+    settings = {**known.formats.get(config.training.precision.compute, {})}
+    if model in known.models:
+        by_recipe = known.models[model]
+        settings |= {**_OF_ALL_RECIPES, **by_recipe.get("any", {}), **by_recipe.get(framework.recipe or "", {})}
     accelerator = _accelerator(config, base_dir)
     recipe = _find_recipe(known, config, accelerator) if framework.recipe == "performance" else None
     if recipe is not None:

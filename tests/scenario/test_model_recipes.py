@@ -112,7 +112,15 @@ def test_a_row_of_a_container_gets_what_a_user_gets(
     model: str, release: str, gpu: str, precision: str, expected: tuple[Any, ...]
 ) -> None:
     row = Scenario.from_mapping(scenario_mapping(container_row(model, release, gpu, precision)))
+    user = user_scenario(model, gpu, precision, framework={"version": release})
     assert settings(row) == expected
+    assert (row.training.recipe, row.training.overheads, row.training.fused) == (
+        user.training.recipe,
+        user.training.overheads,
+        user.training.fused,
+    )
+    assert row.layout.moe_shared_expert_overlap == user.layout.moe_shared_expert_overlap
+    assert row.layout.dispatcher_num_sms == user.layout.dispatcher_num_sms
 
 
 @pytest.mark.parametrize("recipe", ["library", "performance"])
