@@ -107,7 +107,7 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
         "cp": parsed.positive_integer("context-parallel-size"),
         "pp": parsed.positive_integer("pipeline-model-parallel-size"),
         "ep": parsed.positive_integer("expert-model-parallel-size"),
-        "etp": parsed.integer("expert-tensor-parallel-size"),
+        "etp": parsed.integer("expert-tensor-parallel-size") or (tp if tp > 1 and parsed.has("num-experts") else None),
         "sequence_parallel": parsed.has("sequence-parallel") and tp != 1,
         **({"order": ["tp", "cp", "pp", "dp"]} if parsed.has("use-tp-pp-dp-mapping") else {}),
         **({"overlap_p2p_comm": False} if parsed.has("no-overlap-p2p-communication") else {}),

@@ -104,6 +104,8 @@ class Overheads:
     reduced, to find non-finite values; unscale_gradients, FP16 gradients are divided by the loss scale and
     checked for non-finite values, and the result is all-reduced over the model-parallel ranks;
     upcast_gradients, the optimizer reads a copy of lower-precision gradients in its master weights' format;
+    scale_clipped_gradients, clipping multiplies gradients whether their norm exceeds the limit or not
+    (torch.nn.utils.clip_grad_norm_; other software multiplies them only where it does, which is rare in a steady run);
     allreduce_layernorm_grads, gradients of norms (and of biases after them) are all-reduced over
     tensor-parallel ranks under sequence parallelism.
 
@@ -143,6 +145,7 @@ class Overheads:
     check_for_nan_in_grad: bool = False
     unscale_gradients: bool = False
     upcast_gradients: bool = False
+    scale_clipped_gradients: bool = False
     allreduce_layernorm_grads: bool = False
     tensor_parallel_copies: bool = False
     attention_copies: bool = False

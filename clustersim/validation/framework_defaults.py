@@ -54,6 +54,8 @@ _LIGER_NOTE: Final = "Liger kernels"
 # fused_linear_cross_entropy are True
 _LIGER_KERNELS: Final = ("norm", "rotary", "activation", "optimizer")
 _FUSED_ADAM_NOTE: Final = re.compile(r"^fused AdamW; eager")
+_FOREACH_ADAM_NOTE: Final = "foreach AdamW; eager"
+_UNIFORM_NOTE: Final = "weights, gradients and moments in bf16"
 # What a row of a container of NVIDIA's performance tables (`25.11 container` in its locator), or whose notes say
 # `recipe defaults` (a model card, whose commit follows the newest version), does not state is its recipe's
 # (topologies/model_recipes). Rows whose notes list a recipe's settings (`recipe QWEN3_30B_... @ v0.4.1: ...`) state
@@ -142,6 +144,8 @@ class FrameworkDefaults:
         if _LIGER_NOTE in notes:
             return {"loss": "fused_linear", "fused": [*_LIGER_KERNELS]}
         stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in notes else {}
+        if _FOREACH_ADAM_NOTE in notes:
+            return stated_loss | {"fused": []}
         return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})
 
     def attention_options(self, case: ValidationCase) -> dict[str, str]:
@@ -240,7 +244,7 @@ class FrameworkDefaults:
     def precision_config(self, case: ValidationCase) -> dict[str, str | int]:
         """`training.precision`: compute format, and non-default formats of gradients and optimizer states."""
         formats, high_precision = dict(training_precision(case, self.precision_configs)), high_precision_format(case)
-        if self.uniform_precision:
+        if self.uniform_precision or _UNIFORM_NOTE in case.text("notes"):
             return formats | {"gradients": high_precision, "master": "none", "moments": high_precision}
         stated = _GRADIENT_NOTE.search(case.text("notes"))
         if high_precision != "bf16":
@@ -297,6 +301,8 @@ _TORCHTITAN: Final = FrameworkDefaults(
     precision_configs=TORCHAO,
 )
 _TRANSFORMERS: Final = FrameworkDefaults("transformers", framework="transformers", backward_tp_overlap=False)
+# runs of until 2025 had PyTorch 2.10 or older
+_TRANSFORMERS_2025: Final = replace(_TRANSFORMERS, last_year=2025, version="4.57")
 # deepspeed/runtime/zero/config.py: overlap_comm is on by default for stage 3 only, buckets have 5e8 elements
 _DEEPSPEED: Final = FrameworkDefaults(
     "deepspeed",
@@ -306,6 +312,7 @@ _DEEPSPEED: Final = FrameworkDefaults(
     grad_reduce_overlap=False,
     bucket_size=_DEEPSPEED_BUCKET,
 )
+_DEEPSPEED_2025: Final = replace(_DEEPSPEED, last_year=2025, version="0.18")
 # megatron/training/arguments.py: --overlap-grad-reduce (2d5220a4, 2023-08-16) is off unless given; overlap_p2p_comm is
 # the default since 2023-10-12 (4eeff55d), and set to False for pipelines that are not interleaved
 _MEGATRON: Final = FrameworkDefaults(
@@ -336,9 +343,13 @@ FRAMEWORKS: Final = (
     # FlashAttention-2 before cuDNN until 2025-10-09, except on GPUs of compute capability 10.0 (pull request 1196)
     *(replace(_TORCHTITAN, flash_version="flash", gpu_prefix=gpu) for gpu in ("b200", "gb200", "b300", "gb300")),
     _TORCHTITAN,
+    replace(_DEEPSPEED_2025, name_substring="transformers + deepspeed"),
     replace(_DEEPSPEED, name_substring="transformers + deepspeed"),
+    _TRANSFORMERS_2025,
     _TRANSFORMERS,
+    replace(_TRANSFORMERS_2025, name_substring="accelerate", framework="accelerate", version="1.12"),
     replace(_TRANSFORMERS, name_substring="accelerate", framework="accelerate"),
+    replace(_TRANSFORMERS_2025, name_substring="ms-swift"),
     replace(_TRANSFORMERS, name_substring="ms-swift"),
     # dtype is bf16 in its recipes (recipes/configs)
     FrameworkDefaults("torchtune", framework="torchtune", copies_gathered=True, uniform_precision=True),
@@ -397,6 +408,7 @@ FRAMEWORKS: Final = (
         precision_configs=MOE_MODEL_ZOO,
     ),
     _MEGATRON,
+    _DEEPSPEED_2025,
     _DEEPSPEED,
     # XLA matmuls through Flax or Transformer Engine
     FrameworkDefaults("maxtext", framework="maxtext", compiles_programs=True, precision_configs=DELAYED_SCALING),

@@ -155,7 +155,7 @@ def moe_layout(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, A
     etp = _ETP_NOTE.search(case.text("notes"))
     if etp:
         return config | {"etp": int(etp[1])}
-    return config | ({"etp": 1} if defaults.unsharded_experts else {})
+    return config | {"etp": 1 if defaults.unsharded_experts else case.positive_int("tp", 1)}
 
 
 def _overlaps_shared_experts(case: ValidationCase, defaults: FrameworkDefaults, dispatcher: TokenDispatcher) -> bool:

@@ -208,6 +208,18 @@ def test_arguments_of_training(arguments: str, key: str, value: object) -> None:
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "data", "zero3"),
         ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1", "layers_per_stage", {"first": 1}),
         ("--num-experts 4 --moe-token-dispatcher-type alltoall", "dispatcher", "alltoall"),
+        (
+            "--num-experts 4 --tensor-model-parallel-size 2 --sequence-parallel --moe-token-dispatcher-type alltoall "
+            "--moe-ffn-hidden-size 64",
+            "etp",
+            2,
+        ),
+        (
+            "--num-experts 4 --tensor-model-parallel-size 2 --sequence-parallel --moe-token-dispatcher-type alltoall "
+            "--moe-ffn-hidden-size 64 --expert-tensor-parallel-size 1",
+            "etp",
+            1,
+        ),
         ("--context-parallel-size 2", "cp", 2),
     ],
 )

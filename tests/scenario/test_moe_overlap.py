@@ -83,8 +83,8 @@ WITHOUT_OVERLAP = "layout.overlap_moe_expert_parallel_comm=false"
     [
         (["layout.delay_wgrad_compute=true"], "write layout.overlap_moe_expert_parallel_comm: true, too"),
         (
-            ["layout.moe_shared_expert_overlap=true", "layout.dispatcher=deepep"],
-            "is not for dispatcher deepep; dispatcher alltoall",
+            ["layout.moe_shared_expert_overlap=true", "layout.dispatcher=allgather"],
+            "is not for dispatcher allgather; dispatcher alltoall",
         ),
         (
             ["layout.moe_shared_expert_overlap=true", "model.experts.shared=0"],

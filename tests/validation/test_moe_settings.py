@@ -100,11 +100,11 @@ def test_other_dimensions_are_no_public_moe(change: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("cells", "layout"),
     [
-        ({}, {"ep": 8, "dispatcher": "alltoall"}),
+        ({}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
         ({"notes": "DeepEP, ETP1, rounded"}, {"ep": 8, "dispatcher": "deepep", "etp": 1}),
         ({"notes": "padding; ETP=4; top-2"}, {"ep": 8, "dispatcher": "alltoall", "etp": 4}),
-        ({"notes": "moe_flex_dispatcher_backend=hybridep"}, {"ep": 8, "dispatcher": "hybridep"}),
-        ({"notes": "NCCL all-to-all, EP8 in node"}, {"ep": 8, "dispatcher": "alltoall"}),
+        ({"notes": "moe_flex_dispatcher_backend=hybridep"}, {"ep": 8, "dispatcher": "hybridep", "etp": 1}),
+        ({"notes": "NCCL all-to-all, EP8 in node"}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
         ({"framework": "megatron-bridge (megatron-core)"}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
         ({"framework": "megatron-lm (megatron-core dev)"}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
     ],

@@ -38,6 +38,8 @@ class OverheadsConfig(ConfigModel):
     """gradients are divided by the loss scale; left out: the framework's"""
     upcast_gradients: bool | None = None
     """gradients are copied into a higher-precision format; left out: the framework's"""
+    scale_clipped_gradients: bool | None = None
+    """clipping multiplies gradients even where their norm is below the limit; left out: the framework's"""
     allreduce_layernorm_grads: bool | None = None
     """weight gradients of norms are all-reduced over tensor-parallel ranks under sequence parallelism;
     left out: the framework's
