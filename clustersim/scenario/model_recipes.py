@@ -9,7 +9,7 @@ CUDA graphs over Transformer Engine's scopes capture everything but the experts 
 little without it that it counts as nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,11 +27,15 @@ _HYBRIDEP: Final = "hybridep"
 # NVIDIA-NeMo/Megatron-Bridge v0.3.0 to v0.5.1, scripts/performance/utils/overrides.py (`moe_hybridep_num_sms`)
 _HYBRIDEP_SMS: Final = 32
 _FULL_ITERATION: Final = "full_iteration"
-_WHOLE_PASS_GRAPHS: Final = (_FULL_ITERATION, "full_layer")
+_FULL_LAYER: Final = "full_layer"
+_MXFP8: Final = "mxfp8"
+_GRAPHS: Final = "framework.cuda_graphs"
 _ATTENTION_SCOPE: Final = "attn"
 _DISPATCHER: Final = "layout.dispatcher"
 _OVERLAP: Final = "layout.overlap_moe_expert_parallel_comm"
+_DELAYED_WGRAD: Final = "layout.delay_wgrad_compute"
 _RECOMPUTE: Final = "training.recompute"
+_OF_ALL_RECIPES: Final[Mapping[str, Any]] = {"layout.etp": 1}  # of models with experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,7 @@ class ModelRecipe:
     model: preset; accelerators, formats: files of accelerators and values of `training.precision.compute`; versions:
     of the framework; dispatcher: of tokens; overlap: dispatch overlaps compute, with delayed weight gradients; graphs:
     none, full_iteration, full_layer, or Transformer Engine's scopes; recompute: modules; ep: expert parallelism that
-    selects the recipe, None: any; capacity: capacity factor to which experts are padded; fp8_attention: attention in
-    the matmuls' format.
+    selects the recipe, None: any; capacity: capacity factor to which experts are padded.
     """
 
     model: str
@@ -55,7 +58,6 @@ class ModelRecipe:
     recompute: tuple[str, ...]
     ep: int | None = None
     capacity: float | None = None
-    fp8_attention: bool = False
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "ModelRecipe":
@@ -65,41 +67,62 @@ class ModelRecipe:
         }
         return cls(**fields)
 
-    def settings(self, *, is_interleaved: bool, compute: str) -> Iterator[tuple[str, Any]]:
+    def settings(self, *, is_interleaved: bool) -> Iterator[tuple[str, Any]]:
         """Keys of a scenario with their values; is_interleaved: without a pipeline, or with several chunks.
 
         Other pipelines have nothing to overlap dispatch with (megatron/core/transformer/transformer_config.py).
         """
         yield _DISPATCHER, self.dispatcher
-        yield "layout.etp", 1
         if self.dispatcher == _HYBRIDEP:
             yield "layout.dispatcher_num_sms", _HYBRIDEP_SMS
         if self.overlap and is_interleaved:
             yield _OVERLAP, True
-            yield "layout.delay_wgrad_compute", True
-        yield "framework.cuda_graphs", self._graph_capture
+            yield _DELAYED_WGRAD, True
+        yield _GRAPHS, self._graph_capture
         yield _RECOMPUTE, {"modules": [*self.recompute]} if self.recompute else "none"
         if self.capacity is not None:
             yield "model.experts.capacity_factor", self.capacity
-        if self.graphs == _FULL_ITERATION and compute == "mxfp8":
-            yield "training.overheads.grouping", "fused"
-        if self.fp8_attention and compute == "mxfp8":
-            yield "training.precision.attention", compute
 
     @property
     def _graph_capture(self) -> bool | str:
         if isinstance(self.graphs, str):
-            return self.graphs in _WHOLE_PASS_GRAPHS
+            return self.graphs in (_FULL_ITERATION, _FULL_LAYER)
         return GraphCapture.OUTSIDE_EXPERTS.value if _ATTENTION_SCOPE in self.graphs else False
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecipes:
-    """A file of recipes. versions: of the framework, oldest first; models: keys by model and recipe (or `any`)."""
+    """A file of recipes.
+
+    versions: of the framework, oldest first; formats: keys by format; models: keys by model and recipe (or `any`);
+    high_precision_attention: accelerators, by model, on which recipes with graphs of iterations keep attention in 16
+    bits.
+    """
 
     versions: Mapping[str, Mapping[str, str]]
+    formats: Mapping[str, Mapping[str, Any]]
     models: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    high_precision_attention: Mapping[str, Sequence[str]]
     recipes: tuple[ModelRecipe, ...]
+
+    def format_settings(self, recipe: ModelRecipe, config: ScenarioConfig, accelerator: str) -> dict[str, Any]:
+        """What a recipe with graphs of iterations sets in MXFP8."""
+        if config.training.precision.compute != _MXFP8 or not self._captures_iterations(recipe, config):
+            return {}
+        is_high_precision = accelerator in self.high_precision_attention.get(recipe.model, ())
+        attention = {} if is_high_precision else {"training.precision.attention": _MXFP8}
+        return {"training.overheads.grouping": "fused"} | attention
+
+    def _captures_iterations(self, recipe: ModelRecipe, config: ScenarioConfig) -> bool:
+        """Whether whole iterations are captured: by the recipe, or by the file where its version can."""
+        if not _is_stated(config, _GRAPHS):
+            return recipe.graphs == _FULL_ITERATION
+        versions = {version for other in self.recipes if other.graphs == _FULL_ITERATION for version in other.versions}
+        return config.framework.cuda_graphs is True and self.version_of(config) in versions
+
+    def version_of(self, config: ScenarioConfig) -> str:
+        """The version of a scenario's software, else the newest."""
+        return config.framework.version or [*self.versions][-1]
 
 
 def load_model_recipes(framework: str) -> ModelRecipes | None:
@@ -114,28 +137,32 @@ def load_model_recipes(framework: str) -> ModelRecipes | None:
 def _read_model_recipes(path: Path, text: str) -> ModelRecipes:
     content = data_files.parse_mapping(path, text)
     recipes = tuple(map(ModelRecipe.from_mapping, content["recipes"]))
-    return ModelRecipes(content["versions"], content["models"], recipes)
+    return ModelRecipes(**content | {"recipes": recipes})
 
 
 def recipe_settings(config: ScenarioConfig, base_dir: Path) -> dict[str, Any]:
     """Values by key of the scenario's file that its framework's recipe sets and the file does not state."""
-    framework, model = config.framework, config.model.preset
-    known = load_model_recipes(framework.name) if framework.recipe and model else None
-    if known is None or model is None:
+    framework, model = config.framework, config.model.preset or ""
+    known = load_model_recipes(framework.name) if framework.recipe else None
+    if known is None:
         return {}
-    by_recipe = known.models.get(model, {})
-    settings: dict[str, Any] = {**by_recipe.get("any", {}), **by_recipe.get(framework.recipe or "", {})}
-    recipe = _find_recipe(known, config, base_dir) if framework.recipe == "performance" else None
+    settings = {**known.formats.get(config.training.precision.compute, {})}
+    if model in known.models:
+        by_recipe = known.models[model]
+        settings |= {**_OF_ALL_RECIPES, **by_recipe.get("any", {}), **by_recipe.get(framework.recipe or "", {})}
+    accelerator = _accelerator(config, base_dir)
+    recipe = _find_recipe(known, config, accelerator) if framework.recipe == "performance" else None
     if recipe is not None:
         is_interleaved = config.layout.pp == 1 or config.schedule.interleaved is not None
-        settings |= dict(recipe.settings(is_interleaved=is_interleaved, compute=config.training.precision.compute))
+        settings |= dict(recipe.settings(is_interleaved=is_interleaved))
+        settings |= known.format_settings(recipe, config, accelerator or "")
     return _without_conflicts({key: value for key, value in settings.items() if not _is_stated(config, key)}, config)
 
 
-def _find_recipe(known: ModelRecipes, config: ScenarioConfig, base_dir: Path) -> ModelRecipe | None:
+def _find_recipe(known: ModelRecipes, config: ScenarioConfig, accelerator: str | None) -> ModelRecipe | None:
     """The recipe of the scenario's model, accelerator, format and version; that of its ep if there are several."""
-    version = config.framework.version or [*known.versions][-1]
-    accelerator, compute = _accelerator(config, base_dir), config.training.precision.compute
+    version = known.version_of(config)
+    compute = config.training.precision.compute
     matching = [
         recipe
         for recipe in known.recipes
@@ -188,7 +215,9 @@ def _without_conflicts(settings: Mapping[str, Any], config: ScenarioConfig) -> d
     )
     overlaps = settings.get(_OVERLAP, config.layout.overlap_moe_expert_parallel_comm) and not recomputes_layers
     if not overlaps:
-        excluded |= {_OVERLAP, "layout.delay_wgrad_compute"}
+        excluded.add(_OVERLAP)
+    if not overlaps or config.layout.data.strategy().shards_parameters:
+        excluded.add(_DELAYED_WGRAD)
     if overlaps or settings.get(_DISPATCHER, config.layout.dispatcher.value) != _ALL_TO_ALL:
         excluded.add("layout.moe_shared_expert_overlap")
     return {key: value for key, value in settings.items() if key not in excluded}

@@ -441,7 +441,7 @@ def test_a_mixture_that_waits_for_launches_is_told_cuda_graphs() -> None:
     report = run_what_ifs(simulate(Scenario.from_mapping(LAUNCH_BOUND_MOE)))
     best, outcome = report.improvements[0]
     assert best.arguments == "--set framework.cuda_graphs=outside_experts"
-    assert outcome.slowdown_ratio < -0.2
+    assert outcome.slowdown_ratio < -0.15
 
 
 def test_a_framework_without_graphs_is_told_one_that_has_them() -> None:

@@ -112,7 +112,22 @@ def test_a_row_of_a_container_gets_what_a_user_gets(
     model: str, release: str, gpu: str, precision: str, expected: tuple[Any, ...]
 ) -> None:
     row = Scenario.from_mapping(scenario_mapping(container_row(model, release, gpu, precision)))
+    user = user_scenario(model, gpu, precision, framework={"version": release})
     assert settings(row) == expected
+    assert (row.training.recipe, row.training.overheads, row.training.fused) == (
+        user.training.recipe,
+        user.training.overheads,
+        user.training.fused,
+    )
+    assert row.layout.moe_shared_expert_overlap == user.layout.moe_shared_expert_overlap
+    assert row.layout.dispatcher_num_sms == user.layout.dispatcher_num_sms
+
+
+@pytest.mark.parametrize("recipe", ["library", "performance"])
+def test_no_recipe_shards_experts_over_tensor_parallel_ranks(recipe: str) -> None:
+    layout = {"dp": 4, "tp": 2, "ep": 8, "sequence_parallel": True}
+    scenario = user_scenario(QWEN_30B, "b200", "bf16", layout=layout, framework={"recipe": recipe})
+    assert scenario.layout.effective_etp == 1
 
 
 def test_without_a_version_it_is_the_newest_recipe() -> None:
@@ -143,6 +158,7 @@ def test_tokens_are_dropped_in_the_first_version_on_blackwell(version: str, gpu:
         ({"framework": {"cuda_graphs": "outside_experts"}}, ("hybridep", True, OUTSIDE, set())),
         ({"training": {"recompute": "full"}}, ("hybridep", False, ALL, set())),
         ({"layout": {"overlap_moe_expert_parallel_comm": False}}, ("hybridep", False, ALL, set())),
+        ({"layout": {"data": "fsdp"}}, ("hybridep", True, ALL, set())),
         ({"framework": {"recipe": "library"}}, ("deepep", False, NOTHING, set())),
         ({"framework": {"recipe": None}}, ("alltoall", False, NOTHING, set())),
     ],
@@ -207,7 +223,7 @@ def test_the_table_names_what_exists() -> None:
         load_framework("megatron-bridge", version, "performance")
     assert set(recipes.models) <= set(PRESETS)
     for recipe in recipes.recipes:
-        assert recipe.model in PRESETS
+        assert recipe.model in recipes.models
         assert set(recipe.accelerators) <= set(data_files.list_names("accelerators"))
         assert set(recipe.versions) <= set(recipes.versions)
         assert recipe.dispatcher in {dispatcher.value for dispatcher in TokenDispatcher}
