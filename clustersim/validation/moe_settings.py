@@ -112,7 +112,8 @@ def _runs_experts_sequentially(notes: str) -> bool:
 
 def moe_precision(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str]:
     """`training.precision` entries of MoE recipes that keep optimizer moments or gradients below FP32."""
-    has_bf16_states = defaults.moe_only and matching_preset(case) in _BF16_STATE_MODELS
+    is_known = defaults.has_model_recipes  # then they are in the recipe
+    has_bf16_states = defaults.moe_only and not is_known and matching_preset(case) in _BF16_STATE_MODELS
     has_bf16_moments = has_bf16_states or _BF16_MOMENTS_NOTE in case.text("notes")
     names = [*(["moments"] if has_bf16_moments else []), *(["gradients"] if has_bf16_states else [])]
     return dict.fromkeys(names, high_precision_format(case))
