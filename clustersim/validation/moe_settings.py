@@ -101,6 +101,7 @@ def moe_overheads(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str
         "router_loss": (True, has_loss),
         "permute_unfused": (_UNFUSED_PERMUTE_NOTE in notes, _UNFUSED_PERMUTE_NOTE in notes or defaults.fused_routing),
         "router_unfused": (False, defaults.fused_routing),
+        "indices_unfused": (False, defaults.fused_routing),  # --enable-experimental in model_configs/benchmarking
         "grouping": ("fused", True) if FUSED_MLP_NOTE in notes else ("loop", _runs_experts_sequentially(notes)),
     }
     return {key: value for key, (value, applies) in candidates.items() if applies}

@@ -37,7 +37,7 @@ QWEN = {
     **{"vocab": "151936", "experts": "128", "top_k": "8", "moe_ffn_hidden": "768", "shared_experts": "0"},
     **{"tied_embeddings": "no", "year": "2026"},
 }
-FUSED_KERNELS = {"permute_unfused": False, "router_unfused": False}
+FUSED_KERNELS = {"permute_unfused": False, "router_unfused": False, "indices_unfused": False}
 
 
 def case_to_scenario(row: ValidationCase) -> Scenario:
