@@ -315,7 +315,11 @@ def moe_cases() -> dict[str, WhatIf]:
     ("name", "expected_text", "overrides"),
     [
         ("other_dispatcher", "deepep, not alltoall", ["layout.dispatcher=deepep"]),
-        ("other_loads", "drawn, with a variation of 0.3 (seed 0)", ["training.expert_load=0.3"]),
+        (  # two experts per rank, whose tokens together vary by 0.3
+            "other_loads",
+            "drawn, with a variation of 0.424 of each expert's (seed 0)",
+            [f"training.expert_load={0.3 * math.sqrt(2)!r}"],
+        ),
     ],
 )
 def test_dispatcher_and_load_cases_match_the_scenario_with_overrides(
