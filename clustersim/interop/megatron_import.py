@@ -25,7 +25,11 @@ RECIPE_BY_FLAG: Final = {
     "blockwise": "fp8-blockwise",
     "mxfp8": "mxfp8",
 }
-ROUTING_FUSION_FLAGS: Final = {"moe-permute-fusion": "permute_unfused", "moe-router-fusion": "router_unfused"}
+ROUTING_FUSION_FLAGS: Final = {
+    "moe-permute-fusion": "permute_unfused",
+    "moe-router-fusion": "router_unfused",
+    "enable-experimental": "indices_unfused",
+}
 """Flags that fuse kernels around experts, and the key of `training.overheads` that they turn off."""
 STRATEGY_BY_FLAG: Final = {
     "no_shard": "ddp",

@@ -371,7 +371,7 @@ FRAMEWORKS: Final = (
     replace(_NEMO, moe_only=True, gpu_prefix="b200", uses_cuda_graphs=True),
     _NEMO,
     # its MoE recipes set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes)
-    replace(_BRIDGE, moe_only=True, has_library_runs=True, unsharded_experts=True, has_aux_loss=True),
+    replace(_BRIDGE, moe_only=True, has_library_runs=True, unsharded_experts=True),
     # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4
     replace(_BRIDGE, tp_comm_overlap=True),
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before

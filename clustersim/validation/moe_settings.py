@@ -101,6 +101,7 @@ def moe_overheads(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str
         "router_loss": (True, has_loss),
         "permute_unfused": (_UNFUSED_PERMUTE_NOTE in notes, _UNFUSED_PERMUTE_NOTE in notes or defaults.fused_routing),
         "router_unfused": (False, defaults.fused_routing),
+        "indices_unfused": (False, defaults.fused_routing),  # --enable-experimental in model_configs/benchmarking
         "grouping": ("fused", True) if FUSED_MLP_NOTE in notes else ("loop", _runs_experts_sequentially(notes)),
     }
     return {key: value for key, (value, applies) in candidates.items() if applies}
@@ -112,7 +113,8 @@ def _runs_experts_sequentially(notes: str) -> bool:
 
 def moe_precision(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str]:
     """`training.precision` entries of MoE recipes that keep optimizer moments or gradients below FP32."""
-    has_bf16_states = defaults.moe_only and matching_preset(case) in _BF16_STATE_MODELS
+    is_known = defaults.has_model_recipes  # then they are in the recipe
+    has_bf16_states = defaults.moe_only and not is_known and matching_preset(case) in _BF16_STATE_MODELS
     has_bf16_moments = has_bf16_states or _BF16_MOMENTS_NOTE in case.text("notes")
     names = [*(["moments"] if has_bf16_moments else []), *(["gradients"] if has_bf16_states else [])]
     return dict.fromkeys(names, high_precision_format(case))

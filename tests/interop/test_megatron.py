@@ -97,6 +97,12 @@ def test_mla_and_moe_arguments_are_deepseek_v3() -> None:
     assert scenario.to_mapping()["training"]["recompute"] == {"modules": ["mla_up_proj", "moe_act"]}
 
 
+@pytest.mark.parametrize(("flags", "indices_unfused"), [("", True), (" --enable-experimental", False)])
+def test_experimental_features_fuse_the_mask_of_received_tokens(flags: str, indices_unfused: bool) -> None:
+    scenario = Scenario.from_mapping(import_mapping(MLA + flags, 64))
+    assert scenario.training.overheads.indices_unfused is indices_unfused
+
+
 @pytest.mark.parametrize("name", MEGATRON)
 def test_the_repository_s_examples_are_read_completely(name: str) -> None:
     text, gpus = MEGATRON[name]
