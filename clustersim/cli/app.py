@@ -405,12 +405,23 @@ def import_command(
         str,
         typer.Argument(
             metavar="PROGRAM",
-            help="Program whose arguments they are: megatron, torchtitan.",
+            help="Program whose arguments they are, or auto: megatron, torchtitan, primus, nemo, gpt-neox.",
             autocompletion=completion.complete_import_program,
         ),
     ],
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Launch script, file of arguments, or TOML job file.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Launch script, arguments, printed table of them, or configuration file."),
+    ],
     overrides: Overrides = None,
+    definitions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--define",
+            metavar="NAME=VALUE",
+            help="Environment variable of a launch script, or its parameter by number, e.g. 1=8; repeatable.",
+        ),
+    ] = None,
     cluster: Annotated[
         str,
         typer.Option(
@@ -424,10 +435,10 @@ def import_command(
         str, typer.Option("--out", "--output", metavar="FILE", help="Scenario file to write; - is stdout.")
     ] = "-",
 ) -> None:
-    """Convert another program's arguments to a scenario (Megatron-LM launch scripts, torchtitan job files)."""
+    """Convert another program's arguments to a scenario (Megatron-LM launch scripts and logs, torchtitan job files)."""
     from clustersim.cli.import_arguments import import_scenario
 
-    import_scenario(program, file, overrides or [], cluster, gpus, out)
+    import_scenario(program, file, overrides or [], definitions or [], cluster, gpus, out)
 
 
 @app.command(name="export")

@@ -50,9 +50,10 @@ def complete_objective(incomplete: str) -> list[str]:
 
 def complete_import_program(incomplete: str) -> list[str]:
     """Programs whose arguments can be imported."""
+    from clustersim.interop.detect import AUTO
     from clustersim.interop.registry import IMPORTERS
 
-    return _with_prefix(incomplete, IMPORTERS)
+    return _with_prefix(incomplete, (AUTO, *IMPORTERS))
 
 
 def complete_export_program(incomplete: str) -> list[str]:

@@ -1,8 +1,22 @@
 """What does importing another program's arguments yield?"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ImportContext:
+    """What surrounds a file that is imported.
+
+    directory: where files that it names are, None: nowhere; definitions: environment variables, and positional
+    parameters by number; overridden: keys of the scenario that the user sets, so that the file need not.
+    """
+
+    directory: Path | None = None
+    definitions: Mapping[str, str] = field(default_factory=dict)
+    overridden: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

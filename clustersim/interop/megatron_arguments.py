@@ -6,14 +6,18 @@ ignored.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Final
 
 from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.interop.shell_script import Arguments
+from clustersim.interop.import_result import ImportContext
+from clustersim.interop.shell.interpreter import definition_hint
+from clustersim.interop.shell.unknowns import Unknowns
 
+Arguments = Mapping[str, tuple[str, ...]]
+"""Values that follow each flag, without dashes; of repeated flags the last."""
 _MISSPELLING_CUTOFF: Final = 0.9
 """Similarity above which a flag is taken for a misspelling of another."""
 _UNREAD_FILE: Final = "its file is not read; write what it says as arguments"
@@ -44,9 +48,14 @@ _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
          "enable-full-sharding-in-hsdp"),
         "it is not modelled",
     ),
+    "bitfit": "training of biases alone is not modelled",
+    "use-bnb-optimizer": "an optimizer of 8 bits is not modelled",
+    **dict.fromkeys(
+        ("enable-zbh1-pipeline", "enable-zbh1-exact-semantics", "enable-zb-runtime", "enable-zero-bubble"),
+        "leave it out, and write schedule: zb-1p in the scenario",
+    ),
     **dict.fromkeys(("perform-rl-step", "skip-train"), "nothing but training is modelled"),
     **dict.fromkeys(("cpu-offloading", "optimizer-cpu-offload", "fine-grained-activation-offloading"), _OFFLOAD),
-    "checkpoint-activations": "Megatron-LM no longer has it; write --recompute-granularity full",
     "moe-extended-tp": "Megatron-LM no longer has it; write --expert-tensor-parallel-size",
 }  # fmt: skip
 """Flags that define another model or step and are not supported."""
@@ -57,7 +66,7 @@ _IRRELEVANT_FLAGS: Final = re.compile(
     r"use-mcore|transformer-impl|rotary-base|rope|use-rope|norm-epsilon|layernorm-epsilon|apply-layernorm-1p|num-workers|"
     r"rampup|step-batch-size|empty-unused|manual-gc|create-attention|mmap|reset-|eod-|timing|pretrained|finetune|async-save|override-|"
     r"use-checkpoint-opt|dist-ckpt|auto-detect|attention-softmax|masked-softmax|barrier|check-for-nan|loss-scale|initial-loss|"
-    r"hysteresis|moe-aux-loss|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"
+    r"hysteresis|moe-aux-loss|moe-loss|moe-eval|moe-min-cap|abort-on|kill-switch|dataloader-type|norm-target-loss|mup|loss-on-targets|codecarbon|skip-train-|repeated-dataloader|nvtx|sync-tp-dup|moe-per-layer-log|universal-checkpoint|eval-|no-query-key-layer|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"
     r"moe-router-dtype|moe-router-pre|moe-input-jitter|mtp-loss|local-rank|lazy-mpu|make-vocab|max-position-embeddings$|"
     r"yarn|mscale|position-embedding$|logging-level|rotary-scaling|moe-router-force|moe-token-drop|rotary-interleaved|"
     r"export-|mpi$|container-|fp8-(margin|amax|interval|wgrad)|use-flash|calculate-per-token|bias-|trust-remote|"
@@ -67,29 +76,126 @@ _IRRELEVANT_FLAGS: Final = re.compile(
 """Flags that do not change the step, or are defaults of what is simulated."""
 
 
+LEGAL_VALUES: Final[Mapping[str, Sequence[str]]] = {
+    "attention-backend": ("auto", "flash", "fused", "unfused", "local"),
+    "transformer-impl": ("local", "transformer_engine", "inference_optimized"),
+    "recompute-granularity": ("full", "selective"),
+    "recompute-method": ("uniform", "block"),
+    "activations-checkpoint-method": ("uniform", "block"),
+    "activations-checkpoint-granularity": ("full", "selective"),
+    "moe-token-dispatcher-type": ("allgather", "alltoall", "flex", "alltoall_seq"),
+    "moe-flex-dispatcher-backend": ("deepep", "hybridep"),
+    "moe-router-score-function": ("softmax", "sigmoid", "sqrtsoftplus"),
+    "moe-router-dtype": ("fp32", "fp64"),
+    "cross-entropy-fusion-impl": ("native", "te", "linear"),
+    "fp8-format": ("e4m3", "hybrid"),
+    "fp8": ("e4m3", "hybrid"),
+    "fp4-format": ("e2m1",),
+    "lr-decay-style": ("constant", "linear", "cosine", "inverse-square-root", "WSD"),
+    "dataloader-type": ("single", "cyclic", "external", "full_validation"),
+    "distributed-backend": ("nccl", "gloo"),
+}
+"""The values of flags that take one of a few; a flag that is read by `choice` says them there."""
+_HOLDS_ARGUMENTS: Final = re.compile(r"(?i)arg|opt|flag|extra|@")
+"""Names of variables that may hold further arguments."""
+
+
+def is_irrelevant_flag(name: str) -> bool:
+    """Whether a flag changes no step, or says what is simulated anyway."""
+    return _IRRELEVANT_FLAGS.match(name) is not None
+
+
+_OLD_NAMES: Final = {
+    "batch-size": "micro-batch-size",
+    "model-parallel-size": "tensor-model-parallel-size",
+    "pipe-parallel-size": "pipeline-model-parallel-size",
+}
+"""Names of flags before 2021."""
+
+
+def group_by_flag(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The words after each flag, by its present name; of a flag that is given several times the last.
+
+    >>> group_by_flag(["--lr=1", "--bf16", "--recompute-modules", "moe", "mlp"])
+    {'lr': ('1',), 'bf16': (), 'recompute-modules': ('moe', 'mlp')}
+    """
+    grouped: dict[str, tuple[str, ...]] = {}
+    flag = ""
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            flag, separator, value = word.lstrip("-").partition("=")
+            flag = _OLD_NAMES.get(flag, flag)
+            grouped.pop(flag, None)
+            grouped[flag] = (value,) if separator else ()
+        elif flag:
+            grouped[flag] = (*grouped[flag], word)
+    return grouped
+
+
 @dataclass
 class MegatronArguments:
-    """Megatron-LM arguments. queried: flags that were looked up; assumptions: sentences."""
+    """Megatron-LM arguments. queried: flags that were looked up; assumptions: sentences.
+
+    unknowns: what the holes in values stand for; context: where files that they name are, and what the
+    user sets.
+    """
 
     arguments: Arguments
     source: str
+    unknowns: Unknowns = field(default_factory=Unknowns)
+    context: ImportContext = field(default_factory=ImportContext)
     queried: set[str] = field(default_factory=set)
     assumptions: list[str] = field(default_factory=list)
+    _read_values: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raise InputError for a flag that cannot be modelled."""
+        """Raise InputError for a flag that cannot be modelled, or has a value that it does not take."""
         unsupported = next((name for name in self.arguments if name in _UNSUPPORTED_FLAGS), None)
         if unsupported is not None:
             raise self.error(unsupported, _UNSUPPORTED_FLAGS[unsupported])
+        for name, legal_values in LEGAL_VALUES.items():
+            for value in self.arguments.get(name, ())[:1]:
+                if "\0" not in value and value not in legal_values:
+                    raise self.error(name, f"{value!r} is not known; {suggest_nearest(value, legal_values)}")
 
     @property
     def ignored_flags(self) -> tuple[str, ...]:
-        """Flags that were never queried, except those that do not change the step."""
-        return tuple(
+        """Flags that were never queried, except those that do not change the step, and words that no flag takes."""
+        flags = (
             self._with_suggestion(name)
             for name in self.arguments
-            if name not in self.queried and not _IRRELEVANT_FLAGS.match(name)
+            if name not in self.queried and not is_irrelevant_flag(name)
         )
+        return (*flags, *(f"{word!r} after --{name}" for name, word in self._loose_words() if "\0" not in word))
+
+    @property
+    def absent_arguments(self) -> tuple[str, ...]:
+        """Sentences about variables that may hold further arguments, and that nothing sets."""
+        loose = [word for _name, word in self._loose_words() if "\0" in word]
+        values = dict.fromkeys(value for word in loose for value in self.unknowns.unknowns(word))
+        computed = next((value for value in values if not value.is_unset), None)
+        if computed is not None:
+            raise InputError(
+                f"{self.source}: line {computed.line}: its arguments include {computed.label}, which is not known"
+            )
+        return tuple(f"{value.label} (line {value.line}) holds no arguments, as nothing sets it" for value in values)
+
+    def _loose_words(self) -> list[tuple[str, str]]:
+        """Words after flags that do not take them, or not so many."""
+        read = {name: self._read_values.get(name, 0) for name in self.queried}
+        words = [(name, word) for name, count in read.items() for word in self.arguments.get(name, ())[count:]]
+        others = [name for name in self.arguments if name not in self.queried]
+        named = [
+            (name, word)
+            for name in others
+            for word in self.arguments[name]
+            if _HOLDS_ARGUMENTS.search(self.shown(word))
+        ]
+        return words + [(name, word) for name, word in named if "\0" in word]
+
+    def shown(self, text: str) -> str:
+        """A text with its holes as the script writes them."""
+        return self.unknowns.described(text)
 
     def error(self, name: str, message: str) -> InputError:
         """An error about a flag, as a sentence."""
@@ -110,9 +216,36 @@ class MegatronArguments:
         if not self.has(name):
             return default
         values = self.arguments[name]
+        self._read_values[name] = 1
         if not values:
             raise self.error(name, "its value is not in the script; write it there")
-        return values[0]
+        return self._known(name, values[0])
+
+    def unchecked(self, name: str) -> str | None:
+        """The value of a flag, of which parts may not be known."""
+        self.queried.add(name)
+        self._read_values[name] = 1
+        return next(iter(self.arguments.get(name, ())), None)
+
+    def values(self, name: str) -> Sequence[str]:
+        """All values of a flag; none where it is not given."""
+        if not self.has(name):
+            return ()
+        values = self.arguments[name]
+        self._read_values[name] = len(values)
+        return [self._known(name, value) for value in values]
+
+    def _known(self, name: str, value: str) -> str:
+        """A value without holes; else raise InputError that says what would decide it."""
+        if "\0" not in value:
+            return value
+        unknown = self.unknowns.unknowns(value)
+        labels = " and ".join(one.label for one in unknown)
+        names = [variable for one in unknown for variable in one.names]
+        line = unknown[0].line if unknown else 0
+        raise self.error(
+            name, f"its value is not in the script: {labels} (line {line}) is not known{definition_hint(names)}"
+        )
 
     def integer(self, name: str, default: int | None = None) -> int | None:
         """A non-negative integer value of a flag."""

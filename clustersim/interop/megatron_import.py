@@ -1,21 +1,25 @@
 """What does a Megatron-LM command line train, and how? Import as a scenario.
 
 Arguments have the names and defaults of megatron/training/arguments.py (NVIDIA/Megatron-LM, core_v0.15 and
-before, and later versions where names are unchanged). Arguments that do not affect the step are ignored
-silently: data, logging, checkpoints, learning rates, seeds, evaluation. Unsupported arguments raise an
-error if they define another model or step, else they are reported. The cluster is not stated by any
-argument. The default global batch is one microbatch per replica.
+before, and later versions where names are unchanged), those of 2021 and of deepspeedai/Megatron-DeepSpeed where
+these differ. Arguments that do not affect the step are ignored silently: data, logging, checkpoints, learning
+rates, seeds, evaluation. Unsupported arguments raise an error if they define another model or step, else they are
+reported. The cluster is not stated by any argument. The default global batch is one microbatch per replica.
 """
 
-import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
-from clustersim.interop.import_result import ImportResult
-from clustersim.interop.megatron_arguments import MegatronArguments
+from clustersim.hardware.cluster import load_cluster
+from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
+from clustersim.interop.import_result import ImportContext, ImportResult
+from clustersim.interop.megatron_arguments import MegatronArguments, group_by_flag, is_irrelevant_flag
+from clustersim.interop.megatron_launches import ScriptTrainings, Training, find_trainings, yaml_trainings
 from clustersim.interop.megatron_model import import_model
-from clustersim.interop.shell_script import parse_arguments, parse_world_size, python_programs
+from clustersim.interop.shell.interpreter import definition_hint
+from clustersim.interop.shell.unknowns import Decision
 from clustersim.model.recipe_files import load_recipe
 from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
 
@@ -38,11 +42,8 @@ STRATEGY_BY_FLAG: Final = {
     "optim_grads_params": "zero3",
 }
 """Data-parallel strategy by `--data-parallel-sharding-strategy`; exporters use the first flag of a strategy."""
+_LOSS_BY_FLAG: Final = {"native": "fused", "te": "fused", "linear": "fused_linear"}
 _CUDA_GRAPH_IMPLS: Final = {name: name for name in ("none", "local", "transformer_engine", "full_iteration")}
-_UNSUPPORTED_PROGRAMS: Final = re.compile(
-    r"pretrain_(bert|t5|ict|mamba|hybrid|retro|vlm|vision\w*)|train_rl|\w*(generat|inference|preprocess|convert)\w*"
-)
-"""Programs that do not train a decoder."""
 _STATE_FORMAT_FLAGS: Final = {
     "main-grads-dtype": "gradients",
     "megatron-fsdp-main-grads-dtype": "gradients",
@@ -54,48 +55,180 @@ _STATE_FORMAT_FLAGS: Final = {
 _OPTIMIZERS: Final = ("adam", "sgd")
 
 
-def import_megatron(text: str, source: str, cluster: str = "dgx-h100", gpu_count: int | None = None) -> ImportResult:
+_NOWHERE: Final = ImportContext()
+_MAX_SHOWN_FLAGS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Alternative:
+    """A training and what its import yields."""
+
+    training: Training
+    outcome: ImportResult | InputError
+
+
+def import_megatron(
+    text: str,
+    source: str,
+    cluster: str = "dgx-h100",
+    gpu_count: int | None = None,
+    context: ImportContext = _NOWHERE,
+) -> ImportResult:
     """The scenario of a script that launches Megatron-LM, or of its arguments alone.
 
     source: names it in errors and names the scenario; gpu_count: number of GPUs, None: as the script says.
-    Raises InputError for arguments that are missing or invalid, or define a model or step that cannot be
-    expressed.
+    Raises InputError for arguments that are missing, invalid or not known, or define a model or step that cannot
+    be expressed, and for scripts that start other programs, or several trainings that differ.
     """
-    arguments = parse_arguments(text, source)
-    _require_pretraining(python_programs(text), source)
-    parsed = MegatronArguments(arguments, source)
+    node_gpus = load_cluster(cluster).gpus_per_node
+    trainings = find_trainings(text, source, context, node_gpus, is_irrelevant_flag)
+    return _import_trainings(trainings, source, cluster, gpu_count, context)
+
+
+def import_yaml(
+    kind: str, text: str, source: str, cluster: str, gpu_count: int | None, context: ImportContext
+) -> ImportResult:
+    """The scenario of a YAML file of a program on Megatron-LM. kind: of `megatron_yaml`; else as `import_megatron`."""
+    return _import_trainings(yaml_trainings(text, source, context, kind), source, cluster, gpu_count, context)
+
+
+def _import_trainings(
+    trainings: ScriptTrainings, source: str, cluster: str, gpu_count: int | None, context: ImportContext
+) -> ImportResult:
+    if not any(training.words for training in trainings.alternatives):
+        raise InputError(f"{source}: has no arguments; they begin with --, such as --num-layers 32")
+    alternatives: list[_Alternative] = []
+    for training in trainings.alternatives:
+        try:
+            words = group_by_flag(training.words)
+            parsed = MegatronArguments(words, source, trainings.unknowns, context)
+            result = _import_arguments(parsed, training, trainings, cluster, gpu_count)
+            alternatives.append(_Alternative(training, result))
+        except InputError as error:
+            alternatives.append(_Alternative(training, error))
+    chosen, assumptions = _single_alternative(alternatives, source)
+    if isinstance(chosen.outcome, InputError):
+        raise chosen.outcome
+    return replace(chosen.outcome, assumptions=(*chosen.outcome.assumptions, *assumptions))
+
+
+def _single_alternative(alternatives: Sequence[_Alternative], source: str) -> tuple[_Alternative, list[str]]:
+    """The one training that all alternatives are; raises InputError for what decides if they differ.
+
+    Where conditions ask whether the environment sets something, the alternative in which it does not is taken;
+    the sentences say so.
+    """
+    first = alternatives[0]
+    differing = [one for one in alternatives[1:] if not _are_equal(first, one)]
+    if not differing:
+        if not first.training.is_complete and isinstance(first.outcome, ImportResult):
+            decision = first.training.outcomes[0][0]
+            raise InputError(
+                f"{source}: its arguments depend on too many conditions that are not known, the first on line "
+                f"{decision.line}: {decision.condition}{definition_hint(decision.names)}"
+            )
+        return first, []
+    kept, assumed = _defaults(alternatives)
+    other = next((one for one in kept[1:] if not _are_equal(kept[0], one)), None)
+    if other is not None:
+        raise InputError(f"{source}: {_difference(kept[0], other)}")
+    return kept[0], [
+        f"line {decision.line}: {decision.condition} {'holds' if outcome == 0 else 'does not hold'}, as nothing sets "
+        f"{', '.join(decision.names)}"
+        for decision, outcome in assumed
+    ]
+
+
+def _are_equal(first: _Alternative, second: _Alternative) -> bool:
+    if isinstance(first.outcome, ImportResult) and isinstance(second.outcome, ImportResult):
+        return first.outcome.mapping == second.outcome.mapping
+    return str(first.outcome) == str(second.outcome)
+
+
+def _defaults(alternatives: Sequence[_Alternative]) -> tuple[list[_Alternative], list[tuple[Decision, int]]]:
+    """The alternatives in which conditions have their outcome in an environment that sets nothing."""
+    decisions = dict.fromkeys(decision for one in alternatives for decision, _ in one.training.outcomes)
+    assumed = [(decision, decision.default) for decision in decisions if decision.default is not None]
+    kept = [one for one in alternatives if all(one.training.agrees(*pair) for pair in assumed)]
+    return (kept, assumed) if kept else (list(alternatives), [])
+
+
+def _difference(first: _Alternative, second: _Alternative) -> str:
+    """What decides between two trainings, and what each would be."""
+    outcomes = dict(first.training.outcomes)
+    deciding = next((one for one, outcome in second.training.outcomes if outcomes.get(one, outcome) != outcome), None)
+    if deciding is None:
+        return (
+            f"starts trainings that differ, on lines {first.training.line} and {second.training.line}: "
+            f"{_shown_flags(first.training, second.training)}, then {_shown_flags(second.training, first.training)}; "
+            "leave one of them"
+        )
+    holding, failing = (first, second) if outcomes[deciding] == 0 else (second, first)
+    others = (name for decision, _ in first.training.outcomes for name in decision.names)
+    hint = definition_hint([*dict.fromkeys((*deciding.names, *others))]) or "; leave one of its branches"
+    return (
+        f"line {deciding.line}: whether {deciding.condition} is not known: where it holds, "
+        f"{_shown_flags(holding.training, failing.training)}, else {_shown_flags(failing.training, holding.training)}"
+        f"{hint}"
+    )
+
+
+def _shown_flags(training: Training, other: Training) -> str:
+    """The flags of a training that another does not have, or has with another value."""
+    ours, theirs = group_by_flag(training.words), group_by_flag(other.words)
+    differing = [
+        " ".join((f"--{name}", *values))
+        for name, values in ours.items()
+        if theirs.get(name) != values and not is_irrelevant_flag(name)
+    ]
+    shown = " ".join(differing[:_MAX_SHOWN_FLAGS]).replace("\0", "")
+    if not shown:
+        return "no such flag" if training.processes == other.processes else f"{training.processes} processes"
+    return f"{shown}{' and more' if len(differing) > _MAX_SHOWN_FLAGS else ''}"
+
+
+def _import_arguments(
+    parsed: MegatronArguments, training: Training, trainings: ScriptTrainings, cluster: str, gpu_count: int | None
+) -> ImportResult:
+    source = parsed.source
+    zero = zero_settings(parsed, trainings.files)
     layout = _layout_config(parsed)
     ranks_per_replica = layout["tp"] * layout["cp"] * layout["pp"]
-    world_size = gpu_count or parse_world_size(arguments, text)
-    if world_size is None:
-        raise InputError(
-            f"{source}: does not say how many GPUs; give --gpus, or torchrun's --nproc_per_node and --nnodes"
-        )
+    world_size = gpu_count or _world_size(parsed, training)
     if world_size % ranks_per_replica:
         raise InputError(
             f"{source}: {world_size} GPUs are no multiple of tp x cp x pp = {ranks_per_replica}; give --gpus "
             f"{ranks_per_replica} or so"
         )
-    training = _training_config(parsed, world_size // ranks_per_replica)
     mapping = {
-        "model": import_model(parsed, layout["tp"]),
+        "model": {**import_model(parsed, layout["tp"]), **trainings.model_keys},
         "cluster": {"name": cluster, "gpus": world_size},
         "layout": {key: value for key, value in layout.items() if value != _LAYOUT_DEFAULTS.get(key)}
-        | {"data": _data_parallel_config(parsed, layout["cp"] * (world_size // ranks_per_replica))},
+        | {"data": _data_parallel_config(parsed, layout["cp"] * (world_size // ranks_per_replica), zero)},
         **_schedule_config(parsed, layout["pp"]),
-        "training": training,
+        "training": _training_config(parsed, world_size // ranks_per_replica),
         "framework": _framework_config(parsed),
     }
-    return ImportResult(mapping, parsed.ignored_flags, tuple(parsed.assumptions))
+    if trainings.is_table:
+        others = sum(1 for name in parsed.arguments if name not in parsed.queried and not is_irrelevant_flag(name))
+        remark = f"{others} further arguments of the table have no key; they are taken as Megatron-LM's defaults"
+        return ImportResult(mapping, (), (*parsed.assumptions, remark))
+    absent = parsed.absent_arguments
+    return ImportResult(mapping, parsed.ignored_flags, (*parsed.assumptions, *absent, *trainings.notes))
 
 
-def _require_pretraining(programs: Sequence[str], source: str) -> None:
-    """Raise InputError if a script starts something other than decoder pretraining."""
-    unsupported = next((program for program in programs if _UNSUPPORTED_PROGRAMS.fullmatch(program)), None)
-    if unsupported is not None and "pretrain_gpt" not in programs:
-        raise InputError(
-            f"{source}: starts {unsupported}.py; of Megatron-LM's programs pretrain_gpt.py alone is modelled"
-        )
+def _world_size(parsed: MegatronArguments, training: Training) -> int:
+    """The number of processes that the launcher starts; raises InputError where that is not known."""
+    processes = training.processes or ""
+    if processes.isdecimal() and int(processes):
+        return int(processes)
+    unknown = parsed.unknowns.unknowns(processes)
+    names = [name for one in unknown for name in one.names]
+    labels = " and ".join(one.label for one in unknown)
+    why = f" ({labels} is not known{definition_hint(names)})" if unknown else ""
+    raise InputError(
+        f"{parsed.source}: does not say how many GPUs{why}; give --gpus, or torchrun's --nproc_per_node and --nnodes"
+    )
 
 
 _TOKEN_DISPATCH_KEYS: Final = ("overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "moe_shared_expert_overlap")
@@ -106,12 +239,15 @@ _LAYOUT_DEFAULTS: Final = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": None, "seq
 def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
     tp = parsed.positive_integer("tensor-model-parallel-size")
     _require_ring_attention(parsed)
+    is_fork = is_deepspeed_fork(parsed)
     layout: dict[str, Any] = {
         "tp": tp,
         "cp": parsed.positive_integer("context-parallel-size"),
         "pp": parsed.positive_integer("pipeline-model-parallel-size"),
-        "ep": parsed.positive_integer("expert-model-parallel-size"),
-        "etp": parsed.integer("expert-tensor-parallel-size") or (tp if tp > 1 and parsed.has("num-experts") else None),
+        "ep": parsed.positive_integer("moe-expert-parallel-size" if is_fork else "expert-model-parallel-size"),
+        "etp": (parsed.integer("expert-tensor-parallel-size") or (tp if tp > 1 else None))
+        if parsed.has("num-experts")
+        else None,
         "sequence_parallel": parsed.has("sequence-parallel") and tp != 1,
         **({"order": ["tp", "cp", "pp", "dp"]} if parsed.has("use-tp-pp-dp-mapping") else {}),
         **({"overlap_p2p_comm": False} if parsed.has("no-overlap-p2p-communication") else {}),
@@ -133,15 +269,16 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
 
 def _require_ring_attention(parsed: MegatronArguments) -> None:
     """Raise InputError for context parallelism other than ring attention."""
-    kinds = parsed.arguments.get("cp-comm-type", ()) if parsed.has("cp-comm-type") else ()
-    unsupported = next((kind for kind in kinds if kind != "p2p"), None)
+    unsupported = next((kind for kind in parsed.values("cp-comm-type") if kind != "p2p"), None)
     if unsupported is not None and parsed.positive_integer("context-parallel-size") > 1:
         raise parsed.error("cp-comm-type", f"{unsupported!r} is not modelled; rings alone are, p2p")
 
 
-def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int) -> Any:
-    """The data-parallel strategy. replica_ranks: number of ranks with the same weights."""
+def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int, zero: ZeroSettings | None) -> Any:
+    """The data-parallel strategy. replica_ranks: number of ranks with the same weights; zero: DeepSpeed's."""
     overlap = parsed.has("overlap-grad-reduce")
+    if zero is not None:
+        return zero.strategy
     parsed.has("overlap-param-gather")
     if parsed.has("use-torch-fsdp2"):
         keeps_unsharded = parsed.has("torch-fsdp2-no-reshard-after-forward")
@@ -176,6 +313,8 @@ def _gradient_bytes(parsed: MegatronArguments) -> int:
 def _dispatcher_config(parsed: MegatronArguments) -> dict[str, Any]:
     if not parsed.has("num-experts"):
         return {}
+    if is_deepspeed_fork(parsed):
+        return {"dispatcher": "alltoall"}
     dispatcher_type = parsed.text("moe-token-dispatcher-type", "allgather")
     backend = parsed.text("moe-flex-dispatcher-backend", "deepep")
     deepep = parsed.has("moe-enable-deepep")
@@ -199,7 +338,18 @@ def _layer_split(parsed: MegatronArguments) -> Any:
         "embedding": parsed.has("account-for-embedding-in-pipeline-split"),
         "head": parsed.has("account-for-loss-in-pipeline-split"),
     }
-    return {key: value for key, value in (*end_layers.items(), *counts_as_layer.items()) if value} or None
+    split = {key: value for key, value in (*end_layers.items(), *counts_as_layer.items()) if value}
+    return split or _deepspeed_split(parsed)
+
+
+def _deepspeed_split(parsed: MegatronArguments) -> Any:
+    """The split of DeepSpeed's --pp-partition-method, where it counts the embedding and the head as layers."""
+    method = parsed.text("pp-partition-method")
+    pp, layers = parsed.positive_integer("pipeline-model-parallel-size"), parsed.required_integer("num-layers")
+    counts_ends = method is not None and "embedding" in method and pp > 1
+    if counts_ends and (layers + 2) % pp:
+        raise parsed.error("pp-partition-method", f"{layers} layers and two ends do not divide evenly into {pp} stages")
+    return {"embedding": True, "head": True} if counts_ends else None
 
 
 def _schedule_config(parsed: MegatronArguments, pp: int) -> dict[str, Any]:
@@ -229,10 +379,12 @@ def _parse_layout_string(parsed: MegatronArguments, layout_string: str) -> Seque
 def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]:
     microbatch = parsed.required_integer("micro-batch-size")
     batch = parsed.integer("global-batch-size")
+    accumulated = parsed.integer("gas")  # microbatches of a step, of DeepSpeed's examples of 2020
+    if batch is None and accumulated:
+        batch = microbatch * replicas * accumulated
     if batch is None:
         batch = microbatch * replicas
         parsed.assumptions.append(f"a step has {batch:,} sequences: a microbatch for each replica")
-    loss = parsed.has("cross-entropy-loss-fusion")
     optimizer = parsed.text("optimizer", "adam")
     if optimizer not in _OPTIMIZERS:
         raise parsed.error("optimizer", f"{optimizer!r} is not modelled; {' and '.join(_OPTIMIZERS)} are")
@@ -243,13 +395,18 @@ def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]
         "precision": _precision_config(parsed),
         "recompute": _recompute_config(parsed),
         "attention": "standard" if parsed.text("attention-backend", "auto") in ("unfused", "local") else None,
-        "loss": "fused" if loss else None,
+        "loss": _loss_config(parsed),
         "optimizer": None if optimizer == "adam" else optimizer,
         "gradient_clipping": None if parsed.real_number("clip-grad", 1.0) > 0.0 else False,
         "overheads": _fused_routing(parsed) or None,
     }
-    parsed.has("cross-entropy-fusion-impl")
     return {key: value for key, value in training.items() if value is not None}
+
+
+def _loss_config(parsed: MegatronArguments) -> str | None:
+    """The loss; Megatron-LM's own where none is fused."""
+    implementation = parsed.choice("cross-entropy-fusion-impl", _LOSS_BY_FLAG, "native")
+    return implementation if parsed.has("cross-entropy-loss-fusion") else None
 
 
 def _fused_routing(parsed: MegatronArguments) -> dict[str, bool]:
@@ -259,11 +416,11 @@ def _fused_routing(parsed: MegatronArguments) -> dict[str, bool]:
 
 
 def _precision_config(parsed: MegatronArguments) -> dict[str, Any]:
-    is_fp8 = parsed.has("fp8-format") or parsed.has("fp8")
+    is_fp8 = bool(parsed.text("fp8-format") or parsed.text("fp8"))
     recipe = parsed.choice("fp8-recipe", RECIPE_BY_FLAG, "delayed")
     base_format = "fp16" if parsed.has("fp16") else "bf16" if parsed.has("bf16") else "fp32"
     compute = recipe if is_fp8 else base_format
-    compute = "nvfp4" if parsed.has("fp4-format") or parsed.has("fp4") else compute
+    compute = "nvfp4" if parsed.text("fp4-format") or parsed.text("fp4") else compute
     reduces_in_fp32 = parsed.has("accumulate-allreduce-grads-in-fp32")
     gradient_formats = {"gradients": "fp16"} if base_format == "fp16" and not reduces_in_fp32 else {}
     gradient_formats = {"gradients": "bf16"} if parsed.has("grad-reduce-in-bf16") else gradient_formats
@@ -273,7 +430,7 @@ def _precision_config(parsed: MegatronArguments) -> dict[str, Any]:
         for name, key in _STATE_FORMAT_FLAGS.items()
         if (format_name := parsed.text(name, "auto")) != "auto"
     }
-    parsed.has("exp-avg-sq-dtype")
+    parsed.text("exp-avg-sq-dtype")
     gathers_fp8 = parsed.has("fp8-param-gather")
     if compute == base_format:
         return {"compute": compute, **gradient_formats, **state_formats}
@@ -313,18 +470,37 @@ def _framework_config(parsed: MegatronArguments) -> Any:
     captures_all = bool(scopes & {"full", "full_iteration"})
     if not captures_all and not ("attn" in scopes and parsed.has("num-experts")):
         return "megatron"
-    parsed.has(name)
+    parsed.values(name)
     return {"name": "megatron", "cuda_graphs": True if captures_all else "outside_experts"}
 
 
 def _recompute_config(parsed: MegatronArguments) -> Any:
+    """Recomputation, of today's flags or of those of 2021 and 2022."""
     layers, method = parsed.integer("recompute-num-layers"), parsed.text("recompute-method")
-    modules = parsed.arguments.get("recompute-modules", ()) if parsed.has("recompute-modules") else ()
+    modules = parsed.values("recompute-modules")
     moe_modules = ("moe",) if parsed.has("moe-layer-recompute") and parsed.has("num-experts") else ()
     default = "selective" if parsed.has("recompute-activations") or moe_modules else "none"
-    match parsed.text("recompute-granularity", default):
+    granularity = parsed.text("recompute-granularity", default)
+    old_method, old_layers = _older_recompute(parsed)
+    if old_method is not None:
+        granularity, method, layers = "full", old_method, old_layers
+    match granularity:
+        case "full" if method == "block":
+            return "none" if layers == 0 else {"layers": 1 if layers is None else layers}
         case "full":
-            return {"layers": layers} if method == "block" and layers else "full"
+            return "full"
         case "selective":
             return {"modules": [*dict.fromkeys((*(modules or ("core_attn",)), *moe_modules))]}
     return None
+
+
+def _older_recompute(parsed: MegatronArguments) -> tuple[str | None, int | None]:
+    """Method and number of layers of Megatron-LM's flags before --recompute-granularity; None: none is given."""
+    is_checkpointed = parsed.has("checkpoint-activations")
+    for name in ("checkpoint-num-layers", "activations-checkpoint-num-layers"):
+        parsed.integer(name)
+    method = parsed.text("activations-checkpoint-method")
+    granularity = parsed.text("activations-checkpoint-granularity")
+    if method is None and (is_checkpointed or granularity == "full"):
+        method = "uniform"
+    return method, parsed.integer("activations-checkpoint-num-layers")

@@ -1,43 +1,51 @@
 """Which model do Megatron-LM arguments define?
 
-The vocabulary size comes from `--vocab-size` or the tokenizer type, padded like Megatron-LM's to a multiple
-of 128 x tp. Activations are distinguished by their number of matrices only: GELU and squared ReLU have two,
+The vocabulary size comes from `--vocab-size` or the tokenizer (`tokenizers.yaml`), padded like Megatron-LM's to a
+multiple of 128 x tp. Activations are distinguished by their number of matrices only: GELU and squared ReLU have two,
 gated ones three.
 """
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Final
 
+from clustersim.common.data_files import read_mapping
 from clustersim.common.errors import InputError
+from clustersim.interop.deepspeed_config import fork_experts, is_deepspeed_fork
 from clustersim.interop.megatron_arguments import MegatronArguments
 
-_VOCAB_BY_TOKENIZER: Final[Mapping[str, int]] = {
-    "GPT2BPETokenizer": 50257,
-    "Llama2Tokenizer": 32000,
-    "Llama3Tokenizer": 128256,
-}
-"""Vocabulary sizes of tokenizer types that imply one: GPT-2's BPE, and those of Llama 2 and 3."""
 NORM_BY_FLAG: Final = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 POSITIONS_BY_FLAG: Final = {"learned_absolute": "learned", "rope": "rotary", "yarn": "rotary"}
+_POSITIONS_OF_FORKS: Final = {"absolute": "learned", "rotary": "rotary", "alibi": "alibi"}
+"""Names of bigscience's fork of Megatron-LM."""
+_NORMS_OF_FORKS: Final = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
+"""Names of Megatron-DeepSpeed."""
 _SOFTMAX_TYPES: Final = {name: name for name in ("vanilla", "off-by-one", "learnable")}
 
 
 def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
     """The `model` section; raises InputError for missing or invalid values."""
     hidden, heads = parsed.required_integer("hidden-size"), parsed.required_integer("num-attention-heads")
+    is_fork = is_deepspeed_fork(parsed)
     swiglu = parsed.has("swiglu")
     ffn = parsed.integer("ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden)
-    is_gated = parsed.has("quick-geglu") or swiglu
+    is_glu = parsed.text("glu-activation") is not None  # of bigscience's fork, whose width stays 4 x hidden
+    is_gated = parsed.has("quick-geglu") or swiglu or is_glu
     parsed.has("squared-relu")
     has_bias = not parsed.has("disable-bias-linear")
     is_gqa = parsed.has("group-query-attention")
     query_groups = parsed.integer("num-query-groups", 1)
-    positions = parsed.choice("position-embedding-type", POSITIONS_BY_FLAG, "learned_absolute")
+    positions = parsed.choice(
+        "position-embedding-type", {**POSITIONS_BY_FLAG, **_POSITIONS_OF_FORKS}, "learned_absolute"
+    )
     if parsed.has("use-rotary-position-embeddings"):
         positions = "rotary"
-    dropout = parsed.real_number("hidden-dropout", 0.1) > 0.0 or parsed.real_number("attention-dropout", 0.1) > 0.0
+    dropout = max(parsed.real_number(f"{place}-dropout", 0.1) for place in ("hidden", "attention")) > 0.0
+    rotary_percent = parsed.real_number("rotary-percent", 1.0)
     model: dict[str, Any] = {
         "name": parsed.source,
         "layers": parsed.required_integer("num-layers"),
@@ -49,9 +57,9 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
         "vocab": _padded_vocab(parsed, tp),
         "max_positions": parsed.required_integer("max-position-embeddings") if positions == "learned" else None,
         "mlp": "swiglu" if is_gated else "gelu",
-        "norm": parsed.choice("normalization", NORM_BY_FLAG, "LayerNorm"),
+        "norm": parsed.choice("normalization", {**NORM_BY_FLAG, **(_NORMS_OF_FORKS if is_fork else {})}, "LayerNorm"),
         "positions": positions,
-        "rotary_percent": parsed.real_number("rotary-percent", 1.0) if positions == "rotary" else None,
+        "rotary_percent": rotary_percent if positions == "rotary" else None,
         "tied_embeddings": not parsed.has("untie-embeddings-and-output-weights"),
         "linear_bias": has_bias,
         "qkv_bias": has_bias or parsed.has("add-qkv-bias"),
@@ -59,7 +67,7 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
         **_attention_scores_config(parsed),
         "dropout": dropout,
         "mtp_layers": parsed.integer("mtp-num-layers"),
-        **_moe_config(parsed, ffn or 0),
+        **(fork_experts(parsed, ffn or 0) if is_fork else _moe_config(parsed, ffn or 0)),
         "mla": _mla_config(parsed),
     }
     if model["mla"]:  # MLA has its own heads, norms and biases
@@ -69,24 +77,57 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
 
 def _padded_vocab(parsed: MegatronArguments, tp: int) -> int:
     """Padded vocabulary size."""
-    padded = parsed.integer("padded-vocab-size")
-    if padded is not None:
-        return padded
-    size = parsed.integer("vocab-size")
-    if size is None:
-        tokenizer_type = parsed.text("tokenizer-type", "none") or "none"
-        if tokenizer_type not in _VOCAB_BY_TOKENIZER and "vocab-file" in parsed.arguments:
-            tokenizer_type = "GPT2BPETokenizer"
-        if tokenizer_type not in _VOCAB_BY_TOKENIZER:
-            raise InputError(
-                f"{parsed.source}: the vocabulary's size is that of a tokenizer which is not here "
-                f"({tokenizer_type}); add "
-                "--vocab-size, such as --vocab-size 128256"
-            )
-        size = _VOCAB_BY_TOKENIZER[tokenizer_type]
-        parsed.assumptions.append(f"the vocabulary has {size:,} entries, as {tokenizer_type} has")
+    stated = parsed.integer("padded-vocab-size") or parsed.integer("pad-vocab-size-to")
     multiple = parsed.positive_integer("make-vocab-size-divisible-by", 128) * tp
+    extra = parsed.integer("extra-vocab-size")
+    if stated:
+        return stated
+    size = parsed.integer("vocab-size")
+    if size is None and "model.vocab" in parsed.context.overridden:
+        return 1
+    if size is None:
+        tokenizer = _known_tokenizer(parsed)
+        size = tokenizer.entries
+        parsed.assumptions.append(f"the vocabulary has {size:,} entries, as {tokenizer.name} has")
+        if tokenizer.takes_extra:
+            return size + (extra or 0)
     return -(-size // multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokenizer:
+    """A tokenizer whose vocabulary is known. takes_extra: whether --extra-vocab-size is added to it."""
+
+    name: str
+    entries: int
+    takes_extra: bool
+
+
+def _known_tokenizer(parsed: MegatronArguments) -> _Tokenizer:
+    """The tokenizer by its type, or by its name or path; raises InputError for one that is not known."""
+    table = _tokenizer_table()
+    types = [parsed.arguments.get(name, ())[:1] for name in ("patch-tokenizer-type", "tokenizer-type")]
+    given = [value[0] for value in types if value]
+    given += ["GPT2BPETokenizer"] if "vocab-file" in parsed.arguments and given in ([], ["GPT2BPETokenizer"]) else []
+    for name in given:
+        if name in table["types"]:
+            entry = table["types"][name]
+            return _Tokenizer(name, entry["entries"], entry.get("extra", False))
+    for flag in ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-path"):
+        for path in parsed.arguments.get(flag, ())[:1]:
+            entry = next((one for form, one in table["names"].items() if re.search(form, path.casefold())), None)
+            if entry is not None:
+                return _Tokenizer(parsed.shown(path), entry["entries"], takes_extra=False)
+    shown = parsed.shown(given[0]) if given else "none"
+    raise InputError(
+        f"{parsed.source}: the vocabulary's size is that of a tokenizer which is not here ({shown}); add "
+        "--vocab-size, such as --vocab-size 128256, or give --set model.vocab=128256"
+    )
+
+
+@cache
+def _tokenizer_table() -> Mapping[str, Any]:
+    return read_mapping(Path(__file__).with_name("tokenizers.yaml"))
 
 
 def _moe_config(parsed: MegatronArguments, ffn: int) -> dict[str, Any]:

@@ -1,18 +1,21 @@
 """Which programs' arguments can be imported, and which exported?"""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from clustersim.interop.export import ArgumentExporter
-from clustersim.interop.import_result import ImportResult
+from clustersim.interop.import_result import ImportContext, ImportResult
 from clustersim.interop.megatron_export import megatron_script
-from clustersim.interop.megatron_import import import_megatron
+from clustersim.interop.megatron_import import import_megatron, import_yaml
+from clustersim.interop.megatron_yaml import yaml_programs
 from clustersim.interop.torchtitan_export import torchtitan_toml
 from clustersim.interop.torchtitan_import import import_torchtitan
 
-IMPORTERS: Final[Mapping[str, Callable[[str, str, str, int | None], ImportResult]]] = {
+IMPORTERS: Final[Mapping[str, Callable[[str, str, str, int | None, ImportContext], ImportResult]]] = {
     "megatron": import_megatron,
     "torchtitan": import_torchtitan,
+    **{kind: partial(import_yaml, kind) for kind in yaml_programs() if kind != "megatron"},
 }
 EXPORTERS: Final[Mapping[str, ArgumentExporter]] = {
     "megatron": ArgumentExporter("Megatron-LM", "megatron", megatron_script, import_megatron),

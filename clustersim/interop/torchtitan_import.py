@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.interop.import_result import ImportResult
+from clustersim.interop.import_result import ImportContext, ImportResult
 from clustersim.interop.model_equivalence import has_experts
 from clustersim.interop.torchtitan_config import TorchtitanConfig
 from clustersim.interop.torchtitan_flavors import ModelFlavor, find_flavor, flavor_model
@@ -63,12 +63,23 @@ class _ParallelDegrees:
         return self.dp * self.cp * self.tp * self.pp
 
 
-def import_torchtitan(text: str, source: str, cluster: str = "dgx-h100", gpu_count: int | None = None) -> ImportResult:
+_NOWHERE: Final = ImportContext()
+
+
+def import_torchtitan(
+    text: str,
+    source: str,
+    cluster: str = "dgx-h100",
+    gpu_count: int | None = None,
+    context: ImportContext = _NOWHERE,
+) -> ImportResult:
     """The scenario of a job file.
 
     source: names it in errors; gpu_count: number of GPUs, if a degree is -1. Raises InputError for an invalid
     job file, inconsistent degrees, and a step that cannot be expressed.
     """
+    if context.definitions:
+        raise InputError(f"{source}: a job file has no variables, so --define has nothing to define")
     config = TorchtitanConfig(text, source)
     flavor = find_flavor(config.string("model", "name"), config.string("model", "flavor"), source)
     degrees = _parallel_degrees(config, gpu_count)

@@ -66,3 +66,65 @@ def test_bad_input_has_a_one_line_error(tmp_path: Path, clustersim: CommandRunne
         assert (done.returncode, done.stdout) == (2, "")
         assert message in done.stderr
         assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_auto_finds_the_program_and_says_it(tmp_path: Path, clustersim: CommandRunner) -> None:
+    script, job = tmp_path / "train.sh", tmp_path / "job.toml"
+    script.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {SMALL}")
+    job.write_text(TORCHTITAN["llama3_405b"][0])
+    for file, arguments, program in ((script, [], "megatron"), (job, ["--gpus", "128"], "torchtitan")):
+        found = clustersim("import", "auto", str(file), *arguments)
+        named = clustersim("import", program, str(file), *arguments)
+        assert (found.returncode, found.stdout) == (0, named.stdout)
+        assert found.stderr.startswith(f"note: is read as {program}'s")
+
+
+def test_definitions_are_the_environment_and_the_parameters(tmp_path: Path, clustersim: CommandRunner) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "if [ $KIND = big ]; then L=8; else L=4; fi\n"
+        f"torchrun --nproc_per_node $2 pretrain_gpt.py {SMALL} --num-layers $L"
+    )
+    done = clustersim("import", "megatron", str(script), "--define", "KIND=big", "--define", "2=4")
+    assert (done.returncode, done.stderr) == (
+        0,
+        "note: assumed: a step has 4 sequences: a microbatch for each replica\n",
+    )
+    assert yaml.safe_load(done.stdout)["model"]["layers"] == 8
+    assert yaml.safe_load(done.stdout)["cluster"]["gpus"] == 4
+    for arguments, message in [
+        (["--define", "2=4"], "whether [ $KIND = big ] is not known"),
+        (["--define", "KIND"], "--define KIND: is not NAME=VALUE"),
+        (["--define", "A-B=1"], "is not NAME=VALUE"),
+        (["--define", "KIND=big"], "($2 is not known; give --define 2=VALUE); give --gpus"),
+    ]:
+        refused = clustersim("import", "megatron", str(script), *arguments)
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert message in refused.stderr
+        assert len(refused.stderr.strip().splitlines()) == 1
+
+
+def test_an_unknown_vocabulary_can_be_set(tmp_path: Path, clustersim: CommandRunner) -> None:
+    script = tmp_path / "train.sh"
+    arguments = SMALL.replace("--vocab-size 1000", "--tokenizer-type HuggingFaceTokenizer --tokenizer-model mine")
+    script.write_text(f"torchrun pretrain_gpt.py {arguments}")
+    assert "--set model.vocab=" in clustersim("import", "megatron", str(script)).stderr
+    done = clustersim("import", "megatron", str(script), "--set", "model.vocab=50176")
+    assert yaml.safe_load(done.stdout)["model"]["vocab"] == 50176
+
+
+def test_files_that_are_no_arguments_get_one_sentence(tmp_path: Path, clustersim: CommandRunner) -> None:
+    """Also a log of more than any program prints, and nesting that no parser follows."""
+    file = tmp_path / "file"
+    for content, message in [
+        (b"\x7fELF\x02\x01\x01\x00\xff\xfe", "not UTF-8"),
+        (b"line\n" * 8_000_000, "40 MB; arguments are at the beginning of a log"),
+        (b"[iteration] loss 1.0 | elapsed 2.0 ms (x)\n" * 200_000, "characters; a launch script has at most"),
+        (b"(" * 190_000, "is nested more than"),
+        (b'"' * 190_001, "is not bash"),
+        (b"a|" * 90_000, "pipes"),
+    ]:
+        file.write_bytes(content)
+        done = clustersim("import", "auto", str(file))
+        assert (done.returncode, done.stdout, len(done.stderr.strip().splitlines())) == (2, "", 1)
+        assert message in done.stderr

@@ -29,6 +29,7 @@ from tests.cli.conftest import CommandRunner
 from tests.interop.repository_examples import TORCHTITAN
 from tests.interop.synthetic_profiles import three_steps
 from tests.interop.test_megatron import SCRIPT
+from tests.interop.test_megatron_table import table
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -103,6 +104,7 @@ def manual_dir(tmp_path: Path) -> Path:
     """A directory with all files that the manual's commands name."""
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(MANUAL_PLAN))
     (tmp_path / "train.sh").write_text(SCRIPT)
+    (tmp_path / "train.log").write_text(table({}))
     (tmp_path / "measured").mkdir()
     three_steps(0, MANUAL_PLAN["cluster"]["gpus"]).write(tmp_path / "measured" / "rank-0.json")
     (tmp_path / "job.toml").write_text(TORCHTITAN["llama3_405b"][0])

@@ -50,7 +50,7 @@ TRAINING_ARGS=(
     --vocab-size 128256 --save "$CHECKPOINT_PATH" --split '99,1,0'
 )
 torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py \\
-    ${MODEL_ARGS[@]} \\
+    ${MODEL_ARGS[@]} ${FORMAT_ARGS[@]} \\
     ${TRAINING_ARGS[@]}
 """
 MLA = """--num-layers 61 --hidden-size 7168 --ffn-hidden-size 18432 --num-attention-heads 128 --kv-channels 128
@@ -298,7 +298,7 @@ def test_gpt_oss_arguments_are_the_preset() -> None:
     ],
 )
 def test_scripts_that_train_no_decoder_are_rejected(program: str, is_accepted: bool) -> None:
-    script = f"{program}\n{SMALL}"
+    script = f"python {program} {SMALL}" if not program.startswith("#") else f"{program}\n{SMALL}"
     if is_accepted:
         assert import_mapping(script, 1)["model"]["layers"] == 2
         return
@@ -344,18 +344,19 @@ def test_the_last_occurrence_of_an_argument_counts() -> None:
 @pytest.mark.parametrize(
     "script",
     [
-        "LAYERS=8\nMORE=$(($LAYERS-2))\n--num-layers $MORE",
-        "LAYERS=8\n--num-layers $((LAYERS*3/4))",
-        'LAYERS=8\nMODEL_ARGS=" \\\n  --num-layers $((1+LAYERS-3)) \\\n"',
-        'MODEL_ARGS="\n  --num-layers 6\n"',
-        "MODEL_ARGS='--num-layers 6 --log-interval 1'",
-        "if true; then\n  options=\" ${options} \\\n --num-layers 6 --moe-layer-freq '[1]*6'\"\nfi",
-        "--num-layers $((6/0)) --num-layers 6",
+        "LAYERS=8\nMORE=$(($LAYERS-2))\npython pretrain_gpt.py {small} --num-layers $MORE",
+        "LAYERS=8\npython pretrain_gpt.py {small} --num-layers $((LAYERS*3/4))",
+        "LAYERS=8\nMODEL_ARGS=' {small} '\nMODEL_ARGS+=\" \\\n  --num-layers $((1+LAYERS-3)) \\\n\"\n"
+        "python pretrain_gpt.py $MODEL_ARGS",
+        'MODEL_ARGS="\n  --num-layers 6\n"\npython pretrain_gpt.py {small} $MODEL_ARGS',
+        "if true; then\n  options=\" ${{options}} \\\n --num-layers 6 --moe-layer-freq '[1]*6'\"\nfi\n"
+        "torchrun pretrain_gpt.py {small} ${{options}}",
+        "torchrun pretrain_gpt.py {small} --num-layers $((6/0)) --num-layers 6",
     ],
 )
 def test_arguments_of_variables_and_arithmetic(script: str) -> None:
     """As scripts of DeepSeek-V2-Lite (examples/post_training/modelopt/conf) and of Pai-Megatron-Patch have them."""
-    assert import_mapping(f"{SMALL}\n{script}\n", 1)["model"]["layers"] == 6
+    assert import_mapping(script.format(small=SMALL), 1)["model"]["layers"] == 6
 
 
 def test_unsupported_arguments_are_named() -> None:
@@ -403,39 +404,67 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
     [
         ("echo hello", "has no arguments"),
         (SMALL, "does not say how many GPUs"),
-        (SMALL + "--nproc_per_node 8 --nnodes 1 --tensor-model-parallel-size 3", "no multiple of tp x cp x pp = 3"),
-        (SMALL.replace("--num-layers 2", "") + "--nproc_per_node 8 --nnodes 1", "--num-layers is missing"),
-        (SMALL + "--nproc_per_node 8 --nnodes 1 --num-layers two", "'two' is not a whole number"),
-        (SMALL + "--nproc_per_node 8 --nnodes 1 --num-layers $LAYERS", "its value is not in the script"),
-        (SMALL + "--normalization rmsnorm --nproc_per_node 8 --nnodes 1", "RMSNorm"),
+        (
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--tensor-model-parallel-size 3",
+            "no multiple of tp x cp x pp = 3",
+        ),
+        (
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL.replace("--num-layers 2", ""),
+            "--num-layers is missing",
+        ),
+        ("torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--num-layers two", "'two' is not a whole number"),
+        (
+            f"torchrun --nproc_per_node 8 pretrain_gpt.py {SMALL} --num-layers $LAYERS",
+            "--num-layers: its value is not in the script: $LAYERS (line 1) is not known; give --define LAYERS=VALUE",
+        ),
+        ("torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--normalization rmsnorm", "RMSNorm"),
         (SMALL + "--hybrid-override-pattern M-M*", "state-space"),
         (SMALL + "--yaml-cfg model.yaml", "--yaml-cfg: its file is not read"),
-        (SMALL + "--checkpoint-activations", "write --recompute-granularity full"),
         (SMALL + "--moe-latent-size 64 --num-experts 4", "--moe-latent-size: it is not modelled"),
-        (SMALL + "--nproc_per_node 8 --nnodes 1 --optimizer muon", "'muon' is not modelled; adam and sgd are"),
-        (SMALL + "--nproc_per_node 8 --nnodes 1 --context-parallel-size 2 --cp-comm-type a2a", "'a2a' is not modelled"),
         (
-            SMALL + "--nproc_per_node 8 --nnodes 1 --use-megatron-fsdp --num-distributed-optimizer-instances 2",
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--optimizer muon",
+            "'muon' is not modelled; adam and sgd are",
+        ),
+        (
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--context-parallel-size 2 --cp-comm-type a2a",
+            "'a2a' is not modelled",
+        ),
+        (
+            "torchrun --nproc_per_node 8 pretrain_gpt.py "
+            + SMALL
+            + "--use-megatron-fsdp --num-distributed-optimizer-instances 2",
             "with --use-megatron-fsdp it is not modelled",
         ),
-        (SMALL + "--nproc_per_node 8 --nnodes 1 --window-size 64,64", "--window-size: '64,64' is no window"),
         (
-            SMALL + "--nproc_per_node 8 --nnodes 1 --window-size 9,0 --window-attn-skip-freq [0,1]",
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--window-size 64,64",
+            "--window-size: '64,64' is no window",
+        ),
+        (
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--window-size 9,0 --window-attn-skip-freq [0,1]",
             "is not every so-manieth layer",
         ),
-        (SMALL.replace("--vocab-size 1000", "") + "--nproc_per_node 8 --nnodes 1", "add --vocab-size"),
+        ("torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL.replace("--vocab-size 1000", ""), "add --vocab-size"),
         (
-            SMALL + "--num-distributed-optimizer-instances 3 --nproc_per_node 8 --nnodes 1",
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--num-distributed-optimizer-instances 3",
             "3 do not divide the 8 ranks",
         ),
         (
-            SMALL + "--tensor-model-parallel-size 0 --nproc_per_node 8 --nnodes 1",
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--tensor-model-parallel-size 0",
             "--tensor-model-parallel-size: 0 is less",
         ),
-        (SMALL + "--pipeline-model-parallel-size 0 --nproc_per_node 8 --nnodes 1", "0 is less than 1"),
-        (SMALL + "--cuda-graph-impl loca --nproc_per_node 8 --nnodes 1", "did you mean local?"),
-        (SMALL + "--pipeline-model-parallel-layout Ett --nproc_per_node 8 --nnodes 1", "the loss, L, comes last"),
-        (SMALL + "--num-experts 4 --moe-layer-freq [1]*1+[0]*2 --nproc_per_node 8 --nnodes 1", "--moe-layer-freq"),
+        (
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--pipeline-model-parallel-size 0",
+            "0 is less than 1",
+        ),
+        ("torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--cuda-graph-impl loca", "did you mean local?"),
+        (
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--pipeline-model-parallel-layout Ett",
+            "the loss, L, comes last",
+        ),
+        (
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--num-experts 4 --moe-layer-freq [1]*1+[0]*2",
+            "--moe-layer-freq",
+        ),
     ],
 )
 def test_unsupported_scripts_are_rejected(text: str, message: str) -> None:

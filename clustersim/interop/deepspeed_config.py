@@ -1,0 +1,138 @@
+"""Which ZeRO stage do DeepSpeed's arguments and its JSON define?"""
+
+import json
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from clustersim.common.errors import InputError, suggest_nearest
+from clustersim.interop.megatron_arguments import MegatronArguments
+from clustersim.interop.shell.unknowns import HOLE, unmarked
+
+_STRATEGY_BY_STAGE: Final = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
+_MAX_CONFIG: Final = 1_000_000
+
+
+_FORK_FLAGS: Final = frozenset({
+    "deepspeed", "zero-stage", "no-pipeline-parallel", "deepspeed-activation-checkpointing", "moe-expert-parallel-size",
+    "ds-sequence-parallel-size", "mlp-type", "create-moe-param-group",
+})  # fmt: skip
+"""Flags that deepspeedai/Megatron-DeepSpeed and its forks have, and Megatron-LM has not."""
+_MLP_TYPES: Final = {"standard": "standard", "residual": "residual"}
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroSettings:
+    """What DeepSpeed decides. strategy: of the data-parallel ranks."""
+
+    strategy: str
+
+
+def is_deepspeed_fork(parsed: MegatronArguments) -> bool:
+    """Whether arguments are Megatron-DeepSpeed's, whose names and defaults of experts are its own."""
+    return not _FORK_FLAGS.isdisjoint(parsed.arguments)
+
+
+def fork_experts(parsed: MegatronArguments, ffn: int) -> dict[str, Any]:
+    """The `experts` section of Megatron-DeepSpeed's arguments: every second layer has experts, one for a token."""
+    for name in ("mos", "kd"):
+        if parsed.has(name):
+            raise parsed.error(name, "a teacher that is distilled is not modelled")
+    counts = parsed.values("num-experts")
+    layer_step = parsed.positive_integer("expert-interval", 2)
+    top_k = parsed.positive_integer("topk", 1)
+    capacity = parsed.real_number("moe-train-capacity-factor", 1.0)
+    keeps_tokens = parsed.has("disable-moe-token-dropping")
+    is_residual = parsed.choice("mlp-type", _MLP_TYPES, "standard") == "residual"
+    if not counts or set(counts) == {"1"}:
+        return {}
+    if len(set(counts)) > 1:
+        raise parsed.error("num-experts", f"{' '.join(counts)}: layers with different numbers are not modelled")
+    if is_residual:
+        raise parsed.error("mlp-type", "residual: experts beside a dense layer of their own weights are not modelled")
+    experts: dict[str, Any] = {
+        "count": parsed.required_integer("num-experts"), "top_k": top_k, "ffn": ffn,
+        "bias": not parsed.has("disable-bias-linear") or None,
+        "capacity_factor": None if keeps_tokens else capacity,
+        "interleave_moe_layer_step": layer_step if layer_step > 1 else None,
+    }  # fmt: skip
+    return {"experts": {key: value for key, value in experts.items() if value is not None}}
+
+
+def zero_settings(parsed: MegatronArguments, files: Mapping[str, str]) -> ZeroSettings | None:
+    """DeepSpeed's settings; None: the training does not use it.
+
+    files: contents of files by their path, as the script writes them. The JSON's stage counts, then --zero-stage.
+    """
+    is_used = parsed.has("deepspeed")
+    for name in ("deepspeed-activation-checkpointing", "no-pipeline-parallel", "create-moe-param-group"):
+        parsed.has(name)
+    path = parsed.unchecked("deepspeed_config")
+    stage = parsed.text("zero-stage")
+    _reject_sequence_parallelism(parsed)
+    if not is_used:
+        return None
+    config = {} if path is None else _read_config(parsed, path, files)
+    if config:
+        stage = str(_stage_of(config))
+        _reject_offload(parsed, config)
+    if stage is None and config is None:
+        raise parsed.error(
+            "deepspeed_config",
+            f"{parsed.shown(path or '')} is not beside the script, so its ZeRO stage is not known; add --zero-stage",
+        )
+    number = (stage or "0").removesuffix(".0")
+    if not number.isdecimal() or int(number) not in _STRATEGY_BY_STAGE:
+        raise parsed.error(
+            "zero-stage", f"{number!r} is no stage; {suggest_nearest(number, map(str, _STRATEGY_BY_STAGE))}"
+        )
+    return ZeroSettings(_STRATEGY_BY_STAGE[int(number)])
+
+
+def _reject_sequence_parallelism(parsed: MegatronArguments) -> None:
+    if parsed.positive_integer("ds-sequence-parallel-size") > 1:
+        raise parsed.error("ds-sequence-parallel-size", "DeepSpeed's Ulysses is not modelled; rings are")
+
+
+def _read_config(parsed: MegatronArguments, path: str, files: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """The JSON that the script writes, or that is beside it."""
+    text = files.get(unmarked(path))
+    if text is None and parsed.context.directory is not None and "\0" not in path:
+        text = _text_beside(parsed.context.directory, path)
+    if text is None:
+        return None
+    try:
+        config = json.loads(HOLE.sub("null", text))
+    except (ValueError, RecursionError) as error:
+        raise parsed.error("deepspeed_config", f"{parsed.shown(path)} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise parsed.error("deepspeed_config", f"{parsed.shown(path)} holds no mapping")
+    return config
+
+
+def _text_beside(directory: Path, path: str) -> str | None:
+    for candidate in (directory / path, directory / posixpath.basename(path)):
+        try:
+            if candidate.is_file() and candidate.stat().st_size <= _MAX_CONFIG:
+                return candidate.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _stage_of(config: Mapping[str, Any]) -> object:
+    zero = config.get("zero_optimization", {})
+    return zero.get("stage", 0) if isinstance(zero, dict) else int(bool(zero))
+
+
+def _reject_offload(parsed: MegatronArguments, config: Mapping[str, Any]) -> None:
+    zero = config.get("zero_optimization", {})
+    for name in ("offload_optimizer", "offload_param"):
+        section = zero.get(name) if isinstance(zero, dict) else None
+        if isinstance(section, dict) and section.get("device", "none") != "none":
+            raise InputError(
+                f"{parsed.source}: --deepspeed_config: its {name} is not read; leave it out, and write it as "
+                "training.offload in the scenario"
+            )

@@ -1,0 +1,118 @@
+"""Which arguments does the table define that Megatron-LM prints when it starts?
+
+The table has every argument by its name in Python, defaults included, between two headings; loggers may prefix its
+lines. Values that are off are left out, others become the flags that set them.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from clustersim.common.errors import InputError
+
+_HEADING: Final = re.compile(r"-{8,} (?:updated )?arguments -{8,}")
+_END: Final = re.compile(r"-{8,} end of (?:updated )?arguments -{8,}")
+_LINE: Final = re.compile(r"(?:^|[\s:\]])([A-Za-z_]\w*) \.{3,}(?: (.*?))?\s*$", re.MULTILINE)
+_HEADED_LINE: Final = re.compile(r"(?:^|[\s:\]])([A-Za-z_]\w*) (?:\.+(?: (.*?))?| (\S.*?))\s*$", re.MULTILINE)
+"""A line below the heading, where long names have no dots."""
+_PADDED: Final = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
+_ESCAPES: Final = re.compile("\x1b\\[[0-9;]*m")
+_OFF: Final = ("None", "False", "[]", "", "torch.float32")
+"""Values that no flag sets; FP32 is the default of every format."""
+_NAMES: Final = {
+    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+    "microbatch_group_size_per_vp_stage": "microbatch-group-size-per-virtual-pipeline-stage",
+    "fp8": "fp8-format",
+    "fp4": "fp4-format",
+    "deepspeed_config": "deepspeed_config",
+}
+"""Arguments whose flag has another name."""
+_SWITCHED_OFF: Final = {"add_bias_linear": "disable-bias-linear"}
+"""Arguments that a flag turns off."""
+_ONE_VALUE: Final = ("moe_layer_freq", "window_attn_skip_freq")
+"""Lists that are one word on the command line."""
+_DERIVED: Final[Mapping[str, str]] = {
+    "encoder_num_layers": "num_layers",
+    "encoder_seq_length": "seq_length",
+    "decoder_num_layers": "num_layers",
+    "decoder_seq_length": "seq_length",
+    "expert_tensor_parallel_size": "tensor_model_parallel_size",
+}
+"""Arguments that equal another one where nobody sets them."""
+_DEFAULTS: Final = {
+    "hybrid_attention_ratio": "0.0", "hybrid_mlp_ratio": "0.0", "tensor_parallel_num_weight_shards": "1",
+    "expert_tensor_parallel_num_weight_shards": "1",
+}  # fmt: skip
+"""Defaults of arguments that define another step where they differ."""
+_DTYPES: Final = {
+    "torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.uint8": "fp8",
+}  # fmt: skip
+_MIN_LINES: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentTable:
+    """The arguments of a printed table. words: as of a command line; world_size: None where it is not printed."""
+
+    words: tuple[str, ...]
+    world_size: str | None
+
+
+def is_argument_table(text: str) -> bool:
+    """Whether a text holds Megatron-LM's table of arguments."""
+    if _HEADING.search(text):
+        return True
+    lines = _LINE.finditer(text[:100_000])
+    return sum(1 for _ in lines) >= _MIN_LINES
+
+
+def read_table(text: str, source: str) -> ArgumentTable:
+    """The arguments of the first table in a text; raises InputError for one without arguments."""
+    start, end = _HEADING.search(text), _END.search(text)
+    table = text[
+        start.end() if start else 0 : end.start() if end and (not start or end.start() > start.end()) else None
+    ]
+    values: dict[str, str] = {}
+    for match in (_HEADED_LINE if start else _LINE).finditer(_ESCAPES.sub("", table)):
+        values.setdefault(match[1], next((group for group in match.groups()[1:] if group), ""))
+    if "num_layers" not in values:
+        raise InputError(f"{source}: its table of arguments has no num_layers, so it is not Megatron-LM's")
+    words = list(_words(values))
+    padded = _PADDED.search(text)
+    if padded:
+        words += ["--padded-vocab-size", padded[1]]
+    return ArgumentTable(tuple(words), values.get("world_size"))
+
+
+def _words(values: Mapping[str, str]) -> Iterator[str]:
+    """The flags that set the values, and these."""
+    for name, value in values.items():
+        if name in _SWITCHED_OFF and value == "False":
+            yield f"--{_SWITCHED_OFF[name]}"
+        is_default = _DEFAULTS.get(name) == value or (name in _DERIVED and values.get(_DERIVED[name]) == value)
+        if value in _OFF or is_default or name in _SWITCHED_OFF:
+            continue
+        yield f"--{_NAMES.get(name, name.replace('_', '-'))}"
+        yield from value_words(value, name)
+    if (
+        values.get("overlap_p2p_comm") == "False"
+        and values.get("virtual_pipeline_model_parallel_size", "None") != "None"
+    ):
+        yield "--no-overlap-p2p-communication"
+
+
+def value_words(value: str, name: str) -> list[str]:
+    """A printed value of an argument as words; True has none."""
+    if value == "True":
+        return []
+    if name in _ONE_VALUE:
+        return [value.replace(" ", "")]
+    if value[:1] in "[(":
+        try:
+            items = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return [value]
+        return [str(item) for item in items] if value[0] == "[" else [",".join(map(str, items))]
+    return [_DTYPES.get(value, re.sub(r"^[A-Z]\w*\.(?=[a-z])", "", value))]

@@ -1,0 +1,1 @@
+"""Which commands would a shell script run, and with which arguments?"""

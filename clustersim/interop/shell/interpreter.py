@@ -1,0 +1,1133 @@
+"""Which commands would a shell script run? A safe subset of bash, evaluated without running anything.
+
+Commands of the shell itself are evaluated; all others are recorded with their words. Where a condition is not
+known both branches are taken, each under its assumption, and what they leave different becomes a choice.
+"""
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tree_sitter import Node
+
+from clustersim.common.errors import InputError
+from clustersim.interop.shell.conditions import ConditionEvaluator
+from clustersim.interop.shell.expansion import MAX_TEXT, Expander
+from clustersim.interop.shell.patterns import matches_pattern
+from clustersim.interop.shell.pure_commands import run_pure
+from clustersim.interop.shell.scanning import raw_words
+from clustersim.interop.shell.state import ShellState, Value, Variant
+from clustersim.interop.shell.syntax import MAX_SCRIPT, faulty_nodes, first_line, node_text, parse_script
+from clustersim.interop.shell.unknowns import Decision, Truth, Unknowns, negate, unmarked
+
+_MAX_STEPS: Final = 20_000
+_MAX_DEPTH: Final = 60
+_MAX_ITERATIONS: Final = 10_000
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\[)?")
+_SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
+_READERS: Final = ("cat", "sed", "head", "tail", "wc", "cut")
+"""Commands whose last word may be a file that they read."""
+_WRAPPERS: Final = (
+    "srun", "mpirun", "mpiexec", "nohup", "env", "sudo", "timeout", "numactl", "nice", "singularity", "apptainer",
+    "docker", "podman", "enroot", "sbatch", "salloc",
+)  # fmt: skip
+"""Programs that run a script which is among their arguments."""
+_IGNORED_STATEMENTS: Final = ("comment", "heredoc_body", ";", ";;", "&", "\n", ";&", ";;&")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCommand:
+    """A command that the script would run.
+
+    words: expanded, holes included; guards: outcomes of decisions that lead to it; environment: exported variables.
+    """
+
+    words: tuple[str, ...]
+    line: int
+    guards: Mapping[int, int]
+    environment: Mapping[str, Value]
+
+
+@dataclass
+class ScriptRun:
+    """What a script would do.
+
+    node_gpus: GPUs of a node; files: contents of files that it would write; notes: sentences.
+    """
+
+    unknowns: Unknowns
+    node_gpus: int
+    commands: list[RecordedCommand] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class _Exit(Exception):  # noqa: N818 - a jump, not an error
+    pass
+
+
+class _Return(Exception):  # noqa: N818 - a jump, not an error
+    pass
+
+
+class _Loop(Exception):  # noqa: N818 - a jump, not an error
+    def __init__(self, *, leaves: bool, levels: int) -> None:
+        super().__init__()
+        self.leaves, self.levels = leaves, levels
+
+
+@dataclass
+class _Frame:
+    """A function call: values that its local variables hide, and states in which it returned early."""
+
+    hidden: dict[str, Value] = field(default_factory=dict)
+    returned: list[tuple[Decision, int, ShellState]] = field(default_factory=list)
+
+
+def run_script(
+    text: str, source: str, directory: Path | None, definitions: Mapping[str, str], node_gpus: int = 8
+) -> ScriptRun:
+    """Evaluate a script.
+
+    directory: where files that it sources are; definitions: environment variables, and positional parameters
+    by number; node_gpus: what a command that counts a node's GPUs prints. Raises InputError for a script that
+    cannot be evaluated.
+    """
+    run = ScriptRun(Unknowns(), node_gpus)
+    state = ShellState(script_name=source)
+    arguments = {int(name): value for name, value in definitions.items() if name.isdecimal() and 0 < int(name) < 100}
+    state.variables = {name: value for name, value in definitions.items() if not name.isdecimal()}
+    state.exported = set(state.variables)
+    if arguments:
+        state.positional = tuple(arguments.get(number, "") for number in range(1, max(arguments) + 1))
+        state.has_arguments = True
+    interpreter = _Interpreter(run, state, source, directory)
+    try:
+        interpreter.run_text(text)
+    except (_Exit, _Return, _Loop):
+        pass
+    except RecursionError:
+        raise InputError(f"{source}: is nested too deeply to be evaluated") from None
+    return run
+
+
+class _Interpreter:
+    """Runs statements in a state."""
+
+    def __init__(self, run: ScriptRun, state: ShellState, source: str, directory: Path | None) -> None:
+        self._run = run
+        self._source = source
+        self._directory = directory
+        self._state = state
+        self._unknowns = run.unknowns
+        self._expander = Expander(run.unknowns, state, self._substitute)
+        self._steps = 0
+        self._depth = 0
+        self._line_offset: int | None = None
+        self._frames: list[_Frame] = []
+        self._launcher: tuple[str, ...] = ()
+        self._sink: list[str] | None = None
+        self._stdin: str | None = None
+        self._status: Truth = True
+
+    def run_text(self, text: str) -> None:
+        """Evaluate all statements of a text."""
+        root = parse_script(text, self._source)
+        fault = next(faulty_nodes(root), None)
+        if fault is not None:
+            lines = text.replace("\r\n", "\n").split("\n")
+            number = first_line(fault)
+            line = lines[min(number, len(lines)) - 1].strip()
+            raise InputError(f"{self._source}: line {self._line(number)} is not bash: {line[:80]!r}")
+        self._block(root.children)
+
+    def _line(self, number: int) -> int:
+        return number if self._line_offset is None else self._line_offset
+
+    # statements
+
+    def _block(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            if node.type not in _IGNORED_STATEMENTS:
+                self._statement(node)
+
+    def _statement(self, node: Node) -> Truth:
+        """Evaluate a statement; its status."""
+        self._steps += 1
+        if self._steps > _MAX_STEPS:
+            raise InputError(f"{self._source}: runs more than {_MAX_STEPS:,} commands; a launch script has fewer")
+        self._expander.line = self._line(first_line(node))
+        handler = self._HANDLERS.get(node.type)
+        if handler is None:
+            raise InputError(
+                f"{self._source}: line {self._expander.line}: {node_text(node)[:60]!r} is not evaluated ({node.type})"
+            )
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise InputError(
+                f"{self._source}: line {self._expander.line}: calls are nested more than {_MAX_DEPTH} deep"
+            )
+        try:
+            self._status = handler(self, node)
+        finally:
+            self._depth -= 1
+        return self._status
+
+    def _group(self, node: Node) -> Truth:
+        """`{ ...; }` and the bodies of loops, or `(( ... ))`."""
+        text = node_text(node)
+        if text.startswith("(("):
+            return self._arithmetic_truth(text[2:-2])
+        return self._statements(node.named_children)
+
+    def _statements(self, nodes: Sequence[Node]) -> Truth:
+        self._status = True
+        self._block(nodes)
+        return self._status
+
+    def _arithmetic_truth(self, text: str) -> Truth:
+        value = self._expander.arithmetic(text)
+        line = self._expander.line
+        shown = re.sub(r"[{}]", "", self._unknowns.described(text.strip()))
+        names = self._unknowns.names([value])
+        settled = self._unknowns.settle(value)
+        if "\0" in settled and self._unknowns.open_decision([settled]) is None:
+            return self._unknowns.undecided(f"(( {shown} ))", line, names)
+        return self._unknowns.lift_truth(lambda number: number != "0", [value], f"(( {shown} ))", line)
+
+    def _subshell(self, node: Node) -> Truth:
+        with self._own_state():
+            try:
+                return self._statements(node.named_children)
+            except _Exit:
+                return self._status
+
+    def _list(self, node: Node) -> Truth:
+        left, operator, right = node.children[0], node.children[1].type, node.children[-1]
+        status = self._statement(left)
+        truth = status if operator == "&&" else negate(status)
+        if operator not in ("&&", "||"):
+            return self._statement(right)
+        results: list[Truth] = []
+        self._branch(truth, lambda: results.append(self._statement(right)), lambda: None)
+        if isinstance(truth, bool):
+            return results[0] if truth and results else status
+        return True if operator == "||" else status
+
+    def _negated(self, node: Node) -> Truth:
+        return negate(self._statement(node.named_children[0]))
+
+    def _pipeline(self, node: Node) -> Truth:
+        """Each command in a state of its own; the output of one is the input of the next, as far as it is known."""
+        stages = node.named_children
+        piped, saved = None, self._stdin
+        status: Truth = True
+        try:
+            for number, stage in enumerate(stages):
+                self._stdin = piped
+                with self._own_state():
+                    if number < len(stages) - 1:
+                        piped = self._captured(lambda stage=stage: self._statement(stage))  # type: ignore[misc]
+                    else:
+                        status = self._statement(stage)
+        finally:
+            self._stdin = saved
+        return status
+
+    def _test(self, node: Node) -> Truth:
+        text = node_text(node)
+        line = self._expander.line
+        if text.startswith("(("):
+            return self._arithmetic_truth(text[2:-2])
+        width = 2 if text.startswith("[[") else 1
+        words = list(raw_words(text[width:-width].replace("\\\n", " ")))
+        evaluator = ConditionEvaluator(self._expander, words, line, is_extended=width == 2)
+        return evaluator.truth()
+
+    def _if(self, node: Node) -> Truth:
+        clauses: list[tuple[list[Node], list[Node]]] = []
+        condition, body, is_condition = list[Node](), list[Node](), True
+        for child in node.children:
+            if child.type == "then":
+                is_condition = False
+            elif child.type in ("elif_clause", "else_clause"):
+                break
+            elif child.type not in ("if", "fi"):
+                (condition if is_condition else body).append(child)
+        clauses.append((condition, body))
+        for clause in node.children:
+            if clause.type == "elif_clause":
+                parts = [child for child in clause.children if child.type != "elif"]
+                split = next(index for index, child in enumerate(parts) if child.type == "then")
+                clauses.append((parts[:split], parts[split + 1 :]))
+            elif clause.type == "else_clause":
+                clauses.append(([], [child for child in clause.children if child.type != "else"]))
+        self._clauses(clauses)
+        return True
+
+    def _clauses(self, clauses: Sequence[tuple[Sequence[Node], Sequence[Node]]]) -> None:
+        if not clauses:
+            return
+        condition, body = clauses[0]
+        if not condition:
+            self._block(body)
+            return
+        self._depth += 1
+        if self._depth > _MAX_DEPTH * 2:
+            raise InputError(f"{self._source}: line {self._expander.line}: has too many branches")
+        try:
+            truth = self._condition(condition)
+            self._branch(truth, lambda: self._block(body), lambda: self._clauses(clauses[1:]))
+        finally:
+            self._depth -= 1
+
+    def _condition(self, nodes: Sequence[Node]) -> Truth:
+        """Whether commands succeed; for a command that is not the shell's it is not known."""
+        recorded = len(self._run.commands)
+        status: Truth = True
+        for node in nodes:
+            if node.type not in _IGNORED_STATEMENTS:
+                status = self._statement(node)
+        if status is True and len(self._run.commands) > recorded:
+            command = self._run.commands[-1]
+            shown = " ".join(command.words)
+            return self._unknowns.undecided(shown[:200], command.line, self._unknowns.names(command.words))
+        return status
+
+    def _branch(self, truth: Truth, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        """Take a branch, or both under their assumptions."""
+        if isinstance(truth, bool):
+            (then if truth else otherwise)()
+            return
+        decision = truth.decision
+        if decision.number in self._unknowns.assumed:
+            self._branch(truth.outcomes[self._unknowns.assumed[decision.number]], then, otherwise)
+            return
+        before = self._state.copy()
+        ends: list[ShellState | None] = []
+        for outcome in (0, 1):
+            self._state.restore(before.copy())
+            with self._unknowns.assuming({decision.number: outcome}):
+                ends.append(self._end_of(decision, outcome, truth.outcomes[outcome], then, otherwise))
+        self._merge(decision, ends[0], ends[1])
+
+    def _end_of(
+        self, decision: Decision, outcome: int, truth: Truth, then: Callable[[], None], otherwise: Callable[[], None]
+    ) -> ShellState | None:
+        """The state at the end of a branch; None: the script, or the function, ends in it."""
+        try:
+            self._branch(truth, then, otherwise)
+        except _Exit:
+            return None
+        except _Return:
+            if not self._frames:
+                return None
+            self._frames[-1].returned.append((decision, outcome, self._state.copy()))
+            return None
+        except _Loop:
+            raise InputError(
+                f"{self._source}: line {decision.line}: whether a loop ends is not known: {decision.condition}"
+                + definition_hint(decision.names)
+            ) from None
+        return self._state.copy()
+
+    def _merge(self, decision: Decision, first: ShellState | None, second: ShellState | None) -> None:
+        if first is None and second is None:
+            raise _Exit
+        if first is None or second is None:
+            self._state.restore((first or second).copy())  # type: ignore[union-attr]
+            self._unknowns.assumed = {**self._unknowns.assumed, decision.number: 1 if first is None else 0}
+            return
+        merged = first.copy()
+        for name in {**first.variables, **second.variables}:
+            values = first.variables.get(name), second.variables.get(name)
+            merged.variables[name] = self._merged(decision, name, values)
+        merged.exported |= second.exported
+        merged.functions = {**second.functions, **first.functions}
+        if first.positional != second.positional:
+            merged.positional = tuple(self._merged_words(decision, first.positional, second.positional))
+        self._state.restore(merged)
+
+    def _merged(self, decision: Decision, name: str, values: tuple[Value, Value]) -> Value:
+        first, second = values
+        if first is second or first == second:
+            return first
+        if isinstance(first, str) and isinstance(second, str):
+            return self._merged_text(decision, name, first, second)
+        if isinstance(first, tuple) and isinstance(second, tuple):
+            return tuple(self._merged_words(decision, first, second))
+        return Variant(decision, (first, second))
+
+    def _merged_text(self, decision: Decision, name: str, first: str, second: str) -> str:
+        """What two texts share, around a choice between the rest."""
+        start = end = 0
+        if " " in first + second or "\0" in first + second:
+            start = _shared_prefix(first, second)
+            end = _shared_suffix(first[start:], second[start:])
+        middle = self._unknowns.choice(
+            decision, (first[start : len(first) - end],), (second[start : len(second) - end],), name
+        )
+        return first[:start] + middle + first[len(first) - end :]
+
+    def _merged_words(self, decision: Decision, first: Sequence[str], second: Sequence[str]) -> Iterator[str]:
+        shortest = min(len(first), len(second))
+        start = next((index for index in range(shortest) if first[index] != second[index]), shortest)
+        rest = shortest - start
+        end = next((index for index in range(rest) if first[-1 - index] != second[-1 - index]), rest)
+        yield from first[:start]
+        yield self._unknowns.choice(
+            decision, tuple(first[start : len(first) - end]), tuple(second[start : len(second) - end])
+        )
+        yield from first[len(first) - end :]
+
+    def _case(self, node: Node) -> Truth:
+        word = self._expander.scalar(node_text(node.children_by_field_name("value")[0]))
+        items = [child for child in node.named_children if child.type == "case_item"]
+        self._case_items(word, items)
+        return True
+
+    def _case_items(self, word: str, items: Sequence[Node]) -> None:
+        if not items:
+            return
+        item, line = items[0], self._line(first_line(items[0]))
+        patterns = [self._expander.pattern(node_text(child)) for child in item.children_by_field_name("value")]
+        closing = next(index for index, child in enumerate(item.children) if child.type == ")")
+        body = item.children[closing + 1 :]
+        shown = " or ".join(f"{{{number + 1}}}" for number in range(len(patterns)))
+        truth = self._unknowns.lift_truth(
+            lambda text, *forms: any(matches_pattern(text, form) for form in forms),
+            [word, *patterns],
+            f"{{0}} is {shown}",
+            line,
+        )
+        self._branch(truth, lambda: self._block(body), lambda: self._case_items(word, items[1:]))
+
+    def _for(self, node: Node) -> Truth:
+        variable = node_text(node.children_by_field_name("variable")[0])
+        body = node.children_by_field_name("body")[0]
+        values = node.children_by_field_name("value")
+        has_list = any(child.type == "in" for child in node.children)
+        texts = [node_text(value) for value in values] if has_list else ['"$@"']
+        words = [word for text in texts for word in self._expander.words(text)]
+        for word in self._iterations(words):
+            self._state.assign(variable, word)
+            if not self._iteration(body):
+                break
+        return True
+
+    def _iterations(self, words: Sequence[str]) -> Sequence[str]:
+        if len(words) > _MAX_ITERATIONS:
+            raise InputError(f"{self._source}: line {self._expander.line}: a loop over {len(words):,} words")
+        return words
+
+    def _iteration(self, body: Node) -> bool:
+        """Evaluate the body of a loop; False: the loop ends."""
+        try:
+            self._statements(body.named_children)
+        except _Loop as jump:
+            if jump.levels > 1:
+                raise _Loop(leaves=jump.leaves, levels=jump.levels - 1) from None
+            return not jump.leaves
+        return True
+
+    def _c_for(self, node: Node) -> Truth:
+        header = node_text(node)
+        header = header[header.index("((") + 2 :]
+        header = header[: header.index("))")]
+        initial, condition, update = [*header.split(";"), "", ""][:3]
+        body = node.children_by_field_name("body")[0]
+        self._expander.arithmetic(initial)
+        for _ in range(_MAX_ITERATIONS):
+            if condition.strip() and self._arithmetic_truth(condition) is not True:
+                break
+            if not self._iteration(body):
+                break
+            self._expander.arithmetic(update)
+        return True
+
+    def _while(self, node: Node) -> Truth:
+        """A loop whose condition is not known is not entered, as nothing was given that it would read."""
+        body = node.children_by_field_name("body")[0]
+        condition = [child for child in node.children[1:] if child.type != "do_group"]
+        expected = node.children[0].type == "while"
+        for _ in range(_MAX_ITERATIONS):
+            if self._condition(condition) is not expected:
+                return True
+            if not self._iteration(body):
+                return True
+        raise InputError(f"{self._source}: line {self._line(first_line(node))}: a loop does not end")
+
+    def _function(self, node: Node) -> Truth:
+        self._state.functions[node_text(node.children_by_field_name("name")[0])] = (node, self._line_offset)
+        return True
+
+    # assignments
+
+    def _assignments(self, node: Node) -> Truth:
+        for child in node.named_children:
+            self._assignment(child)
+        return True
+
+    def _assignment(self, node: Node) -> Truth:
+        name, index, appends, value = self._assigned(node)
+        self._assign(name, index, value, appends=appends)
+        return True
+
+    def _assigned(self, node: Node) -> tuple[str, str | None, bool, Value]:
+        """Name, index, whether it is appended, and value of an assignment."""
+        text = node_text(node)
+        match = re.compile(r"([A-Za-z_]\w*)(?:\[((?:[^]\[]|\[[^]]*\])*)\])?(\+?)=").match(text)
+        if match is None:
+            raise InputError(f"{self._source}: line {self._line(first_line(node))}: {text[:60]!r} is no assignment")
+        self._expander.line = self._line(first_line(node))
+        value = next(iter(node.children_by_field_name("value")), None)
+        if value is not None and value.type == "array":
+            return match[1], match[2], match[3] == "+", self._array(value, self._state.variables.get(match[1]))
+        return match[1], match[2], match[3] == "+", self._expander.scalar(text[match.end() :])
+
+    def _array(self, node: Node, old: Value) -> Value:
+        words: list[str] = []
+        mapping: dict[str, str] = {}
+        for child in node.named_children:
+            if child.type == "comment":
+                continue
+            self._expander.line = self._line(first_line(child))
+            text = node_text(child)
+            keyed = re.match(r"\[((?:[^]\[]|\[[^]]*\])*)\]=", text)
+            if keyed:
+                key = self._expander.scalar(keyed[1])
+                mapping[key] = self._expander.scalar(text[keyed.end() :])
+            else:
+                words += self._expander.words(text)
+        if isinstance(old, dict) or (mapping and not all(key.isdecimal() for key in mapping)):
+            return mapping
+        for key, value in mapping.items():
+            words += [""] * (min(int(key), _MAX_ITERATIONS) + 1 - len(words))
+            words[int(key)] = value
+        return tuple(words)
+
+    def _assign(self, name: str, index: str | None, value: Value, *, appends: bool) -> None:
+        old = self._state.value(name, self._unknowns.assumed)
+        if index is not None:
+            self._assign_element(name, index, value, old, appends=appends)
+            return
+        self._state.assign(name, self._appended(name, old, value) if appends else value)
+
+    def _assign_element(self, name: str, index: str, value: Value, old: Value, *, appends: bool) -> None:
+        text = value if isinstance(value, str) else ""
+        key = self._expander.scalar(index) if isinstance(old, dict) else self._expander.arithmetic(index)
+        if "\0" in key or isinstance(old, Variant) or (not isinstance(old, dict) and not key.isdecimal()):
+            unknown = self._unknowns.unknown(f"${{{name}[{index}]}}", self._expander.line, self._unknowns.names([key]))
+            self._state.assign(name, unknown)
+            return
+        if not isinstance(old, dict) and int(key) > _MAX_ITERATIONS:
+            raise InputError(f"{self._source}: line {self._expander.line}: {name} has an element {key}")
+        if appends and isinstance(old, dict):
+            text = old.get(key, "") + text
+        self._state.assign(name, text, index=key)
+
+    def _appended(self, name: str, old: Value, value: Value) -> Value:
+        if isinstance(old, Variant):
+            outcomes = [self._appended(name, outcome, value) for outcome in old.outcomes]
+            return Variant(old.decision, (outcomes[0], outcomes[1]))
+        if isinstance(value, tuple):
+            first = () if old is None or old == "" else (old,) if isinstance(old, str) else old
+            return (*first, *value)
+        if isinstance(value, dict) and isinstance(old, dict):
+            return {**old, **value}
+        if isinstance(old, tuple):
+            return (old[0] + str(value), *old[1:]) if old else (str(value),)
+        text = ("" if old is None else str(old)) + str(value)
+        if len(text) > MAX_TEXT:
+            raise InputError(
+                f"{self._source}: line {self._expander.line}: {name} has more than {MAX_TEXT:,} characters"
+            )
+        return text
+
+    def _declaration(self, node: Node) -> Truth:
+        """`export`, `declare`, `local`, `readonly`, `typeset`."""
+        keyword = node.children[0].type
+        flags = [node_text(child) for child in node.named_children if node_text(child)[:1] in "-+"]
+        is_mapping = any("A" in flag for flag in flags)
+        is_integer = any("i" in flag for flag in flags) and keyword != "export"
+        is_local = keyword == "local" or (keyword in ("declare", "typeset") and bool(self._frames))
+        is_exported = keyword == "export" or any("x" in flag for flag in flags)
+        for child in node.named_children:
+            text = node_text(child)
+            if text[:1] in "-+" or child.type == "comment":
+                continue
+            name = re.split(r"\W", text, maxsplit=1)[0]
+            self._declared(child, name, is_local=is_local, is_mapping=is_mapping, is_integer=is_integer)
+            if is_exported and name:
+                self._state.exported.add(name)
+        return True
+
+    def _declared(self, node: Node, name: str, *, is_local: bool, is_mapping: bool, is_integer: bool) -> None:
+        if is_local and self._frames and name:
+            self._frames[-1].hidden.setdefault(name, self._state.variables.get(name))
+        if node.type == "variable_assignment":
+            if is_mapping:
+                self._state.variables[name] = {}
+            self._assignment(node)
+            value = self._state.variables.get(name)
+            if is_integer and isinstance(value, str):
+                self._state.variables[name] = self._expander.arithmetic(value)
+            return
+        if node.type not in ("variable_name", "word"):
+            for word in self._expander.words(node_text(node)):
+                self._assign_word(word)
+        elif is_mapping:
+            self._state.variables[name] = {}
+        elif is_local:
+            self._state.variables[name] = ""
+
+    def _assign_word(self, word: str) -> None:
+        """An assignment that an expansion made, as in `export "$NAME=1"`."""
+        name, separator, value = word.partition("=")
+        if separator and re.fullmatch(r"[A-Za-z_]\w*", name):
+            self._state.assign(name, value)
+
+    def _unset(self, node: Node) -> Truth:
+        for child in node.named_children:
+            name = node_text(child)
+            if re.fullmatch(r"[A-Za-z_]\w*", name):
+                self._state.variables[name] = ""
+        return True
+
+    # commands
+
+    def _redirected(self, node: Node) -> Truth:
+        body = next(iter(node.children_by_field_name("body")), None)
+        redirects = node.children_by_field_name("redirect")
+        stdin = self._redirected_input(redirects)
+        target = self._target(redirects)
+        if body is None:
+            return True
+        saved = self._stdin
+        self._stdin = saved if stdin is None else stdin
+        try:
+            if target is None:
+                return self._statement(body)
+            recorded = len(self._run.commands)
+            output = self._captured(lambda: self._statement(body))
+            path, appends = target
+            if path != "/dev/null" and len(self._run.commands) == recorded:
+                old = self._run.files.get(path, "") if appends else ""
+                self._run.files[path] = (old + output)[:MAX_SCRIPT]
+            return self._status
+        finally:
+            self._stdin = saved
+
+    def _redirected_input(self, redirects: Sequence[Node]) -> str | None:
+        for redirect in redirects:
+            if redirect.type == "heredoc_redirect":
+                return self._heredoc(redirect)
+            if redirect.type == "herestring_redirect":
+                return self._expander.scalar(node_text(redirect).removeprefix("<<<").strip()) + "\n"
+        return None
+
+    def _heredoc(self, node: Node) -> str:
+        body = next((child for child in node.children if child.type == "heredoc_body"), None)
+        start = next(child for child in node.children if child.type == "heredoc_start")
+        text = "" if body is None else node_text(body)
+        if node_text(node).startswith("<<-"):
+            text = re.sub(r"(?m)^\t+", "", text)
+        if node_text(start)[:1] in ("'", '"', "\\"):
+            return text
+        return self._expander.scalar(text, quoted=True)
+
+    def _target(self, redirects: Sequence[Node]) -> tuple[str, bool] | None:
+        """The file that output goes to, and whether it is appended."""
+        nested = [child for redirect in redirects if redirect.type == "heredoc_redirect" for child in redirect.children]
+        for redirect in (*redirects, *nested):
+            text = node_text(redirect)
+            if redirect.type == "file_redirect" and text[:1] == ">" and not text.startswith(">&"):
+                destination = text.lstrip(">|&").strip()
+                return unmarked(" ".join(self._expander.words(destination))), text.startswith(">>")
+        return None
+
+    def _command(self, node: Node) -> Truth:
+        """A simple command: assignments for it alone, its words, here-strings."""
+        words: list[str] = []
+        assigned: list[tuple[str, str | None, bool, Value]] = []
+        redirects = [child for child in node.children if child.type.endswith("redirect")]
+        self._expander.line = self._line(first_line(node))
+        line = self._expander.line
+        end = node.start_byte
+        for child in node.named_children:
+            if assigned and not words and self._is_next_line(node, end, child):
+                self._simple([], assigned, line)
+                assigned = []
+            end = child.end_byte
+            if child.type == "variable_assignment" and not words:
+                assigned.append(self._assigned(child))
+            elif child.type == "command_name":
+                self._expander.line = line = self._line(first_line(child))
+                words += self._expander.words(node_text(child))
+            elif not child.type.endswith("redirect") and child.type != "comment":
+                self._expander.line = self._line(first_line(child))
+                words += self._expander.words(node_text(child))
+        self._expander.line = line
+        stdin = self._redirected_input(redirects)
+        saved = self._stdin
+        self._stdin = saved if stdin is None else stdin
+        try:
+            return self._simple(words, assigned, line)
+        finally:
+            self._stdin = saved
+
+    @staticmethod
+    def _is_next_line(node: Node, end: int, child: Node) -> bool:
+        """Whether a line ends between assignments and what the grammar takes for their command."""
+        gap = (node.text or b"")[end - node.start_byte : child.start_byte - node.start_byte]
+        return b"\n" in gap.replace(b"\\\n", b"")
+
+    def _simple(self, words: list[str], assigned: Sequence[tuple[str, str | None, bool, Value]], line: int) -> Truth:
+        if not words:
+            for name, index, appends, value in assigned:
+                self._assign(name, index, value, appends=appends)
+            return True
+        hidden = {name: self._state.variables.get(name) for name, *_ in assigned}
+        exported = set(self._state.exported)
+        for name, index, appends, value in assigned:
+            self._assign(name, index, value, appends=appends)
+            self._state.exported.add(name)
+        try:
+            return self._called(words, line)
+        finally:
+            for name, old in hidden.items():
+                self._state.variables[name] = old
+            self._state.exported = exported
+
+    def _called(self, words: list[str], line: int) -> Truth:
+        name = words[0]
+        if name in ("command", "builtin", "exec", "time") and len(words) > 1 and not words[1].startswith("-"):
+            return self._called(words[1:], line)
+        if name in self._state.functions:
+            return self._call_function(name, words[1:])
+        builtin = self._BUILTINS.get(name)
+        if builtin is not None:
+            return builtin(self, words)
+        output = self._pure_output(words)
+        if output is not None:
+            if self._sink is not None:
+                self._sink.append(output)
+            return True
+        return self._external(words, line)
+
+    def _pure_output(self, words: list[str]) -> str | None:
+        """The output of a command that is computed here, if it is one."""
+        stdin = self._stdin
+        if words[0] in _READERS and len(words) > 1 and not words[-1].startswith("-"):
+            text = self._read(words[-1])
+            words, stdin = (words, stdin) if text is None else (words[:-1], text)
+        if words[0] in ("echo", "cat", "printf"):
+            return run_pure(words, stdin)
+        texts = [*words, *([] if stdin is None else [stdin])]
+        if not any("\0" in text for text in texts):
+            return run_pure(words, stdin)
+        if run_pure([words[0], *(["1"] * (len(words) - 1))], stdin and "1") is None and words[0] not in ("tr", "cut"):
+            return None
+        failed: list[bool] = []
+
+        def compute(*known: str) -> str:
+            output = run_pure(known[: len(words)], known[-1] if stdin is not None else None)
+            failed.append(output is None)
+            return output or ""
+
+        lifted = self._unknowns.lift(compute, *texts)
+        return None if any(failed) else lifted
+
+    def _external(self, words: list[str], line: int) -> Truth:
+        """A program: recorded, unless it is a shell that runs text or a file which is here."""
+        nested = self._nested(words)
+        if nested is not None:
+            return nested
+        if words[0].startswith("--"):
+            self._run.notes.append(
+                f"line {line} is a command of its own, {words[0]}, as the line before it does not end in a backslash"
+            )
+        environment = {name: self._state.value(name, self._unknowns.assumed) for name in self._state.exported}
+        self._run.commands.append(
+            RecordedCommand((*self._launcher, *words), line, dict(self._unknowns.assumed), environment)
+        )
+        if self._sink is not None:
+            shown = self._unknowns.described(" ".join(words))
+            counted = self._counted_gpus(words, shown)
+            if counted is not None:
+                self._sink.append(counted)
+                return True
+            self._sink.append(self._unknowns.unknown(f"$({shown[:80]})", line, self._unknowns.names(words)))
+        return True
+
+    def _counted_gpus(self, words: Sequence[str], shown: str) -> str | None:
+        """What a command prints from which a script counts the GPUs of its node; None: it is another."""
+        is_list = posixpath.basename(words[0]) in ("nvidia-smi", "rocm-smi") and "-L" in words
+        if not is_list and not re.search(r"torch\.cuda\.device_count\(\)", shown):
+            return None
+        count = self._run.node_gpus
+        self._run.notes.append(f"line {self._expander.line} counts the GPUs of a node: {count}, as the cluster's have")
+        return "GPU\n" * count if is_list else f"{count}\n"
+
+    def _nested(self, words: list[str]) -> Truth | None:
+        """Commands inside a command: `bash -c TEXT`, `bash FILE`, `ssh HOST TEXT`; None: there are none."""
+        for index, word in enumerate(words):
+            if word.endswith(".py"):
+                return None
+            if posixpath.basename(word) in _SHELLS:
+                return self._shell(words[:index], words[index + 1 :])
+            if re.search(r"\.py\b", word) and re.search(r"\s", word):
+                return self._nested_text(words[:index], word, ())
+            if index and word.endswith((".sh", ".bash")) and posixpath.basename(words[0]) in _WRAPPERS:
+                text = self._read(word)
+                return None if text is None else self._nested_text(words[:index], text, tuple(words[index + 1 :]), word)
+        if words[0].endswith((".sh", ".bash")):
+            text = self._read(words[0])
+            return None if text is None else self._nested_text([], text, tuple(words[1:]), words[0])
+        return None
+
+    def _shell(self, launcher: Sequence[str], words: Sequence[str]) -> Truth | None:
+        rest = list(words)
+        while rest and rest[0].startswith("-"):
+            option = rest.pop(0)
+            if option in ("-o", "+o", "-O"):
+                rest = rest[1:]
+            elif not option.startswith("--") and "c" in option:
+                name = rest[1] if len(rest) > 1 else "bash"
+                return self._nested_text(launcher, rest[0], tuple(rest[2:]), name) if rest else None
+        text = self._read(rest[0]) if rest else self._stdin
+        if text is None:
+            return None
+        return self._nested_text(launcher, text, tuple(rest[1:]), rest[0] if rest else "")
+
+    def _nested_text(self, launcher: Sequence[str], text: str, arguments: tuple[str, ...], name: str = "") -> Truth:
+        """Run text in a shell of its own, which has the exported variables."""
+        saved, source = self._launcher, self._source
+        self._launcher = (*saved, *launcher)
+        try:
+            with self._own_state():
+                self._state.variables = {
+                    key: value for key, value in self._state.variables.items() if key in self._state.exported
+                }
+                self._state.functions = {}
+                self._state.positional, self._state.has_arguments = arguments, True
+                self._state.is_called = True
+                self._state.script_name = name or self._state.script_name
+                self._run_inner(text)
+        except _Exit:
+            pass
+        finally:
+            self._launcher, self._source = saved, source
+        return True
+
+    def _run_inner(self, text: str) -> None:
+        """Run text whose holes are those of this script; its lines count as the line of its command."""
+        self._depth += 4
+        if self._depth > _MAX_DEPTH:
+            raise InputError(f"{self._source}: line {self._expander.line}: scripts call each other too deeply")
+        offset = self._line_offset
+        self._line_offset = self._expander.line
+        names: dict[str, str] = {}
+
+        def named(match: re.Match[str]) -> str:
+            name = f"_hole_{match[1]}"
+            names[name] = match[0]
+            return f"${{{name}}}"
+
+        visible = re.sub("\0(\\d+)\\*?\0", named, text)
+        self._state.variables.update(names)
+        try:
+            self.run_text(visible)
+        finally:
+            self._line_offset = offset
+            self._depth -= 4
+            for name in names:
+                self._state.variables.pop(name, None)
+
+    def _call_function(self, name: str, arguments: Sequence[str]) -> Truth:
+        node, offset = self._state.functions[name]
+        saved = (self._state.positional, self._state.has_arguments, self._state.is_called, self._state.shifted)
+        saved_offset, self._line_offset = self._line_offset, offset
+        self._state.positional, self._state.has_arguments = tuple(arguments), True
+        self._state.is_called, self._state.shifted = True, 0
+        self._frames.append(_Frame())
+        assumed = self._unknowns.assumed
+        try:
+            status = self._function_body(node)
+        finally:
+            frame = self._frames.pop()
+            self._line_offset = saved_offset
+        self._leave(frame, assumed)
+        self._state.positional, self._state.has_arguments, self._state.is_called, self._state.shifted = saved
+        return status
+
+    def _function_body(self, node: Node) -> Truth:
+        try:
+            return self._statement(node.children_by_field_name("body")[0])
+        except _Return:
+            return self._status
+
+    def _leave(self, frame: _Frame, assumed: dict[int, int]) -> None:
+        """Join the states of early returns, and show what local variables hid."""
+        for decision, outcome, state in reversed(frame.returned):
+            here = self._state.copy()
+            self._merge(decision, *((state, here) if outcome == 0 else (here, state)))
+        if frame.returned:
+            self._unknowns.assumed = assumed
+        for name, value in frame.hidden.items():
+            self._state.variables[name] = value
+
+    @contextmanager
+    def _own_state(self) -> Iterator[None]:
+        """Changes of the state inside are lost after it."""
+        saved, assumed = self._state.copy(), self._unknowns.assumed
+        try:
+            yield
+        finally:
+            self._state.restore(saved)
+            self._unknowns.assumed = assumed
+
+    def _captured(self, action: Callable[[], object]) -> str:
+        saved, self._sink = self._sink, []
+        try:
+            action()
+        finally:
+            sink, self._sink = self._sink, saved
+        output = "".join(sink or [])
+        if len(output) > MAX_TEXT:
+            raise InputError(f"{self._source}: line {self._expander.line}: prints more than {MAX_TEXT:,} characters")
+        return output
+
+    def _substitute(self, text: str, line: int) -> str:
+        """The output of `$(text)`; programs that it runs are not the script's."""
+        read = re.fullmatch(r"\s*<\s*(\S+)\s*", text)
+        recorded = len(self._run.commands)
+        here = re.fullmatch(r"""\s*cd\s.*(?:\$0|BASH_SOURCE).*&&\s*pwd(\s+-P)?\s*""", text, re.DOTALL)
+        if here and ".." not in text:
+            return self._script_directory()
+        if read:
+            content = self._run.files.get(self._expander.scalar(read[1]))
+            return self._unknowns.unknown(f"$({text})", line) if content is None else content.rstrip("\n")
+        offset, stdin = self._line_offset, self._stdin
+        self._line_offset, self._stdin = line, None
+        try:
+            with self._own_state():
+                output = self._captured(lambda: self._substituted(text))
+        finally:
+            self._line_offset, self._expander.line, self._stdin = offset, line, stdin
+            del self._run.commands[recorded:]
+        return output.rstrip("\n")
+
+    def _substituted(self, text: str) -> None:
+        self._depth += 2
+        if self._depth > _MAX_DEPTH:
+            raise InputError(f"{self._source}: line {self._expander.line}: substitutions are nested too deeply")
+        try:
+            self.run_text(text)
+        except (_Exit, _Return):
+            pass
+        finally:
+            self._depth -= 2
+
+    def _script_directory(self) -> str:
+        return posixpath.dirname(self._state.script_name) or "."
+
+    def _read(self, path: str) -> str | None:
+        """The text of a file that the script wrote, or that is beside it; None: there is none."""
+        if unmarked(path) in self._run.files:
+            return self._run.files[unmarked(path)]
+        if self._directory is None:
+            return None
+        for candidate in self._candidates(path):
+            try:
+                if candidate.is_file() and candidate.stat().st_size <= MAX_SCRIPT:
+                    return candidate.read_text(encoding="utf-8")
+            except (OSError, ValueError):
+                continue
+        return None
+
+    def _candidates(self, path: str) -> Iterator[Path]:
+        """Where a file may be: as it is written, or, where its directory is not known, by its last parts."""
+        if self._directory is None:
+            return
+        inside = re.split(r"\0\d+\*?\0/", path)[-1]
+        if "\0" in inside or not inside:
+            return
+        directory = posixpath.dirname(self._source)
+        relative = inside[len(directory) + 1 :] if directory and inside.startswith(f"{directory}/") else inside
+        parts = [part for part in relative.split("/") if part not in ("", ".")]
+        for base in (self._directory,) if relative.startswith("/") else (self._directory, self._directory.parent):
+            yield base / "/".join(parts)
+        yield self._directory / parts[-1]
+
+    # builtins
+
+    def _nothing(self, _words: list[str]) -> Truth:
+        return True
+
+    def _true(self, _words: list[str]) -> Truth:
+        return True
+
+    def _false(self, _words: list[str]) -> Truth:
+        return False
+
+    def _exit(self, _words: list[str]) -> Truth:
+        raise _Exit
+
+    def _return(self, words: list[str]) -> Truth:
+        if len(words) > 1:
+            self._status = self._unknowns.lift_truth(
+                lambda code: code == "0", [words[1]], "{0} = 0", self._expander.line
+            )
+        raise _Return
+
+    def _break(self, words: list[str]) -> Truth:
+        raise _Loop(leaves=True, levels=int(words[1]) if len(words) > 1 and words[1].isdecimal() else 1)
+
+    def _continue(self, words: list[str]) -> Truth:
+        raise _Loop(leaves=False, levels=int(words[1]) if len(words) > 1 and words[1].isdecimal() else 1)
+
+    def _shift(self, words: list[str]) -> Truth:
+        count = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 1
+        if not self._state.has_arguments:
+            self._state.shifted += count
+            return True
+        if count > len(self._state.positional):
+            return False
+        self._state.positional = self._state.positional[count:]
+        self._state.is_called = True
+        return True
+
+    def _set(self, words: list[str]) -> Truth:
+        if "--" in words:
+            self._state.positional = tuple(words[words.index("--") + 1 :])
+            self._state.has_arguments = self._state.is_called = True
+        return True
+
+    def _let(self, words: list[str]) -> Truth:
+        value = "0"
+        for word in words[1:]:
+            value = self._expander.arithmetic(word)
+        return self._unknowns.lift_truth(lambda number: number != "0", [value], "let {0}", self._expander.line)
+
+    def _eval(self, words: list[str]) -> Truth:
+        self._run_inner(" ".join(words[1:]))
+        return self._status
+
+    def _test_command(self, words: list[str]) -> Truth:
+        tested = words[1:-1] if words[0] == "[" else words[1:]
+        quoted = [word if "\0" in word else f"'{word}'" if "'" not in word else word for word in tested]
+        return ConditionEvaluator(self._expander, quoted, self._expander.line, is_extended=False).truth()
+
+    def _source_file(self, words: list[str]) -> Truth:
+        text = self._read(words[1]) if len(words) > 1 else None
+        if text is None:
+            path = self._unknowns.described(" ".join(words[1:2]))
+            self._run.notes.append(f"{path}, which line {self._expander.line} sources, is not beside the script")
+            return True
+        state, saved = self._state, (self._state.positional, self._state.has_arguments, self._state.is_called)
+        if len(words) > 2:
+            state.positional, state.has_arguments, state.is_called = tuple(words[2:]), True, True
+        with suppress(_Return):
+            self._run_inner(text)
+        if len(words) > 2:
+            state.positional, state.has_arguments, state.is_called = saved
+        return True
+
+    def _pwd(self, _words: list[str]) -> Truth:
+        if self._sink is not None:
+            self._sink.append(self._unknowns.unknown("$(pwd)", self._expander.line))
+        return True
+
+    def _read_variables(self, words: list[str]) -> Truth:
+        """`read`: from a here-string or a here-document that is known."""
+        names = [word for word in words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word)]
+        options = " ".join(word for word in words[1:] if word.startswith("-"))
+        text = self._stdin
+        if "a" in options.replace("-d", ""):
+            self._state.assign(names[-1], tuple((text or "").split()))
+            return True
+        if text is None:
+            for name in names:
+                self._state.assign(name, self._unknowns.unknown(f"${name}", self._expander.line))
+            return True
+        if "-d" in options:
+            self._state.assign(names[0], text.strip())
+            return True
+        parts = text.split("\n", 1)[0].split(None, max(len(names) - 1, 0))
+        for index, name in enumerate(names):
+            self._state.assign(name, parts[index].strip() if index < len(parts) else "")
+        return True
+
+    _HANDLERS: Final[Mapping[str, Callable[["_Interpreter", Node], Truth]]] = {
+        "program": _group,
+        "compound_statement": _group,
+        "do_group": _group,
+        "subshell": _subshell,
+        "list": _list,
+        "negated_command": _negated,
+        "pipeline": _pipeline,
+        "test_command": _test,
+        "if_statement": _if,
+        "case_statement": _case,
+        "for_statement": _for,
+        "c_style_for_statement": _c_for,
+        "while_statement": _while,
+        "function_definition": _function,
+        "variable_assignment": _assignment,
+        "variable_assignments": _assignments,
+        "declaration_command": _declaration,
+        "unset_command": _unset,
+        "redirected_statement": _redirected,
+        "command": _command,
+    }
+    _BUILTINS: Final[Mapping[str, Callable[["_Interpreter", list[str]], Truth]]] = {
+        **dict.fromkeys(
+            (":", "set_", "trap", "wait", "ulimit", "umask", "cd", "pushd", "popd", "shopt", "alias", "hash", "jobs",
+             "disown", "bind", "history", "type", "mkdir", "rm", "cp", "mv", "ln", "touch", "chmod", "sleep", "module",
+             "conda", "pip", "pip3", "git", "tee", "kill", "date_", "ml", "spack"),
+            _nothing,
+        ),
+        "true": _true,
+        "false": _false,
+        "exit": _exit,
+        "return": _return,
+        "break": _break,
+        "continue": _continue,
+        "shift": _shift,
+        "set": _set,
+        "let": _let,
+        "eval": _eval,
+        "test": _test_command,
+        "[": _test_command,
+        "source": _source_file,
+        ".": _source_file,
+        "pwd": _pwd,
+        "read": _read_variables,
+    }  # fmt: skip
+
+
+def definition_hint(names: Sequence[str]) -> str:
+    """How a user decides what is not known; empty where nothing can."""
+    if not names:
+        return ""
+    return f"; give --define {names[0]}=VALUE" + (f" (or {', '.join(names[1:4])})" if len(names) > 1 else "")
+
+
+def _shared_prefix(first: str, second: str) -> int:
+    """How many characters two texts begin with alike, without cutting a hole."""
+    shortest = min(len(first), len(second))
+    length = next((index for index in range(shortest) if first[index] != second[index]), shortest)
+    return length if first[:length].count("\0") % 2 == 0 else first[:length].rindex("\0")
+
+
+def _shared_suffix(first: str, second: str) -> int:
+    """How many characters two texts end with alike, without cutting a hole."""
+    shortest = min(len(first), len(second))
+    length = next((index for index in range(shortest) if first[-1 - index] != second[-1 - index]), shortest)
+    tail = first[len(first) - length :]
+    return length if tail.count("\0") % 2 == 0 else length - tail.index("\0") - 1

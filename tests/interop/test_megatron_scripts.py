@@ -1,0 +1,316 @@
+"""Launch scripts: what decides that is not known, launchers, older flags, programs that are no pretraining."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustersim.common.errors import InputError
+from clustersim.interop.import_result import ImportContext, ImportResult
+from clustersim.interop.megatron_import import import_megatron
+from clustersim.scenario import Scenario
+
+SIZE = "--hidden-size 256 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 --vocab-size 1000 "
+STEP = "--micro-batch-size 1 --global-batch-size 64 --bf16 "
+BASE = f"--num-layers 4 {SIZE}{STEP}"
+TORCHRUN = "torchrun --nproc_per_node 8 pretrain_gpt.py "
+
+
+def imported(text: str, folder: Path | None = None, gpus: int | None = None, **definitions: str) -> ImportResult:
+    names = {name.removeprefix("arg"): value for name, value in definitions.items()}
+    return import_megatron(text, "run", gpu_count=gpus, context=ImportContext(folder, names))
+
+
+def mapping(text: str, folder: Path | None = None, gpus: int | None = None, **definitions: str) -> Mapping[str, Any]:
+    return imported(text, folder, gpus, **definitions).mapping
+
+
+BRANCHES = f"""#!/bin/bash
+if [ "$KIND" = big ]; then
+    LAYERS=8
+else
+    LAYERS=4
+fi
+{TORCHRUN} --num-layers $LAYERS {SIZE}{STEP}
+"""
+
+
+def test_a_branch_that_is_not_known_is_refused_with_both_outcomes() -> None:
+    with pytest.raises(InputError) as refused:
+        imported(BRANCHES)
+    assert str(refused.value) == (
+        "run: line 2: whether [ $KIND = big ] is not known: where it holds, --num-layers 8, else --num-layers 4; "
+        "give --define KIND=VALUE"
+    )
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("big", 8), ("small", 4), ("", 4)])
+def test_a_definition_decides_a_branch(kind: str, layers: int) -> None:
+    assert mapping(BRANCHES, KIND=kind)["model"]["layers"] == layers
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'if [ "$KIND" = big ]; then LR=1; else LR=2; fi\n{run} --lr $LR',
+        "if [ -f data.bin ]; then A=4; else A=$((2*2)); fi\n{run} --num-layers $A",
+        'if [ "$KIND" = a ]; then {run} --save a\nelse\n{run} --save b\nfi',
+        "if nvidia-smi | grep H100; then ARGS=(--log-throughput); fi\n{run} ${{ARGS[@]}}",
+        'case "$KIND" in a) S=1 ;; b) S=2 ;; esac\n{run} --seed $S',
+        'if [ "$KIND" = a ]; then echo usage; exit 1; fi\n{run}',
+        "if [ $# -lt 2 ]; then exit 1; fi\n{run} --save $1",
+        "f() {{ if [ -d x ]; then return; fi; B=1; }}\nf\n{run} --seed ${{B:-2}}",
+    ],
+)
+def test_a_branch_that_makes_no_difference_is_read(script: str) -> None:
+    """Outcomes are compared as scenarios, so data, logs and rates do not count."""
+    assert mapping(script.format(run=TORCHRUN + BASE)) == mapping(TORCHRUN + BASE)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ('[ "$SP" = true ] && A="--sequence-parallel --tensor-model-parallel-size 2"\n{run} $A', "[ $SP = true ]"),
+        ("[[ $FP8 == 1 ]] && A+=(--fp8-format hybrid)\n{run} ${{A[@]}}", "--define FP8"),
+        ("case $1 in 7b) L=32 ;; *) L=8 ;; esac\n{run} --num-layers $L", "--define 1=VALUE"),
+        ("(( $N > 2 )) && L=2 || L=8\n{run} --num-layers $L", "--define N=VALUE"),
+        ('if [ "$A" = 1 ]; then {run} --num-layers 2; else {run} --num-layers 6; fi', "--num-layers 2, else --num"),
+        ("{run} --num-layers 6\n{run} --num-layers 8", "starts trainings that differ, on lines 1 and 2"),
+        ("for n in 2 4; do {run} --num-layers $n; done", "starts trainings that differ"),
+        ("if [ -f x ]; then L=2; else L=8; fi\n{run} --num-layers $L", "leave one of its branches"),
+    ],
+)
+def test_a_branch_that_makes_a_difference_is_refused(script: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        imported(script.format(run=TORCHRUN + BASE))
+
+
+def test_a_test_of_emptiness_asks_for_what_the_environment_gives() -> None:
+    """As ${TP:-2} does; the remark says so."""
+    script = f'if [ -z "$TP" ]; then TP=2; fi\n{TORCHRUN} {BASE} --tensor-model-parallel-size $TP'
+    result = imported(script)
+    assert result.mapping["layout"]["tp"] == 2
+    assert result.assumptions == ("line 1: [ -z $TP ] holds, as nothing sets TP",)
+    assert mapping(script, TP="4")["layout"]["tp"] == 4
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("{run} --recompute-granularity $R --recompute-method uniform", "--recompute-granularity: its value"),
+        ("A=(--fp8-format $FP8 --seed 1)\n{run} ${{A[@]}}", "--fp8-format: its value is not in the script: $FP8"),
+        ("{run} --tensor-model-parallel-size $(cat degree)", "$(cat degree) (line 1) is not known"),
+        ("{run} --num-layers ${{L:?}}", "--define L=VALUE"),
+        ("{run} --num-layers $((N * 2))", "--define N=VALUE"),
+        ("{run} --num-layers $2", "--define 2=VALUE"),
+        ("shift 2\n{run} --num-layers $1", "--define 3=VALUE"),
+        ("{run} --bf16 $(get_arguments)", "line 1: its arguments include $(get_arguments)"),
+    ],
+)
+def test_a_value_that_is_not_known_is_refused_by_flag_and_variable(script: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        imported(script.format(run=TORCHRUN + BASE))
+
+
+def test_values_without_effect_need_not_be_known() -> None:
+    result = imported(f"{TORCHRUN} {BASE} --save $OUT --data-path $(find data) --lr ${{LR}} --wandb-project $P/$(date)")
+    assert (result.ignored_arguments, result.assumptions) == ((), ())
+
+
+def test_arguments_that_bash_takes_for_a_command_are_named() -> None:
+    """A backslash before white space continues no line, so bash starts the program without what follows."""
+    result = imported(f"{TORCHRUN} {BASE} \\ \n  --num-layers 8")
+    assert result.mapping["model"]["layers"] == 4
+    assert result.assumptions == (
+        "line 2 is a command of its own, --num-layers, as the line before it does not end in a backslash",
+    )
+
+
+def test_a_variable_that_may_hold_arguments_is_named() -> None:
+    assert imported(f"{TORCHRUN} {BASE} --bf16 $EXTRA").assumptions == (
+        "$EXTRA (line 1) holds no arguments, as nothing sets it",
+    )
+    assert mapping(f"{TORCHRUN} {BASE} $EXTRA", EXTRA="--num-layers 6")["model"]["layers"] == 6
+
+
+@pytest.mark.parametrize(
+    ("script", "gpus"),
+    [
+        ("torchrun --nproc_per_node=4 --nnodes=2 {p}", 8),
+        ("torchrun --nproc-per-node 4 {p}", 4),
+        ("torchrun {p}", 1),
+        ("python -m torch.distributed.launch --nproc_per_node 8 --nnodes 4 {p}", 32),
+        ("python -m torch.distributed.run --nproc_per_node 2 {p}", 2),
+        ("export CUDA_VISIBLE_DEVICES=0; nohup python -u {p} &", 1),
+        ("export WORLD_SIZE=16\npython {p}", 16),
+        ("torchrun --nproc_per_node gpu --nnodes 2 {p}", 16),
+        ("G=$(nvidia-smi -L | wc -l)\ntorchrun --nproc_per_node $G {p}", 8),
+        ("G=`python -c 'import torch; print(torch.cuda.device_count())'`\ntorchrun --nproc_per_node $G {p}", 8),
+        ("mpirun -np 24 --bind-to none -x PATH python {p}", 24),
+        ("mpiexec -n 12 python {p}", 12),
+        ("deepspeed --num_nodes 2 --num_gpus 4 {p}", 8),
+        ("deepspeed {p}", 8),
+        ("deepspeed --include localhost:0,1 {p}", 2),
+        ("accelerate launch --num_processes 16 {p}", 16),
+        ("srun -N 2 --ntasks-per-node=4 python {p}", 8),
+        ("srun -N2 --ntasks-per-node 8 --gres=gpu:8 singularity exec x.sif python {p}", 16),
+        ("srun -n 6 python {p}", 6),
+        ("#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n#SBATCH --gres=gpu:8 # all\nsrun python {p}", 32),
+        ("#SBATCH -N 2\n#SBATCH -n 16\nsrun -l python {p}", 16),
+        ("#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\ntorchrun --nnodes $SLURM_NNODES --nproc_per_node "
+         "$SLURM_GPUS_PER_NODE {p}", 16),
+        ("#SBATCH --nodes=3\nsrun bash -c \"torchrun --nnodes $SLURM_JOB_NUM_NODES --nproc_per_node 4 {p}\"", 12),
+        ("#PBS -l select=2:ngpus=4:mpiprocs=4\nmpirun python {p}", 8),
+        ("LAUNCHER='torchrun --nproc_per_node 4 --nnodes 4'\nCMD=\"$LAUNCHER {p}\"\necho $CMD\neval $CMD", 16),
+        ("export RUN='python -u {p}'\nsrun -N 1 --ntasks-per-node 4 bash -c '$RUN'", 4),
+    ],
+)  # fmt: skip
+def test_launchers_say_how_many_gpus(script: str, gpus: int) -> None:
+    assert mapping(script.format(p=f"pretrain_gpt.py {BASE}"))["cluster"]["gpus"] == gpus
+
+
+def test_a_comment_that_looks_like_a_header_is_none() -> None:
+    with pytest.raises(InputError, match="does not say how many GPUs"):
+        imported(f"##SBATCH --nodes=2\n# SBATCH --ntasks-per-node=4\nsrun python pretrain_gpt.py {BASE}")
+
+
+def test_unknown_numbers_of_gpus_are_named() -> None:
+    with pytest.raises(InputError, match=r"\(\$NODES is not known; give --define NODES=VALUE\); give --gpus"):
+        imported(f"torchrun --nnodes $NODES --nproc_per_node 8 pretrain_gpt.py {BASE}")
+    assert mapping(f"torchrun --nnodes $NODES pretrain_gpt.py {BASE}", gpus=16)["cluster"]["gpus"] == 16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "recompute"),
+    [
+        ("--checkpoint-activations", "full"),
+        ("--checkpoint-activations --checkpoint-num-layers 1", "full"),
+        ("--activations-checkpoint-method uniform", "full"),
+        ("--activations-checkpoint-method uniform --activations-checkpoint-num-layers 1", "full"),
+        ("--activations-checkpoint-method block --activations-checkpoint-num-layers 3", {"layers": 3}),
+        ("--activations-checkpoint-method block --activations-checkpoint-num-layers 0", "none"),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 0", "none"),
+        ("--recompute-granularity full --recompute-method block --recompute-num-layers 2", {"layers": 2}),
+        ("--recompute-method uniform --recompute-num-layers 1", None),
+    ],
+)
+def test_recomputation_of_all_years(arguments: str, recompute: object) -> None:
+    assert mapping(f"{TORCHRUN} {BASE} {arguments}")["training"].get("recompute") == recompute
+    Scenario.from_mapping(mapping(f"{TORCHRUN} {BASE} {arguments}"))
+
+
+@pytest.mark.parametrize(("implementation", "loss"), [("native", "fused"), ("te", "fused"), ("linear", "fused_linear")])
+def test_fused_losses(implementation: str, loss: str) -> None:
+    fused = f"--cross-entropy-loss-fusion --cross-entropy-fusion-impl {implementation}"
+    assert mapping(f"{TORCHRUN} {BASE} {fused}")["training"]["loss"] == loss
+    assert "loss" not in mapping(f"{TORCHRUN} {BASE} --cross-entropy-fusion-impl {implementation}")["training"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--attention-backend flsh", "did you mean flash?"),
+        ("--recompute-granularity ful", "did you mean full?"),
+        ("--moe-token-dispatcher-type all2all --num-experts 4", "'all2all' is not known"),
+        ("--transformer-impl te", "transformer_engine"),
+        ("--fp8-format e5m2", "'e5m2' is not known"),
+        ("--cross-entropy-fusion-impl liger", "'liger' is not known"),
+        ("--position-embedding-type ropee", "did you mean rope?"),
+    ],
+)
+def test_misspelt_values_of_known_flags_are_errors(arguments: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        imported(f"{TORCHRUN} {BASE} {arguments}")
+
+
+JSON = '{{"zero_optimization": {{"stage": {stage}}}, "fp16": {{"enabled": true}}}}'
+
+
+def test_deepspeed_s_json_gives_the_stage(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(JSON.format(stage=2))
+    run = f"deepspeed --num_gpus 8 pretrain_gpt.py {BASE} --deepspeed"
+    assert mapping(f"{run} --deepspeed_config ds.json", tmp_path)["layout"]["data"] == "zero2"
+    written = f"STAGE=3\ncat <<EOT > $DIR/ds.json\n{JSON.format(stage='$STAGE')}\nEOT\n"
+    assert mapping(f"{written}{run} --deepspeed_config $DIR/ds.json", tmp_path)["layout"]["data"] == "zero3"
+    template = 'sed "s/3/1/" ds3.json > out.json\n'
+    (tmp_path / "ds3.json").write_text(JSON.format(stage=3))
+    assert mapping(f"{template}{run} --deepspeed_config out.json", tmp_path)["layout"]["data"] == "zero1"
+    assert mapping(f"{run} --deepspeed_config none.json --zero-stage 1", tmp_path)["layout"]["data"] == "zero1"
+    with pytest.raises(InputError, match=re.escape("none.json is not beside the script")):
+        imported(f"{run} --deepspeed_config none.json", tmp_path)
+
+
+def test_megatron_deepspeed_s_experts_are_on_every_second_layer() -> None:
+    run = f"deepspeed --num_gpus 8 pretrain_gpt.py {BASE} --deepspeed --zero-stage 0 --moe-expert-parallel-size 4 "
+    result = mapping(f"{run} --num-experts 8 --topk 1")
+    assert result["model"]["experts"] | {"bias": True} == {
+        "count": 8, "top_k": 1, "ffn": 1024, "bias": True, "capacity_factor": 1.0, "interleave_moe_layer_step": 2,
+    }  # fmt: skip
+    assert (result["layout"]["ep"], result["layout"]["dispatcher"]) == (4, "alltoall")
+    Scenario.from_mapping(result)
+    assert "experts" not in mapping(run.replace("size 4", "size 1") + "--num-experts 1")["model"]
+    for flag, message in (("--mlp-type residual", "--mlp-type: residual"), ("--mos", "--mos: a teacher")):
+        with pytest.raises(InputError, match=re.escape(message)):
+            imported(f"{run} --num-experts 8 {flag}")
+
+
+def test_alibi_of_bigscience_s_fork() -> None:
+    model = mapping(f"{TORCHRUN} {BASE} --position-embedding-type alibi")["model"]
+    assert (model["positions"], "max_positions" in model) == ("alibi", False)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python tasks/main.py --task RACE", "main.py"),
+        ("torchrun tools/run_text_generation_server.py", "run_text_generation_server.py"),
+        ("python tools/checkpoint/convert.py", "convert.py"),
+        ("python -m megatron.tools.export_model", "the module megatron.tools.export_model"),
+        ("torchrun pretrain_t5.py", "pretrain_t5.py"),
+        ("python examples/post_training/modelopt/quantize.py", "quantize.py"),
+        ("python hf2mcore_qwen2.py", "hf2mcore_qwen2.py"),
+        ("python my_tool.py --model x", "my_tool.py"),
+    ],
+)
+def test_programs_that_are_no_pretraining_are_told_apart(command: str, name: str) -> None:
+    arguments = BASE if "my_tool" not in command else ""
+    with pytest.raises(InputError, match=re.escape(f"run: starts {name}")):
+        imported(f"{command} {arguments}")
+
+
+def test_files_beside_the_script_are_sourced(tmp_path: Path) -> None:
+    (tmp_path / "model.sh").write_text(f'MODEL="{BASE}"\nLAYERS=$1\n')
+    script = f'source "$(dirname "$0")/model.sh" 6\n{TORCHRUN} $MODEL --num-layers $LAYERS'
+    assert mapping(script, tmp_path)["model"]["layers"] == 6
+    result = imported(f"source env.sh\n{TORCHRUN} {BASE}", tmp_path)
+    assert result.assumptions == ("env.sh, which line 1 sources, is not beside the script",)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("source self.sh", "deep"),
+        ("f() { f; }\nf", "deep"),
+        ("bash self.sh", "deep"),
+        ("while true; do A=1; done", "commands; a launch script has fewer"),
+        ("A=xxxxxxxxxx\nfor i in {1..9999}; do A=$A$A; done", "1,000,000 characters"),
+        ("for i in {1..100000000}; do A=1; done", "10,000 words"),
+        ("for a in {1..500}; do for b in {1..500}; do B=1; done; done", "commands"),
+        ("A=" + "$(echo " * 300 + ")" * 300, "deep"),
+        ("A=" + "${A:-" * 3000 + "}" * 3000, "deep"),
+        ("A=$((" + "(" * 5000 + "1" + ")" * 5000 + "))", "deep"),
+        ("if true; then " * 3000 + "fi;" * 3000, "deep"),
+        ("(" * 100000, "deep"),
+        ("A=B B=A\necho $((A))", "stand for each other"),
+        ("x" * 200_001, "200,000"),
+        ("python \0 pretrain_gpt.py", "NUL"),
+        ("if [ a; then", "is not bash"),
+    ],
+)
+def test_bombs_are_one_sentence(script: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "self.sh").write_text("source self.sh\nbash self.sh\n")
+    with pytest.raises(InputError, match=re.escape(message)) as refused:
+        imported(f"{script}\n{TORCHRUN} {BASE}", tmp_path)
+    assert len(str(refused.value).splitlines()) == 1

@@ -1,0 +1,207 @@
+"""YAML files of programs on Megatron-LM are read as the command line that sets the same."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clustersim.common.errors import InputError
+from clustersim.interop.detect import detect_program
+from clustersim.interop.import_result import ImportContext
+from clustersim.interop.megatron_import import import_megatron
+from clustersim.interop.registry import IMPORTERS
+from clustersim.model.transformer import parameter_count
+from clustersim.scenario import Scenario
+
+LINE = "--num-layers 8 --hidden-size 512 --num-attention-heads 8 --seq-length 256 --micro-batch-size 2 "
+LINE += "--global-batch-size 64 --bf16 --swiglu --ffn-hidden-size 1536 --normalization RMSNorm --disable-bias-linear "
+LINE += "--position-embedding-type rope --untie-embeddings-and-output-weights --hidden-dropout 0.0 "
+LINE += "--attention-dropout 0.0 --tensor-model-parallel-size 2 --vocab-size 32000 "
+MODEL_ARGS = """
+ENV_VARS: {CUDA_DEVICE_MAX_CONNECTIONS: 1}
+MODEL_ARGS:
+  --num-layers: 8
+  --hidden-size: 512
+  --num-attention-heads: 8
+  --seq-length: 256
+  --micro-batch-size: 2
+  --global-batch-size: ${GBS}
+  --bf16: true
+  --swiglu: true
+  --ffn-hidden-size: 1536
+  --normalization: RMSNorm
+  --disable-bias-linear: true
+  --position-embedding-type: rope
+  --untie-embeddings-and-output-weights: true
+  --hidden-dropout: 0.0
+  --attention-dropout: 0.0
+  --tensor-model-parallel-size: ${TP:-2}
+  --vocab-size: 32000
+  --qk-layernorm: false
+  --data-path: ${DATA}
+"""
+PRIMUS = """
+work_group: amd
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: small.yaml
+    overrides:
+      micro_batch_size: 2
+      global_batch_size: 64
+      seq_length: 256
+      tensor_model_parallel_size: ${PRIMUS_TP:2}
+      bf16: true
+      train_iters: 50
+"""
+PRIMUS_MODEL = """
+extends: [base.yaml]
+num_layers: 8
+hidden_size: 512
+num_attention_heads: 8
+ffn_hidden_size: 1536
+"""
+PRIMUS_BASE = """
+num_layers: 2
+swiglu: true
+normalization: RMSNorm
+add_bias_linear: false
+position_embedding_type: rope
+untie_embeddings_and_output_weights: true
+hidden_dropout: 0.0
+attention_dropout: 0.0
+vocab_size: 32000
+"""
+NEMO = """
+trainer: {devices: 8, num_nodes: 1, precision: bf16, gradient_clip_val: 1.0}
+model:
+  micro_batch_size: 2
+  global_batch_size: 64
+  tensor_model_parallel_size: 2
+  encoder_seq_length: 256
+  max_position_embeddings: ${.encoder_seq_length}
+  num_layers: 8
+  hidden_size: 512
+  ffn_hidden_size: 1536
+  num_attention_heads: 8
+  hidden_dropout: 0.0
+  attention_dropout: 0.0
+  normalization: rmsnorm
+  bias: false
+  activation: fast-swiglu
+  position_embedding_type: rope
+  share_embeddings_and_output_weights: false
+  vocab_size: 32000
+  optim: {name: fused_adam}
+"""
+NEOX_20B = """
+{
+  "pipe-parallel-size": 4, "model-parallel-size": 2,
+  "num_layers": 44, "hidden_size": 6144, "num_attention_heads": 64, "seq_length": 2048, "max_position_embeddings": 2048,
+  "norm": "layernorm", "pos_emb": "rotary", "rotary_pct": 0.25, "no_weight_tying": true, "gpt_j_residual": true,
+  "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 32, "hidden_dropout": 0, "attention_dropout": 0,
+  "fp16": {"enabled": true}, "zero_optimization": {"stage": 1}, "checkpoint_activations": true,
+  "tokenizer_type": "HFTokenizer", "vocab_file": "20B_tokenizer.json", "global_num_gpus": 96,
+}
+"""
+
+
+def read(text: str, source: str, folder: Path | None = None, **definitions: str) -> Mapping[str, Any]:
+    program = detect_program(text, source)
+    return IMPORTERS[program](text, source, "dgx-h100", 8, ImportContext(folder, definitions)).mapping
+
+
+def sections(mapping: Mapping[str, Any]) -> tuple[object, ...]:
+    scenario = Scenario.from_mapping({**mapping, "model": {**mapping["model"], "name": "same"}})
+    return scenario.model, scenario.layout, scenario.training
+
+
+def test_all_kinds_are_the_same_command_line(tmp_path: Path) -> None:
+    models = tmp_path / "primus" / "configs" / "models" / "megatron"
+    models.mkdir(parents=True)
+    (models / "small.yaml").write_text(PRIMUS_MODEL)
+    (models / "base.yaml").write_text(PRIMUS_BASE)
+    folder = tmp_path / "examples" / "megatron"
+    folder.mkdir(parents=True)
+    expected = sections(import_megatron(LINE, "run", gpu_count=8).mapping)
+    assert sections(read(MODEL_ARGS, "model_config.yaml", GBS="64")) == expected
+    assert sections(read(PRIMUS, "pretrain.yaml", folder)) == expected
+    assert sections(read(NEMO, "gpt.yaml")) == expected
+
+
+def test_gpt_neox_20b_has_its_parameters() -> None:
+    """20,554,567,680 (EleutherAI/gpt-neox-20b), 50,432 entries of padded vocabulary included."""
+    result = IMPORTERS["gpt-neox"](NEOX_20B, "20B.yml", "dgx-h100", None, ImportContext())
+    scenario = Scenario.from_mapping(result.mapping)
+    assert parameter_count(scenario.model) == 20_554_567_680
+    layout = scenario.layout
+    assert (layout.tp, layout.pp, layout.dp, layout.data.zero_stage) == (2, 4, 12, 1)
+    assert scenario.training.global_batch == 12 * 4 * 32
+
+
+@pytest.mark.parametrize(
+    ("activation", "intermediate", "width"), [("swiglu", 32768, 11008), ("swiglu", None, 5632), ("gelu", 8192, 8192)]
+)
+def test_gated_widths_of_gpt_neox(activation: str, intermediate: int | None, width: int) -> None:
+    """Llama 2 7B is 32,768 in its configuration and 11,008 in its model; 4 x 4,096 x 2 / 3 / 2 is 5,461, up to 256s."""
+    stated = "" if intermediate is None else f"intermediate_size: {intermediate}\n"
+    text = f"num_layers: 4\nhidden_size: 4096\nnum_attention_heads: 32\nseq_length: 128\nmlp_multiple_of: 256\n{stated}"
+    text += f"activation: {activation}\npos_emb: rotary\nmodel_parallel_size: 1\ntrain_micro_batch_size_per_gpu: 1\n"
+    assert read(text, "a.yml")["model"]["ffn"] == width
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "program"),
+    [
+        ("torchrun pretrain_gpt.py", "a.sh", "megatron"),
+        (LINE, "args.txt", "megatron"),
+        (MODEL_ARGS, "a.yaml", "megatron"),
+        (PRIMUS, "a.yaml", "primus"),
+        (NEMO, "a.yaml", "nemo"),
+        (NEOX_20B, "a.yml", "gpt-neox"),
+        ('[model]\nname = "llama3"\nflavor = "8B"\n', "a.toml", "torchtitan"),
+        ("x\n------------------------ arguments ------------------------\n", "log.txt", "megatron"),
+    ],
+)
+def test_a_file_s_program_is_found(text: str, source: str, program: str) -> None:
+    assert detect_program(text, source) == program
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "message"),
+    [
+        ('{"zero_optimization": {"stage": 3}}', "ds.json", "is DeepSpeed's JSON, which has no model"),
+        ("base_model: x\nmicro_batch_size: 2\n", "a.yml", "is axolotl's configuration"),
+        ("model_name_or_path: x\nfinetuning_type: lora\n", "a.yaml", "is Llama-Factory's configuration"),
+        ("per_device_train_batch_size: 4\n", "a.yaml", "Hugging Face's TrainingArguments"),
+        ("distributed_type: FSDP\nmixed_precision: bf16\n", "a.yaml", "accelerate's configuration"),
+        ("a: 1\n", "a.yaml", "its keys are those of no program that is read: a"),
+        ("a: [1\n", "a.yaml", "is not valid YAML"),
+        ("a\0b", "a.sh", "holds a NUL"),
+    ],
+)
+def test_other_files_are_told_apart(text: str, source: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as refused:
+        detect_program(text, source)
+    assert str(refused.value).startswith(f"{source}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "program", "message"),
+    [
+        (MODEL_ARGS, "megatron", "--global-batch-size: its value is not in the script: $GBS"),
+        (PRIMUS, "primus", "small.yaml is not here; give the file inside Primus' checkout"),
+        (PRIMUS.replace("framework: megatron", "framework: torchtitan"), "primus", "'torchtitan' is not read"),
+        (NEMO, "gpt-neox", "is no file of gpt-neox; it is nemo's"),
+        (NEMO.replace("rmsnorm", "rmsnrm"), "nemo", "did you mean rmsnorm?"),
+        (NEMO.replace("precision: bf16", "precision: 64"), "nemo", "trainer.precision: '64' is not read"),
+        (NEOX_20B.replace('"rotary"', '"rpe"'), "gpt-neox", "pos_emb: 'rpe' is not read"),
+        (NEOX_20B.replace('"num_layers": 44', '"num_layers": "x"'), "gpt-neox", "--num-layers: 'x' is not a whole"),
+    ],
+)
+def test_what_is_not_read_is_refused(text: str, program: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        IMPORTERS[program](text, "run.yaml", "dgx-h100", 8, ImportContext(tmp_path))
