@@ -1,9 +1,9 @@
 """What does a record of one accelerator imply for another one with the same compute die?
 
 Where two accelerators differ only in memory, compute-bound and launch-bound kernels take the same time, and
-memory-bound ones are scaled by the ratio of the memory bandwidths (`cost.record_scaling`, whose kernel model
-decides what bounds each kernel). Clocks under load, which a power limit sets, are assumed to keep the ratio
-of the boards' rates below. Pairs with different dies are refused: a record can be scaled in the scenario
+memory-bound ones are scaled by the ratio of the memory bandwidths that both reach (`cost.record_scaling`, whose
+kernel model decides what bounds each kernel). Clocks under load, which a power limit sets, are assumed to keep the
+ratio of the boards' rates below. Pairs with different dies are refused: a record can be scaled in the scenario
 instead, by ratios that the user gives.
 
     python -m calibrate derive RECORD --to h100-sxm-80gb -o OUT
@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError, suggest_nearest
+from clustersim.common.units import BytesPerSecond
 from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, RecordOrigin
 from clustersim.cost.record_file import read_record, require_same_origin, write_record
 from clustersim.cost.record_scaling import scale_record
@@ -68,12 +69,16 @@ def command(options: argparse.Namespace) -> None:
     print(f"wrote {options.output}")
 
 
+def _reached_bandwidth(accelerator: Accelerator) -> BytesPerSecond:
+    return accelerator.memory_bandwidth * accelerator.efficiency.memory_bandwidth_fraction
+
+
 def derive_record(record: CalibrationRecord, target: str) -> CalibrationRecord:
     """The record of an accelerator with the same compute die; raise InputError where the dies differ."""
     source = record.device.accelerator
     die = _shared_die(source, target)
     source_accelerator, target_accelerator = load_accelerator(source), load_accelerator(target)
-    ratio = target_accelerator.memory_bandwidth / source_accelerator.memory_bandwidth
+    ratio = _reached_bandwidth(target_accelerator) / _reached_bandwidth(source_accelerator)
     scaled_record = scale_record(
         record, compute=die.relative_rates[target] / die.relative_rates[source], bandwidth=ratio
     )

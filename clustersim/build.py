@@ -421,6 +421,8 @@ def _build_in_situ_kernels(
     attention: AttentionBackend,
 ) -> SustainedKernels:
     timed = AttentionBackend.FLASH if record is None else record.attention_library
+    if attention is AttentionBackend.SDPA and timed is not AttentionBackend.FLASH:
+        attention = timed  # PyTorch's choice is what it took when it was measured
     libraries = AttentionLibraries(accelerator, requested=attention, timed=timed)
     measured = None if record is None else MeasuredKernels(record, accelerator)
     model = Roofline(accelerator) if measured is None else measured.model

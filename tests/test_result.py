@@ -23,7 +23,7 @@ KEYS = [
     "step_times_s", "step_time_distribution_s", "stragglers", "step_time_interval_s", "host_memory",
     "hfu_causal", "leading_mfu", "leading_mfu_attention", "likely_step_time_interval_s", "mfu_causal", "in_situ",
     "strata", "unmeasured", "holdout_validation", "gpu_hours_per_trillion_tokens",
-    "expert_loads", "formats", "economics", "collectives", "step_time_isolated_s", "jobs",
+    "expert_loads", "natural_routing", "formats", "economics", "collectives", "step_time_isolated_s", "jobs",
     "losses_s", "published_run",
 ]  # fmt: skip
 STAGE_KEYS = {"pipeline_rank", "breakdown_s", "waits_s", "peak_memory_bytes", "memory_bytes"}

@@ -12,7 +12,7 @@ assigns tokens to experts round-robin. Megatron-LM does the same with random log
 (`--moe-router-force-load-balancing`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -43,10 +43,14 @@ from clustersim.model.overheads import Grouping, Overheads
 from clustersim.model.training import FusedKernel
 from clustersim.parallel.plan import Plan
 
-MOE_OVERHEADS: Final = Overheads(permute_unfused=True, router_unfused=True, grouping=Grouping.KERNEL)
-"""Overheads of these modules' MoE implementation, apart from the model."""
+_MOE_OVERHEADS: Final = Overheads(permute_unfused=True, router_unfused=True, grouping=Grouping.KERNEL)
 BALANCING_BIAS: Final = 64.0  # larger than any logit
 _INIT_STD: Final = 0.02  # of initial weights
+
+
+def trainer_overheads(overheads: Overheads) -> Overheads:
+    """What of a framework's overheads trainers of these modules have: how experts run, and how clipping scales."""
+    return replace(_MOE_OVERHEADS, scale_clipped_gradients=overheads.scale_clipped_gradients)
 
 
 @dataclass(frozen=True, slots=True)

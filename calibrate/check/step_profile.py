@@ -3,8 +3,8 @@
 One step under torch's profiler: on a CPU an operator's self time is used, on a GPU the time of the kernels
 that it launched (`calibrate.check.profile_attribution`).
 
-Memory: on a GPU the allocator's own peak. On a CPU what torch's allocator reports to the profiler, plus the
-tensors that persist from step to step: bytes of tensors, not of the process.
+Memory: on a GPU the allocator's own peak, less what is not of the training. On a CPU what torch's allocator
+reports to the profiler, plus the tensors that persist from step to step: bytes of tensors, not of the process.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,9 +36,9 @@ class StepProfile:
 
 def profile_step(trainer: Trainer, batch: TrainingBatch, device: torch.device) -> StepProfile:
     """Profile one step."""
-    if device.type == "cuda":
-        return _on_gpu(trainer, batch, device)
     resident_bytes = _resident_bytes([*trainer.weight_update.persistent_tensors(), batch.tokens, batch.targets])
+    if device.type == "cuda":
+        return _on_gpu(trainer, batch, device, resident_bytes)
     timer = PhaseTimer(device)
     with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         training_step(trainer, batch, timer)
@@ -48,12 +48,13 @@ def profile_step(trainer: Trainer, batch: TrainingBatch, device: torch.device) -
     )
 
 
-def _on_gpu(trainer: Trainer, batch: TrainingBatch, device: torch.device) -> StepProfile:
+def _on_gpu(trainer: Trainer, batch: TrainingBatch, device: torch.device, resident_bytes: Bytes) -> StepProfile:
+    # between steps: the load that keeps the GPU warm, libraries' workspaces, operands of kernels measured meanwhile
+    foreign_bytes = torch.cuda.memory_allocated(device) - resident_bytes
     torch.cuda.reset_peak_memory_stats(device)
     events = warm_events(lambda: training_step(trainer, batch, PhaseTimer(device)), _BEFORE, 1)
-    return StepProfile(
-        _seconds_by_kind(seconds_by_label(events, DeviceTimer())), float(torch.cuda.max_memory_allocated(device))
-    )
+    peak_bytes = torch.cuda.max_memory_allocated(device) - foreign_bytes
+    return StepProfile(_seconds_by_kind(seconds_by_label(events, DeviceTimer())), peak_bytes)
 
 
 def warm_events(action: Callable[[], None], warmup_count: int, count: int) -> Any:

@@ -35,7 +35,7 @@ from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 from clustersim.schedules.schedule import Schedule
 
-_CHECKED_ATTENTION = (AttentionBackend.FLASH, AttentionBackend.FLASH2, AttentionBackend.STANDARD)
+_CHECKED_ATTENTION = (AttentionBackend.FLASH, AttentionBackend.SDPA, AttentionBackend.FLASH2, AttentionBackend.STANDARD)
 ONE_AXIS_TEXT = "one of dp (ddp or fsdp), tp and pp can be checked at a time"
 
 

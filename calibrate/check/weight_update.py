@@ -104,10 +104,10 @@ class WeightUpdate:
         return sharded, plain
 
     def _clip_gradients(self) -> None:
-        """Fused: scale if the norm exceeds the limit, for which the host waits; foreach: scale unconditionally."""
+        """Scale gradients always, or only if their norm exceeds the limit, for which the host waits."""
         with record_label(optimizer_label(MemoryBoundOp.GRADIENT_NORM)):
             norm = self._gradient_norm()
-        if self.training.fuses(FusedKernel.OPTIMIZER) and float(norm) <= MAX_GRADIENT_NORM:
+        if not self.training.overheads.scale_clipped_gradients and float(norm) <= MAX_GRADIENT_NORM:
             return
         with record_label(optimizer_label(MemoryBoundOp.GRADIENT_CLIP)):
             for group in filter(None, self._parameter_groups()):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clustersim.collectives.library import AlgorithmVariant, Library, Medium, SmCopyCost
+from clustersim.collectives.library import AlgorithmVariant, Library, LinkTechnologies, Medium, SmCopyCost
 from clustersim.collectives.phase_cost import MEDIUM_OF_KIND, effective_bandwidth
 from clustersim.collectives.tuner import Tuner, select_variants
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
@@ -95,8 +95,18 @@ class DispatchSample:
 
 
 def read_dispatch_samples(path: Path = PUBLISHED_TABLE) -> list[DispatchSample]:
-    """All published measurements of dispatchers."""
-    return [_dispatch_sample(case) for case in read_collectives(path) if case.text("collective") in COLLECTIVE_BY_NAME]
+    """All published measurements of dispatchers over networks that have no constants of their own."""
+    cases = (case for case in read_collectives(path) if case.text("collective") in COLLECTIVE_BY_NAME)
+    return [_dispatch_sample(case) for case in cases if _has_default_network(case)]
+
+
+def _has_default_network(case: ValidationCase) -> bool:
+    """Whether the dispatcher's default constants are those of the row's network; those of EFA are not fitted."""
+    constants = parse_dispatch_benchmark(case).library.network_by_technology
+    return not any(
+        technology in constants
+        for technology in LinkTechnologies.from_links(parse_benchmark(case).fabric.links).networks
+    )
 
 
 def _dispatch_sample(case: ValidationCase) -> DispatchSample:

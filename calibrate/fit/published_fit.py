@@ -86,6 +86,14 @@ class DerivedAccelerator:
     low_precision_sibling: str | None = None
 
 
+TRAINING_OPERATORS: Final = "memory-bound operators of a training step"  # a quantity of bandwidth.csv
+OPERATOR_BOARDS: Final = {
+    "a100-sxm-80gb": ("a100-pcie-80gb", "a100-sxm-80gb"),
+    "h100-sxm-80gb": ("h200-sxm-141gb", "h200-sxm-141gb"),
+    "b200-sxm-180gb": ("b200-sxm-180gb", "b200-sxm-180gb"),
+}
+"""Boards of an accelerator's chip: on which operators of a step were measured, and whose mean they are relative to."""
+
 TARGETS: Final = (
     FitTarget("a100-sxm-80gb", same_chip_accelerators=("a100-pcie-80gb",)),
     FitTarget("h100-sxm-80gb", same_chip_accelerators=("h800-sxm-80gb",)),
@@ -241,7 +249,10 @@ def _with_constants(accelerator: Accelerator, **constants: Any) -> Accelerator:
 
 def _fit_target(target: FitTarget, sibling: KernelEfficiency | None) -> tuple[Accelerator, list[KernelFitEvaluation]]:
     accelerator = _with_constants(
-        load_accelerator(target.name), published=True, memory_bandwidth_fraction=_memory_share(target.name, sibling)
+        load_accelerator(target.name),
+        published=True,
+        memory_bandwidth_fraction=_memory_share(target.name, sibling),
+        operator_bandwidth_ratio=_operator_ratio(target.name),
     )
     accelerator, matmul_evaluations = _fit_matmuls(accelerator, sibling, target)
     samples = [
@@ -363,6 +374,7 @@ def _derive_from_sibling(
         attention_backward=backward,
         attention_libraries=derived_attention_libraries(accelerator.efficiency, sibling, dense),
         memory_bandwidth_fraction=_memory_share(derivation.name, sibling),
+        operator_bandwidth_ratio=sibling.operator_bandwidth_ratio,
         kernel_latency=sibling.kernel_latency,
     )
     return derived, _sibling_reference(derived, derivation.low_precision_sibling or derivation.sibling, efficiencies)
@@ -423,10 +435,21 @@ def _share_ratio(share: float | None, reference: float | None, default: float) -
 
 def _memory_share(name: str, sibling: KernelEfficiency | None) -> float:
     """Mean measured bandwidth over the datasheet's; the sibling's fraction if none is measured."""
-    measured = measured_bandwidths().get(name, [])
+    measured = measured_bandwidths(name)
     if sibling is not None and not measured:
         return sibling.memory_bandwidth_fraction
-    return round(float(np.mean(measured)) / load_accelerator(name).memory_bandwidth, SHARE_DIGITS)
+    share = float(np.mean(list(measured.values()))) / load_accelerator(name).memory_bandwidth
+    return round(share, SHARE_DIGITS)
+
+
+def _operator_ratio(name: str) -> float:
+    """Bandwidth of memory-bound operators in training relative to the mean of what was measured on the chip."""
+    if name not in OPERATOR_BOARDS:
+        return 1.0
+    operators, measured = OPERATOR_BOARDS[name]
+    bandwidth = measured_bandwidths(operators)[TRAINING_OPERATORS]
+    share = bandwidth / load_accelerator(operators).memory_bandwidth
+    return round(share / _memory_share(measured, None), SHARE_DIGITS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -492,9 +515,9 @@ def _efficiency_lines(efficiency: KernelEfficiency) -> list[str]:
         constants |= {f"kernel_peak_fraction {dtype.value}": share for dtype, share in scaled.items()}
         lines.append("grouped: " + ", ".join(f"{key} {value:g}" for key, value in constants.items()))
     lines += attention_lines(efficiency)
-    ratio = efficiency.quantization_bandwidth_ratio
-    quantization = f", quantization {ratio:g}" if ratio != 1.0 else ""
-    memory = f"memory bandwidth {efficiency.memory_bandwidth_fraction:g}{quantization}"
+    ratios = {"quantization": efficiency.quantization_bandwidth_ratio, "operators": efficiency.operator_bandwidth_ratio}
+    relative = "".join(f", {name} {ratio:g}" for name, ratio in ratios.items() if ratio != 1.0)
+    memory = f"memory bandwidth {efficiency.memory_bandwidth_fraction:g}{relative}"
     return [*lines, f"{memory}, kernel_latency {efficiency.kernel_latency * 1e6:g} us"]
 
 

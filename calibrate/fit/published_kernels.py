@@ -204,13 +204,11 @@ def _is_fastest(case: ValidationCase, library: str) -> bool:
     return library in (FASTEST_ATTENTION, case_accelerator(case).efficiency.attention_library)
 
 
-def measured_bandwidths() -> dict[str, list[BytesPerSecond]]:
-    """Measured memory bandwidths in bytes/s by accelerator."""
-    by_accelerator: dict[str, list[BytesPerSecond]] = {}
+def measured_bandwidths(accelerator: str) -> dict[str, BytesPerSecond]:
+    """Measured memory bandwidths of an accelerator, in bytes/s by what was measured."""
     with BANDWIDTH_TABLE.open(encoding="utf-8", newline="") as stream:
-        for table_row in csv.DictReader(stream):
-            by_accelerator.setdefault(table_row["gpu"], []).append(float(table_row["bytes_per_second"]))
-    return by_accelerator
+        rows = [row for row in csv.DictReader(stream) if row["gpu"] == accelerator]
+    return {row["quantity"]: float(row["bytes_per_second"]) for row in rows}
 
 
 def _fitted_cases(op: str) -> list[ValidationCase]:

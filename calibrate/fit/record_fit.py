@@ -131,17 +131,22 @@ def _fit_memory_bound(state: FitState, timed_kernels: Sequence[TimedKernel], cop
     scale = state.rate_scale(
         nominal, max(sample.moved_bytes / sample.seconds for sample in copy_samples or kernel_samples)
     )
+    ratio = efficiency.operator_bandwidth_ratio if kernel_samples else 1.0  # of the chip: it is not fitted
     scaled = with_constants(
-        state.accelerator, memory_bandwidth_fraction=efficiency.memory_bandwidth_fraction * nominal / scale.rate
+        state.accelerator,
+        memory_bandwidth_fraction=efficiency.memory_bandwidth_fraction * ratio * nominal / scale.rate,
     )
     optimum = fit_memory_bound(
         replace(scaled, memory_bandwidth=scale.rate), kernel_samples or copy_samples, latency_grid(timed_kernels)
     )
     share, latency = optimum.constants
+    share /= ratio
     bandwidth = scale.effective_peak(share)
     next_state = state.with_fit(selected, optimum if kernel_samples else replace(optimum, leave_one_out=np.zeros(0)))
     constants = with_constants(
-        state.accelerator, memory_bandwidth_fraction=share * scale.rate / bandwidth, kernel_latency=latency
+        state.accelerator,
+        memory_bandwidth_fraction=share * scale.rate / bandwidth,
+        kernel_latency=latency,
     )
     return replace(next_state, accelerator=replace(constants, memory_bandwidth=bandwidth))
 

@@ -28,13 +28,12 @@ LAUNCH_NODES: Final = (0.0, 20e-6, 40e-6)
 BACKWARD_LAUNCH_NODES: Final = (0.0, 50e-6, 100e-6)
 INTERPOLATION_NODES: Final = (1.0 / np.array(SUSTAINED_NODES), np.array(LAUNCH_NODES), np.array(BACKWARD_LAUNCH_NODES))
 MIN_VISIBLE_EFFECT: Final = 0.01  # fraction of a step below which the effect of a constant is ignored
-FITTED_ACCELERATORS: Final = ("a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb", "h100-sxm-96gb")
+FITTED_ACCELERATORS: Final = ("a100-sxm-80gb", "b200-sxm-180gb", "h100-sxm-80gb", "h100-sxm-96gb", "h200-sxm-141gb")
 """Accelerators whose in-training rate is fitted to dense steps in BF16 and FP16."""
 SAME_CHIP: Final[Mapping[str, str]] = {
     "a100-sxm-40gb": "a100-sxm-80gb",
     "a800-sxm-80gb": "a100-sxm-80gb",
     "gh200-96gb": "h100-sxm-80gb",
-    "h200-sxm-141gb": "h100-sxm-80gb",
     "h800-sxm-80gb": "h100-sxm-80gb",
     "b300-sxm-288gb": "b200-sxm-180gb",
 }

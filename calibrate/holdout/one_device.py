@@ -12,7 +12,7 @@ to its end (`check.supported`). The trained and the predicted scenario are the s
 from collections.abc import Iterator
 from dataclasses import replace
 
-from calibrate.check.moe import MOE_OVERHEADS
+from calibrate.check.moe import trainer_overheads
 from calibrate.check.rank_model import model_of_rank
 from clustersim.build import build_plan
 from clustersim.hardware.accelerator import Accelerator, load_accelerator
@@ -79,5 +79,5 @@ def _replica_training(training: Training, *, cp: int, dp: int) -> Training:
         global_batch=training.global_batch // dp,
         early_stop=training.early_stop and not training.is_fully_fused,
         offload=NO_OFFLOAD,
-        overheads=MOE_OVERHEADS,
+        overheads=trainer_overheads(training.overheads),
     )

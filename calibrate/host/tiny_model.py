@@ -10,7 +10,7 @@ Launches are counted as in `cost.host_launch`, so that launches times seconds is
 from dataclasses import dataclass, replace
 from typing import Final
 
-from calibrate.check.moe import MOE_OVERHEADS
+from calibrate.check.moe import trainer_overheads
 from calibrate.check.torch_dtypes import TRAINING_DTYPES
 from calibrate.devices.device import TorchDevice
 from clustersim.common.errors import InputError
@@ -125,7 +125,7 @@ def _tiny_training(training: Training, *, on_cpu: bool, is_tensor_parallel: bool
         fused=NONE_FUSED if on_cpu else training.fused,
         offload=NO_OFFLOAD,
         lora=None,
-        overheads=MOE_OVERHEADS,
+        overheads=trainer_overheads(training.overheads),
     )
 
 

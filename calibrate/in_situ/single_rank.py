@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from calibrate.check.context import MemoryBudget, fit_layer_count, truncate_model
-from calibrate.check.moe import MOE_OVERHEADS
+from calibrate.check.moe import trainer_overheads
 from calibrate.check.rank_model import model_of_rank
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes
@@ -129,7 +129,7 @@ def _supported_training(training: Training, *, is_moe: bool) -> Training:
         attention=AttentionBackend.FLASH2 if training.attention is AttentionBackend.FLASH1 else training.attention,
         offload=NO_OFFLOAD,
         lora=None,
-        overheads=MOE_OVERHEADS,
+        overheads=trainer_overheads(training.overheads),
     )
 
 

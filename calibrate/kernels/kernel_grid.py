@@ -321,5 +321,6 @@ def _optimizer_kernels(dtype: DType) -> Iterator[Kernel]:
     mixed_recipe = mixed_precision(compute=dtype, gradients=DType.FP32, master=DType.FP32)
     for parameters, fused, optimizer in product(_PARAMETERS, (ALL_FUSED, NONE_FUSED), Optimizer):
         for precision in dict.fromkeys((full, mixed_recipe if dtype is not DType.FP32 else full)):
-            training = Training(1, 1, recipe=precision, fused=fused, optimizer=optimizer)
+            overheads = Overheads(scale_clipped_gradients=True)
+            training = Training(1, 1, recipe=precision, fused=fused, optimizer=optimizer, overheads=overheads)
             yield from (*optimizer_step_kernels(training, parameters), *gradient_norm_kernels(training, parameters))

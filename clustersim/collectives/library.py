@@ -138,12 +138,27 @@ class NetworkConstants:
 
     efficiency: fraction of a port's nominal bandwidth that a collective reaches; message_latency: seconds of a
     message beyond the library's steps and the links' own latency; unsupported: protocols and algorithms that do
-    not work over it, or are disabled.
+    not work over it, or are disabled; routed_efficiency: fraction where messages are routed tokens, whose sizes
+    differ and whose senders are not in step, so that several send to one port at a time (None: as `efficiency`);
+    post_seconds: to post one message, beyond the variant's; token_seconds: that a dispatcher's port takes at least for
+    each token, where a process of the host sends it; max_rate: bytes/s of a port that follow from it.
     """
 
     efficiency: float
     message_latency: Seconds
     unsupported: frozenset[str]
+    routed_efficiency: float | None = None
+    post_seconds: Seconds = 0.0
+    token_seconds: Seconds = 0.0
+    max_rate: BytesPerSecond = math.inf
+
+    def for_routed_tokens(self) -> "NetworkConstants":
+        """Those of all-to-alls that send routed tokens."""
+        return self if self.routed_efficiency is None else replace(self, efficiency=self.routed_efficiency)
+
+    def with_token_bytes(self, token_bytes: Bytes) -> "NetworkConstants":
+        """Those of a dispatcher's tokens of this size."""
+        return replace(self, max_rate=token_bytes / self.token_seconds) if self.token_seconds else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +313,8 @@ class Library:
     def with_token_bytes(self, token_bytes: Bytes, ranks: int) -> "Library":
         """The library for tokens of `token_bytes` between `ranks` ranks.
 
-        NVLink rates are limited by the copy rate of the SMs that the library uses.
+        NVLink rates are limited by the copy rate of the SMs that the library uses, network ports' by what they need for
+        a token.
         """
         variants = tuple(
             replace(variant, max_nvlink_rate=self.sm_count * variant.sm_copy_cost.sm_rate(token_bytes, ranks))
@@ -306,7 +322,18 @@ class Library:
             else variant
             for variant in self.variants
         )
-        return replace(self, variants=variants)
+        networks = {
+            technology: network.with_token_bytes(token_bytes)
+            for technology, network in self.network_by_technology.items()
+        }
+        return replace(self, variants=variants, network_by_technology=networks)
+
+    def for_routed_tokens(self) -> "Library":
+        """The library where its all-to-alls send routed tokens."""
+        constants = {
+            technology: network.for_routed_tokens() for technology, network in self.network_by_technology.items()
+        }
+        return self if constants == self.network_by_technology else replace(self, network_by_technology=constants)
 
     def launch_seconds_on(self, technologies: LinkTechnologies) -> Seconds:
         """Seconds of launching a collective on a machine with these technologies."""
@@ -339,6 +366,11 @@ class Library:
         return frozenset().union(
             *(self.network_constants(technology).unsupported for technology in technologies.networks)
         )
+
+    def network_post_seconds(self, technologies: LinkTechnologies) -> Seconds:
+        """Seconds to post one message between nodes, beyond the variant's."""
+        by_network = (self.network_constants(technology).post_seconds for technology in technologies.networks)
+        return max(by_network, default=0.0)
 
     def nvlink_constants(self, technology: LinkTechnology) -> NvlinkConstants:
         """Constants of an NVLink generation; raise InputError where the library has none."""

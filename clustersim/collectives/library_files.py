@@ -124,6 +124,9 @@ def _read_network(section: MappingReader, names: Iterable[str]) -> NetworkConsta
         frozenset(_get_algorithm(unsupported, key, names) for key in unsupported.key_names())
         if unsupported
         else frozenset(),
+        section.get_fraction("routed_efficiency") if section.has_key("routed_efficiency") else None,
+        _get_time(section, "post") if section.has_key("post") else 0.0,
+        _get_time(section, "token_time") if section.has_key("token_time") else 0.0,
     )
 
 

@@ -125,9 +125,10 @@ def effective_bandwidth(table: LinkTable, library: Library, variant: AlgorithmVa
     bandwidth: FloatArray = table.bandwidth * library.pcie_efficiency * variant.efficiency
     for technology in technologies.networks:
         links = on_network & (table.technology == TECHNOLOGIES.index(technology))
-        bandwidth[links] = (
-            table.bandwidth[links] * library.network_constants(technology).efficiency * variant.efficiency
-        )
+        constants = library.network_constants(technology)
+        bandwidth[links] = table.bandwidth[links] * constants.efficiency * variant.efficiency
+        ports = links & (table.kind == LINK_KINDS.index(LinkKind.NIC))
+        bandwidth[ports] = np.minimum(bandwidth[ports], constants.max_rate)
     for technology in technologies.nvlink_generations:
         links = on_nvlink & (table.technology == TECHNOLOGIES.index(technology))
         factor, rate_limit = _nvlink_limits(library.nvlink_constants(technology), variant, domain_count)

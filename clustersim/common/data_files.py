@@ -23,6 +23,7 @@ _CATEGORY_NOUNS: Final = {
     "dispatchers": "dispatcher",
     "frameworks": "framework",
     "libraries": "library",
+    "model_recipes": "file of recipes",
     "power": "power file",
     "prices": "price list",
     "recipes": "recipe",

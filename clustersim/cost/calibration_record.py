@@ -8,6 +8,7 @@ these samples, with their residuals. `cost.record_file` reads and writes it; `co
 Field names of the dataclasses are the keys of the JSON file.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
@@ -420,8 +421,23 @@ class CalibrationRecord:
 
     @property
     def attention_library(self) -> AttentionBackend:
-        """The flash attention that was measured: PyTorch's (FlashAttention-2 since 2.2), or the fastest available."""
-        return AttentionBackend.FLASH2 if self.device.torch else AttentionBackend.FLASH
+        """The flash attention that was measured: PyTorch's, or the fastest available.
+
+        PyTorch takes FlashAttention-2 since 2.2, and what `AttentionBackend.SDPA` stands for with cuDNN newer than
+        9.15 (`check_prefer_cudnn_attention` in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
+        """
+        if not self.device.torch:
+            return AttentionBackend.FLASH
+        return AttentionBackend.SDPA if _version_numbers(self.device.cudnn) > (9, 15, 0) else AttentionBackend.FLASH2
+
+
+def _version_numbers(text: str) -> tuple[int, ...]:
+    """The numbers of a version, before a local label.
+
+    >>> _version_numbers("9.19.0"), _version_numbers("")
+    ((9, 19, 0), ())
+    """
+    return tuple(map(int, re.findall(r"\d+", text.split("+")[0])))
 
 
 def _slowdown_ratio(isolated: TimeStatistics, overlapped: TimeStatistics) -> float:

@@ -25,8 +25,10 @@ from clustersim.program.task import CollectiveType, CommOp, TokenRouting
 from clustersim.symmetry.link_load_matrix import NO_LINK_LOADS
 from clustersim.symmetry.rotation_orbits import StepOrbits
 
-CommKey = tuple[str, CollectiveType, TokenRouting | None]
-"""Communicator, collective type, and the token routing if an MoE dispatch kernel sends the tokens."""
+CommKey = tuple[str, CollectiveType, TokenRouting | None, bool]
+"""Communicator, collective type, the token routing if an MoE dispatch kernel sends the tokens, and whether the
+library's all-to-all does.
+"""
 NEGLIGIBLE_FRACTION: Final = 0.1
 """A group whose transfer takes less than this fraction of its latency puts no load on shared links."""
 
@@ -46,6 +48,7 @@ class CollectiveCost:
         orbits: StepOrbits | None = None,
     ) -> None:
         self._tuner = cached_tuner(fabric, library)
+        self._routed_tuner = cached_tuner(fabric, library.for_routed_tokens())
         self._orbits = {} if orbits is None else orbits.groups
         self._groups = groups
         self._dispatch_tuners: dict[tuple[TokenRouting, int], Tuner] = {}
@@ -142,9 +145,9 @@ class CollectiveCost:
 
     def _tuner_for(self, comm_op: CommOp) -> Tuner:
         """The library's tuner, or for tokens sent by an MoE dispatch kernel, the dispatcher's."""
-        routing = comm_key(comm_op)[-1]
+        _, _, routing, is_routed_all_to_all = comm_key(comm_op)
         if routing is None:
-            return self._tuner
+            return self._routed_tuner if is_routed_all_to_all else self._tuner
         ranks = self._members(comm_op.comm_group).shape[1]
         if (routing, ranks) not in self._dispatch_tuners:
             dispatch_library = (
@@ -171,7 +174,9 @@ class CollectiveCost:
 
 def comm_key(comm_op: CommOp) -> CommKey:
     """What identifies a communication op apart from its payload; the routing counts only for routed collectives."""
-    return comm_op.comm_group, comm_op.collective, comm_op.routing if comm_op.collective.is_token_routing else None
+    collective, routing = comm_op.collective, comm_op.routing
+    is_routed_all_to_all = collective is CollectiveType.ALL_TO_ALL and routing is not None
+    return comm_op.comm_group, collective, routing if collective.is_token_routing else None, is_routed_all_to_all
 
 
 def _demand_of_selection(selection: Selection, loads: GroupLinkLoads, payload: Bytes) -> LinkDemand:

@@ -16,9 +16,9 @@ waits 1 s before the second and 1 s before the third, and is done after 8 s, tho
 less than 6 s of launches.
 
 Where the host needs a result of the device (how many tokens a collective sends: `CommOp.host_sync`), it
-waits until the device has finished everything that was launched. What it launches then begins h(j) later at
-the earliest, so the launch itself is exposed; the rest of the segment continues with a host that has no
-lead.
+waits until the device has finished everything that was launched; so it does behind a kernel whose result it
+needs (`Kernel.host_sync`). What it launches then begins h(j) later at the earliest, so the launch itself is
+exposed; the rest of the segment continues with a host that has no lead.
 
 Assumed: the host runs ahead by at most one segment, as in frameworks that wait for the GPU between passes.
 Forward (recomputed or not) and backward have launch times of their own: one is Python, the other autograd,
@@ -130,9 +130,9 @@ class AsyncHost:
             return np.zeros(seconds.shape)
         captured = self._captured_mask(segment)
         launch_counts, launch_seconds = self._operation_launches(segment, captured)
-        has_host_sync = any(comm_op.host_sync for comm_op in segment.distinct_comm_ops)
+        has_host_sync = any(_sync_offset(operation.body) is not None for operation in segment.distinct_operations)
         uncaptured = np.flatnonzero(~captured).tolist() if has_host_sync else []
-        sync_points = [index for index in uncaptured if index and _has_host_sync(segment, index)]
+        sync_points = _sync_points(segment, uncaptured)
         stall_model = _stalls_interleaved if segment.interleaved else _stalls_in_order
         return _shift_to_kernels(segment, stall_model(launch_counts, launch_seconds, seconds, sync_points))
 
@@ -194,9 +194,21 @@ def _stalls_interleaved(
     return stalls
 
 
-def _has_host_sync(segment: Segment, index: int) -> bool:
-    comm_op = segment.operations[index].comm_op
-    return comm_op is not None and comm_op.host_sync
+def _sync_points(segment: Segment, uncaptured: Sequence[int]) -> list[int]:
+    """Operations before which the host waits for the device, inside the segment."""
+    offsets = ((index, _sync_offset(segment.operations[index].body)) for index in uncaptured)
+    points = {index + offset for index, offset in offsets if offset is not None}
+    return sorted(point for point in points if 0 < point < len(segment.operations))
+
+
+def _sync_offset(body: Kernel | CommOp | CommOverlap) -> int | None:
+    """Whether the host waits before an operation (0) or behind it (1); None: it does not wait."""
+    match body:
+        case Kernel(host_sync=True):
+            return 1
+        case CommOp(host_sync=True) | CommOverlap(comm_op=CommOp(host_sync=True)):
+            return 0
+    return None
 
 
 def _launch_delay(

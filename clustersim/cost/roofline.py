@@ -105,12 +105,12 @@ class Roofline:
             return self._matmul_work(kernel, kernel.shape)
         if isinstance(kernel.shape, AttentionShape):
             return self._attention_work(kernel, kernel.shape)
-        if isinstance(kernel.shape, MemoryBoundShape) and kernel.shape.routine is MemoryBoundOp.QUANTIZE:
-            return KernelWork(
-                kernel.flops / self._unshaped_rate(kernel),
-                self._memory_seconds(kernel.bytes) / self.accelerator.efficiency.quantization_bandwidth_ratio,
-            )
-        return KernelWork(kernel.flops / self._unshaped_rate(kernel), self._memory_seconds(kernel.bytes))
+        compute, memory = kernel.flops / self._unshaped_rate(kernel), self._memory_seconds(kernel.bytes)
+        if not isinstance(kernel.shape, MemoryBoundShape):
+            return KernelWork(compute, memory)
+        efficiency, is_cast = self.accelerator.efficiency, kernel.shape.routine is MemoryBoundOp.QUANTIZE
+        ratio = efficiency.quantization_bandwidth_ratio if is_cast else efficiency.operator_bandwidth_ratio
+        return KernelWork(compute, memory / ratio)
 
     def _kernel_latency(self, kernel: Kernel) -> Seconds:
         """Seconds of start and drain of one device kernel."""

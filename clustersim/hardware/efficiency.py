@@ -134,6 +134,7 @@ class AttentionEfficiency:
 
 
 FASTEST_ATTENTION: Final = "flash"  # the flash attention library whose constants an accelerator's main ones are
+SDPA_ATTENTION: Final = "sdpa"  # what PyTorch takes: one of the libraries, by accelerator
 FLASH_ATTENTION2: Final = "flash2"
 FLASH_ATTENTION1: Final = "flash1"
 ATTENTION_LIBRARIES: Final = (FLASH_ATTENTION2, "flash3", "cudnn")
@@ -164,12 +165,14 @@ class KernelEfficiency:
 
     published: whether they were fitted to published measurements of this accelerator (not derived from another
     one); attention_forward, attention_backward: flash attention of the fastest library, which is attention_library;
-    attention_libraries: of others, by name; grouped_gemm: matmuls of experts, None: unknown, so they are modelled as
+    attention_libraries: of others, by name; sdpa_library: what PyTorch's scaled_dot_product_attention takes first;
+    grouped_gemm: matmuls of experts, None: unknown, so they are modelled as
     ordinary matmuls;
-    memory_bandwidth_fraction: that a large memory-bound kernel reaches; kernel_latency: seconds of start and drain
+    memory_bandwidth_fraction: that large memory-bound kernels reach; operator_bandwidth_ratio: bandwidth of the
+    memory-bound operators of a training step, relative to these; kernel_latency: seconds of start and drain
     of a device kernel; launch_interval: seconds between two launches that the host can sustain;
     quantization_bandwidth_ratio: bandwidth of kernels that quantize operands to low-precision formats, relative to
-    other memory-bound kernels.
+    large memory-bound kernels.
     """
 
     published: bool
@@ -181,8 +184,10 @@ class KernelEfficiency:
     launch_interval: Seconds
     grouped_gemm: GroupedGemmEfficiency | None = None
     quantization_bandwidth_ratio: float = 1.0
+    operator_bandwidth_ratio: float = 1.0
     attention_library: str = FLASH_ATTENTION2
     attention_libraries: Mapping[str, AttentionLibrary] = field(default_factory=dict)
+    sdpa_library: str = FLASH_ATTENTION2
 
     def kernel_latency_of(self, dtype: DType) -> Seconds:
         """Seconds of start and drain of a matmul kernel in a format."""
@@ -194,12 +199,15 @@ class KernelEfficiency:
         libraries = [
             name for name in ATTENTION_LIBRARIES if name in (self.attention_library, *self.attention_libraries)
         ]
-        return (FASTEST_ATTENTION, *libraries, *([FLASH_ATTENTION1] if FLASH_ATTENTION2 in libraries else []))
+        sdpa = [SDPA_ATTENTION] if self.sdpa_library in libraries else []
+        return (FASTEST_ATTENTION, *sdpa, *libraries, *([FLASH_ATTENTION1] if FLASH_ATTENTION2 in libraries else []))
 
     def attention_constants(self, library: str, *, backward: bool) -> AttentionEfficiency:
         """Constants of a library's flash attention in one direction; raise InputError where nothing is known of it."""
         if library not in self.known_attention:
             raise InputError(f"nothing is known of attention {library}; known are {', '.join(self.known_attention)}")
+        if library == SDPA_ATTENTION:
+            return self.attention_constants(self.sdpa_library, backward=backward)
         if library == FLASH_ATTENTION1:
             return self.attention_constants(FLASH_ATTENTION2, backward=backward).scaled(1.0 / FLASH1_SLOWDOWN)
         if library in (FASTEST_ATTENTION, self.attention_library):

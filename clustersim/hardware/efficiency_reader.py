@@ -15,6 +15,7 @@ from clustersim.common.mapping_reader import MappingReader
 from clustersim.common.units import Dimension, Seconds
 from clustersim.hardware.efficiency import (
     ATTENTION_LIBRARIES,
+    FLASH_ATTENTION2,
     AttentionEfficiency,
     AttentionLibrary,
     GroupedGemmEfficiency,
@@ -37,19 +38,26 @@ def read_efficiency(section: MappingReader) -> KernelEfficiency:
             attention_backward=lambda: _read_attention(section.get_section("attention_backward")),
             attention_library=lambda: section.get_choice("attention_library", *ATTENTION_LIBRARIES),
             attention_libraries=lambda: _read_attention_libraries(section),
+            sdpa_library=lambda: (
+                section.get_choice("sdpa_library", *ATTENTION_LIBRARIES)
+                if section.has_key("sdpa_library")
+                else FLASH_ATTENTION2
+            ),
             memory_bandwidth_fraction=lambda: section.get_fraction("memory_bandwidth_fraction"),
             kernel_latency=lambda: _read_time(section, "kernel_latency"),
             launch_interval=lambda: _read_time(section, "launch_interval"),
             grouped_gemm=lambda: (
                 _read_grouped(section.get_section("grouped_gemm")) if section.has_key("grouped_gemm") else None
             ),
-            quantization_bandwidth_ratio=lambda: (
-                section.get_fraction("quantization_bandwidth_ratio")
-                if section.has_key("quantization_bandwidth_ratio")
-                else 1.0
-            ),
+            quantization_bandwidth_ratio=lambda: _read_ratio(section, "quantization_bandwidth_ratio"),
+            operator_bandwidth_ratio=lambda: _read_ratio(section, "operator_bandwidth_ratio"),
         )
     )
+
+
+def _read_ratio(section: MappingReader, key: str) -> float:
+    """A share of the bandwidth of large memory-bound kernels, all of it where the file does not say."""
+    return section.get_fraction(key) if section.has_key(key) else 1.0
 
 
 def _read_matmul(section: MappingReader) -> MatmulEfficiency:

@@ -27,7 +27,8 @@ class LinkTechnology(Enum):
     INFINIBAND = "infiniband"
     ROCE = "roce"  # RDMA over converged Ethernet, GCP's gIB among it
     EFA1 = "efa1"  # AWS Elastic Fabric Adapter of p3dn and p4d (SRD without RDMA writes), by aws-ofi-nccl
-    EFA = "efa"  # AWS Elastic Fabric Adapter of p5 and later
+    EFA2 = "efa2"  # AWS Elastic Fabric Adapter of p5 and p5e, with ports of 100 Gbit/s
+    EFA = "efa"  # AWS Elastic Fabric Adapter of p5en and later
     TCPX = "tcpx"  # GCP GPUDirect-TCPX (A3 High)
     TCPXO = "tcpxo"  # GCP GPUDirect-TCPXO, also called FasTrak (A3 Mega)
     SLINGSHOT = "slingshot"  # HPE Slingshot 11, by aws-ofi-nccl over libfabric's cxi
@@ -70,6 +71,7 @@ NETWORK_TECHNOLOGIES: Final = {
         LinkTechnology.INFINIBAND,
         LinkTechnology.ROCE,
         LinkTechnology.EFA1,
+        LinkTechnology.EFA2,
         LinkTechnology.EFA,
         LinkTechnology.TCPX,
         LinkTechnology.TCPXO,

@@ -43,15 +43,15 @@ _COMMUNICATION_NAME: Final = re.compile(r"nccl|rccl|deep_ep|deepep|hybrid_ep|nvs
 _KIND_PATTERNS: Final = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
-        (r"flash|fmha|attention|sdpa|fused_attn|attn_fwd|attn_bwd", GpuSpanKind.ATTENTION),
-        (r"multi_tensor|adam|lamb|adagrad|\bsgd|lpnorm|l2norm", GpuSpanKind.OPTIMIZER),
+        (r"flash|fmha|attention|sdpa|fused_attn|attn_fwd|attn_bwd|compute_dot_do_o|convert_dq", GpuSpanKind.ATTENTION),
+        (r"multi_tensor|adam|lamb(?!da)|adagrad|\bsgd|lpnorm|l2norm", GpuSpanKind.OPTIMIZER),
         (r"layer_?norm|rms_?norm|ln_(fwd|bwd)|gammabeta|batch_?norm|\bbn_(fw|bw)|group_?norm", GpuSpanKind.NORM),
         (r"gemm|gemv|nvjet|cutlass|xmma|cijk_|matmul|splitk|triton_tem|wgrad|dgrad|fprop|scudnn|cudnn.*conv|winograd",
          GpuSpanKind.MATMUL),
         (r"softmax|cross_?entropy|nll_?loss|mse_|_loss", GpuSpanKind.LOSS),
-        (r"embedding|index_?select|indexing_backward", GpuSpanKind.EMBEDDING),
+        (r"embedding|index_?select|indexing_backward|sum_and_scatter|compute_grad_weight", GpuSpanKind.EMBEDDING),
         (r"^triton_(poi|red|per)", GpuSpanKind.POINTWISE),
-        (r"memset|memcpy|copy|cast|quantiz|amax|transpose|catarray|permute|nchw|fill|concat|index_?put|gather|scatter",
+        (r"memset|memcpy|copy|(?<!no)cast|quantiz|amax|transpose|catarray|permute|nchw|fill|concat|index_?put|gather|scatter",
          GpuSpanKind.COPIES),
         (r"elementwise|pointwise|reduce_kernel|gelu|silu|swiglu|relu|rotary|rope|dropout|triton|clamp",
          GpuSpanKind.POINTWISE),

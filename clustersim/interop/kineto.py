@@ -3,9 +3,10 @@
 Traces are written by `export_chrome_trace` or `tensorboard_trace_handler`. GPU events (categories kernel,
 gpu_memcpy, gpu_memset) have a stream and times. A kernel belongs to the step (`ProfilerStep#N`, a host
 annotation) in which the host launched it, according to its correlation id; kernels of a CUDA graph share
-the launch of the graph. Matmul sizes are the input shapes of the operator that launched the kernel, if the
-profiler recorded shapes. Times are microseconds with fractions; what a float cannot resolve (a quarter of a
-microsecond in times since 1970, which older versions write) is lost.
+the launch of the graph. A trace without such marks has steps that end with the optimizer, which PyTorch
+annotates by itself (`Optimizer.step#AdamW.step`). Matmul sizes are the input shapes of the operator that
+launched the kernel, if the profiler recorded shapes. Times are microseconds with fractions; what a float
+cannot resolve (a quarter of a microsecond in times since 1970, which older versions write) is lost.
 Reference: pytorch/kineto, libkineto/src/output_json.cpp
 """
 
@@ -32,6 +33,7 @@ _HEADER_BYTES: Final = 2**20  # bytes within which `traceEvents` must begin
 _GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
 _LAUNCH_CATEGORIES: Final = ("cuda_runtime", "cuda_driver", "runtime", "driver", "privateuse1_runtime")
 _STEP_MARKER: Final = "ProfilerStep#"
+_OPTIMIZER_MARKER: Final = "Optimizer.step#"
 TraceEvent = Mapping[str, Any]
 
 
@@ -141,20 +143,20 @@ class _RankTrace:
         events = _trace_events(file, content)
         info = content.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
+        launch_times: dict[int | str | None, float] = {
+            correlation: _microseconds(file, event, "ts")
+            for event in events
+            if _category(event) in _LAUNCH_CATEGORIES and (correlation := _event_id(event, "correlation")) is not None
+        }
         trace = cls(
             file=file,
             rank=_non_negative_int(file, info, "rank", 0),
             world_size=_non_negative_int(file, info, "world_size", 1),
             device_name=_device_name(content),
             base_ns=_non_negative_int(file, content, "baseTimeNanoseconds", 0),
-            step_intervals=_step_intervals(file, events),
+            step_intervals=_step_intervals(file, events) or _optimizer_intervals(file, events, launch_times.values()),
             events=[event for event in events if _category(event) in _GPU_CATEGORIES],
-            launch_times={
-                correlation: _microseconds(file, event, "ts")
-                for event in events
-                if _category(event) in _LAUNCH_CATEGORIES
-                and (correlation := _event_id(event, "correlation")) is not None
-            },
+            launch_times=launch_times,
             operator_dims=dict(_operator_dims(events)),
             process_groups=dict(_process_groups(info)),
         )
@@ -165,7 +167,8 @@ class _RankTrace:
         """Raise InputError if the trace cannot be used."""
         if not self.step_intervals:
             raise InputError(
-                f"{self.file}: marks no steps ({_STEP_MARKER}N); call profiler.step() after each, as its schedule needs"
+                f"{self.file}: marks no steps ({_STEP_MARKER}N), and has no {_OPTIMIZER_MARKER}; call profiler.step() "
+                "after each, as its schedule needs"
             )
         if not self.events:
             raise InputError(f"{self.file}: nothing ran on a GPU in it; profile with ProfilerActivity.CUDA")
@@ -254,6 +257,27 @@ def _step_intervals(file: Path, events: Iterable[TraceEvent]) -> dict[int, tuple
             begin = _microseconds(file, event, "ts")
             intervals.setdefault(int(step_text), (begin, begin + _microseconds(file, event, "dur")))
     return intervals
+
+
+def _optimizer_intervals(
+    file: Path, events: Iterable[TraceEvent], launches: Iterable[float]
+) -> dict[int, tuple[float, float]]:
+    """Steps from the end of one optimizer step to that of the next, by number; the first begins with the first launch.
+
+    Optimizers of one step, between which nothing is launched, are one.
+    """
+    updates = sorted(
+        (begin := _microseconds(file, event, "ts"), begin + _microseconds(file, event, "dur"))
+        for event in events
+        if str(event.get("name", "")).startswith(_OPTIMIZER_MARKER) and _category(event) == "user_annotation"
+    )
+    launch_times = np.sort(np.array(list(launches)))
+    ends = [
+        end
+        for index, (_, end) in enumerate(updates)
+        if index + 1 == len(updates) or np.diff(np.searchsorted(launch_times, (end, updates[index + 1][0])))[0] > 0
+    ]
+    return dict(enumerate(pairwise((*launch_times[:1].tolist(), *ends)))) if launch_times.size else {}
 
 
 def _operator_dims(events: Iterable[TraceEvent]) -> Iterator[tuple[int | str, Any]]:

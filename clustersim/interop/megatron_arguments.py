@@ -70,7 +70,7 @@ _IRRELEVANT_FLAGS: Final = re.compile(
     r"moe-router-dtype|moe-router-pre|moe-input-jitter|mtp-loss|local-rank|lazy-mpu|make-vocab|max-position-embeddings$|"
     r"yarn|mscale|position-embedding$|logging-level|rotary-scaling|moe-router-force|moe-token-drop|rotary-interleaved|"
     r"export-|mpi$|container-|fp8-(margin|amax|interval|wgrad)|use-flash|calculate-per-token|bias-|trust-remote|"
-    r"per-split|enable-experimental|gpus-per-node|tee|max-restarts|log_dir|redirects|"
+    r"per-split|gpus-per-node|tee|max-restarts|log_dir|redirects|"
     r"sample$|cpuctxsw|trace$|capture-range|cuda-(graph-trace|memory-usage)|record-memory|memory-snapshot)"
 )
 """Flags that do not change the step, or are defaults of what is simulated."""

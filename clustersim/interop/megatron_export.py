@@ -251,7 +251,7 @@ def _bucket_flags(scenario: Scenario, size: Bytes | None) -> Iterator[Flag]:
 def _dispatcher_flags(dispatcher: TokenDispatcher, sm_count: int | None) -> Iterator[Flag]:
     is_plain = dispatcher in (TokenDispatcher.ALL_GATHER, TokenDispatcher.ALL_TO_ALL)
     yield "moe-token-dispatcher-type", dispatcher.value if is_plain else "flex"
-    if dispatcher is TokenDispatcher.DEEPEP:
+    if dispatcher in (TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_UCCL):  # UCCL's module takes DeepEP's name
         yield ("moe-enable-deepep",)
         yield from [("moe-deepep-num-sms", str(sm_count))] if sm_count else []
     if dispatcher is TokenDispatcher.HYBRIDEP:

@@ -29,7 +29,11 @@ RECIPE_BY_FLAG: Final = {
     "blockwise": "fp8-blockwise",
     "mxfp8": "mxfp8",
 }
-ROUTING_FUSION_FLAGS: Final = {"moe-permute-fusion": "permute_unfused", "moe-router-fusion": "router_unfused"}
+ROUTING_FUSION_FLAGS: Final = {
+    "moe-permute-fusion": "permute_unfused",
+    "moe-router-fusion": "router_unfused",
+    "enable-experimental": "indices_unfused",
+}
 """Flags that fuse kernels around experts, and the key of `training.overheads` that they turn off."""
 STRATEGY_BY_FLAG: Final = {
     "no_shard": "ddp",
@@ -241,7 +245,9 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
         "cp": parsed.positive_integer("context-parallel-size"),
         "pp": parsed.positive_integer("pipeline-model-parallel-size"),
         "ep": parsed.positive_integer("moe-expert-parallel-size" if is_fork else "expert-model-parallel-size"),
-        "etp": parsed.integer("expert-tensor-parallel-size") if parsed.has("num-experts") else None,
+        "etp": (parsed.integer("expert-tensor-parallel-size") or (tp if tp > 1 else None))
+        if parsed.has("num-experts")
+        else None,
         "sequence_parallel": parsed.has("sequence-parallel") and tp != 1,
         **({"order": ["tp", "cp", "pp", "dp"]} if parsed.has("use-tp-pp-dp-mapping") else {}),
         **({"overlap_p2p_comm": False} if parsed.has("no-overlap-p2p-communication") else {}),

@@ -219,7 +219,7 @@ def _moe_layout(config: TorchtitanConfig, degrees: _ParallelDegrees, *, is_moe: 
     backend = config.choice("parallelism", "expert_parallel_comm_backend", {"standard": "alltoall", "deepep": "deepep"})
     overlaps = config.boolean("parallelism", "pipeline_parallel_expert_parallel_overlap")
     if ep == 1 or not is_moe:
-        return {}
+        return {"etp": degrees.tp} if is_moe and degrees.tp > 1 else {}
     if etp not in (1, degrees.tp):
         raise config.error("parallelism", "expert_tensor_parallel_degree", f"{etp} is neither 1 nor tp {degrees.tp}")
     if backend == "deepep" and etp > 1:

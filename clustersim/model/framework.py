@@ -73,7 +73,7 @@ class SupportedLayouts:
     data: tuple[str, ...] = ("ddp", "zero1", "zero2", "fsdp", "hsdp")
     data_with_pipeline: tuple[str, ...] = ("ddp", "zero1", "fsdp")
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
-    dispatchers: tuple[str, ...] = ("allgather", "alltoall", "deepep", "deepep_v2", "hybridep")
+    dispatchers: tuple[str, ...] = ("allgather", "alltoall", "deepep", "deepep_v2", "deepep_uccl", "hybridep")
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,7 @@ class Kernel:
     bytes: read and written in device memory if every operand passes once; shape: what it computes, None if
     unknown; launches: number of device kernels in an unfused implementation (1 when fused); host_calls:
     tensor operations that a host loop issues one by one instead; is_over_weights: its rows are those of a weight
-    or its gradient, whatever the number of tokens.
+    or its gradient, whatever the number of tokens; host_sync: the host waits for its result before it launches more.
     """
 
     name: str
@@ -224,6 +224,7 @@ class Kernel:
     launches: int = 1
     host_calls: int = 0
     is_over_weights: bool = False
+    host_sync: bool = False
 
     def scale_rows(self, ratio: float) -> "Kernel":
         """The kernel with its rows scaled by `ratio`, at least one row; weight matrices stay as they are.

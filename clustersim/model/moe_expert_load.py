@@ -4,7 +4,8 @@ An expert load gives, for each MoE layer and step, the share of all routed token
 each of its experts) that each expert receives. Three ways to specify it: measured, as one vector for all
 layers or one per layer; or random, with a given coefficient of variation. Random shares are normalized
 gamma variates, drawn anew for each layer and step from the seed alone: what an untrained or poorly
-balanced router produces (measured on ranks: a coefficient of variation of 0.05 to 0.55). All
+balanced router produces (measured on ranks: a coefficient of variation of 0.05 to 0.55; that of n
+experts' tokens together is one over the root of n of each expert's, as they are drawn independently). All
 expert-parallel groups see the same shares: preferences are the router's, and a group has enough tokens to
 show them.
 
@@ -93,7 +94,7 @@ class RandomExpertLoad:
     @property
     def description(self) -> str:
         """Human-readable description."""
-        return f"drawn, with a variation of {self.variation:g} (seed {self.seed})"
+        return f"drawn, with a variation of {self.variation:.3g} of each expert's (seed {self.seed})"
 
     def expert_shares(self, expert_count: int, layer: int, step: int) -> FloatArray:
         """Normalized gamma variates: [experts]."""

@@ -208,7 +208,9 @@ class _LocalExperts:
         ]
         if self.permutes_after_dispatch:
             weighting = [_output_weighting(rank, self.tokens, ParallelRegion.EXPERT)] if self._weights_outputs else []
+            makes_mask = rank.shard.receives_indices and rank.training.overheads.indices_unfused
             return [
+                *([self._permutation.mask_operator(self.moe.top_k)] if makes_mask else []),
                 self._permutation.permute_operator(_SORT),
                 *matmuls,
                 *weighting,

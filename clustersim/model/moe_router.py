@@ -20,7 +20,9 @@ All of it works on the rank's own tokens, which are a part of the sequence under
   every row is added to zeros, and in backward each copy is read and written.
 
 Where tokens are sent once and copied at the ranks of their experts (DeepEP, Hybrid-EP, all-gather), the
-same is done there with the received tokens.
+same is done there with the received tokens. DeepEP sends indices of experts; Megatron-Core makes a mask of them with
+one kernel where its experimental features are enabled, else with PyTorch operations, whose sizes the host waits for
+(`Overheads.indices_unfused`; core 0.13 to 0.19, `_DeepepManager.get_permuted_hidden_states_by_experts`).
 
 - Load-balancing loss (`Overheads.router_loss`; Fedus et al. 2021, arXiv:2101.03961, section 2.2; per
   sequence in DeepSeek-V3), which Megatron-Core has where a recipe gives it a coefficient. With fused
@@ -57,6 +59,11 @@ _ROW_MAP_ENTRY_BYTES: Final = 4  # bytes of one entry of a row map
 _SORT_LAUNCHES: Final = 2  # extra launches of a top-k for its sort
 _SELECTION_LAUNCHES: Final = 6  # launches that make indices from the selection mask
 _ROW_MAP_LAUNCHES: Final = 2  # launches that make a row map
+# Of `_indices_to_multihot` and of the top-k of probabilities before it: 2 fills, a comparison, 2 selections by a mask
+# of 4 each, a range, a sum, 4 of repeat_interleave, 3 of what is written to the mask and the probabilities, a cast, and
+# a top-k of 3; backward: what was selected is added to zeros in the order of sorted indices
+_MASK_LAUNCHES: Final = 24
+_MASK_BACKWARD_LAUNCHES: Final = 15
 _LOSS_LAUNCHES: Final = 2  # launches that log a loss, or start its gradient
 _TOP_K_NAME: Final = "mlp.top_k"
 
@@ -200,6 +207,18 @@ class TokenPermutation:
     def unpermute_operator(self, name: str) -> Operator:
         """The sum of each token's rows; backward copies the gradient to each."""
         return self._movement_operator(name, MemoryBoundOp.UNPERMUTE, (self._unpermute_bytes, self._permute_bytes))
+
+    def mask_operator(self, top_k: int) -> Operator:
+        """The mask [tokens, experts] of received indices, and their probabilities there; the host waits for sizes."""
+        name, shape = "experts.mask", MemoryBoundShape(MemoryBoundOp.ROW_MAP, self.tokens, self.expert_count)
+        index_bytes, mask_bytes = self.tokens * top_k * _INDEX_BYTES, self.tokens * self.expert_count * _INDEX_BYTES
+        kind, dtype, moved_bytes = KernelKind.COPY, DType.FP32, 3 * (index_bytes + mask_bytes)
+        forward = data_kernel(name, kind, dtype, shape, moved_bytes, launches=_MASK_LAUNCHES)
+        backward_shape, backward_name = replace(shape, backward=True), f"{name}.input_gradient"
+        backward = data_kernel(
+            backward_name, kind, dtype, backward_shape, moved_bytes, launches=_MASK_BACKWARD_LAUNCHES
+        )
+        return Operator(name, self.region, (replace(forward, host_sync=True),), (backward,))
 
     def _row_map_kernel(self, name: str) -> Kernel:
         """The source row of each routed token, from the selection mask."""

@@ -58,7 +58,8 @@ class LayerShard:
     tokens that queries of this rank attend to (global sequence); sequence_parallel: norms, residuals and
     dropout run on sequence / tp tokens; ep, etp: expert-parallel and expert-tensor-parallel size;
     permute_after_dispatch: a token is sent once to each rank that holds its experts and is copied per expert
-    there, not before; load_factor: tokens that this rank's experts receive over their mean.
+    there, not before; receives_indices: with indices of its experts; load_factor: tokens that this rank's experts
+    receive over their mean.
     """
 
     batch: int
@@ -69,6 +70,7 @@ class LayerShard:
     ep: int = 1
     etp: int = 1
     permute_after_dispatch: bool = False
+    receives_indices: bool = False
     load_factor: float = 1.0
 
     @property

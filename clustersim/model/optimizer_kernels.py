@@ -42,15 +42,11 @@ def optimizer_step_kernels(training: Training, parameter_count: float) -> tuple[
 
 
 def gradient_norm_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
-    """Kernels of the gradient norm on this rank (one read) and of clipping.
-
-    Unfused, PyTorch's clip_grad_norm_ always scales the gradients; fused optimizers scale only when the norm
-    is exceeded, which is rare in a steady run.
-    """
+    """Kernels of the gradient norm on this rank (one read), and of scaling by it (a read and a write), if any."""
     dtype = training.recipe.weight_formats.gradients
     norm_shape = _update_shape(MemoryBoundOp.GRADIENT_NORM, training, parameter_count)
     norm = _optimizer_kernel("optimizer.gradient_norm", dtype, parameter_count * dtype.bytes, norm_shape)
-    if training.fuses(FusedKernel.OPTIMIZER):
+    if not training.overheads.scale_clipped_gradients:
         return (norm,)
     clip_shape = _update_shape(MemoryBoundOp.GRADIENT_CLIP, training, parameter_count)
     return (norm, _optimizer_kernel("optimizer.gradient_clip", dtype, parameter_count * 2 * dtype.bytes, clip_shape))

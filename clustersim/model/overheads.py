@@ -104,6 +104,8 @@ class Overheads:
     reduced, to find non-finite values; unscale_gradients, FP16 gradients are divided by the loss scale and
     checked for non-finite values, and the result is all-reduced over the model-parallel ranks;
     upcast_gradients, the optimizer reads a copy of lower-precision gradients in its master weights' format;
+    scale_clipped_gradients, clipping multiplies gradients whether their norm exceeds the limit or not
+    (torch.nn.utils.clip_grad_norm_; other software multiplies them only where it does, which is rare in a steady run);
     allreduce_layernorm_grads, gradients of norms (and of biases after them) are all-reduced over
     tensor-parallel ranks under sequence parallelism.
 
@@ -121,7 +123,8 @@ class Overheads:
 
     Experts: grouping, how the matmuls of several experts are run (None: on streams if other kernels are
     fused, else in a loop); permute_unfused, tokens are permuted and unpermuted by PyTorch operations, not by
-    one kernel each; router_unfused, so are scores, top-k and probabilities; router_fp32, the router
+    one kernel each; router_unfused, so are scores, top-k and probabilities; indices_unfused, so is the mask that tells
+    which received token goes to which expert, where dispatch kernels send indices (DeepEP); router_fp32, the router
     multiplies FP32 copies of its operands; router_loss, routers have a load-balancing loss; weighting, where the
     results of experts are multiplied by probabilities; expert_sort, how received tokens are sorted by expert.
 
@@ -142,6 +145,7 @@ class Overheads:
     check_for_nan_in_grad: bool = False
     unscale_gradients: bool = False
     upcast_gradients: bool = False
+    scale_clipped_gradients: bool = False
     allreduce_layernorm_grads: bool = False
     tensor_parallel_copies: bool = False
     attention_copies: bool = False
@@ -150,6 +154,7 @@ class Overheads:
     norm_in_linear: bool = False
     permute_unfused: bool = False
     router_unfused: bool = False
+    indices_unfused: bool = False
     router_fp32: bool = False
     router_loss: bool = False
     keeps_gathered_inputs: bool = False
@@ -169,6 +174,7 @@ class Overheads:
             norm_in_linear=self.norm_in_linear,
             permute_unfused=self.permute_unfused,
             router_unfused=self.router_unfused,
+            indices_unfused=self.indices_unfused,
             router_fp32=self.router_fp32,
             router_loss=self.router_loss,
             keeps_gathered_inputs=self.keeps_gathered_inputs,

@@ -18,12 +18,15 @@ class AttentionBackend(Enum):
 
     FLASH: one fused kernel that saves no score matrix, by the fastest library for the GPU; STANDARD writes
     scores to memory (PyTorch's math backend).
-    CUDNN is NVIDIA's library (Transformer Engine's default from Hopper on); FLASH3 is FlashAttention's third
-    version, for Hopper alone. FLASH2 and FLASH1 are its second (since July 2023, PyTorch's since 2.2) and its
-    first (Triton's of that time is similar), which do not reach the full rate of newer GPUs.
+    SDPA is what PyTorch's scaled_dot_product_attention takes first since its release 2.11: cuDNN on some GPUs
+    (`KernelEfficiency.sdpa_library`), else FlashAttention-2. CUDNN is NVIDIA's library (Transformer Engine's
+    default from Hopper on); FLASH3 is FlashAttention's third version, for Hopper alone. FLASH2 and FLASH1 are its
+    second (since July 2023, PyTorch's since 2.2) and its first (Triton's of that time is similar), which do not
+    reach the full rate of newer GPUs.
     """
 
     FLASH = "flash"
+    SDPA = "sdpa"
     CUDNN = "cudnn"
     FLASH3 = "flash3"
     FLASH2 = "flash2"

@@ -269,6 +269,7 @@ class Plan:
             ep=self.layout.ep,
             etp=self.layout.effective_etp,
             permute_after_dispatch=self.layout.dispatcher is not TokenDispatcher.ALL_TO_ALL,
+            receives_indices=self.layout.dispatcher.sends_indices,
             load_factor=self.expert_token_ratio,
         )
 

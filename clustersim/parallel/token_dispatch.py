@@ -283,5 +283,6 @@ _DISPATCHERS: Final[dict[TokenDispatcher, _Dispatcher]] = {
     TokenDispatcher.ALL_TO_ALL: _AllToAllDispatcher(),
     TokenDispatcher.DEEPEP: _FusedDispatcher(),
     TokenDispatcher.DEEPEP_V2: _FusedDispatcher(),
+    TokenDispatcher.DEEPEP_UCCL: _FusedDispatcher(),
     TokenDispatcher.HYBRIDEP: _FusedDispatcher(),
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from clustersim.common.errors import InputError
-from clustersim.common.units import format_bytes, format_flops, format_seconds
+from clustersim.common.units import format_bytes, format_flops, format_seconds, format_step_time
 from clustersim.cost.background_traffic import TrafficPattern
 from clustersim.cost.timing import Provenance
 from clustersim.hardware.degradation import DeadLinkEffect, Degradations, LinkDegradation, format_id_ranges
@@ -32,6 +32,7 @@ from clustersim.parallel.data_parallel_strategy import (
 )
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DISPLAY_AXES, EXPERT, EXPERT_TENSOR
+from clustersim.results.natural_routing import NaturalRouting
 from clustersim.results.number_formats import FormatUsage
 from clustersim.results.software import software_of
 from clustersim.results.utilization import LeadingMfu, shows_causal_mfu
@@ -46,6 +47,7 @@ CRITICAL_PATH_NOTE: Final = (
     "the "
     "step."
 )
+NATURAL_ROUTING_MEANING: Final = "if tokens choose their experts freely"
 PROVENANCE_LABELS: Final[Mapping[Provenance, str]] = {
     Provenance.MEASURED: "measured here",
     Provenance.INTERPOLATED: "interpolated between measured shapes",
@@ -68,6 +70,18 @@ LINK_KIND_LABELS: Final[Mapping[LinkKind, str]] = {
 def format_dtype_shares(formats: FormatUsage) -> str:
     """Shares of matmul FLOP by format."""
     return ", ".join(f"{share:.0%} {dtype.value}" for dtype, share in formats.flop_shares.items())
+
+
+def format_natural_range(natural: NaturalRouting) -> str:
+    """The range of the step with natural routing."""
+    low, high = map(format_step_time, natural.step_times)
+    return low if low == high else f"{low} to {high}"
+
+
+def format_natural_ratios(natural: NaturalRouting) -> str:
+    """The range as multiples of the balanced step."""
+    low, high = natural.ratios
+    return f"{low:.2f} to {high:.2f} times the balanced step"
 
 
 def peak_reference_suffix(formats: FormatUsage | None) -> str:

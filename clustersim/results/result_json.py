@@ -5,6 +5,7 @@ from typing import Any, Final
 import numpy as np
 
 from clustersim.memory.footprint import MemoryCategory
+from clustersim.results.natural_routing import NATURAL_VARIATIONS
 from clustersim.results.software import software_of
 from clustersim.results.step_metrics import StepMetrics
 from clustersim.results.utilization import CONVENTION, bubble_fraction, exposed_fraction
@@ -23,6 +24,7 @@ def result_to_json(result: StepMetrics) -> dict[str, Any]:
         **_throughput_json(result),
         **_memory_json(result),
         "expert_loads": _expert_load_json(result),
+        "natural_routing": _natural_routing_json(result),
         "formats": _formats_json(result),
         **_breakdown_json(result),
         **_uncertainty_json(result),
@@ -98,6 +100,18 @@ def _expert_load_json(result: StepMetrics) -> dict[str, Any] | None:
         "layer_over_mean": most_loaded.layer_max_ratio,
         "rank": most_loaded.rank,
         "rank_over_mean": most_loaded.rank_ratio,
+    }
+
+
+def _natural_routing_json(result: StepMetrics) -> dict[str, Any] | None:
+    """The range of the step if tokens chose their experts freely; None where that changes nothing or is given."""
+    natural = result.natural_routing
+    if natural is None:
+        return None
+    return {
+        "step_time_s": list(natural.step_times),
+        "ratios": list(natural.ratios),
+        "rank_variations": list(NATURAL_VARIATIONS),
     }
 
 

@@ -19,6 +19,7 @@ from clustersim.results.gpu_groups import step_economics
 from clustersim.results.kernel_table import kernel_table
 from clustersim.results.link_loads import LinkLoads, TrafficSource, compute_link_loads
 from clustersim.results.model_limitations import find_limitations
+from clustersim.results.natural_routing import NaturalRouting, natural_routing
 from clustersim.results.network_utilization import DEFAULT_BIN_COUNT
 from clustersim.results.number_formats import FormatUsage, format_usage
 from clustersim.results.provenance import BusyTimeItem, InSituShare, busy_time_items, provenance_shares
@@ -125,6 +126,11 @@ class StepMetrics(SimulatedStep):
     def most_loaded_expert_rank(self) -> MostLoadedExpertRank | None:
         """The rank whose experts get the most tokens; None where the load is balanced."""
         return most_loaded_expert_rank(self.program)
+
+    @cached_property
+    def natural_routing(self) -> NaturalRouting | None:
+        """The range of the step if tokens chose their experts freely; None where that changes nothing or is given."""
+        return natural_routing(self.scenario, self.trace_table, self.cost.time_segment, self.breakdown)
 
     # Communication
 

@@ -27,10 +27,13 @@ from clustersim.hardware.cluster import Cluster, load_cluster, load_machine
 from clustersim.model.framework import Framework, GraphCapture
 from clustersim.model.framework_files import load_framework
 from clustersim.model.hf_config import config_path
+from clustersim.model.moe_expert_load import ExpertLoad
+from clustersim.model.transformer import TransformerModel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DATA, PIPELINE
 from clustersim.program.task import CollectiveType
 from clustersim.scenario.config.cost import CostRecordConfig, RecordScaleConfig
+from clustersim.scenario.config.expert_load import ExpertLoadConfig
 from clustersim.scenario.config.layout import LayoutConfig
 from clustersim.scenario.config.placement import PlacementConfig
 from clustersim.scenario.config.reliability import ReliabilityConfig
@@ -59,6 +62,11 @@ FEWEST_PAIRED_RANKS: Final = 4
 def read_allocation(config: PlacementConfig | None, base_dir: Path) -> Allocation | None:
     """The job's GPU allocation; None if the file has no placement."""
     return None if config is None else config.allocation(base_dir)
+
+
+def read_expert_load(config: ExpertLoadConfig | None, base_dir: Path) -> ExpertLoad | None:
+    """The imbalance of tokens over experts; None where they are balanced."""
+    return None if config is None else config.expert_load(base_dir)
 
 
 def read_cluster(
@@ -175,7 +183,7 @@ def _scale_record(record: CalibrationRecord, scale: RecordScaleConfig, accelerat
 def referenced_files(
     config: ScenarioConfig, cluster: Cluster, base_dir: Path, read_cache: ReadCache
 ) -> tuple[Path, ...]:
-    """All files that the scenario reads: model, record, algorithms, framework, schedule, placement and cluster."""
+    """All files that the scenario reads, and those of its cluster."""
     model = (
         () if config.model.path is None else (config_path(data_files.resolve_relative(base_dir, config.model.path)),)
     )
@@ -188,6 +196,8 @@ def referenced_files(
     framework = (data_files.resolve_relative(base_dir, framework_name),) if data_files.is_path(framework_name) else ()
     placement = config.cluster.placement
     order = () if placement is None else placement.files(base_dir)
+    expert_load = config.training.expert_load
+    token_counts = () if expert_load is None else expert_load.files(base_dir)
     algorithm_paths = (
         module_file(name, base_dir)
         for name in dict.fromkeys(name for *_, name in config.cost.named_algorithms)
@@ -201,6 +211,7 @@ def referenced_files(
         *framework,
         *_schedule_files(config.schedule, base_dir),
         *order,
+        *token_counts,
         *cluster.files,
     )
 
@@ -214,9 +225,12 @@ def _schedule_files(choice: ScheduleConfig, base_dir: Path) -> tuple[Path, ...]:
     return ()
 
 
-def read_layout(config: LayoutConfig, gpus: int, framework: Framework, schedule: Schedule) -> Layout:
+def read_layout(
+    config: LayoutConfig, model: TransformerModel, gpus: int, framework: Framework, schedule: Schedule
+) -> Layout:
     """The layout; a dp that is left out is the GPU count over the product of the other degrees (at least 1).
 
+    Experts are whole by default, as recipes have them (Megatron-LM's own default is tp: its importer writes it).
     deallocate_pipeline_outputs defaults to the framework's behaviour; MoE communication is overlapped by
     default where the schedule is designed for it (DualPipe, DualPipeV). Raises InputError for DualPipe on an
     odd number of ranks.
@@ -234,6 +248,7 @@ def read_layout(config: LayoutConfig, gpus: int, framework: Framework, schedule:
     return Layout(
         **{
             **copied_fields,
+            "etp": 1 if config.etp is None and model.distinct_routed_moes else config.etp,
             PIPELINE.name: pp,
             DATA.name: dp,
             "mirrored": is_bidirectional,

@@ -24,6 +24,7 @@ from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import Degradations, degrade_fabric
 from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.model.framework import Framework
+from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.transformer import TransformerModel, all_projections
 from clustersim.parallel.layout import Layout
 from clustersim.scenario import loaders
@@ -34,7 +35,8 @@ from clustersim.scenario.degradations import apply_mixed_nodes, read_background_
 from clustersim.scenario.error_messages import translate_validation_error
 from clustersim.scenario.file_cache import CachedRead, ReadCache
 from clustersim.scenario.model import read_model
-from clustersim.scenario.overrides import apply_overrides
+from clustersim.scenario.model_recipes import recipe_settings
+from clustersim.scenario.overrides import apply_changes, apply_overrides
 from clustersim.scenario.reliability import ReliabilityModel
 from clustersim.scenario.resolved import ResolvedJob, ResolvedScenario
 from clustersim.scenario.settings import Contention, CostSettings, EconomicsSettings
@@ -146,6 +148,13 @@ def resolve_unchecked(
 
 
 def _parse_config(raw_mapping: Mapping[str, Any], source: ScenarioSource) -> ScenarioConfig:
+    """The sections of a file, with what its framework's recipe sets where the file does not say it."""
+    config = _validate_config(raw_mapping, source)
+    settings = recipe_settings(config, source.base_dir)
+    return _validate_config(apply_changes(raw_mapping, settings), source) if settings else config
+
+
+def _validate_config(raw_mapping: Mapping[str, Any], source: ScenarioSource) -> ScenarioConfig:
     try:
         return ScenarioConfig.model_validate(raw_mapping)
     except ValidationError as error:
@@ -170,6 +179,7 @@ class _ReferencedInputs:
     view: _ClusterView
     framework: Framework
     cost: CostSettings
+    expert_load: ExpertLoad | None
 
     @property
     def effective_framework(self) -> Framework:
@@ -200,7 +210,7 @@ def _resolve_config(
     settings = _read_job_settings(config, source, read_cache, inputs, shares_links=given_view is None)
     framework, cluster = inputs.effective_framework, inputs.view.cluster
     layout = _read_layout(config, source, inputs)
-    training = config.training.training_step(all_projections(inputs.model), framework, layout.data)
+    training = config.training.training_step(all_projections(inputs.model), framework, layout.data, inputs.expert_load)
     recipe = effective_recipe(training.recipe, cluster.accelerator, layout.data, framework)
     return ResolvedScenario(
         name=config.name or source.name,
@@ -239,10 +249,15 @@ def _read_referenced_inputs(
     framework = _collect_error(
         problems, "framework: ", lambda: read_cache.get_or_read(loaders.read_framework, config.framework, base_dir)
     )
+    expert_load = _collect_error(
+        problems,
+        "training.expert_load.",
+        lambda: read_cache.get_or_read(loaders.read_expert_load, config.training.expert_load, base_dir),
+    )
     cost = None if view is None else _cost_settings(problems, config.cost, base_dir, view.cluster, read_cache)
     if problems or model is None or schedule is None or view is None or framework is None or cost is None:
         raise combined_error(source.label, problems)
-    return _ReferencedInputs(model, schedule, view, framework, cost)
+    return _ReferencedInputs(model, schedule, view, framework, cost, expert_load)
 
 
 def _read_job_settings(
@@ -284,7 +299,7 @@ def _read_layout(config: ScenarioConfig, source: ScenarioSource, inputs: _Refere
     """The layout of the job on its GPUs; raise InputError where its schedule allows none such."""
     gpu_count = inputs.view.cluster.gpu_count
     try:
-        return loaders.read_layout(config.layout, gpu_count, inputs.effective_framework, inputs.schedule)
+        return loaders.read_layout(config.layout, inputs.model, gpu_count, inputs.effective_framework, inputs.schedule)
     except InputError as error:
         pp, rank_counts = config.layout.pp, range(loaders.FEWEST_PAIRED_RANKS, gpu_count + 1, 2)
         problem = SizeProblem(f"layout.{error}", Remedy.nearest("layout.pp", pp, rank_counts))

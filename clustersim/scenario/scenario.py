@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from clustersim.common.data_files import read_mapping
 from clustersim.common.errors import InputError
+from clustersim.model.moe_expert_load import MeasuredExpertLoad
 from clustersim.scenario.config.co_scheduled import CoScheduledJobConfig
 from clustersim.scenario.config.degradations import as_list
 from clustersim.scenario.config.scenario import ScenarioConfig
@@ -160,13 +161,18 @@ class Scenario(ResolvedScenario):
 
 
 def _inline_files(raw_mapping: Mapping[str, Any], resolved: ResolvedScenario) -> dict[str, Any]:
-    """A copy of a scenario's mapping in which orders that were read from files are written inline."""
+    """A copy of a scenario's mapping with the orders and token counts of its files written inline."""
     mapping = copy.deepcopy(dict(raw_mapping))
     if isinstance(resolved.schedule, CsvSchedule):
         mapping["schedule"] = inline_schedule(resolved.schedule)
-    placement = ScenarioConfig.model_validate(mapping).cluster.placement
+    config, load = ScenarioConfig.model_validate(mapping), resolved.training.expert_load
+    placement, load_config = config.cluster.placement, config.training.expert_load
+    has_counts_file = load_config is not None and isinstance(load_config.tokens_per_expert, str)
     if placement is not None and placement.order is not None:
         mapping["cluster"]["placement"] = {"order": gpu_ids_to_ranges(resolved.cluster.machine_gpu_ids)}
+    if isinstance(load, MeasuredExpertLoad) and has_counts_file:
+        counts = [list(layer_counts) for layer_counts in load.token_counts]
+        mapping["training"]["expert_load"] = {"tokens_per_expert": counts}
     return mapping
 
 

@@ -22,7 +22,6 @@ from clustersim.validation.moe_settings import (
     moe_precision,
     require_expressible_moe,
 )
-from clustersim.validation.recipe_defaults import with_recipe_notes
 from clustersim.validation.training_precision import is_high_precision
 
 _OFFLOAD_BY_NOTE: Final[dict[str, dict[str, Any]]] = {  # text in the notes
@@ -53,7 +52,6 @@ def scenario_mapping(case: ValidationCase, *, states_software: bool = True) -> d
     states_software: False: as a user writes it who says nothing of the software.
     """
     _require_expressible(case)
-    case = with_recipe_notes(case)
     defaults = framework_defaults(case)
     if not states_software:
         defaults = defaults.without_software()
@@ -210,7 +208,7 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
         "global_batch": case.positive_int("global_batch"),
         "microbatch": case.positive_int("micro_batch", 1),
         "precision": _precision_config(case, defaults),
-        "recompute": _recompute_config(case),
+        **_recompute_section(case, defaults),
         **defaults.attention_options(case),
         **defaults.kernel_options(case),
         **_lora_config(case),
@@ -242,6 +240,12 @@ def _lora_config(case: ValidationCase) -> dict[str, Any]:
         return {}
     targets, base = case.text("lora_targets").split() or ["all"], case.text("lora_base") or "none"
     return {"lora": {"rank": case.positive_int("lora_rank"), "targets": targets, "base": base}}
+
+
+def _recompute_section(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
+    """The key `recompute`, unless a row leaves it to its recipe."""
+    is_left_out = not case.text("recompute") and defaults.leaves_to_recipe(case)
+    return {} if is_left_out else {"recompute": _recompute_config(case)}
 
 
 def _recompute_config(case: ValidationCase) -> Any:

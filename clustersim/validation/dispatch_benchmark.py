@@ -143,6 +143,8 @@ def _dispatcher(case: ValidationCase) -> TokenDispatcher:
     """The dispatcher library; DeepEP means version 1 unless the row says otherwise."""
     if "hybrid" in case.text("library").lower():
         return TokenDispatcher.HYBRIDEP
+    if "uccl" in case.text("library").lower():
+        return TokenDispatcher.DEEPEP_UCCL
     is_deepep_v2 = _DEEPEP_V2_PATTERN.search(f"{case.text('library')}; {case.text('locator')}")
     return TokenDispatcher.DEEPEP_V2 if is_deepep_v2 else TokenDispatcher.DEEPEP
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from clustersim.model.framework import GraphCapture
+from clustersim.scenario.model_recipes import ModelRecipes, load_model_recipes
 from clustersim.validation.cases import CannotPredictError, ValidationCase
 from clustersim.validation.training_precision import (
     BRIDGE,
@@ -53,6 +54,15 @@ _LIGER_NOTE: Final = "Liger kernels"
 # fused_linear_cross_entropy are True
 _LIGER_KERNELS: Final = ("norm", "rotary", "activation", "optimizer")
 _FUSED_ADAM_NOTE: Final = re.compile(r"^fused AdamW; eager")
+_FOREACH_ADAM_NOTE: Final = "foreach AdamW; eager"
+_UNIFORM_NOTE: Final = "weights, gradients and moments in bf16"
+# What a row of a container of NVIDIA's performance tables (`25.11 container` in its locator), or whose notes say
+# `recipe defaults` (a model card, whose commit follows the newest version), does not state is its recipe's
+# (topologies/model_recipes). Rows whose notes list a recipe's settings (`recipe QWEN3_30B_... @ v0.4.1: ...`) state
+# all of them.
+_CONTAINER: Final = re.compile(r"\b(\d\d\.\d\d(?:\.\d\d)?) container\b")
+_DEFAULTS_NOTE: Final = "recipe defaults"
+_STATED_RECIPE: Final = re.compile(r"\brecipe \S* ?@ (v[\d.]+)")
 _FULL_SHARD: Final = 3  # ZeRO stage
 _MEGATRON_BUCKET: Final = "megatron"  # DistributedDataParallelConfig.bucket_size
 _DEEPSPEED_BUCKET: Final = "1 GB"  # reduce_bucket_size of deepspeed/runtime/zero/config.py, 5e8 elements, of bf16
@@ -134,6 +144,8 @@ class FrameworkDefaults:
         if _LIGER_NOTE in notes:
             return {"loss": "fused_linear", "fused": [*_LIGER_KERNELS]}
         stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in notes else {}
+        if _FOREACH_ADAM_NOTE in notes:
+            return stated_loss | {"fused": []}
         return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})
 
     def attention_options(self, case: ValidationCase) -> dict[str, str]:
@@ -190,12 +202,38 @@ class FrameworkDefaults:
         version = self.version or (_code_date(case) if self.is_dated else None)
         stated = {
             "name": self.framework,
-            "version": version,
+            "version": self._release(case) or version,
             "recipe": self._recipe(case),
             "cuda_graphs": self.uses_cuda_graphs or _cuda_graph_scope(case),
             "torch_compile": _is_compiled(case),
         }
-        return {key: value for key, value in stated.items() if value}
+        section = {key: value for key, value in stated.items() if value}
+        states_graphs = self.has_model_recipes and not self.leaves_to_recipe(case)
+        return {"cuda_graphs": False} | section if states_graphs else section
+
+    @property
+    def _model_recipes(self) -> ModelRecipes | None:
+        return load_model_recipes(self.framework) if self.framework and self.moe_only else None
+
+    @property
+    def has_model_recipes(self) -> bool:
+        """Whether what its recipes set for a model is known."""
+        return self._model_recipes is not None
+
+    def leaves_to_recipe(self, case: ValidationCase) -> bool:
+        """Whether a row leaves what it does not state to its recipe, of a version that is known."""
+        return self._release(case) is not None and not _STATED_RECIPE.search(case.text("notes"))
+
+    def _release(self, case: ValidationCase) -> str | None:
+        """The version of its recipes that a row ran; None: unknown."""
+        if self._model_recipes is None:
+            return None
+        versions, notes = self._model_recipes.versions, case.text("notes")
+        container, recipe = _CONTAINER.search(case.text("locator")), _STATED_RECIPE.search(notes)
+        by_tag = {entry["tag"]: version for version, entry in versions.items()}
+        newest = [*versions][-1] if _DEFAULTS_NOTE in notes else None
+        release = container[1] if container else by_tag.get(recipe[1]) if recipe else newest
+        return release if release in versions else None
 
     def _recipe(self, case: ValidationCase) -> str | None:
         """The recipe, `library` where the row says so or its model has no other."""
@@ -206,7 +244,7 @@ class FrameworkDefaults:
     def precision_config(self, case: ValidationCase) -> dict[str, str | int]:
         """`training.precision`: compute format, and non-default formats of gradients and optimizer states."""
         formats, high_precision = dict(training_precision(case, self.precision_configs)), high_precision_format(case)
-        if self.uniform_precision:
+        if self.uniform_precision or _UNIFORM_NOTE in case.text("notes"):
             return formats | {"gradients": high_precision, "master": "none", "moments": high_precision}
         stated = _GRADIENT_NOTE.search(case.text("notes"))
         if high_precision != "bf16":
@@ -263,6 +301,8 @@ _TORCHTITAN: Final = FrameworkDefaults(
     precision_configs=TORCHAO,
 )
 _TRANSFORMERS: Final = FrameworkDefaults("transformers", framework="transformers", backward_tp_overlap=False)
+# runs of until 2025 had PyTorch 2.10 or older
+_TRANSFORMERS_2025: Final = replace(_TRANSFORMERS, last_year=2025, version="4.57")
 # deepspeed/runtime/zero/config.py: overlap_comm is on by default for stage 3 only, buckets have 5e8 elements
 _DEEPSPEED: Final = FrameworkDefaults(
     "deepspeed",
@@ -272,6 +312,7 @@ _DEEPSPEED: Final = FrameworkDefaults(
     grad_reduce_overlap=False,
     bucket_size=_DEEPSPEED_BUCKET,
 )
+_DEEPSPEED_2025: Final = replace(_DEEPSPEED, last_year=2025, version="0.18")
 # megatron/training/arguments.py: --overlap-grad-reduce (2d5220a4, 2023-08-16) is off unless given; overlap_p2p_comm is
 # the default since 2023-10-12 (4eeff55d), and set to False for pipelines that are not interleaved
 _MEGATRON: Final = FrameworkDefaults(
@@ -302,9 +343,13 @@ FRAMEWORKS: Final = (
     # FlashAttention-2 before cuDNN until 2025-10-09, except on GPUs of compute capability 10.0 (pull request 1196)
     *(replace(_TORCHTITAN, flash_version="flash", gpu_prefix=gpu) for gpu in ("b200", "gb200", "b300", "gb300")),
     _TORCHTITAN,
+    replace(_DEEPSPEED_2025, name_substring="transformers + deepspeed"),
     replace(_DEEPSPEED, name_substring="transformers + deepspeed"),
+    _TRANSFORMERS_2025,
     _TRANSFORMERS,
+    replace(_TRANSFORMERS_2025, name_substring="accelerate", framework="accelerate", version="1.12"),
     replace(_TRANSFORMERS, name_substring="accelerate", framework="accelerate"),
+    replace(_TRANSFORMERS_2025, name_substring="ms-swift"),
     replace(_TRANSFORMERS, name_substring="ms-swift"),
     # dtype is bf16 in its recipes (recipes/configs)
     FrameworkDefaults("torchtune", framework="torchtune", copies_gathered=True, uniform_precision=True),
@@ -326,7 +371,7 @@ FRAMEWORKS: Final = (
     replace(_NEMO, moe_only=True, gpu_prefix="b200", uses_cuda_graphs=True),
     _NEMO,
     # its MoE recipes set expert_tensor_parallel_size to 1 (src/megatron/bridge/recipes)
-    replace(_BRIDGE, moe_only=True, has_library_runs=True, unsharded_experts=True, has_aux_loss=True),
+    replace(_BRIDGE, moe_only=True, has_library_runs=True, unsharded_experts=True),
     # tp_comm_overlap of scripts/performance/configs/llama, which is False for nvfp4
     replace(_BRIDGE, tp_comm_overlap=True),
     # Megatron-LM overlaps backward's all-reduce since December 2021. Megatron-DeepSpeed took over that of before
@@ -363,6 +408,7 @@ FRAMEWORKS: Final = (
         precision_configs=MOE_MODEL_ZOO,
     ),
     _MEGATRON,
+    _DEEPSPEED_2025,
     _DEEPSPEED,
     # XLA matmuls through Flax or Transformer Engine
     FrameworkDefaults("maxtext", framework="maxtext", compiles_programs=True, precision_configs=DELAYED_SCALING),

@@ -31,6 +31,7 @@ _NETWORKS: Final = {
     "roce": LinkTechnology.ROCE,
     "efa": LinkTechnology.EFA,
     "efa1": LinkTechnology.EFA1,
+    "efa2": LinkTechnology.EFA2,
     "tcpx": LinkTechnology.TCPX,
     "tcpxo": LinkTechnology.TCPXO,
     "slingshot": LinkTechnology.SLINGSHOT,
@@ -50,7 +51,7 @@ _SCALE_UP_TERMS: Final = (
     "PCIe6",
     "unknown",
 )
-_PORTS_PATTERN: Final = re.compile(r"(?:(\d+)x)?(\d+)G(?:-([a-z-]+))?( per GPU)?")
+_PORTS_PATTERN: Final = re.compile(r"(?:(\d+)x)?(\d+)G(?:-([a-z][a-z0-9-]*))?( per GPU)?")
 _COMMENT_PATTERN: Final = re.compile(r" \(.*\)$")
 _RATE_PATTERN: Final = re.compile(r"(\w+)-(\d+)GB/s")
 _DOMAIN_PATTERN: Final = re.compile(r"nvl(\d+)")

@@ -23,6 +23,7 @@ from clustersim.validation.framework_defaults import FrameworkDefaults, high_pre
 _ETP_NOTE: Final = re.compile(r"\b(?:ETP ?=?|expert-tensor-parallel-size )(\d+)")
 _DENSE_LAYER_NOTES: Final = (re.compile(r"dense_layers=(\d+)"), re.compile(r"first (\d+) layer(?:s|\(s\))? dense"))
 _DISPATCHER_NOTES: Final = (  # patterns of the notes
+    (re.compile(r"\bdeepep-uccl\b", re.IGNORECASE), TokenDispatcher.DEEPEP_UCCL),
     (re.compile(r"\bDeepEP\b|backend=deepep", re.IGNORECASE), TokenDispatcher.DEEPEP),
     (re.compile(r"\bHybridEP\b|backend=hybridep", re.IGNORECASE), TokenDispatcher.HYBRIDEP),
     (re.compile(r"all-?gather dispatcher|dispatcher-type allgather", re.IGNORECASE), TokenDispatcher.ALL_GATHER),
@@ -51,9 +52,11 @@ _UNSUPPORTED_NOTES: Final = {  # text in the notes
     "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
 }
 # models whose recipes set a coefficient for the load-balancing loss: moe_aux_loss_coeff in Megatron Bridge's
-# src/megatron/bridge/models/{deepseek/deepseek_v3,qwen/qwen3_moe}_bridge.py, of which the first reads Moonlight, and in
-# Megatron-MoE-ModelZoo's model_configs/benchmarking
-_AUX_LOSS_MODELS: Final = ("deepseek-v3", "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x22b")
+# src/megatron/bridge/models/{deepseek/deepseek_v3,kimi/kimi,qwen/qwen3_moe}_bridge.py, of which the first reads
+# Moonlight, and in Megatron-MoE-ModelZoo's model_configs/benchmarking
+_AUX_LOSS_MODELS: Final = (
+    "deepseek-v3", "kimi-k2", "moonlight-16b-a3b", "qwen3-30b-a3b", "qwen3-235b-a22b", "mixtral-8x22b",
+)  # fmt: skip
 # models whose Megatron Bridge recipes keep bf16 moments (exp_avg_dtype) and gradients (grad_reduce_in_fp32=False of
 # their MixedPrecisionConfig, in the library's recipes, too) and overlap shared experts with the A2A
 # (moe_shared_expert_overlap; src/megatron/bridge/recipes/{deepseek/deepseek_v3,moonlight/moonlight_16b}.py)
@@ -93,10 +96,12 @@ def dense_ffn_size(case: ValidationCase) -> int:
 def moe_overheads(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
     """Keys of `training.overheads` of an MoE run; Megatron-LM command lines in the notes state grouped GEMM."""
     notes, preset = case.text("notes"), matching_preset(case)
+    has_loss = preset in _AUX_LOSS_MODELS and defaults.has_aux_loss
     candidates = {
-        "router_loss": (True, preset in _AUX_LOSS_MODELS and defaults.has_aux_loss),
+        "router_loss": (True, has_loss),
         "permute_unfused": (_UNFUSED_PERMUTE_NOTE in notes, _UNFUSED_PERMUTE_NOTE in notes or defaults.fused_routing),
         "router_unfused": (False, defaults.fused_routing),
+        "indices_unfused": (False, defaults.fused_routing),  # --enable-experimental in model_configs/benchmarking
         "grouping": ("fused", True) if FUSED_MLP_NOTE in notes else ("loop", _runs_experts_sequentially(notes)),
     }
     return {key: value for key, (value, applies) in candidates.items() if applies}
@@ -108,7 +113,8 @@ def _runs_experts_sequentially(notes: str) -> bool:
 
 def moe_precision(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, str]:
     """`training.precision` entries of MoE recipes that keep optimizer moments or gradients below FP32."""
-    has_bf16_states = defaults.moe_only and matching_preset(case) in _BF16_STATE_MODELS
+    is_known = defaults.has_model_recipes  # then they are in the recipe
+    has_bf16_states = defaults.moe_only and not is_known and matching_preset(case) in _BF16_STATE_MODELS
     has_bf16_moments = has_bf16_states or _BF16_MOMENTS_NOTE in case.text("notes")
     names = [*(["moments"] if has_bf16_moments else []), *(["gradients"] if has_bf16_states else [])]
     return dict.fromkeys(names, high_precision_format(case))
@@ -133,19 +139,25 @@ def experts_config(case: ValidationCase, preset: str | None) -> dict[str, Any]:
 
 
 def moe_layout(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
-    """The `layout` entries of a run's experts."""
+    """The `layout` entries of a run's experts; without what a row leaves to its recipe."""
     dispatcher, options = _dispatcher(case), token_dispatch_options(case)
-    config: dict[str, Any] = {"ep": case.positive_int("ep", 1), "dispatcher": dispatcher.value}
+    config: dict[str, Any] = {"ep": case.positive_int("ep", 1)}
+    leaves_to_recipe = defaults.leaves_to_recipe(case)
+    if not leaves_to_recipe or _stated_dispatcher(case):
+        config["dispatcher"] = dispatcher.value
     if dispatcher is TokenDispatcher.HYBRIDEP and _TIMED_RECIPE_NOTE.search(case.text("notes")):
         config["dispatcher_num_sms"] = _RECIPE_SM_COUNT
+    if defaults.has_model_recipes and not leaves_to_recipe:
+        config |= {"overlap_moe_expert_parallel_comm": False, "moe_shared_expert_overlap": False}
     if options["overlap"]:
-        config |= {"overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": options["delayed wgrad"]}
-    elif _overlaps_shared_experts(case, defaults, dispatcher):
+        config |= {"overlap_moe_expert_parallel_comm": True}
+        config |= {} if leaves_to_recipe else {"delay_wgrad_compute": options["delayed wgrad"]}
+    elif not leaves_to_recipe and _overlaps_shared_experts(case, defaults, dispatcher):
         config |= {"moe_shared_expert_overlap": True}
     etp = _ETP_NOTE.search(case.text("notes"))
     if etp:
         return config | {"etp": int(etp[1])}
-    return config | ({"etp": 1} if defaults.unsharded_experts else {})
+    return config | {"etp": 1 if defaults.unsharded_experts else case.positive_int("tp", 1)}
 
 
 def _overlaps_shared_experts(case: ValidationCase, defaults: FrameworkDefaults, dispatcher: TokenDispatcher) -> bool:
@@ -216,7 +228,9 @@ def _dense_layer_count(case: ValidationCase) -> int | None:
 
 def _dispatcher(case: ValidationCase) -> TokenDispatcher:
     """The dispatcher: as noted, else all-to-all."""
+    return _stated_dispatcher(case) or TokenDispatcher.ALL_TO_ALL
+
+
+def _stated_dispatcher(case: ValidationCase) -> TokenDispatcher | None:
     notes = case.text("notes")
-    return next(
-        (dispatcher for pattern, dispatcher in _DISPATCHER_NOTES if pattern.search(notes)), TokenDispatcher.ALL_TO_ALL
-    )
+    return next((dispatcher for pattern, dispatcher in _DISPATCHER_NOTES if pattern.search(notes)), None)

@@ -20,7 +20,6 @@ from clustersim.validation.comparison import CaseComparison
 from clustersim.validation.error_statistics import ErrorStatistics, group_by, summarize_errors
 from clustersim.validation.framework_defaults import has_experts
 from clustersim.validation.moe_settings import DEFAULT_DISPATCHER, token_dispatch_options
-from clustersim.validation.recipe_defaults import with_recipe_notes
 from clustersim.validation.training_precision import is_high_precision, is_low_precision
 
 _RESULT_COLUMNS: Final = ("step_time_s", "step_time_origin", "model_tflops_per_gpu", "mfu_pct", "flop_convention")
@@ -140,7 +139,7 @@ def _same_locator_runs(low_precision_run: _PredictedRun, baselines: Sequence[_Pr
 
 
 def _moe_comm_pairs(first: _PredictedRun, second: _PredictedRun) -> Iterator[SpeedupPair]:
-    first_options, second_options = (token_dispatch_options(with_recipe_notes(run.case)) for run in (first, second))
+    first_options, second_options = (token_dispatch_options(run.case) for run in (first, second))
     changed = [key for key in first_options if first_options[key] != second_options[key]]
     if len(changed) != 1:
         return

@@ -35,12 +35,14 @@ def sample_seconds(record: CalibrationRecord, kernel: Kernel) -> float:
 
 
 def test_compute_and_launch_times_are_kept_and_memory_times_scale() -> None:
-    """An H200 has 4.8 TB/s, an H100 3.35: memory-bound kernels take 1.43 times as long there."""
+    """Large kernels reach 0.78 of 4.8 TB/s on an H200 and 0.88 of 3.35 on an H100: they take 1.27 times as long."""
     source = source_record()
     derived_record = derive_record(source, "h100-sxm-80gb")
     assert sample_seconds(derived_record, COMPUTE) == sample_seconds(source, COMPUTE)
     assert sample_seconds(derived_record, LAUNCH) == sample_seconds(source, LAUNCH)
-    assert sample_seconds(derived_record, MEMORY) == pytest.approx(sample_seconds(source, MEMORY) * 4.8 / 3.35)
+    assert sample_seconds(derived_record, MEMORY) == pytest.approx(
+        sample_seconds(source, MEMORY) * (0.78 * 4.8) / (0.88 * 3.35)
+    )
 
 
 def test_derived_record_predicts_the_other_board() -> None:

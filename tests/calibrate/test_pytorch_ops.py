@@ -46,6 +46,7 @@ ALL_OVERHEADS_TRAINING = Training(
     overheads=Overheads(unscale_gradients=True, upcast_gradients=True, batch_transfer=BatchTransfer.PACKED),
 )
 FP32_TRAINING = Training(8, 1, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None), fused=NONE_FUSED)
+CLIPPED_TRAINING = replace(FP32_TRAINING, overheads=Overheads(scale_clipped_gradients=True))
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +133,7 @@ def _counted_kernels() -> dict[str, Kernel]:
         *batch_transfer.batch_kernels(ALL_OVERHEADS_TRAINING),
         memory_bound.convert_kernel("test", DType.BF16, DType.FP32, (64, 1024)),
         _forward_kernel(memory_bound.BIAS_ADD, 64, 1024),
-        *gradient_norm_kernels(FP32_TRAINING, 2**20),
+        *gradient_norm_kernels(CLIPPED_TRAINING, 2**20),
         *(
             optimizer_step_kernels(replace(FP32_TRAINING, optimizer=optimizer_type), 2**20)[0]
             for optimizer_type in Optimizer
@@ -346,7 +347,7 @@ def test_repeated_clipping_keeps_the_gradients(monkeypatch: pytest.MonkeyPatch) 
     gradients = torch.randn(1000)
     original = gradients.clone()
     monkeypatch.setattr(optimizer, "random_parameters", lambda *_: [gradients])
-    (_, clip) = gradient_norm_kernels(FP32_TRAINING, 1000)
+    (_, clip) = gradient_norm_kernels(CLIPPED_TRAINING, 1000)
     action = pytorch_ops.prepare_kernel(clip, CPU_DEVICE)
     action()
     action()

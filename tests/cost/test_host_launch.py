@@ -228,3 +228,22 @@ def test_interleaved_passes_wait_for_the_total_launch_excess(cases: list[tuple[W
     assert waited == pytest.approx(max(0.0, launch_total - sum(seconds)))
     first = BACKWARD if cases[0][0] is WorkType.BACKWARD else FORWARD
     assert waited <= sum(waits(host, *pairs)) + first + 1e-9
+
+
+def test_the_host_waits_behind_a_kernel_whose_result_it_needs() -> None:
+    """By hand: without the wait the host is 2 s ahead after the long kernel; with it the next launch is exposed."""
+    host = AsyncHost(forward_seconds=1.0)
+    long, short = (Kernel(name, KernelKind.COPY, DType.BF16, flops=1.0, bytes=0.0) for name in ("long", "short"))
+    synced = Operation(replace(long, host_sync=True), WorkType.FORWARD)
+    plain, last = Operation(long, WorkType.FORWARD), Operation(short, WorkType.FORWARD)
+    assert waits(host, (plain, 3.0), (last, 0.5)) == [0.0, 0.0]
+    assert waits(host, (synced, 3.0), (last, 0.5))[1] == 1.0
+    assert waits(host, (plain, 0.5), (synced, 3.0)) == waits(host, (plain, 0.5), (plain, 3.0))  # nothing follows it
+
+
+def test_kernels_in_graphs_have_no_host_to_wait_for() -> None:
+    synced = Operation(
+        Kernel("synced", KernelKind.COPY, DType.BF16, flops=1.0, bytes=0.0, host_sync=True), WorkType.FORWARD
+    )
+    host = AsyncHost(forward_seconds=1.0, graph_seconds=1e-6)
+    assert waits(host, (synced, 3.0), (synced, 3.0)) == [0.0, 0.0]

@@ -198,7 +198,13 @@ def test_standard_attention_leaves_flash_attention_kernels_as_they_are() -> None
 def test_a_record_measured_by_pytorch_has_pytorchs_attention() -> None:
     record = record_of([FLASH], double_model_seconds)
     assert record.attention_library is AttentionBackend.FLASH
-    assert replace(record, device=replace(record.device, torch="2.9.0")).attention_library is AttentionBackend.FLASH2
+    for torch, cudnn, library in (
+        ("2.9.0", "9.10.2", AttentionBackend.FLASH2),
+        ("2.10.0+cu128", "", AttentionBackend.FLASH2),
+        ("2.11.0+cu130", "9.19.0", AttentionBackend.SDPA),
+    ):
+        device = replace(record.device, torch=torch, cudnn=cudnn)
+        assert replace(record, device=device).attention_library is library
 
 
 @pytest.mark.parametrize("kind", list(KernelKind))

@@ -12,7 +12,7 @@ from clustersim.common.dtypes import DType
 from clustersim.common.errors import InputError
 from clustersim.hardware.accelerator import load_accelerator
 from clustersim.hardware.alignment import KernelAlignment
-from clustersim.hardware.efficiency import TrainingDerating
+from clustersim.hardware.efficiency import FLASH_ATTENTION2, TrainingDerating
 
 REQUIRED_SOURCES = {
     "peak",
@@ -84,6 +84,7 @@ def test_every_packaged_accelerator_loads_and_is_fully_sourced(name: str) -> Non
         | (set() if derating == TrainingDerating() else TRAINING_SOURCES)
         | ({"attention_libraries"} if accelerator.efficiency.attention_libraries else set())
     )
+    needed |= {"sdpa_library"} if accelerator.efficiency.sdpa_library != FLASH_ATTENTION2 else set()
     needed |= set() if accelerator.alignment == KernelAlignment() else {"alignment", "head_dims"}
     needed |= set() if accelerator.efficiency.grouped_gemm is None else {"grouped_gemm"}
     needed |= set() if accelerator.host_launch_ratio == 1.0 else {"host_launch_ratio"}
@@ -184,9 +185,21 @@ def test_flash_attention_is_that_of_the_named_library() -> None:
         assert ampere.attention_constants("flash2", backward=backward) == ampere.attention_constants(
             "flash", backward=backward
         )
-    assert ampere.known_attention == ("flash", "flash2", "flash1")
-    with pytest.raises(InputError, match="nothing is known of attention flash3; known are flash, flash2, flash1"):
+    assert ampere.known_attention == ("flash", "sdpa", "flash2", "flash1")
+    with pytest.raises(InputError, match="nothing is known of attention flash3; known are flash, sdpa, flash2, flash1"):
         ampere.attention_constants("flash3", backward=False)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_pytorch_takes_cudnn_on_compute_capability_9_0_and_10_0(backward: bool) -> None:
+    """CuDNN needs compute capability 9.0 or 10.0: Hopper and B200, not A100 (8.0), Ada (8.9), B300 (10.3), AMD's."""
+    for name in data_files.list_names("accelerators"):
+        efficiency = load_accelerator(name).efficiency
+        is_preferred = name.startswith(("h100", "h200", "h800", "h20-", "gh200", "b200", "gb200"))
+        library = "cudnn" if is_preferred else "flash2"
+        if library in efficiency.known_attention:
+            constants = efficiency.attention_constants(library, backward=backward)
+            assert efficiency.attention_constants("sdpa", backward=backward) == constants, name
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 0.2, 10])

@@ -35,8 +35,8 @@ class PublishedCluster:
 PUBLISHED = {
     "aws-p4d": PublishedCluster("a100-sxm-40gb", 4, 400, "efa1", 4_096),
     "aws-p4de": PublishedCluster("a100-sxm-80gb", 4, 400, "efa1", 4_096),
-    "aws-p5": PublishedCluster("h100-sxm-80gb", 32, 3_200, "efa", 20_480),
-    "aws-p5e": PublishedCluster("h200-sxm-141gb", 32, 3_200, "efa", 20_480),
+    "aws-p5": PublishedCluster("h100-sxm-80gb", 32, 3_200, "efa2", 20_480),
+    "aws-p5e": PublishedCluster("h200-sxm-141gb", 32, 3_200, "efa2", 20_480),
     "aws-p5en": PublishedCluster("h200-sxm-141gb", 16, 3_200, "efa", 20_480),
     "aws-p6-b200": PublishedCluster("b200-sxm-180gb", 8, 3_200, "efa", 20_480),
     "aws-p6-b300": PublishedCluster("b300-sxm-288gb", 16, 6_400, "efa", 20_480),

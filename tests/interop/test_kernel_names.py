@@ -9,7 +9,7 @@ from clustersim.report.export.kineto_kernels import to_kineto_kernel
 from clustersim.results.profiled_step import GpuSpanKind
 from tests.interop.synthetic_profiles import ALL_REDUCE_ARGS
 
-KERNEL_NAMES = {  # from traces of A100, H100, MI250 and V100
+KERNEL_NAMES = {  # from traces of A100, H100, H200, MI250 and V100
     "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNT": GpuSpanKind.MATMUL,
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel":
         GpuSpanKind.MATMUL,
@@ -29,6 +29,14 @@ KERNEL_NAMES = {  # from traces of A100, H100, MI250 and V100
     "void at::native::elementwise_kernel<128, 2, direct_copy_kernel_cuda(at::TensorIteratorBase&)>": GpuSpanKind.COPIES,
     "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<4>, FusedAdamMathFunctor>":
         GpuSpanKind.OPTIMIZER,
+    "void at::native::elementwise_kernel<128, 4, gpu_kernel_impl_nocast<neg_kernel_cuda(at::TensorIteratorBase&)::"
+    "{lambda()#2}::operator()() const::{lambda(float)#1}>>": GpuSpanKind.POINTWISE,
+    "void at::native::unrolled_elementwise_kernel<direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}>":
+        GpuSpanKind.COPIES,
+    "void lamb_update_kernel<float>": GpuSpanKind.OPTIMIZER,
+    "void cudnn::fusion::compute_dot_do_o_specialized<true, 128>(void const*, void const*)": GpuSpanKind.ATTENTION,
+    "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*)": GpuSpanKind.ATTENTION,
+    "void at::native::(anonymous namespace)::sum_and_scatter<c10::BFloat16, long>(long const*)": GpuSpanKind.EMBEDDING,
     "void (anonymous namespace)::cunn_SoftMaxForward<4, float, float, float>": GpuSpanKind.LOSS,
     "void at::native::(anonymous namespace)::indexSelectLargeIndex<c10::BFloat16>": GpuSpanKind.EMBEDDING,
     "void transformer_engine::cast_fp8_1D_kernel<bf16, fp8e4m3>": GpuSpanKind.COPIES,

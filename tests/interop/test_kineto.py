@@ -260,7 +260,10 @@ BAD = {
     "a list": ([1], "traceEvents is missing"),
     "another tool": ({"traceEvents": []}, "schemaVersion: nothing is not 1"),
     "another version": (changed_content(schemaVersion=2), "schemaVersion: 2 is not 1"),
-    "no steps": (without_events("ProfilerStep"), "marks no steps (ProfilerStep#N); call profiler.step()"),
+    "no steps": (
+        without_events("ProfilerStep"),
+        "marks no steps (ProfilerStep#N), and has no Optimizer.step#; call profiler.step()",
+    ),
     "no GPU": (
         without_events(GEMM, "nccl", "Memcpy"),
         "nothing ran on a GPU in it; profile with ProfilerActivity.CUDA",
@@ -320,3 +323,19 @@ def test_traces_of_different_runs_are_rejected(tmp_path: Path) -> None:
 def test_a_step_without_kernels_is_ignored(tmp_path: Path) -> None:
     profile = three_steps().add_step(9, 5000.0, 10.0)
     assert read_traces(profile.write(tmp_path / "trace.json")).ranks[0].step_numbers == (5, 6, 7, 8)
+
+
+def test_a_real_trace_without_marks_has_steps_that_end_with_the_optimizer() -> None:
+    """Two steps of Llama 2 7B, 4 layers, on an H200: launched alike, as long as they were measured (109.6 ms).
+
+    Of the optimizer are 52 launches of its update, and of clipping 52 norms, 52 products and what makes their sum.
+    """
+    (rank,) = read_traces(Path(__file__).parent / "traces" / "h200_llama2_7b_4_layers.json.gz").ranks
+    assert rank.step_numbers == (0, 1)
+    first, second = (rank.step_index == step for step in (0, 1))
+    assert first.sum() == pytest.approx(second.sum(), rel=0.01)
+    assert rank.end[second].max() - rank.end[first].max() == pytest.approx(0.1096, rel=0.02)
+    kinds = Counter(rank.labels[label].kind for label in rank.label_index[second])
+    assert kinds[GpuSpanKind.MATMUL] == 3 * (7 * 4 + 1) + 1  # three of each linear layer, and rotary's angles
+    assert kinds[GpuSpanKind.ATTENTION] == pytest.approx(5 * 4, abs=4)  # three more kernels in each backward
+    assert 3 * 52 <= kinds[GpuSpanKind.OPTIMIZER] < 3 * 52 + 10

@@ -97,6 +97,12 @@ def test_mla_and_moe_arguments_are_deepseek_v3() -> None:
     assert scenario.to_mapping()["training"]["recompute"] == {"modules": ["mla_up_proj", "moe_act"]}
 
 
+@pytest.mark.parametrize(("flags", "indices_unfused"), [("", True), (" --enable-experimental", False)])
+def test_experimental_features_fuse_the_mask_of_received_tokens(flags: str, indices_unfused: bool) -> None:
+    scenario = Scenario.from_mapping(import_mapping(MLA + flags, 64))
+    assert scenario.training.overheads.indices_unfused is indices_unfused
+
+
 @pytest.mark.parametrize("name", MEGATRON)
 def test_the_repository_s_examples_are_read_completely(name: str) -> None:
     text, gpus = MEGATRON[name]
@@ -208,6 +214,18 @@ def test_arguments_of_training(arguments: str, key: str, value: object) -> None:
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "data", "zero3"),
         ("--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1", "layers_per_stage", {"first": 1}),
         ("--num-experts 4 --moe-token-dispatcher-type alltoall", "dispatcher", "alltoall"),
+        (
+            "--num-experts 4 --tensor-model-parallel-size 2 --sequence-parallel --moe-token-dispatcher-type alltoall "
+            "--moe-ffn-hidden-size 64",
+            "etp",
+            2,
+        ),
+        (
+            "--num-experts 4 --tensor-model-parallel-size 2 --sequence-parallel --moe-token-dispatcher-type alltoall "
+            "--moe-ffn-hidden-size 64 --expert-tensor-parallel-size 1",
+            "etp",
+            1,
+        ),
         ("--context-parallel-size 2", "cp", 2),
     ],
 )

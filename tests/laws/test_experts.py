@@ -64,13 +64,25 @@ def test_group_members_with_different_other_groups_run_a_segment_equally() -> No
 def test_experts_sharded_like_the_dense_layers_need_no_expert_mesh(mapping: dict[str, Any]) -> None:
     """Megatron-LM's layouts before experts had a mesh: etp is tp, and ep is 1."""
     assume("experts" in mapping["model"])
-    layout = {key: value for key, value in mapping["layout"].items() if key not in ("ep", "etp")}
-    without_expert_mesh = Scenario.from_mapping({**mapping, "layout": layout})
-    with_expert_mesh = Scenario.from_mapping({**mapping, "layout": layout | {"ep": 1, "etp": layout["tp"]}})
-    assert not EXPERT_GROUPS.intersection(process_groups(with_expert_mesh.layout, with_expert_mesh.placement))
-    first, second = simulate(without_expert_mesh), simulate(with_expert_mesh)
-    assert second.step_time == first.step_time
-    assert_same_trace(second.trace, first.trace, relative=0.0)
+    sharded = Scenario.from_mapping(
+        {**mapping, "layout": mapping["layout"] | {"ep": 1, "etp": mapping["layout"]["tp"]}}
+    )
+    assert not EXPERT_GROUPS.intersection(process_groups(sharded.layout, sharded.placement))
+
+
+@given(mappings())
+@examples(25)
+def test_experts_are_whole_where_a_file_does_not_shard_them(mapping: dict[str, Any]) -> None:
+    """And a model without experts has no mesh of experts, whatever its tp."""
+    layout = {key: value for key, value in mapping["layout"].items() if key != "etp"}
+    scenario = Scenario.from_mapping({**mapping, "layout": layout})
+    has_experts = bool(scenario.model.distinct_routed_moes)
+    assert scenario.layout.effective_etp == (1 if has_experts else scenario.layout.tp)
+    if has_experts:
+        stated = Scenario.from_mapping({**mapping, "layout": layout | {"etp": 1}})
+        assert simulate(stated).step_time == simulate(scenario).step_time
+    else:
+        assert not scenario.layout.has_expert_mesh
 
 
 @st.composite

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clustersim.memory.activations import Activations
+from clustersim import Scenario, check
+from clustersim.build import build_plan
+from clustersim.memory.activations import ActivationKind, Activations
 from clustersim.memory.footprint import Footprint
 from clustersim.memory.ledger import TimedPass, ledger_from_order, ledger_from_passes, pass_order
 from clustersim.memory.overlapped_passes import overlapped_peak
@@ -18,6 +20,7 @@ from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, OverlappedPair
 from clustersim.program.placement import looped_placement
 from clustersim.schedules.interleaved import Interleaved
+from clustersim.schedules.one_f_one_b import OneFOneB
 from clustersim.schedules.overlapped_1f1b import Overlapped1F1B
 from tests.memory.rank_memory import BARE, rank_ledger
 
@@ -86,3 +89,53 @@ def test_a_simulated_overlap_has_the_peak_of_its_order() -> None:
     timed = ledger_from_passes(footprint, activations, 1, passes)
     assert timed.peak == pytest.approx(ledger_from_order(footprint, activations, 1, pass_order(entries)).peak)
     assert timed.activations[-1] == pytest.approx(0.0, abs=1.0)
+
+
+@pytest.mark.parametrize(("vocab", "layers"), [(1024, 16), (200_000, 4)])
+def test_without_a_pipeline_the_head_or_one_layer_is_the_most(vocab: int, layers: int) -> None:
+    """Of m microbatches one is held. The head's backward begins with all of it; later a layer takes its place.
+
+    The forward's first layer is saved while the backward's last one computes, when the head is freed already; so at
+    most L layers with the head and its temporaries are held, or L + 1 layers with those of one, and no second
+    microbatch.
+    """
+    model = {"layers": layers, "hidden": 1024, "heads": 16, "vocab": vocab, "ffn": 4096}
+    training = {"sequence": 2048, "global_batch": 8}
+    mapping = {"model": model, "cluster": {"name": "dgx-h100", "gpus": 1}, "training": training, "framework": "ideal"}
+    plan = build_plan(Scenario.from_mapping(mapping))
+    plan = replace(plan, layout=replace(plan.layout, overlap_moe_expert_parallel_comm=True))
+    activations, (stage,) = Activations(plan), plan.stages
+    (spec,) = plan.layer_by_spec
+    embedding, head = map(activations.bytes_of, (ActivationKind.EMBEDDING_SAVED, ActivationKind.HEAD_SAVED))
+    layer = (activations.saved_bytes(stage) - embedding - head) / layers
+    layer_transient = sum(
+        activations.bytes_of(kind, spec)
+        for kind in (ActivationKind.LAYER_GRADIENTS, ActivationKind.LAYER_WEIGHT_GRADIENT)
+    )
+    loss, cast, weight = map(
+        activations.bytes_of,
+        (ActivationKind.LOSS_GRADIENT, ActivationKind.CAST_GRADIENT, ActivationKind.HEAD_WEIGHT_GRADIENT),
+    )
+    peak = rank_ledger(plan, 0, Overlapped1F1B(OneFOneB())).peak_activations
+    microbatch = activations.saved_bytes(stage)
+    at_head, in_layers = max(loss, cast + weight), layer + layer_transient - head
+    assert (at_head > in_layers) is (vocab > 100_000)
+    pair = embedding + max(at_head, in_layers)
+    assert peak == pytest.approx(microbatch + pair)
+    assert peak < 2 * microbatch
+
+
+def test_the_published_peak_of_interleaved_passes() -> None:
+    """Qwen3-30B on 16 H100 with Hybrid-EP: 62.166 GiB allocated (case mbskill-qwen30b-hybridep-overlap)."""
+    mapping = {
+        "model": "qwen3-30b-a3b",
+        "cluster": {"name": "dgx-h100", "gpus": 16},
+        "layout": {
+            "ep": 16, "dispatcher": "hybridep", "data": {"zero": {"stage": 1, "bucket": "megatron"}},
+            "overlap_moe_expert_parallel_comm": True,
+        },
+        "training": {"sequence": 4096, "global_batch": 1024, "overheads": {"router_loss": True}},
+        "framework": {"name": "megatron-bridge", "recipe": "performance"},
+    }  # fmt: skip
+    report = check(Scenario.from_mapping(mapping))
+    assert report.peak_memory_bytes / 2**30 == pytest.approx(62.166, rel=0.06)

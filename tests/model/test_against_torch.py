@@ -17,6 +17,7 @@ from clustersim.model import memory_bound
 from clustersim.model.layer_stack import MlpType
 from clustersim.model.layers import LayerShard
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
+from clustersim.model.overheads import Overheads
 from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.presets import load_preset
 from clustersim.model.training import NONE_FUSED, AttentionBackend, LossImplementation, Optimizer, Training
@@ -213,8 +214,12 @@ def test_unfused_update_moves_what_foreach_moves(optimizer: Optimizer) -> None:
     assert step.bytes == pytest.approx(trace.bytes, rel=1e-3)
 
 
-def test_unfused_gradient_norm_moves_what_clip_grad_norm_moves() -> None:
-    training = Training(1, 1, recipe=mixed_precision(DType.FP32, gradients=DType.FP32, master=None), fused=NONE_FUSED)
+def test_scaled_gradients_move_what_clip_grad_norm_moves() -> None:
+    recipe, overheads = (
+        mixed_precision(DType.FP32, gradients=DType.FP32, master=None),
+        Overheads(scale_clipped_gradients=True),
+    )
+    training = Training(1, 1, recipe=recipe, fused=NONE_FUSED, overheads=overheads)
     weight = torch.nn.Parameter(torch.randn(ELEMENTS))
     weight.grad = torch.randn(ELEMENTS)
     trace, _ = _measure_moved_bytes(lambda: torch.nn.utils.clip_grad_norm_([weight], 1.0, foreach=True))

@@ -17,6 +17,7 @@ from clustersim.model.framework import MeasuredHostUse
 from clustersim.model.framework_files import load_framework
 from clustersim.model.training import (
     ALL_FUSED,
+    AttentionBackend,
     FullRecompute,
     FusedKernel,
     LossImplementation,
@@ -369,3 +370,11 @@ def test_incomplete_fragmentation_is_refused(
     content["memory"]["fragmentation"] = fragmentation
     with pytest.raises(InputError, match=re.escape(sentence)):
         load_framework(str(written(content)))
+
+
+@pytest.mark.parametrize(
+    ("name", "version"), [("pytorch", "2.10"), ("transformers", "4.57"), ("accelerate", "1.12"), ("deepspeed", "0.18")]
+)
+def test_pytorch_before_2_11_takes_flash_attention_2(name: str, version: str) -> None:
+    assert load_framework(name, version).kernels.attention is AttentionBackend.FLASH2
+    assert load_framework(name).kernels.attention is AttentionBackend.SDPA

@@ -19,14 +19,14 @@ MOE_MLP = MoeMlp(E, K, 128, MlpType.SWIGLU)
 
 
 def operators_by_name(
-    moe: MoeMlp = MOE_MLP, *, permute_after_dispatch: bool = False, **overheads: bool
+    moe: MoeMlp = MOE_MLP, *, permute_after_dispatch: bool = False, receives_indices: bool = False, **overheads: bool
 ) -> dict[str, Operator]:
     """The operators of a MoE layer on one rank of EP."""
     training = Training(T, 1, overheads=Overheads(**overheads))
     rank = RankContext(
         replace(load_preset("llama3-8b"), hidden=H),
         training,
-        LayerShard(1, T, T, ep=EP, permute_after_dispatch=permute_after_dispatch),
+        LayerShard(1, T, T, ep=EP, permute_after_dispatch=permute_after_dispatch, receives_indices=receives_indices),
     )
     return {moe_operator.name: moe_operator for moe_operator in moe_operators(rank, moe)}
 
@@ -129,6 +129,25 @@ def test_deduplicated_dispatch_permutes_on_the_receiving_rank() -> None:
     map_bytes = FP32_BYTES * received_tokens * (2 * E // EP + 1)
     assert moved_bytes(operators["experts.sort"].forward) == 2 * map_bytes + BF16_BYTES * H * (received_tokens + T * K)
     assert moved_bytes(operators["experts.unsort"].forward) == BF16_BYTES * H * (received_tokens + T * K)
+
+
+@pytest.mark.parametrize(
+    ("receives_indices", "indices_unfused", "has_mask"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_a_mask_is_made_of_received_indices_unless_one_kernel_does(
+    receives_indices: bool, indices_unfused: bool, has_mask: bool
+) -> None:
+    """It comes before the sort by expert, and the host waits for it: its sizes are those of what follows."""
+    operators = operators_by_name(
+        permute_after_dispatch=True, receives_indices=receives_indices, indices_unfused=indices_unfused
+    )
+    names = [*operators]
+    assert ("experts.mask" in operators) is has_mask
+    if has_mask:
+        assert names.index("experts.mask") + 1 == names.index("experts.sort")
+        assert [kernel.host_sync for kernel in operators["experts.mask"].forward] == [True]
+        assert not any(kernel.host_sync for kernel in operators["experts.mask"].input_gradient)
 
 
 @pytest.mark.parametrize("is_saved", [False, True])

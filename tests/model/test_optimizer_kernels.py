@@ -6,6 +6,7 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
+from clustersim.model.overheads import Overheads
 from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.training import NONE_FUSED, Optimizer, Training
 
@@ -45,6 +46,8 @@ def test_a_shard_may_be_a_fraction_of_a_parameter() -> None:
     assert optimizer_step_kernels(MIXED, 2.5)[0].bytes == 75
 
 
-def test_the_gradient_norm_reads_gradients_once_and_unfused_scales_them() -> None:
+def test_the_gradient_norm_reads_gradients_once_and_pytorch_scales_them() -> None:
+    """In FP32: a read of 4 bytes each, and of PyTorch a read and a write."""
+    pytorch = replace(MIXED, overheads=Overheads(scale_clipped_gradients=True))
     assert [kernel.bytes for kernel in gradient_norm_kernels(MIXED, 10)] == [40]
-    assert [kernel.bytes for kernel in gradient_norm_kernels(replace(MIXED, fused=NONE_FUSED), 10)] == [40, 80]
+    assert [kernel.bytes for kernel in gradient_norm_kernels(pytorch, 10)] == [40, 80]

@@ -315,7 +315,11 @@ def moe_cases() -> dict[str, WhatIf]:
     ("name", "expected_text", "overrides"),
     [
         ("other_dispatcher", "deepep, not alltoall", ["layout.dispatcher=deepep"]),
-        ("other_loads", "drawn, with a variation of 0.3 (seed 0)", ["training.expert_load=0.3"]),
+        (  # two experts per rank, whose tokens together vary by 0.3
+            "other_loads",
+            "drawn, with a variation of 0.424 of each expert's (seed 0)",
+            [f"training.expert_load={0.3 * math.sqrt(2)!r}"],
+        ),
     ],
 )
 def test_dispatcher_and_load_cases_match_the_scenario_with_overrides(
@@ -437,7 +441,7 @@ def test_a_mixture_that_waits_for_launches_is_told_cuda_graphs() -> None:
     report = run_what_ifs(simulate(Scenario.from_mapping(LAUNCH_BOUND_MOE)))
     best, outcome = report.improvements[0]
     assert best.arguments == "--set framework.cuda_graphs=outside_experts"
-    assert outcome.slowdown_ratio < -0.2
+    assert outcome.slowdown_ratio < -0.15
 
 
 def test_a_framework_without_graphs_is_told_one_that_has_them() -> None:

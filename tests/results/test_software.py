@@ -24,8 +24,8 @@ def load_scenario(*overrides: str) -> Scenario:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        ((), "pytorch · unfused kernels · flash2 attention · torch loss (assumed: the file names no framework)"),
-        (("framework=pytorch",), "pytorch · unfused kernels · flash2 attention · torch loss"),
+        ((), "pytorch · unfused kernels · sdpa attention · torch loss (assumed: the file names no framework)"),
+        (("framework=pytorch",), "pytorch · unfused kernels · sdpa attention · torch loss"),
         (
             ("framework={name: torchtitan, version: 2024-07-01, torch_compile: true}",),
             "torchtitan 2024-07-01, compiled · unfused optimizer · flash2 attention · torch loss",

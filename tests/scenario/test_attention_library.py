@@ -21,7 +21,7 @@ def scenario_with(cluster: str, attention: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("attention", ["flash", "cudnn", "flash3", "flash2", "flash1", "standard"])
+@pytest.mark.parametrize("attention", ["flash", "sdpa", "cudnn", "flash3", "flash2", "flash1", "standard"])
 def test_every_library_runs_on_hopper(attention: str) -> None:
     assert Scenario.from_mapping(scenario_with("dgx-h100", attention)).training.attention.value == attention
 
@@ -29,8 +29,16 @@ def test_every_library_runs_on_hopper(attention: str) -> None:
 @pytest.mark.parametrize(
     ("cluster", "attention", "sentence"),
     [
-        ("hgx-b200", "flash3", "nothing is known of flash3 on b200-sxm-180gb; it has flash, flash2, cudnn, flash1 and"),
-        ("dgx-a100", "cudnn", "training.attention: nothing is known of cudnn on a100-sxm-80gb; it has flash, flash2"),
+        (
+            "hgx-b200",
+            "flash3",
+            "nothing is known of flash3 on b200-sxm-180gb; it has flash, sdpa, flash2, cudnn, flash1 and",
+        ),
+        (
+            "dgx-a100",
+            "cudnn",
+            "training.attention: nothing is known of cudnn on a100-sxm-80gb; it has flash, sdpa, flash2",
+        ),
     ],
 )
 def test_a_library_without_known_rates_is_refused(cluster: str, attention: str, sentence: str) -> None:

@@ -133,7 +133,7 @@ def test_links_to_nics_limit_faster_nics() -> None:
         (["layout.data=ddp"], [("layout.data", "zero", "ddp"), ("layout.data.zero.stage", 1, None)]),
         (["layout.data=zero2"], [("layout.data.zero.stage", 1, 2)]),
         (["layout.data.zero.bucket=25 MiB"], [("layout.data.zero.bucket", None, "25 MiB")]),
-        (["training.attention=standard"], [("training.attention", "flash2", "standard")]),
+        (["training.attention=standard"], [("training.attention", "sdpa", "standard")]),
         (["degradations.jitter=1 %"], [("degradations.jitter.std", None, "1 %")]),
         (["degradations.slow={gpu: 9, speed: 0.8}"], [("degradations.slow", None, {"gpu": 9, "speed": 0.8})]),
         (["cost.collectives={all_reduce: ring}"], [("cost.collectives.all_reduce", None, "ring")]),

@@ -1,14 +1,17 @@
 """Mixture-of-experts (MoE) layers in a scenario file: which layers have experts, and error messages."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
 from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpType, MoeMlp, Router, ScoreFunction, layer_specs
 from clustersim.model.layers import LayerShard, ParallelRegion, transformer_layer
+from clustersim.model.moe_expert_load import MeasuredExpertLoad
 from clustersim.model.presets import PRESETS, load_preset
 from clustersim.model.training import Training
 from clustersim.model.transformer import parameter_count
@@ -313,3 +316,58 @@ def test_more_dispatcher_sms_are_never_slower() -> None:
     step_times = [simulate(scenario).step_time for scenario in (few_sms, default_sms, more_sms, unspecified)]
     assert step_times[0] > step_times[1] >= step_times[2]
     assert step_times[3] == step_times[1]
+
+
+def write_plan(folder: Path, counts: str) -> Path:
+    """A plan whose expert loads are in a file of their own."""
+    (folder / "counts.csv").write_text(counts)
+    mapping = {
+        "model": "mixtral-8x7b",
+        "cluster": {"name": "dgx-h100", "gpus": 8},
+        "layout": {"ep": 8},
+        "training": {"sequence": 4096, "global_batch": 64, "expert_load": {"tokens_per_expert": "counts.csv"}},
+    }
+    plan = folder / "plan.yaml"
+    plan.write_text(yaml.safe_dump(mapping))
+    return plan
+
+
+@pytest.mark.parametrize("separator", [",", ", ", " ", "\t", ";"])
+def test_token_counts_are_read_from_a_file(tmp_path: Path, separator: str) -> None:
+    """And are in the scenario of a result, which needs no file."""
+    counts = [5.0, 1.0, 2.0, 3.0, 4.0, 8.0, 6.0, 7.0]
+    scenario = Scenario.load(write_plan(tmp_path, f"# layer 0\n{separator.join(f'{count:g}' for count in counts)}\n"))
+    assert scenario.training.expert_load == MeasuredExpertLoad((tuple(counts),))
+    assert tmp_path / "counts.csv" in scenario.files
+    (tmp_path / "counts.csv").unlink()
+    written = simulate(scenario).to_json()["scenario"]
+    assert written["training"]["expert_load"] == {"tokens_per_expert": [counts]}
+    assert Scenario.from_mapping(written).training == scenario.training
+
+
+def test_a_file_may_have_a_line_for_each_layer(tmp_path: Path) -> None:
+    layers = [[float(1 + (layer + expert) % 5) for expert in range(8)] for layer in range(32)]
+    scenario = Scenario.load(write_plan(tmp_path, "\n".join(",".join(map(str, counts)) for counts in layers)))
+    assert scenario.training.expert_load == MeasuredExpertLoad(tuple(map(tuple, layers)))
+
+
+@pytest.mark.parametrize(
+    ("counts", "sentence"),
+    [
+        ("", r"training.expert_load.tokens_per_expert: .*counts.csv has no numbers; write those of a layer's experts"),
+        ("1,2\n3,x\n", r"tokens_per_expert: .*counts.csv, line 2: 'x' is no number of tokens; write 0 or more"),
+        ("1,-2\n", r"counts.csv, line 1: '-2' is no number of tokens"),
+        ("0 0 0\n", r"counts.csv, line 1: has no tokens at all; at least one expert gets some"),
+        ("1 2 3\n", r"tokens_per_expert: list 1 is of 3 experts, and mixtral-8x7b has 8; write as many"),
+    ],
+)
+def test_files_of_token_counts_are_checked(tmp_path: Path, counts: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Scenario.load(write_plan(tmp_path, counts))
+
+
+def test_a_missing_file_of_token_counts_is_named(tmp_path: Path) -> None:
+    plan = write_plan(tmp_path, "1")
+    (tmp_path / "counts.csv").unlink()
+    with pytest.raises(InputError, match=r"training.expert_load.tokens_per_expert: .*counts.csv"):
+        Scenario.load(plan)

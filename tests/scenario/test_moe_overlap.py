@@ -52,7 +52,8 @@ def test_dualpipev_overlaps_by_default() -> None:
         (["layout.ep=1"], "overlaps MoE communication with computation, but layout.ep is 1; write false"),
         (
             ["layout.dispatcher=allgather"],
-            "is not for dispatcher allgather; dispatcher alltoall or deepep or deepep_v2 or hybridep fits",
+            "is not for dispatcher allgather; dispatcher alltoall or deepep or deepep_v2 or deepep_uccl or hybridep "
+            "fits",
         ),
         (
             ["schedule=bfs"],
@@ -82,8 +83,8 @@ WITHOUT_OVERLAP = "layout.overlap_moe_expert_parallel_comm=false"
     [
         (["layout.delay_wgrad_compute=true"], "write layout.overlap_moe_expert_parallel_comm: true, too"),
         (
-            ["layout.moe_shared_expert_overlap=true", "layout.dispatcher=deepep"],
-            "is not for dispatcher deepep; dispatcher alltoall",
+            ["layout.moe_shared_expert_overlap=true", "layout.dispatcher=allgather"],
+            "is not for dispatcher allgather; dispatcher alltoall",
         ),
         (
             ["layout.moe_shared_expert_overlap=true", "model.experts.shared=0"],

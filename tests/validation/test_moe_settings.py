@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from clustersim.common.dtypes import DType
 from clustersim.model.layer_stack import DenseMlp, LatentAttention, MoeMlp, layer_specs
 from clustersim.scenario import Scenario
 from clustersim.validation.case_scenario import scenario_mapping
@@ -36,7 +37,7 @@ QWEN = {
     **{"vocab": "151936", "experts": "128", "top_k": "8", "moe_ffn_hidden": "768", "shared_experts": "0"},
     **{"tied_embeddings": "no", "year": "2026"},
 }
-FUSED_KERNELS = {"permute_unfused": False, "router_unfused": False}
+FUSED_KERNELS = {"permute_unfused": False, "router_unfused": False, "indices_unfused": False}
 
 
 def case_to_scenario(row: ValidationCase) -> Scenario:
@@ -100,11 +101,11 @@ def test_other_dimensions_are_no_public_moe(change: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("cells", "layout"),
     [
-        ({}, {"ep": 8, "dispatcher": "alltoall"}),
+        ({}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
         ({"notes": "DeepEP, ETP1, rounded"}, {"ep": 8, "dispatcher": "deepep", "etp": 1}),
         ({"notes": "padding; ETP=4; top-2"}, {"ep": 8, "dispatcher": "alltoall", "etp": 4}),
-        ({"notes": "moe_flex_dispatcher_backend=hybridep"}, {"ep": 8, "dispatcher": "hybridep"}),
-        ({"notes": "NCCL all-to-all, EP8 in node"}, {"ep": 8, "dispatcher": "alltoall"}),
+        ({"notes": "moe_flex_dispatcher_backend=hybridep"}, {"ep": 8, "dispatcher": "hybridep", "etp": 1}),
+        ({"notes": "NCCL all-to-all, EP8 in node"}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
         ({"framework": "megatron-bridge (megatron-core)"}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
         ({"framework": "megatron-lm (megatron-core dev)"}, {"ep": 8, "dispatcher": "alltoall", "etp": 1}),
     ],
@@ -155,8 +156,9 @@ def test_recipes_of_some_models_balance_the_load_of_experts() -> None:
         for read_step in read_steps()
         if read_step.text("case_id").startswith("card-deepseek-v3-pretrain_perf")
     )
-    assert scenario_mapping(row)["training"]["overheads"] == {"router_loss": True}
-    assert Scenario.from_mapping(scenario_mapping(row)).model.mtp_layers == 1
+    scenario = Scenario.from_mapping(scenario_mapping(row))
+    assert scenario.training.overheads.router_loss
+    assert scenario.model.mtp_layers == 1
     assert "overheads" not in scenario_mapping(step_case(**SMALL_MOE))["training"]
 
 
@@ -168,34 +170,37 @@ BRIDGE = "megatron-bridge (megatron-core)"
     [
         ({**QWEN, "framework": "megatron-lm (megatron-core dev)"}, {"router_loss": True, **FUSED_KERNELS}),
         ({**QWEN, "framework": "megatron-lm"}, {}),
-        ({**QWEN, "framework": BRIDGE, "notes": "HybridEP"}, {"router_loss": True}),
-        (
-            {**QWEN, "framework": BRIDGE, "notes": "SFT, permute fusion off"},
-            {"router_loss": True, "permute_unfused": True},
-        ),
-        ({**MOONLIGHT, "framework": BRIDGE}, {"router_loss": True}),
-        ({**GPT_OSS, "framework": BRIDGE}, {}),
+        ({**QWEN, "framework": BRIDGE, "notes": "SFT, permute fusion off"}, {"permute_unfused": True}),
+        ({**QWEN, "framework": BRIDGE, "notes": "HybridEP"}, {}),
     ],
 )
 def test_recipes_say_how_experts_are_chosen_and_tokens_copied(cells: dict[str, str], overheads: dict[str, Any]) -> None:
     assert scenario_mapping(step_case(**cells))["training"].get("overheads", {}) == overheads
 
 
+@pytest.mark.parametrize(("cells", "has_loss"), [(QWEN, True), (MOONLIGHT, True), (GPT_OSS, False)])
+def test_routers_of_a_recipe_have_the_loss_of_its_model(cells: dict[str, str], has_loss: bool) -> None:
+    scenario = Scenario.from_mapping(scenario_mapping(step_case(**{**cells, "framework": BRIDGE})))
+    assert scenario.training.overheads.router_loss is has_loss
+
+
 @pytest.mark.parametrize(
-    ("cells", "formats", "overlaps_shared_experts"),
+    ("cells", "gradients", "moments", "overlaps_shared_experts"),
     [
-        (MOONLIGHT, {"gradients": "bf16", "moments": "bf16"}, True),
-        ({**MOONLIGHT, "notes": "DeepEP"}, {"gradients": "bf16", "moments": "bf16"}, False),
-        (QWEN, {}, False),
-        ({**QWEN, "notes": "library recipe; bf16 moments"}, {"moments": "bf16"}, False),
+        (MOONLIGHT, DType.BF16, DType.BF16, True),
+        ({**MOONLIGHT, "notes": "DeepEP"}, DType.BF16, DType.BF16, False),
+        (QWEN, DType.BF16, DType.FP32, False),
+        ({**QWEN, "notes": "library recipe; bf16 moments"}, DType.FP32, DType.BF16, False),
     ],
 )
 def test_moe_recipes_use_fewer_fp32_states(
-    cells: dict[str, str], formats: dict[str, str], overlaps_shared_experts: bool
+    cells: dict[str, str], gradients: DType, moments: DType, overlaps_shared_experts: bool
 ) -> None:
-    mapping = scenario_mapping(step_case(**{**cells, "framework": BRIDGE}))
-    assert mapping["training"]["precision"] == {"compute": "bf16", **formats}
-    assert mapping["layout"].get("moe_shared_expert_overlap", False) == overlaps_shared_experts
+    """Performance recipes reduce gradients in BF16, the library's only those of some models."""
+    scenario = Scenario.from_mapping(scenario_mapping(step_case(**{**cells, "framework": BRIDGE})))
+    formats = scenario.training.recipe.weight_formats
+    assert (formats.gradients, formats.moments) == (gradients, moments)
+    assert scenario.layout.moe_shared_expert_overlap is overlaps_shared_experts
 
 
 def test_of_models_with_the_same_layers_it_is_that_with_the_nearest_vocabulary() -> None:

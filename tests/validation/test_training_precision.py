@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from clustersim.common.dtypes import LOW_PRECISION_DTYPES
+from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
+from clustersim.model.overheads import Grouping
 from clustersim.scenario import Scenario
 from clustersim.validation.case_scenario import is_high_precision_dense, is_high_precision_moe, scenario_mapping
 from clustersim.validation.cases import CannotPredictError
@@ -16,6 +17,7 @@ from tests.validation.sample_cases import step_case
 HOPPER = {"gpu": "h100-sxm-80gb", "interconnect": "nvlink4 + 8x400G-ib-ndr", "year": "2025"}
 BLACKWELL = HOPPER | {"gpu": "b200", "interconnect": "nvlink5 + 8x400G-ib-ndr"}
 FSDP_ONLY = {"tp": "1", "pp": "1", "dp": "8", "zero_stage": "3", "schedule": ""}
+ZERO1 = {"zero_stage": "1"}
 NEMO, BRIDGE = "nemo (megatron-core)", "megatron-bridge (megatron-core)"
 RELEASED = {"framework": NEMO, "precision": "fp8", "locator": "NVIDIA/dgxc-benchmarking v25.10 nemotron4/README.md"}
 QWEN = {
@@ -115,11 +117,13 @@ def test_recipes_of_llama_pipeline_tensor_parallel_collectives_but_in_nvfp4(word
 def test_an_unchanged_recipe_has_its_settings() -> None:
     """Hybrid-EP beside compute and a captured iteration, where the row is in MXFP8 and on Blackwell."""
     cells = {**BLACKWELL, **FSDP_ONLY, **QWEN, "gpu": "gb200", "interconnect": "nvl72", "notes": DEFAULTS}
-    sets = scenario_mapping(step_case(**{**cells, "precision": "mxfp8"}))
-    assert (sets["layout"]["dispatcher"], sets["framework"].get("cuda_graphs", False)) == ("hybridep", True)
-    assert sets["layout"]["overlap_moe_expert_parallel_comm"] and sets["layout"]["delay_wgrad_compute"]
-    plain = scenario_mapping(step_case(**{**cells, "precision": "mxfp8", "notes": "forced balanced routing"}))
-    assert (plain["layout"]["dispatcher"], plain["framework"].get("cuda_graphs", False)) == ("alltoall", False)
+    unchanged, plain = (
+        Scenario.from_mapping(scenario_mapping(step_case(**{**cells, "precision": "mxfp8", "notes": notes})))
+        for notes in (DEFAULTS, "forced balanced routing")
+    )
+    assert (unchanged.layout.dispatcher.value, unchanged.framework.graph_capture.value) == ("hybridep", "all")
+    assert unchanged.layout.overlap_moe_expert_parallel_comm and unchanged.layout.delay_wgrad_compute
+    assert (plain.layout.dispatcher.value, plain.framework.graph_capture.value) == ("alltoall", "nothing")
 
 
 @pytest.mark.parametrize(("word", "narrow"), [("bf16", False), ("fp16", False), ("fp8", True), ("nvfp4", True)])
@@ -139,11 +143,10 @@ RECIPE_OF = "recipe QWEN3_30B_A3B_PRETRAIN_CONFIG @ v0.5.0: cuda_graph_impl=full
 
 @pytest.mark.parametrize("notes", [DEFAULTS, RECIPE_OF])
 def test_recipes_that_capture_all_fuse_experts_and_attend_in_mxfp8(notes: str) -> None:
-    training = scenario_mapping(step_case(**{**QWEN, **FSDP_ONLY, **BLACKWELL, "precision": "mxfp8", "notes": notes}))[
-        "training"
-    ]
-    assert training["precision"]["attention"] == "mxfp8"
-    assert training["overheads"]["grouping"] == "fused"
+    row = step_case(**{**QWEN, **FSDP_ONLY, **BLACKWELL, **ZERO1, "precision": "mxfp8", "notes": notes})
+    training = Scenario.from_mapping(scenario_mapping(row)).training
+    assert training.recipe.attention is DType.MXFP8
+    assert training.grouping is Grouping.FUSED
 
 
 @pytest.mark.parametrize(
@@ -155,6 +158,7 @@ def test_recipes_that_capture_all_fuse_experts_and_attend_in_mxfp8(notes: str) -
     ],
 )
 def test_other_recipes_do_neither(cells: dict[str, str]) -> None:
-    training = scenario_mapping(step_case(**{**QWEN, **FSDP_ONLY, **BLACKWELL, **cells}))["training"]
-    assert "attention" not in training["precision"]
-    assert "grouping" not in training.get("overheads", {})
+    row = step_case(**{**QWEN, **FSDP_ONLY, **BLACKWELL, **ZERO1, **cells})
+    training = Scenario.from_mapping(scenario_mapping(row)).training
+    assert training.recipe.attention is None
+    assert training.grouping is Grouping.STREAMS

@@ -28,7 +28,7 @@ EP_OPS: Final = (
     "gather routing", "gather probabilities",
 )  # fmt: skip
 """Collectives between the ranks that hold different experts (EP)."""
-_FUSED_DISPATCHERS: Final = (TokenDispatcher.DEEPEP, TokenDispatcher.DEEPEP_V2, TokenDispatcher.HYBRIDEP)
+_FUSED_DISPATCHERS: Final = tuple(dispatcher for dispatcher in TokenDispatcher if dispatcher.has_custom_kernels)
 _DISPATCH_COLLECTIVES: Final = (CollectiveType.DISPATCH, CollectiveType.COMBINE)
 
 

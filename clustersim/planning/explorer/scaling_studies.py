@@ -153,7 +153,10 @@ def _nearby_layouts(scenario: Scenario, baseline: _StepVariant) -> list[_StepVar
 
 
 def _expert_variants(scenario: Scenario, baseline: _StepVariant) -> Iterator[_StepVariant]:
-    """Expert parallelism over 1/4, 1/2, 1, 2 and 4 times the ranks, and the other token dispatchers."""
+    """Expert parallelism over 1/4, 1/2, 1, 2 and 4 times the ranks, and the other token dispatchers.
+
+    DeepEP's kernels by UCCL differ over EFA alone.
+    """
     ep, dispatcher = scenario.layout.ep, scenario.layout.dispatcher
     for degree in (ep // 4, ep // 2, ep, 2 * ep, 4 * ep):
         if degree:
@@ -161,7 +164,7 @@ def _expert_variants(scenario: Scenario, baseline: _StepVariant) -> Iterator[_St
     yield from (
         replace(baseline, dispatcher=token_dispatcher)
         for token_dispatcher in TokenDispatcher
-        if token_dispatcher is not dispatcher
+        if token_dispatcher not in (dispatcher, TokenDispatcher.DEEPEP_UCCL)
     )
 
 

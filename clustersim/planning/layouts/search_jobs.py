@@ -244,7 +244,7 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
         values[EP] = _include_value(
             [degree for degree in _POWERS if experts % degree == 0 and degree <= min(gpus, _MAX_EP)], layout.ep
         )
-        values[ETP] = tuple(dict.fromkeys(("1", SAME_AS_TP if layout.etp is None else str(layout.etp))))
+        values[ETP] = ("1", SAME_AS_TP if layout.effective_etp == 1 else str(layout.etp))
         if layout.overlap_moe_expert_parallel_comm:
             values[EP_OVERLAP] = ("false", "true")
     return {key: value for key, value in values.items() if len(value) > 1}

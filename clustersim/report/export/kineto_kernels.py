@@ -37,6 +37,7 @@ _NCCL_NAMES: Final = {  # the kernel's name, and c10d's name of the collective
 _DISPATCHER_NAMESPACES: Final = {
     TokenDispatcher.DEEPEP: "deep_ep",
     TokenDispatcher.DEEPEP_V2: "deep_ep",
+    TokenDispatcher.DEEPEP_UCCL: "uccl_ep",
     TokenDispatcher.HYBRIDEP: "hybrid_ep",
 }
 _MEMCPY_NAMES: Final = {

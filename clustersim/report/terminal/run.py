@@ -16,12 +16,15 @@ from clustersim.report.economics_labels import cost_row, energy_row
 from clustersim.report.figure import format_share
 from clustersim.report.labels import (
     CRITICAL_PATH_NOTE,
+    NATURAL_ROUTING_MEANING,
     PROVENANCE_LABELS,
     describe_degradations,
     describe_gpus,
     describe_layout,
     describe_software,
     format_dtype_shares,
+    format_natural_range,
+    format_natural_ratios,
     peak_reference_suffix,
     stage_name,
 )
@@ -189,6 +192,8 @@ def _key_number_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str
             f"{most_loaded.layer_max_ratio:.2f}x",
             f"tokens of a layer's most loaded rank over the mean; {rank_note}",
         )
+    if (natural := result.natural_routing) is not None:
+        yield "routing", format_natural_range(natural), f"{NATURAL_ROUTING_MEANING}, {format_natural_ratios(natural)}"
     yield from _format_rows(result)
     plural = "" if result.simulated_rank_count == 1 else "s"
     yield (

@@ -1,15 +1,19 @@
 """What may a scenario file say about the imbalance of tokens over experts?
 
 `training.expert_load`: `balanced`; a coefficient of variation from which loads are drawn; or measured token
-counts.
+counts, in the file or in one of their own.
 """
 
 import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from clustersim.common.errors import format_value
+from clustersim.common import data_files
+from clustersim.common.errors import InputError, format_value
 from clustersim.model.moe_expert_load import ExpertLoad, MeasuredExpertLoad, RandomExpertLoad
 from clustersim.scenario.config_reader import ConfigModel, config_error, value_parser
 from clustersim.scenario.id_ranges import MAX_SEED
@@ -32,13 +36,17 @@ def _check_variation(value: float) -> float:
 
 
 def _parse_token_counts(value: object) -> object:
-    """Lists of token counts per expert; a single list applies to all layers."""
+    """Lists of token counts per expert, or the name of a file of them; a single list applies to all layers."""
+    if isinstance(value, str) and value.strip():
+        return value
     if not isinstance(value, list) or not value:
         raise config_error(f"{format_value(value)} is no list of tokens per expert; write {_EXAMPLE}")
     return value if all(isinstance(element, list) for element in value) else [value]
 
 
-def _check_token_counts(token_counts: list[list[float]]) -> list[list[float]]:
+def _check_token_counts(token_counts: str | list[list[float]]) -> str | list[list[float]]:
+    if isinstance(token_counts, str):
+        return token_counts
     for list_index, counts in enumerate(token_counts):
         invalid = [count for count in counts if not (math.isfinite(count) and count >= 0.0)]
         if invalid:
@@ -66,13 +74,17 @@ class ExpertLoadConfig(ConfigModel):
     """of the random draws"""
     tokens_per_expert: (
         Annotated[
-            list[list[float]],
-            value_parser(_parse_token_counts, "a list of numbers, or a list of such lists", "[120, 80, 95, 105]"),
+            str | list[list[float]],
+            value_parser(
+                _parse_token_counts, "a list of numbers, a list of such lists, or a file", "[120, 80, 95, 105]"
+            ),
             AfterValidator(_check_token_counts),
         ]
         | None
     ) = None
-    """measured tokens per expert: one list for all layers, or one per MoE layer; left out: none"""
+    """measured tokens per expert: one list for all layers, or one per MoE layer; or a file with a list on each
+    line, by commas or spaces; left out: none
+    """
 
     @model_validator(mode="after")
     def _require_one_form(self) -> Self:
@@ -82,8 +94,49 @@ class ExpertLoadConfig(ConfigModel):
             )
         return self
 
-    def expert_load(self) -> ExpertLoad:
-        """The expert load as the simulator represents it."""
-        if self.tokens_per_expert is not None:
-            return MeasuredExpertLoad(tuple(tuple(counts) for counts in self.tokens_per_expert))
-        return RandomExpertLoad(self.coefficient_of_variation or 0.0, self.seed)
+    def files(self, base: Path) -> tuple[Path, ...]:
+        """The file of token counts, if there is one."""
+        counts = self.tokens_per_expert
+        return (data_files.resolve_relative(base, counts),) if isinstance(counts, str) else ()
+
+    def expert_load(self, base: Path) -> ExpertLoad:
+        """The expert load as the simulator represents it; raises InputError for an unreadable file."""
+        if self.tokens_per_expert is None:
+            return RandomExpertLoad(self.coefficient_of_variation or 0.0, self.seed)
+        counts = self.tokens_per_expert
+        lists = _read_counts_file(*self.files(base)) if isinstance(counts, str) else counts
+        return MeasuredExpertLoad(tuple(tuple(layer_counts) for layer_counts in lists))
+
+
+def _read_counts_file(path: Path) -> list[list[float]]:
+    """Lists of token counts, one on each line; empty lines and lines that start with # are skipped."""
+    try:
+        lines = data_files.read_text(path).splitlines()
+    except InputError as error:
+        raise InputError(f"tokens_per_expert: {error}") from error
+    numbered = ((number, line.strip()) for number, line in enumerate(lines, start=1))
+    lists = [[*_parse_counts(path, number, line)] for number, line in numbered if line and not line.startswith("#")]
+    if not lists:
+        raise InputError(f"tokens_per_expert: {path} has no numbers; write those of a layer's experts on each line")
+    return lists
+
+
+def _parse_counts(path: Path, line_number: int, line: str) -> Iterator[float]:
+    """Token counts of a line; at least one is above 0."""
+    counts: list[float] = []
+    for text in re.split(r"[,;\s]+", line.strip(",; ")):
+        try:
+            count = float(text)
+        except ValueError:
+            count = math.nan
+        if not (math.isfinite(count) and count >= 0.0):
+            raise InputError(
+                f"tokens_per_expert: {path}, line {line_number}: {format_value(text)} is no number of tokens; "
+                "write 0 or more"
+            )
+        counts.append(count)
+    if sum(counts) <= 0.0:
+        raise InputError(
+            f"tokens_per_expert: {path}, line {line_number}: has no tokens at all; at least one expert gets some"
+        )
+    yield from counts

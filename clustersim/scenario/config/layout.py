@@ -100,7 +100,7 @@ class LayoutConfig(ConfigModel):
     ep: Degree = 1
     """expert-parallel degree: ranks that experts are distributed over, folded onto tp, cp and dp"""
     etp: Degree | None = None
-    """expert-tensor-parallel degree: ranks that each expert is sharded over; left out: tp"""
+    """expert-tensor-parallel degree: ranks that each expert is sharded over; left out: 1"""
     dispatcher: Annotated[TokenDispatcher, enum_parser(TokenDispatcher)] = TokenDispatcher.ALL_TO_ALL
     """token dispatcher: how tokens are sent to experts and back"""
     dispatcher_num_sms: Annotated[int, Field(ge=1, le=_MAX_SMS)] | None = None

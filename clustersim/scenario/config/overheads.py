@@ -38,6 +38,8 @@ class OverheadsConfig(ConfigModel):
     """gradients are divided by the loss scale; left out: the framework's"""
     upcast_gradients: bool | None = None
     """gradients are copied into a higher-precision format; left out: the framework's"""
+    scale_clipped_gradients: bool | None = None
+    """clipping multiplies gradients even where their norm is below the limit; left out: the framework's"""
     allreduce_layernorm_grads: bool | None = None
     """weight gradients of norms are all-reduced over tensor-parallel ranks under sequence parallelism;
     left out: the framework's
@@ -60,6 +62,10 @@ class OverheadsConfig(ConfigModel):
     """token permutation by several kernels; left out: the framework's"""
     router_unfused: bool | None = None
     """the router is unfused; left out: the framework's"""
+    indices_unfused: bool | None = None
+    """a mask of received tokens is made of indices by several kernels, for which the host waits (deepep);
+    left out: the framework's
+    """
     router_fp32: bool | None = None
     """router scores are computed in FP32; left out: the framework's"""
     router_loss: bool | None = None

@@ -82,8 +82,9 @@ class FrameworkConfig(ConfigModel):
     ] = None
     """of the software, one of the file's `versions`; left out: the newest"""
     recipe: NonEmptyText | None = None
-    """of the software, one of the file's `recipes`, such as performance of megatron-bridge; left out: the file as it
-    is
+    """of the software, one of the file's `recipes`, such as performance of megatron-bridge; what it sets for a model
+    (dispatcher, CUDA graphs, overlaps, recomputation) applies where the scenario says nothing; left out: the file as
+    it is
     """
     cuda_graphs: bool | Literal["outside_experts"] = False
     """forward and backward are captured in CUDA graphs; outside_experts: except kernels on expert-parallel ranks"""

