@@ -51,7 +51,7 @@ def fork_experts(parsed: MegatronArguments, ffn: int) -> dict[str, Any]:
     if len(set(counts)) > 1:
         raise parsed.error("num-experts", f"{' '.join(counts)}: layers with different numbers are not modelled")
     if is_residual:
-        raise parsed.error("mlp-type", "residual: experts beside a dense layer of their own weights are not modelled")
+        raise parsed.error("mlp-type", "residual: experts with a dense layer of their own weights are not modelled")
     experts: dict[str, Any] = {
         "count": parsed.required_integer("num-experts"), "top_k": top_k, "ffn": ffn,
         "bias": not parsed.has("disable-bias-linear") or None,
@@ -81,7 +81,7 @@ def zero_settings(parsed: MegatronArguments, files: Mapping[str, str]) -> ZeroSe
     if stage is None and config is None:
         raise parsed.error(
             "deepspeed_config",
-            f"{parsed.shown(path or '')} is not beside the script, so its ZeRO stage is not known; add --zero-stage",
+            f"{parsed.shown(path or '')} is not next to the script, so its ZeRO stage is not known; add --zero-stage",
         )
     number = (stage or "0").removesuffix(".0")
     if not number.isdecimal() or int(number) not in _STRATEGY_BY_STAGE:
@@ -97,7 +97,7 @@ def _reject_sequence_parallelism(parsed: MegatronArguments) -> None:
 
 
 def _read_config(parsed: MegatronArguments, path: str, files: Mapping[str, str]) -> Mapping[str, Any] | None:
-    """The JSON that the script writes, or that is beside it."""
+    """The JSON that the script writes, or that is next to it."""
     text = files.get(unmarked(path))
     if text is None and parsed.context.directory is not None and "\0" not in path:
         text = _text_beside(parsed.context.directory, path)

@@ -113,7 +113,7 @@ _OLD_NAMES: Final = {
 """Names of flags before 2021."""
 
 
-def group_by_flag(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def group_by_flag(shell_words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The words after each flag, by its present name; of a flag that is given several times the last.
 
     >>> group_by_flag(["--lr=1", "--bf16", "--recompute-modules", "moe", "mlp"])
@@ -121,7 +121,7 @@ def group_by_flag(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """
     grouped: dict[str, tuple[str, ...]] = {}
     flag = ""
-    for word in words:
+    for word in shell_words:
         if re.match(r"--?[A-Za-z]", word):
             flag, separator, value = word.lstrip("-").partition("=")
             flag = _OLD_NAMES.get(flag, flag)
@@ -183,7 +183,7 @@ class MegatronArguments:
     def _loose_words(self) -> list[tuple[str, str]]:
         """Words after flags that do not take them, or not so many."""
         read = {name: self._read_values.get(name, 0) for name in self.queried}
-        words = [(name, word) for name, count in read.items() for word in self.arguments.get(name, ())[count:]]
+        shell_words = [(name, word) for name, count in read.items() for word in self.arguments.get(name, ())[count:]]
         others = [name for name in self.arguments if name not in self.queried]
         named = [
             (name, word)
@@ -191,7 +191,7 @@ class MegatronArguments:
             for word in self.arguments[name]
             if _HOLDS_ARGUMENTS.search(self.shown(word))
         ]
-        return words + [(name, word) for name, word in named if "\0" in word]
+        return shell_words + [(name, word) for name, word in named if "\0" in word]
 
     def shown(self, text: str) -> str:
         """A text with its holes as the script writes them."""
@@ -219,7 +219,7 @@ class MegatronArguments:
         self._read_values[name] = 1
         if not values:
             raise self.error(name, "its value is not in the script; write it there")
-        return self._known(name, values[0])
+        return self._known_value(name, values[0])
 
     def unchecked(self, name: str) -> str | None:
         """The value of a flag, of which parts may not be known."""
@@ -233,9 +233,9 @@ class MegatronArguments:
             return ()
         values = self.arguments[name]
         self._read_values[name] = len(values)
-        return [self._known(name, value) for value in values]
+        return [self._known_value(name, value) for value in values]
 
-    def _known(self, name: str, value: str) -> str:
+    def _known_value(self, name: str, value: str) -> str:
         """A value without holes; else raise InputError that says what would decide it."""
         if "\0" not in value:
             return value

@@ -16,7 +16,7 @@ from clustersim.hardware.cluster import load_cluster
 from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
 from clustersim.interop.import_result import ImportContext, ImportResult
 from clustersim.interop.megatron_arguments import MegatronArguments, group_by_flag, is_irrelevant_flag
-from clustersim.interop.megatron_launches import ScriptTrainings, Training, find_trainings, yaml_trainings
+from clustersim.interop.megatron_launches import LaunchedTraining, ScriptTrainings, find_trainings, yaml_trainings
 from clustersim.interop.megatron_model import import_model
 from clustersim.interop.shell.interpreter import definition_hint
 from clustersim.interop.shell.unknowns import Decision
@@ -63,7 +63,7 @@ _MAX_SHOWN_FLAGS: Final = 3
 class _Alternative:
     """A training and what its import yields."""
 
-    training: Training
+    training: LaunchedTraining
     outcome: ImportResult | InputError
 
 
@@ -95,13 +95,13 @@ def import_yaml(
 def _import_trainings(
     trainings: ScriptTrainings, source: str, cluster: str, gpu_count: int | None, context: ImportContext
 ) -> ImportResult:
-    if not any(training.words for training in trainings.alternatives):
+    if not any(training.shell_words for training in trainings.alternatives):
         raise InputError(f"{source}: has no arguments; they begin with --, such as --num-layers 32")
     alternatives: list[_Alternative] = []
     for training in trainings.alternatives:
         try:
-            words = group_by_flag(training.words)
-            parsed = MegatronArguments(words, source, trainings.unknowns, context)
+            shell_words = group_by_flag(training.shell_words)
+            parsed = MegatronArguments(shell_words, source, trainings.unknowns, context)
             result = _import_arguments(parsed, training, trainings, cluster, gpu_count)
             alternatives.append(_Alternative(training, result))
         except InputError as error:
@@ -173,9 +173,9 @@ def _difference(first: _Alternative, second: _Alternative) -> str:
     )
 
 
-def _shown_flags(training: Training, other: Training) -> str:
+def _shown_flags(training: LaunchedTraining, other: LaunchedTraining) -> str:
     """The flags of a training that another does not have, or has with another value."""
-    ours, theirs = group_by_flag(training.words), group_by_flag(other.words)
+    ours, theirs = group_by_flag(training.shell_words), group_by_flag(other.shell_words)
     differing = [
         " ".join((f"--{name}", *values))
         for name, values in ours.items()
@@ -188,7 +188,11 @@ def _shown_flags(training: Training, other: Training) -> str:
 
 
 def _import_arguments(
-    parsed: MegatronArguments, training: Training, trainings: ScriptTrainings, cluster: str, gpu_count: int | None
+    parsed: MegatronArguments,
+    training: LaunchedTraining,
+    trainings: ScriptTrainings,
+    cluster: str,
+    gpu_count: int | None,
 ) -> ImportResult:
     source = parsed.source
     zero = zero_settings(parsed, trainings.files)
@@ -217,7 +221,7 @@ def _import_arguments(
     return ImportResult(mapping, parsed.ignored_flags, (*parsed.assumptions, *absent, *trainings.notes))
 
 
-def _world_size(parsed: MegatronArguments, training: Training) -> int:
+def _world_size(parsed: MegatronArguments, training: LaunchedTraining) -> int:
     """The number of processes that the launcher starts; raises InputError where that is not known."""
     processes = training.processes or ""
     if processes.isdecimal() and int(processes):

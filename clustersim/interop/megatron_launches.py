@@ -31,14 +31,14 @@ _TRAINING_FLAGS: Final = {"--micro-batch-size", "--num-layers", "--hidden-size",
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class LaunchedTraining:
     """A training program's arguments where some decisions have certain outcomes.
 
     words: holes are values that are not known; processes: as `Launch`; is_complete: whether the alternatives are
     those of all outcomes, or too many to compare.
     """
 
-    words: tuple[str, ...]
+    shell_words: tuple[str, ...]
     processes: str | None
     line: int
     outcomes: tuple[tuple[Decision, int], ...] = ()
@@ -46,7 +46,7 @@ class Training:
 
     def agrees(self, decision: Decision, outcome: int) -> bool:
         """Whether this training is one where a decision has an outcome."""
-        return all(own == outcome for one, own in self.outcomes if one == decision)
+        return all(own_outcome == outcome for one, own_outcome in self.outcomes if one == decision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ScriptTrainings:
     defaults included; model_keys: keys of the `model` section that no flag says.
     """
 
-    alternatives: tuple[Training, ...]
+    alternatives: tuple[LaunchedTraining, ...]
     unknowns: Unknowns
     files: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -75,11 +75,11 @@ def find_trainings(
     """
     if is_argument_table(text):
         table = read_table(text, source)
-        return ScriptTrainings((Training(table.words, table.world_size, 1),), Unknowns(), is_table=True)
+        return ScriptTrainings((LaunchedTraining(table.shell_words, table.world_size, 1),), Unknowns(), is_table=True)
     if re.search(r"(?m)^MODEL_ARGS:\s*(#.*)?$", text):
         return yaml_trainings(text, source, context, "megatron")
     if _is_argument_list(text):
-        return ScriptTrainings((Training(_listed_arguments(text, source), None, 1),), Unknowns())
+        return ScriptTrainings((LaunchedTraining(_listed_arguments(text, source), None, 1),), Unknowns())
     header = batch_header(text)
     environment = {**batch_environment(header), **context.definitions}
     run = run_script(text, source, context.directory, environment, node_gpus)
@@ -95,7 +95,9 @@ def find_trainings(
 def yaml_trainings(text: str, source: str, context: ImportContext, kind: str) -> ScriptTrainings:
     """The training of a YAML file of a kind (`megatron_yaml`)."""
     read = read_yaml_arguments(text, source, context, kind)
-    return ScriptTrainings((Training(read.words, read.processes, 1),), read.unknowns, model_keys=read.model_keys)
+    return ScriptTrainings(
+        (LaunchedTraining(read.shell_words, read.processes, 1),), read.unknowns, model_keys=read.model_keys
+    )
 
 
 def _is_argument_list(text: str) -> bool:
@@ -113,24 +115,24 @@ def _listed_arguments(text: str, source: str) -> tuple[str, ...]:
 
 def _launches(run: ScriptRun, header: Mapping[str, str], source: str) -> list[tuple[Launch, Mapping[int, int]]]:
     """The programs that may be trainings, with the outcomes of decisions that lead to them."""
-    found = []
+    guarded_launches = []
     for command in run.commands:
-        launch = find_launch(command.words, command.line, command.environment, header, run)
+        launch = find_launch(command.shell_words, command.line, command.environment, header, run)
         if launch is not None:
-            found.append((launch, command.guards))
+            guarded_launches.append((launch, command.guards))
     trainings = [
         (launch, guards)
-        for launch, guards in found
+        for launch, guards in guarded_launches
         if not _UNSUPPORTED.fullmatch(launch.program.rpartition(".")[2]) and _has_model(launch)
     ]
     if not trainings:
-        raise InputError(f"{source}: {_no_training([launch for launch, _guards in found], run)}")
+        raise InputError(f"{source}: {_no_training([launch for launch, _guards in guarded_launches], run)}")
     return trainings
 
 
 def _has_model(launch: Launch) -> bool:
     return launch.program.startswith("pretrain_") or bool(
-        _TRAINING_FLAGS & {word.partition("=")[0] for word in launch.words}
+        _TRAINING_FLAGS & {word.partition("=")[0] for word in launch.shell_words}
     )
 
 
@@ -140,7 +142,7 @@ def _no_training(launches: Sequence[Launch], run: ScriptRun) -> str:
         name = f"the module {launch.program}" if launch.is_module else f"{launch.program}.py"
         return f"starts {name}; of Megatron-LM's programs pretrain_gpt.py alone is modelled"
     if run.commands:
-        shown = run.unknowns.described(" ".join(run.commands[-1].words))
+        shown = run.unknowns.described(" ".join(run.commands[-1].shell_words))
         return f"starts no program of Python; the last command that it runs is {shown[:60]!r}"
     return "starts no program, so it has no arguments; name the script that starts pretrain_gpt.py"
 
@@ -150,28 +152,28 @@ def _alternatives(
     guards: Mapping[int, int],
     unknowns: Unknowns,
     is_irrelevant: Callable[[str], bool],
-) -> Iterator[Training]:
+) -> Iterator[LaunchedTraining]:
     """A training for each outcome of the decisions on which its arguments depend."""
-    words = tuple(_without_harmless_choices(launch.words, unknowns, is_irrelevant))
+    shell_words = tuple(_without_harmless_choices(launch.shell_words, unknowns, is_irrelevant))
     is_complete = True
     path = tuple((decision, guards[decision.number]) for decision in unknowns.decisions if decision.number in guards)
     with unknowns.assuming(guards):
-        leaves = list(_leaves(words, launch.processes or "", unknowns, _MAX_ALTERNATIVES))
+        leaves = list(_leaves(shell_words, launch.processes or "", unknowns, _MAX_ALTERNATIVES))
         if len(leaves) > _MAX_ALTERNATIVES:  # all agree or not: two of them that differ are enough to refuse
             decision = leaves[0][2][0][0]
             with unknowns.assuming({decision.number: 1}):
-                other = next(_leaves(words, launch.processes or "", unknowns, 1))
+                other = next(_leaves(shell_words, launch.processes or "", unknowns, 1))
             leaves = [leaves[0], (other[0], other[1], ((decision, 1), *other[2]))]
             is_complete = False
     for leaf_words, processes, outcomes in leaves:
-        yield Training(tuple(leaf_words), processes or None, launch.line, (*path, *outcomes), is_complete)
+        yield LaunchedTraining(tuple(leaf_words), processes or None, launch.line, (*path, *outcomes), is_complete)
 
 
 Leaf = tuple[Sequence[str], str, tuple[tuple[Decision, int], ...]]
 
 
-def _leaves(words: Sequence[str], processes: str, unknowns: Unknowns, limit: int) -> Iterator[Leaf]:
-    settled, count = unknowns.settle_words(words), unknowns.settle(processes)
+def _leaves(shell_words: Sequence[str], processes: str, unknowns: Unknowns, limit: int) -> Iterator[Leaf]:
+    settled, count = unknowns.settle_words(shell_words), unknowns.settle(processes)
     decision = unknowns.open_decision([*settled, count])
     if decision is None:
         yield settled, count, ()
@@ -187,11 +189,11 @@ def _leaves(words: Sequence[str], processes: str, unknowns: Unknowns, limit: int
 
 
 def _without_harmless_choices(
-    words: Sequence[str], unknowns: Unknowns, is_irrelevant: Callable[[str], bool]
+    shell_words: Sequence[str], unknowns: Unknowns, is_irrelevant: Callable[[str], bool]
 ) -> Iterator[str]:
     """The words without choices that concern nothing but flags without effect."""
     flag = ""
-    for word in words:
+    for word in shell_words:
         if word.startswith("--"):
             flag = word[2:].partition("=")[0]
         hole = unknowns.hole_at(word)
@@ -203,10 +205,10 @@ def _without_harmless_choices(
 
 def _are_harmless(outcome: Sequence[str] | None, is_irrelevant: Callable[[str], bool]) -> bool:
     """Whether the words of an outcome are nothing but flags without effect and their values."""
-    words = [word for text in outcome or () for word in text.split()]
-    flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
-    is_led = not words or words[0].startswith("--")
-    return is_led and all(map(is_irrelevant, flags)) and not any("\0" in word for word in words)
+    shell_words = [word for text in outcome or () for word in text.split()]
+    flags = [word[2:].partition("=")[0] for word in shell_words if word.startswith("--")]
+    is_led = not shell_words or shell_words[0].startswith("--")
+    return is_led and all(map(is_irrelevant, flags)) and not any("\0" in word for word in shell_words)
 
 
 def _may_have_flags(word: str, unknowns: Unknowns) -> bool:

@@ -44,7 +44,7 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
     )
     if parsed.has("use-rotary-position-embeddings"):
         positions = "rotary"
-    dropout = max(parsed.real_number(f"{place}-dropout", 0.1) for place in ("hidden", "attention")) > 0.0
+    dropout = max(parsed.real_number(f"{module}-dropout", 0.1) for module in ("hidden", "attention")) > 0.0
     rotary_percent = parsed.real_number("rotary-percent", 1.0)
     model: dict[str, Any] = {
         "name": parsed.source,

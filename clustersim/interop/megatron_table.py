@@ -58,7 +58,7 @@ _MAX_TABLE: Final = 500_000
 class ArgumentTable:
     """The arguments of a printed table. words: as of a command line; world_size: None where it is not printed."""
 
-    words: tuple[str, ...]
+    shell_words: tuple[str, ...]
     world_size: str | None
 
 
@@ -81,14 +81,14 @@ def read_table(text: str, source: str) -> ArgumentTable:
         values.setdefault(match[1], next((group for group in match.groups()[1:] if group), ""))
     if "num_layers" not in values:
         raise InputError(f"{source}: its table of arguments has no num_layers, so it is not Megatron-LM's")
-    words = list(_words(values))
+    shell_words = list(_shell_words(values))
     padded = _PADDED.search(text)
     if padded:
-        words += ["--padded-vocab-size", padded[1]]
-    return ArgumentTable(tuple(words), values.get("world_size"))
+        shell_words += ["--padded-vocab-size", padded[1]]
+    return ArgumentTable(tuple(shell_words), values.get("world_size"))
 
 
-def _words(values: Mapping[str, str]) -> Iterator[str]:
+def _shell_words(values: Mapping[str, str]) -> Iterator[str]:
     """The flags that set the values, and these."""
     for name, value in values.items():
         if name in _SWITCHED_OFF and value == "False":

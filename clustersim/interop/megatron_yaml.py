@@ -29,7 +29,7 @@ class YamlArguments:
     words: as of a command line; processes: as `Launch`; model_keys: keys of the `model` section that no flag says.
     """
 
-    words: tuple[str, ...]
+    shell_words: tuple[str, ...]
     processes: str | None
     unknowns: Unknowns
     model_keys: Mapping[str, Any] = field(default_factory=dict)
@@ -139,8 +139,8 @@ def _primus_model(file: _YamlFile, name: str) -> dict[str, Any]:
     """The model's arguments, in a file of Primus' checkout above this one."""
     directory = file.context.directory
     parents = [] if directory is None else [directory.resolve(), *directory.resolve().parents][:_MAX_PARENTS]
-    places = ("primus/configs/models/megatron", "models/megatron", "")
-    path = next((one for parent in parents for place in places if (one := parent / place / name).is_file()), None)
+    folders = ("primus/configs/models/megatron", "models/megatron", "")
+    path = next((one for parent in parents for folder in folders if (one := parent / folder / name).is_file()), None)
     if path is None:
         raise file.error(
             "modules.pre_trainer.model",
@@ -204,20 +204,22 @@ def _read_neox(file: _YamlFile) -> YamlArguments:
             raise file.error(name, reason)
     zeroed = {name: 1 for name in ("model_parallel_size", "pipe_parallel_size") if values.get(name) == 0}
     values |= zeroed
-    words = list(_flags(file, {_NEOX_NAMES[name]: value for name, value in values.items() if name in _NEOX_NAMES}))
-    words += _neox_model_words(file, values)
-    words += ["--fp16"] if _is_enabled(values.get("fp16")) else []
+    shell_words = list(
+        _flags(file, {_NEOX_NAMES[name]: value for name, value in values.items() if name in _NEOX_NAMES})
+    )
+    shell_words += _neox_model_words(file, values)
+    shell_words += ["--fp16"] if _is_enabled(values.get("fp16")) else []
     is_bf16 = (
         values.get("precision") == "bfloat16" or _is_enabled(values.get("bf16")) or _is_enabled(values.get("bfloat16"))
     )
-    words += ["--bf16"] if is_bf16 else []
+    shell_words += ["--bf16"] if is_bf16 else []
     zero = values.get("zero_optimization") or {}
-    words += ["--deepspeed", "--zero-stage", str(zero.get("stage", 0) if isinstance(zero, Mapping) else 0)]
+    shell_words += ["--deepspeed", "--zero-stage", str(zero.get("stage", 0) if isinstance(zero, Mapping) else 0)]
     gpus = values.get("global_num_gpus")
     block = (
         {"block": "parallel" if values.get("gpt_j_tied") else "parallel_norms"} if values.get("gpt_j_residual") else {}
     )
-    return YamlArguments(tuple(words), None if gpus is None else str(gpus), file.unknowns, block)
+    return YamlArguments(tuple(shell_words), None if gpus is None else str(gpus), file.unknowns, block)
 
 
 def _neox_model_words(file: _YamlFile, values: Mapping[str, Any]) -> Iterator[str]:
@@ -298,21 +300,21 @@ def _read_nemo(file: _YamlFile) -> YamlArguments:
     for name, value in model.items():
         reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
         model[name] = model.get(reference[1]) if reference else value
-    words = list(_flags(file, {_NEMO_NAMES[name]: value for name, value in model.items() if name in _NEMO_NAMES}))
-    words += _nemo_model_words(file, model)
-    words += _nemo_precision_words(file, model, trainer)
-    words += ["--clip-grad", str(trainer.get("gradient_clip_val") or 0.0)]
+    shell_words = list(_flags(file, {_NEMO_NAMES[name]: value for name, value in model.items() if name in _NEMO_NAMES}))
+    shell_words += _nemo_model_words(file, model)
+    shell_words += _nemo_precision_words(file, model, trainer)
+    shell_words += ["--clip-grad", str(trainer.get("gradient_clip_val") or 0.0)]
     given = model.get("optim")
     optimizer = given if isinstance(given, Mapping) else {}
     name = str(optimizer.get("name", "fused_adam"))
     if name not in _NEMO_OPTIMIZERS:
         raise file.error("model.optim.name", f"{name!r} is not modelled; {suggest_nearest(name, _NEMO_OPTIMIZERS)}")
     if _NEMO_OPTIMIZERS[name]:
-        words += ["--use-distributed-optimizer"]
-        words += ["--overlap-grad-reduce"] if optimizer.get("overlap_grad_sync", True) else []
+        shell_words += ["--use-distributed-optimizer"]
+        shell_words += ["--overlap-grad-reduce"] if optimizer.get("overlap_grad_sync", True) else []
     if model.get("fsdp"):
         raise file.error("model.fsdp", "NeMo's FSDP is not read; write layout.data in the scenario")
-    return YamlArguments(tuple(words), _nemo_processes(trainer), file.unknowns)
+    return YamlArguments(tuple(shell_words), _nemo_processes(trainer), file.unknowns)
 
 
 def _nemo_processes(trainer: Mapping[str, Any]) -> str | None:

@@ -143,29 +143,29 @@ def _read_model_recipes(path: Path, text: str) -> ModelRecipes:
 def recipe_settings(config: ScenarioConfig, base_dir: Path) -> dict[str, Any]:
     """Values by key of the scenario's file that its framework's recipe sets and the file does not state."""
     framework, model = config.framework, config.model.preset or ""
-    known = load_model_recipes(framework.name) if framework.recipe else None
-    if known is None:
+    recipes = load_model_recipes(framework.name) if framework.recipe else None
+    if recipes is None:
         return {}
-    settings = {**known.formats.get(config.training.precision.compute, {})}
-    if model in known.models:
-        by_recipe = known.models[model]
+    settings = {**recipes.formats.get(config.training.precision.compute, {})}
+    if model in recipes.models:
+        by_recipe = recipes.models[model]
         settings |= {**_OF_ALL_RECIPES, **by_recipe.get("any", {}), **by_recipe.get(framework.recipe or "", {})}
     accelerator = _accelerator(config, base_dir)
-    recipe = _find_recipe(known, config, accelerator) if framework.recipe == "performance" else None
+    recipe = _find_recipe(recipes, config, accelerator) if framework.recipe == "performance" else None
     if recipe is not None:
         is_interleaved = config.layout.pp == 1 or config.schedule.interleaved is not None
         settings |= dict(recipe.settings(is_interleaved=is_interleaved))
-        settings |= known.format_settings(recipe, config, accelerator or "")
+        settings |= recipes.format_settings(recipe, config, accelerator or "")
     return _without_conflicts({key: value for key, value in settings.items() if not _is_stated(config, key)}, config)
 
 
-def _find_recipe(known: ModelRecipes, config: ScenarioConfig, accelerator: str | None) -> ModelRecipe | None:
+def _find_recipe(recipes: ModelRecipes, config: ScenarioConfig, accelerator: str | None) -> ModelRecipe | None:
     """The recipe of the scenario's model, accelerator, format and version; that of its ep if there are several."""
-    version = known.version_of(config)
+    version = recipes.version_of(config)
     compute = config.training.precision.compute
     matching = [
         recipe
-        for recipe in known.recipes
+        for recipe in recipes.recipes
         if recipe.model == config.model.preset
         and accelerator in recipe.accelerators
         and compute in recipe.formats

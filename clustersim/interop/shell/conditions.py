@@ -32,10 +32,10 @@ _FILE_TESTS: Final = frozenset(f"-{letter}" for letter in "abcdefghkprstuwxGLNOS
 class ConditionEvaluator:
     """Evaluates the words of a test. is_extended: of `[[ ]]`, where nothing is split and patterns match."""
 
-    def __init__(self, expander: Expander, words: Sequence[str], line: int, *, is_extended: bool) -> None:
+    def __init__(self, expander: Expander, shell_words: Sequence[str], line: int, *, is_extended: bool) -> None:
         self._expander = expander
         self._unknowns = expander.unknowns
-        self._words = list(words) if is_extended else _expanded(expander, words)
+        self._shell_words = list(shell_words) if is_extended else _expanded(expander, shell_words)
         self._line = line
         self._is_extended = is_extended
         self._position = 0
@@ -43,13 +43,13 @@ class ConditionEvaluator:
 
     def truth(self) -> Truth:
         """Whether the test holds; raises InputError for words that are no test."""
-        if not self._words:
+        if not self._shell_words:
             return False
         result = self._either()
-        if self._position < len(self._words):
+        if self._position < len(self._shell_words):
             if not self._is_extended:  # a shell complains, and goes on as if it did not hold
                 return False
-            raise InputError(f"line {self._line}: {' '.join(self._words)!r} is no test")
+            raise InputError(f"line {self._line}: {' '.join(self._shell_words)!r} is no test")
         return result
 
     def _either(self) -> Truth:
@@ -73,13 +73,13 @@ class ConditionEvaluator:
         return result
 
     def _negation(self) -> Truth:
-        if self._peek() == "!" and self._position + 1 < len(self._words):
+        if self._peek() == "!" and self._position + 1 < len(self._shell_words):
             self._position += 1
             return negate(self._negation())
         return self._primary()
 
     def _primary(self) -> Truth:
-        word, rest = self._peek(), self._words[self._position + 1 :]
+        word, rest = self._peek(), self._shell_words[self._position + 1 :]
         operator = rest[0] if rest else ""
         if len(rest) > 1 and (operator in _NUMBERS or operator in _TEXTS or operator == "=~"):
             self._position += 3
@@ -96,7 +96,7 @@ class ConditionEvaluator:
         return self._unary("-n", word)
 
     def _peek(self) -> str:
-        return self._words[self._position] if self._position < len(self._words) else ""
+        return self._shell_words[self._position] if self._position < len(self._shell_words) else ""
 
     def _value(self, word: str) -> str:
         return self._expander.scalar(word) if self._is_extended else word
@@ -163,13 +163,15 @@ class ConditionEvaluator:
         holes = [self._unknowns.hole_at(text) for text in texts]
         if not any(isinstance(hole, UnknownValue) and hole.label == "$#" for hole in holes):
             return None
-        known = ["0" if hole is not None else text for text, hole in zip(texts, holes, strict=True)]
-        return None if "\0" in "".join(known) else 1 - _compare(_NUMBERS[operator], known[0], known[1])
+        known_value = ["0" if hole is not None else text for text, hole in zip(texts, holes, strict=True)]
+        return (
+            None if "\0" in "".join(known_value) else 1 - _compare(_NUMBERS[operator], known_value[0], known_value[1])
+        )
 
 
-def _expanded(expander: Expander, words: Sequence[str]) -> list[str]:
+def _expanded(expander: Expander, shell_words: Sequence[str]) -> list[str]:
     """The words of `[ ]`; quotes keep what they hold from being an operator."""
-    return [word for raw in words for word in expander.words(raw)]
+    return [word for raw in shell_words for word in expander.shell_words(raw)]
 
 
 def _compare(function: Callable[[int, int], bool], first: str, second: str) -> bool:

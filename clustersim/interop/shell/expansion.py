@@ -29,7 +29,7 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"', "r": "\
 class Piece:
     """A part of a word. words: of an expansion of a list in quotes, else one; is_split: at white space."""
 
-    words: tuple[str, ...]
+    shell_words: tuple[str, ...]
     is_split: bool = False
     is_literal: bool = False
 
@@ -44,56 +44,56 @@ class Expander:
         self._substitute = substitute
         self._depth = 0
 
-    def words(self, text: str) -> list[str]:
+    def shell_words(self, text: str) -> list[str]:
         """The words that one word of a command expands to."""
         builder = WordBuilder()
         for alternative in _brace_alternatives(text):
             for piece in self._pieces(alternative, quoted=False):
                 if piece.is_split:
-                    for index, word in enumerate(piece.words):
+                    for index, word in enumerate(piece.shell_words):
                         if index:
                             builder.end()
                         builder.append_split(mark_split(word))
                 else:
-                    builder.append_list(piece.words)
+                    builder.append_list(piece.shell_words)
             builder.end()
-        return self.unknowns.settle_words(builder.words())
+        return self.unknowns.settle_words(builder.shell_words())
 
     def scalar(self, text: str, *, quoted: bool = False) -> str:
         """The value that text has in an assignment; quoted: as in a here-document."""
-        value = "".join(" ".join(piece.words) for piece in self._pieces(text, quoted=quoted, is_document=quoted))
+        value = "".join(" ".join(piece.shell_words) for piece in self._pieces(text, quoted=quoted, is_document=quoted))
         return self._bounded(self.unknowns.as_text(self.unknowns.settle(value)))
 
     def pattern(self, text: str) -> str:
         """Text as a pattern: what is quoted is matched literally."""
-        parts = []
+        segments = []
         for piece in self._pieces(text, quoted=False, keep_escapes=True):
-            value = " ".join(piece.words)
-            parts.append(value if piece.is_split or piece.is_literal else re.sub(r"([*?\[\\])", r"\\\1", value))
-        return self.unknowns.settle("".join(parts))
+            value = " ".join(piece.shell_words)
+            segments.append(value if piece.is_split or piece.is_literal else re.sub(r"([*?\[\\])", r"\\\1", value))
+        return self.unknowns.settle("".join(segments))
 
     def arithmetic(self, text: str) -> str:
         """The value of an arithmetic expression, assignments in it included."""
         expression = self.scalar(text.replace('"', ""), quoted=True)
         value = "0"
-        for part in _comma_parts(expression):
-            value = self._arithmetic_part(part)
+        for segment in _comma_parts(expression):
+            value = self._arithmetic_part(segment)
         return value
 
-    def _arithmetic_part(self, part: str) -> str:
-        assigned = re.fullmatch(r"\s*(\w+)(\[[^]]*\])?\s*([-+*/%&|^]|<<|>>)?=(?!=)(.*)", part, re.DOTALL)
+    def _arithmetic_part(self, segment: str) -> str:
+        assigned = re.fullmatch(r"\s*(\w+)(\[[^]]*\])?\s*([-+*/%&|^]|<<|>>)?=(?!=)(.*)", segment, re.DOTALL)
         if assigned and _NAME.fullmatch(assigned[1]):
             left = f"{assigned[1]}{assigned[3]}({assigned[4]})" if assigned[3] else assigned[4]
             value = self._arithmetic_value(left)
             self.state.assign(assigned[1], value, index=assigned[2][1:-1] if assigned[2] else None)
             return value
-        stepped = re.fullmatch(r"\s*(\+\+|--)?\s*([A-Za-z_]\w*)\s*(\+\+|--)?\s*", part)
+        stepped = re.fullmatch(r"\s*(\+\+|--)?\s*([A-Za-z_]\w*)\s*(\+\+|--)?\s*", segment)
         if stepped and (stepped[1] or stepped[3]):
             before = self._arithmetic_value(stepped[2])
             after = self._arithmetic_value(f"{stepped[2]}{(stepped[1] or stepped[3])[0]}1")
             self.state.assign(stepped[2], after)
             return after if stepped[1] else before
-        return self._arithmetic_value(part)
+        return self._arithmetic_value(segment)
 
     def _arithmetic_value(self, expression: str) -> str:
         for _ in range(_MAX_DEPTH):
@@ -154,58 +154,54 @@ class Expander:
 
     _end = 0
 
-    def _special(self, part: str, text: str, position: int, *, quoted: bool, keep_escapes: bool) -> Iterator[Piece]:
+    def _special(self, segment: str, text: str, position: int, *, quoted: bool, keep_escapes: bool) -> Iterator[Piece]:
         """A quote, an escape or an expansion; sets where it ends."""
-        self._end = position + len(part)
-        match part[0]:
+        self._end = position + len(segment)
+        match segment[0]:
             case "\\":
-                yield from self._escape(part, quoted=quoted, keep=keep_escapes)
+                yield from self._escape(segment, quoted=quoted, keep=keep_escapes)
             case "'":
-                yield Piece((part[1:-1],))
+                yield Piece((segment[1:-1],))
             case '"':
-                yield from self._quoted(part[1:-1])
-                self._end = position + len(part)
+                yield from self._quoted(segment[1:-1])
+                self._end = position + len(segment)
             case "`":
-                command = re.sub(r"\\([`$\\])", r"\1", part[1:-1])
+                command = re.sub(r"\\([`$\\])", r"\1", segment[1:-1])
                 yield Piece((self._substitute(command, self.line),), is_split=not quoted)
             case _:
-                pieces, end = self._dollar(part, text, position, quoted=quoted)
+                pieces, end = self._dollar(segment, text, position, quoted=quoted)
                 yield from pieces
                 self._end = end
 
-    def _escape(self, part: str, *, quoted: bool, keep: bool) -> Iterator[Piece]:
-        escaped = part[1:]
+    def _escape(self, segment: str, *, quoted: bool, keep: bool) -> Iterator[Piece]:
+        escaped = segment[1:]
         if escaped == "\n":
             return
         if quoted and escaped not in ("$", "`", '"', "\\"):
-            yield Piece((part,))
+            yield Piece((segment,))
         else:
-            yield Piece((part if keep and not quoted else escaped,), is_literal=keep)
+            yield Piece((segment if keep and not quoted else escaped,), is_literal=keep)
 
     def _quoted(self, inner: str) -> Iterator[Piece]:
         pieces = self._pieces(inner, quoted=True)
         yield from pieces or ([] if "@" in inner else [Piece(("",))])  # a list without elements is no word
 
-    def _dollar(self, part: str, text: str, position: int, *, quoted: bool) -> tuple[Sequence[Piece], int]:
-        end = position + len(part)
-        if part.startswith("$((") and part.endswith("))"):
-            return [Piece((self.arithmetic(part[3:-2]),), is_split=not quoted)], end
-        if part.startswith("$("):
-            return [Piece((self._substitute(part[2:-1], self.line),), is_split=not quoted)], end
-        if part.startswith("${"):
-            return self._parameter(part[2:-1], quoted=quoted), end
-        if part.startswith("$'"):
-            return [Piece((_unescaped(part[2:-1]),))], end
+    def _dollar(self, segment: str, text: str, position: int, *, quoted: bool) -> tuple[Sequence[Piece], int]:
+        end = position + len(segment)
+        if segment.startswith("$((") and segment.endswith("))"):
+            return [Piece((self.arithmetic(segment[3:-2]),), is_split=not quoted)], end
+        if segment.startswith("$("):
+            return [Piece((self._substitute(segment[2:-1], self.line),), is_split=not quoted)], end
+        if segment.startswith("${"):
+            return self._parameter(segment[2:-1], quoted=quoted), end
+        if segment.startswith("$'"):
+            return [Piece((_unescaped(segment[2:-1]),))], end
         match = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?$!-])").match(text, position)
         if match is None:
             is_translated = not quoted and text[position + 1 : position + 2] == '"'
             return ([] if is_translated else [Piece(("$",))]), position + 1
         value = self._lookup(match[1], None)
-        joined = (
-            (self.unknowns.as_text(" ".join(value)),)
-            if match[1] == "*" and quoted and isinstance(value, tuple)
-            else value
-        )
+        joined = (self.unknowns.joined(value),) if match[1] == "*" and quoted and isinstance(value, tuple) else value
         return self._value_pieces(match[1], joined, quoted=quoted), match.end()
 
     def _parameter(self, inner: str, *, quoted: bool) -> Sequence[Piece]:
@@ -227,7 +223,7 @@ class Expander:
             return self._indirect(name, index, rest, quoted=quoted)
         pieces = self._operated(name, self._lookup(name, index), rest, quoted=quoted)
         if quoted and "*" in (name, index):
-            return [Piece((self.unknowns.as_text(" ".join(word for piece in pieces for word in piece.words)),))]
+            return [Piece((self.unknowns.joined([word for piece in pieces for word in piece.shell_words]),))]
         return pieces
 
     def _indirect(self, name: str, index: str | None, rest: str, *, quoted: bool) -> Sequence[Piece]:
@@ -256,9 +252,9 @@ class Expander:
             return self.unknowns.unknown(f"${{#{name}}}", self.line, (name,))
         return self.unknowns.lift(lambda text: str(len(text)), self._text(name, value))
 
-    def _count(self, name: str, words: Sequence[str]) -> str:
+    def _count(self, name: str, shell_words: Sequence[str]) -> str:
         """How many words there are, of which a condition may decide."""
-        settled = self.unknowns.settle_words(words)
+        settled = self.unknowns.settle_words(shell_words)
         decision = self.unknowns.open_decision(settled)
         if decision is None:
             if not any("*\0" in word for word in settled):
@@ -284,17 +280,17 @@ class Expander:
         for operator in (":-", ":=", ":?", ":+", "-", "=", "?", "+"):
             if rest.startswith(operator):
                 return self._alternative(name, value, operator, rest[len(operator) :], quoted=quoted)
-        words = value if isinstance(value, tuple) else (self._text(name, value),)
+        shell_words = value if isinstance(value, tuple) else (self._text(name, value),)
         if rest.startswith(":"):
             return self._value_pieces(name, self._slice(name, value, rest[1:]), quoted=quoted)
-        return self._value_pieces(name, tuple(self._transformed(word, rest) for word in words), quoted=quoted)
+        return self._value_pieces(name, tuple(self._transformed(word, rest) for word in shell_words), quoted=quoted)
 
     @staticmethod
     def _piece_words(pieces: Sequence[Piece]) -> tuple[str, ...]:
         builder = WordBuilder()
         for piece in pieces:
-            builder.append_list(piece.words)
-        return tuple(builder.words())
+            builder.append_list(piece.shell_words)
+        return tuple(builder.shell_words())
 
     def _alternative(
         self, name: str, value: "Value | tuple[str, ...]", operator: str, word: str, *, quoted: bool
@@ -307,8 +303,10 @@ class Expander:
             for outcome in (0, 1):
                 with self.unknowns.assuming({decision.number: outcome}):
                     settled = tuple(self.unknowns.settle_words(texts))
-                    known = settled if isinstance(value, tuple) else " ".join(settled)
-                    outcomes.append(self._piece_words(self._alternative(name, known, operator, word, quoted=quoted)))
+                    known_value = settled if isinstance(value, tuple) else " ".join(settled)
+                    outcomes.append(
+                        self._piece_words(self._alternative(name, known_value, operator, word, quoted=quoted))
+                    )
             return [Piece((self.unknowns.choice(decision, outcomes[0], outcomes[1], name),), is_split=not quoted)]
         is_absent = value is None or (operator[0] == ":" and self._is_empty(value))
         match operator[-1]:
@@ -415,17 +413,19 @@ class Expander:
             return self._elements(value)
         if isinstance(value, dict):
             return value.get(self.scalar(index))
-        words = (value,) if isinstance(value, str) else value
-        return None if words is None else self._indexed(name, words, index)
+        shell_words = (value,) if isinstance(value, str) else value
+        return None if shell_words is None else self._indexed(name, shell_words, index)
 
-    def _indexed(self, name: str, words: Sequence[str], index: str) -> str:
+    def _indexed(self, name: str, shell_words: Sequence[str], index: str) -> str:
         """An element of an array; unknown where its index is, or where a condition decides how many there are."""
         position = self.arithmetic(index)
-        has_choice = len(words) > 1 and self.unknowns.open_decision(words) is not None
+        has_choice = len(shell_words) > 1 and self.unknowns.open_decision(shell_words) is not None
         if "\0" in position or has_choice:
-            return self.unknowns.unknown(f"${{{name}[{index}]}}", self.line, self.unknowns.names([position, *words]))
+            return self.unknowns.unknown(
+                f"${{{name}[{index}]}}", self.line, self.unknowns.names([position, *shell_words])
+            )
         number = int(position)
-        return words[number] if -len(words) <= number < len(words) else ""
+        return shell_words[number] if -len(shell_words) <= number < len(shell_words) else ""
 
     @staticmethod
     def _elements(value: Value) -> tuple[str, ...]:
@@ -440,8 +440,10 @@ class Expander:
         if name in ("@", "*"):
             return tuple(positional)
         if name == "#":
-            known = self.state.has_arguments
-            return str(len(positional)) if known else self.unknowns.unknown("$#", self.line, ("1",), is_unset=True)
+            known_value = self.state.has_arguments
+            return (
+                str(len(positional)) if known_value else self.unknowns.unknown("$#", self.line, ("1",), is_unset=True)
+            )
         if name == "0":
             return self.state.script_name
         if name.isdecimal():
@@ -511,15 +513,15 @@ def _brace_alternatives(text: str) -> list[str]:
     before, inner, after = text[:opening], text[opening:end], text[end:]
     sequence = _SEQUENCE.fullmatch(inner)
     if sequence:
-        parts = _number_sequence(int(sequence[1]), int(sequence[2]), abs(int(sequence[3] or 1)) or 1)
+        segments = _number_sequence(int(sequence[1]), int(sequence[2]), abs(int(sequence[3] or 1)) or 1)
     else:
-        parts = _top_level_parts(inner[1:-1])
-        if len(parts) < 2:
+        segments = _top_level_parts(inner[1:-1])
+        if len(segments) < 2:
             return [f"{before}{inner}{rest}" for rest in _brace_alternatives(after)]
     rests = _brace_alternatives(after)
-    if len(parts) * len(rests) > 10_000:
+    if len(segments) * len(rests) > 10_000:
         raise InputError("braces make more than 10,000 words")
-    return [before + middle + rest for part in parts for middle in _brace_alternatives(part) for rest in rests]
+    return [before + middle + rest for segment in segments for middle in _brace_alternatives(segment) for rest in rests]
 
 
 def _brace_start(text: str) -> int | None:
@@ -543,13 +545,13 @@ def _number_sequence(first: int, last: int, step: int) -> list[str]:
 
 
 def _top_level_parts(text: str) -> list[str]:
-    parts, start, position = [], 0, 0
+    segments, start, position = [], 0, 0
     while position < len(text):
         if text[position] == "{":
             position = skip_bracketed(text, position)
             continue
         if text[position] == ",":
-            parts.append(text[start:position])
+            segments.append(text[start:position])
             start = position + 1
         position = skip_quoted(text, position)
-    return [*parts, text[start:]]
+    return [*segments, text[start:]]

@@ -47,7 +47,7 @@ class RecordedCommand:
     words: expanded, holes included; guards: outcomes of decisions that lead to it; environment: exported variables.
     """
 
-    words: tuple[str, ...]
+    shell_words: tuple[str, ...]
     line: int
     guards: Mapping[int, int]
     environment: Mapping[str, Value]
@@ -241,8 +241,8 @@ class _Interpreter:
         if text.startswith("(("):
             return self._arithmetic_truth(text[2:-2])
         width = 2 if text.startswith("[[") else 1
-        words = list(raw_words(text[width:-width].replace("\\\n", " ")))
-        evaluator = ConditionEvaluator(self._expander, words, line, is_extended=width == 2)
+        shell_words = list(raw_words(text[width:-width].replace("\\\n", " ")))
+        evaluator = ConditionEvaluator(self._expander, shell_words, line, is_extended=width == 2)
         return evaluator.truth()
 
     def _if(self, node: Node) -> Truth:
@@ -258,9 +258,9 @@ class _Interpreter:
         clauses.append((condition, body))
         for clause in node.children:
             if clause.type == "elif_clause":
-                parts = [child for child in clause.children if child.type != "elif"]
-                split = next(index for index, child in enumerate(parts) if child.type == "then")
-                clauses.append((parts[:split], parts[split + 1 :]))
+                segments = [child for child in clause.children if child.type != "elif"]
+                split = next(index for index, child in enumerate(segments) if child.type == "then")
+                clauses.append((segments[:split], segments[split + 1 :]))
             elif clause.type == "else_clause":
                 clauses.append(([], [child for child in clause.children if child.type != "else"]))
         return self._clauses(clauses)
@@ -289,8 +289,8 @@ class _Interpreter:
                 status = self._statement(node)
         if status is True and len(self._run.commands) > recorded:
             command = self._run.commands[-1]
-            shown = " ".join(command.words)
-            return self._unknowns.undecided(shown[:200], command.line, self._unknowns.names(command.words))
+            shown = " ".join(command.shell_words)
+            return self._unknowns.undecided(shown[:200], command.line, self._unknowns.names(command.shell_words))
         return status
 
     def _branch(self, truth: Truth, then: Callable[[], Truth], otherwise: Callable[[], Truth]) -> Truth:
@@ -411,30 +411,30 @@ class _Interpreter:
         values = node.children_by_field_name("value")
         has_list = any(child.type == "in" for child in node.children)
         texts = [node_text(value) for value in values] if has_list else ['"$@"']
-        words = [word for text in texts for word in self._expander.words(text)]
+        shell_words = [word for text in texts for word in self._expander.shell_words(text)]
 
-        def run(known: Sequence[str]) -> Truth:
-            for word in self._iterations(known):
+        def run(known_words: Sequence[str]) -> Truth:
+            for word in self._iterations(known_words):
                 self._state.assign(variable, word)
                 if not self._iteration(body):
                     break
             return True
 
-        return self._for_each_outcome(words, run)
+        return self._for_each_outcome(shell_words, run)
 
-    def _for_each_outcome(self, words: Sequence[str], action: Callable[[Sequence[str]], Truth]) -> Truth:
+    def _for_each_outcome(self, shell_words: Sequence[str], action: Callable[[Sequence[str]], Truth]) -> Truth:
         """Do something with words of which conditions decide how many they are: once for each outcome."""
-        settled = self._unknowns.settle_words(words)
+        settled = self._unknowns.settle_words(shell_words)
         decision = self._unknowns.counting_decision(settled)
         if decision is None:
             return action(settled)
         again = partial(self._for_each_outcome, settled, action)
         return self._branch(Undecided(decision, (True, False)), again, again)
 
-    def _iterations(self, words: Sequence[str]) -> Sequence[str]:
-        if len(words) > _MAX_ITERATIONS:
-            raise InputError(f"{self._source}: line {self._expander.line}: a loop over {len(words):,} words")
-        return words
+    def _iterations(self, shell_words: Sequence[str]) -> Sequence[str]:
+        if len(shell_words) > _MAX_ITERATIONS:
+            raise InputError(f"{self._source}: line {self._expander.line}: a loop over {len(shell_words):,} words")
+        return shell_words
 
     def _iteration(self, body: Node) -> bool:
         """Evaluate the body of a loop; False: the loop ends."""
@@ -502,7 +502,7 @@ class _Interpreter:
         return match[1], match[2], match[3] == "+", self._expander.scalar(text[match.end() :])
 
     def _array(self, node: Node, old: Value) -> Value:
-        words: list[str] = []
+        shell_words: list[str] = []
         mapping: dict[str, str] = {}
         for child in node.named_children:
             if child.type == "comment":
@@ -514,13 +514,13 @@ class _Interpreter:
                 key = self._expander.scalar(keyed[1])
                 mapping[key] = self._expander.scalar(text[keyed.end() :])
             else:
-                words += self._expander.words(text)
+                shell_words += self._expander.shell_words(text)
         if isinstance(old, dict) or (mapping and not all(key.isdecimal() for key in mapping)):
             return mapping
         for key, value in mapping.items():
-            words += [""] * (min(int(key), _MAX_ITERATIONS) + 1 - len(words))
-            words[int(key)] = value
-        return tuple(words)
+            shell_words += [""] * (min(int(key), _MAX_ITERATIONS) + 1 - len(shell_words))
+            shell_words[int(key)] = value
+        return tuple(shell_words)
 
     def _assign(self, name: str, index: str | None, value: Value, *, appends: bool) -> None:
         old = self._state.value(name, self._unknowns.assumed)
@@ -590,7 +590,7 @@ class _Interpreter:
                 self._state.variables[name] = self._expander.arithmetic(value)
             return
         if node.type not in ("variable_name", "word"):
-            for word in self._expander.words(node_text(node)):
+            for word in self._expander.shell_words(node_text(node)):
                 self._assign_word(word)
         elif is_mapping:
             self._state.variables[name] = {}
@@ -659,36 +659,36 @@ class _Interpreter:
             text = node_text(redirect)
             if redirect.type == "file_redirect" and text[:1] == ">" and not text.startswith(">&"):
                 destination = text.lstrip(">|&").strip()
-                return unmarked(" ".join(self._expander.words(destination))), text.startswith(">>")
+                return unmarked(" ".join(self._expander.shell_words(destination))), text.startswith(">>")
         return None
 
     def _command(self, node: Node) -> Truth:
         """A simple command: assignments for it alone, its words, here-strings."""
-        words: list[str] = []
+        shell_words: list[str] = []
         assigned: list[tuple[str, str | None, bool, Value]] = []
         redirects = [child for child in node.children if child.type.endswith("redirect")]
         self._expander.line = self._line(first_line(node))
         line = self._expander.line
         end = node.start_byte
         for child in node.named_children:
-            if assigned and not words and self._is_next_line(node, end, child):
+            if assigned and not shell_words and self._is_next_line(node, end, child):
                 self._simple([], assigned, line)
                 assigned = []
             end = child.end_byte
-            if child.type == "variable_assignment" and not words:
+            if child.type == "variable_assignment" and not shell_words:
                 assigned.append(self._assigned(child))
             elif child.type == "command_name":
                 self._expander.line = line = self._line(first_line(child))
-                words += self._expander.words(node_text(child))
+                shell_words += self._expander.shell_words(node_text(child))
             elif not child.type.endswith("redirect") and child.type != "comment":
                 self._expander.line = self._line(first_line(child))
-                words += self._expander.words(node_text(child))
+                shell_words += self._expander.shell_words(node_text(child))
         self._expander.line = line
         stdin = self._redirected_input(redirects)
         saved = self._stdin
         self._stdin = saved if stdin is None else stdin
         try:
-            return self._simple(words, assigned, line)
+            return self._simple(shell_words, assigned, line)
         finally:
             self._stdin = saved
 
@@ -698,8 +698,10 @@ class _Interpreter:
         gap = (node.text or b"")[end - node.start_byte : child.start_byte - node.start_byte]
         return b"\n" in gap.replace(b"\\\n", b"")
 
-    def _simple(self, words: list[str], assigned: Sequence[tuple[str, str | None, bool, Value]], line: int) -> Truth:
-        if not words:
+    def _simple(
+        self, shell_words: list[str], assigned: Sequence[tuple[str, str | None, bool, Value]], line: int
+    ) -> Truth:
+        if not shell_words:
             for name, index, appends, value in assigned:
                 self._assign(name, index, value, appends=appends)
             return True
@@ -709,109 +711,120 @@ class _Interpreter:
             self._assign(name, index, value, appends=appends)
             self._state.exported.add(name)
         try:
-            return self._called(words, line)
+            return self._called(shell_words, line)
         finally:
             for name, old in hidden.items():
                 self._state.variables[name] = old
             self._state.exported = exported
 
-    def _called(self, words: list[str], line: int) -> Truth:
-        name = words[0]
-        if name in ("command", "builtin", "exec", "time") and len(words) > 1 and not words[1].startswith("-"):
-            return self._called(words[1:], line)
+    def _called(self, shell_words: list[str], line: int) -> Truth:
+        name = shell_words[0]
+        if (
+            name in ("command", "builtin", "exec", "time")
+            and len(shell_words) > 1
+            and not shell_words[1].startswith("-")
+        ):
+            return self._called(shell_words[1:], line)
         if name in self._state.functions:
-            return self._for_each_outcome(words[1:], lambda known: self._call_function(name, known))
+            return self._for_each_outcome(shell_words[1:], lambda known_words: self._call_function(name, known_words))
         decision = self._unknowns.open_decision([name])
         if decision is not None:
-            again = partial(self._settled_call, words, line)
+            again = partial(self._settled_call, shell_words, line)
             return self._branch(Undecided(decision, (True, False)), again, again)
         builtin = self._BUILTINS.get(name)
         if builtin is not None:
-            return builtin(self, words)
-        output = self._pure_output(words)
+            return builtin(self, shell_words)
+        output = self._pure_output(shell_words)
         if output is not None:
             if self._sink is not None:
                 self._sink.append(output)
             return True
-        return self._external(words, line)
+        return self._external(shell_words, line)
 
-    def _settled_call(self, words: Sequence[str], line: int) -> Truth:
-        settled = self._unknowns.settle_words(words)
+    def _settled_call(self, shell_words: Sequence[str], line: int) -> Truth:
+        settled = self._unknowns.settle_words(shell_words)
         return self._called(settled, line) if settled else True
 
-    def _pure_output(self, words: list[str]) -> str | None:
+    def _pure_output(self, shell_words: list[str]) -> str | None:
         """The output of a command that is computed here, if it is one."""
         stdin = self._stdin
-        if words[0] in _READERS and len(words) > 1 and not words[-1].startswith("-"):
-            text = self._read(words[-1])
-            words, stdin = (words, stdin) if text is None else (words[:-1], text)
-        if words[0] in ("echo", "cat", "printf"):
-            return run_pure(words, stdin)
-        texts = [*words, *([] if stdin is None else [stdin])]
+        if shell_words[0] in _READERS and len(shell_words) > 1 and not shell_words[-1].startswith("-"):
+            text = self._read(shell_words[-1])
+            shell_words, stdin = (shell_words, stdin) if text is None else (shell_words[:-1], text)
+        if shell_words[0] in ("echo", "cat", "printf"):
+            return run_pure(shell_words, stdin)
+        texts = [*shell_words, *([] if stdin is None else [stdin])]
         if not any("\0" in text for text in texts):
-            return run_pure(words, stdin)
-        if run_pure([words[0], *(["1"] * (len(words) - 1))], stdin and "1") is None and words[0] not in ("tr", "cut"):
+            return run_pure(shell_words, stdin)
+        if run_pure([shell_words[0], *(["1"] * (len(shell_words) - 1))], stdin and "1") is None and shell_words[
+            0
+        ] not in ("tr", "cut"):
             return None
         failed: list[bool] = []
 
-        def compute(*known: str) -> str:
-            output = run_pure(known[: len(words)], known[-1] if stdin is not None else None)
+        def compute(*known_words: str) -> str:
+            output = run_pure(known_words[: len(shell_words)], known_words[-1] if stdin is not None else None)
             failed.append(output is None)
             return output or ""
 
         lifted = self._unknowns.lift(compute, *texts)
         return None if any(failed) else lifted
 
-    def _external(self, words: list[str], line: int) -> Truth:
+    def _external(self, shell_words: list[str], line: int) -> Truth:
         """A program: recorded, unless it is a shell that runs text or a file which is here."""
-        nested = self._nested(words)
+        nested = self._nested(shell_words)
         if nested is not None:
             return nested
-        if words[0].startswith("--"):
+        if shell_words[0].startswith("--"):
             self._run.notes.append(
-                f"line {line} is a command of its own, {words[0]}, as the line before it does not end in a backslash"
+                f"line {line} is a command of its own, {shell_words[0]}, as the line before it does not end in a "
+                "backslash"
             )
         environment = {name: self._state.value(name, self._unknowns.assumed) for name in self._state.exported}
         self._run.commands.append(
-            RecordedCommand((*self._launcher, *words), line, dict(self._unknowns.assumed), environment)
+            RecordedCommand((*self._launcher, *shell_words), line, dict(self._unknowns.assumed), environment)
         )
         if self._sink is not None:
-            shown = self._unknowns.described(" ".join(words))
-            counted = self._counted_gpus(words, shown)
+            shown = self._unknowns.described(" ".join(shell_words))
+            counted = self._counted_gpus(shell_words, shown)
             if counted is not None:
                 self._sink.append(counted)
                 return True
-            self._sink.append(self._unknowns.unknown(f"$({shown[:80]})", line, self._unknowns.names(words)))
+            self._sink.append(self._unknowns.unknown(f"$({shown[:80]})", line, self._unknowns.names(shell_words)))
         return True
 
-    def _counted_gpus(self, words: Sequence[str], shown: str) -> str | None:
+    def _counted_gpus(self, shell_words: Sequence[str], shown: str) -> str | None:
         """What a command prints from which a script counts the GPUs of its node; None: it is another."""
-        is_list = posixpath.basename(words[0]) in ("nvidia-smi", "rocm-smi") and "-L" in words
+        is_list = posixpath.basename(shell_words[0]) in ("nvidia-smi", "rocm-smi") and "-L" in shell_words
         if not is_list and not re.search(r"torch\.cuda\.device_count\(\)", shown):
             return None
         count = self._run.node_gpus
         self._run.notes.append(f"line {self._expander.line} counts the GPUs of a node: {count}, as the cluster's have")
         return "GPU\n" * count if is_list else f"{count}\n"
 
-    def _nested(self, words: list[str]) -> Truth | None:
+    def _nested(self, shell_words: list[str]) -> Truth | None:
         """Commands inside a command: `bash -c TEXT`, `bash FILE`, `ssh HOST TEXT`; None: there are none."""
-        for index, word in enumerate(words):
+        for index, word in enumerate(shell_words):
             if word.endswith(".py"):
                 return None
             if posixpath.basename(word) in _SHELLS:
-                return self._shell(words[:index], words[index + 1 :])
+                return self._shell(shell_words[:index], shell_words[index + 1 :])
             if re.search(r"\.py\b", word) and re.search(r"\s", word):
-                return self._nested_text(words[:index], word, ())
-            if index and word.endswith((".sh", ".bash")) and posixpath.basename(words[0]) in _WRAPPERS:
+                return self._nested_text(shell_words[:index], word, ())
+            if index and word.endswith((".sh", ".bash")) and posixpath.basename(shell_words[0]) in _WRAPPERS:
                 text = self._read(word)
-                return None if text is None else self._nested_text(words[:index], text, tuple(words[index + 1 :]), word)
-        if words[0].endswith((".sh", ".bash")):
-            text = self._read(words[0])
-            return None if text is None else self._nested_text([], text, tuple(words[1:]), words[0])
+                return (
+                    None
+                    if text is None
+                    else self._nested_text(shell_words[:index], text, tuple(shell_words[index + 1 :]), word)
+                )
+        if shell_words[0].endswith((".sh", ".bash")):
+            text = self._read(shell_words[0])
+            return None if text is None else self._nested_text([], text, tuple(shell_words[1:]), shell_words[0])
         return None
 
-    def _shell(self, launcher: Sequence[str], words: Sequence[str]) -> Truth | None:
-        rest = list(words)
+    def _shell(self, launcher: Sequence[str], shell_words: Sequence[str]) -> Truth | None:
+        rest = list(shell_words)
         while rest and rest[0].startswith("-"):
             option = rest.pop(0)
             if option in ("-o", "+o", "-O"):
@@ -957,7 +970,7 @@ class _Interpreter:
         return posixpath.dirname(self._state.script_name) or "."
 
     def _read(self, path: str) -> str | None:
-        """The text of a file that the script wrote, or that is beside it; None: there is none."""
+        """The text of a file that the script wrote, or that is next to it; None: there is none."""
         if unmarked(path) in self._run.files:
             return self._run.files[unmarked(path)]
         if self._directory is None:
@@ -979,40 +992,44 @@ class _Interpreter:
             return
         directory = posixpath.dirname(self._source)
         relative = inside[len(directory) + 1 :] if directory and inside.startswith(f"{directory}/") else inside
-        parts = [part for part in relative.split("/") if part not in ("", ".")]
+        segments = [segment for segment in relative.split("/") if segment not in ("", ".")]
         for base in (self._directory,) if relative.startswith("/") else (self._directory, self._directory.parent):
-            yield base / "/".join(parts)
-        yield self._directory / parts[-1]
+            yield base / "/".join(segments)
+        yield self._directory / segments[-1]
 
     # builtins
 
-    def _nothing(self, _words: list[str]) -> Truth:
+    def _nothing(self, _shell_words: list[str]) -> Truth:
         return True
 
-    def _true(self, _words: list[str]) -> Truth:
+    def _true(self, _shell_words: list[str]) -> Truth:
         return True
 
-    def _false(self, _words: list[str]) -> Truth:
+    def _false(self, _shell_words: list[str]) -> Truth:
         return False
 
-    def _exit(self, _words: list[str]) -> Truth:
+    def _exit(self, _shell_words: list[str]) -> Truth:
         raise _Exit
 
-    def _return(self, words: list[str]) -> Truth:
-        if len(words) > 1:
+    def _return(self, shell_words: list[str]) -> Truth:
+        if len(shell_words) > 1:
             self._status = self._unknowns.lift_truth(
-                lambda code: code == "0", [words[1]], "{0} = 0", self._expander.line
+                lambda code: code == "0", [shell_words[1]], "{0} = 0", self._expander.line
             )
         raise _Return
 
-    def _break(self, words: list[str]) -> Truth:
-        raise _Loop(leaves=True, levels=int(words[1]) if len(words) > 1 and words[1].isdecimal() else 1)
+    def _break(self, shell_words: list[str]) -> Truth:
+        raise _Loop(
+            leaves=True, levels=int(shell_words[1]) if len(shell_words) > 1 and shell_words[1].isdecimal() else 1
+        )
 
-    def _continue(self, words: list[str]) -> Truth:
-        raise _Loop(leaves=False, levels=int(words[1]) if len(words) > 1 and words[1].isdecimal() else 1)
+    def _continue(self, shell_words: list[str]) -> Truth:
+        raise _Loop(
+            leaves=False, levels=int(shell_words[1]) if len(shell_words) > 1 and shell_words[1].isdecimal() else 1
+        )
 
-    def _shift(self, words: list[str]) -> Truth:
-        count = int(words[1]) if len(words) > 1 and words[1].isdecimal() else 1
+    def _shift(self, shell_words: list[str]) -> Truth:
+        count = int(shell_words[1]) if len(shell_words) > 1 and shell_words[1].isdecimal() else 1
         if not self._state.has_arguments:
             self._state.shifted += count
             return True
@@ -1022,56 +1039,56 @@ class _Interpreter:
         self._state.is_called = True
         return True
 
-    def _set(self, words: list[str]) -> Truth:
-        if "--" not in words:
+    def _set(self, shell_words: list[str]) -> Truth:
+        if "--" not in shell_words:
             return True
 
-        def assign(known: Sequence[str]) -> Truth:
-            self._state.positional = tuple(known)
+        def assign(known_words: Sequence[str]) -> Truth:
+            self._state.positional = tuple(known_words)
             self._state.has_arguments = self._state.is_called = True
             return True
 
-        return self._for_each_outcome(words[words.index("--") + 1 :], assign)
+        return self._for_each_outcome(shell_words[shell_words.index("--") + 1 :], assign)
 
-    def _let(self, words: list[str]) -> Truth:
+    def _let(self, shell_words: list[str]) -> Truth:
         value = "0"
-        for word in words[1:]:
+        for word in shell_words[1:]:
             value = self._expander.arithmetic(word)
         return self._unknowns.lift_truth(lambda number: number != "0", [value], "let {0}", self._expander.line)
 
-    def _eval(self, words: list[str]) -> Truth:
-        self._run_inner(" ".join(words[1:]))
+    def _eval(self, shell_words: list[str]) -> Truth:
+        self._run_inner(" ".join(shell_words[1:]))
         return self._status
 
-    def _test_command(self, words: list[str]) -> Truth:
-        tested = words[1:-1] if words[0] == "[" else words[1:]
+    def _test_command(self, shell_words: list[str]) -> Truth:
+        tested = shell_words[1:-1] if shell_words[0] == "[" else shell_words[1:]
         quoted = [word if "\0" in word else f"'{word}'" if "'" not in word else word for word in tested]
         return ConditionEvaluator(self._expander, quoted, self._expander.line, is_extended=False).truth()
 
-    def _source_file(self, words: list[str]) -> Truth:
-        text = self._read(words[1]) if len(words) > 1 else None
+    def _source_file(self, shell_words: list[str]) -> Truth:
+        text = self._read(shell_words[1]) if len(shell_words) > 1 else None
         if text is None:
-            path = self._unknowns.described(" ".join(words[1:2]))
-            self._run.notes.append(f"{path}, which line {self._expander.line} sources, is not beside the script")
+            path = self._unknowns.described(" ".join(shell_words[1:2]))
+            self._run.notes.append(f"{path}, which line {self._expander.line} sources, is not next to the script")
             return True
         state, saved = self._state, (self._state.positional, self._state.has_arguments, self._state.is_called)
-        if len(words) > 2:
-            state.positional, state.has_arguments, state.is_called = tuple(words[2:]), True, True
+        if len(shell_words) > 2:
+            state.positional, state.has_arguments, state.is_called = tuple(shell_words[2:]), True, True
         with suppress(_Return):
             self._run_inner(text)
-        if len(words) > 2:
+        if len(shell_words) > 2:
             state.positional, state.has_arguments, state.is_called = saved
         return True
 
-    def _pwd(self, _words: list[str]) -> Truth:
+    def _pwd(self, _shell_words: list[str]) -> Truth:
         if self._sink is not None:
             self._sink.append(self._unknowns.unknown("$(pwd)", self._expander.line))
         return True
 
-    def _read_variables(self, words: list[str]) -> Truth:
+    def _read_variables(self, shell_words: list[str]) -> Truth:
         """`read`: from a here-string or a here-document that is known."""
-        names = [word for word in words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word)]
-        options = " ".join(word for word in words[1:] if word.startswith("-"))
+        names = [word for word in shell_words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word)]
+        options = " ".join(word for word in shell_words[1:] if word.startswith("-"))
         text = self._stdin
         if "a" in options.replace("-d", ""):
             self._state.assign(names[-1], tuple((text or "").split()))
@@ -1083,9 +1100,9 @@ class _Interpreter:
         if "-d" in options:
             self._state.assign(names[0], text.strip())
             return True
-        parts = text.split("\n", 1)[0].split(None, max(len(names) - 1, 0))
+        segments = text.split("\n", 1)[0].split(None, max(len(names) - 1, 0))
         for index, name in enumerate(names):
-            self._state.assign(name, parts[index].strip() if index < len(parts) else "")
+            self._state.assign(name, segments[index].strip() if index < len(segments) else "")
         return True
 
     _HANDLERS: Final[Mapping[str, Callable[["_Interpreter", Node], Truth]]] = {
@@ -1144,14 +1161,14 @@ def definition_hint(names: Sequence[str]) -> str:
 
 
 def _shared_prefix(first: str, second: str) -> int:
-    """How many characters two texts begin with alike, without cutting a hole."""
+    """How many characters begin both texts, without cutting a hole."""
     shortest = min(len(first), len(second))
     length = next((index for index in range(shortest) if first[index] != second[index]), shortest)
     return length if first[:length].count("\0") % 2 == 0 else first[:length].rindex("\0")
 
 
 def _shared_suffix(first: str, second: str) -> int:
-    """How many characters two texts end with alike, without cutting a hole."""
+    """How many characters end both texts, without cutting a hole."""
     shortest = min(len(first), len(second))
     length = next((index for index in range(shortest) if first[-1 - index] != second[-1 - index]), shortest)
     tail = first[len(first) - length :]

@@ -34,15 +34,15 @@ class Launch:
 
     program: str
     is_module: bool
-    words: tuple[str, ...]
+    shell_words: tuple[str, ...]
     processes: str | None
     line: int
 
 
 def batch_header(text: str) -> dict[str, str]:
     """The options of `#SBATCH` and `#PBS` lines."""
-    words = [word for line in _SBATCH.findall(text) for word in line.split()]
-    options = dict(_options(words))
+    shell_words = [word for line in _SBATCH.findall(text) for word in line.split()]
+    options = dict(_options(shell_words))
     for line in _PBS.findall(text):
         options |= _pbs_options(line)
     return options
@@ -91,28 +91,30 @@ def _product(first: str, second: str) -> str:
 
 
 def find_launch(
-    words: Sequence[str], line: int, environment: Mapping[str, object], header: Options, run: ScriptRun
+    shell_words: Sequence[str], line: int, environment: Mapping[str, object], header: Options, run: ScriptRun
 ) -> Launch | None:
     """The Python program in a command; None: it starts none."""
-    position = _program_position(words)
+    position = _program_position(shell_words)
     if position is None:
         return None
-    is_module = words[position - 1] == "-m" if position else False
-    program = words[position] if is_module else posixpath.basename(words[position])
-    launcher = [*words[:position]]
+    is_module = shell_words[position - 1] == "-m" if position else False
+    program = shell_words[position] if is_module else posixpath.basename(shell_words[position])
+    launcher = [*shell_words[:position]]
     processes = _processes(launcher, environment, header, run)
-    return Launch(program.removesuffix(".py"), is_module, tuple(words[position + 1 :]), processes, line)
+    return Launch(program.removesuffix(".py"), is_module, tuple(shell_words[position + 1 :]), processes, line)
 
 
-def _program_position(words: Sequence[str]) -> int | None:
+def _program_position(shell_words: Sequence[str]) -> int | None:
     """Where the program is: a Python file, or a module that python runs."""
-    for position, word in enumerate(words):
+    for position, word in enumerate(shell_words):
         if word.endswith(".py"):
             return position
-        if word == "-m" and position + 1 < len(words) and words[position + 1] not in _TORCH_MODULES:
-            before = posixpath.basename(words[position - 1]) if position else ""
+        if word == "-m" and position + 1 < len(shell_words) and shell_words[position + 1] not in _TORCH_MODULES:
+            before = posixpath.basename(shell_words[position - 1]) if position else ""
             is_run = (
-                _PYTHON.match(before) or "torchrun" in words[:position] or set(_TORCH_MODULES) & {*words[:position]}
+                _PYTHON.match(before)
+                or "torchrun" in shell_words[:position]
+                or set(_TORCH_MODULES) & {*shell_words[:position]}
             )
             if is_run:
                 return position + 1
@@ -139,32 +141,32 @@ def _processes(
     return "1" if is_plain and "\0" not in launcher[0] else None
 
 
-def _srun_options(words: Sequence[str]) -> dict[str, str]:
-    names = [posixpath.basename(word) for word in words]
-    return dict(_options(words[names.index("srun") + 1 :])) if "srun" in names else {}
+def _srun_options(shell_words: Sequence[str]) -> dict[str, str]:
+    names = [posixpath.basename(word) for word in shell_words]
+    return dict(_options(shell_words[names.index("srun") + 1 :])) if "srun" in names else {}
 
 
-def _options(words: Sequence[str]) -> list[tuple[str, str]]:
+def _options(shell_words: Sequence[str]) -> list[tuple[str, str]]:
     """Options and the word after each, `-N4` and `--nodes=4` taken apart."""
-    found = []
-    for word, after in pairwise((*words, "")):
+    parsed_options = []
+    for word, after in pairwise((*shell_words, "")):
         value = "" if _FLAG.match(after) else after
         if word.startswith("--"):
             name, separator, attached = word[2:].partition("=")
-            found.append((name.replace("_", "-"), attached if separator else value))
+            parsed_options.append((name.replace("_", "-"), attached if separator else value))
         elif re.fullmatch(r"-[A-Za-z].*", word):
             short = word[1:]
             name = short if len(short) > 1 and short in ("np", "ppn", "npernode") else short[0]
             attached = short[len(name) :].lstrip("=")
-            found.append((_SHORT_OPTIONS.get(name, name), attached or value))
-    return found
+            parsed_options.append((_SHORT_OPTIONS.get(name, name), attached or value))
+    return parsed_options
 
 
 def _times(run: ScriptRun, first: str, second: str) -> str:
     def product(a: str, b: str) -> str:
         a = a.split(":")[-1]
-        known = a.isdecimal() and b.isdecimal()
-        return str(int(a) * int(b)) if known else run.unknowns.unknown(f"{a} x {b} processes", 0)
+        known_value = a.isdecimal() and b.isdecimal()
+        return str(int(a) * int(b)) if known_value else run.unknowns.unknown(f"{a} x {b} processes", 0)
 
     return run.unknowns.lift(product, first, second)
 

@@ -23,13 +23,13 @@ def pattern_regex(pattern: str) -> re.Pattern[str]:
     """
     if len(pattern) > _MAX_PATTERN:
         raise InputError(f"a pattern of {len(pattern):,} characters is too long")
-    parts: list[str] = []
+    segments: list[str] = []
     position = 0
     while position < len(pattern):
-        part, position = _next_part(pattern, position)
-        if part != ".*" or parts[-1:] != [".*"]:
-            parts.append(part)
-    return re.compile("".join(parts), re.DOTALL)
+        segment, position = _next_part(pattern, position)
+        if segment != ".*" or segments[-1:] != [".*"]:
+            segments.append(segment)
+    return re.compile("".join(segments), re.DOTALL)
 
 
 def _next_part(pattern: str, position: int) -> tuple[str, int]:
@@ -58,8 +58,10 @@ def _bracket_part(pattern: str, position: int) -> tuple[str, int]:
         return r"\[", position + 1
     inner = re.sub(r"\[:(\w+):\]", lambda name: f"\0{_CLASSES.get(name[1], '')}\0", match[2])
     escaped = "".join(
-        part if index % 2 else part.replace("\\", r"\\").replace("[", r"\[").replace("^", r"\^").replace("&", r"\&")
-        for index, part in enumerate(inner.split("\0"))
+        segment
+        if index % 2
+        else segment.replace("\\", r"\\").replace("[", r"\[").replace("^", r"\^").replace("&", r"\&")
+        for index, segment in enumerate(inner.split("\0"))
     )
     return f"[{'^' if match[1] else ''}{escaped}]", match.end()
 

@@ -16,29 +16,29 @@ class NotPureError(Exception):
     """A use of a command whose output is not computed here."""
 
 
-def run_pure(words: Sequence[str], stdin: str | None) -> str | None:
+def run_pure(shell_words: Sequence[str], stdin: str | None) -> str | None:
     """What a command prints; None: it is none of the known ones, or is used in a way that is not known."""
-    command = _COMMANDS.get(posixpath.basename(words[0]))
+    command = _COMMANDS.get(posixpath.basename(shell_words[0]))
     if command is None:
         return None
     try:
-        return command(list(words[1:]), stdin)
+        return command(list(shell_words[1:]), stdin)
     except (NotPureError, InputError, ValueError, IndexError):
         return None
 
 
-def _echo(words: list[str], _stdin: str | None) -> str:
+def _echo(shell_words: list[str], _stdin: str | None) -> str:
     end, escapes = "\n", False
-    while words and re.fullmatch(r"-[neE]+", words[0]):
-        end = "" if "n" in words[0] else end
-        escapes = escapes or "e" in words[0]
-        words.pop(0)
-    text = " ".join(words)
+    while shell_words and re.fullmatch(r"-[neE]+", shell_words[0]):
+        end = "" if "n" in shell_words[0] else end
+        escapes = escapes or "e" in shell_words[0]
+        shell_words.pop(0)
+    text = " ".join(shell_words)
     return (re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), text) if escapes else text) + end
 
 
-def _printf(words: list[str], _stdin: str | None) -> str:
-    form, values = words[0], words[1:]
+def _printf(shell_words: list[str], _stdin: str | None) -> str:
+    form, values = shell_words[0], shell_words[1:]
     form = re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[0]), form)
     specifiers = re.findall(r"%[-0-9]*[sd]", form)
     if "%" in re.sub(r"%[-0-9]*[sd]", "", form) or (values and not specifiers):
@@ -55,24 +55,24 @@ def _printf(words: list[str], _stdin: str | None) -> str:
     return "".join(printed)
 
 
-def _dirname(words: list[str], _stdin: str | None) -> str:
-    (path,) = words
+def _dirname(shell_words: list[str], _stdin: str | None) -> str:
+    (path,) = shell_words
     return (posixpath.dirname(path.rstrip("/") or "/") or ".") + "\n"
 
 
-def _basename(words: list[str], _stdin: str | None) -> str:
-    if words[0].startswith("-"):
+def _basename(shell_words: list[str], _stdin: str | None) -> str:
+    if shell_words[0].startswith("-"):
         raise NotPureError
-    name = posixpath.basename(words[0].rstrip("/"))
-    suffix = words[1] if len(words) > 1 else ""
+    name = posixpath.basename(shell_words[0].rstrip("/"))
+    suffix = shell_words[1] if len(shell_words) > 1 else ""
     return (name.removesuffix(suffix) if name != suffix else name) + "\n"
 
 
-def _seq(words: list[str], _stdin: str | None) -> str:
+def _seq(shell_words: list[str], _stdin: str | None) -> str:
     separator = "\n"
-    if words[:1] == ["-s"]:
-        separator, words = words[1], words[2:]
-    numbers = [int(word) for word in words]
+    if shell_words[:1] == ["-s"]:
+        separator, shell_words = shell_words[1], shell_words[2:]
+    numbers = [int(word) for word in shell_words]
     first, step, last = {1: (1, 1, numbers[0]), 2: (numbers[0], 1, numbers[-1])}.get(len(numbers), tuple(numbers))
     if not step or (last - first) // step > _MAX_SEQUENCE:
         raise NotPureError
@@ -80,31 +80,31 @@ def _seq(words: list[str], _stdin: str | None) -> str:
     return separator.join(printed) + "\n" if printed else ""
 
 
-def _expr(words: list[str], _stdin: str | None) -> str:
+def _expr(shell_words: list[str], _stdin: str | None) -> str:
     operators = {"=": "=="}
-    return f"{evaluate_arithmetic(' '.join(operators.get(word, word) for word in words))}\n"
+    return f"{evaluate_arithmetic(' '.join(operators.get(word, word) for word in shell_words))}\n"
 
 
-def _bc(words: list[str], stdin: str | None) -> str:
-    if stdin is None or words not in ([], ["-l"]) or (words and "/" in stdin):
+def _bc(shell_words: list[str], stdin: str | None) -> str:
+    if stdin is None or shell_words not in ([], ["-l"]) or (shell_words and "/" in stdin):
         raise NotPureError
     return "".join(f"{evaluate_arithmetic(line)}\n" for line in re.split(r"[;\n]", stdin) if line.strip())
 
 
-def _cat(words: list[str], stdin: str | None) -> str:
-    if words not in ([], ["-"]) or stdin is None:
+def _cat(shell_words: list[str], stdin: str | None) -> str:
+    if shell_words not in ([], ["-"]) or stdin is None:
         raise NotPureError
     return stdin
 
 
-def _tr(words: list[str], stdin: str | None) -> str:
+def _tr(shell_words: list[str], stdin: str | None) -> str:
     if stdin is None:
         raise NotPureError
-    if words[0] == "-d" and len(words) == 2:
-        return "".join(character for character in stdin if character not in _tr_set(words[1]))
-    if words[0].startswith("-"):
+    if shell_words[0] == "-d" and len(shell_words) == 2:
+        return "".join(character for character in stdin if character not in _tr_set(shell_words[1]))
+    if shell_words[0].startswith("-"):
         raise NotPureError
-    first, second = _tr_set(words[0]), _tr_set(words[1])
+    first, second = _tr_set(shell_words[0]), _tr_set(shell_words[1])
     second += second[-1] * (len(first) - len(second))
     return stdin.translate(str.maketrans(first, second[: len(first)]))
 
@@ -117,10 +117,10 @@ def _tr_set(text: str) -> str:
     )
 
 
-def _wc(words: list[str], stdin: str | None) -> str:
+def _wc(shell_words: list[str], stdin: str | None) -> str:
     if stdin is None:
         raise NotPureError
-    match words:
+    match shell_words:
         case ["-w"]:
             return f"{len(stdin.split())}\n"
         case ["-l"]:
@@ -130,19 +130,19 @@ def _wc(words: list[str], stdin: str | None) -> str:
     raise NotPureError
 
 
-def _cut(words: list[str], stdin: str | None) -> str:
-    joined = " ".join(words)
+def _cut(shell_words: list[str], stdin: str | None) -> str:
+    joined = " ".join(shell_words)
     match = re.fullmatch(r"-d ?(.) ?-f ?(\d+)|-f ?(\d+) -d ?(.)", joined)
     if stdin is None or match is None:
         raise NotPureError
     delimiter, number = match[1] or match[4], int(match[2] or match[3])
     lines = [line.split(delimiter) for line in stdin.splitlines()]
-    return "".join(f"{parts[number - 1] if len(parts) >= number else ''}\n" for parts in lines)
+    return "".join(f"{segments[number - 1] if len(segments) >= number else ''}\n" for segments in lines)
 
 
-def _sed(words: list[str], stdin: str | None) -> str:
+def _sed(shell_words: list[str], stdin: str | None) -> str:
     """Substitutions alone, of patterns without special characters."""
-    scripts = [word for word in words if word not in ("-e", "-r", "-E")]
+    scripts = [word for word in shell_words if word not in ("-e", "-r", "-E")]
     if stdin is None:
         raise NotPureError
     for script in scripts:
@@ -154,8 +154,8 @@ def _sed(words: list[str], stdin: str | None) -> str:
     return stdin
 
 
-def _head(words: list[str], stdin: str | None, *, last: bool = False) -> str:
-    match = re.fullmatch(r"-n ?(\d+)|-(\d+)|", " ".join(words))
+def _head(shell_words: list[str], stdin: str | None, *, last: bool = False) -> str:
+    match = re.fullmatch(r"-n ?(\d+)|-(\d+)|", " ".join(shell_words))
     if stdin is None or match is None:
         raise NotPureError
     count = int(match[1] or match[2] or 10)
@@ -163,12 +163,12 @@ def _head(words: list[str], stdin: str | None, *, last: bool = False) -> str:
     return "".join((lines[-count:] if count else []) if last else lines[:count])
 
 
-def _tail(words: list[str], stdin: str | None) -> str:
-    return _head(words, stdin, last=True)
+def _tail(shell_words: list[str], stdin: str | None) -> str:
+    return _head(shell_words, stdin, last=True)
 
 
-def _realpath(words: list[str], _stdin: str | None) -> str:
-    paths = [word for word in words if not word.startswith("-")]
+def _realpath(shell_words: list[str], _stdin: str | None) -> str:
+    paths = [word for word in shell_words if not word.startswith("-")]
     return f"{posixpath.normpath(paths[0])}\n" if len(paths) == 1 else _refuse()
 
 

@@ -75,8 +75,8 @@ class ShellState:
         if isinstance(old, dict):
             self.variables[name] = {**old, index: str(value)}
             return
-        words = list(old) if isinstance(old, tuple) else [old] if isinstance(old, str) else []
+        shell_words = list(old) if isinstance(old, tuple) else [old] if isinstance(old, str) else []
         number = int(index)
-        words += [""] * (number + 1 - len(words))
-        words[number] = str(value)
-        self.variables[name] = tuple(words)
+        shell_words += [""] * (number + 1 - len(shell_words))
+        shell_words[number] = str(value)
+        self.variables[name] = tuple(shell_words)

@@ -31,7 +31,7 @@ class UnknownValue:
     line: int = field(compare=False)
     is_unset: bool
     """Whether it is a variable, or positional parameter, that the script never sets."""
-    place: int = 0
+    slot: int = 0
     """The line, where a value is another one each time; 0: it is one value everywhere."""
 
 
@@ -136,51 +136,62 @@ class Unknowns:
         """The text as one word, with choices of assumed decisions made."""
         if "\0" not in text:
             return text
-        return "".join(part if part[0] != "\0" else self._settled_hole(part) for part in _parts(text))
+        return "".join(segment if segment[0] != "\0" else self._settled_hole(segment) for segment in _segments(text))
 
-    def _settled_hole(self, part: str) -> str:
-        outcome = self._outcome(part)
-        return part if outcome is None else self.settle(" ".join(outcome))
+    def _settled_hole(self, segment: str) -> str:
+        outcome = self._outcome(segment)
+        return segment if outcome is None else self.settle(" ".join(outcome))
 
     def as_text(self, text: str) -> str:
         """The text as one value: lists in it are joined, and nothing in it is split."""
         return HOLE.sub(lambda match: self._text_hole(int(match[1])), text) if "\0" in text else text
 
+    def joined(self, shell_words: Sequence[str]) -> str:
+        """The words with spaces between them, as one value; of each outcome, where their number depends on one."""
+        decision = self.counting_decision(shell_words)
+        if decision is None:
+            return self.as_text(" ".join(shell_words))
+        outcomes = []
+        for outcome in (0, 1):
+            with self.assuming({decision.number: outcome}):
+                outcomes.append((self.joined(self.settle_words(shell_words)),))
+        return self.choice(decision, outcomes[0], outcomes[1])
+
     def _text_hole(self, number: int) -> str:
         hole = self.holes[number]
         if not isinstance(hole, Choice):
             return f"\0{number}\0"
-        joined = [None if words is None else (self.as_text(" ".join(words)),) for words in hole.outcomes]
+        joined = [None if shell_words is None else (self.joined(shell_words),) for shell_words in hole.outcomes]
         return self.choice(hole.decision, joined[0], joined[1], hole.name)
 
-    def settle_words(self, words: Iterable[str]) -> list[str]:
+    def settle_words(self, shell_words: Iterable[str]) -> list[str]:
         """The words, with choices of assumed decisions made, which may be any number of words each."""
         settled: list[str] = []
-        for word in words:
+        for word in shell_words:
             settled += self._settled_words(word) if "\0" in word else [word]
         return settled
 
     def _settled_words(self, word: str) -> list[str]:
         builder = WordBuilder()
-        for part in _parts(word):
-            outcome = self._outcome(part) if part[0] == "\0" else None
+        for segment in _segments(word):
+            outcome = self._outcome(segment) if segment[0] == "\0" else None
             if outcome is None:
-                builder.append(part)
-            elif part[-2] == "*":
+                builder.append(segment)
+            elif segment[-2] == "*":
                 builder.append_split(" ".join(self.settle_words(outcome)))
             else:
                 builder.append_list(self.settle_words(outcome))
-        return builder.words()
+        return builder.shell_words()
 
-    def _outcome(self, part: str) -> Outcome:
+    def _outcome(self, segment: str) -> Outcome:
         """The words of an assumed choice, with unset variables as unknowns; None: the hole stays."""
-        hole = self.holes[int(part.strip("\0*"))]
+        hole = self.holes[int(segment.strip("\0*"))]
         if not isinstance(hole, Choice) or hole.decision.number not in self.assumed:
             return None
         outcome = hole.outcomes[self.assumed[hole.decision.number]]
         if outcome is None:
             return (self.unknown(f"${hole.name}", hole.decision.line, (hole.name,), is_unset=True),)
-        return tuple(mark_split(word) for word in outcome) if part[-2] == "*" else outcome
+        return tuple(mark_split(word) for word in outcome) if segment[-2] == "*" else outcome
 
     def hole_at(self, text: str) -> UnknownValue | Choice | None:
         """The hole that a text consists of; None where it is anything else."""
@@ -189,15 +200,15 @@ class Unknowns:
 
     def unknowns(self, text: str) -> list[UnknownValue]:
         """All unknown values in a text, those of its choices included."""
-        found: list[UnknownValue] = []
+        unknown_values: list[UnknownValue] = []
         for match in HOLE.finditer(text):
             hole = self.holes[int(match[1])]
             if isinstance(hole, UnknownValue):
-                found.append(hole)
+                unknown_values.append(hole)
             else:
-                words = (word for outcome in hole.outcomes for word in outcome or ())
-                found += (value for word in words for value in self.unknowns(word))
-        return list(dict.fromkeys(found))
+                shell_words = (word for outcome in hole.outcomes for word in outcome or ())
+                unknown_values += (value for word in shell_words for value in self.unknowns(word))
+        return list(dict.fromkeys(unknown_values))
 
     def open_decision(self, texts: Iterable[str]) -> Decision | None:
         """The first decision on which texts depend and that is not assumed."""
@@ -208,9 +219,9 @@ class Unknowns:
                     return hole.decision
         return None
 
-    def counting_decision(self, words: Iterable[str]) -> Decision | None:
+    def counting_decision(self, shell_words: Iterable[str]) -> Decision | None:
         """The first open decision on which the number of words depends."""
-        for word in words:
+        for word in shell_words:
             for match in HOLE.finditer(word) if "\0" in word else ():
                 hole = self.holes[int(match[1])]
                 if not isinstance(hole, Choice) or hole.decision.number in self.assumed:
@@ -292,7 +303,7 @@ def unmarked(text: str) -> str:
     return text.replace("*\0", "\0") if "\0" in text else text
 
 
-def _parts(text: str) -> Iterator[str]:
+def _segments(text: str) -> Iterator[str]:
     """Holes, and the texts between them."""
     start = 0
     for match in HOLE.finditer(text):
@@ -308,39 +319,39 @@ class WordBuilder:
     """Joins literal text and expansions into words, as a shell does."""
 
     def __init__(self) -> None:
-        self._words: list[str] = []
+        self._shell_words: list[str] = []
         self._current: str | None = None
 
     def append(self, text: str) -> None:
         """Text that is not split; an empty one makes a word, too."""
         self._current = (self._current or "") + text
 
-    def append_list(self, words: Sequence[str]) -> None:
+    def append_list(self, shell_words: Sequence[str]) -> None:
         """Words of a quoted list: the first joins what is before, the last what comes after."""
-        for index, word in enumerate(words):
+        for index, word in enumerate(shell_words):
             if index:
                 self.end()
             self.append(word)
 
     def append_split(self, text: str) -> None:
         """Text that is split at white space."""
-        words = text.split()
+        shell_words = text.split()
         if text[:1].isspace():
             self.end()
-        for index, word in enumerate(words):
+        for index, word in enumerate(shell_words):
             if index:
                 self.end()
             self.append(word)
-        if words and text[-1:].isspace():
+        if shell_words and text[-1:].isspace():
             self.end()
 
     def end(self) -> None:
         """End the word that was begun."""
         if self._current is not None:
-            self._words.append(self._current)
+            self._shell_words.append(self._current)
         self._current = None
 
-    def words(self) -> list[str]:
+    def shell_words(self) -> list[str]:
         """All words."""
         self.end()
-        return self._words
+        return self._shell_words
