@@ -59,7 +59,7 @@ OPTIONS = {
         "-q",
         "--help",
     ],
-    "import": ["PROGRAM", "FILE", "--set", "--cluster", "--gpus", "--out", "--output", "--help"],
+    "import": ["PROGRAM", "FILE", "--set", "--define", "--cluster", "--gpus", "--out", "--output", "--help"],
     "export": ["PROGRAM", "FILE", "--set", "--out", "--output", "--force", "--help"],
     "explain": ["FILE", "--measured", "--set", "--json", "--help"],
     "validate": [

@@ -53,7 +53,7 @@ def _without_flash_attention(scenario: Scenario) -> Scenario | None:
 
 def _without_newest_flash(scenario: Scenario) -> Scenario | None:
     """FlashAttention-2 in place of the fastest library's."""
-    is_newest = scenario.training.attention is AttentionBackend.FLASH
+    is_newest = scenario.training.attention in (AttentionBackend.FLASH, AttentionBackend.SDPA)
     return with_training(scenario, attention=AttentionBackend.FLASH2) if is_newest else None
 
 
