@@ -6,11 +6,22 @@ system). Failures are raised as OutputError. Pipes and devices are written direc
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
 from clustersim.common.errors import OutputError
+
+
+def read_first_text(candidates: Iterable[Path], max_bytes: int) -> str | None:
+    """The text of the first file that exists, is not larger and can be read; None: there is none."""
+    for candidate in candidates:
+        try:
+            if candidate.is_file() and candidate.stat().st_size <= max_bytes:
+                return candidate.read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            continue
+    return None
 
 
 @contextlib.contextmanager

@@ -4,10 +4,10 @@ import json
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from clustersim.common.errors import InputError, suggest_nearest
+from clustersim.common.files import read_first_text
 from clustersim.interop.megatron_arguments import MegatronArguments
 from clustersim.interop.shell.unknowns import HOLE, unmarked
 
@@ -100,7 +100,8 @@ def _read_config(parsed: MegatronArguments, path: str, files: Mapping[str, str])
     """The JSON that the script writes, or that is next to it."""
     text = files.get(unmarked(path))
     if text is None and parsed.context.directory is not None and "\0" not in path:
-        text = _text_beside(parsed.context.directory, path)
+        directory = parsed.context.directory
+        text = read_first_text((directory / path, directory / posixpath.basename(path)), _MAX_CONFIG)
     if text is None:
         return None
     try:
@@ -110,16 +111,6 @@ def _read_config(parsed: MegatronArguments, path: str, files: Mapping[str, str])
     if not isinstance(config, dict):
         raise parsed.error("deepspeed_config", f"{parsed.shown(path)} holds no mapping")
     return config
-
-
-def _text_beside(directory: Path, path: str) -> str | None:
-    for candidate in (directory / path, directory / posixpath.basename(path)):
-        try:
-            if candidate.is_file() and candidate.stat().st_size <= _MAX_CONFIG:
-                return candidate.read_text(encoding="utf-8")
-        except (OSError, ValueError):
-            continue
-    return None
 
 
 def _stage_of(config: Mapping[str, Any]) -> object:

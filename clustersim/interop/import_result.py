@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,10 @@ class ImportContext:
     directory: Path | None = None
     definitions: Mapping[str, str] = field(default_factory=dict)
     overridden: tuple[str, ...] = ()
+
+
+NO_CONTEXT: Final = ImportContext()
+"""Of a file that names no other, or whose surroundings are not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
 from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
-from clustersim.interop.import_result import ImportContext, ImportResult
+from clustersim.interop.import_result import NO_CONTEXT, ImportContext, ImportResult
 from clustersim.interop.megatron_arguments import MegatronArguments, group_by_flag, is_irrelevant_flag
 from clustersim.interop.megatron_launches import LaunchedTraining, ScriptTrainings, find_trainings, yaml_trainings
 from clustersim.interop.megatron_model import import_model
@@ -55,7 +55,6 @@ _STATE_FORMAT_FLAGS: Final = {
 _OPTIMIZERS: Final = ("adam", "sgd")
 
 
-_NOWHERE: Final = ImportContext()
 _MAX_SHOWN_FLAGS: Final = 3
 
 
@@ -72,7 +71,7 @@ def import_megatron(
     source: str,
     cluster: str = "dgx-h100",
     gpu_count: int | None = None,
-    context: ImportContext = _NOWHERE,
+    context: ImportContext = NO_CONTEXT,
 ) -> ImportResult:
     """The scenario of a script that launches Megatron-LM, or of its arguments alone.
 

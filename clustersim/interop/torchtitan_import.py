@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.interop.import_result import ImportContext, ImportResult
+from clustersim.interop.import_result import NO_CONTEXT, ImportContext, ImportResult
 from clustersim.interop.model_equivalence import has_experts
 from clustersim.interop.torchtitan_config import TorchtitanConfig
 from clustersim.interop.torchtitan_flavors import ModelFlavor, find_flavor, flavor_model
@@ -63,15 +63,12 @@ class _ParallelDegrees:
         return self.dp * self.cp * self.tp * self.pp
 
 
-_NOWHERE: Final = ImportContext()
-
-
 def import_torchtitan(
     text: str,
     source: str,
     cluster: str = "dgx-h100",
     gpu_count: int | None = None,
-    context: ImportContext = _NOWHERE,
+    context: ImportContext = NO_CONTEXT,
 ) -> ImportResult:
     """The scenario of a job file.
 

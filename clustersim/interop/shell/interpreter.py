@@ -16,6 +16,7 @@ from typing import Final
 from tree_sitter import Node
 
 from clustersim.common.errors import InputError
+from clustersim.common.files import read_first_text
 from clustersim.interop.shell.conditions import ConditionEvaluator
 from clustersim.interop.shell.expansion import MAX_TEXT, Expander
 from clustersim.interop.shell.patterns import matches_pattern
@@ -973,15 +974,7 @@ class _Interpreter:
         """The text of a file that the script wrote, or that is next to it; None: there is none."""
         if unmarked(path) in self._run.files:
             return self._run.files[unmarked(path)]
-        if self._directory is None:
-            return None
-        for candidate in self._candidates(path):
-            try:
-                if candidate.is_file() and candidate.stat().st_size <= MAX_SCRIPT:
-                    return candidate.read_text(encoding="utf-8")
-            except (OSError, ValueError):
-                continue
-        return None
+        return read_first_text(self._candidates(path), MAX_SCRIPT)
 
     def _candidates(self, path: str) -> Iterator[Path]:
         """Where a file may be: as it is written, or, where its directory is not known, by its last parts."""
