@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError, suggest_nearest
-from clustersim.common.units import BytesPerSecond
 from clustersim.cost.calibration_record import CalibrationRecord, DeviceInfo, RecordOrigin
 from clustersim.cost.record_file import read_record, require_same_origin, write_record
 from clustersim.cost.record_scaling import scale_record
@@ -69,18 +68,19 @@ def command(options: argparse.Namespace) -> None:
     print(f"wrote {options.output}")
 
 
-def _reached_bandwidth(accelerator: Accelerator) -> BytesPerSecond:
-    return accelerator.memory_bandwidth * accelerator.efficiency.memory_bandwidth_fraction
-
-
 def derive_record(record: CalibrationRecord, target: str) -> CalibrationRecord:
     """The record of an accelerator with the same compute die; raise InputError where the dies differ."""
     source = record.device.accelerator
     die = _shared_die(source, target)
     source_accelerator, target_accelerator = load_accelerator(source), load_accelerator(target)
-    ratio = _reached_bandwidth(target_accelerator) / _reached_bandwidth(source_accelerator)
+    source_bandwidth, target_bandwidth = (
+        accelerator.efficiency.reached_bandwidth(accelerator.memory_bandwidth)
+        for accelerator in (source_accelerator, target_accelerator)
+    )
     scaled_record = scale_record(
-        record, compute=die.relative_rates[target] / die.relative_rates[source], bandwidth=ratio
+        record,
+        compute=die.relative_rates[target] / die.relative_rates[source],
+        bandwidth=target_bandwidth / source_bandwidth,
     )
     return replace(
         scaled_record,

@@ -135,9 +135,8 @@ def _compute_seconds_at_peak(
 
 def _memory_seconds(accelerator: Accelerator, samples: Sequence[AttentionSample]) -> FloatArray:
     """Seconds of each sample's memory traffic: [samples]."""
-    return np.array([sample.moved_bytes for sample in samples]) / (
-        accelerator.memory_bandwidth * accelerator.efficiency.memory_bandwidth_fraction
-    )
+    bandwidth = accelerator.efficiency.reached_bandwidth(accelerator.memory_bandwidth)
+    return np.array([sample.moved_bytes for sample in samples]) / bandwidth
 
 
 def _score_count(sample: AttentionSample) -> float:

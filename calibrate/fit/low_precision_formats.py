@@ -165,9 +165,8 @@ def _format_samples(dtype: DType, names: Sequence[str]) -> list[MatmulMeasuremen
 def _cast_seconds(accelerator: Accelerator, samples: Sequence[CastSample], shares: FloatArray) -> FloatArray:
     """Seconds of casts that reach a fraction of the memory-bound bandwidth: [shares, samples]."""
     efficiency = accelerator.efficiency
-    transfer_seconds = np.array([sample.kernel.bytes for sample in samples]) / (
-        accelerator.memory_bandwidth * efficiency.memory_bandwidth_fraction
-    )
+    bandwidth = efficiency.reached_bandwidth(accelerator.memory_bandwidth)
+    transfer_seconds = np.array([sample.kernel.bytes for sample in samples]) / bandwidth
     latency_seconds = np.array([sample.kernel.launches for sample in samples]) * efficiency.kernel_latency
     seconds: FloatArray = transfer_seconds[None, :] / shares[:, None] + latency_seconds[None, :]
     return seconds

@@ -73,9 +73,7 @@ def _kernel_model_constants(
             name = f"{kind.value.replace('_', ' ')} {dtype.value}, main loop"
             yield ComparedConstant(f"{kind.value}_{dtype.value}", name, format_flops, *rates)
     bandwidths = (
-        accelerator.memory_bandwidth
-        * accelerator.efficiency.memory_bandwidth_fraction
-        * accelerator.efficiency.operator_bandwidth_ratio
+        accelerator.efficiency.operator_bandwidth(accelerator.memory_bandwidth)
         for accelerator in (reference, fitted_accelerator)
     )
     yield ComparedConstant("memory", "memory, memory-bound kernels", format_bandwidth, *bandwidths)

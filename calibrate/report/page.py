@@ -75,7 +75,7 @@ def _key_numbers(report: CalibrationReport) -> Iterator[tuple[str, str, str]]:
     if state is not None and state.power_w:
         yield "power", f"{state.power_w:,.0f} W", "under load, after the burn-in"
     if fit is not None:
-        achieved_bandwidth = fit.memory_bandwidth * fit.efficiency.memory_bandwidth_fraction
+        achieved_bandwidth = fit.efficiency.operator_bandwidth(fit.memory_bandwidth)
         yield "memory", format_bandwidth(achieved_bandwidth), "that memory-bound kernels reach"
     if factor is not None:
         yield "in situ", f"{factor:.3f}", "time of kernels in a layer, relative to isolated ones"

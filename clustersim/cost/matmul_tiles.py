@@ -70,7 +70,6 @@ def matmul_options(
     waves = np.ceil(np.ceil(m / tile_m) * np.ceil(n / tile_n) * batch * split / units)
     compute = waves * tile_flops * units / matmul_rate(accelerator, dtype)
     partial = np.where(split > 1.0, split * m * n * batch * PARTIAL_BYTES, 0.0)
-    memory = (moved_bytes[:, None] + partial) / (
-        accelerator.memory_bandwidth * accelerator.efficiency.memory_bandwidth_fraction
-    )
+    bandwidth = accelerator.efficiency.reached_bandwidth(accelerator.memory_bandwidth)
+    memory = (moved_bytes[:, None] + partial) / bandwidth
     return compute, memory

@@ -234,6 +234,8 @@ def _fit_rates(fit: KernelFit) -> Iterator[tuple[str, float]]:
     yield from ((f"kernel_fit.peak.{dtype.value}", rate) for dtype, rate in fit.peak.items())
     yield from _named_values("kernel_fit", fit, "memory_bandwidth", "compute_units")
     yield "kernel_fit.efficiency.memory", fit.efficiency.memory_bandwidth_fraction
+    ratios = "operator_bandwidth_ratio", "quantization_bandwidth_ratio"
+    yield from _named_values("kernel_fit.efficiency", fit.efficiency, *ratios)
     yield from ((f"kernel_fit.factors.{name}", factor) for name, factor in fit.factors.items())
 
 

@@ -143,7 +143,7 @@ class Roofline:
         return self.accelerator.peak_flops(DType.FP32)
 
     def _memory_seconds(self, byte_count: Bytes) -> Seconds:
-        return byte_count / (self.accelerator.memory_bandwidth * self.accelerator.efficiency.memory_bandwidth_fraction)
+        return byte_count / self.accelerator.efficiency.reached_bandwidth(self.accelerator.memory_bandwidth)
 
     def _matmul_work(self, kernel: Kernel, shape: MatmulShape) -> KernelWork:
         sizes = np.array([[shape.m], [shape.n], [shape.k], [shape.batch]], dtype=np.float64)

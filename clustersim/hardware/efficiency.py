@@ -14,7 +14,7 @@ from typing import Final
 
 from clustersim.common.dtypes import LOW_PRECISION_DTYPES, DType
 from clustersim.common.errors import InputError
-from clustersim.common.units import Seconds
+from clustersim.common.units import BytesPerSecond, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +188,14 @@ class KernelEfficiency:
     attention_library: str = FLASH_ATTENTION2
     attention_libraries: Mapping[str, AttentionLibrary] = field(default_factory=dict)
     sdpa_library: str = FLASH_ATTENTION2
+
+    def reached_bandwidth(self, datasheet: BytesPerSecond) -> BytesPerSecond:
+        """What large memory-bound kernels reach of the datasheet's memory bandwidth."""
+        return datasheet * self.memory_bandwidth_fraction
+
+    def operator_bandwidth(self, datasheet: BytesPerSecond) -> BytesPerSecond:
+        """What the memory-bound operators of a training step reach of the datasheet's memory bandwidth."""
+        return self.reached_bandwidth(datasheet) * self.operator_bandwidth_ratio
 
     def kernel_latency_of(self, dtype: DType) -> Seconds:
         """Seconds of start and drain of a matmul kernel in a format."""

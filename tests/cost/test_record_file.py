@@ -225,6 +225,11 @@ def test_integers_are_read_as_floats(path: Path):
         (["collective_fits", 0, "alpha"], -1e-6, "collective_fits[0].alpha: -1e-06 is below zero"),
         (["kernel_fit", "peak", "bf16"], 0.0, "kernel_fit.peak.bf16: 0.0 is not above zero"),
         (
+            ["kernel_fit", "efficiency", "operator_bandwidth_ratio"],
+            0.0,
+            "kernel_fit.efficiency.operator_bandwidth_ratio: 0.0 is not above zero",
+        ),
+        (
             ["kernel_fit", "peak", "int8"],
             1.0,
             "kernel_fit.peak: 'int8' is unknown; choose one of bf16, fp16, fp32, fp8, fp8-blockwise, fp8-rowwise, "
