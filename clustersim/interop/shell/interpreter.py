@@ -19,6 +19,7 @@ from clustersim.common.errors import InputError
 from clustersim.common.files import read_first_text
 from clustersim.interop.shell.conditions import ConditionEvaluator
 from clustersim.interop.shell.expansion import MAX_TEXT, Expander
+from clustersim.interop.shell.merging import merge_states
 from clustersim.interop.shell.patterns import matches_pattern
 from clustersim.interop.shell.pure_commands import run_pure
 from clustersim.interop.shell.scanning import raw_words
@@ -29,7 +30,6 @@ from clustersim.interop.shell.unknowns import Decision, Truth, Undecided, Unknow
 _MAX_STEPS: Final = 20_000
 _MAX_DEPTH: Final = 60
 _MAX_ITERATIONS: Final = 10_000
-_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)(\[)?")
 _SHELLS: Final = ("bash", "sh", "zsh", "dash", "ksh")
 _READERS: Final = ("cat", "sed", "head", "tail", "wc", "cut")
 """Commands whose last word may be a file that they read."""
@@ -341,47 +341,7 @@ class _Interpreter:
             self._state.restore((first or second).copy())  # type: ignore[union-attr]
             self._unknowns.assumed = {**self._unknowns.assumed, decision.number: 1 if first is None else 0}
             return
-        merged = first.copy()
-        for name in {**first.variables, **second.variables}:
-            values = first.variables.get(name), second.variables.get(name)
-            merged.variables[name] = self._merged(decision, name, values)
-        merged.exported |= second.exported
-        merged.functions = {**second.functions, **first.functions}
-        if first.positional != second.positional:
-            merged.positional = tuple(self._merged_words(decision, first.positional, second.positional))
-        self._state.restore(merged)
-
-    def _merged(self, decision: Decision, name: str, values: tuple[Value, Value]) -> Value:
-        first, second = values
-        if first is second or first == second:
-            return first
-        if isinstance(first, str) and isinstance(second, str):
-            return self._merged_text(decision, name, first, second)
-        if isinstance(first, tuple) and isinstance(second, tuple):
-            return tuple(self._merged_words(decision, first, second))
-        return Variant(decision, (first, second))
-
-    def _merged_text(self, decision: Decision, name: str, first: str, second: str) -> str:
-        """What two texts share, around a choice between the rest."""
-        start = end = 0
-        if " " in first + second or "\0" in first + second:
-            start = _shared_prefix(first, second)
-            end = _shared_suffix(first[start:], second[start:])
-        middle = self._unknowns.choice(
-            decision, (first[start : len(first) - end],), (second[start : len(second) - end],), name
-        )
-        return first[:start] + middle + first[len(first) - end :]
-
-    def _merged_words(self, decision: Decision, first: Sequence[str], second: Sequence[str]) -> Iterator[str]:
-        shortest = min(len(first), len(second))
-        start = next((index for index in range(shortest) if first[index] != second[index]), shortest)
-        rest = shortest - start
-        end = next((index for index in range(rest) if first[-1 - index] != second[-1 - index]), rest)
-        yield from first[:start]
-        yield self._unknowns.choice(
-            decision, tuple(first[start : len(first) - end]), tuple(second[start : len(second) - end])
-        )
-        yield from first[len(first) - end :]
+        self._state.restore(merge_states(self._unknowns, decision, first, second))
 
     def _case(self, node: Node) -> Truth:
         word = self._expander.scalar(node_text(node.children_by_field_name("value")[0]))
@@ -1151,18 +1111,3 @@ def definition_hint(names: Sequence[str]) -> str:
     if not names:
         return ""
     return f"; give --define {names[0]}=VALUE" + (f" (or {', '.join(names[1:4])})" if len(names) > 1 else "")
-
-
-def _shared_prefix(first: str, second: str) -> int:
-    """How many characters begin both texts, without cutting a hole."""
-    shortest = min(len(first), len(second))
-    length = next((index for index in range(shortest) if first[index] != second[index]), shortest)
-    return length if first[:length].count("\0") % 2 == 0 else first[:length].rindex("\0")
-
-
-def _shared_suffix(first: str, second: str) -> int:
-    """How many characters end both texts, without cutting a hole."""
-    shortest = min(len(first), len(second))
-    length = next((index for index in range(shortest) if first[-1 - index] != second[-1 - index]), shortest)
-    tail = first[len(first) - length :]
-    return length if tail.count("\0") % 2 == 0 else length - tail.index("\0") - 1
