@@ -193,7 +193,9 @@ class Framework:
             )
         compiled = replace(self, compiled=True, kernels=self.kernels.compiled(), early_stop=True)
         seconds = self.compiled_launch_seconds
-        return compiled if seconds is None else replace(compiled, launch_seconds=seconds, backward_launch_seconds=seconds)
+        return (
+            compiled if seconds is None else replace(compiled, launch_seconds=seconds, backward_launch_seconds=seconds)
+        )
 
     def with_launch_seconds(self, forward_seconds: Seconds | None, backward_seconds: Seconds | None) -> "Framework":
         """The framework with user-given launch times, which no measurement record overrides; None: not given.
