@@ -77,7 +77,7 @@ def test_states_that_were_not_measured_add_nothing() -> None:
     assert launch_microseconds(TORCH.with_compiled(), TENSOR_PARALLEL, SAMPLES[0], SAMPLES[2]) == pytest.approx(
         (14, 10)
     ), "as if it were eager"
-    assert launch_microseconds(TORCH, SINGLE_RANK, *SAMPLES[1:]) == pytest.approx((10, 10)), (
+    assert launch_microseconds(TORCH, SINGLE_RANK, *SAMPLES[1:]) == pytest.approx((31, 27)), (
         "nothing to compare with: the framework's own"
     )
 
