@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from clustersim.common.errors import format_value
-from clustersim.model.layer_stack import MAX_LAYERS, MAX_MTP_LAYERS, BlockForm, MlpType, QkNorm, ScoreFunction
+from clustersim.model.attention_spec import QkNorm
+from clustersim.model.layer_stack import MAX_LAYERS, MAX_MTP_LAYERS, BlockForm, MlpType, ScoreFunction
 from clustersim.model.transformer import Norm, PositionEncoding
 from clustersim.scenario.config_reader import (
     MAX_TOKENS,
