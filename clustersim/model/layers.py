@@ -102,8 +102,9 @@ def _layer_operators(
 ) -> tuple[Operator, ...]:
     if spec.block.is_parallel and mixer and mlp:
         return (*_parallel_block(rank, spec.block, mixer, mlp),)
+    starts_linear = spec.mixer is not None and registered_mixer(spec.mixer).starts_linear
     branches = {
-        "attention": (mixer, spec.mixer is not None and registered_mixer(spec.mixer).starts_linear),
+        "mixer" if spec.attention is None else "attention": (mixer, starts_linear),
         "mlp": (mlp, isinstance(spec.mlp, DenseMlp)),
     }
     return tuple(

@@ -8,7 +8,12 @@ from typing import Any, Final, Protocol
 from clustersim.model.attention_spec import FullAttention, LatentAttention
 from clustersim.model.mixer import Mixer
 from clustersim.model.mixers.full_attention import full_attention_operators
+from clustersim.model.mixers.gated_delta_net import GatedDeltaNet, gated_delta_net_operators
+from clustersim.model.mixers.kimi_delta_attention import KimiDeltaAttention, kimi_delta_attention_operators
 from clustersim.model.mixers.latent_attention import latent_attention_operators
+from clustersim.model.mixers.lightning_attention import LightningAttention, lightning_attention_operators
+from clustersim.model.mixers.mamba1 import Mamba1, mamba1_operators
+from clustersim.model.mixers.mamba2 import Mamba2, mamba2_operators
 from clustersim.model.operators import Operator
 from clustersim.model.sharded_layer import RankContext
 
@@ -33,6 +38,11 @@ MIXERS: Final[Mapping[type[Mixer], RegisteredMixer]] = MappingProxyType(
     {
         FullAttention: RegisteredMixer(full_attention_operators, starts_linear=True),
         LatentAttention: RegisteredMixer(latent_attention_operators),
+        Mamba1: RegisteredMixer(mamba1_operators, starts_linear=True),
+        Mamba2: RegisteredMixer(mamba2_operators, starts_linear=True),
+        GatedDeltaNet: RegisteredMixer(gated_delta_net_operators, starts_linear=True),
+        KimiDeltaAttention: RegisteredMixer(kimi_delta_attention_operators, starts_linear=True),
+        LightningAttention: RegisteredMixer(lightning_attention_operators, starts_linear=True),
     }
 )
 
