@@ -72,9 +72,14 @@ class SoftmaxAttention(Mixer):
         def attn_logit_softcapping(self) -> bool:
             """Whether scores are capped by a tanh."""
 
+        @property
+        def causal(self) -> bool:
+            """Whether a token attends only to those before it."""
+
     def mixing_flops(self, sequence: int, convention: AttentionFlopConvention) -> Flop:
         """Twelve per query width (mean of query and value width) and key that counts for each query."""
-        key_count = max_attended_keys if convention is AttentionFlopConvention.FULL else mean_attended_keys
+        is_full = convention is AttentionFlopConvention.FULL or not self.causal
+        key_count = max_attended_keys if is_full else mean_attended_keys
         return 12.0 * (self.heads * (self.head_dim + self.v_head_dim) / 2 * key_count(sequence, self.window))
 
     def kv_width(self, tp: int) -> int:
@@ -89,14 +94,14 @@ class SoftmaxAttention(Mixer):
 
 @dataclass(frozen=True, slots=True)
 class FullAttention(SoftmaxAttention):
-    """Causal multi-head or grouped-query attention.
+    """Multi-head or grouped-query attention.
 
     head_dim is explicit: it is not hidden / heads in every model. qkv_bias: queries, keys and values have
     biases; qk_norm: how queries and keys are normalized, if they are; window: how many tokens, itself among
     them, a token attends to (None: all before it); rotary_percent: fraction of each head with rotary positions,
     where the model has these (0: none in this layer, NoPE); attn_logit_softcapping: scores are capped by a tanh
     (Gemma 2); attention_sinks: every head has a learned score that takes part in the softmax and weights no
-    value (gpt-oss).
+    value (gpt-oss); causal: a token attends to those before it, else to all (encoders, diffusion transformers).
     """
 
     label: ClassVar[str] = "attention"
@@ -110,6 +115,7 @@ class FullAttention(SoftmaxAttention):
     rotary_percent: float = 1.0
     attn_logit_softcapping: bool = False
     attention_sinks: bool = False
+    causal: bool = True
 
     @property
     def v_head_dim(self) -> int:
@@ -194,6 +200,11 @@ class LatentAttention(SoftmaxAttention):
     def qk_norm(self) -> QkNorm | None:
         """None: the latent vectors are normalized, not the heads."""
         return None
+
+    @property
+    def causal(self) -> bool:
+        """True: a token attends to those before it."""
+        return True
 
     @property
     def rotary_percent(self) -> float:

@@ -62,7 +62,7 @@ def full_attention_operators(rank: RankContext, attention: FullAttention, *, aft
         operators.append(_rotary_operator(rank, local))
     shape = AttentionShape(
         *(shard.batch, shard.sequence, shard.keys, local.heads, local.kv_heads, local.head_dim),
-        causal=True,
+        causal=local.attention.causal,
         window=local.window(shard.keys),
     )
     core = AttentionCore(

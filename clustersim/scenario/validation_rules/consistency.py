@@ -12,7 +12,7 @@ from clustersim.common.errors import InputError, format_value
 from clustersim.cost.jitter import MAX_NORMAL_STD, Distribution
 from clustersim.model.layer_stack import MAX_LAYERS
 from clustersim.model.lora import LoraTarget
-from clustersim.model.mixer import ShardedSize
+from clustersim.model.mixer import ContextRule, ShardedSize
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.transformer import PositionEncoding, TransformerModel, projection_sizes
 from clustersim.parallel.layer_partition import partition_evenly, partition_layers
@@ -144,6 +144,23 @@ def _check_sharded_sizes(scenario: ResolvedScenario, sizes: tuple[ShardedSize, .
                 f"layout.tp: {tp} neither divides the {size.size} {size.key} of {name} nor is a multiple of them "
                 "(each then held by several ranks)",
                 Remedy.nearest("layout.tp", tp, allowed),
+            )
+
+
+def check_context_parallel(scenario: ResolvedScenario) -> Iterator[str]:
+    """Check that context parallelism has a rule for every mixer, and divides the heads that it exchanges."""
+    tp, cp = scenario.layout.tp, scenario.layout.cp
+    for mixer in scenario.model.distinct_mixers if cp > 1 else ():
+        if mixer.context_rule is ContextRule.NONE:
+            yield Problem(
+                f"layout.cp: {cp} splits sequences, and how {mixer.label} works on a part of one is not known",
+                Remedy("layout.cp", ((1,),)),
+            )
+        size = mixer.sharded_sizes[0]
+        if mixer.context_rule is ContextRule.HEAD_EXCHANGE and size.size % (tp * cp):
+            yield Problem(
+                f"layout.cp: tp {tp} x cp {cp} do not divide the {size.size} {size.key} of {scenario.model.name}",
+                Remedy.nearest("layout.cp", cp, [d for d in divisors(size.size) if size.size % (tp * d) == 0]),
             )
 
 
@@ -410,6 +427,7 @@ def check_deepspeed_zero3(scenario: ResolvedScenario) -> Iterator[str]:
 _CheckRule = Callable[[ResolvedScenario], Iterator[str]]
 _CHECKS: tuple[_CheckRule, ...] = (
     check_heads,
+    check_context_parallel,
     check_widths,
     check_routers,
     check_expert_parallelism,
