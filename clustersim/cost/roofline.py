@@ -115,15 +115,20 @@ class Roofline:
             return KernelWork(compute, memory)
         efficiency, is_cast = self.accelerator.efficiency, kernel.shape.routine is MemoryBoundOp.QUANTIZE
         ratio = efficiency.quantization_bandwidth_ratio if is_cast else efficiency.operator_bandwidth_ratio
-        return KernelWork(compute, memory / (ratio * library_share(kernel.shape.routine, kernel.shape.backward)))
+        return KernelWork(compute, memory / (ratio * self._scan_share(kernel.shape)))
 
     def _scan_work(self, kernel: Kernel, shape: ScanShape) -> KernelWork:
         """Products at the matmuls' rate, of a selective scan on vector units; both at the library's share."""
         is_vector = shape.routine is ScanRoutine.SELECTIVE_SCAN
         rate = self.accelerator.peak_flops(DType.FP32) if is_vector else matmul_rate(self.accelerator, kernel.dtype)
-        share = library_share(shape.routine, shape.backward)
+        share = self._scan_share(shape)
         bandwidth_share = share * self.accelerator.efficiency.operator_bandwidth_ratio
         return KernelWork(kernel.flops / rate / share, self._memory_seconds(kernel.bytes) / bandwidth_share)
+
+    def _scan_share(self, shape: ScanShape | MemoryBoundShape) -> float:
+        """Share of the roofline that a scan's kernels reach, on this accelerator or else on all."""
+        share = self.accelerator.efficiency.scan_shares.get(shape.routine.value) or library_share(shape.routine.value)
+        return 1.0 if share is None else share.of(backward=shape.backward)
 
     def _kernel_latency(self, kernel: Kernel) -> Seconds:
         """Seconds of start and drain of one device kernel."""

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from clustersim.common.units import Flop
 from clustersim.model import memory_bound
-from clustersim.model.kernels import Kernel, ScanRoutine, ScanShape
+from clustersim.model.kernels import ScanRoutine, ScanShape
 from clustersim.model.mixer import AttentionFlopConvention, ContextRule, Mixer, ShardedSize
 from clustersim.model.mixers.blocks import MixerShard, convolution, input_projection, output_projection, pass_operator
 from clustersim.model.operators import Operator
@@ -103,21 +103,28 @@ def gated_delta_net_operators(rank: RankContext, mixer: GatedDeltaNet, *, after_
     return [
         replace(projection, tp_collectives=shard.exchange(mixer.projected // tp, "projections")),
         conv,
-        _query_key_operator(mixer, shard),
+        _split_operator(mixer, shard),
         delta_rule_scan(mixer, shard).operator(rank, "mixer.scan"),
         replace(norm, tp_collectives=shard.exchange(mixer.value_width // tp, "heads")),
         output_projection(rank, "mixer.out_proj", mixer.value_width // tp),
     ]
 
 
-def _query_key_operator(mixer: GatedDeltaNet, shard: MixerShard) -> Operator:
-    """Queries and keys: repeated for the value heads that share them, then normalized by head."""
-    name, dtype, rows = "mixer.query_key_norm", shard.rank.dtype, 2 * shard.tokens * (mixer.value_heads // shard.shards)
+def _split_operator(mixer: GatedDeltaNet, shard: MixerShard) -> Operator:
+    """Parts of the projection and of the convolution's result as tensors of their own, and norms of queries and keys.
+
+    Queries and keys are repeated for the value heads that share them, values and gates copied (`contiguous`, in
+    the layer or in the kernels' wrapper); backward concatenates the gradients of the parts, once behind the
+    convolution and once behind the projection (autograd of `split`).
+    """
+    name, dtype, parts = "mixer.split", shard.rank.dtype, shard.shards
+    rows = 2 * shard.tokens * (mixer.value_heads // parts)
+    copied = rows * mixer.key_dim + 2 * shard.tokens * mixer.value_width // parts
+    concatenated = shard.tokens * (mixer.conv_channels + mixer.projected) // parts
     norm = pass_operator(shard, name, memory_bound.L2NORM, memory_bound.L2NORM.shape_for(rows, mixer.key_dim))
-    if mixer.key_heads == mixer.value_heads:
-        return norm
-    repeat: Kernel = memory_bound.copy_kernel(f"{name}.repeat", dtype, rows * mixer.key_dim)
-    return replace(norm, forward=(repeat, *norm.forward), input_gradient=(*norm.input_gradient, repeat))
+    copy = memory_bound.copy_kernel(f"{name}.copy", dtype, copied)
+    concatenate = memory_bound.copy_kernel(f"{name}.concatenate_gradients", dtype, concatenated)
+    return replace(norm, forward=(copy, *norm.forward), input_gradient=(*norm.input_gradient, concatenate))
 
 
 def delta_rule_scan(mixer: GatedDeltaNet, shard: MixerShard) -> Scan:
