@@ -28,6 +28,7 @@ _CATEGORY_NOUNS: Final = {
     "prices": "price list",
     "recipes": "recipe",
     "reliability": "reliability preset",
+    "scans": "file of scan kernels",
     "uncertainty": "uncertainty model",
     "records": "record",
 }
