@@ -42,7 +42,7 @@ STRATEGY_BY_FLAG: Final = {
     "optim_grads_params": "zero3",
 }
 """Data-parallel strategy by `--data-parallel-sharding-strategy`; exporters use the first flag of a strategy."""
-_LOSS_BY_FLAG: Final = {"native": "fused", "te": "fused", "linear": "fused_linear"}
+_LOSS_BY_FLAG: Final = {"native": "fused", "te": "fused", "linear": "cut_cross_entropy"}
 _CUDA_GRAPH_IMPLS: Final = {name: name for name in ("none", "local", "transformer_engine", "full_iteration")}
 _STATE_FORMAT_FLAGS: Final = {
     "main-grads-dtype": "gradients",

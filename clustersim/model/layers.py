@@ -27,6 +27,7 @@ from clustersim.model.attention import AttentionCore, attention_operators
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LatentAttention, LayerSpec, MoeMlp, QkNorm
 from clustersim.model.linear import LinearLayer
+from clustersim.model.linear_loss import RECOMPUTING_LOSSES, recomputing_loss_operators
 from clustersim.model.lora import Projection
 from clustersim.model.lora_layers import apply_lora
 from clustersim.model.memory_bound import MemoryBoundSpec
@@ -276,6 +277,8 @@ def _logits_and_loss(rank: RankContext) -> list[Operator]:
     logits = LinearLayer(
         "head.logits", shard.tokens, model.hidden, rank.vocab_rows, MatmulFormats.uniform(rank.dtype), bias_tokens
     )
+    if training.loss in RECOMPUTING_LOSSES:
+        return recomputing_loss_operators(rank, logits)
     operators = [linear_operator(rank, logits, rank.residual_bytes)]
     if model.final_logit_softcapping:
         softcap = memory_bound.softcap_spec(fused=training.fuses(FusedKernel.ACTIVATION))

@@ -97,7 +97,10 @@ class LossImplementation(Enum):
     chunk of the tokens at a time (torchtune's `CEWithChunkedOutputLoss`). FUSED_LINEAR runs the output matrix,
     the loss and both their backwards for a chunk of the tokens at a time, so that only a chunk's logits exist
     (Liger's `fused_linear_cross_entropy`; torchtitan's `ChunkedCELoss`): what is saved is the gradient of the
-    hidden states, as large as these.
+    hidden states, as large as these. CHUNKED_NLL is PyTorch's loss of a few tokens at a time under an activation
+    checkpoint (TRL's `chunked_nll`), CUT_CROSS_ENTROPY a kernel that keeps logits on the chip (Wijmans et al. 2024,
+    arXiv:2411.09009; Megatron-LM's `--cross-entropy-fusion-impl linear`): the backward of both computes the logits
+    again (`model.linear_loss`).
     """
 
     VOCAB_PARALLEL = "vocab_parallel"
@@ -107,6 +110,8 @@ class LossImplementation(Enum):
     COMPILED = "compiled"
     CHUNKED = "chunked"
     FUSED_LINEAR = "fused_linear"
+    CHUNKED_NLL = "chunked_nll"
+    CUT_CROSS_ENTROPY = "cut_cross_entropy"
 
 
 class FusedKernel(IdentityEnum):

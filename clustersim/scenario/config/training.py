@@ -279,7 +279,8 @@ class TrainingConfig(ConfigModel):
     flash1: FlashAttention's versions; standard: unfused; left out: the framework's"""
     loss: Annotated[LossImplementation | None, enum_parser(LossImplementation)] = None
     """cross-entropy as in Megatron, in PyTorch (of logits kept in fp32: torch_fp32), as one kernel each for forward and
-    backward (fused, compiled), in chunks, or in chunks with its matmul; left out: the framework's"""
+    backward (fused, compiled), in chunks, in chunks with its matmul (fused_linear), or with its matmul so that backward
+    computes logits again (chunked_nll, cut_cross_entropy); left out: the framework's"""
     optimizer: Annotated[Optimizer, enum_parser(Optimizer)] = Optimizer.ADAM
     """the optimizer"""
     gradient_clipping: bool = True
