@@ -25,7 +25,8 @@ from calibrate.check.fused_linear import FusedWgradLinear
 from calibrate.check.operator_labels import optimizer_label, record_label
 from calibrate.check.torch_dtypes import TRAINING_DTYPES
 from clustersim.model.kernels import MemoryBoundOp
-from clustersim.model.training import FusedKernel, Optimizer, Training
+from clustersim.model.optimizers import Optimizer
+from clustersim.model.training import FusedKernel, Training
 
 _LEARNING_RATE, _MOMENTUM = 1e-4, 0.9
 MAX_GRADIENT_NORM: Final = 1e3

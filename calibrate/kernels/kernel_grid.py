@@ -30,12 +30,13 @@ from clustersim.model.layer_stack import MlpType, MoeMlp
 from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.operators import LayerShard
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
+from clustersim.model.optimizers import Optimizer
 from clustersim.model.overheads import Accumulation, Grouping, Overheads
 from clustersim.model.precision_recipe import MatmulFormats, OperandCast, PrecisionRecipe, mixed_precision
 from clustersim.model.presets import load_preset
 from clustersim.model.quantization import quantize_kernels, transpose_kernel
 from clustersim.model.recipe_files import load_recipe
-from clustersim.model.training import ALL_FUSED, NONE_FUSED, LossImplementation, Optimizer, Training
+from clustersim.model.training import ALL_FUSED, NONE_FUSED, LossImplementation, Training
 from clustersim.model.transformer import Norm, TransformerModel
 from clustersim.scenario import Scenario
 

@@ -15,7 +15,8 @@ from clustersim.interop.megatron_import import RECIPE_BY_FLAG, ROUTING_FUSION_FL
 from clustersim.interop.megatron_model import NORM_BY_FLAG, POSITIONS_BY_FLAG, window_flags
 from clustersim.model.framework import GraphCapture
 from clustersim.model.layer_stack import FullAttention, LatentAttention, MlpType, MoeMlp, ScoreFunction, layer_specs
-from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, Optimizer, SelectiveRecompute
+from clustersim.model.optimizers import Optimizer
+from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, SelectiveRecompute
 from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, PipelineLayoutString, partition_layers

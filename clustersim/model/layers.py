@@ -38,6 +38,7 @@ from clustersim.model.mtp import concat_operator, mtp_input_bytes, mtp_operators
 from clustersim.model.operators import (
     DENSE,
     LOW_PRECISION_LAYERS,
+    MATRICES,
     LayerOperators,
     LayerShard,
     Operator,
@@ -127,12 +128,19 @@ def transformer_layer(
     operators, input_bytes = _layer_operators(rank, spec, attention, mlp), rank.residual_bytes
     if spec.is_mtp:
         operators, input_bytes = mtp_operators(rank, operators), mtp_input_bytes(rank)
-    if rank.training.recipe.has_matrix_formats:
+    if (group := _layer_group(rank.training)) != DENSE:
         operators = tuple(
-            replace(operator, parameter_group=LOW_PRECISION_LAYERS) if operator.parameter_group == DENSE else operator
+            replace(operator, parameter_group=group) if operator.parameter_group == DENSE else operator
             for operator in operators
         )
     return apply_lora(LayerOperators(keep_gathered_inputs(rank, operators), input_bytes), training, shard)
+
+
+def _layer_group(training: Training) -> str:
+    """Parameter group of the dense weights of layers, where it is not that of the ends."""
+    if training.recipe.has_matrix_formats:
+        return LOW_PRECISION_LAYERS
+    return MATRICES if training.uses_muon else DENSE
 
 
 def _layer_operators(

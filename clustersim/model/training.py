@@ -8,6 +8,7 @@ from clustersim.common.enums import IdentityEnum
 from clustersim.model.lora import Lora
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.offload import NO_OFFLOAD, Offload
+from clustersim.model.optimizers import AnyOptimizer, Muon, Optimizer
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, Grouping, Overheads
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.recompute_modules import RecomputeModule
@@ -134,13 +135,6 @@ ALL_FUSED: Final = frozenset(FusedKernel)
 NONE_FUSED: Final = frozenset[FusedKernel]()
 
 
-class Optimizer(Enum):
-    """Adam keeps two moments per parameter, SGD one (momentum)."""
-
-    ADAM = "adam"
-    SGD = "sgd"
-
-
 @dataclass(frozen=True, slots=True)
 class Training:
     """One step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica.
@@ -160,13 +154,23 @@ class Training:
     early_stop: bool = False
     attention: AttentionBackend = AttentionBackend.FLASH
     loss: LossImplementation = LossImplementation.VOCAB_PARALLEL
-    optimizer: Optimizer = Optimizer.ADAM
+    optimizer: AnyOptimizer = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: frozenset[FusedKernel] = ALL_FUSED
     offload: Offload = NO_OFFLOAD
     lora: Lora | None = None
     overheads: Overheads = NO_OVERHEADS
     expert_load: ExpertLoad | None = None
+
+    @property
+    def uses_muon(self) -> bool:
+        """Whether the optimizer orthogonalizes the matrices of layers."""
+        return isinstance(self.optimizer, Muon)
+
+    @property
+    def scalar_optimizer(self) -> Optimizer:
+        """The optimizer of weights that are updated element by element."""
+        return self.optimizer.scalar if isinstance(self.optimizer, Muon) else self.optimizer
 
     @property
     def high_precision(self) -> Self:

@@ -24,11 +24,12 @@ from clustersim.model.linear import matmul_kernel
 from clustersim.model.moe_layer import moe_operators
 from clustersim.model.operators import LayerShard
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
+from clustersim.model.optimizers import Optimizer
 from clustersim.model.overheads import Accumulation, BatchTransfer, Overheads
 from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.presets import load_preset
 from clustersim.model.sharded_layer import RankContext
-from clustersim.model.training import ALL_FUSED, NONE_FUSED, LossImplementation, Optimizer, Training
+from clustersim.model.training import ALL_FUSED, NONE_FUSED, LossImplementation, Training
 from clustersim.model.transformer import Norm
 from clustersim.scenario import Scenario
 

@@ -6,9 +6,10 @@ import pytest
 
 from clustersim.common.dtypes import DType
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
+from clustersim.model.optimizers import Optimizer
 from clustersim.model.overheads import Overheads
 from clustersim.model.precision_recipe import mixed_precision
-from clustersim.model.training import NONE_FUSED, Optimizer, Training
+from clustersim.model.training import NONE_FUSED, Training
 
 MIXED = Training(sequence=1, global_batch=1)
 FP32_TRAINING = replace(
