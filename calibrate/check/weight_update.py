@@ -85,7 +85,7 @@ class WeightUpdate:
         """Clip, update, and refresh the compute weights."""
         if self.training.gradient_clipping:
             self._clip_gradients()
-        with record_label(optimizer_label(_OPTIMIZER_OPS[self.training.optimizer])):
+        with record_label(optimizer_label(_OPTIMIZER_OPS[self.training.scalar_optimizer])):
             self._optimizer.step()
             if self._masters is not self.weights:
                 with torch.no_grad():

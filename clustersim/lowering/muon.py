@@ -90,7 +90,7 @@ class MuonLowering:
         if not elements:
             self._add_iterations(batches)
             return
-        gather = self._communicate("gather momentum", CollectiveType.ALL_GATHER, comm_group, elements)
+        gather = self._add_collective("gather momentum", CollectiveType.ALL_GATHER, comm_group, elements)
         self._add_iterations(batches, (gather,))
 
     def _add_exchanges(self, matrices: Sequence[SharedMatrix], comm_group: CommGroup, ranks: int) -> None:
@@ -102,11 +102,11 @@ class MuonLowering:
             last_size = -(-remainder // ranks)
             for count, exchanged in [(size, size * ranks)] * full_rounds + [(last_size, remainder)] * bool(remainder):
                 elements = shared.matrix.elements * exchanged / ranks
-                receive = self._communicate("exchange momentum", CollectiveType.ALL_TO_ALL, comm_group, elements)
+                receive = self._add_collective("exchange momentum", CollectiveType.ALL_TO_ALL, comm_group, elements)
                 self._add_iterations(Counter({shared.with_count(count): 1}), (receive,))
                 self._return(comm_group, elements)
 
-    def _communicate(self, name: str, collective: CollectiveType, comm_group: CommGroup, elements: float) -> int:
+    def _add_collective(self, name: str, collective: CollectiveType, comm_group: CommGroup, elements: float) -> int:
         """Add a collective that a later iteration waits for; return its task."""
         ahead = _AHEAD if self.muon.overlap else 1
         inputs = [self.after, *self._computed[-ahead : len(self._computed) - ahead + 1]]

@@ -353,7 +353,7 @@ def _add_muon(
     prepare, depends_on = inputs
     elementwise = [step for training, count in updates for step in _elementwise_kernels(training, count)]
     task = builder.add_standalone("optimizer", [*prepare, *optimizer_operations(elementwise)], depends_on)
-    muon_updates = [(training, count) for training, count in updates if training.uses_muon and count]
+    muon_updates = [(training, count) for training, count in updates if isinstance(training.optimizer, Muon) and count]
     if not muon_updates:
         return task
     (muon,) = {training.optimizer for training, _ in muon_updates if isinstance(training.optimizer, Muon)}
@@ -367,7 +367,7 @@ def _add_muon(
 
 def _elementwise_kernels(training: Training, count: float) -> tuple[Kernel, ...]:
     """The update of weights element by element, or of the momentum of matrices."""
-    if not training.uses_muon:
+    if not isinstance(training.optimizer, Muon):
         return optimizer_step_kernels(training, count)
     return (momentum_kernel(training.recipe.weight_formats, count),) if count else ()
 

@@ -140,7 +140,7 @@ def _layer_group(training: Training) -> str:
     """Parameter group of the dense weights of layers, where it is not that of the ends."""
     if training.recipe.has_matrix_formats:
         return LOW_PRECISION_LAYERS
-    return MATRICES if training.uses_muon else DENSE
+    return MATRICES if training.orthogonalizes_dense else DENSE
 
 
 def _layer_operators(

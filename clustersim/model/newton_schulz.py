@@ -11,7 +11,7 @@ Elementwise, in the formats of the states: the momentum is averaged with the gra
 the weights decayed (2), updated (3) and copied to the compute format. These run as PyTorch operations.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes, Flop
@@ -59,15 +59,16 @@ def newton_schulz_flops(matrix: WeightMatrix, steps: int) -> Flop:
 def product_kernel(iteration: SharedIteration, muon: Muon) -> Kernel:
     """A = X X^T."""
     m, n, batch = _sizes(iteration)
-    return _symmetric(_matmul("optimizer.newton_schulz.gram", MatmulShape(m, m, n, batch)), muon)
+    return _matmul("optimizer.newton_schulz.gram", MatmulShape(m, _computed_columns(m, muon), n, batch))
 
 
 def update_kernels(iteration: SharedIteration, muon: Muon) -> tuple[Kernel, Kernel]:
     """B = b A + c A A, and X = a X + B X."""
     m, n, batch = _sizes(iteration)
-    polynomial = _matmul("optimizer.newton_schulz.polynomial", MatmulShape(m, m, m, batch), reads_result=True)
+    triangle = MatmulShape(m, _computed_columns(m, muon), m, batch)
+    polynomial = _matmul("optimizer.newton_schulz.polynomial", triangle, reads_result=True)
     shape = MatmulShape(m, n, m, batch, MatmulLayout.NN)
-    return _symmetric(polynomial, muon), _matmul("optimizer.newton_schulz.update", shape, reads_result=True)
+    return polynomial, _matmul("optimizer.newton_schulz.update", shape, reads_result=True)
 
 
 def _sizes(iteration: SharedIteration) -> tuple[int, int, int]:
@@ -79,9 +80,9 @@ def _matmul(name: str, shape: MatmulShape, *, reads_result: bool = False) -> Ker
     return matmul_kernel(name, _ITERATE, shape, result_bytes=(1 + reads_result) * _ITERATE.bytes)
 
 
-def _symmetric(kernel: Kernel, muon: Muon) -> Kernel:
-    """The kernel of a symmetric product, of which one triangle is computed if the library can."""
-    return replace(kernel, flops=kernel.flops / 2) if muon.symmetric else kernel
+def _computed_columns(m: int, muon: Muon) -> int:
+    """Columns of a symmetric product, of which one triangle is computed, as many as half of all, if kernels can."""
+    return -(-m // 2) if muon.symmetric else m
 
 
 def momentum_kernel(formats: WeightFormats, parameter_count: float) -> Kernel:

@@ -5,10 +5,9 @@ compute weights are written (without master weights they are read and written th
 PyTorch's foreach implementation, one kernel per term of the update: for Adam decay (2 passes over the
 weights), first moment (3), second moment (2 + 3), root, division and epsilon in a scratch copy (2 + 2 +
 2), update (4); for SGD with momentum 2 + 3 + 3; for Lion decay (2), interpolation (3), sign (2), update (3), moment
-(3). Adafactor reads the gradient once for the sums of rows and columns, and once more for the update, which it writes
-and reads once where it is fused, to clip it by its norm; unfused its square is written (2), summed twice (2), the
-root multiplied (1, 3), its norm read (1), clipped and scaled (2 + 2), weights decayed and updated (2 + 3). 8-bit Adam
-is one kernel, whose moments are bytes (bitsandbytes). Arithmetic is not counted as FLOP. Parameter counts
+(3). For Adafactor the square is written (2), summed twice (2), the root multiplied (1, 3), its norm read (1), clipped
+and scaled (2 + 2), weights decayed and updated (2 + 3); there is no fused kernel. 8-bit Adam always is one, whose
+moments are bytes (bitsandbytes). Arithmetic is not counted as FLOP. Parameter counts
 may be fractional (a shard).
 """
 
@@ -66,7 +65,7 @@ _PASSES: Final = {
     Optimizer.ADAM: ((2, 1, 4, 1), (4, 2, 14, 8)),
     Optimizer.SGD: ((2, 1, 2, 1), (2, 1, 5, 3)),
     Optimizer.LION: ((2, 1, 2, 1), (4, 2, 7, 5)),
-    Optimizer.ADAFACTOR: ((2, 2, 1, 2), (4, 2, 12, 11)),
+    Optimizer.ADAFACTOR: ((4, 2, 12, 11), (4, 2, 12, 11)),
     Optimizer.ADAM_8BIT: ((2, 1, 4, 1), (2, 1, 4, 1)),
 }
 

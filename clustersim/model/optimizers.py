@@ -76,7 +76,8 @@ class Muon:
     steps: of the Newton-Schulz iteration; distribution: None: the data-parallel strategy's; tensor_parallel: of
     matrices that tensor-parallel ranks share; symmetric: kernels compute one triangle of symmetric products
     (`--muon-use-syrk`); batched: equal matrices of a layer (experts) run in one batch; overlap: communication of
-    matrices overlaps the iterations of others; scalar: optimizer of the other weights.
+    matrices overlaps the iterations of others; scalar: optimizer of the other weights; dense, experts: whether it is
+    for the matrices of layers but their experts, and for those of experts.
     """
 
     steps: int = 5
@@ -86,6 +87,8 @@ class Muon:
     batched: bool = False
     overlap: bool = True
     scalar: Optimizer = Optimizer.ADAM
+    dense: bool = True
+    experts: bool = True
 
     def moment_bytes(self, moments: DType) -> Bytes:
         """Bytes of the momentum of each parameter."""

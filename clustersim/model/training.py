@@ -163,14 +163,25 @@ class Training:
     expert_load: ExpertLoad | None = None
 
     @property
-    def uses_muon(self) -> bool:
-        """Whether the optimizer orthogonalizes the matrices of layers."""
-        return isinstance(self.optimizer, Muon)
+    def orthogonalizes_dense(self) -> bool:
+        """Whether the optimizer orthogonalizes the matrices of layers, other than experts."""
+        return isinstance(self.optimizer, Muon) and self.optimizer.dense
 
     @property
     def scalar_optimizer(self) -> Optimizer:
         """The optimizer of weights that are updated element by element."""
         return self.optimizer.scalar if isinstance(self.optimizer, Muon) else self.optimizer
+
+    @property
+    def dense_optimizer(self) -> AnyOptimizer:
+        """The optimizer of the matrices of layers, other than experts."""
+        return self.optimizer if self.orthogonalizes_dense else self.scalar_optimizer
+
+    @property
+    def expert_optimizer(self) -> AnyOptimizer:
+        """The optimizer of experts."""
+        is_scalar = isinstance(self.optimizer, Muon) and not self.optimizer.experts
+        return self.scalar_optimizer if is_scalar else self.optimizer
 
     @property
     def high_precision(self) -> Self:

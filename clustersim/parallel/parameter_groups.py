@@ -18,6 +18,7 @@ from typing import Final
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
+from clustersim.model import operators
 from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, LOW_PRECISION_LAYERS, MATRICES, QUANTIZED
 from clustersim.model.optimizers import AnyOptimizer, Optimizer
 from clustersim.model.precision_recipe import WeightFormats
@@ -59,10 +60,6 @@ _GROUPS_BY_NAME: Final[Mapping[str, DataParallelGroups]] = MappingProxyType(
     }
 )
 """The ranks over which a strategy shards or replicates a group's weights."""
-
-
-_ELEMENTWISE_GROUPS: Final = frozenset({DENSE, QUANTIZED, ADAPTERS})
-"""Groups whose weights no optimizer orthogonalizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +108,20 @@ def parameter_groups(layout: Layout, training: Training, *, experts: bool = Fals
         replace(
             group,
             is_trained=training.lora is None or group.name == ADAPTERS,
-            optimizer=training.scalar_optimizer if group.name in _ELEMENTWISE_GROUPS else training.optimizer,
+            optimizer=_group_optimizer(training, group.name),
         )
         for group in groups
     )
+
+
+def _group_optimizer(training: Training, name: str) -> AnyOptimizer:
+    """What updates a parameter group: no optimizer orthogonalizes the weights of the ends."""
+    match name:
+        case operators.EXPERTS:
+            return training.expert_optimizer
+        case operators.MATRICES | operators.LOW_PRECISION_LAYERS:
+            return training.dense_optimizer
+    return training.scalar_optimizer
 
 
 def _group_formats(training: Training) -> dict[str, WeightFormats]:
@@ -124,7 +131,7 @@ def _group_formats(training: Training) -> dict[str, WeightFormats]:
         return {
             DENSE: formats,
             **({LOW_PRECISION_LAYERS: training.recipe.matrix_formats} if training.recipe.has_matrix_formats else {}),
-            **({MATRICES: formats} if training.uses_muon and not training.recipe.has_matrix_formats else {}),
+            **({MATRICES: formats} if training.orthogonalizes_dense and not training.recipe.has_matrix_formats else {}),
         }
     quantized = {} if lora.base is None else {QUANTIZED: replace(formats, stored=lora.base, gathered=lora.base)}
     return {DENSE: formats, **quantized, ADAPTERS: formats}

@@ -46,6 +46,10 @@ class OptimizerConfig(ConfigModel):
     """communication of matrices overlaps the iterations of others"""
     scalar: Annotated[Optimizer, enum_parser(Optimizer)] = Optimizer.ADAM
     """of embedding, output matrix, norms and biases"""
+    dense: bool = True
+    """for the matrices of layers, other than experts"""
+    experts: bool = True
+    """for those of experts"""
 
     @model_validator(mode="after")
     def _check_name(self) -> Self:
