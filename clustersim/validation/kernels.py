@@ -121,7 +121,7 @@ def timed_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
 
 def _newton_schulz(case: ValidationCase) -> tuple[Kernel, ...]:
     """Five steps of Muon's iteration on a matrix of `m` x `n`, or on a batch of them."""
-    matrix = WeightMatrix(*(case.positive_int(size) for size in ("m", "n")), case.positive_int("groups", 1))
+    matrix = WeightMatrix(case.positive_int("m"), case.positive_int("n"), case.positive_int("groups", 1))
     muon = Muon()
     iteration = shared_iteration(matrix, muon, 1)
     return (product_kernel(iteration, muon), *update_kernels(iteration, muon)) * muon.steps

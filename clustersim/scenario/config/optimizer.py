@@ -28,7 +28,7 @@ class OptimizerConfig(ConfigModel):
     shorthand_key: ClassVar[str | None] = "name"
     name: Annotated[
         str,
-        value_parser(_parse_name, f"one of {', '.join(_NAMES)}", schema_type=Literal[_NAMES]),  # type: ignore[valid-type]
+        value_parser(_parse_name, f"one of {', '.join(_NAMES)}", schema_type=Literal[_NAMES]),
     ] = Optimizer.ADAM.value
     """muon: layers' matrices by Muon, all other weights by scalar; left out: adam, muon if a key of it is given"""
     steps: LayerCount = 5
