@@ -49,7 +49,7 @@ _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
         "it is not modelled",
     ),
     "bitfit": "training of biases alone is not modelled",
-    "use-bnb-optimizer": "an optimizer of 8 bits is not modelled",
+    "use-bnb-optimizer": "leave it out, and write training.optimizer: adam8bit in the scenario",
     **dict.fromkeys(
         ("enable-zbh1-pipeline", "enable-zbh1-exact-semantics", "enable-zb-runtime", "enable-zero-bubble"),
         "leave it out, and write schedule: zb-1p in the scenario",
@@ -63,7 +63,7 @@ _IRRELEVANT_FLAGS: Final = re.compile(
     r"(no-)?(lr|min-lr|decoupled-|train-|adam-|weight-decay|start-weight|end-weight|init-method|seed|data-|train-data|"
     r"valid-|test-|split|mock-data|tokenizer|vocab-file|merge-file|tiktoken|log-|tensorboard|wandb|save|load|ckpt|"
     r"checkpoint|eval|exit-|profile|distributed-(timeout|backend)|nproc|nnodes|nodes|node[-_]rank|master|rdzv|"
-    r"use-mcore|transformer-impl|rotary-base|rope|use-rope|norm-epsilon|layernorm-epsilon|apply-layernorm-1p|num-workers|"
+    r"muon-(momentum|nesterov|scale|extra|coefficient)|use-mcore|transformer-impl|rotary-base|rope|use-rope|norm-epsilon|layernorm-epsilon|apply-layernorm-1p|num-workers|"
     r"rampup|step-batch-size|empty-unused|manual-gc|create-attention|mmap|reset-|eod-|timing|pretrained|finetune|async-save|override-|"
     r"use-checkpoint-opt|dist-ckpt|auto-detect|attention-softmax|masked-softmax|barrier|check-for-nan|loss-scale|initial-loss|"
     r"hysteresis|moe-aux-loss|moe-loss|moe-eval|patch-tokenizer|max-padding|dataset$|moe-min-cap|abort-on|kill-switch|dataloader-type|norm-target-loss|mup|loss-on-targets|codecarbon|skip-train-|repeated-dataloader|nvtx|sync-tp-dup|moe-per-layer-log|universal-checkpoint|eval-|no-query-key-layer|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"

@@ -160,6 +160,7 @@ class MemoryBoundOp(IdentityEnum):
         "adam"  # one update in the kernel's format; formats: of gradients, moments, and a copy of the weights, if any
     )
     SGD = "sgd"  # with momentum; formats as for ADAM
+    UPDATE = "update"  # a pass of any other optimizer
     SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
     SCALE = "scale"  # a multiple of a tensor
     DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, from those in formats[0] and their scales

@@ -48,7 +48,6 @@ _TIMED_RECIPE_NOTE: Final = re.compile(r"\brecipe |full.iteration")
 FUSED_MLP_NOTE: Final = "cutedsl_fused_grouped_mlp=True"  # text in the notes of Megatron Bridge's recipes
 _MLA_NOTE: Final = re.compile(r"latent[ -]attention")
 _UNSUPPORTED_NOTES: Final = {  # text in the notes
-    "optimizer muon": "optimizer muon is not modelled",
     "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
 }
 # models whose recipes set a coefficient for the load-balancing loss: moe_aux_loss_coeff in Megatron Bridge's

@@ -202,7 +202,9 @@ def test_recomputation_of_all_years(arguments: str, recompute: object) -> None:
     Scenario.from_mapping(mapping(f"{TORCHRUN} {BASE} {arguments}"))
 
 
-@pytest.mark.parametrize(("implementation", "loss"), [("native", "fused"), ("te", "fused"), ("linear", "fused_linear")])
+@pytest.mark.parametrize(
+    ("implementation", "loss"), [("native", "fused"), ("te", "fused"), ("linear", "cut_cross_entropy")]
+)
 def test_fused_losses(implementation: str, loss: str) -> None:
     fused = f"--cross-entropy-loss-fusion --cross-entropy-fusion-impl {implementation}"
     assert mapping(f"{TORCHRUN} {BASE} {fused}")["training"]["loss"] == loss
