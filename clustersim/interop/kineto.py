@@ -10,10 +10,7 @@ cannot resolve (a quarter of a microsecond in times since 1970, which older vers
 Reference: pytorch/kineto, libkineto/src/output_json.cpp
 """
 
-import gzip
-import json
 import math
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,6 +21,7 @@ import numpy as np
 
 from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.errors import InputError, format_value
+from clustersim.common.input_files import MAX_TRACE_BYTES, expand_gzip, parse_json, read_bytes
 from clustersim.interop.kernel_names import make_span_label
 from clustersim.results.profiled_step import GpuSpanLabel, RankSpans
 
@@ -56,9 +54,11 @@ def is_trace_path(path: Path) -> bool:
     """Whether a path holds traces: a directory, a compressed file, or JSON that begins like a trace."""
     if path.is_dir() or path.suffix == ".gz":
         return True
+    if path.suffix != ".json" or not path.is_file():  # a pipe is read once
+        return False
     try:
         with path.open("rb") as file:
-            return path.suffix == ".json" and b'"traceEvents"' in file.read(_HEADER_BYTES)
+            return b'"traceEvents"' in file.read(_HEADER_BYTES)
     except (OSError, ValueError):  # reported when the file is read
         return False
 
@@ -107,15 +107,12 @@ def _trace_files(path: Path) -> list[Path]:
 
 def _load_json(file: Path) -> Any:
     """Parse a trace file; control characters, which the profiler leaves in names, are accepted."""
+    data = read_bytes(file, MAX_TRACE_BYTES)
+    data = expand_gzip(data, str(file)) if file.suffix == ".gz" else data
     try:
-        data = file.read_bytes()
-        return json.loads(gzip.decompress(data) if file.suffix == ".gz" else data, strict=False)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{file}: is not valid gzip, or truncated: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: is not valid JSON, or truncated: {error}") from error
+        return parse_json(data, strict=False, max_depth=None)
+    except InputError as error:
+        raise InputError(f"{file}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
