@@ -9,6 +9,7 @@ import pytest
 from clustersim.common.errors import InputError
 from clustersim.model.hf_config import read_hf_config
 from clustersim.model.layer_stack import BlockForm, FullAttention, MoeMlp, layer_specs
+from clustersim.model.presets import load_preset
 from clustersim.model.transformer import (
     Norm,
     PositionEncoding,
