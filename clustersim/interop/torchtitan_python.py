@@ -184,21 +184,21 @@ class _Reader:
         """The value of an expression; `NotRead` for what is no literal."""
         match node:
             case ast.Constant(value=value):
-                found = value
+                read_value = value
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
-                found = [self._value(element, names, depth) for element in elements]
+                read_value = [self._value(element, names, depth) for element in elements]
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 value = self._value(operand, names, depth)
-                found = -value if isinstance(value, int | float) else NotRead(ast.unparse(node), node.lineno)
+                read_value = -value if isinstance(value, int | float) else NotRead(ast.unparse(node), node.lineno)
             case ast.BinOp(left=left, op=kind, right=right):
-                found = self._arithmetic(node, kind, self._value(left, names, depth), self._value(right, names, depth))
+                read_value = self._arithmetic(node, kind, self._value(left, names, depth), self._value(right, names, depth))
             case ast.Call():
-                found = self._call_value(node, names, depth)
+                read_value = self._call_value(node, names, depth)
             case None:
-                found = None
+                read_value = None
             case _:
-                found = self._named(node, names)
-        return found
+                read_value = self._named(node, names)
+        return read_value
 
     def _named(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
         match node:

@@ -254,9 +254,9 @@ def _recomputation(job: PythonSection, source: str) -> dict[str, Any]:
     if value is None:
         return {"mode": "none"}
     if isinstance(value, PythonSection):
-        known = next((mode for name, mode in _AC_MODES.items() if value.label.endswith(name)), None)
-        if known is not None:
-            return dict(known)
+        mode = next((one for name, one in _AC_MODES.items() if value.label.endswith(name)), None)
+        if mode is not None:
+            return dict(mode)
         if "mode" in value.values or value.label.endswith("ActivationCheckpointConfig"):
             return {
                 key: value.values[key] for key in ("mode", "selective_ac_option", "early_stop") if key in value.values
