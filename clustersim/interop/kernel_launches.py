@@ -25,16 +25,18 @@ _Frame = tuple[float, int, int, int]
 class KernelLaunches:
     """Launches of a rank's GPU spans, in their order; -1: unknown.
 
-    launch_end: [n] seconds at which the host had launched it, on the clock of the spans' starts of one trace, infinite
-    below zero where that is unknown; queue_start: [n] seconds of its start on the same clock; operator: [n] index into
-    `operators`, (name, input shapes); sequence: [n] of the forward operator that launched it; node: [n] sequence number
+    launch_start, launch_end: [n] seconds at which the host launched it, minus infinity where that is unknown;
+    queue_start: [n] seconds of its start on the same clock, that of the trace; operator: [n] index into `operators`,
+    (name, input shapes); call: [n] number of the operator's call; sequence: [n] of the forward operator that launched it; node: [n] sequence number
     of the autograd node that launched it; node_thread: [n] the thread of that node's forward, as the profiler numbers
     them; in_update: [n] whether an optimizer step launched it; node_name: [n] index into `operators`.
     """
 
+    launch_start: FloatArray
     launch_end: FloatArray
     queue_start: FloatArray
     operator: IntArray
+    call: IntArray
     sequence: IntArray
     node: IntArray
     node_thread: IntArray
@@ -58,13 +60,16 @@ class KernelLaunches:
         name, dims = operators.integers("name"), operators.integers("dims")
         pairs, pair_index = np.unique(np.stack([name, dims], axis=1), axis=0, return_inverse=True)
         pair_index = pair_index.reshape(-1)
-        ends = launch_start + launches.floats("duration")
+        begins, ends = np.full((2, len(order)), -np.inf)
+        if len(launches):
+            begins = np.where(is_known, launch_start[index] * 1e-6, -np.inf)
+            ends = np.where(is_known, (launch_start + launches.floats("duration"))[index] * 1e-6, -np.inf)
         return cls(
-            launch_end=np.where(is_known, ends[index], -np.inf) * 1e-6
-            if len(launches)
-            else np.full(len(order), -np.inf),
+            launch_start=begins,
+            launch_end=ends,
             queue_start=gpu.floats("start")[order] * 1e-6,
             operator=_take(pair_index, operator),
+            call=operator,
             sequence=sequence,
             node=_take(operators.integers("sequence"), node),
             node_thread=_take(operators.integers("forward_thread"), node),
