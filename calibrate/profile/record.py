@@ -4,7 +4,8 @@ Kernels are matched with those of the plan (`calibrate.profile.matching`). What 
 for which the GPU waited for a host that the host model does not have, is work of no operator, once for each forward
 pass and once for each step. Collectives are those of `calibrate.import_kineto`: a collective's time is that of the
 member that arrived last, the rest is waiting, which a simulation finds by itself. A record of one rank's dry run has
-no collectives: these stay modelled.
+no collectives: these stay modelled. So do those of a trace that this program wrote, in which a collective has the time
+that other traffic left it, and the host is drawn.
 """
 
 import shlex
@@ -83,7 +84,10 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario) -> ProfileRe
             all_steps.append(profiled)
             plans.append(plan)
     _require_same_model(matched, plans[0], traces)
-    kernels = matched.samples(f"profile of {Path(traces.source).name}")
+    slowdown = scenario.cluster.accelerator.interference if scenario.cost.interference is None else (
+        scenario.cost.interference
+    )
+    kernels = matched.samples(f"profile of {Path(traces.source).name}", slowdown)
     own = traces.producer.startswith(OWN_PRODUCER)
     hosts = () if own else host_samples(plans, all_steps)
     device = DeviceInfo(
@@ -101,8 +105,8 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario) -> ProfileRe
         _unmatched_calls(matched),
     )  # fmt: skip
     record = CalibrationRecord(
-        device, conditions, kernels=kernels, host_launches=hosts, profile=anchor,
-        collectives=collective_samples(traces, scenario.cluster),
+        device, conditions, kernels=kernels, host_launches=hosts, interference=matched.interference(kernels), profile=anchor,
+        collectives=() if own else collective_samples(traces, scenario.cluster),
     )  # fmt: skip
     record = replace(record, kernels=(*kernels, *_unattributed(record, matched, step, bare, all_steps)))
     return ProfileRecord(record, step, tuple(notes))

@@ -5,37 +5,73 @@ sum to what was measured. Its percentiles are those over the same. A kernel that
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from calibrate.profile.matching import UNMATCHED, ForwardMap, Share, match_in_order, match_pass
+from calibrate.profile.matching import UNMATCHED, ForwardMap, Share, match_pass
 from calibrate.profile.plan_kernels import PassKind, PlanKernel, PlanPass
 from calibrate.profile.step_calls import Call, CallPass, StepCalls
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import (
+    InterferenceSample,
     KernelSample,
     KernelSignature,
     MeasurementOutcome,
     TimeStatistics,
     signature_of,
 )
+from clustersim.cost.interference import KernelClass, kernel_class_of
 from clustersim.model.kernels import Kernel
 
 _SIMULATED_PREFIX = "::"
+_ALONE = 0.01  # share of a kernel's time with a collective in flight up to which it counts as alone
+_MOSTLY = 0.2  # share from which its slowdown is estimated
+
+
+Pair = tuple[str, KernelClass]
+"""A collective and a class of kernels."""
+
+
+@dataclass(slots=True)
+class Execution:
+    """One execution of a kernel of the plan: seconds, those with a collective in flight, and which one."""
+
+    seconds: Seconds = 0.0
+    overlapped: Seconds = 0.0
+    collective: str = ""
+
+    def add(self, call: Call, part: float) -> None:
+        """Add a part of a call."""
+        self.seconds += call.seconds * part
+        self.overlapped += min(call.overlapped, call.seconds) * part
+        self.collective = call.collective or self.collective
+
+    def divided(self, count: int) -> "Execution":
+        """One of as many equal ones."""
+        return Execution(self.seconds / count, self.overlapped / count, self.collective)
+
+    def pair(self, kernel: Kernel) -> Pair:
+        """What overlapped."""
+        return self.collective, kernel_class_of(kernel.kind)
+
+    def isolated(self, slowdown: float) -> Seconds:
+        """Seconds without a collective in flight."""
+        return self.seconds - self.overlapped * slowdown / (1.0 + slowdown)
 
 
 @dataclass
 class MatchedSteps:
     """Calls of profiled steps by the plan's kernel that they ran.
 
-    seconds: of each execution of a kernel (one repeat); counts: executions in the plan; unmatched: calls of none, with
-    the kind of their pass; busy, stall, matched: seconds of all steps; launches: of the host, by kind of pass: host
-    seconds and the plan's launches; steps: number of steps (on all ranks).
+    executions: of each kernel of the plan (one repeat); kernels: by signature; unmatched: calls of none, with the kind of
+    their pass; busy, matched: seconds of all calls, and of those that ran an operator; anchor_seconds,
+    matched_anchor_seconds: the same of matmuls and attention; stall: seconds for which the GPU waited for the host;
+    steps: number of steps (on all ranks).
     """
 
-    seconds: dict[KernelSignature, list[Seconds]] = field(default_factory=lambda: defaultdict(list))
+    executions: dict[KernelSignature, list[Execution]] = field(default_factory=lambda: defaultdict(list))
     kernels: dict[KernelSignature, Kernel] = field(default_factory=dict)
     unmatched: list[tuple[PassKind, Call]] = field(default_factory=list)
     busy: Seconds = 0.0
@@ -43,7 +79,6 @@ class MatchedSteps:
     stall: dict[PassKind, Seconds] = field(default_factory=lambda: dict.fromkeys(PassKind, 0.0))
     anchor_seconds: Seconds = 0.0
     matched_anchor_seconds: Seconds = 0.0
-    tail: Seconds = 0.0
     steps: int = 0
 
     def add_step(self, plan: tuple[PlanPass, ...], step: StepCalls) -> None:
@@ -59,7 +94,7 @@ class MatchedSteps:
         shares = match_pass(plan, calls, forward or None) if exact is None else exact
         if plan.kind is PassKind.FORWARD:
             forward.add(plan, calls, shares)
-        totals = dict.fromkeys(range(len(plan.kernels)), 0.0)
+        totals = {index: Execution() for index in range(len(plan.kernels))}
         for call_index, kernel_index, part in shares:
             call = calls.calls[call_index]
             self.busy += call.seconds * part
@@ -69,18 +104,59 @@ class MatchedSteps:
                 continue
             self.matched += call.seconds * part
             self.matched_anchor_seconds += call.seconds * part * call.is_anchor
-            totals[kernel_index] += call.seconds * part
-        for kernel_index, seconds in totals.items():
+            totals[kernel_index].add(call, part)
+        for kernel_index, execution in totals.items():
             planned = plan.kernels[kernel_index]
             signature = signature_of(planned.kernel)
             if signature is not None:
                 self.kernels.setdefault(signature, planned.kernel)
-                self.seconds[signature].append(seconds / planned.repeats)
+                self.executions[signature].append(execution.divided(planned.repeats))
         self.stall[calls.kind] += sum(call.stall for call in calls.calls)
 
-    def samples(self, source: str) -> tuple[KernelSample, ...]:
-        """A sample for each kernel of the plan."""
-        return tuple(_sample(self.kernels[signature], seconds, source) for signature, seconds in self.seconds.items())
+    def samples(self, source: str, assumed_slowdown: float) -> tuple[KernelSample, ...]:
+        """A sample for each kernel of the plan, as it runs while no collective is in flight.
+
+        assumed_slowdown: by collectives, of kernels that were never seen without.
+        """
+        slowdowns = self.slowdowns()
+        return tuple(
+            _sample(
+                self.kernels[signature],
+                [each.isolated(slowdowns.get(each.pair(self.kernels[signature]), assumed_slowdown)) for each in own],
+                source,
+            )
+            for signature, own in self.executions.items()
+        )
+
+    def slowdowns(self) -> dict[Pair, float]:
+        """Slowdown of kernels by collectives in flight, by collective and class, where both states were seen.
+
+        While a collective is in flight for o of the kernel's seconds d, o / (1 + s) of its work is done, the rest in d - o.
+        """
+        in_flight: dict[Pair, list[Seconds]] = {}
+        for signature, own in self.executions.items():
+            alone = [each.seconds for each in own if each.overlapped <= _ALONE * each.seconds and each.seconds > 0.0]
+            if not alone:
+                continue
+            isolated = float(np.mean(alone))
+            for each in own:
+                if each.overlapped > _MOSTLY * each.seconds:
+                    sums = in_flight.setdefault(each.pair(self.kernels[signature]), [0.0, 0.0])
+                    sums[0] += each.overlapped
+                    sums[1] += max(0.0, isolated - (each.seconds - each.overlapped))
+        return {pair: max(0.0, seen / work - 1.0) for pair, (seen, work) in in_flight.items() if work > 0.0 and pair[0]}
+
+    def interference(self, kernels: Iterable[KernelSample]) -> tuple[InterferenceSample, ...]:
+        """The slowdowns as samples, each with the longest kernel of its class."""
+        measured = [(sample, sample.time) for sample in kernels if sample.time is not None]
+        samples = []
+        for (collective, kernel_class), slowdown in self.slowdowns().items():
+            own = [(sample, time) for sample, time in measured if kernel_class_of(sample.kind) is kernel_class]
+            sample, time = max(own, key=lambda pair: pair[1].seconds)
+            factor = 1.0 + slowdown
+            slowed = replace(time, seconds=time.seconds * factor, p5=time.p5 * factor, p95=time.p95 * factor)
+            samples.append(InterferenceSample(sample, collective, slowed))
+        return tuple(samples)
 
 
 def statistics(seconds: Iterable[Seconds]) -> TimeStatistics:
@@ -132,5 +208,3 @@ def _exact_shares(kernels: tuple[PlanKernel, ...], calls: tuple[Call, ...]) -> l
     return [(index, index, 1.0) for index in range(len(calls))]
 
 
-__all__ = ["MatchedSteps", "match_in_order", "statistics"]
-_Matched = Mapping[KernelSignature, list[Seconds]]

@@ -13,10 +13,11 @@ from typing import Any, Final
 import numpy as np
 
 from calibrate.profile.plan_kernels import PassKind
-from clustersim.common.arrays import IntArray
+from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.units import Seconds
 from clustersim.interop.kernel_launches import KernelLaunches
-from clustersim.results.profiled_step import COMPUTE_KINDS, GPU_SPAN_KINDS, GpuSpanKind, RankSpans
+from clustersim.program.task import CollectiveType
+from clustersim.results.profiled_step import COMPUTE_KINDS, GPU_SPAN_KINDS, GpuSpanKind, GpuSpanLabel, RankSpans
 
 MAX_QUEUE_GAP: Final = 10e-6  # seconds: gaps between queued kernels are 1 to 3 us; longer ones have other causes
 _ANCHOR_KINDS: Final = (GpuSpanKind.ATTENTION, GpuSpanKind.MATMUL)
@@ -28,7 +29,9 @@ class Call:
 
     matmul: (m, n, k, batch), m >= n, where known; start, end: seconds; seconds: kernels and gaps between queued ones;
     stall: seconds for which the GPU waited for the host before it; kernels: their number; sequence: of the forward
-    operator around it; node: of the autograd node around it; update: whether an optimizer step launched it.
+    operator around it; node: of the autograd node around it; update: whether an optimizer step launched it;
+    launch_start, launch_end: of the host; overlapped: seconds for which a collective was in flight, and collective:
+    which one, for the most part.
     """
 
     name: str
@@ -47,6 +50,8 @@ class Call:
     update: bool = False
     launch_start: Seconds = 0.0
     launch_end: Seconds = 0.0
+    overlapped: Seconds = 0.0
+    collective: str = ""
 
     @property
     def is_anchor(self) -> bool:
@@ -118,13 +123,55 @@ def read_step(spans: RankSpans, launches: KernelLaunches, step_index: int) -> St
     main = int(streams[int(np.argmax(totals))]) if len(streams) else 0
     selected = np.flatnonzero(is_compute & (spans.stream == main))
     others = np.flatnonzero(in_step & ~(is_compute & (spans.stream == main)))
-    calls = tuple(_calls(spans, launches, selected, others))
+    slows = np.array([_slows_kernels(label) for label in spans.labels])[spans.label_index]
+    communication = np.flatnonzero((spans.kind == GPU_SPAN_KINDS.index(GpuSpanKind.COMMUNICATION)) & slows)
+    overlap = _CollectiveOverlap.from_spans(spans, communication[spans.stream[communication] != main])
+    calls = tuple(map(overlap.of_call, _calls(spans, launches, selected, others)))
     return StepCalls(
         spans.step_numbers[step_index],
         calls,
         sum(totals) - max(totals, default=0.0),
         bool((launches.node_name[selected] >= 0).any()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _CollectiveOverlap:
+    """Collectives of a rank, merged where they overlap each other: start, end and name of each interval."""
+
+    start: FloatArray
+    end: FloatArray
+    names: tuple[str, ...]
+
+    @classmethod
+    def from_spans(cls, spans: RankSpans, indices: IntArray) -> "_CollectiveOverlap":
+        """From the spans of collectives, by start."""
+        bounds: list[list[float]] = []
+        names: list[str] = []
+        for index in indices.tolist():
+            start, end = float(spans.start[index]), float(spans.end[index])
+            collective = spans.labels[int(spans.label_index[index])].collective
+            if bounds and start < bounds[-1][1]:
+                bounds[-1][1] = max(bounds[-1][1], end)
+            else:
+                bounds.append([start, end])
+                names.append("" if collective is None else collective.name)
+        array = np.array(bounds).reshape(-1, 2)
+        return cls(array[:, 0], array[:, 1], tuple(names))
+
+    def of_call(self, call: Call) -> Call:
+        """The call with its overlap."""
+        first, last = np.searchsorted(self.end, call.start, "right"), np.searchsorted(self.start, call.end, "left")
+        if first >= last:
+            return call
+        lengths = np.minimum(self.end[first:last], call.end) - np.maximum(self.start[first:last], call.start)
+        longest = self.names[int(first + np.argmax(lengths))]
+        return replace(call, overlapped=min(float(lengths.sum()), call.end - call.start), collective=longest)
+
+
+def _slows_kernels(label: GpuSpanLabel) -> bool:
+    """Whether kernels are taken to be slowed by it: a message to one neighbour needs few SMs and little bandwidth."""
+    return label.collective is None or label.collective.name != CollectiveType.SEND_RECV.value
 
 
 def _calls(spans: RankSpans, launches: KernelLaunches, selected: IntArray, others: IntArray) -> Iterator[Call]:

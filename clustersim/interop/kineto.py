@@ -216,12 +216,18 @@ class _RankTrace:
         return np.argsort(self.events.gpu.floats("start"), kind="stable")
 
     def _step_indices(self, step_numbers: Sequence[int]) -> IntArray:
-        """Index among the given steps of the step in which each event was launched; -1: none."""
+        """Index among the given steps of the step in which each event was launched; -1: none.
+
+        What ran before the first event whose launch is in the trace was launched before the profiler began.
+        """
         launches, gpu = self.events.launches, self.events.gpu
         launched, is_known = lookup(
             launches.integers("correlation"), launches.floats("start"), gpu.integers("correlation")
         )
-        times = np.where(is_known, launched, gpu.floats("start"))
+        starts = gpu.floats("start")
+        times = np.where(is_known, launched, starts)
+        if is_known.any():
+            times = np.where(is_known | (starts >= starts[is_known].min()), times, -np.inf)
         bounds = np.array([self.step_intervals[step_number] for step_number in step_numbers])
         step = np.searchsorted(bounds[:, 0], times, side="right") - 1
         return np.where((step >= 0) & (times < bounds[step, 1]), step, -1)
