@@ -54,10 +54,10 @@ def affinity_cost(kernel: PlanKernel, call: Call) -> float:
         cost = _POSSIBLE
     if call.kind is GpuSpanKind.NORM:
         cost = _SAME if kernel.kernel.kind is KernelKind.NORM else _UNLIKELY
-    return cost + _SIZE_WEIGHT * size_distance(kernel, call)
+    return cost + _SIZE_WEIGHT * _size_distance(kernel, call)
 
 
-def size_distance(kernel: PlanKernel, call: Call) -> float:
+def _size_distance(kernel: PlanKernel, call: Call) -> float:
     """Distance of the sizes of a call's largest input and of an operator, at most 2; 0 where one is unknown."""
     shape = kernel.kernel.shape
     if not isinstance(shape, MemoryBoundShape) or not call.elements:
@@ -66,11 +66,6 @@ def size_distance(kernel: PlanKernel, call: Call) -> float:
     if ratio < _SMALL:
         return 0.25
     return min(2.0, abs(math.log2(ratio)))
-
-
-def is_same_size(kernel: PlanKernel, call: Call) -> bool:
-    """Whether a call works on as many elements as an operator."""
-    return size_distance(kernel, call) < 0.01
 
 
 def _update_cost(routine: MemoryBoundOp | None, text: str, *, is_update: bool) -> float:

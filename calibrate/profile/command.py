@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from calibrate.profile.memory import MemoryComparison, compare_memory
 from calibrate.profile.record import ProfileRecord, record_from_profile
 from clustersim.cli.progress import count_progress, show_activity
 from clustersim.common.errors import InputError
-from clustersim.common.units import format_seconds
+from clustersim.common.units import format_bytes, format_seconds
 from clustersim.cost.calibration_record import CalibrationRecord, MeasurementOutcome, ProfileAnchor
 from clustersim.cost.record_file import write_record
 from clustersim.interop.kineto import ProfilerTraces, read_traces, trace_bytes
@@ -53,15 +54,15 @@ def command(options: argparse.Namespace) -> None:
     traces = _read(options.trace)
     with show_activity("matching"):
         profile = record_from_profile(traces, scenario)
-    record = profile.record
+    memory = None
     if options.snapshot is not None:
-        from calibrate.profile.memory import memory_anchor
-
-        assert record.profile is not None
-        memory = memory_anchor(options.snapshot, scenario, traces.ranks[0].rank)
-        record = replace(record, profile=replace(record.profile, memory=memory))
-    write_record(record, options.output)
-    _print_summary(replace(profile, record=record), scenario, options.output)
+        memory = compare_memory(options.snapshot, scenario, traces.ranks[0].rank)
+        profile = profile.with_memory(memory.anchor)
+    write_record(profile.record, options.output)
+    _print_summary(profile, scenario)
+    if memory is not None:
+        _print_memory(memory)
+    print(f"wrote {options.output}; use: cost: {{record: {options.output}}}")
 
 
 def _read(path: Path) -> ProfilerTraces:
@@ -70,9 +71,8 @@ def _read(path: Path) -> ProfilerTraces:
         return read_traces(path, lambda done: report(done // _MEGABYTE))
 
 
-def _print_summary(profile: ProfileRecord, scenario: Scenario, output: Path) -> None:
-    record, anchor = profile.record, profile.record.profile
-    assert anchor is not None
+def _print_summary(profile: ProfileRecord, scenario: Scenario) -> None:
+    record, anchor = profile.record, profile.anchor
     print(_steps_text(anchor, record))
     print(_matched_text(anchor))
     for call in anchor.unmatched[:_LISTED]:
@@ -92,7 +92,18 @@ def _print_summary(profile: ProfileRecord, scenario: Scenario, output: Path) -> 
     print(f"step measured {format_seconds(anchor.step_time)}; predicted {errors}")
     for note in _notes(profile, scenario):
         print(f"note: {note}", file=sys.stderr)
-    print(f"wrote {output}; use: cost: {{record: {output}}}")
+
+
+def _print_memory(memory: MemoryComparison) -> None:
+    anchor = memory.anchor
+    print(
+        f"memory: allocated {format_bytes(anchor.allocated)} at the peak, reserved {format_bytes(anchor.reserved)}; "
+        f"the model has {format_bytes(anchor.modelled)} of it ({anchor.modelled / anchor.allocated - 1.0:+.1%})"
+    )
+    for origin, size in memory.peak.origins[:_LISTED]:
+        print(f"  {format_bytes(size)} {origin}")
+    if not memory.peak.has_history:
+        print("note: the snapshot has no history, so that its end is taken for the peak", file=sys.stderr)
 
 
 def _steps_text(anchor: ProfileAnchor, record: CalibrationRecord) -> str:
@@ -110,12 +121,11 @@ def _matched_text(anchor: ProfileAnchor) -> str:
 
 
 def _notes(profile: ProfileRecord, scenario: Scenario) -> list[str]:
-    anchor, notes = profile.record.profile, list(profile.notes)
-    assert anchor is not None
+    anchor, notes = profile.anchor, list(profile.notes)
     if anchor.ranks < scenario.layout.world_size:
         notes.append(
-            f"traces of {anchor.ranks:,} of {scenario.layout.world_size:,} ranks: waiting for the others cannot be told "
-            "from transfers"
+            f"traces of {anchor.ranks:,} of {scenario.layout.world_size:,} ranks: waiting for the others cannot be "
+            "told from transfers"
         )
     idle = 1.0 - anchor.busy / anchor.step_time
     if idle > _HOST_BOUND and scenario.layout.world_size == 1:

@@ -1,13 +1,14 @@
 """Which kernels does one rank of a plan run in a step, in order, and pass by pass?"""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
 
 from clustersim.build import PreparedSimulation
 from clustersim.common.units import Seconds
+from clustersim.cost.timing import KernelCost
 from clustersim.model.kernels import TENSOR_CORE_KINDS, Kernel
 from clustersim.program.action import Action, ActionKind
 from clustersim.program.task import CommOverlap, ComputeTask, Operation, WorkType
@@ -25,7 +26,7 @@ class PassKind(Enum):
 class PlanKernel:
     """A kernel of the plan, where it runs. role: name of its operator, equal in forward and backward.
 
-    repeats: how often it runs in a row (chunks of an overlap); modelled: seconds of one by the model of the accelerator;
+    repeats: how often it runs in a row (chunks of an overlap); modelled: seconds of one by the accelerator's model;
     occurrence: number among equal names of its pass; from_end: the same counted backwards.
     """
 
@@ -71,7 +72,7 @@ def plan_passes(prepared: PreparedSimulation, rank: int) -> tuple[PlanPass, ...]
     passes = []
     for action, run in groupby(tasks, key=lambda task: task.action):
         kernels = [
-            _plan_kernel(operation, forward_names, lambda kernel: model.time_kernel(kernel).seconds)
+            _plan_kernel(operation, operation.kernel, forward_names, model)
             for task in run
             for operation in task.segment.operations
             if operation.kernel is not None
@@ -80,21 +81,18 @@ def plan_passes(prepared: PreparedSimulation, rank: int) -> tuple[PlanPass, ...]
     return tuple(passes)
 
 
-def _plan_kernel(operation: Operation, forward_names, time_kernel) -> PlanKernel:  # type: ignore[no-untyped-def]
-    kernel, repeats = operation.kernel, 1
-    assert kernel is not None
-    body = operation.body
+def _plan_kernel(operation: Operation, kernel: Kernel, forward_names: Set[str], model: KernelCost) -> PlanKernel:
+    body, role, repeats = operation.body, _role(kernel.name, forward_names), 1
     if isinstance(body, CommOverlap) and not math.isinf(body.chunk_count):
         kernel, repeats = kernel.split_into(int(body.chunk_count)), int(body.chunk_count)
-    return PlanKernel(kernel, _role(kernel.name, forward_names), operation.work_type, time_kernel(kernel), repeats)
+    return PlanKernel(kernel, role, operation.work_type, model.time_kernel(kernel).seconds, repeats)
 
 
-def _role(name: str, forward_names: Iterable[str]) -> str:
+def _role(name: str, forward_names: Set[str]) -> str:
     """The operator's name: that of its forward kernel, of which the names of its backward kernels are continuations."""
-    names = set(forward_names)
     parts = name.split(".")
     candidates = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    return next((candidate for candidate in candidates if candidate in names), name)
+    return next((candidate for candidate in candidates if candidate in forward_names), name)
 
 
 def _numbered(kernels: Sequence[PlanKernel]) -> Iterable[PlanKernel]:

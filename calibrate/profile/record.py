@@ -30,13 +30,13 @@ from clustersim.cost.calibration_record import (
     DeviceInfo,
     KernelSample,
     MeasurementConditions,
+    MemoryAnchor,
     ProfileAnchor,
     TimeStatistics,
     UnmatchedCall,
 )
 from clustersim.interop.device_names import device_matches
 from clustersim.interop.kineto import ProfilerTraces
-from clustersim.model.kernels import Kernel
 from clustersim.model.unattributed import PASS_OVERHEAD, STEP_OVERHEAD
 from clustersim.program.action import ActionKind
 from clustersim.program.task import ComputeTask
@@ -46,6 +46,7 @@ from clustersim.scenario import Scenario
 METHOD: Final = "PyTorch's profiler: kernels of training steps, means over layers, microbatches, steps and ranks"
 OWN_PRODUCER: Final = "clustersim"
 _COUNT_TOLERANCE: Final = 0.02  # of a step's number of calls: steps with others are of another kind
+_LEAST_OVERHEAD: Final = 1e-9  # seconds: traces have no finer times
 _MIN_MATCHED: Final = 0.5  # of the seconds of matmuls and attention: below that the trace is of another model
 
 
@@ -57,8 +58,14 @@ class ProfileRecord:
     """
 
     record: CalibrationRecord
+    anchor: ProfileAnchor
     step: ProfiledStep
     notes: tuple[str, ...]
+
+    def with_memory(self, memory: MemoryAnchor) -> "ProfileRecord":
+        """The same with the memory of the step."""
+        anchor = replace(self.anchor, memory=memory)
+        return replace(self, anchor=anchor, record=replace(self.record, profile=anchor))
 
 
 def record_from_profile(traces: ProfilerTraces, scenario: Scenario) -> ProfileRecord:
@@ -84,8 +91,10 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario) -> ProfileRe
             all_steps.append(profiled)
             plans.append(plan)
     _require_same_model(matched, plans[0], traces)
-    slowdown = scenario.cluster.accelerator.interference if scenario.cost.interference is None else (
-        scenario.cost.interference
+    slowdown = (
+        scenario.cluster.accelerator.interference
+        if scenario.cost.interference is None
+        else (scenario.cost.interference)
     )
     kernels = matched.samples(f"profile of {Path(traces.source).name}", slowdown)
     own = traces.producer.startswith(OWN_PRODUCER)
@@ -105,11 +114,16 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario) -> ProfileRe
         _unmatched_calls(matched),
     )  # fmt: skip
     record = CalibrationRecord(
-        device, conditions, kernels=kernels, host_launches=hosts, interference=matched.interference(kernels), profile=anchor,
+        device,
+        conditions,
+        kernels=kernels,
+        host_launches=hosts,
+        interference=matched.interference(kernels),
+        profile=anchor,
         collectives=() if own else collective_samples(traces, scenario.cluster),
-    )  # fmt: skip
+    )
     record = replace(record, kernels=(*kernels, *_unattributed(record, matched, step, bare, all_steps)))
-    return ProfileRecord(record, step, tuple(notes))
+    return ProfileRecord(record, anchor, step, tuple(notes))
 
 
 def _unattributed(
@@ -133,7 +147,11 @@ def _unattributed(
         PASS_OVERHEAD: (sum(busy[kind] for kind in in_passes) + pass_stall) / max(1, passes),
         STEP_OVERHEAD: busy[PassKind.OPTIMIZER] + step_stall,
     }
-    return [_overhead_sample(kernel, value) for kernel, value in seconds.items() if value > 1e-9]
+    return [
+        KernelSample.of_kernel(kernel, TimeStatistics(value, value, value, 1))
+        for kernel, value in seconds.items()
+        if value > _LEAST_OVERHEAD
+    ]
 
 
 def _gap_between_steps(step: ProfiledStep, steps: Sequence[StepCalls]) -> Seconds:
@@ -142,14 +160,6 @@ def _gap_between_steps(step: ProfiledStep, steps: Sequence[StepCalls]) -> Second
     if used is None or len(step.ranks) > 1 or not used.calls:
         return 0.0
     return max(0.0, step.step_time - (used.calls[-1].end - used.calls[0].start))
-
-
-def _overhead_sample(kernel: Kernel, seconds: Seconds) -> KernelSample:
-    assert kernel.shape is not None
-    time = TimeStatistics(seconds, seconds, seconds, 1)
-    return KernelSample(
-        kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches, time
-    )
 
 
 def _modelled_stalls(prepared: PreparedSimulation, rank: int) -> dict[PassKind, Seconds]:

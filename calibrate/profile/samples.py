@@ -10,9 +10,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from calibrate.profile.matching import UNMATCHED, ForwardMap, Share, match_pass
+from calibrate.profile.anchors import Share
+from calibrate.profile.matching import ForwardMap, match_pass
 from calibrate.profile.plan_kernels import PassKind, PlanKernel, PlanPass
 from calibrate.profile.step_calls import Call, CallPass, StepCalls
+from calibrate.profile.windows import UNMATCHED
 from clustersim.common.units import Seconds
 from clustersim.cost.calibration_record import (
     InterferenceSample,
@@ -65,8 +67,8 @@ class Execution:
 class MatchedSteps:
     """Calls of profiled steps by the plan's kernel that they ran.
 
-    executions: of each kernel of the plan (one repeat); kernels: by signature; unmatched: calls of none, with the kind of
-    their pass; busy, matched: seconds of all calls, and of those that ran an operator; anchor_seconds,
+    executions: of each kernel of the plan (one repeat); kernels: by signature; unmatched: calls of none, with the kind
+    of their pass; busy, matched: seconds of all calls, and of those that ran an operator; anchor_seconds,
     matched_anchor_seconds: the same of matmuls and attention; stall: seconds for which the GPU waited for the host;
     steps: number of steps (on all ranks).
     """
@@ -91,7 +93,7 @@ class MatchedSteps:
 
     def _add_pass(self, plan: PlanPass, calls: CallPass, forward: ForwardMap) -> None:
         exact = _exact_shares(plan.kernels, calls.calls)
-        shares = match_pass(plan, calls, forward or None) if exact is None else exact
+        shares = match_pass(plan, calls, forward) if exact is None else exact
         if plan.kind is PassKind.FORWARD:
             forward.add(plan, calls, shares)
         totals = {index: Execution() for index in range(len(plan.kernels))}
@@ -131,7 +133,8 @@ class MatchedSteps:
     def slowdowns(self) -> dict[Pair, float]:
         """Slowdown of kernels by collectives in flight, by collective and class, where both states were seen.
 
-        While a collective is in flight for o of the kernel's seconds d, o / (1 + s) of its work is done, the rest in d - o.
+        While a collective is in flight for o of the kernel's seconds d, o / (1 + s) of its work is done, the rest in
+        d - o.
         """
         in_flight: dict[Pair, list[Seconds]] = {}
         for signature, own in self.executions.items():
@@ -172,11 +175,8 @@ def _sample(kernel: Kernel, seconds: list[Seconds], source: str) -> KernelSample
     time = statistics(seconds) if is_there else None
     if time is not None and time.p5 <= 0.0:
         time = TimeStatistics(time.seconds, min(time.seconds, 1e-9), time.p95, time.repetitions)
-    assert kernel.shape is not None
-    return KernelSample(
-        kernel.name, kernel.kind, kernel.dtype, kernel.shape, kernel.flops, kernel.bytes, kernel.launches, time,
-        MeasurementOutcome.MEASURED if is_there else MeasurementOutcome.ABSENT, source,
-    )  # fmt: skip
+    outcome = MeasurementOutcome.MEASURED if is_there else MeasurementOutcome.ABSENT
+    return KernelSample.of_kernel(kernel, time, outcome, source)
 
 
 def _pair_passes(plan: tuple[PlanPass, ...], step: StepCalls) -> Iterable[tuple[PlanPass, CallPass]]:
@@ -206,5 +206,3 @@ def _exact_shares(kernels: tuple[PlanKernel, ...], calls: tuple[Call, ...]) -> l
     ):
         return None
     return [(index, index, 1.0) for index in range(len(calls))]
-
-

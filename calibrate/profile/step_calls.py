@@ -122,7 +122,8 @@ def read_step(spans: RankSpans, launches: KernelLaunches, step_index: int) -> St
     totals = [float(busy[is_compute & (spans.stream == stream)].sum()) for stream in streams.tolist()]
     main = int(streams[int(np.argmax(totals))]) if len(streams) else 0
     selected = np.flatnonzero(is_compute & (spans.stream == main))
-    others = np.flatnonzero(in_step & ~(is_compute & (spans.stream == main)))
+    is_host_copy = spans.kind == GPU_SPAN_KINDS.index(GpuSpanKind.HOST)
+    others = np.flatnonzero(in_step & ~is_host_copy & ~(is_compute & (spans.stream == main)))
     slows = np.array([_slows_kernels(label) for label in spans.labels])[spans.label_index]
     communication = np.flatnonzero((spans.kind == GPU_SPAN_KINDS.index(GpuSpanKind.COMMUNICATION)) & slows)
     overlap = _CollectiveOverlap.from_spans(spans, communication[spans.stream[communication] != main])

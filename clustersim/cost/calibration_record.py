@@ -121,6 +121,26 @@ class KernelSample:
     source: str = ""
     telemetry: DeviceTelemetry | None = None
 
+    @classmethod
+    def of_kernel(
+        cls,
+        kernel: Kernel,
+        time: TimeStatistics | None,
+        outcome: MeasurementOutcome = MeasurementOutcome.MEASURED,
+        source: str = "",
+    ) -> "KernelSample":
+        """A sample of a kernel that has a shape; raises ValueError for one without."""
+        if kernel.shape is None:
+            raise ValueError(f"{kernel.name} has no shape, by which records identify kernels")
+        return cls(
+            kernel.name,
+            *(kernel.kind, kernel.dtype, kernel.shape),
+            *(kernel.flops, kernel.bytes, kernel.launches),
+            time=time,
+            outcome=outcome,
+            source=source,
+        )
+
     @property
     def signature(self) -> KernelSignature:
         """Identity of the measured kernel."""
@@ -308,23 +328,29 @@ class UnmatchedCall:
 class MemoryAnchor:
     """Memory of a rank as its allocator recorded it, and as the memory model has it: bytes.
 
-    allocated, reserved: at the peak; modelled: tensors at the peak; layers: transformer layers of the rank.
+    allocated, reserved: at the peak; modelled: tensors at the peak; layers: transformer layers of the rank; tokens: of
+    a microbatch on the rank.
     """
 
     allocated: Bytes
     reserved: Bytes
     modelled: Bytes
     layers: int
-
-    @property
-    def fragmentation(self) -> float:
-        """Reserved over allocated bytes."""
-        return self.reserved / self.allocated
+    tokens: int
 
     @property
     def residual(self) -> Bytes:
-        """Bytes that the model does not have, negative: that it has too much."""
-        return self.allocated - self.modelled
+        """Bytes of the allocator that the model does not have; 0 where the model has too much, which is kept."""
+        return max(0.0, self.allocated - self.modelled)
+
+    @property
+    def fragmentation(self) -> float:
+        """Reserved bytes over those that the model has, the residual included; at least 1."""
+        return max(1.0, self.reserved / (self.modelled + self.residual))
+
+    def residual_of(self, layers: int, tokens: int) -> Bytes:
+        """The residual of a rank with as many layers and tokens: in proportion where it has more, else as measured."""
+        return self.residual * max(1.0, layers / self.layers) * max(1.0, tokens / self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

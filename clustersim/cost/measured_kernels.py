@@ -42,7 +42,7 @@ from clustersim.cost.calibration_record import (
 from clustersim.cost.convex_hull import is_in_convex_hull
 from clustersim.cost.in_situ import InSituFactors
 from clustersim.cost.kernel_features import LAYOUT_DISTANCE, KernelFeatures, extract_features
-from clustersim.cost.kriging import Kriging
+from clustersim.cost.kriging import Kriging, smooth_correlation
 from clustersim.cost.measured_host import host_samples, is_compute_host
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance
@@ -181,19 +181,21 @@ class MeasuredKernels:
     def _scale_nearest(self, features: KernelFeatures, modelled: KernelTiming) -> KernelTiming | None:
         """The model's time, scaled as that of the profiled kernels that are nearest; None where there are none.
 
-        The error is that of the same prediction for the profiled kernels; for a family of one kernel, the correction
-        itself, which is all that is known of the model's error.
+        The error is that of the same prediction for the profiled kernels; for a family of one kernel, its correction,
+        as far as a kernel at that distance differs from it (`cost.kriging`).
         """
         if features.comparable_key not in self._samples_by_family:
             return None
         neighbourhood = self._neighbourhood(features)
         factor = neighbourhood.factor(features)
-        is_single = len(neighbourhood.log_ratios) == 1
+        error = neighbourhood.error
+        if len(neighbourhood.log_ratios) == 1:
+            error = abs(factor - 1.0) * (1.0 - neighbourhood.correlation(features))
         return replace(
             modelled,
             seconds=modelled.seconds * factor,
             provenance=provenance_of(self._origin, Provenance.FITTED),
-            error=local_error(self._origin, abs(factor - 1.0) if is_single else neighbourhood.error),
+            error=local_error(self._origin, error),
         )
 
     def _extrapolate(self, modelled: KernelTiming, family_name: str | None) -> KernelTiming:
@@ -235,6 +237,11 @@ class _FamilySamples:
         """Interpolated ratio of measured to modelled seconds."""
         point = np.append(features.log_sizes, self._layout_coordinates([features.layout])[0])
         return math.exp(self._kriging.predict(point))
+
+    def correlation(self, features: KernelFeatures) -> float:
+        """Correlation of a kernel's ratio with that of the nearest sample, as `cost.kriging` assumes it."""
+        distances = np.linalg.norm(self.log_sizes - np.array(features.log_sizes), axis=1)
+        return smooth_correlation(float(distances.min()))
 
     @cached_property
     def error(self) -> float:

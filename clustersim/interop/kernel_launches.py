@@ -27,9 +27,10 @@ class KernelLaunches:
 
     launch_start, launch_end: [n] seconds at which the host launched it, minus infinity where that is unknown;
     queue_start: [n] seconds of its start on the same clock, that of the trace; operator: [n] index into `operators`,
-    (name, input shapes); call: [n] number of the operator's call; sequence: [n] of the forward operator that launched it; node: [n] sequence number
-    of the autograd node that launched it; node_thread: [n] the thread of that node's forward, as the profiler numbers
-    them; in_update: [n] whether an optimizer step launched it; node_name: [n] index into `operators`.
+    (name, input shapes); call: [n] number of the operator's call; sequence: [n] of the forward operator that launched
+    it; node: [n] sequence number of the autograd node that launched it; node_thread: [n] the thread of that node's
+    forward, as the profiler numbers them; node_name: [n] index into `operators`; in_update: [n] whether an optimizer
+    step launched it.
     """
 
     launch_start: FloatArray

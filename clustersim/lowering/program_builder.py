@@ -81,8 +81,9 @@ class RankProgramBuilder:
     applied to it, and the message that it sends; determined at the first microbatch. final_backwards: the last
     backward (or weight gradient) of each of its stages; backward_kinds: by stage and microbatch, on all ranks,
     whether backward is full or begins with its input-gradient half; paired_sends: a forward's output is sent
-    together with that of a backward right behind it; unattributed: work of no operator; in_overlapped_pair: the current pass is one of an
-    overlapped pair; last_compute: the latest compute task; reduction_tasks: tasks that the optimizer waits for.
+    together with that of a backward right behind it; unattributed: work of no operator; in_overlapped_pair: the
+    current pass is one of an overlapped pair; last_compute: the latest compute task; reduction_tasks: tasks
+    that the optimizer waits for.
     """
 
     plan: Plan
