@@ -43,6 +43,9 @@ COMMANDS: Final = {
     "import-kineto": CalibrateCommand(
         "calibrate.import_kineto", "import collectives from traces of PyTorch's profiler"
     ),
+    "from-profile": CalibrateCommand(
+        "calibrate.profile.command", "make a record of a step under PyTorch's profiler, of one rank or several"
+    ),
     "report": CalibrateCommand(
         "calibrate.report.command", "report a record's measurements and fits, compared with the packaged constants"
     ),

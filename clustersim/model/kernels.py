@@ -175,6 +175,8 @@ class MemoryBoundOp(IdentityEnum):
     GATE = "gate"  # a tensor times the sigmoid of another
     GRADIENT_NORM = "gradient_norm"
     GRADIENT_CLIP = "gradient_clip"
+    PASS_OVERHEAD = "pass_overhead"  # of a profiled step: what no operator does, for each forward pass of a microbatch
+    STEP_OVERHEAD = "step_overhead"  # the same for each step
 
 
 TOP_K_OPS: Final = frozenset({MemoryBoundOp.TOP_K, MemoryBoundOp.TOP_K_SIGMOID, MemoryBoundOp.TOP_K_GROUPED})
