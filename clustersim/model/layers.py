@@ -27,7 +27,6 @@ from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBo
 from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerSpec, MoeMlp
 from clustersim.model.linear import LinearLayer
 from clustersim.model.linear_loss import RECOMPUTING_LOSSES, recomputing_loss_operators
-from clustersim.model.lora import Projection
 from clustersim.model.lora_layers import apply_lora
 from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.mixers.registry import registered_mixer
