@@ -1,10 +1,10 @@
 """Which model does a Hugging Face `config.json` describe? Read as JSON; transformers is not needed.
 
 Only families that the operators of `layers` express exactly are read: the Llama family (`hf_llama`), the
-GPT family (`hf_gpt`) and models with multi-head latent attention (`hf_mla`), MoE models (`hf_moe`) among
-them. Of multimodal models (gemma3, llama4) the text model is read. Dimensions have no defaults except
-where a family's released files omit them. Layers other than attention (Nemotron 3's state-space layers)
-are refused.
+GPT family (`hf_gpt`), models with multi-head latent attention (`hf_mla`) and hybrids with linear attention or
+state spaces (`hf_hybrid`), MoE models (`hf_moe`) among them. Of multimodal models (gemma3, llama4) the text
+model is read. Dimensions have no defaults except where a family's released files omit them. Linear layers of
+other families are refused.
 """
 
 import os
@@ -18,13 +18,14 @@ from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.model.hf_dbrx import read_dbrx
 from clustersim.model.hf_fields import HfConfig
 from clustersim.model.hf_gpt import read_bloom, read_falcon, read_gpt2, read_opt, read_phi
+from clustersim.model.hf_hybrid import HYBRID_READERS
 from clustersim.model.hf_llama import LLAMA_FAMILIES
 from clustersim.model.hf_mla import MLA_FAMILIES, read_mla_model
 from clustersim.model.transformer import TransformerModel
 
 _EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_STATE_SPACE: Final = "a state-space layer (Mamba), of which no published kernel times are known here,"
-_LINEAR_ATTENTION: Final = "a layer with linear attention"
+_STATE_SPACE: Final = "a state-space layer (Mamba) of this family"
+_LINEAR_ATTENTION: Final = "a layer with linear attention of this family"
 _UNSUPPORTED_KEYS: Final = {
     "hybrid_override_pattern": _STATE_SPACE,
     "layers_block_type": _STATE_SPACE,
@@ -38,6 +39,7 @@ _UNSUPPORTED_KEYS: Final = {
 _MOE_FAMILIES: Final = (
     *(name for name, kind in LLAMA_FAMILIES.items() if kind.moe_keys is not None),
     *MLA_FAMILIES,
+    *HYBRID_READERS,
     "dbrx",
 )
 _TEXT_FAMILIES: Final = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
@@ -53,6 +55,7 @@ MODEL_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = Map
         "dbrx": read_dbrx,
     }
     | dict.fromkeys(MLA_FAMILIES, read_mla_model)
+    | dict(HYBRID_READERS)
 )
 
 
@@ -89,6 +92,8 @@ def _text_config(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _refuse_unsupported(path: Path, family: str, content: Mapping[str, Any]) -> None:
+    if family in HYBRID_READERS:
+        return
     unsupported = [key for key in _UNSUPPORTED_KEYS if content.get(key)]
     if unsupported:
         raise InputError(
