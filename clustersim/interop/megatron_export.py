@@ -16,7 +16,8 @@ from clustersim.interop.megatron_model import NORM_BY_FLAG, POSITIONS_BY_FLAG, w
 from clustersim.model.attention_spec import FullAttention, LatentAttention
 from clustersim.model.framework import GraphCapture
 from clustersim.model.layer_stack import MlpType, MoeMlp, ScoreFunction, layer_specs
-from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, Optimizer, SelectiveRecompute
+from clustersim.model.optimizers import AnyOptimizer, Muon, Optimizer
+from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, SelectiveRecompute
 from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, PipelineLayoutString, partition_layers
@@ -315,8 +316,21 @@ def _training_flags(scenario: Scenario) -> Iterator[Flag]:
             yield "recompute-modules", *sorted(module.value for module in modules)
     yield from [("attention-backend", "unfused")] if training.attention is AttentionBackend.STANDARD else []
     yield from [("cross-entropy-loss-fusion",)] if training.loss is LossImplementation.FUSED else []
-    yield from [("optimizer", "sgd")] if training.optimizer is Optimizer.SGD else []
+    yield from _optimizer_flags(training.optimizer)
     yield from [("clip-grad", "0.0")] if not training.gradient_clipping else []
+
+
+def _optimizer_flags(optimizer: AnyOptimizer) -> Iterator[Flag]:
+    if not isinstance(optimizer, Muon):
+        yield from [("optimizer", optimizer.value)] if optimizer in (Optimizer.SGD, Optimizer.LION) else []
+        return
+    defaults = Muon()
+    yield "optimizer", "muon"
+    yield from [("muon-num-ns-steps", str(optimizer.steps))] if optimizer.steps != defaults.steps else []
+    if optimizer.tensor_parallel is not defaults.tensor_parallel:
+        yield "muon-tp-mode", optimizer.tensor_parallel.value
+    yield from [("muon-use-syrk",)] if optimizer.symmetric else []
+    yield from [("muon-scalar-optimizer", optimizer.scalar.value)] if optimizer.scalar is not defaults.scalar else []
 
 
 def _precision_flags(scenario: Scenario) -> Iterator[Flag]:

@@ -19,9 +19,10 @@ from clustersim.interop.megatron_arguments import MegatronArguments, group_by_fl
 from clustersim.interop.megatron_launches import LaunchedTraining, ScriptTrainings, find_trainings, yaml_trainings
 from clustersim.interop.megatron_model import import_model
 from clustersim.interop.shell.interpreter import definition_hint
-from clustersim.interop.shell.unknowns import Decision
+from clustersim.interop.shell.unknowns import HOLE, Decision
 from clustersim.model.recipe_files import load_recipe
 from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
+from clustersim.scenario.config.optimizer import OptimizerConfig
 
 RECIPE_BY_FLAG: Final = {
     "delayed": "fp8",
@@ -42,7 +43,7 @@ STRATEGY_BY_FLAG: Final = {
     "optim_grads_params": "zero3",
 }
 """Data-parallel strategy by `--data-parallel-sharding-strategy`; exporters use the first flag of a strategy."""
-_LOSS_BY_FLAG: Final = {"native": "fused", "te": "fused", "linear": "fused_linear"}
+_LOSS_BY_FLAG: Final = {"native": "fused", "te": "fused", "linear": "cut_cross_entropy"}
 _CUDA_GRAPH_IMPLS: Final = {name: name for name in ("none", "local", "transformer_engine", "full_iteration")}
 _STATE_FORMAT_FLAGS: Final = {
     "main-grads-dtype": "gradients",
@@ -52,7 +53,8 @@ _STATE_FORMAT_FLAGS: Final = {
     "exp-avg-dtype": "moments",
 }
 """Flags that state a format, and the key of `training.precision`; `auto` is the default."""
-_OPTIMIZERS: Final = ("adam", "sgd")
+_OPTIMIZERS: Final = ("adam", "sgd", "lion", "muon", "dist_muon")
+_SHARDED_MUON: Final = "dist_muon"  # deprecated since 2026: muon with --use-distributed-optimizer
 
 
 _MAX_SHOWN_FLAGS: Final = 3
@@ -95,7 +97,9 @@ def _import_trainings(
     trainings: ScriptTrainings, source: str, cluster: str, gpu_count: int | None, context: ImportContext
 ) -> ImportResult:
     if not any(training.shell_words for training in trainings.alternatives):
-        raise InputError(f"{source}: has no arguments; they begin with --, such as --num-layers 32")
+        raise InputError(
+            f"{source}: has no arguments; they begin with --, such as --num-layers 32{_unread_files(trainings)}"
+        )
     alternatives: list[_Alternative] = []
     for training in trainings.alternatives:
         try:
@@ -173,14 +177,14 @@ def _difference(first: _Alternative, second: _Alternative) -> str:
 
 
 def _shown_flags(training: LaunchedTraining, other: LaunchedTraining) -> str:
-    """The flags of a training that another does not have, or has with another value."""
+    """The flags of a training that another does not have, or has with another value; `?` for what is not known."""
     ours, theirs = group_by_flag(training.shell_words), group_by_flag(other.shell_words)
     differing = [
         " ".join((f"--{name}", *values))
         for name, values in ours.items()
         if theirs.get(name) != values and not is_irrelevant_flag(name)
     ]
-    shown = " ".join(differing[:_MAX_SHOWN_FLAGS]).replace("\0", "")
+    shown = HOLE.sub("?", " ".join(differing[:_MAX_SHOWN_FLAGS]))
     if not shown:
         return "no such flag" if training.processes == other.processes else f"{training.processes} processes"
     return f"{shown}{' and more' if len(differing) > _MAX_SHOWN_FLAGS else ''}"
@@ -194,6 +198,8 @@ def _import_arguments(
     gpu_count: int | None,
 ) -> ImportResult:
     source = parsed.source
+    if "num-layers" not in parsed.arguments and trainings.notes:
+        raise InputError(f"{source}: --num-layers is missing{_unread_files(trainings)}")
     zero = zero_settings(parsed, trainings.files)
     layout = _layout_config(parsed)
     ranks_per_replica = layout["tp"] * layout["cp"] * layout["pp"]
@@ -218,6 +224,12 @@ def _import_arguments(
         return ImportResult(mapping, (), (*parsed.assumptions, remark))
     absent = parsed.absent_arguments
     return ImportResult(mapping, parsed.ignored_flags, (*parsed.assumptions, *absent, *trainings.notes))
+
+
+def _unread_files(trainings: ScriptTrainings) -> str:
+    """What the script sources that is not here, those first of which the name is not known."""
+    notes = sorted(trainings.notes, key=lambda note: "$" not in note)[:_MAX_SHOWN_FLAGS]
+    return "".join(f"; {note}" for note in notes)
 
 
 def _world_size(parsed: MegatronArguments, training: LaunchedTraining) -> int:
@@ -300,7 +312,7 @@ def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int, zero: Z
             "ranks of "
             "cp and dp"
         )
-    if parsed.has("use-distributed-optimizer"):
+    if parsed.has("use-distributed-optimizer") or parsed.text("optimizer", "adam") == _SHARDED_MUON:
         options: dict[str, Any] = {} if overlap else {"overlap": False}
         options |= {"shard": replica_ranks // instances} if instances > 1 else {}
         options |= bucket
@@ -388,9 +400,6 @@ def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]
     if batch is None:
         batch = microbatch * replicas
         parsed.assumptions.append(f"a step has {batch:,} sequences: a microbatch for each replica")
-    optimizer = parsed.text("optimizer", "adam")
-    if optimizer not in _OPTIMIZERS:
-        raise parsed.error("optimizer", f"{optimizer!r} is not modelled; {' and '.join(_OPTIMIZERS)} are")
     training: dict[str, Any] = {
         "sequence": parsed.required_integer("seq-length"),
         "global_batch": batch,
@@ -399,11 +408,31 @@ def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]
         "recompute": _recompute_config(parsed),
         "attention": "standard" if parsed.text("attention-backend", "auto") in ("unfused", "local") else None,
         "loss": _loss_config(parsed),
-        "optimizer": None if optimizer == "adam" else optimizer,
+        "optimizer": _optimizer_config(parsed),
         "gradient_clipping": None if parsed.real_number("clip-grad", 1.0) > 0.0 else False,
         "overheads": _fused_routing(parsed) or None,
     }
     return {key: value for key, value in training.items() if value is not None}
+
+
+def _optimizer_config(parsed: MegatronArguments) -> str | dict[str, Any] | None:
+    """The optimizer, None for Adam; of Muon what differs from Megatron-LM's and the scenario's common defaults."""
+    name = parsed.text("optimizer", "adam")
+    if name not in _OPTIMIZERS:
+        raise parsed.error("optimizer", f"{name!r} is not modelled; {', '.join(_OPTIMIZERS)} are")
+    if name not in ("muon", _SHARDED_MUON):
+        return None if name == "adam" else name
+    defaults = OptimizerConfig()
+    keys: dict[str, Any] = {
+        "steps": parsed.positive_integer("muon-num-ns-steps", defaults.steps),
+        "tensor_parallel": parsed.text("muon-tp-mode", defaults.tensor_parallel.value),
+        "symmetric": parsed.has("muon-use-syrk"),
+        "scalar": parsed.text("muon-scalar-optimizer", defaults.scalar.value),
+    }
+    plain_defaults = {**defaults.model_dump(), "tensor_parallel": defaults.tensor_parallel.value}
+    plain_defaults["scalar"] = defaults.scalar.value
+    stated = {key: value for key, value in keys.items() if value != plain_defaults[key]}
+    return {"name": "muon", **stated} if stated else "muon"
 
 
 def _loss_config(parsed: MegatronArguments) -> str | None:

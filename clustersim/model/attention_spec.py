@@ -76,6 +76,10 @@ class SoftmaxAttention(Mixer):
         def causal(self) -> bool:
             """Whether a token attends only to those before it."""
 
+        @property
+        def qk_norm(self) -> QkNorm | None:
+            """How queries and keys are normalized, if they are."""
+
     def mixing_flops(self, sequence: int, convention: AttentionFlopConvention) -> Flop:
         """Twelve per query width (mean of query and value width) and key that counts for each query."""
         is_full = convention is AttentionFlopConvention.FULL or not self.causal

@@ -160,6 +160,7 @@ class MemoryBoundOp(IdentityEnum):
         "adam"  # one update in the kernel's format; formats: of gradients, moments, and a copy of the weights, if any
     )
     SGD = "sgd"  # with momentum; formats as for ADAM
+    UPDATE = "update"  # a pass of any other optimizer
     SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
     SCALE = "scale"  # a multiple of a tensor
     DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, from those in formats[0] and their scales
@@ -174,6 +175,8 @@ class MemoryBoundOp(IdentityEnum):
     GATE = "gate"  # a tensor times the sigmoid of another
     GRADIENT_NORM = "gradient_norm"
     GRADIENT_CLIP = "gradient_clip"
+    PASS_OVERHEAD = "pass_overhead"  # of a profiled step: what no operator does, for each forward pass of a microbatch
+    STEP_OVERHEAD = "step_overhead"  # the same for each step
 
 
 TOP_K_OPS: Final = frozenset({MemoryBoundOp.TOP_K, MemoryBoundOp.TOP_K_SIGMOID, MemoryBoundOp.TOP_K_GROUPED})

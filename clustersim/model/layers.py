@@ -26,6 +26,7 @@ from clustersim.model import memory_bound
 from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerSpec, MoeMlp
 from clustersim.model.linear import LinearLayer
+from clustersim.model.linear_loss import RECOMPUTING_LOSSES, recomputing_loss_operators
 from clustersim.model.lora_layers import apply_lora
 from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.mixers.registry import registered_mixer
@@ -35,6 +36,7 @@ from clustersim.model.mtp import concat_operator, mtp_input_bytes, mtp_operators
 from clustersim.model.operators import (
     DENSE,
     LOW_PRECISION_LAYERS,
+    MATRICES,
     LayerOperators,
     LayerShard,
     Operator,
@@ -89,12 +91,19 @@ def transformer_layer(
     input_bytes = rank.residual_bytes
     if spec.is_mtp:
         operators, input_bytes = mtp_operators(rank, operators), mtp_input_bytes(rank)
-    if rank.training.recipe.has_matrix_formats:
+    if (group := _layer_group(rank.training)) != DENSE:
         operators = tuple(
-            replace(operator, parameter_group=LOW_PRECISION_LAYERS) if operator.parameter_group == DENSE else operator
+            replace(operator, parameter_group=group) if operator.parameter_group == DENSE else operator
             for operator in operators
         )
     return apply_lora(LayerOperators(keep_gathered_inputs(rank, operators), input_bytes), training, shard)
+
+
+def _layer_group(training: Training) -> str:
+    """Parameter group of the dense weights of layers, where it is not that of the ends."""
+    if training.recipe.has_matrix_formats:
+        return LOW_PRECISION_LAYERS
+    return MATRICES if training.orthogonalizes_dense else DENSE
 
 
 def _layer_operators(
@@ -240,6 +249,8 @@ def _logits_and_loss(rank: RankContext) -> list[Operator]:
     logits = LinearLayer(
         "head.logits", shard.tokens, model.hidden, rank.vocab_rows, MatmulFormats.uniform(rank.dtype), bias_tokens
     )
+    if training.loss in RECOMPUTING_LOSSES:
+        return recomputing_loss_operators(rank, logits)
     operators = [linear_operator(rank, logits, rank.residual_bytes)]
     if model.final_logit_softcapping:
         softcap = memory_bound.softcap_spec(fused=training.fuses(FusedKernel.ACTIVATION))

@@ -226,6 +226,10 @@ _LOSS_SPECS = MappingProxyType(
         LossImplementation.COMPILED: _LOSS_COMPILED,
         LossImplementation.CHUNKED: _LOSS_COMPILED,
         LossImplementation.FUSED_LINEAR: replace(_LOSS_COMPILED, saved=MemoryPasses(0)),
+        LossImplementation.CHUNKED_NLL: replace(_LOSS_TORCH, saved=MemoryPasses(0)),
+        LossImplementation.CUT_CROSS_ENTROPY: replace(
+            _LOSS_COMPILED, forward=MemoryPasses(0, launches=0), backward=None, saved=MemoryPasses(0)
+        ),
         LossImplementation.TORCH: _LOSS_TORCH,
         LossImplementation.TORCH_FP32: replace(_LOSS_TORCH, saved=MemoryPasses(0, fp32=2)),
         # Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py. Forward: to FP32 (1 + 1), maximum (1), subtract,

@@ -45,6 +45,7 @@ from clustersim.model.sharded_layer import (
     residual_stream_operator,
 )
 from clustersim.model.training import FusedKernel
+from clustersim.model.weight_matrices import WeightMatrix
 
 _WEIGHTING_PASSES: Final = 2.0  # passes over the elements: one read, one write
 _WEIGHTING_BACKWARD_PASSES: Final = 3.0  # the gradient, the weighted tensor, and its gradient, in one kernel
@@ -285,7 +286,13 @@ class _LocalExperts:
             + self.tokens * outputs * rank.deferred_gradient_dtype(rank.matmul_formats).bytes,
             wgrad_input_bytes=input_bytes,
             cached_cast_elements=casts.cached_weight_elements,
+            matrices=self._expert_matrices(inputs, outputs, is_up=is_up),
         )
+
+    def _expert_matrices(self, inputs: int, outputs: int, *, is_up: bool) -> tuple[WeightMatrix, ...]:
+        """The matrices of an up or down projection, those of the gate separate; etp ranks share the width."""
+        widths = [self.ffn] * (outputs // self.ffn) if is_up else [outputs]
+        return tuple(WeightMatrix(width, inputs, self.expert_count, shares_inputs=not is_up) for width in widths)
 
     def _sort_operator(self, name: str) -> Operator:
         """Reordering of tokens; without a fused kernel chunks are concatenated, which moves as much.

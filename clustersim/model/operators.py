@@ -16,6 +16,7 @@ from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel
 from clustersim.model.linear import LinearLayer
 from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
+from clustersim.model.weight_matrices import WeightMatrix
 
 DENSE = "dense"
 """Parameter group of weights that every token passes."""
@@ -25,6 +26,8 @@ LOW_PRECISION_LAYERS = "low_precision"
 """Parameter group of layers whose matrices are stored or gathered in the matmul format, with norms."""
 QUANTIZED = "quantized"
 """Parameter group of frozen matrices that are stored in fewer bits than they are computed with."""
+MATRICES = "matrices"
+"""Parameter group of layers whose matrices an optimizer orthogonalizes, with norms."""
 ADAPTERS = "adapters"
 """Parameter group of trained LoRA adapters of frozen matrices."""
 
@@ -147,7 +150,7 @@ class Operator:
     matmul format while it runs; saves_outputs: backward needs something that exists only after forward has
     run (a mask, statistics, its output); region_input_bytes: full bytes of the activation that enters its
     region for it, None: as wide as the residual stream; cached_cast_elements: weight elements whose quantized
-    copies are made once per step and cached.
+    copies are made once per step and cached; matrices: its weights as matrices.
     """
 
     name: str
@@ -174,6 +177,7 @@ class Operator:
     saves_outputs: bool = False
     region_input_bytes: Bytes | None = None
     cached_cast_elements: int = 0
+    matrices: tuple[WeightMatrix, ...] = ()
 
     def is_in_modules(self, modules: Set[RecomputeModule]) -> bool:
         """Whether it belongs to one of the modules."""

@@ -50,11 +50,13 @@ HYBRID_PRESETS: Final = (
     _nemotron("nemotron-h-8b", f"{_NEMOTRON_H}; nvidia/Nemotron-H-8B-Base-8K", _PATTERN_8B, (4096, 21504, 32, 8192)),
     _nemotron(
         *("nemotron-h-47b", f"{_NEMOTRON_H}; nvidia/Nemotron-H-47B-Base-8K", _PATTERN_47B, (8192, 30720, 64, 8192)),
-        **{"mamba_num_heads": 256, "ssm_state_size": 256},
+        mamba_num_heads=256,
+        ssm_state_size=256,
     ),
     _nemotron(
         *("nemotron-h-56b", f"{_NEMOTRON_H}; nvidia/Nemotron-H-56B-Base-8K", _PATTERN_56B, (8192, 32768, 64, 8192)),
-        **{"mamba_num_heads": 256, "ssm_state_size": 256},
+        mamba_num_heads=256,
+        ssm_state_size=256,
     ),
     _nemotron(
         *("nemotron-nano-9b-v2", f"{_NANO2}; nvidia/NVIDIA-Nemotron-Nano-9B-v2", _PATTERN_9B),

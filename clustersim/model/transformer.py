@@ -29,7 +29,7 @@ from clustersim.model.mixer import Mixer
 
 
 class Norm(Enum):
-    """LayerNorm has weight and bias, RMSNorm a weight only."""
+    """LayerNorm has weight and bias unless the model says otherwise, RMSNorm a weight only."""
 
     LAYERNORM = "layernorm"
     RMSNORM = "rmsnorm"
@@ -55,7 +55,8 @@ class TransformerModel:
     is normalized before the first layer (BLOOM); final_logit_softcapping: a tanh caps the logits (Gemma 2);
     spare_positions: rows of the table of learned positions beyond `max_positions` (OPT has 2); head_bias: the
     logits have one (Phi); mtp_layers: number of multi-token prediction layers after the stack, with the spec
-    of the stack's last layer.
+    of the stack's last layer; layernorm_vectors: what a LayerNorm learns: weight and bias (2), a weight (1, Cohere) or
+    nothing (0, OLMo).
     """
 
     name: str
@@ -73,6 +74,7 @@ class TransformerModel:
     spare_positions: int = 0
     head_bias: bool = False
     mtp_layers: int = 0
+    layernorm_vectors: int = 2
 
     @property
     def layer_count(self) -> int:
@@ -205,7 +207,7 @@ def _resize_stack(model: TransformerModel, layers: int) -> LayerStack:
 
 def norm_parameter_count(model: TransformerModel) -> int:
     """Parameters of one norm over the hidden dimension."""
-    return model.hidden * (2 if model.norm is Norm.LAYERNORM else 1)
+    return model.hidden * (model.layernorm_vectors if model.norm is Norm.LAYERNORM else 1)
 
 
 def projection_sizes(model: TransformerModel, spec: LayerSpec) -> dict[Projection, tuple[int, int]]:

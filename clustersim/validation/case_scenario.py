@@ -30,6 +30,7 @@ _OFFLOAD_BY_NOTE: Final[dict[str, dict[str, Any]]] = {  # text in the notes
     "activation offloading on": {"activations": "all"},
     "optimizer offloading on": {"optimizer": True},
 }
+_MUON_NOTE: Final = "optimizer muon"
 RECOMPUTE_MODES: Final = {
     "": "none",
     "none": "none",
@@ -237,6 +238,7 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
         **defaults.kernel_options(case),
         **_lora_config(case),
         **_offload_config(case),
+        **_optimizer_config(case),
         **_overheads_config(case, defaults),
     }
 
@@ -256,6 +258,11 @@ def _offload_config(case: ValidationCase) -> dict[str, Any]:
     """Offloading to the host that the notes state."""
     configs = [config for note, config in _OFFLOAD_BY_NOTE.items() if note in case.text("notes")]
     return {"offload": {key: value for entry in configs for key, value in entry.items()}} if configs else {}
+
+
+def _optimizer_config(case: ValidationCase) -> dict[str, str]:
+    """The optimizer, where the notes state another than the usual one."""
+    return {"optimizer": "muon"} if _MUON_NOTE in case.text("notes") else {}
 
 
 def _lora_config(case: ValidationCase) -> dict[str, Any]:

@@ -21,9 +21,12 @@ from clustersim.common.units import Seconds
 from clustersim.cost.roofline import Roofline
 from clustersim.model.attention import AttentionCore
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
+from clustersim.model.newton_schulz import product_kernel, shared_iteration, update_kernels
+from clustersim.model.optimizers import Muon
 from clustersim.model.precision_recipe import OperandCast
 from clustersim.model.quantization import quantize_kernels
 from clustersim.model.training import AttentionBackend
+from clustersim.model.weight_matrices import WeightMatrix
 from clustersim.validation.accelerator_lookup import case_accelerator
 from clustersim.validation.cases import PUBLISHED_FOLDER, CannotPredictError, ValidationCase, read_cases
 from clustersim.validation.comparison import CaseComparison
@@ -107,6 +110,8 @@ def timed_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
         return tuple(kernel for matmul in timed_matmuls(case) for kernel in (matmul, *_matmul_casts(case, matmul)))
     if op == "cast":
         return (timed_cast(case),)
+    if op == "newton_schulz":
+        return _newton_schulz(case)
     if op == "grouped_gemm":
         return grouped_gemm_kernels(case)
     if op not in ("attention", *SCAN_OPS):
@@ -117,6 +122,14 @@ def timed_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
     if op in SCAN_OPS:
         return tuple(kernel for backward in directions for kernel in timed_scan_kernels(case, backward=backward))
     return tuple(case_attention(case, backward=backward) for backward in directions)
+
+
+def _newton_schulz(case: ValidationCase) -> tuple[Kernel, ...]:
+    """Five steps of Muon's iteration on a matrix of `m` x `n`, or on a batch of them."""
+    matrix = WeightMatrix(case.positive_int("m"), case.positive_int("n"), case.positive_int("groups", 1))
+    muon = Muon()
+    iteration = shared_iteration(matrix, muon, 1)
+    return (product_kernel(iteration, muon), *update_kernels(iteration, muon)) * muon.steps
 
 
 def timed_matmuls(case: ValidationCase) -> tuple[Kernel, ...]:

@@ -422,8 +422,8 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
         (SMALL + "--yaml-cfg model.yaml", "--yaml-cfg: its file is not read"),
         (SMALL + "--moe-latent-size 64 --num-experts 4", "--moe-latent-size: it is not modelled"),
         (
-            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--optimizer muon",
-            "'muon' is not modelled; adam and sgd are",
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--optimizer soap",
+            "'soap' is not modelled; adam",
         ),
         (
             "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--context-parallel-size 2 --cp-comm-type a2a",

@@ -24,6 +24,7 @@ from clustersim.hardware.topology import Fabric
 from clustersim.model.attention_spec import FullAttention
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, merge_groups
 from clustersim.model.offload import NO_OFFLOAD
+from clustersim.model.optimizers import Muon
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.presets import PRESETS
 from clustersim.model.recipe_files import load_recipe
@@ -142,9 +143,15 @@ def _offered_models(scenario: Scenario) -> Iterator[TransformerModel]:
 def _simplified_model(scenario: Scenario) -> TransformerModel:
     """The model without attention windows and partial rotary embeddings, which change no bytes held or sent.
 
-    Raise InputError for models that the page does not support (layers with different memory).
+    Raise InputError for models that the page does not support (layers with different memory), and for an optimizer that
+    keeps different states of different weights.
     """
     model = scenario.model
+    if isinstance(scenario.training.optimizer, Muon):
+        raise InputError(
+            "training.optimizer: muon keeps other states of matrices than of other weights, and the explorer's page "
+            "knows one optimizer; run, check and what-if know it, adam can be explored"
+        )
     groups = (LayerGroup(_without_window(group.spec), group.count) for group in model.stack)
     simplified = replace(model, stack=merge_groups(groups))
     if model.distinct_routed_moes:

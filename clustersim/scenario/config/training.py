@@ -23,7 +23,6 @@ from clustersim.model.training import (
     FusedKernel,
     LossImplementation,
     NoRecompute,
-    Optimizer,
     Recompute,
     SelectiveOpRecompute,
     SelectiveRecompute,
@@ -34,6 +33,7 @@ from clustersim.scenario.config.expert_load import ExpertLoadConfig, none_from_b
 from clustersim.scenario.config.global_batch import parse_global_batch
 from clustersim.scenario.config.lora import LoraConfig
 from clustersim.scenario.config.offload import OffloadConfig
+from clustersim.scenario.config.optimizer import OptimizerConfig
 from clustersim.scenario.config.overheads import OverheadsConfig, resolve_overheads
 from clustersim.scenario.config_reader import (
     ConfigModel,
@@ -279,9 +279,10 @@ class TrainingConfig(ConfigModel):
     flash1: FlashAttention's versions; standard: unfused; left out: the framework's"""
     loss: Annotated[LossImplementation | None, enum_parser(LossImplementation)] = None
     """cross-entropy as in Megatron, in PyTorch (of logits kept in fp32: torch_fp32), as one kernel each for forward and
-    backward (fused, compiled), in chunks, or in chunks with its matmul; left out: the framework's"""
-    optimizer: Annotated[Optimizer, enum_parser(Optimizer)] = Optimizer.ADAM
-    """the optimizer"""
+    backward (fused, compiled), in chunks, in chunks with its matmul (fused_linear), or with its matmul so that backward
+    computes logits again (chunked_nll, cut_cross_entropy); left out: the framework's"""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """what updates the weights, see [Optimizers](scenario.md#optimizers)"""
     gradient_clipping: bool = True
     """by the global gradient norm"""
     fused: Annotated[frozenset[FusedKernel] | None, _FUSED_PARSER] = None
@@ -321,6 +322,7 @@ class TrainingConfig(ConfigModel):
             "recipe": self.precision.recipe(framework.kernels.gradients),
             "recompute": self.recompute.recompute_policy(),
             "lora": lora,
+            "optimizer": self.optimizer.optimizer(),
         }
         stated_early_stop = self.recompute.early_stop
         early_stop = framework.early_stop if stated_early_stop is None else stated_early_stop

@@ -35,6 +35,7 @@ from clustersim.scenario.validation_rules.moe import (
 )
 from clustersim.scenario.validation_rules.moe_overlap import check_moe_overlap, check_shared_expert_overlap
 from clustersim.scenario.validation_rules.mtp import add_mtp_layers, check_mtp, find_mtp_layout_problem
+from clustersim.scenario.validation_rules.optimizer import check_optimizer
 from clustersim.scenario.validation_rules.precision import (
     check_attention_format,
     check_attention_library,
@@ -459,6 +460,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_deepspeed_zero3,
     _check_torch_data_parallel,
     check_offload,
+    check_optimizer,
     _check_step_count,
     _check_jitter,
 )
