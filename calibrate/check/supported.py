@@ -18,7 +18,8 @@ from calibrate.check.trainer import Trainer
 from clustersim.build import build_plan
 from clustersim.common.errors import InputError
 from clustersim.hardware.degradation import Degradations
-from clustersim.model.layer_stack import BlockForm, FullAttention, LatentAttention, QkNorm
+from clustersim.model.attention_spec import FullAttention, LatentAttention, QkNorm
+from clustersim.model.layer_stack import BlockForm
 from clustersim.model.linear_loss import RECOMPUTING_LOSSES
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.optimizers import Optimizer

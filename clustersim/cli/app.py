@@ -18,9 +18,11 @@ import typer
 from clustersim.cli import completion
 from clustersim.common.errors import ClusterSimError, MemoryFitError, OutputError
 from clustersim.common.gc_control import raise_gc_threshold
+from clustersim.common.plugins import code_permission
 
 EXIT_BAD_INPUT = 2
 EXIT_DOES_NOT_FIT = 3
+_CODE_REFUSAL = "runs only where --allow-code is typed (run, search and the like have it); look at the code first"
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -41,6 +43,22 @@ ScenarioFile = Annotated[
 Overrides = Annotated[
     list[str] | None,
     _override_option("--set", help="Override a key of the scenario, e.g. layout.tp=4; repeatable."),
+]
+
+
+def _allow_code(context: typer.Context, is_requested: bool) -> None:
+    """Lift, until the command ends, the ban that `_options` has put on it."""
+    if is_requested:
+        context.with_resource(code_permission(""))
+
+
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        callback=_allow_code,
+        help="Run the Python code that the scenario names: schedules and collective algorithms of your own.",
+    ),
 ]
 Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write a self-contained HTML page.")]
 
@@ -95,11 +113,13 @@ def _show_version(is_requested: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options that are not a command's."""
+    """Options that are not a command's. No command runs code that a file names, unless its options say so."""
+    context.with_resource(code_permission(_CODE_REFUSAL))
 
 
 @app.command()
@@ -133,6 +153,7 @@ def run(
         bool,
         typer.Option("--watch", help="Rerun whenever FILE or a file that it refers to is saved; stop with Ctrl-C."),
     ] = False,
+    _code: AllowCode = False,
 ) -> None:
     """Simulate training steps and print the step time, its breakdown and peak memory."""
     from clustersim.cli.outputs import Outputs, TraceOptions
@@ -178,6 +199,7 @@ def coverage(
     all_rows: Annotated[
         bool, typer.Option("--all", help="Also list the kernels and collectives that are covered.")
     ] = False,
+    _code: AllowCode = False,
 ) -> None:
     """List the kernels and collectives that the scenario's record does not cover, and their share of the step time."""
     from clustersim.cli.coverage import show_coverage
@@ -210,6 +232,7 @@ def diff(
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the difference as JSON; - is stdout.")] = None,
     html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
+    _code: AllowCode = False,
 ) -> None:
     """Compare two scenarios or results, or a measured step with its prediction, by key and by category of time."""
     from clustersim.cli.diff import show_difference
@@ -224,6 +247,7 @@ def explore(
     file: ScenarioFile,
     html: Annotated[str, typer.Option("--html", metavar="FILE", help="HTML page to write.")],
     overrides: Overrides = None,
+    _code: AllowCode = False,
 ) -> None:
     """Write an interactive HTML page: memory, placement, pipeline bubbles and scaling by layout and size."""
     from clustersim.cli.explore import explore_scenario
@@ -288,6 +312,7 @@ def search(
     ] = None,
     html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the layout to take; no progress.")] = False,
+    _code: AllowCode = False,
 ) -> None:
     """Search for the best layouts of a scenario's job, starting from the layout in the file."""
     from clustersim.cli.outputs import EXIT_INTERRUPTED, Outputs
@@ -335,6 +360,7 @@ def goodput(
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
     html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
+    _code: AllowCode = False,
 ) -> None:
     """Predict the duration, cost and goodput of a training run on a cluster with failures."""
     from clustersim.cli.goodput import GoodputOptions, show_goodput
@@ -352,6 +378,7 @@ def explain(
     measured: Annotated[str, typer.Option(metavar="TIME", help="Measured step time, e.g. 4.2s.")],
     overrides: Overrides = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
+    _code: AllowCode = False,
 ) -> None:
     """Compare a measured step time with its prediction, and list single causes that would explain the difference."""
     from clustersim.cli.explain import explain_step
@@ -460,6 +487,7 @@ def export_command(
         ),
     ] = "-",
     force: Annotated[bool, typer.Option("--force", help="chakra: also write traces larger than 1 GiB.")] = False,
+    _code: AllowCode = False,
 ) -> None:
     """Convert a scenario to another program's arguments, or its step to Chakra execution traces (for ASTRA-sim)."""
     from clustersim.cli.export import export_for_program as exported
@@ -507,6 +535,7 @@ def topology(
         int | None, typer.Option(metavar="N", help="Number of GPUs of the cluster; default: the file's.")
     ] = None,
     html: Html = None,
+    _code: AllowCode = False,
 ) -> None:
     """Show a cluster's network topology, and which of its tiers each parallel axis of a scenario crosses."""
     from clustersim.cli.topology import show_topology

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clustersim.common.plugins import code_permission
 from clustersim.common.units import format_bytes, format_probability
 from clustersim.scenario import Scenario
 
@@ -16,7 +17,8 @@ def check_scenario(file: Path, overrides: Sequence[str], *, quiet: bool = False)
 
     quiet: print problems only: warnings, and that it does not fit.
     """
-    scenario = Scenario.load(file, overrides)
+    with code_permission("`check` never runs; `clustersim run --allow-code` does, once you have looked at it"):
+        scenario = Scenario.load(file, overrides)
     from clustersim.results.memory_check import check
     from clustersim.uncertainty.memory_error import fits_surely
 

@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 from clustersim.common.errors import ClusterSimError
 from clustersim.common.gc_control import infrequent_gc, raise_gc_threshold
+from clustersim.common.plugins import code_refusal, forbid_code
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -30,7 +31,9 @@ def worker_pool(workers: int, executor: Executor | None = None) -> Iterator[Exec
         with infrequent_gc():
             yield _InlineExecutor()
     else:
-        pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_init_worker)
+        pool = ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=_init_worker, initargs=(code_refusal(),)
+        )
         try:
             yield pool
         except BrokenExecutor as error:
@@ -73,12 +76,13 @@ class _InlineExecutor(Executor):
         return future
 
 
-def _init_worker() -> None:
-    """Initialize a worker process.
+def _init_worker(refusal: str) -> None:
+    """Initialize a worker process. refusal: why it may not run scenarios' code, as `plugins.code_refusal`.
 
     Ctrl-C is handled by the parent, which ends its workers; they also exit when the parent is killed.
     """
     raise_gc_threshold()
+    forbid_code(refusal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_exit_with_parent, daemon=True).start()
 

@@ -160,6 +160,18 @@ class AttentionLibrary:
 
 
 @dataclass(frozen=True, slots=True)
+class ScanShare:
+    """Share of the roofline that the kernels of a scan reach, by direction."""
+
+    forward: float
+    backward: float
+
+    def of(self, *, backward: bool) -> float:
+        """The share in one direction."""
+        return self.backward if backward else self.forward
+
+
+@dataclass(frozen=True, slots=True)
 class KernelEfficiency:
     """All constants of the kernel model of one accelerator. Field names are the keys of accelerator files.
 
@@ -172,7 +184,8 @@ class KernelEfficiency:
     memory-bound operators of a training step, relative to these; kernel_latency: seconds of start and drain
     of a device kernel; launch_interval: seconds between two launches that the host can sustain;
     quantization_bandwidth_ratio: bandwidth of kernels that quantize operands to low-precision formats, relative to
-    large memory-bound kernels.
+    large memory-bound kernels; scan_shares: by routine of linear attention, where its library reaches another share
+    than on other GPUs (`cost.scan_rates`).
     """
 
     published: bool
@@ -188,6 +201,7 @@ class KernelEfficiency:
     attention_library: str = FLASH_ATTENTION2
     attention_libraries: Mapping[str, AttentionLibrary] = field(default_factory=dict)
     sdpa_library: str = FLASH_ATTENTION2
+    scan_shares: Mapping[str, ScanShare] = field(default_factory=dict)
 
     def reached_bandwidth(self, datasheet: BytesPerSecond) -> BytesPerSecond:
         """What large memory-bound kernels reach of the datasheet's memory bandwidth."""

@@ -21,6 +21,7 @@ from clustersim.hardware.efficiency import (
     GroupedGemmEfficiency,
     KernelEfficiency,
     MatmulEfficiency,
+    ScanShare,
 )
 
 MAX_COMPUTE_UNITS: Final = 1_000_000  # compute units, or rows of an attention block; above it is a typing error
@@ -51,8 +52,25 @@ def read_efficiency(section: MappingReader) -> KernelEfficiency:
             ),
             quantization_bandwidth_ratio=lambda: _read_ratio(section, "quantization_bandwidth_ratio"),
             operator_bandwidth_ratio=lambda: _read_ratio(section, "operator_bandwidth_ratio"),
+            scan_shares=lambda: (
+                read_scan_shares(section.get_section("scan_shares")) if section.has_key("scan_shares") else {}
+            ),
         )
     )
+
+
+def read_scan_shares(section: MappingReader) -> Mapping[str, ScanShare]:
+    """Shares of the roofline by routine: `ssd: {forward: 0.6, backward: 0.6}`."""
+
+    def read(routine: str) -> ScanShare:
+        share = section.get_section(routine)
+        return ScanShare(
+            **share.collect(
+                forward=lambda: share.get_fraction("forward"), backward=lambda: share.get_fraction("backward")
+            )
+        )
+
+    return section.collect(**{routine: partial(read, routine) for routine in section.key_names()})
 
 
 def _read_ratio(section: MappingReader, key: str) -> float:

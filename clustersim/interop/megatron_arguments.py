@@ -116,6 +116,8 @@ _OLD_NAMES: Final = {
 def group_by_flag(shell_words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The words after each flag, by its present name; of a flag that is given several times the last.
 
+    Forks write underscores for dashes (epfLLM/Megatron-LLM); DeepSpeed's own flags have them.
+
     >>> group_by_flag(["--lr=1", "--bf16", "--recompute-modules", "moe", "mlp"])
     {'lr': ('1',), 'bf16': (), 'recompute-modules': ('moe', 'mlp')}
     """
@@ -124,6 +126,7 @@ def group_by_flag(shell_words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     for word in shell_words:
         if re.match(r"--?[A-Za-z]", word):
             flag, separator, value = word.lstrip("-").partition("=")
+            flag = flag if flag.startswith("deepspeed") else flag.replace("_", "-")
             flag = _OLD_NAMES.get(flag, flag)
             grouped.pop(flag, None)
             grouped[flag] = (value,) if separator else ()
@@ -183,7 +186,12 @@ class MegatronArguments:
     def _loose_words(self) -> list[tuple[str, str]]:
         """Words after flags that do not take them, or not so many."""
         read = {name: self._read_values.get(name, 0) for name in self.queried}
-        shell_words = [(name, word) for name, count in read.items() for word in self.arguments.get(name, ())[count:]]
+        shell_words = [
+            (name, word)
+            for name, count in read.items()
+            if not is_irrelevant_flag(name)
+            for word in self.arguments.get(name, ())[count:]
+        ]
         others = [name for name in self.arguments if name not in self.queried]
         named = [
             (name, word)
@@ -243,9 +251,21 @@ class MegatronArguments:
         labels = " and ".join(one.label for one in unknown)
         names = [variable for one in unknown for variable in one.names]
         line = unknown[0].line if unknown else 0
-        raise self.error(
-            name, f"its value is not in the script: {labels} (line {line}) is not known{definition_hint(names)}"
+        others = [other for other in self._undefined_names() if other not in names]
+        also = (
+            f"; {', '.join(f'${other}' for other in others)} {'is' if len(others) == 1 else 'are'} not, either"
+            if others
+            else ""
         )
+        raise self.error(
+            name, f"its value is not in the script: {labels} (line {line}) is not known{definition_hint(names)}{also}"
+        )
+
+    def _undefined_names(self) -> list[str]:
+        """Variables and parameters that nothing sets, and on which values with an effect depend."""
+        values = [word for name, given in self.arguments.items() if not is_irrelevant_flag(name) for word in given]
+        unset = (one for value in values for one in self.unknowns.unknowns(value) if one.is_unset)
+        return list(dict.fromkeys(name for one in unset for name in one.names))
 
     def integer(self, name: str, default: int | None = None) -> int | None:
         """A non-negative integer value of a flag."""

@@ -13,8 +13,9 @@ from typing import Final
 from clustersim.common.units import Bytes
 from clustersim.interop.megatron_import import RECIPE_BY_FLAG, ROUTING_FUSION_FLAGS, STRATEGY_BY_FLAG
 from clustersim.interop.megatron_model import NORM_BY_FLAG, POSITIONS_BY_FLAG, window_flags
+from clustersim.model.attention_spec import FullAttention, LatentAttention
 from clustersim.model.framework import GraphCapture
-from clustersim.model.layer_stack import FullAttention, LatentAttention, MlpType, MoeMlp, ScoreFunction, layer_specs
+from clustersim.model.layer_stack import MlpType, MoeMlp, ScoreFunction, layer_specs
 from clustersim.model.optimizers import AnyOptimizer, Muon, Optimizer
 from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, SelectiveRecompute
 from clustersim.model.transformer import PositionEncoding, TransformerModel

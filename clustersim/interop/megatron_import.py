@@ -19,7 +19,7 @@ from clustersim.interop.megatron_arguments import MegatronArguments, group_by_fl
 from clustersim.interop.megatron_launches import LaunchedTraining, ScriptTrainings, find_trainings, yaml_trainings
 from clustersim.interop.megatron_model import import_model
 from clustersim.interop.shell.interpreter import definition_hint
-from clustersim.interop.shell.unknowns import Decision
+from clustersim.interop.shell.unknowns import HOLE, Decision
 from clustersim.model.recipe_files import load_recipe
 from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
 from clustersim.scenario.config.optimizer import OptimizerConfig
@@ -97,7 +97,9 @@ def _import_trainings(
     trainings: ScriptTrainings, source: str, cluster: str, gpu_count: int | None, context: ImportContext
 ) -> ImportResult:
     if not any(training.shell_words for training in trainings.alternatives):
-        raise InputError(f"{source}: has no arguments; they begin with --, such as --num-layers 32")
+        raise InputError(
+            f"{source}: has no arguments; they begin with --, such as --num-layers 32{_unread_files(trainings)}"
+        )
     alternatives: list[_Alternative] = []
     for training in trainings.alternatives:
         try:
@@ -175,14 +177,14 @@ def _difference(first: _Alternative, second: _Alternative) -> str:
 
 
 def _shown_flags(training: LaunchedTraining, other: LaunchedTraining) -> str:
-    """The flags of a training that another does not have, or has with another value."""
+    """The flags of a training that another does not have, or has with another value; `?` for what is not known."""
     ours, theirs = group_by_flag(training.shell_words), group_by_flag(other.shell_words)
     differing = [
         " ".join((f"--{name}", *values))
         for name, values in ours.items()
         if theirs.get(name) != values and not is_irrelevant_flag(name)
     ]
-    shown = " ".join(differing[:_MAX_SHOWN_FLAGS]).replace("\0", "")
+    shown = HOLE.sub("?", " ".join(differing[:_MAX_SHOWN_FLAGS]))
     if not shown:
         return "no such flag" if training.processes == other.processes else f"{training.processes} processes"
     return f"{shown}{' and more' if len(differing) > _MAX_SHOWN_FLAGS else ''}"
@@ -196,6 +198,8 @@ def _import_arguments(
     gpu_count: int | None,
 ) -> ImportResult:
     source = parsed.source
+    if "num-layers" not in parsed.arguments and trainings.notes:
+        raise InputError(f"{source}: --num-layers is missing{_unread_files(trainings)}")
     zero = zero_settings(parsed, trainings.files)
     layout = _layout_config(parsed)
     ranks_per_replica = layout["tp"] * layout["cp"] * layout["pp"]
@@ -220,6 +224,12 @@ def _import_arguments(
         return ImportResult(mapping, (), (*parsed.assumptions, remark))
     absent = parsed.absent_arguments
     return ImportResult(mapping, parsed.ignored_flags, (*parsed.assumptions, *absent, *trainings.notes))
+
+
+def _unread_files(trainings: ScriptTrainings) -> str:
+    """What the script sources that is not here, those first of which the name is not known."""
+    notes = sorted(trainings.notes, key=lambda note: "$" not in note)[:_MAX_SHOWN_FLAGS]
+    return "".join(f"; {note}" for note in notes)
 
 
 def _world_size(parsed: MegatronArguments, training: LaunchedTraining) -> int:

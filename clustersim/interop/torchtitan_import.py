@@ -1,10 +1,10 @@
 """What does a torchtitan job file train, and how? Import as a scenario.
 
-TOML files of v0.2.2 (February 2026) and of earlier versions with the same names; later versions configure
-jobs in Python. Behaviour of torchtitan without a key is added to the scenario: sequence parallelism over
-tensor-parallel ranks, PyTorch's loss, pipeline outputs that are not released, eager kernels unless layers
-are compiled. A step that cannot be expressed is an error. No key states the cluster, and the number of GPUs
-follows from the keys only if no degree is -1.
+TOML files of v0.2.2 (February 2026) and of earlier versions with the same names, what a log prints of them, and the
+Python files of later versions (`torchtitan_sources`). Behaviour of torchtitan without a key is added to the scenario:
+sequence parallelism over tensor-parallel ranks, PyTorch's loss, pipeline outputs that are not released, eager kernels
+unless layers are compiled. A step that cannot be expressed is an error. No key states the cluster, and the number of
+GPUs follows from the keys only if no degree is -1.
 
 Reference: pytorch/torchtitan v0.2.2, torchtitan/train.py, config/job_config.py, distributed/{parallel_dims,
 pipeline_parallel,activation_checkpoint}.py, models/{llama3,llama4}/infra/parallelize.py.
@@ -20,6 +20,7 @@ from clustersim.interop.model_equivalence import has_experts
 from clustersim.interop.torchtitan_config import TorchtitanConfig
 from clustersim.interop.torchtitan_flavors import ModelFlavor, find_flavor, flavor_model
 from clustersim.interop.torchtitan_pipeline import import_pipeline
+from clustersim.interop.torchtitan_sources import read_job
 from clustersim.model.training import AttentionBackend, FusedKernel
 
 DDP_BUCKET: Final = "100 MiB"
@@ -70,14 +71,13 @@ def import_torchtitan(
     gpu_count: int | None = None,
     context: ImportContext = NO_CONTEXT,
 ) -> ImportResult:
-    """The scenario of a job file.
+    """The scenario of a job.
 
     source: names it in errors; gpu_count: number of GPUs, if a degree is -1. Raises InputError for an invalid
-    job file, inconsistent degrees, and a step that cannot be expressed.
+    job, inconsistent degrees, and a step that cannot be expressed.
     """
-    if context.definitions:
-        raise InputError(f"{source}: a job file has no variables, so --define has nothing to define")
-    config = TorchtitanConfig(text, source)
+    content = read_job(text, source, context)
+    config = TorchtitanConfig(content, source)
     flavor = find_flavor(config.string("model", "name"), config.string("model", "flavor"), source)
     degrees = _parallel_degrees(config, gpu_count)
     model = flavor_model(flavor)
@@ -99,7 +99,7 @@ def import_torchtitan(
         | ({} if flavor.attention is AttentionBackend.FLASH else {"attention": flavor.attention.value}),
         "framework": {"name": "torchtitan", "torch_compile": True} if is_compiled else "torchtitan",
     }
-    return ImportResult(mapping, config.ignored_keys, tuple(assumptions))
+    return ImportResult(mapping, config.ignored_keys, (*assumptions, *content.remarks))
 
 
 def _model_section(flavor: ModelFlavor) -> Any:

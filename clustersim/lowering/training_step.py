@@ -25,7 +25,9 @@ from clustersim.lowering.overheads import (
     add_gradient_zeroing,
     add_microbatch_loss,
     add_norm_gradient_sync,
+    add_pass_overhead,
     add_step_loss,
+    add_step_overhead,
     add_weight_casts,
     optimizer_operations,
 )
@@ -41,6 +43,7 @@ from clustersim.model.operators import DENSE, EXPERTS
 from clustersim.model.optimizers import AnyOptimizer, Muon
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import ALL_FUSED, Training
+from clustersim.model.unattributed import NO_UNATTRIBUTED_WORK, UnattributedWork
 from clustersim.parallel.expert_load_factors import build_load_factors
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import EMBEDDING_GROUP, ETP_EP_GROUP, PIPELINE, PP_NEXT_GROUP, TP_GROUP
@@ -79,10 +82,16 @@ _RECEIVE_STREAM: Final = Stream.RECEIVE
 _SEND_STREAM: Final = {True: Stream.SEND_NEXT, False: Stream.SEND_PREVIOUS}
 
 
-def lower_step(plan: Plan, order: PipelineOrder, step_count: int = 1) -> Program:
+def lower_step(
+    plan: Plan,
+    order: PipelineOrder,
+    step_count: int = 1,
+    unattributed: UnattributedWork = NO_UNATTRIBUTED_WORK,
+) -> Program:
     """The program of one training step.
 
-    order: the schedule entries of every pipeline rank; step_count: number of steps to draw expert loads for.
+    order: the schedule entries of every pipeline rank; step_count: number of steps to draw expert loads for;
+    unattributed: work of no operator, of which a record has the times.
     """
     groups = process_groups(plan.layout, plan.placement, plan.embedding_ranks)
     if plan.layout.data.is_single_process:
@@ -95,7 +104,9 @@ def lower_step(plan: Plan, order: PipelineOrder, step_count: int = 1) -> Program
     )
     programs = tuple(
         _lower_rank(
-            RankProgramBuilder(plan, units, segments, _final_backwards(entries), backward_kinds, paired_sends),
+            RankProgramBuilder(
+                plan, units, segments, _final_backwards(entries), backward_kinds, paired_sends, unattributed
+            ),
             rank,
             entries,
         )
@@ -141,6 +152,7 @@ def _lower_rank(builder: RankProgramBuilder, rank: int, entries: tuple[ScheduleE
     optimizer_task = _add_optimizer(builder, stages, rank if splits_backward and builder.plan.layout.pp > 1 else None)
     data_lowering.end_step(builder, stages, optimizer_task)
     add_step_loss(builder, stages, optimizer_task)
+    add_step_overhead(builder, optimizer_task)
     return builder.tasks.build()
 
 
@@ -181,9 +193,8 @@ def _lower_pass(
     builder: RankProgramBuilder, data_lowering: DataParallelLowering, action: Action, depends_on: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...]]:
     """Issue a pass; return the task that completes its output, and the loss tasks that the next pass waits for."""
-    stage_pass = add_batch_fetch(
-        builder, _add_receive(builder, StagePass(builder.plan.stages[action.stage], action, depends_on))
-    )
+    received = _add_receive(builder, StagePass(builder.plan.stages[action.stage], action, depends_on))
+    stage_pass = add_batch_fetch(builder, add_pass_overhead(builder, received))
     last_task = data_lowering.lower_pass(builder, stage_pass)
     return last_task, add_microbatch_loss(builder, stage_pass, last_task)
 

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Flop
 from clustersim.model import memory_bound
+from clustersim.model.attention_spec import max_attended_keys, mean_attended_keys
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.model.linear import matmul_kernel
 from clustersim.model.memory_bound import MemoryBoundSpec
@@ -57,21 +58,6 @@ def causal_factor(shape: AttentionShape) -> float:
     if not shape.causal:
         return 1.0
     return mean_attended_keys(shape.key, shape.window) / shape.key
-
-
-def mean_attended_keys(keys: int, window: int | None) -> float:
-    """Mean number of keys that a causal query attends to, over as many queries as keys: (keys + 1) / 2.
-
-    With a window of w, w (2 keys - w + 1) / (2 keys): the first w queries attend to 1 to w keys, all others
-    to w.
-    """
-    max_keys = max_attended_keys(keys, window)
-    return max_keys * (2 * keys - max_keys + 1) / (2 * keys)
-
-
-def max_attended_keys(keys: int, window: int | None) -> int:
-    """Maximum number of keys that a causal query attends to."""
-    return keys if window is None else min(window, keys)
 
 
 def full_matrix_flops(kernel: Kernel, shape: AttentionShape) -> Flop:

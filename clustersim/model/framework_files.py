@@ -55,6 +55,7 @@ def load_framework(name_or_path: str = "pytorch", version: str = "", recipe: str
         torch_fsdp=memory.get_bool("torch_fsdp"),
         launch_seconds=host.get_quantity("launch", Dimension.TIME, allow_zero=True),
         backward_launch_seconds=host.get_quantity("backward_launch", Dimension.TIME, allow_zero=True),
+        compiled_launch_seconds=_read_seconds(host, "compiled_launch"),
         p2p_seconds=host.get_quantity("p2p", Dimension.TIME, allow_zero=True),
         collective_seconds=_read_seconds(host, "collective"),
         eager_call_seconds=host.get_quantity("eager_call", Dimension.TIME, allow_zero=True),

@@ -32,6 +32,7 @@ class KernelKind(IdentityEnum):
     OPTIMIZER = "optimizer"
     COPY = "copy"
     CAST = "cast"  # quantization into a format with scales
+    SCAN = "scan"  # one kernel of a chunk-parallel scan: linear attention, state spaces
 
 
 TENSOR_CORE_KINDS: Final = frozenset(
@@ -167,8 +168,15 @@ class MemoryBoundOp(IdentityEnum):
     ZERO = "zero"  # a tensor set to zero
     UNSCALE = "unscale"  # in-place multiple of a tensor, and whether all of it is finite
     CAUSAL_MASK = "causal_mask"  # a matrix [rows, width] of ones, its lower triangle, and the mask of its zeros
+    CAUSAL_CONV1D = "causal_conv1d"  # of `table` taps over a sequence, one filter per column, with SiLU
+    GATED_RMSNORM = "gated_rmsnorm"  # RMSNorm of rows, times an activation of a gate
+    L2NORM = "l2norm"  # rows divided by their Euclidean norm
+    SILU = "silu"
+    GATE = "gate"  # a tensor times the sigmoid of another
     GRADIENT_NORM = "gradient_norm"
     GRADIENT_CLIP = "gradient_clip"
+    PASS_OVERHEAD = "pass_overhead"  # of a profiled step: what no operator does, for each forward pass of a microbatch
+    STEP_OVERHEAD = "step_overhead"  # the same for each step
 
 
 TOP_K_OPS: Final = frozenset({MemoryBoundOp.TOP_K, MemoryBoundOp.TOP_K_SIGMOID, MemoryBoundOp.TOP_K_GROUPED})
@@ -202,7 +210,35 @@ class MemoryBoundShape:
         return self.rows * self.width
 
 
-KernelShape = MatmulShape | AttentionShape | MemoryBoundShape
+class ScanRoutine(IdentityEnum):
+    """The recurrence of a scan; the value is its name in files.
+
+    SSD: Mamba 2's state space dual; SELECTIVE_SCAN: Mamba 1's; GATED_DELTA_RULE: gated delta net; KDA: Kimi Delta
+    Attention, whose decay differs by key dimension; LIGHTNING: linear attention with one constant decay per head.
+    """
+
+    SSD = "ssd"
+    SELECTIVE_SCAN = "selective_scan"
+    GATED_DELTA_RULE = "gated_delta_rule"
+    KDA = "kda"
+    LIGHTNING = "lightning"
+
+
+@dataclass(frozen=True, slots=True)
+class ScanShape:
+    """One kernel of a scan over `batch` sequences: states [heads, key_dim, value_dim], in chunks of `chunk` tokens."""
+
+    routine: ScanRoutine
+    batch: int
+    sequence: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    chunk: int
+    backward: bool = False
+
+
+KernelShape = MatmulShape | AttentionShape | MemoryBoundShape | ScanShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,4 +333,9 @@ def format_kernel_shape(shape: KernelShape | None) -> str:
                 f"{f', into {target_formats}' if target_formats else ''}"
             )
             return f"{operation.value} {f'{row_count} x ' if row_count > 1 else ''}{width}{options}"
+        case ScanShape(routine, batch, sequence, heads, key_dim, value_dim, chunk, backward):
+            return (
+                f"{routine.value} batch {batch}, sequence {sequence}, heads {heads}, state {key_dim} x {value_dim}, "
+                f"chunks of {chunk}{', backward' * backward}"
+            )
     return ""

@@ -258,6 +258,28 @@ BIAS_ADD = MemoryBoundSpec(KernelKind.RESIDUAL, MemoryBoundOp.BIAS_ADD, MemoryPa
 BIAS_GRADIENT = MemoryBoundSpec(KernelKind.COPY, MemoryBoundOp.BIAS_GRADIENT, MemoryPasses(1), None, fused=True)
 
 
+# A causal convolution with SiLU reads its input twice in backward, once to compute SiLU's argument again.
+CAUSAL_CONV1D = MemoryBoundSpec(
+    KernelKind.ACTIVATION,
+    MemoryBoundOp.CAUSAL_CONV1D,
+    MemoryPasses(2),
+    MemoryPasses(3),
+    saved=MemoryPasses(1),
+    fused=True,
+)
+# Elements are those of the result. Backward reads the result's gradient, input and gate, and writes two gradients.
+GATED_RMSNORM = MemoryBoundSpec(
+    KernelKind.NORM, MemoryBoundOp.GATED_RMSNORM, MemoryPasses(3), MemoryPasses(5), saved=MemoryPasses(2), fused=True
+)
+L2NORM = MemoryBoundSpec(KernelKind.NORM, MemoryBoundOp.L2NORM, MemoryPasses(2), MemoryPasses(3), fused=True)
+SILU = MemoryBoundSpec(
+    KernelKind.ACTIVATION, MemoryBoundOp.SILU, MemoryPasses(2), MemoryPasses(3), saved=MemoryPasses(1), fused=True
+)
+GATE = MemoryBoundSpec(
+    KernelKind.ACTIVATION, MemoryBoundOp.GATE, MemoryPasses(3), MemoryPasses(5), saved=MemoryPasses(2), fused=True
+)
+
+
 def norm_spec(norm_type: Norm, *, fused: bool) -> MemoryBoundSpec:
     """Passes of a norm."""
     return _NORM_SPECS[norm_type, fused]

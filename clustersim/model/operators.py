@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import chain, repeat
 
+from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel
 from clustersim.model.linear import LinearLayer
@@ -92,22 +93,34 @@ class LayerShard:
 
 
 class TpCombine(Enum):
-    """How tensor-parallel ranks combine their shards of a small tensor: GATHER of columns, or SUM of terms."""
+    """How the ranks of a group combine their shards of a tensor.
+
+    GATHER of columns; SUM of terms; EXCHANGE: each rank's part of the sequence for its part of the heads, or back.
+    """
 
     GATHER = "gathered"
     SUM = "summed"
+    EXCHANGE = "exchanged"
+
+
+class ShardAxis(IdentityEnum):
+    """The ranks that a collective within a sharded region is over: tensor-parallel or context-parallel ones."""
+
+    TENSOR = "tensor"
+    CONTEXT = "context"
 
 
 @dataclass(frozen=True, slots=True)
 class TpCollective:
-    """A collective over tensor-parallel ranks on a small tensor within a sharded region.
+    """A collective over tensor- or context-parallel ranks on a tensor within a sharded region.
 
-    full_bytes: of the combined tensor; tensor_name: for labels.
+    full_bytes: of the combined tensor, or of what one rank exchanges; tensor_name: for labels.
     """
 
     combine: TpCombine
     full_bytes: Bytes
     tensor_name: str = "adapter"
+    axis: ShardAxis = ShardAxis.TENSOR
 
 
 @dataclass(frozen=True, slots=True)

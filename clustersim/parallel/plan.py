@@ -7,15 +7,9 @@ from itertools import count, pairwise
 from typing import NamedTuple
 
 from clustersim.common.units import Bytes
-from clustersim.model.layer_stack import (
-    AttentionSpec,
-    LayerGroup,
-    LayerSpec,
-    LayerStack,
-    high_precision_ends,
-    slice_layers,
-)
+from clustersim.model.layer_stack import LayerGroup, LayerSpec, LayerStack, high_precision_ends, slice_layers
 from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer, head_layer, transformer_layer
+from clustersim.model.mixer import Mixer
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import FullRecompute, Training
@@ -304,12 +298,11 @@ class Plan:
                     self.layout, spec.moe, token_count, token_bytes, activation_format, load_index, wire_format
                 ),
             )
-        return sharding if spec.attention is None else replace(sharding, kv_bytes=self._kv_bytes(spec.attention))
+        return sharding if spec.mixer is None else replace(sharding, kv_bytes=self._kv_bytes(spec.mixer))
 
-    def _kv_bytes(self, attention: AttentionSpec) -> Bytes:
+    def _kv_bytes(self, mixer: Mixer) -> Bytes:
         """Bytes of the keys and values of the full sequence on one tensor-parallel rank."""
-        kv_heads = max(1, attention.kv_heads // self.layout.tp)
-        width = kv_heads * (attention.head_dim + attention.v_head_dim)
+        width = mixer.kv_width(self.layout.tp)
         return float(self.layer_shard.batch * self.layer_shard.keys * width * self.training.recipe.activations.bytes)
 
     def is_first_chunk(self, stage: PipelineStage) -> bool:

@@ -30,17 +30,18 @@ from typing import Final
 
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.layers import LayerOperators, Operator, ParallelRegion
-from clustersim.model.operators import RegionInput, TpCollective, TpCombine, early_stop_count
+from clustersim.model.operators import RegionInput, ShardAxis, TpCollective, TpCombine, early_stop_count
 from clustersim.model.recompute_modules import RecomputeModule
 from clustersim.parallel.layer_sharding import KvRing, LayerSharding
 from clustersim.parallel.layout import Layout
-from clustersim.parallel.mesh import TP_GROUP
+from clustersim.parallel.mesh import CP_GROUP, TP_GROUP
 from clustersim.program.task import CollectiveType, CommOp, CommOverlap, Operation, WorkType
 
 _JOIN_COLLECTIVES: Final[Mapping[TpCombine, tuple[str, CollectiveType]]] = MappingProxyType(
     {
         TpCombine.GATHER: ("gather", CollectiveType.ALL_GATHER),
         TpCombine.SUM: ("sum", CollectiveType.ALL_REDUCE),
+        TpCombine.EXCHANGE: ("exchange", CollectiveType.ALL_TO_ALL),
     }
 )
 
@@ -52,7 +53,8 @@ def _join_operations(joints: Iterable[TpCollective], work_type: WorkType) -> lis
 
 def _join_comm_op(tp_collective: TpCollective) -> CommOp:
     verb, collective = _JOIN_COLLECTIVES[tp_collective.combine]
-    return CommOp(f"{verb} {tp_collective.tensor_name}", collective, TP_GROUP.name, tp_collective.full_bytes)
+    group = TP_GROUP if tp_collective.axis is ShardAxis.TENSOR else CP_GROUP
+    return CommOp(f"{verb} {tp_collective.tensor_name}", collective, group.name, tp_collective.full_bytes)
 
 
 def forward_operations(layer: LayerOperators, sharding: LayerSharding) -> list[Operation]:

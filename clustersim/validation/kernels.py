@@ -1,10 +1,11 @@
 """Do predicted kernels take as long as published ones took?
 
 A row is one MoE layer (`moe_layer_benchmark`), one matmul, the matmuls of a layer's linear layers (with a
-recipe's casts, if they were timed with them: `matmul_formats`), one cast, one flash attention kernel or one
-grouped GEMM. Its measured time is the printed one, or the one that the printed rate implies with FLOP
-counted as `flop_convention` says. The prediction is the accelerator's roofline model (`cost.roofline`), of
-attention that of the library that was timed. The best shape found by a search is an upper bound and is skipped.
+recipe's casts, if they were timed with them: `matmul_formats`), one cast, one flash attention kernel, one
+grouped GEMM or one operator of linear attention (`scan_kernels`). Its measured time is the printed one, or the
+one that the printed rate implies with FLOP counted as `flop_convention` says. The prediction is the
+accelerator's roofline model (`cost.roofline`), of attention that of the library that was timed. The best shape
+found by a search is an upper bound and is skipped.
 """
 
 import math
@@ -33,6 +34,7 @@ from clustersim.validation.error_statistics import group_by
 from clustersim.validation.grouped_gemm import grouped_gemm_kernels
 from clustersim.validation.matmul_formats import operand_dtype, result_format, timed_casts
 from clustersim.validation.moe_layer_benchmark import moe_layer_breakdown
+from clustersim.validation.scan_kernels import SCAN_OPS, timed_scan_kernels
 
 PUBLISHED_TABLE: Final = PUBLISHED_FOLDER / "kernels.csv"
 REQUIRED_COLUMNS: Final = (
@@ -112,11 +114,14 @@ def timed_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
         return _newton_schulz(case)
     if op == "grouped_gemm":
         return grouped_gemm_kernels(case)
-    if op != "attention":
+    if op not in ("attention", *SCAN_OPS):
         raise CannotPredictError(f"op {op or 'is not stated'}: not modelled", is_expressible=False)
     if case.text("direction") not in _BACKWARD_FLAGS:
         raise CannotPredictError("direction is not stated", is_expressible=False)
-    return tuple(case_attention(case, backward=backward) for backward in _BACKWARD_FLAGS[case.text("direction")])
+    directions = _BACKWARD_FLAGS[case.text("direction")]
+    if op in SCAN_OPS:
+        return tuple(kernel for backward in directions for kernel in timed_scan_kernels(case, backward=backward))
+    return tuple(case_attention(case, backward=backward) for backward in directions)
 
 
 def _newton_schulz(case: ValidationCase) -> tuple[Kernel, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
-from clustersim.model.layer_stack import AttentionSpec, FullAttention, LatentAttention
+from clustersim.model.attention_spec import FullAttention, LatentAttention, SoftmaxAttention
 from clustersim.model.presets import PRESETS
 from clustersim.model.transformer import TransformerModel
 from clustersim.program.task import TokenDispatcher
@@ -205,7 +205,7 @@ def _matches(case: ValidationCase, model: TransformerModel) -> bool:
     return _is_consistent(case, stated) and heads_match and has_layers
 
 
-def _heads(attention: AttentionSpec) -> dict[str, int]:
+def _heads(attention: SoftmaxAttention) -> dict[str, int]:
     """Heads of attention; MLA's key dimension is left out, as tables state one of its components or the sum."""
     stated = {"heads": attention.heads, "kv_heads": attention.kv_heads}
     match attention:

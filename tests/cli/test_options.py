@@ -19,12 +19,13 @@ OPTIONS = {
         "--quiet",
         "-q",
         "--watch",
+        "--allow-code",
         "--help",
     ],
     "check": ["FILE", "--set", "--quiet", "-q", "--help"],
-    "coverage": ["FILE", "--set", "--json", "--all", "--help"],
-    "diff": ["A", "[B]", "--set", "--json", "--html", "--quiet", "-q", "--help"],
-    "explore": ["FILE", "--html", "--set", "--help"],
+    "coverage": ["FILE", "--set", "--json", "--all", "--allow-code", "--help"],
+    "diff": ["A", "[B]", "--set", "--json", "--html", "--quiet", "-q", "--allow-code", "--help"],
+    "explore": ["FILE", "--html", "--set", "--allow-code", "--help"],
     "search": [
         "FILE",
         "--set",
@@ -43,6 +44,7 @@ OPTIONS = {
         "--html",
         "--quiet",
         "-q",
+        "--allow-code",
         "--help",
     ],
     "goodput": [
@@ -57,11 +59,12 @@ OPTIONS = {
         "--html",
         "--quiet",
         "-q",
+        "--allow-code",
         "--help",
     ],
     "import": ["PROGRAM", "FILE", "--set", "--define", "--cluster", "--gpus", "--out", "--output", "--help"],
-    "export": ["PROGRAM", "FILE", "--set", "--out", "--output", "--force", "--help"],
-    "explain": ["FILE", "--measured", "--set", "--json", "--help"],
+    "export": ["PROGRAM", "FILE", "--set", "--out", "--output", "--force", "--allow-code", "--help"],
+    "explain": ["FILE", "--measured", "--set", "--json", "--allow-code", "--help"],
     "validate": [
         "KIND FILE.csv | show CASE_ID",
         "--json",
@@ -76,7 +79,7 @@ OPTIONS = {
     "calibrate": [],  # all options are parsed by `calibrate.command`
     "schema": ["--markdown", "--help"],
     "presets": ["--help"],
-    "topology": ["NAME", "--set", "--gpus", "--html", "--help"],
+    "topology": ["NAME", "--set", "--gpus", "--html", "--allow-code", "--help"],
 }
 
 

@@ -92,6 +92,7 @@ def test_every_packaged_accelerator_loads_and_is_fully_sourced(name: str) -> Non
     needed |= set() if accelerator.power is None else {"power"}
     needed |= {"unknown"} if accelerator.unknown else set()
     needed |= {"tn_only"} if accelerator.efficiency.matmul.tn_only else set()
+    needed |= {"scan_shares"} if accelerator.efficiency.scan_shares else set()
     needed |= {"formats"} if accelerator.efficiency.matmul.peak_fraction_by_format else set()
     assert set(accelerator.sources) - {"like", "nvlink"} == needed
     assert not [key for key, text in accelerator.sources.items() if text == "stated without a source"]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from clustersim.common.errors import InputError
+from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.hf_config import read_hf_config
-from clustersim.model.layer_stack import DenseMlp, LatentAttention, ScoreFunction, layer_specs
+from clustersim.model.layer_stack import DenseMlp, ScoreFunction, layer_specs
 from clustersim.model.presets import PRESETS, load_preset
 from clustersim.model.transformer import TransformerModel, parameter_count
 

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from clustersim.common.dtypes import DType
 from clustersim.model import layers
-from clustersim.model.flops import AttentionFlopConvention, model_flops
+from clustersim.model.attention_spec import FullAttention, LatentAttention
+from clustersim.model.flops import model_flops
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulShape
-from clustersim.model.layer_stack import FullAttention, LatentAttention, LayerSpec, MlpSpec, MoeMlp
+from clustersim.model.layer_stack import LayerSpec, MlpSpec, MoeMlp
 from clustersim.model.layers import LayerOperators, LayerShard, Operator, ParallelRegion, embedding_layer, head_layer
+from clustersim.model.mixer import AttentionFlopConvention
 from clustersim.model.overheads import Accumulation, Overheads
 from clustersim.model.precision_recipe import MatmulFormats, mixed_precision
 from clustersim.model.presets import PRESETS, load_preset

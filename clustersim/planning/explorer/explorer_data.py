@@ -21,7 +21,8 @@ from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import Degradations
 from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.hardware.topology import Fabric
-from clustersim.model.layer_stack import FullAttention, LayerGroup, LayerSpec, merge_groups
+from clustersim.model.attention_spec import FullAttention
+from clustersim.model.layer_stack import LayerGroup, LayerSpec, merge_groups
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.optimizers import Muon
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision

@@ -6,11 +6,13 @@ values are allowed. Settings that run, but hardly as intended, are reported by `
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from clustersim.common.errors import InputError, format_value
 from clustersim.cost.jitter import MAX_NORMAL_STD, Distribution
 from clustersim.model.layer_stack import MAX_LAYERS
 from clustersim.model.lora import LoraTarget
+from clustersim.model.mixer import ContextRule, ShardedSize
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.transformer import PositionEncoding, TransformerModel, projection_sizes
 from clustersim.parallel.layer_partition import partition_evenly, partition_layers
@@ -114,28 +116,52 @@ def _format_product(layout: Layout, axes: Iterable[Axis]) -> str:
 
 
 def check_heads(scenario: ResolvedScenario) -> Iterator[str]:
-    """Check that tensor parallelism divides the attention heads."""
+    """Check that tensor parallelism divides the heads and other sizes of the layers' mixers."""
+    uneven = [attention for attention in scenario.model.distinct_attentions if attention.heads % attention.kv_heads]
+    for heads, kv_heads in dict.fromkeys((attention.heads, attention.kv_heads) for attention in uneven):
+        yield Problem(
+            f"model: heads {heads} is not a multiple of kv_heads {kv_heads}",
+            Remedy.nearest("model.kv_heads", kv_heads, divisors(heads)),
+        )
+    for sizes in dict.fromkeys(mixer.sharded_sizes for mixer in scenario.model.distinct_mixers if mixer not in uneven):
+        yield from islice(_check_sharded_sizes(scenario, sizes), 1)
+
+
+def _check_sharded_sizes(scenario: ResolvedScenario, sizes: tuple[ShardedSize, ...]) -> Iterator[str]:
+    """Problems of the sizes of one mixer that tensor parallelism splits."""
     name, tp = scenario.model.name, scenario.layout.tp
-    for heads, kv_heads in dict.fromkeys(
-        (distinct_attention.heads, distinct_attention.kv_heads)
-        for distinct_attention in scenario.model.distinct_attentions
-    ):
-        if heads % kv_heads:
+    for size in sizes:
+        if size.size % tp == 0:
+            continue
+        if not size.replicable:
             yield Problem(
-                f"model: heads {heads} is not a multiple of kv_heads {kv_heads}",
-                Remedy.nearest("model.kv_heads", kv_heads, divisors(heads)),
+                f"layout.tp: {tp} does not divide the {size.size} {size.key} of {name}",
+                Remedy.nearest("layout.tp", tp, divisors(size.size)),
             )
-        elif heads % tp:
+        elif tp % size.size:
+            common = math.gcd(*(other.size for other in sizes if not other.replicable))
+            allowed = [d for d in divisors(common) if size.size % d == 0 or d % size.size == 0]
             yield Problem(
-                f"layout.tp: {tp} does not divide the {heads} heads of {name}",
-                Remedy.nearest("layout.tp", tp, divisors(heads)),
-            )
-        elif kv_heads % tp and tp % kv_heads:
-            allowed = [d for d in divisors(heads) if kv_heads % d == 0 or d % kv_heads == 0]
-            yield Problem(
-                f"layout.tp: {tp} neither divides the {kv_heads} kv_heads of {name} nor is a multiple of them "
+                f"layout.tp: {tp} neither divides the {size.size} {size.key} of {name} nor is a multiple of them "
                 "(each then held by several ranks)",
                 Remedy.nearest("layout.tp", tp, allowed),
+            )
+
+
+def check_context_parallel(scenario: ResolvedScenario) -> Iterator[str]:
+    """Check that context parallelism has a rule for every mixer, and divides the heads that it exchanges."""
+    tp, cp = scenario.layout.tp, scenario.layout.cp
+    for mixer in scenario.model.distinct_mixers if cp > 1 else ():
+        if mixer.context_rule is ContextRule.NONE:
+            yield Problem(
+                f"layout.cp: {cp} splits sequences, and how {mixer.label} works on a part of one is not known",
+                Remedy("layout.cp", ((1,),)),
+            )
+        size = mixer.sharded_sizes[0]
+        if mixer.context_rule is ContextRule.HEAD_EXCHANGE and size.size % (tp * cp):
+            yield Problem(
+                f"layout.cp: tp {tp} x cp {cp} do not divide the {size.size} {size.key} of {scenario.model.name}",
+                Remedy.nearest("layout.cp", cp, [d for d in divisors(size.size) if size.size % (tp * d) == 0]),
             )
 
 
@@ -402,6 +428,7 @@ def check_deepspeed_zero3(scenario: ResolvedScenario) -> Iterator[str]:
 _CheckRule = Callable[[ResolvedScenario], Iterator[str]]
 _CHECKS: tuple[_CheckRule, ...] = (
     check_heads,
+    check_context_parallel,
     check_widths,
     check_routers,
     check_expert_parallelism,

@@ -17,8 +17,8 @@ section 2.1; arXiv:2412.19437, section 2.1.1.
 from dataclasses import replace
 
 from clustersim.model.attention import AttentionCore, attention_operators
+from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
-from clustersim.model.layer_stack import LatentAttention
 from clustersim.model.linear import LinearLayer
 from clustersim.model.operators import Operator, ParallelRegion, RegionInput
 from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
@@ -32,8 +32,13 @@ from clustersim.model.sharded_layer import (
 from clustersim.model.training import FusedKernel
 
 
-def mla_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
-    """The operators of MLA between its norm and the residual add."""
+def latent_attention_operators(
+    rank: RankContext,
+    attention: LatentAttention,
+    *,
+    after_norm: bool,  # noqa: ARG001 - of the protocol
+) -> list[Operator]:
+    """The operators of MLA between its norm, which is never fused into them, and the residual add."""
     return [
         *_latent_operators(rank, attention),
         *_head_operators(rank, attention),
@@ -64,7 +69,7 @@ def _head_operators(rank: RankContext, attention: LatentAttention) -> list[Opera
     """Queries, keys and values of this rank's heads, with their rotary positions."""
     tp = rank.shard.tp
     queries = _query_operator(rank, attention)
-    keys_values = _up_projection(rank, "attention.kv_up", attention.kv_lora_rank, attention.kv_width // tp)
+    keys_values = _up_projection(rank, "attention.kv_up", attention.kv_lora_rank, attention.up_width // tp)
     full_bytes = _full_bytes(
         rank, attention.kv_lora_rank + attention.qk_rope_head_dim
     )  # the rotary key enters the region, too
