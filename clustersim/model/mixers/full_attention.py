@@ -39,6 +39,10 @@ class _LocalHeads:
         return self.heads * self.head_dim
 
     @property
+    def gate_width(self) -> int:
+        return self.attention.gate_width // self.tp
+
+    @property
     def kv_heads(self) -> int:
         return max(1, self.attention.kv_heads // self.tp)
 
@@ -71,6 +75,8 @@ def full_attention_operators(rank: RankContext, attention: FullAttention, *, aft
         rank.training.recipe.attention,
     )
     operators += attention_operators(core, rank.training.attention)
+    if local.attention.output_gate:
+        operators.append(_output_gate_operator(rank, local))
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
     projections = ((Projection.O, model.hidden),)
     out = LinearLayer(
@@ -88,10 +94,11 @@ def full_attention_operators(rank: RankContext, attention: FullAttention, *, aft
 
 
 def _qkv_operator(rank: RankContext, local: _LocalHeads, *, after_norm: bool) -> Operator:
-    tokens, width = rank.shard.tokens, local.query_width + 2 * local.kv_width
+    tokens, width = rank.shard.tokens, local.query_width + 2 * local.kv_width + local.gate_width
     bias_tokens = tokens if local.attention.qkv_bias else 0
     adds_bias = bias_tokens and rank.training.overheads.bias_adds
-    projections = ((Projection.Q, local.query_width), (Projection.K, local.kv_width), (Projection.V, local.kv_width))
+    queries = (Projection.Q, local.query_width + local.gate_width)
+    projections = (queries, (Projection.K, local.kv_width), (Projection.V, local.kv_width))
     linear = LinearLayer(
         "attention.qkv", tokens, rank.model.hidden, width, rank.matmul_formats, bias_tokens, projections
     )
@@ -104,6 +111,15 @@ def _qkv_operator(rank: RankContext, local: _LocalHeads, *, after_norm: bool) ->
     return recompute_alternate(
         rank, operator, replace(linear, outputs=local.kv_width, bias_tokens=0)
     )  # the second of q, k, v
+
+
+def _output_gate_operator(rank: RankContext, local: _LocalHeads) -> Operator:
+    """The output times the gate's sigmoid; the gate is saved with queries, keys and values."""
+    shape = memory_bound.GATE.shape_for(rank.shard.tokens, local.query_width)
+    operator = memory_bound_operator(
+        ParallelRegion.SHARDED, "attention.output_gate", rank.dtype, memory_bound.GATE, (shape,)
+    )
+    return replace(operator, saved_bytes=float(shape.elements * rank.dtype.bytes))
 
 
 def _qk_norm_operator(rank: RankContext, local: _LocalHeads, form: QkNorm) -> Operator:
