@@ -12,6 +12,7 @@ from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.kernels import AttentionShape
 from clustersim.model.linear import LinearLayer
 from clustersim.model.lora import Projection
+from clustersim.model.mixers.blocks import gate_spec
 from clustersim.model.mlp import recompute_alternate
 from clustersim.model.operators import Operator, ParallelRegion
 from clustersim.model.sharded_layer import RankContext, linear_operator, memory_bound_operator, model_norm_spec
@@ -115,11 +116,10 @@ def _qkv_operator(rank: RankContext, local: _LocalHeads, *, after_norm: bool) ->
 
 def _output_gate_operator(rank: RankContext, local: _LocalHeads) -> Operator:
     """The output times the gate's sigmoid; the gate is saved with queries, keys and values."""
-    shape = memory_bound.GATE.shape_for(rank.shard.tokens, local.query_width)
-    operator = memory_bound_operator(
-        ParallelRegion.SHARDED, "attention.output_gate", rank.dtype, memory_bound.GATE, (shape,)
-    )
-    return replace(operator, saved_bytes=float(shape.elements * rank.dtype.bytes))
+    spec = gate_spec(rank)
+    shape = spec.shape_for(rank.shard.tokens, local.query_width)
+    operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.output_gate", rank.dtype, spec, (shape,))
+    return replace(operator, saved_bytes=operator.saved_bytes - float(shape.elements * rank.dtype.bytes))
 
 
 def _qk_norm_operator(rank: RankContext, local: _LocalHeads, form: QkNorm) -> Operator:
