@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError
+from clustersim.interop.hugging_face import hugging_face_kind
 from clustersim.interop.megatron_table import is_argument_table
 from clustersim.interop.megatron_yaml import yaml_kind
 from clustersim.interop.torchtitan_sources import is_torchtitan_log, is_torchtitan_python
@@ -13,8 +14,6 @@ from clustersim.interop.torchtitan_sources import is_torchtitan_log, is_torchtit
 AUTO: Final = "auto"
 """The program's name that stands for whichever a file is of."""
 _OTHERS: Final[Mapping[str, frozenset[str]]] = {
-    "axolotl's configuration": frozenset({"base_model", "micro_batch_size"}),
-    "Llama-Factory's configuration": frozenset({"model_name_or_path", "finetuning_type"}),
     "Hugging Face's TrainingArguments": frozenset({"per_device_train_batch_size"}),
     "DeepSpeed's JSON": frozenset({"zero_optimization"}),
     "accelerate's configuration": frozenset({"distributed_type", "mixed_precision"}),
@@ -37,7 +36,7 @@ def detect_program(text: str, source: str) -> str:
     if is_torchtitan_log(text) or (source.endswith(".py") and is_torchtitan_python(text)):
         return "torchtitan"
     content = _content(text, source)
-    kind = yaml_kind(content)
+    kind = yaml_kind(content) or hugging_face_kind(content)
     if kind is not None:
         return kind
     if isinstance(content, Mapping):

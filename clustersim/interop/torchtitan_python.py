@@ -191,7 +191,9 @@ class _Reader:
                 value = self._value(operand, names, depth)
                 read_value = -value if isinstance(value, int | float) else NotRead(ast.unparse(node), node.lineno)
             case ast.BinOp(left=left, op=kind, right=right):
-                read_value = self._arithmetic(node, kind, self._value(left, names, depth), self._value(right, names, depth))
+                read_value = self._arithmetic(
+                    node, kind, self._value(left, names, depth), self._value(right, names, depth)
+                )
             case ast.Call():
                 read_value = self._call_value(node, names, depth)
             case None:
