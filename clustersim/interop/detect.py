@@ -7,6 +7,7 @@ from typing import Any, Final
 from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError
 from clustersim.interop.hugging_face import hugging_face_kind
+from clustersim.interop.megatron_bridge import is_bridge_printout
 from clustersim.interop.megatron_table import is_argument_table
 from clustersim.interop.megatron_yaml import yaml_kind
 from clustersim.interop.torchtitan_sources import is_torchtitan_log, is_torchtitan_python
@@ -33,6 +34,8 @@ def detect_program(text: str, source: str) -> str:
         raise InputError(f"{source}: holds a NUL, so it is no text")
     if is_argument_table(text):
         return "megatron"
+    if is_bridge_printout(text):
+        return "megatron-bridge"
     if is_torchtitan_log(text) or (source.endswith(".py") and is_torchtitan_python(text)):
         return "torchtitan"
     content = _content(text, source)
