@@ -68,8 +68,8 @@ MODEL_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = Map
         "cohere": read_cohere,
         "cohere2": read_cohere2,
     }
-    | LLAMA_LIKE_READERS
-    | MOE_LLAMA_LIKE_READERS
+    | dict(LLAMA_LIKE_READERS)
+    | dict(MOE_LLAMA_LIKE_READERS)
     | dict.fromkeys(MLA_FAMILIES, read_mla_model)
 )
 
