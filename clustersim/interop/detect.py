@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError
+from clustersim.interop.hugging_face import hugging_face_kind
+from clustersim.interop.megatron_bridge import is_bridge_printout
 from clustersim.interop.megatron_table import is_argument_table
 from clustersim.interop.megatron_yaml import yaml_kind
 from clustersim.interop.torchtitan_sources import is_torchtitan_log, is_torchtitan_python
@@ -13,8 +15,6 @@ from clustersim.interop.torchtitan_sources import is_torchtitan_log, is_torchtit
 AUTO: Final = "auto"
 """The program's name that stands for whichever a file is of."""
 _OTHERS: Final[Mapping[str, frozenset[str]]] = {
-    "axolotl's configuration": frozenset({"base_model", "micro_batch_size"}),
-    "Llama-Factory's configuration": frozenset({"model_name_or_path", "finetuning_type"}),
     "Hugging Face's TrainingArguments": frozenset({"per_device_train_batch_size"}),
     "DeepSpeed's JSON": frozenset({"zero_optimization"}),
     "accelerate's configuration": frozenset({"distributed_type", "mixed_precision"}),
@@ -34,10 +34,12 @@ def detect_program(text: str, source: str) -> str:
         raise InputError(f"{source}: holds a NUL, so it is no text")
     if is_argument_table(text):
         return "megatron"
+    if is_bridge_printout(text):
+        return "megatron-bridge"
     if is_torchtitan_log(text) or (source.endswith(".py") and is_torchtitan_python(text)):
         return "torchtitan"
     content = _content(text, source)
-    kind = yaml_kind(content)
+    kind = yaml_kind(content) or hugging_face_kind(content)
     if kind is not None:
         return kind
     if isinstance(content, Mapping):

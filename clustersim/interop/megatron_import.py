@@ -16,10 +16,11 @@ from clustersim.hardware.cluster import load_cluster
 from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
 from clustersim.interop.import_result import NO_CONTEXT, ImportContext, ImportResult
 from clustersim.interop.megatron_arguments import MegatronArguments, group_by_flag, is_irrelevant_flag
+from clustersim.interop.megatron_bridge import read_bridge_printout
 from clustersim.interop.megatron_launches import LaunchedTraining, ScriptTrainings, find_trainings, yaml_trainings
 from clustersim.interop.megatron_model import import_model
 from clustersim.interop.shell.interpreter import definition_hint
-from clustersim.interop.shell.unknowns import HOLE, Decision
+from clustersim.interop.shell.unknowns import HOLE, Decision, Unknowns
 from clustersim.model.recipe_files import load_recipe
 from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
 from clustersim.scenario.config.optimizer import OptimizerConfig
@@ -91,6 +92,13 @@ def import_yaml(
 ) -> ImportResult:
     """The scenario of a YAML file of a program on Megatron-LM. kind: of `megatron_yaml`; else as `import_megatron`."""
     return _import_trainings(yaml_trainings(text, source, context, kind), source, cluster, gpu_count, context)
+
+
+def import_bridge(text: str, source: str, cluster: str, gpu_count: int | None, context: ImportContext) -> ImportResult:
+    """The scenario of a configuration that Megatron-Bridge prints; else as `import_megatron`."""
+    training = LaunchedTraining(read_bridge_printout(text, source), None, 1)
+    trainings = ScriptTrainings((training,), Unknowns(), is_table=True)
+    return _import_trainings(trainings, source, cluster, gpu_count, context)
 
 
 def _import_trainings(

@@ -5,9 +5,10 @@ from functools import partial
 from typing import Final
 
 from clustersim.interop.export import ArgumentExporter
+from clustersim.interop.hugging_face import import_hugging_face
 from clustersim.interop.import_result import ImportContext, ImportResult
 from clustersim.interop.megatron_export import megatron_script
-from clustersim.interop.megatron_import import import_megatron, import_yaml
+from clustersim.interop.megatron_import import import_bridge, import_megatron, import_yaml
 from clustersim.interop.megatron_yaml import yaml_programs
 from clustersim.interop.torchtitan_export import torchtitan_toml
 from clustersim.interop.torchtitan_import import import_torchtitan
@@ -15,6 +16,8 @@ from clustersim.interop.torchtitan_import import import_torchtitan
 IMPORTERS: Final[Mapping[str, Callable[[str, str, str, int | None, ImportContext], ImportResult]]] = {
     "megatron": import_megatron,
     "torchtitan": import_torchtitan,
+    "megatron-bridge": import_bridge,
+    **{kind: partial(import_hugging_face, kind) for kind in ("axolotl", "llama-factory", "transformers")},
     **{kind: partial(import_yaml, kind) for kind in yaml_programs() if kind != "megatron"},
 }
 EXPORTERS: Final[Mapping[str, ArgumentExporter]] = {

@@ -182,6 +182,7 @@ class _Reader:
 
     def _value(self, node: ast.expr | None, names: Mapping[str, Any], depth: int) -> Any:
         """The value of an expression; `NotRead` for what is no literal."""
+        read_value: Any
         match node:
             case ast.Constant(value=value):
                 read_value = value

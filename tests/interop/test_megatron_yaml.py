@@ -174,8 +174,6 @@ def test_a_file_s_program_is_found(text: str, source: str, program: str) -> None
     ("text", "source", "message"),
     [
         ('{"zero_optimization": {"stage": 3}}', "ds.json", "is DeepSpeed's JSON, which has no model"),
-        ("base_model: x\nmicro_batch_size: 2\n", "a.yml", "is axolotl's configuration"),
-        ("model_name_or_path: x\nfinetuning_type: lora\n", "a.yaml", "is Llama-Factory's configuration"),
         ("per_device_train_batch_size: 4\n", "a.yaml", "Hugging Face's TrainingArguments"),
         ("distributed_type: FSDP\nmixed_precision: bf16\n", "a.yaml", "accelerate's configuration"),
         ("a: 1\n", "a.yaml", "its keys are those of no program that is read: a"),
