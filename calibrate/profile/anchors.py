@@ -25,6 +25,7 @@ _SKIP_COST: Final = 2.0  # of a call of typical duration that belongs to none; s
 _LEAST_SKIP_COST: Final = 0.05
 _TIME_WEIGHT: Final = 0.3  # of the logarithm of a run's seconds relative to the model's
 _FLOP_WEIGHT: Final = 4.0
+_MAX_FLOP_EXCESS: Final = 0.15
 _COUNT_WEIGHT: Final = 0.05
 _MAX_CALLS: Final = 12  # of one kernel of a block
 _MIN_BAND: Final = 40  # calls around the diagonal that are tried
@@ -150,7 +151,8 @@ def _run_cost(kernels: Sequence[PlanKernel], block: Block, run: Sequence[Call]) 
     planned_flops = sum(kernels[index].kernel.flops * kernels[index].repeats for index in block)
     is_known = len(flops) == len(run) and kernels[block[0]].kernel.kind not in _ATTENTION
     if is_known and planned_flops > 0.0:
-        return time_cost / 5 + _FLOP_WEIGHT * min(1.0, abs(math.log(sum(flops) / planned_flops)))
+        excess = abs(math.log(sum(flops) / planned_flops))
+        return time_cost / 5 + _FLOP_WEIGHT * excess if excess < _MAX_FLOP_EXCESS else math.inf
     return time_cost + _COUNT_WEIGHT * abs(len(run) - len(block))
 
 

@@ -87,7 +87,7 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario) -> ProfileRe
         if left_out and spans is traces.ranks[0]:
             notes.append(f"steps {', '.join(map(str, left_out))} run other kernels (warm-up, or cut off): left out")
         for profiled in used:
-            matched.add_step(plan, profiled)
+            matched.add_step(plan, profiled, is_representative=profiled.number == step.step_number)
             all_steps.append(profiled)
             plans.append(plan)
     _require_same_model(matched, plans[0], traces)
@@ -139,7 +139,7 @@ def _unattributed(
     busy = dict.fromkeys(PassKind, 0.0)
     for kind, call in matched.unmatched:
         busy[kind] += call.seconds / count
-    stall = {kind: seconds / count for kind, seconds in matched.stall.items()}
+    stall = {kind: seconds / max(1, matched.representative_steps) for kind, seconds in matched.stall.items()}
     in_passes = (PassKind.FORWARD, PassKind.BACKWARD)
     pass_stall = max(0.0, sum(stall[kind] for kind in in_passes) - sum(modelled[kind] for kind in in_passes))
     step_stall = max(0.0, stall[PassKind.OPTIMIZER] - modelled[PassKind.OPTIMIZER]) + _gap_between_steps(step, steps)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from calibrate.profile.anchors import Share
+from calibrate.profile.leftovers import MatchedPass, match_leftovers
 from calibrate.profile.matching import ForwardMap, match_pass
 from calibrate.profile.plan_kernels import PassKind, PlanKernel, PlanPass
 from calibrate.profile.step_calls import Call, CallPass, StepCalls
@@ -69,8 +70,8 @@ class MatchedSteps:
 
     executions: of each kernel of the plan (one repeat); kernels: by signature; unmatched: calls of none, with the kind
     of their pass; busy, matched: seconds of all calls, and of those that ran an operator; anchor_seconds,
-    matched_anchor_seconds: the same of matmuls and attention; stall: seconds for which the GPU waited for the host;
-    steps: number of steps (on all ranks).
+    matched_anchor_seconds: the same of matmuls and attention; stall: seconds for which the GPU waited for the host,
+    in the representative step of all ranks; steps, representative_steps: number of steps (on all ranks).
     """
 
     executions: dict[KernelSignature, list[Execution]] = field(default_factory=lambda: defaultdict(list))
@@ -82,27 +83,29 @@ class MatchedSteps:
     anchor_seconds: Seconds = 0.0
     matched_anchor_seconds: Seconds = 0.0
     steps: int = 0
+    representative_steps: int = 0
 
-    def add_step(self, plan: tuple[PlanPass, ...], step: StepCalls) -> None:
-        """Match one step of one rank."""
-        pairs = list(_pair_passes(plan, step))
+    def add_step(self, plan: tuple[PlanPass, ...], step: StepCalls, *, is_representative: bool) -> None:
+        """Match one step of one rank. is_representative: the step whose time is reproduced."""
         forward = ForwardMap()
-        for plan_pass, call_pass in pairs:
-            self._add_pass(plan_pass, call_pass, forward)
+        passes = [_match(*pair, forward) for pair in _pair_passes(plan, step)]
+        match_leftovers(passes)
+        for matched in passes:
+            self._add_pass(matched)
+            if is_representative:
+                self.stall[matched.calls.kind] += sum(call.stall for call in matched.calls.calls)
         self.steps += 1
+        self.representative_steps += is_representative
 
-    def _add_pass(self, plan: PlanPass, calls: CallPass, forward: ForwardMap) -> None:
-        exact = _exact_shares(plan.kernels, calls.calls)
-        shares = match_pass(plan, calls, forward) if exact is None else exact
-        if plan.kind is PassKind.FORWARD:
-            forward.add(plan, calls, shares)
+    def _add_pass(self, matched: MatchedPass) -> None:
+        plan = matched.plan
         totals = {index: Execution() for index in range(len(plan.kernels))}
-        for call_index, kernel_index, part in shares:
-            call = calls.calls[call_index]
+        own = [(matched.calls.calls[index], kernel_index, part) for index, kernel_index, part in matched.shares]
+        for call, kernel_index, part in (*own, *((call, index, 1.0) for call, index in matched.extra)):
             self.busy += call.seconds * part
             self.anchor_seconds += call.seconds * part * call.is_anchor
             if kernel_index == UNMATCHED:
-                self.unmatched.append((calls.kind, call))
+                self.unmatched.append((matched.calls.kind, call))
                 continue
             self.matched += call.seconds * part
             self.matched_anchor_seconds += call.seconds * part * call.is_anchor
@@ -113,7 +116,6 @@ class MatchedSteps:
             if signature is not None:
                 self.kernels.setdefault(signature, planned.kernel)
                 self.executions[signature].append(execution.divided(planned.repeats))
-        self.stall[calls.kind] += sum(call.stall for call in calls.calls)
 
     def samples(self, source: str, assumed_slowdown: float) -> tuple[KernelSample, ...]:
         """A sample for each kernel of the plan, as it runs while no collective is in flight.
@@ -160,6 +162,15 @@ class MatchedSteps:
             slowed = replace(time, seconds=time.seconds * factor, p5=time.p5 * factor, p95=time.p95 * factor)
             samples.append(InterferenceSample(sample, collective, slowed))
         return tuple(samples)
+
+
+def _match(plan: PlanPass, calls: CallPass, forward: ForwardMap) -> MatchedPass:
+    """Match one pass; a forward is added to the forwards of the step."""
+    exact = _exact_shares(plan.kernels, calls.calls)
+    shares = match_pass(plan, calls, forward) if exact is None else exact
+    if plan.kind is PassKind.FORWARD:
+        forward.add(plan, calls, shares)
+    return MatchedPass(plan, calls, shares)
 
 
 def statistics(seconds: Iterable[Seconds]) -> TimeStatistics:
