@@ -12,7 +12,7 @@ from typing import Final
 
 from calibrate.profile.plan_kernels import PlanKernel
 from calibrate.profile.step_calls import Call
-from clustersim.model.kernels import KernelKind, MatmulShape
+from clustersim.model.kernels import GROUPED_MATMUL_KINDS, KernelKind, MatmulShape
 from clustersim.program.task import WorkType
 from clustersim.results.profiled_step import GpuSpanKind
 
@@ -29,6 +29,7 @@ _MAX_FLOP_EXCESS: Final = 0.15
 _COUNT_WEIGHT: Final = 0.05
 _MAX_CALLS: Final = 12  # of one kernel of a block
 _MIN_BAND: Final = 40  # calls around the diagonal that are tried
+_GROUPED: Final = "grouped"
 _ATTENTION: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 
 
@@ -123,6 +124,9 @@ def part_of(kernel: PlanKernel, call: Call) -> float | None:
         return 1.0 if call.kind is GpuSpanKind.ATTENTION else None
     if call.kind is not GpuSpanKind.MATMUL:
         return None
+    is_grouped = kernel.kernel.kind in GROUPED_MATMUL_KINDS
+    if is_grouped or _GROUPED in call.operator:  # sizes of groups are on the device
+        return 1.0 if is_grouped and (_GROUPED in call.operator or not call.operator) else None
     if call.matmul is None or not isinstance(shape, MatmulShape):
         return 1.0
     return _part_of_matmul(shape, call.matmul)
@@ -149,7 +153,7 @@ def _run_cost(kernels: Sequence[PlanKernel], block: Block, run: Sequence[Call]) 
     time_cost = _TIME_WEIGHT * min(2.0, abs(math.log(max(measured, 1e-9) / max(planned, 1e-9))))
     flops = [2.0 * math.prod(call.matmul) for call in run if call.matmul is not None]
     planned_flops = sum(kernels[index].kernel.flops * kernels[index].repeats for index in block)
-    is_known = len(flops) == len(run) and kernels[block[0]].kernel.kind not in _ATTENTION
+    is_known = len(flops) == len(run) and kernels[block[0]].kernel.kind is KernelKind.MATMUL
     if is_known and planned_flops > 0.0:
         excess = abs(math.log(sum(flops) / planned_flops))
         return time_cost / 5 + _FLOP_WEIGHT * excess if excess < _MAX_FLOP_EXCESS else math.inf

@@ -13,6 +13,7 @@ from calibrate.profile.anchors import Share, part_of
 from calibrate.profile.plan_kernels import PlanKernel, PlanPass
 from calibrate.profile.step_calls import Call, CallPass
 from calibrate.profile.windows import UNMATCHED
+from clustersim.model.kernels import KernelKind
 
 _COMPLETE: Final = 0.9  # part of a matmul from which on it lacks nothing: vocabularies are padded
 _FULL: Final = 1.1  # part beyond which it has too much
@@ -48,7 +49,8 @@ def drop_incomplete(matched: MatchedPass) -> None:
     for call_index, index, share in matched.shares:
         if index >= 0:
             call = matched.calls.calls[call_index]
-            part = None if call.matmul is None else part_of(matched.plan.kernels[index], call)
+            is_sized = call.matmul is not None and matched.plan.kernels[index].kernel.kind is KernelKind.MATMUL
+            part = part_of(matched.plan.kernels[index], call) if is_sized else None
             filled[index] += share * (math.inf if part is None else part)
     for position, (call_index, index, share) in enumerate(matched.shares):
         if index >= 0 and math.isfinite(filled[index]) and not _COMPLETE <= filled[index] <= _FULL:
