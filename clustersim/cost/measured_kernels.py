@@ -147,9 +147,13 @@ class MeasuredKernels:
         return self._extrapolate(modelled, family_of(key))
 
     def _dispersion(self, statistics: TimeStatistics, family_name: str) -> float | None:
-        """Dispersion of a sample's repetitions; with a single repetition, the family's residual."""
+        """Dispersion of a sample's repetitions; with a single repetition, the family's residual.
+
+        A profiled kernel's repetitions are at different places of a step, whose mean is what a step takes: its error.
+        """
         if statistics.dispersion is not None:
-            return statistics.dispersion
+            places = statistics.repetitions if self._scales_samples else 1
+            return statistics.dispersion / math.sqrt(places)
         residual = None if self._fit is None else self._fit.residuals.get(family_name)
         return None if residual is None else residual.leave_one_out_error
 
