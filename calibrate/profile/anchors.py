@@ -66,8 +66,8 @@ def match_anchors(
         center, band = number * count // width, max(_MIN_BAND, count // 4)
         bounds = max(0, center - band), min(count, center + band)
         if number:
-            own = [calls[index] for index in anchors]
-            best, choice = _next_block(kernels, blocks[number - 1], own, best, bounds)
+            anchor_calls = [calls[index] for index in anchors]
+            best, choice = _next_block(kernels, blocks[number - 1], anchor_calls, best, bounds)
         else:
             choice = [None] * (count + 1)
         for position in range(max(1, bounds[0]), bounds[1] + 1):
@@ -137,13 +137,13 @@ def _part_of_matmul(shape: MatmulShape, traced: tuple[int, int, int, int]) -> fl
     m, n, k, batch = traced
     rows, columns = max(shape.m, shape.n), min(shape.m, shape.n)
     if shape.batch != batch:
-        is_alike = sorted((m, n, k)) == sorted((rows, columns, shape.k))
-        return batch / shape.batch if is_alike and shape.batch % batch == 0 else None
+        is_flattened = sorted((m, n, k)) == sorted((rows, columns, shape.k))
+        return batch / shape.batch if is_flattened and shape.batch % batch == 0 else None
     if k != shape.k:
         return k / shape.k if (m, n) == (rows, columns) and k < shape.k else None
-    pairs = ((own, other, width, height) for own, other in ((m, n), (n, m))
+    pairs = ((size, other, width, height) for size, other in ((m, n), (n, m))
              for width, height in ((rows, columns), (columns, rows)))  # fmt: skip
-    return next((other / width for own, other, width, height in pairs if own == height and other <= width), None)
+    return next((other / width for size, other, width, height in pairs if size == height and other <= width), None)
 
 
 def _run_cost(kernels: Sequence[PlanKernel], block: Block, run: Sequence[Call]) -> float:

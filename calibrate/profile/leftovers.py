@@ -50,8 +50,8 @@ def drop_incomplete(matched: MatchedPass) -> None:
         if index >= 0:
             call = matched.calls.calls[call_index]
             is_sized = call.matmul is not None and matched.plan.kernels[index].kernel.kind is KernelKind.MATMUL
-            part = part_of(matched.plan.kernels[index], call) if is_sized else None
-            filled[index] += share * (math.inf if part is None else part)
+            fraction = part_of(matched.plan.kernels[index], call) if is_sized else None
+            filled[index] += share * (math.inf if fraction is None else fraction)
     for position, (call_index, index, share) in enumerate(matched.shares):
         if index >= 0 and math.isfinite(filled[index]) and not _COMPLETE <= filled[index] <= _FULL:
             matched.shares[position] = call_index, UNMATCHED, share
@@ -63,8 +63,8 @@ def _adding_up(kernel: PlanKernel, passes: Sequence[MatchedPass]) -> list[tuple[
     for source in passes:
         for position, (call_index, taken, _) in enumerate(source.shares):
             call = source.calls.calls[call_index]
-            part = part_of(kernel, call) if taken == UNMATCHED and call.is_anchor and call.matmul else None
-            if part is not None and filled + part <= _FULL:
+            fraction = part_of(kernel, call) if taken == UNMATCHED and call.is_anchor and call.matmul else None
+            if fraction is not None and filled + fraction <= _FULL:
                 chosen.append((source, position))
-                filled += part
+                filled += fraction
     return chosen if filled >= _COMPLETE else []

@@ -62,8 +62,8 @@ def match_pass(plan: PlanPass, calls: CallPass, forward: ForwardMap) -> list[Sha
     recomputed = [index for index in indices if recompute and calls.calls[index].is_recomputed]
     subset = [plan.kernels[index] for index in recompute]
     shares = [
-        (call, recompute[kernel] if kernel >= 0 else UNMATCHED, part)
-        for call, kernel, part in match_in_order(subset, calls.calls, recomputed, can_skip=False)
+        (call, recompute[kernel] if kernel >= 0 else UNMATCHED, fraction)
+        for call, kernel, fraction in match_in_order(subset, calls.calls, recomputed, can_skip=False)
     ]
     others = [index for index in indices if not (recompute and calls.calls[index].is_recomputed)]
     by_node = shares + _match_by_node(plan.kernels, calls.calls, others, forward)
@@ -79,8 +79,8 @@ def _anchor_seconds(calls: CallPass) -> Seconds:
 
 def _unmatched_anchor_seconds(shares: Sequence[Share], calls: CallPass) -> Seconds:
     return sum(
-        calls.calls[index].seconds * part
-        for index, kernel, part in shares
+        calls.calls[index].seconds * fraction
+        for index, kernel, fraction in shares
         if kernel < 0 and calls.calls[index].is_anchor
     )
 
@@ -133,11 +133,11 @@ def _match_by_node(
     shares: list[Share] = []
     previous = UNMATCHED
     for operator, group in groupby(_with_operators(calls, indices, forward), key=lambda pair: pair[0]):
-        own = [] if operator is None else by_operator.get(operator, [])
+        operator_kernels = [] if operator is None else by_operator.get(operator, [])
         members = [index for _, index in group]
-        matched = _match_operator(kernels, own, calls, members)
+        matched = _match_operator(kernels, operator_kernels, calls, members)
         taken = {index for index, _, _ in matched}
-        memory = [kernel for kernel in own if _is_memory_bound(kernels[kernel])]
+        memory = [kernel for kernel in operator_kernels if _is_memory_bound(kernels[kernel])]
         left = [index for index in members if index not in taken]
         if memory:
             matched += match_window(kernels, memory, calls, left, can_skip=False)
@@ -164,11 +164,11 @@ def _with_operators(
 
 
 def _match_operator(
-    kernels: Sequence[PlanKernel], own: Sequence[int], calls: Sequence[Call], members: Sequence[int]
+    kernels: Sequence[PlanKernel], operator_kernels: Sequence[int], calls: Sequence[Call], members: Sequence[int]
 ) -> list[Share]:
     """Match the matmuls, the attention and the gradient accumulation of one operator's backward."""
-    anchors = [kernel for kernel in own if kernels[kernel].is_tensor_kernel]
-    accumulations = [kernel for kernel in own if _is_accumulation(kernels[kernel])]
+    anchors = [kernel for kernel in operator_kernels if kernels[kernel].is_tensor_kernel]
+    accumulations = [kernel for kernel in operator_kernels if _is_accumulation(kernels[kernel])]
     anchor_calls = [index for index in members if calls[index].is_anchor]
     fitting = [index for index in anchor_calls if any(part_of(kernels[i], calls[index]) is not None for i in anchors)]
     unmatched = [(index, UNMATCHED, 1.0) for index in anchor_calls if index not in fitting]

@@ -106,7 +106,7 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario) -> ProfileRe
 def _match_steps(
     traces: ProfilerTraces, plans: Sequence[tuple[PlanPass, ...]], step: ProfiledStep
 ) -> tuple[MatchedSteps, list[tuple[tuple[PlanPass, ...], StepCalls]], tuple[str, ...]]:
-    """All steps that are alike, matched; these with the plans of their ranks; and notes about those left out."""
+    """All equivalent steps, matched; these with the plans of their ranks; and notes about those left out."""
     matched, used, left_out = MatchedSteps(), list[tuple[tuple[PlanPass, ...], StepCalls]](), dict[int, None]()
     for spans, launches, plan in zip(traces.ranks, traces.launches, plans, strict=True):
         if not np.isfinite(launches.launch_end).any():
@@ -114,7 +114,7 @@ def _match_steps(
                 f"{traces.source}: has no correlation ids, by which kernels belong to launches, and these to steps and "
                 "operators; profile with ProfilerActivity.CPU, too"
             )
-        steps, others = _alike(
+        steps, others = _equivalent_steps(
             [read_step(spans, launches, index) for index in range(len(spans.step_numbers))], step.step_number
         )
         left_out |= dict.fromkeys(others)
@@ -152,7 +152,7 @@ def _is_own(traces: ProfilerTraces) -> bool:
     return traces.producer.startswith(OWN_PRODUCER)
 
 
-def _alike(steps: Sequence[StepCalls], representative: int) -> tuple[list[StepCalls], list[int]]:
+def _equivalent_steps(steps: Sequence[StepCalls], representative: int) -> tuple[list[StepCalls], list[int]]:
     """Steps with about as many calls as the representative one, and the numbers of the others."""
     wanted = next(len(step.calls) for step in steps if step.number == representative)
     used = [step for step in steps if abs(len(step.calls) - wanted) <= _COUNT_TOLERANCE * wanted]
@@ -165,8 +165,8 @@ def _unmatched_calls(matched: MatchedSteps) -> tuple[UnmatchedCall, ...]:
     for kind, call in matched.unmatched:
         seconds.setdefault((call.operator or call.name, kind.value), []).append(call.seconds)
     calls = (
-        UnmatchedCall(*key, count=len(each) / matched.steps, seconds=sum(each) / matched.steps)
-        for key, each in seconds.items()
+        UnmatchedCall(*key, count=len(times) / matched.steps, seconds=sum(times) / matched.steps)
+        for key, times in seconds.items()
     )
     return tuple(sorted(calls, key=lambda call: -call.seconds))
 
@@ -196,7 +196,7 @@ def _require_same_model(matched: MatchedSteps, plan: tuple[PlanPass, ...], trace
     for _, call in matched.unmatched:
         if call.matmul is not None:
             traced[call.matmul[:3]] += round(call.seconds / _NANOSECOND)
-    for kernel in (kernel for each in plan for kernel in each.kernels):
+    for kernel in (kernel for plan_pass in plan for kernel in plan_pass.kernels):
         shape = kernel.kernel.shape
         if isinstance(shape, MatmulShape):
             sizes = max(shape.m, shape.n), min(shape.m, shape.n), shape.k

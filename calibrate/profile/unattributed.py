@@ -28,7 +28,7 @@ def unattributed_samples(
     matched: MatchedSteps, plan: Sequence[PlanPass], waiting: dict[PassKind, Seconds]
 ) -> tuple[KernelSample, ...]:
     """Samples of both kernels of `model.unattributed`. waiting: for the host, beyond the host model's, in a step."""
-    passes = sum(1 for each in plan if each.kind is PassKind.FORWARD and each.kernels)
+    passes = sum(1 for entry in plan if entry.kind is PassKind.FORWARD and entry.kernels)
     seconds = dict(waiting)
     for kind, call in matched.unmatched:
         seconds[kind] += call.seconds / matched.steps
@@ -53,7 +53,7 @@ def excess_waiting(
     modelled = _modelled_stalls(prepared, step.ranks[0].rank)
     measured = {kind: seconds / max(1, matched.representative_steps) for kind, seconds in matched.stall.items()}
     measured[PassKind.OPTIMIZER] += _gap_between_steps(step, steps)
-    if not any(each.has_nodes for each in steps):
+    if not any(entry.has_nodes for entry in steps):
         total = max(0.0, sum(measured.values()) - sum(modelled.values()))
         return dict.fromkeys(PassKind, 0.0) | {PassKind.OPTIMIZER: total}
     in_passes = max(0.0, sum(measured[kind] - modelled[kind] for kind in _PASSES))
@@ -63,7 +63,7 @@ def excess_waiting(
 
 def _gap_between_steps(step: ProfiledStep, steps: Sequence[StepCalls]) -> Seconds:
     """Seconds from the last call of a step to the first of the next; of a single rank, which waits for no other."""
-    used = next((each for each in steps if each.number == step.step_number), None)
+    used = next((entry for entry in steps if entry.number == step.step_number), None)
     if used is None or len(step.ranks) > 1 or not used.calls:
         return 0.0
     return max(0.0, step.step_time - (used.calls[-1].end - used.calls[0].start))
