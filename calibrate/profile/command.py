@@ -20,7 +20,7 @@ from clustersim.common.errors import InputError
 from clustersim.common.units import format_bytes, format_seconds
 from clustersim.cost.calibration_record import CalibrationRecord, MeasurementOutcome, ProfileAnchor
 from clustersim.cost.record_file import write_record
-from clustersim.interop.kineto import ProfilerTraces, read_traces, trace_bytes
+from clustersim.interop.kineto import FAKE_BACKEND, ProfilerTraces, read_traces, trace_bytes
 from clustersim.scenario import Scenario
 from clustersim.simulation import simulate
 
@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> None:
     """Read the trace, write its record, and print how both agree."""
     scenario = Scenario.load(options.scenario, options.overrides)
-    if options.output.resolve() in {path.resolve() for path in (options.trace, *scenario.files)}:
+    if options.output.resolve() in {
+        path.resolve() for path in (options.trace, Path(options.scenario), *scenario.files)
+    }:
         raise InputError(f"-o {options.output}: is one of the files that are read; name another file")
     traces = _read(options.trace)
     with show_activity("matching"):
@@ -59,7 +61,7 @@ def command(options: argparse.Namespace) -> None:
         memory = compare_memory(options.snapshot, scenario, traces.ranks[0].rank)
         profile = profile.with_memory(memory.anchor)
     write_record(profile.record, options.output)
-    _print_summary(profile, scenario)
+    _print_summary(profile, scenario, traces)
     if memory is not None:
         _print_memory(memory)
     print(f"wrote {options.output}; use: cost: {{record: {options.output}}}")
@@ -71,7 +73,7 @@ def _read(path: Path) -> ProfilerTraces:
         return read_traces(path, lambda done: report(done // _MEGABYTE))
 
 
-def _print_summary(profile: ProfileRecord, scenario: Scenario) -> None:
+def _print_summary(profile: ProfileRecord, scenario: Scenario, traces: ProfilerTraces) -> None:
     record, anchor = profile.record, profile.anchor
     print(_steps_text(anchor, record))
     print(_matched_text(anchor))
@@ -90,7 +92,7 @@ def _print_summary(profile: ProfileRecord, scenario: Scenario) -> None:
         for label, seconds in predicted.items()
     )
     print(f"step measured {format_seconds(anchor.step_time)}; predicted {errors}")
-    for note in _notes(profile, scenario):
+    for note in _notes(profile, scenario, traces):
         print(f"note: {note}", file=sys.stderr)
 
 
@@ -120,9 +122,11 @@ def _matched_text(anchor: ProfileAnchor) -> str:
     return f"{text}; work of none:" if anchor.unmatched else text
 
 
-def _notes(profile: ProfileRecord, scenario: Scenario) -> list[str]:
+def _notes(profile: ProfileRecord, scenario: Scenario, traces: ProfilerTraces) -> list[str]:
     anchor, notes = profile.anchor, list(profile.notes)
-    if anchor.ranks < scenario.layout.world_size:
+    if traces.backend == FAKE_BACKEND:
+        notes.append("a fake process group moves nothing: collectives and waiting are modelled, not measured")
+    elif anchor.ranks < scenario.layout.world_size:
         notes.append(
             f"traces of {anchor.ranks:,} of {scenario.layout.world_size:,} ranks: waiting for the others cannot be "
             "told from transfers"

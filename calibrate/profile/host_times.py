@@ -25,11 +25,13 @@ def host_samples(plans: Sequence[tuple[PlanPass, ...]], steps: Sequence[StepCall
     launches = {PassKind.FORWARD: 0, PassKind.BACKWARD: 0}
     for plan, step in zip(plans, steps, strict=True):
         for kind, durations in seconds.items():
-            calls = [each for each in step.passes if each.kind is kind]
-            planned = [each for each in plan if each.kind is kind and each.kernels]
+            calls = [matched_pass for matched_pass in step.passes if matched_pass.kind is kind]
+            planned = [matched_pass for matched_pass in plan if matched_pass.kind is kind and matched_pass.kernels]
             if not step.has_nodes or not calls or len(calls) != len(planned):
                 return ()
-            count = sum(kernel.kernel.launches * kernel.repeats for each in planned for kernel in each.kernels)
+            count = sum(
+                kernel.kernel.launches * kernel.repeats for matched_pass in planned for kernel in matched_pass.kernels
+            )
             durations.append(sum(map(_host_seconds, calls)) / count)
             launches[kind] += count
     forward, backward = (float(np.mean(seconds[kind])) for kind in (PassKind.FORWARD, PassKind.BACKWARD))

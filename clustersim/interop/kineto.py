@@ -28,6 +28,8 @@ from clustersim.interop.kineto_events import OPTIMIZER_MARKER, STEP_MARKER, Rank
 from clustersim.results.profiled_step import GpuSpanLabel, RankSpans
 
 TRACE_SUFFIXES: Final = (".json", ".json.gz")
+FAKE_BACKEND: Final = "fake"
+"""Backend of a process group whose collectives move nothing (torch.testing._internal.distributed.fake_pg)."""
 _SCHEMA_VERSION: Final = 1
 _HEADER_BYTES: Final = 2**20  # bytes within which `traceEvents` must begin
 
@@ -38,7 +40,7 @@ class ProfilerTraces:
 
     device_name: the GPU's own name, empty if no trace states it; has_shapes: whether input shapes were
     recorded; launches: of each rank's spans, in their order; producer: the program that wrote the traces, empty for
-    PyTorch's profiler.
+    PyTorch's profiler; backend: of the process group, such as `nccl`, empty where there is none.
     """
 
     source: str
@@ -48,6 +50,7 @@ class ProfilerTraces:
     has_shapes: bool
     launches: tuple[KernelLaunches, ...] = ()
     producer: str = ""
+    backend: str = ""
 
 
 def is_trace_path(path: Path) -> bool:
@@ -107,6 +110,7 @@ def _combine_ranks(source: str, traces: list["_RankTrace"]) -> ProfilerTraces:
         shapes,
         tuple(trace.kernel_launches() for trace in rank_traces),
         rank_traces[0].producer,
+        rank_traces[0].backend,
     )
 
 
@@ -136,6 +140,7 @@ class _RankTrace:
     events: RankEvents
     process_groups: Mapping[str, tuple[int, ...]]
     producer: str
+    backend: str
 
     @classmethod
     def read(cls, file: Path, opened: IO[bytes] | None, progress: ReadProgress) -> "_RankTrace":
@@ -164,6 +169,7 @@ class _RankTrace:
             events=events,
             process_groups=dict(_process_groups(info)),
             producer=str(content.get("producer", "")),
+            backend=str(info.get("backend", "")),
         )
         trace.require_valid()
         return trace

@@ -218,5 +218,5 @@ def lookup(keys: IntArray, values: FloatArray | IntArray, wanted: IntArray) -> t
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     position = np.searchsorted(ordered, wanted, side="right") - 1
-    found = (position >= 0) & (ordered[np.maximum(position, 0)] == wanted) & (wanted != NO_ID)
-    return np.asarray(values)[order][np.maximum(position, 0)], found
+    is_found = (position >= 0) & (ordered[np.maximum(position, 0)] == wanted) & (wanted != NO_ID)
+    return np.asarray(values)[order][np.maximum(position, 0)], is_found
