@@ -30,7 +30,7 @@ NVLINKS = "".join(
 )
 
 
-def _gpu(index: int, nvlinks: str = NVLINKS, sm: int = 90) -> str:
+def gpu(index: int, nvlinks: str = NVLINKS, sm: int = 90) -> str:
     return f"""<pci busid="0000:{index}0:00.0" class="0x060400" link_speed="32.0 GT/s PCIe" link_width="16">
       <pci busid="0000:{index}1:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16">
         <gpu dev="{index}" sm="{sm}" rank="{index}" gdr="1">{nvlinks}</gpu></pci>
@@ -38,14 +38,14 @@ def _gpu(index: int, nvlinks: str = NVLINKS, sm: int = 90) -> str:
         <net name="mlx5_{index}" dev="{index}" speed="200000" port="1" gdr="1"/></nic></pci></pci>"""
 
 
-def _system(gpus: list[str]) -> str:
+def system(gpus: list[str]) -> str:
     half = len(gpus) // 2
     cpus = ["".join(gpus[:half]), "".join(gpus[half:])]
     body = "".join(f'<cpu host_hash="0x1" numaid="{number}">{inside}</cpu>' for number, inside in enumerate(cpus))
     return f'<system version="1">{body}</system>'
 
 
-def _matrix(cell: Mapping[tuple[int, int], str] | str, gpus: int, nics: int = 0) -> str:
+def matrix(cell: Mapping[tuple[int, int], str] | str, gpus: int, nics: int = 0) -> str:
     names = [*(f"GPU{index}" for index in range(gpus)), *(f"NIC{index}" for index in range(nics))]
     lines = ["\t" + "\t".join(names) + "\tCPU Affinity\tNUMA Affinity"]
     for row in range(gpus):
@@ -97,7 +97,7 @@ def test_blocks_are_nvlink_domains_or_leaves(tmp_path: Path) -> None:
 
 def test_nccl_s_topology_of_a_switched_node(tmp_path: Path) -> None:
     """18 links of 25 GB/s to switches; PCIe 5 x16 is 32 GT/s x 16 lanes x 128/130 / 8; NICs of 200 Gbit/s."""
-    node = _import("nccl-topology", _system([_gpu(index) for index in range(8)]), "dgx-h100", tmp_path).content["node"]
+    node = _import("nccl-topology", system([gpu(index) for index in range(8)]), "dgx-h100", tmp_path).content["node"]
     assert node["nvlink"]["bandwidth"] == "450 GB/s"
     assert node["nvlink"]["gpus"] == node["gpus"] == node["nic"]["per_node"] == 8
     assert node["nic"]["bandwidth"] == "200 Gbit/s"
@@ -108,23 +108,23 @@ def test_nccl_s_topology_of_pairs_and_of_no_nvlink(tmp_path: Path) -> None:
     def link(target: int) -> str:
         return f'<nvlink target="0000:{target}1:00.0" count="12" tclass="0x030200"/>'
 
-    pairs = _system([_gpu(index, link(index ^ 1)) for index in range(4)])
+    pairs = system([gpu(index, link(index ^ 1)) for index in range(4)])
     node = _import("nccl-topology", pairs, "dgx-h100", tmp_path).content["node"]
     assert (node["nvlink"]["gpus"], node["nvlink"]["bandwidth"], node["host"]["bridges"]) == (2, "300 GB/s", 2)
-    none = _import("nccl-topology", _system([_gpu(index, "") for index in range(4)]), "dgx-h100", tmp_path)
+    none = _import("nccl-topology", system([gpu(index, "") for index in range(4)]), "dgx-h100", tmp_path)
     assert "nvlink" not in none.content["node"]
     assert any("same GPUs" in remark for remark in none.remarks)
 
 
 def test_other_gpus_than_the_cluster_s_are_refused() -> None:
     with pytest.raises(InputError, match=r"8\.0, those of h100-sxm-80gb have 9\.0"):
-        import_machine("nccl-topology", _system([_gpu(index, sm=80) for index in range(8)]), "x", "dgx-h100", None)
+        import_machine("nccl-topology", system([gpu(index, sm=80) for index in range(8)]), "x", "dgx-h100", None)
 
 
 @pytest.mark.parametrize(("links", "base", "bandwidth"), [(12, "dgx-a100", "300 GB/s"), (18, "hgx-b200", "900 GB/s")])
 def test_the_matrix_of_a_switched_node(tmp_path: Path, links: int, base: str, bandwidth: str) -> None:
     """Every pair of 8 GPUs has as many links as each GPU has to the switches; two NICs more than GPUs."""
-    imported = _import("nvidia-smi", _matrix(f"NV{links}", 8, nics=10), base, tmp_path)
+    imported = _import("nvidia-smi", matrix(f"NV{links}", 8, nics=10), base, tmp_path)
     node = imported.content["node"]
     assert (node["nvlink"]["bandwidth"], node["nvlink"]["gpus"], node["nic"]["per_node"]) == (bandwidth, 8, 8)
     assert not any("same GPUs" in remark for remark in imported.remarks)
@@ -135,25 +135,25 @@ def test_the_matrix_of_a_hybrid_cube_mesh(tmp_path: Path) -> None:
     links = load_cluster("dgx-v100", 8).file_values
     pairs = [tuple(pair) for pair in links["node.nvlink.links"]]  # type: ignore[attr-defined]
     cells = {pair: f"NV{pairs.count(pair)}" for pair in dict.fromkeys(pairs)}
-    node = _import("nvidia-smi", _matrix(cells, 8, nics=4), "dgx-v100", tmp_path).content["node"]
+    node = _import("nvidia-smi", matrix(cells, 8, nics=4), "dgx-v100", tmp_path).content["node"]
     assert sorted(map(tuple, node["nvlink"]["links"])) == sorted(pairs)
     assert node["nvlink"]["bandwidth"] == "150 GB/s"
 
 
 def test_the_matrix_of_four_joined_gpus_without_switches(tmp_path: Path) -> None:
     """HGX A100 with 4 GPUs: 4 links for each pair, 12 a GPU."""
-    node = _import("nvidia-smi", _matrix("NV4", 4, nics=4), "dgx-a100", tmp_path).content["node"]
+    node = _import("nvidia-smi", matrix("NV4", 4, nics=4), "dgx-a100", tmp_path).content["node"]
     assert (len(node["nvlink"]["links"]), node["nvlink"]["bandwidth"]) == (24, "300 GB/s")
 
 
 def test_a_node_without_nics_is_alone(tmp_path: Path) -> None:
-    imported = _import("nvidia-smi", _matrix("SYS", 8), "pcie-node", tmp_path)
+    imported = _import("nvidia-smi", matrix("SYS", 8), "pcie-node", tmp_path)
     assert "fabric" not in imported.content
     assert (imported.content["gpus"], imported.content["node"]["host"]["bridges"]) == (8, 2)
 
 
 def test_a_rack_s_domain_stays_where_one_node_is_listed(tmp_path: Path) -> None:
-    assert _import("nvidia-smi", _matrix("NV18", 4, 4), "gb200-nvl72", tmp_path).content["node"]["nvlink"]["gpus"] == 72
+    assert _import("nvidia-smi", matrix("NV18", 4, 4), "gb200-nvl72", tmp_path).content["node"]["nvlink"]["gpus"] == 72
 
 
 @pytest.mark.parametrize(
