@@ -43,9 +43,16 @@ def _gpus_per_node(base: Mapping[str, Any]) -> int:
 def _tree(
     switches: Mapping[str, Mapping[str, str]], source: str, base: Mapping[str, Any], per_node: int
 ) -> MachineChanges:
-    sizes = {name: count_names(entry["nodes"], source) for name, entry in switches.items() if "nodes" in entry}
+    sizes: dict[str, int] = {}
+    total = 0
+    for name, entry in switches.items():
+        if "nodes" in entry and total <= _MAX_NAMES:
+            sizes[name] = count_names(entry["nodes"], source)
+            total += sizes[name]
     if not sizes:
         raise InputError(f"{source}: no switch has Nodes")
+    if total > _MAX_NAMES:
+        raise InputError(f"{source}: has more than {_MAX_NAMES:,} nodes")
     if "fabric" not in base:
         raise InputError(f"{source}: the cluster has no fabric to change; give --cluster another, such as dgx-h100")
     remarks: list[str] = []
@@ -61,7 +68,7 @@ def _tree(
         units = max(len(sizes), (base["fabric"].get("spine") or {}).get("units", 0))
         fabric["spine"] = {"units": units, "latency": _latency(base)}
         remarks.append(f"nothing joins its {len(sizes)} switches; they are taken as joined by one level")
-    return MachineChanges({"fabric": fabric}, sum(sizes.values()) * per_node, tuple(remarks))
+    return MachineChanges({"fabric": fabric}, total * per_node, tuple(remarks))
 
 
 def _children(switches: Mapping[str, Mapping[str, str]], below: Set[str], source: str) -> dict[str, list[str]]:

@@ -161,6 +161,7 @@ def test_a_rack_s_domain_stays_where_one_node_is_listed(tmp_path: Path) -> None:
     [
         ("slurm", "NodeName=a", "neither SwitchName nor BlockName"),
         ("slurm", "SwitchName=a Nodes=n[0-99999999]", "more than"),
+        ("slurm", "".join(f"SwitchName=s{i} Nodes=n[0-1999]\n" for i in range(5000)), "more than 200,000 nodes"),
         ("slurm", "SwitchName=a Nodes=n[x-3]", "no list of names"),
         ("slurm", "SwitchName=a Switches=b", "no switch has Nodes"),
         ("nccl-topology", "<system", "is not XML"),
