@@ -432,13 +432,17 @@ def import_command(
         str,
         typer.Argument(
             metavar="PROGRAM",
-            help="Program whose arguments they are, or auto: megatron, torchtitan, primus, nemo, gpt-neox.",
+            help="Program whose file it is, or auto: megatron, torchtitan, megatron-bridge, primus, nemo, gpt-neox, "
+            "axolotl, llama-factory, transformers; of machines slurm, nccl-topology, nvidia-smi.",
             autocompletion=completion.complete_import_program,
         ),
     ],
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Launch script, arguments, printed table of them, or configuration file."),
+        typer.Argument(
+            metavar="FILE",
+            help="Launch script, arguments, printed table of them, configuration file, or topology of a machine.",
+        ),
     ],
     overrides: Overrides = None,
     definitions: Annotated[
@@ -446,23 +450,24 @@ def import_command(
         typer.Option(
             "--define",
             metavar="NAME=VALUE",
-            help="Environment variable of a launch script, or its parameter by number, e.g. 1=8; repeatable.",
+            help="Environment variable of a launch script, or its parameter by number, e.g. 1=8; CONFIG=NAME of "
+            "a file of torchtitan's jobs; repeatable.",
         ),
     ] = None,
     cluster: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Cluster of the scenario; the arguments do not name one.",
+            help="Cluster of the scenario, or that the topology of a machine changes; files do not name one.",
             autocompletion=completion.complete_cluster,
         ),
     ] = "dgx-h100",
     gpus: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of GPUs; default: the file's.")] = None,
     out: Annotated[
-        str, typer.Option("--out", "--output", metavar="FILE", help="Scenario file to write; - is stdout.")
+        str, typer.Option("--out", "--output", metavar="FILE", help="Scenario or cluster file to write; - is stdout.")
     ] = "-",
 ) -> None:
-    """Convert another program's arguments to a scenario (Megatron-LM launch scripts and logs, torchtitan job files)."""
+    """Convert another program's arguments to a scenario, or the topology of a machine to a cluster file."""
     from clustersim.cli.import_arguments import import_scenario
 
     import_scenario(program, file, overrides or [], definitions or [], cluster, gpus, out)
@@ -474,7 +479,7 @@ def export_command(
         str,
         typer.Argument(
             metavar="PROGRAM",
-            help="Target: chakra, megatron, torchtitan.",
+            help="Target: chakra, megatron, primus, torchtitan.",
             autocompletion=completion.complete_export_program,
         ),
     ],

@@ -1,7 +1,8 @@
 """Which program is a file of?"""
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from clustersim.common.data_files import parse_yaml
@@ -22,6 +23,29 @@ _OTHERS: Final[Mapping[str, frozenset[str]]] = {
 """Files that are told apart by keys, and that have no model of their own."""
 
 
+def _is_nccl_topology(text: str) -> bool:
+    return re.match(r"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*<system\b", text, re.DOTALL) is not None
+
+
+def _is_slurm_topology(text: str) -> bool:
+    return re.search(r"(?mi)^\s*(SwitchName|BlockName)=\S+\s+\w+=", text) is not None
+
+
+def _is_gpu_matrix(text: str) -> bool:
+    return re.search(r"(?m)^.{0,40}\bGPU0\s+X\s", text) is not None
+
+
+_PRINTED: Final[tuple[tuple[Callable[[str], bool], str], ...]] = (
+    (is_argument_table, "megatron"),
+    (is_bridge_printout, "megatron-bridge"),
+    (is_torchtitan_log, "torchtitan"),
+    (_is_nccl_topology, "nccl-topology"),
+    (_is_slurm_topology, "slurm"),
+    (_is_gpu_matrix, "nvidia-smi"),
+)
+"""What is told by its text alone, whatever the file's name."""
+
+
 def detect_program(text: str, source: str) -> str:
     """The program whose arguments a text has; raises InputError for a file that none of them reads.
 
@@ -32,11 +56,10 @@ def detect_program(text: str, source: str) -> str:
     """
     if "\0" in text:
         raise InputError(f"{source}: holds a NUL, so it is no text")
-    if is_argument_table(text):
-        return "megatron"
-    if is_bridge_printout(text):
-        return "megatron-bridge"
-    if is_torchtitan_log(text) or (source.endswith(".py") and is_torchtitan_python(text)):
+    printed = next((name for is_printed, name in _PRINTED if is_printed(text)), None)
+    if printed is not None:
+        return printed
+    if source.endswith(".py") and is_torchtitan_python(text):
         return "torchtitan"
     content = _content(text, source)
     kind = yaml_kind(content) or hugging_face_kind(content)

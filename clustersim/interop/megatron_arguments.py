@@ -39,6 +39,8 @@ _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("encoder-num-layers", "encoder-seq-length", "decoder-num-layers", "decoder-seq-length"), _ENCODERS,
     ),
+    **dict.fromkeys(("bert-no-binary-head", "bert-load", "bert-embedder-type"), _ENCODERS),
+    **dict.fromkeys(("img-h", "img-w", "patch-dim"), "models of images are not modelled"),
     "linear-attention-type": "linear attention is not modelled",
     **dict.fromkeys(
         ("experimental-attention-variant", "attention-output-gate", "enable-mhc-connections", "moe-latent-size",
