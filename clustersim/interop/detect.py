@@ -1,11 +1,11 @@
 """Which program is a file of?"""
 
-import tomllib
 from collections.abc import Mapping
 from typing import Any, Final
 
 from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError
+from clustersim.common.input_files import parse_toml
 from clustersim.interop.megatron_table import is_argument_table
 from clustersim.interop.megatron_yaml import yaml_kind
 
@@ -46,8 +46,8 @@ def _content(text: str, source: str) -> Any:
     """What a TOML, JSON or YAML file holds; a text for any other."""
     if source.endswith(".toml"):
         try:
-            return tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError):
+            return parse_toml(text)
+        except InputError:
             return text
     if source.endswith((".yaml", ".yml", ".json")) or text.lstrip()[:1] == "{":
         try:

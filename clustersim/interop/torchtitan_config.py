@@ -4,11 +4,11 @@ Sections, keys and defaults of torchtitan/config/job_config.py in v0.2.2 of Febr
 that reads TOML. As in torchtitan, unknown keys and sections are an error.
 """
 
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.input_files import parse_toml
 
 _IRRELEVANT: Final = object()
 """Stands for the default of a key that does not affect the step."""
@@ -114,9 +114,9 @@ class TorchtitanConfig:
         """Parse TOML; raises InputError if it is invalid or has a key or section that torchtitan does not have."""
         self.source = source
         try:
-            content = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise InputError(f"{source}: is not TOML: {error}") from None
+            content = parse_toml(text)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from None
         self._stated = dict(self._flatten_sections(content, ""))
         self._queried: set[tuple[str, str]] = set()
         if not self._stated:
