@@ -128,7 +128,7 @@ class Roofline:
     def _scan_share(self, shape: ScanShape | MemoryBoundShape) -> float:
         """Share of the roofline that a scan's kernels reach, on this accelerator or else on all."""
         share = self.accelerator.efficiency.scan_shares.get(shape.routine.value) or library_share(shape.routine.value)
-        return 1.0 if share is None else share.of(backward=shape.backward)
+        return 1.0 if share is None else share.select(backward=shape.backward)
 
     def _kernel_latency(self, kernel: Kernel) -> Seconds:
         """Seconds of start and drain of one device kernel."""

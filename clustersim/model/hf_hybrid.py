@@ -2,7 +2,7 @@
 
 Defaults are those of the configuration classes in transformers (src/transformers/models/*/configuration_*.py) or of
 the released repositories. Nemotron-H's layers are a mixer or an MLP each (`hybrid_override_pattern`), Jamba's,
-Granite 4's, Qwen3-Next's, MiniMax's and Kimi Linear's have both; Falcon-H1's have attention beside Mamba 2. Multi-token
+Granite 4's, Qwen3-Next's, MiniMax's and Kimi Linear's have both; Falcon-H1's have attention next to Mamba 2. Multi-token
 prediction layers of these families, which have layers of their own, are not read. Left out: multipliers of
 embeddings, residuals and logits (Falcon-H1, Granite 4), and the attention that Zamba 2 shares among layers.
 """
@@ -162,7 +162,7 @@ def read_qwen3_next(config: HfConfig) -> TransformerModel:
         config.positive_int("linear_conv_kernel_dim", 4),
     )
     attention = _read_attention(
-        config, qk_norm=QkNorm.PER_HEAD, rotary_percent=config.rotary_fraction(0.25), output_gate=True
+        config, qk_norm=QkNorm.PER_HEAD, rotary_percent=config.rotary_fraction(0.25), attention_output_gate=True
     )
     kinds = config.per_layer_values("layer_types", (_LINEAR, _FULL), count) or _periodic_kinds(
         config, "full_attention_interval", 4, count
