@@ -2,8 +2,8 @@
 
 Defaults are those of the configuration classes in transformers (src/transformers/models/*/configuration_*.py) or of
 the released repositories. Nemotron-H's layers are a mixer or an MLP each (`hybrid_override_pattern`), Jamba's,
-Granite 4's, Qwen3-Next's, MiniMax's and Kimi Linear's have both; Falcon-H1's have attention next to Mamba 2. Multi-token
-prediction layers of these families, which have layers of their own, are not read. Left out: multipliers of
+Granite 4's, Qwen3-Next's, MiniMax's and Kimi Linear's have both; Falcon-H1's have attention next to Mamba 2.
+Multi-token prediction layers of these families, which have layers of their own, are not read. Left out: multipliers of
 embeddings, residuals and logits (Falcon-H1, Granite 4), and the attention that Zamba 2 shares among layers.
 """
 
