@@ -36,6 +36,7 @@ from clustersim.model.transformer import Norm, PositionEncoding, TransformerMode
 
 _FULL, _LINEAR, _MAMBA, _ATTENTION = "full_attention", "linear_attention", "mamba", "attention"
 _NEMOTRON_LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_DENSE_QWEN: Final = "qwen3_5_text"
 _QWEN_MOE: Final = MoeConfigKeys(
     *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
     dense_ffn="intermediate_size",
@@ -152,7 +153,8 @@ def _periodic_kinds(config: HfConfig, key: str, default: int, count: int) -> lis
 
 
 def read_qwen3_next(config: HfConfig) -> TransformerModel:
-    """Qwen3-Next: gated delta nets, and gated attention in every fourth layer; experts."""
+    """Qwen3-Next and Qwen3.5: gated delta nets, and gated attention in every fourth layer; experts, or MLPs."""
+    config.require_value("attn_output_gate", True, default=True)
     count = config.layer_count("num_hidden_layers")
     delta_net = GatedDeltaNet(
         config.positive_int("linear_num_key_heads", 16),
@@ -167,7 +169,10 @@ def read_qwen3_next(config: HfConfig) -> TransformerModel:
     kinds = config.per_layer_values("layer_types", (_LINEAR, _FULL), count) or _periodic_kinds(
         config, "full_attention_interval", 4, count
     )
-    return _mixed(config, {_LINEAR: delta_net, _FULL: attention}, kinds, _QWEN_MOE.read_mlps(config, count))
+    is_dense = config.family == _DENSE_QWEN
+    dense = [DenseMlp(config.positive_int("intermediate_size"), MlpType.SWIGLU)] * count if is_dense else []
+    mlps: list[MlpSpec] = [*dense] or _QWEN_MOE.read_mlps(config, count)
+    return _mixed(config, {_LINEAR: delta_net, _FULL: attention}, kinds, mlps)
 
 
 def read_kimi_linear(config: HfConfig) -> TransformerModel:
@@ -290,6 +295,8 @@ HYBRID_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = Ma
     {
         "nemotron_h": read_nemotron_h,
         "qwen3_next": read_qwen3_next,
+        "qwen3_5_moe_text": read_qwen3_next,
+        _DENSE_QWEN: read_qwen3_next,
         "kimi_linear": read_kimi_linear,
         "minimax": read_minimax,
         "minimax_text_01": read_minimax,
