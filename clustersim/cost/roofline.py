@@ -130,7 +130,7 @@ class Roofline:
         if isinstance(shape, MemoryBoundShape) and not shape.fused:
             return 1.0
         share = self.accelerator.efficiency.scan_shares.get(shape.routine.value) or library_share(shape.routine.value)
-        return 1.0 if share is None else share.of(backward=shape.backward)
+        return 1.0 if share is None else share.select(backward=shape.backward)
 
     def _kernel_latency(self, kernel: Kernel) -> Seconds:
         """Seconds of start and drain of one device kernel."""

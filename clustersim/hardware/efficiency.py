@@ -168,7 +168,7 @@ class ScanShare:
     forward: float
     backward: float
 
-    def of(self, *, backward: bool) -> float:
+    def select(self, *, backward: bool) -> float:
         """The share in one direction."""
         return self.backward if backward else self.forward
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import yaml
 
 from clustersim.common.units import Bytes
+from clustersim.interop.megatron_hybrid import has_pattern, hybrid_flags
 from clustersim.interop.megatron_import import RECIPE_BY_FLAG, ROUTING_FUSION_FLAGS, STRATEGY_BY_FLAG
 from clustersim.interop.megatron_model import NORM_BY_FLAG, POSITIONS_BY_FLAG, window_flags
 from clustersim.model.attention_spec import FullAttention, LatentAttention
@@ -48,7 +49,7 @@ def megatron_script(scenario: Scenario) -> str:
     gpus_per_node = gcd(scenario.layout.world_size, scenario.cluster.gpus_per_node)
     command = (
         f"torchrun --nproc_per_node {gpus_per_node} --nnodes {scenario.layout.world_size // gpus_per_node} "
-        "pretrain_gpt.py"
+        f"{'pretrain_hybrid.py' if has_pattern(scenario.model) else 'pretrain_gpt.py'}"
     )
     return "#!/bin/bash\n" + " \\\n    ".join([command, *lines]) + "\n"
 
@@ -94,7 +95,7 @@ def _format_flag(flag: Flag) -> str:
 
 def _model_flags(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
     layers = layer_specs(model.stack)
-    attention = layers[0].attention
+    attention = next((layer.attention for layer in layers if layer.attention is not None), None)
     moe_mlp = next((layer.moe for layer in layers if layer.moe is not None), None)
     dense_mlp = next(
         (layer_spec.mlp for layer_spec in layers if layer_spec.mlp is not None and layer_spec.moe is None),
@@ -112,6 +113,7 @@ def _model_flags(model: TransformerModel, scenario: Scenario) -> Iterator[Flag]:
             yield from _window_flags(model)
         case LatentAttention() as latent:
             yield from _mla_flags(latent)
+    yield from hybrid_flags(model)
     yield from _layer_option_flags(model)
     yield from _vocab_flags(model, scenario.layout.tp)
     yield "seq-length", str(scenario.training.sequence)
@@ -133,7 +135,9 @@ def _attention_flags(full: FullAttention, model: TransformerModel) -> Iterator[F
         yield ("add-qkv-bias",)
     if full.qk_norm is not None:
         yield ("qk-layernorm",)
-    if full.rotary_percent != 1.0:
+    if full.attention_output_gate:
+        yield ("attention-output-gate",)
+    if full.rotary_percent not in (0.0, 1.0):
         yield "rotary-percent", str(full.rotary_percent)
 
 
@@ -165,6 +169,9 @@ def _mla_flags(latent: LatentAttention) -> Iterator[Flag]:
 def _layer_option_flags(model: TransformerModel) -> Iterator[Flag]:
     norm = _flag_for(NORM_BY_FLAG, model.norm.value)
     positions = _flag_for(POSITIONS_BY_FLAG, model.positions.value)
+    attentions = model.distinct_attentions
+    if model.positions is PositionEncoding.ROTARY and not any(one.rotary_percent for one in attentions):
+        positions = "none"
     yield from [("normalization", norm)] if norm and norm != "LayerNorm" else []
     yield from [("position-embedding-type", positions)] if positions and positions != "learned_absolute" else []
     if not model.tied_embeddings:

@@ -106,8 +106,8 @@ class FullAttention(SoftmaxAttention):
     where the model has these (0: none in this layer, NoPE); attn_logit_softcapping: scores are capped by a tanh
     (Gemma 2); attention_sinks: every head has a learned score that takes part in the softmax and weights no
     value (gpt-oss); causal: a token attends to those before it, else to all (encoders, diffusion transformers);
-    output_gate: the core's output is multiplied by the sigmoid of a gate, which is projected with the queries and as
-    wide as they (Qwen3-Next).
+    attention_output_gate: the core's output is multiplied by the sigmoid of a gate, which is projected with the
+    queries and as wide as they (Qwen3-Next).
     """
 
     label: ClassVar[str] = "attention"
@@ -122,7 +122,7 @@ class FullAttention(SoftmaxAttention):
     attn_logit_softcapping: bool = False
     attention_sinks: bool = False
     causal: bool = True
-    output_gate: bool = False
+    attention_output_gate: bool = False
 
     @property
     def v_head_dim(self) -> int:
@@ -137,7 +137,7 @@ class FullAttention(SoftmaxAttention):
     @property
     def gate_width(self) -> int:
         """Dimensions of the output gate; 0 without one."""
-        return self.query_width if self.output_gate else 0
+        return self.query_width if self.attention_output_gate else 0
 
     @property
     def key_width(self) -> int:

@@ -2,8 +2,8 @@
 
 Defaults are those of the configuration classes in transformers (src/transformers/models/*/configuration_*.py) or of
 the released repositories. Nemotron-H's layers are a mixer or an MLP each (`hybrid_override_pattern`), Jamba's,
-Granite 4's, Qwen3-Next's, MiniMax's and Kimi Linear's have both; Falcon-H1's have attention beside Mamba 2. Multi-token
-prediction layers of these families, which have layers of their own, are not read. Left out: multipliers of
+Granite 4's, Qwen3-Next's, MiniMax's and Kimi Linear's have both; Falcon-H1's have attention next to Mamba 2.
+Multi-token prediction layers of these families, which have layers of their own, are not read. Left out: multipliers of
 embeddings, residuals and logits (Falcon-H1, Granite 4), and the attention that Zamba 2 shares among layers.
 """
 
@@ -36,6 +36,7 @@ from clustersim.model.transformer import Norm, PositionEncoding, TransformerMode
 
 _FULL, _LINEAR, _MAMBA, _ATTENTION = "full_attention", "linear_attention", "mamba", "attention"
 _NEMOTRON_LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_DENSE_QWEN: Final = "qwen3_5_text"
 _QWEN_MOE: Final = MoeConfigKeys(
     *("num_experts", "num_experts_per_tok", "moe_intermediate_size"),
     dense_ffn="intermediate_size",
@@ -152,7 +153,8 @@ def _periodic_kinds(config: HfConfig, key: str, default: int, count: int) -> lis
 
 
 def read_qwen3_next(config: HfConfig) -> TransformerModel:
-    """Qwen3-Next: gated delta nets, and gated attention in every fourth layer; experts."""
+    """Qwen3-Next and Qwen3.5: gated delta nets, and gated attention in every fourth layer; experts, or MLPs."""
+    config.require_value("attn_output_gate", True, default=True)
     count = config.layer_count("num_hidden_layers")
     delta_net = GatedDeltaNet(
         config.positive_int("linear_num_key_heads", 16),
@@ -162,12 +164,15 @@ def read_qwen3_next(config: HfConfig) -> TransformerModel:
         config.positive_int("linear_conv_kernel_dim", 4),
     )
     attention = _read_attention(
-        config, qk_norm=QkNorm.PER_HEAD, rotary_percent=config.rotary_fraction(0.25), output_gate=True
+        config, qk_norm=QkNorm.PER_HEAD, rotary_percent=config.rotary_fraction(0.25), attention_output_gate=True
     )
     kinds = config.per_layer_values("layer_types", (_LINEAR, _FULL), count) or _periodic_kinds(
         config, "full_attention_interval", 4, count
     )
-    return _mixed(config, {_LINEAR: delta_net, _FULL: attention}, kinds, _QWEN_MOE.read_mlps(config, count))
+    is_dense = config.family == _DENSE_QWEN
+    dense = [DenseMlp(config.positive_int("intermediate_size"), MlpType.SWIGLU)] * count if is_dense else []
+    mlps: list[MlpSpec] = [*dense] or _QWEN_MOE.read_mlps(config, count)
+    return _mixed(config, {_LINEAR: delta_net, _FULL: attention}, kinds, mlps)
 
 
 def read_kimi_linear(config: HfConfig) -> TransformerModel:
@@ -290,6 +295,8 @@ HYBRID_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = Ma
     {
         "nemotron_h": read_nemotron_h,
         "qwen3_next": read_qwen3_next,
+        "qwen3_5_moe_text": read_qwen3_next,
+        _DENSE_QWEN: read_qwen3_next,
         "kimi_linear": read_kimi_linear,
         "minimax": read_minimax,
         "minimax_text_01": read_minimax,

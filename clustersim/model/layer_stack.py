@@ -143,7 +143,7 @@ class LayerSpec:
 
     @property
     def attention(self) -> SoftmaxAttention | None:
-        """The attention, if the mixer is one or has one beside another."""
+        """The attention, if the mixer is one or has one next to another."""
         match self.mixer:
             case SoftmaxAttention() as attention:
                 return attention

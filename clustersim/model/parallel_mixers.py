@@ -23,7 +23,7 @@ class ParallelMixers(Mixer):
 
     @property
     def context_rule(self) -> ContextRule:  # type: ignore[override]
-        """That of the other mixer, beside the ring of keys and values."""
+        """That of the other mixer, next to the ring of keys and values."""
         return self.other.context_rule
 
     def parameter_count(self, hidden: int, *, linear_bias: bool) -> int:

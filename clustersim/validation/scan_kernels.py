@@ -1,4 +1,4 @@
-"""The kernels of a published row of linear attention, a state space, or what is beside them in a layer."""
+"""The kernels of a published row of linear attention, a state space, or what is next to them in a layer."""
 
 from collections.abc import Callable, Mapping
 from typing import Final

@@ -98,6 +98,20 @@ def test_layers_may_be_listed_by_name(tmp_path: Path) -> None:
     assert _read(tmp_path, {**listed, **kinds}) == _read(tmp_path, NANO)
 
 
+def test_the_text_model_of_qwen3_5_has_gated_delta_nets_and_gated_attention(tmp_path: Path) -> None:
+    text = {
+        **{"model_type": "qwen3_5_text", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2},
+        **{"linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "vocab_size": 512},
+        "max_position_embeddings": 128,
+    }
+    keys, values = 2 * 16, 4 * 16
+    delta = 64 * (2 * keys + 2 * values + 2 * 4) + values * 64 + (2 * keys + values) * 4 + 2 * 4 + 16
+    attention = 64 * 16 * (4 + 4 + 2 + 2 + 4) + 2 * 16  # queries and their gate, keys, values, output; two norms
+    layers = 3 * delta + attention + 4 * (3 * 64 * 128 + 2 * 64)
+    assert _read(tmp_path, {"model_type": "qwen3_5", "text_config": text}) == layers + 64 + 2 * 512 * 64
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

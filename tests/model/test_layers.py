@@ -58,7 +58,7 @@ def _mixer_kind(mixer: Mixer | None) -> tuple[object, ...]:
                 attention_spec.qk_norm,
                 attention_spec.rotary_percent,
                 attention_spec.attn_logit_softcapping,
-                attention_spec.output_gate,
+                attention_spec.attention_output_gate,
             )
     return (type(mixer),)
 

@@ -234,7 +234,7 @@ def test_layers_without_a_mixer_or_an_mlp_are_the_halves_of_one_with_both() -> N
 
 
 def test_an_output_gate_is_a_projection_as_wide_as_the_queries_and_a_product() -> None:
-    gated = replace(ATTENTION, output_gate=True)
+    gated = replace(ATTENTION, attention_output_gate=True)
     width = ATTENTION.query_width
     assert gated.matrix_elements(HIDDEN) - ATTENTION.matrix_elements(HIDDEN) == HIDDEN * width
     # the gate, and the product that the output projection reads

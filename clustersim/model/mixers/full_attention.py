@@ -76,7 +76,7 @@ def full_attention_operators(rank: RankContext, attention: FullAttention, *, aft
         rank.training.recipe.attention,
     )
     operators += attention_operators(core, rank.training.attention)
-    if local.attention.output_gate:
+    if local.attention.attention_output_gate:
         operators.append(_output_gate_operator(rank, local))
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
     projections = ((Projection.O, model.hidden),)

@@ -125,10 +125,10 @@ def _split_operator(mixer: GatedDeltaNet, shard: MixerShard) -> Operator:
     the layer or in the kernels' wrapper); backward concatenates the gradients of the parts, once behind the
     convolution and once behind the projection (autograd of `split`).
     """
-    name, dtype, parts = "mixer.split", shard.rank.dtype, shard.shards
-    rows = 2 * shard.tokens * (mixer.value_heads // parts)
-    copied = rows * mixer.key_dim + 2 * shard.tokens * mixer.value_width // parts
-    concatenated = shard.tokens * (mixer.conv_channels + mixer.projected) // parts
+    name, dtype, shard_count = "mixer.split", shard.rank.dtype, shard.shards
+    rows = 2 * shard.tokens * (mixer.value_heads // shard_count)
+    copied = rows * mixer.key_dim + 2 * shard.tokens * mixer.value_width // shard_count
+    concatenated = shard.tokens * (mixer.conv_channels + mixer.projected) // shard_count
     norm = pass_operator(shard, name, memory_bound.L2NORM, memory_bound.L2NORM.shape_for(rows, mixer.key_dim))
     copy = memory_bound.copy_kernel(f"{name}.copy", dtype, copied)
     concatenate = memory_bound.copy_kernel(f"{name}.concatenate_gradients", dtype, concatenated)

@@ -23,7 +23,7 @@ def parallel_operators(rank: RankContext, mixer: ParallelMixers, *, after_norm: 
             (qkv, *attention_rest) = full_attention_operators(rank, attention, after_norm=after_norm)
             (first, *rest) = mamba2_operators(rank, mamba, after_norm=after_norm)
         case _:
-            raise TypeError(f"{mixer.attention.label} beside {mixer.other.label} is not modelled")
+            raise TypeError(f"{mixer.attention.label} next to {mixer.other.label} is not modelled")
     shared_bytes = rank.shared_input_bytes(rank.residual_elements)
     first = replace(
         first,
