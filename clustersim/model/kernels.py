@@ -96,7 +96,7 @@ class AttentionShape:
 
     window: how many keys, its own among them, a causal query attends to; None: all before it; value_dim: head
     dimension of values [key, kv_heads, value_dim] and outputs, where it differs from that of queries and keys
-    (MLA).
+    (MLA); trailing: the queries are the last ones of the keys' sequence, not a sample that attends to the mean.
     """
 
     batch: int
@@ -108,6 +108,7 @@ class AttentionShape:
     causal: bool
     window: int | None = None
     value_dim: int | None = None
+    trailing: bool = False
 
     @property
     def value_head_dim(self) -> int:
