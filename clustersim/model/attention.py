@@ -56,6 +56,8 @@ def causal_factor(shape: AttentionShape) -> float:
     (2 - 1 / cp) times the mean. With a window only the front of the sequence attends to fewer keys, so all ranks but
     the first do (w - 1) / (2 keys) more work.
     """
+    if shape.packed is not None:
+        return (shape.packed.mean if shape.causal else shape.packed.full) / shape.key
     if not shape.causal:
         return 1.0
     if not shape.trailing:
@@ -66,8 +68,9 @@ def causal_factor(shape: AttentionShape) -> float:
 
 
 def full_matrix_flops(kernel: Kernel, shape: AttentionShape) -> Flop:
-    """FLOP of an attention kernel by the model-FLOP convention: no causal halving, limited to the window."""
-    return kernel.flops / causal_factor(shape) * (max_attended_keys(shape.key, shape.window) / shape.key)
+    """FLOP of an attention kernel by the model-FLOP convention: no causal halving, within window and documents."""
+    full_keys = max_attended_keys(shape.key, shape.window) if shape.packed is None else shape.packed.full
+    return kernel.flops / causal_factor(shape) * (full_keys / shape.key)
 
 
 def flash_forward_flops(shape: AttentionShape) -> float:

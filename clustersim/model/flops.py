@@ -19,6 +19,7 @@ attention counts as usual.
 """
 
 from clustersim.common.units import Flop
+from clustersim.model.documents import PackedBatch
 from clustersim.model.lora import Lora
 from clustersim.model.mixer import AttentionFlopConvention
 from clustersim.model.training import Training
@@ -48,5 +49,13 @@ def token_flops(
 def model_flops(
     model: TransformerModel, training: Training, convention: AttentionFlopConvention = AttentionFlopConvention.FULL
 ) -> Flop:
-    """Model FLOP of one training step of the full job."""
-    return training.global_batch * training.sequence * token_flops(model, training.sequence, training.lora, convention)
+    """Model FLOP of one training step of the full job; packed documents count as sequences of their own."""
+    if training.documents is None:
+        tokens = training.global_batch * training.sequence
+        return tokens * token_flops(model, training.sequence, training.lora, convention)
+    batch = PackedBatch(training.documents, training.sequence, 1, training.global_batch, 1)
+    lengths, counts = (values.tolist() for values in batch.piece_lengths())
+    return sum(
+        count * length * token_flops(model, length, training.lora, convention)
+        for length, count in zip(lengths, counts, strict=True)
+    )

@@ -13,7 +13,8 @@ from itertools import chain, repeat
 
 from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes
-from clustersim.model.kernels import Kernel
+from clustersim.model.documents import PackedBatch
+from clustersim.model.kernels import Kernel, PackedKeys
 from clustersim.model.linear import LinearLayer
 from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
 from clustersim.model.weight_matrices import WeightMatrix
@@ -65,7 +66,8 @@ class LayerShard:
     there, not before; receives_indices: with indices of its experts; load_factor: tokens that this rank's experts
     receive over their mean.
     exchanging_ranks: context-parallel ranks that exchange tokens for heads around attention; gathers_keys: they gather
-    all keys and values; consecutive: this rank has the last tokens of a sequence, not chunks from both its ends.
+    all keys and values; consecutive: this rank has the last tokens of a sequence, not chunks from both its ends;
+    packed_batch: the step's packed documents, None: sequences are single ones.
     """
 
     batch: int
@@ -81,6 +83,11 @@ class LayerShard:
     exchanging_ranks: int = 1
     gathers_keys: bool = False
     consecutive: bool = False
+    packed_batch: PackedBatch | None = None
+
+    def packed_keys(self, window: int | None) -> PackedKeys | None:
+        """Keys that queries attend to where documents are packed; None: they are not."""
+        return None if self.packed_batch is None else self.packed_batch.keys(window)
 
     def core_heads(self, heads: int) -> int:
         """Heads of attention's core on this rank, of `heads` before ranks exchange tokens for heads; at least one."""

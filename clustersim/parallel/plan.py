@@ -7,6 +7,7 @@ from itertools import count, pairwise
 from typing import NamedTuple
 
 from clustersim.common.units import Bytes
+from clustersim.model.documents import PackedBatch
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, LayerStack, high_precision_ends, slice_layers
 from clustersim.model.layers import LayerOperators, LayerShard, embedding_layer, head_layer, transformer_layer
 from clustersim.model.mixer import ContextRule, Mixer
@@ -269,6 +270,24 @@ class Plan:
             exchanging_ranks=self.layout.exchanging_ranks,
             gathers_keys=self.layout.cp > 1 and self.layout.cp_kind is ContextParallelKind.ALL_GATHER,
             consecutive=self.layout.cp > 1 and not self.layout.cp_balanced,
+            packed_batch=self._packed_batch,
+        )
+
+    @property
+    def _packed_batch(self) -> PackedBatch | None:
+        """The step's packed documents."""
+        documents, layout = self.training.documents, self.layout
+        if documents is None:
+            return None
+        return PackedBatch(
+            documents,
+            self.training.sequence,
+            layout.dp,
+            self.microbatches,
+            self.training.microbatch,
+            layout.cp // layout.exchanging_ranks,
+            layout.cp_balanced,
+            layout.data.shards_parameters or layout.ep > 1,
         )
 
     @cached_property

@@ -225,8 +225,8 @@ def test_kinds_of_context_parallelism(arguments: str, layout: dict[str, object])
     [
         ("--optimizer lion", "lion", "ddp"),
         ("--optimizer muon", "muon", "ddp"),
-        ("--optimizer dist_muon", "muon", "zero1"),
-        ("--optimizer muon --use-distributed-optimizer", "muon", "zero1"),
+        ("--optimizer dist_muon", "muon", "zero"),
+        ("--optimizer muon --use-distributed-optimizer", "muon", "zero"),
         (
             "--optimizer muon --muon-num-ns-steps 6 --muon-tp-mode blockwise --muon-use-syrk",
             {"name": "muon", "steps": 6, "tensor_parallel": "blockwise", "symmetric": True},

@@ -67,6 +67,7 @@ def full_attention_operators(rank: RankContext, attention: FullAttention, *, aft
         causal=local.attention.causal,
         window=local.window(shard.keys),
         trailing=shard.consecutive,
+        packed=shard.packed_keys(local.window(shard.keys)),
     )
     core = AttentionCore(
         *(shape, rank.dtype, model.dropout, rank.training.fuses(FusedKernel.SOFTMAX)),

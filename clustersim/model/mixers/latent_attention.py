@@ -137,6 +137,7 @@ def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Oper
         causal=True,
         value_dim=attention.v_head_dim,
         trailing=shard.consecutive,
+        packed=shard.packed_keys(None),
     )
     training = rank.training
     core = AttentionCore(

@@ -25,6 +25,7 @@ from clustersim.scenario.resolved import ResolvedScenario
 from clustersim.scenario.validation_rules.context_parallel import (
     check_context_groups,
     check_context_parallel,
+    check_documents,
     check_exchanged_heads,
     sequence_chunks,
 )
@@ -421,6 +422,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_context_parallel,
     check_context_groups,
     check_exchanged_heads,
+    check_documents,
     check_widths,
     check_routers,
     check_expert_parallelism,

@@ -1,8 +1,10 @@
-"""Do context-parallel degree and kind fit the mixers, their heads and the sequence?"""
+"""Do context-parallel degree and kind, and packed documents, fit the mixers, their heads and the sequence?"""
 
+import math
 from collections.abc import Iterator
 
 from clustersim.model.attention_spec import SoftmaxAttention
+from clustersim.model.documents import MAX_DRAWN_DOCUMENTS
 from clustersim.model.mixer import ContextRule
 from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.layout import Layout
@@ -67,3 +69,18 @@ def check_exchanged_heads(scenario: ResolvedScenario) -> Iterator[str]:
                 Remedy.nearest(key, ranks, fits),
             )
             return
+
+
+def check_documents(scenario: ResolvedScenario) -> Iterator[str]:
+    """Check that a step has no more packed documents than are drawn."""
+    training = scenario.training
+    if training.documents is None:
+        return
+    lengths = training.documents.lengths
+    mean = sum(lengths) / len(lengths) if lengths else training.documents.mean
+    count = training.global_batch * training.sequence / mean
+    if count > MAX_DRAWN_DOCUMENTS:
+        yield (
+            f"training.documents: {count:,.0f} documents of {mean:,.0f} tokens in a step; {MAX_DRAWN_DOCUMENTS:,} are "
+            f"the most, of {math.ceil(training.global_batch * training.sequence / MAX_DRAWN_DOCUMENTS):,} tokens"
+        )
