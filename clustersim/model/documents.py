@@ -156,11 +156,12 @@ def _rank_work(batch: PackedBatch, begins: IntArray, lengths: IntArray, window: 
 
 def _ordered(batch: PackedBatch, work: FloatArray) -> FloatArray:
     """Work of each microbatch, replica and context-parallel rank: [microbatches, replicas, ranks]."""
-    if batch.documents.order is SequenceOrder.WORK:
-        work = work[np.argsort(-work.sum(axis=1), kind="stable")]
-        rounds = work.reshape(-1, batch.replicas, batch.ranks)
-        rounds[1::2] = rounds[1::2, ::-1].copy()  # who had most of one round has least of the next
-        work = rounds.reshape(batch.microbatches, batch.microbatch, batch.replicas, batch.ranks)
-        return work.sum(axis=1)
-    shape = batch.microbatches, batch.replicas, batch.microbatch, batch.ranks
-    return work.reshape(shape).sum(axis=2)
+    if batch.documents.order is SequenceOrder.DRAWN:
+        shape = batch.microbatches, batch.replicas, batch.microbatch, batch.ranks
+        drawn: FloatArray = work.reshape(shape).sum(axis=2)
+        return drawn
+    rounds = work[np.argsort(-work.sum(axis=1), kind="stable")].reshape(-1, batch.replicas, batch.ranks)
+    rounds[1::2] = rounds[1::2, ::-1].copy()  # who had most of one round has least of the next
+    shape = batch.microbatches, batch.microbatch, batch.replicas, batch.ranks
+    by_work: FloatArray = rounds.reshape(shape).sum(axis=1)
+    return by_work

@@ -54,8 +54,8 @@ def model_flops(
         tokens = training.global_batch * training.sequence
         return tokens * token_flops(model, training.sequence, training.lora, convention)
     batch = PackedBatch(training.documents, training.sequence, 1, training.global_batch, 1)
-    lengths, counts = (values.tolist() for values in batch.piece_lengths())
+    lengths, counts = batch.piece_lengths()
     return sum(
-        count * length * token_flops(model, length, training.lora, convention)
+        int(count) * int(length) * token_flops(model, int(length), training.lora, convention)
         for length, count in zip(lengths, counts, strict=True)
     )
