@@ -42,6 +42,11 @@ _CUDA_GRAPH_FLAGS: Final[Mapping[GraphCapture, Sequence[Flag]]] = {
     ),
 }
 
+_LOSS_FLAGS: Final[Mapping[LossImplementation, Sequence[Flag]]] = {
+    LossImplementation.FUSED: (("cross-entropy-loss-fusion",),),
+    LossImplementation.CUT_CROSS_ENTROPY: (("cross-entropy-loss-fusion",), ("cross-entropy-fusion-impl", "linear")),
+}
+
 
 def megatron_script(scenario: Scenario) -> str:
     """A script that launches the run with torchrun."""
@@ -329,7 +334,7 @@ def _training_flags(scenario: Scenario) -> Iterator[Flag]:
             yield "recompute-granularity", "selective"
             yield "recompute-modules", *sorted(module.value for module in modules)
     yield from [("attention-backend", "unfused")] if training.attention is AttentionBackend.STANDARD else []
-    yield from [("cross-entropy-loss-fusion",)] if training.loss is LossImplementation.FUSED else []
+    yield from _LOSS_FLAGS.get(training.loss, ())
     yield from _optimizer_flags(training.optimizer)
     yield from [("clip-grad", "0.0")] if not training.gradient_clipping else []
 
