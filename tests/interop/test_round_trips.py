@@ -82,7 +82,8 @@ MEGATRON_CHOICES = (
      "--group-query-attention --num-query-groups 2 --kv-channels 32", "--untie-embeddings-and-output-weights",
      "--window-size 31,0", "--window-size 31,0 --window-attn-skip-freq 3 --softmax-type learnable"],
     ["", "--hidden-dropout 0 --attention-dropout 0", "--clip-grad 0", "--cross-entropy-loss-fusion",
-     "--cross-entropy-loss-fusion --cross-entropy-fusion-impl linear", "--attention-backend unfused", "--optimizer sgd", "--cuda-graph-impl local",
+     "--cross-entropy-loss-fusion --cross-entropy-fusion-impl linear",
+     "--attention-backend unfused", "--optimizer sgd", "--cuda-graph-impl local",
      "--mtp-num-layers 1 --position-embedding-type rope"],
 )  # fmt: skip
 MOE_CHOICES = (
