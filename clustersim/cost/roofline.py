@@ -227,6 +227,8 @@ def attention_load(
         keys + masked_edges * constants.query_block / 2.0 + constants.key_overhead
     )  # half of the block on an edge is masked
     visible_keys = shape.key if shape.window is None else min(shape.key, shape.window + constants.query_block)
+    if shape.packed is not None:
+        visible_keys = min(visible_keys, shape.packed.longest)
     max_keys = visible_keys + constants.key_overhead
     waves = segments / accelerator.compute_units
     max_load = max(waves * mean_keys, max_keys) if shape.causal else np.ceil(waves) * mean_keys

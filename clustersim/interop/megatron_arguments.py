@@ -40,7 +40,7 @@ _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("enable-mhc-connections", "moe-latent-size",
          "mtp-use-repeated-layer", "retro-add-retriever", "vision-pretraining", "freeze-all-layers",
-         "fp32-residual-connection", "distribute-saved-activations", "hierarchical-context-parallel-sizes",
+         "fp32-residual-connection", "distribute-saved-activations",
          "hybrid-context-parallel", "tensor-parallel-num-weight-shards", "expert-tensor-parallel-num-weight-shards",
          "enable-full-sharding-in-hsdp"),
         "it is not modelled",
@@ -73,6 +73,10 @@ _IRRELEVANT_FLAGS: Final = re.compile(
 """Flags that do not change the step, or are defaults of what is simulated."""
 
 
+CP_KIND_BY_FLAG: Final[Mapping[str, str]] = {
+    "p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses", "a2a+p2p": "two_dimensional",
+}  # fmt: skip
+"""Kinds of context parallelism, by --cp-comm-type."""
 LEGAL_VALUES: Final[Mapping[str, Sequence[str]]] = {
     "attention-backend": ("auto", "flash", "fused", "unfused", "local"),
     "transformer-impl": ("local", "transformer_engine", "inference_optimized"),

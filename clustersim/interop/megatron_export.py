@@ -13,6 +13,7 @@ from typing import Any, Final
 import yaml
 
 from clustersim.common.units import Bytes
+from clustersim.interop.megatron_arguments import CP_KIND_BY_FLAG
 from clustersim.interop.megatron_hybrid import has_pattern, hybrid_flags
 from clustersim.interop.megatron_import import RECIPE_BY_FLAG, ROUTING_FUSION_FLAGS, STRATEGY_BY_FLAG
 from clustersim.interop.megatron_model import NORM_BY_FLAG, POSITIONS_BY_FLAG, window_flags
@@ -22,8 +23,10 @@ from clustersim.model.layer_stack import MlpType, MoeMlp, ScoreFunction, layer_s
 from clustersim.model.optimizers import AnyOptimizer, Muon, Optimizer
 from clustersim.model.training import AttentionBackend, FullRecompute, LossImplementation, SelectiveRecompute
 from clustersim.model.transformer import PositionEncoding, TransformerModel
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import DdpStrategy, FullyShard, Zero1
 from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, PipelineLayoutString, partition_layers
+from clustersim.parallel.layout import Layout
 from clustersim.program.task import TokenDispatcher
 from clustersim.scenario import Scenario
 from clustersim.scenario.config.scenario import ScenarioConfig
@@ -40,6 +43,11 @@ _CUDA_GRAPH_FLAGS: Final[Mapping[GraphCapture, Sequence[Flag]]] = {
         ("cuda-graph-impl", "transformer_engine"),
         ("cuda-graph-scope", "attn", "moe_router"),
     ),
+}
+
+_LOSS_FLAGS: Final[Mapping[LossImplementation, Sequence[Flag]]] = {
+    LossImplementation.FUSED: (("cross-entropy-loss-fusion",),),
+    LossImplementation.CUT_CROSS_ENTROPY: (("cross-entropy-loss-fusion",), ("cross-entropy-fusion-impl", "linear")),
 }
 
 
@@ -229,6 +237,7 @@ def _layout_flags(scenario: Scenario) -> Iterator[Flag]:
         "expert-model-parallel-size": layout.ep,
     }
     yield from ((name, str(size)) for name, size in sizes.items() if size > 1)
+    yield from _context_flags(layout)
     if layout.effective_etp != layout.tp:
         yield "expert-tensor-parallel-size", str(layout.effective_etp)
     yield from [("use-tp-pp-dp-mapping",)] if layout.order == ("tp", "cp", "pp", "dp") else []
@@ -247,6 +256,16 @@ def _layout_flags(scenario: Scenario) -> Iterator[Flag]:
         overheads = scenario.training.overheads
         yield from ((flag,) for flag, key in ROUTING_FUSION_FLAGS.items() if not getattr(overheads, key))
     yield from _pipeline_flags(scenario) if layout.pp > 1 else ()
+
+
+def _context_flags(layout: Layout) -> Iterator[Flag]:
+    """How context-parallel ranks exchange what attention needs, where it is not the default, a ring."""
+    flag = _flag_for(CP_KIND_BY_FLAG, layout.cp_kind.value)
+    if layout.cp == 1 or layout.cp_kind is ContextParallelKind.RING or flag is None:
+        return
+    yield "cp-comm-type", flag
+    if layout.inner_ranks > 1:
+        yield "hierarchical-context-parallel-sizes", str(layout.inner_ranks), str(layout.cp // layout.inner_ranks)
 
 
 def _data_parallel_flags(scenario: Scenario) -> Iterator[Flag]:
@@ -343,7 +362,7 @@ def _training_flags(scenario: Scenario) -> Iterator[Flag]:
             yield "recompute-granularity", "selective"
             yield "recompute-modules", *sorted(module.value for module in modules)
     yield from [("attention-backend", "unfused")] if training.attention is AttentionBackend.STANDARD else []
-    yield from [("cross-entropy-loss-fusion",)] if training.loss is LossImplementation.FUSED else []
+    yield from _LOSS_FLAGS.get(training.loss, ())
     yield from _optimizer_flags(training.optimizer)
     yield from [("clip-grad", "0.0")] if not training.gradient_clipping else []
 

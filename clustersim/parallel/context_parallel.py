@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from clustersim.common.dtypes import DType
 from clustersim.common.enums import IdentityEnum
 from clustersim.common.units import Bytes
 from clustersim.parallel.mesh import CP_GROUP, CP_INNER_GROUP, CP_OUTER_GROUP, CommGroup
@@ -55,7 +56,7 @@ class KvRing:
 
 @dataclass(frozen=True, slots=True)
 class ContextExchange:
-    """Collectives of attention in one pass: before it, beside its kernel, and after it."""
+    """Collectives of attention in one pass: before it, with its kernel, and after it."""
 
     before: tuple[CommOp, ...] = ()
     rings: tuple[KvRing, ...] = ()
@@ -69,14 +70,15 @@ NO_EXCHANGE: Final = ContextExchange()
 class ContextParallel:
     """Context parallelism of a layer's attention.
 
-    degree: number of ranks; inner: ranks of an inner group; kv_bytes: of the keys and values of the full sequence on
-    one tensor-parallel rank; head_bytes: of the queries, keys and values that a rank sends for its tokens, copies of
-    heads included; output_bytes: of attention's output for them.
+    degree: number of ranks; inner: ranks of an inner group; format: of activations; kv_bytes: of the keys and values
+    of the full sequence for the heads of one rank, after tokens are exchanged for heads; head_bytes: of the queries,
+    keys and values that a rank sends for its tokens, copies of heads included; output_bytes: of attention's output.
     """
 
     kind: ContextParallelKind
     degree: int
     inner: int
+    format: DType
     kv_bytes: Bytes
     head_bytes: Bytes
     output_bytes: Bytes
@@ -104,7 +106,8 @@ def _ring(context: ContextParallel, backward: bool) -> ContextExchange:
 
 def _all_gather(context: ContextParallel, backward: bool) -> ContextExchange:
     gather = CommOp("gather keys and values", CollectiveType.ALL_GATHER, CP_GROUP.name, context.kv_bytes)
-    scatter = CommOp("reduce gradients of keys", CollectiveType.REDUCE_SCATTER, CP_GROUP.name, context.kv_bytes)
+    name, collective = "reduce gradients of keys", CollectiveType.REDUCE_SCATTER
+    scatter = CommOp(name, collective, CP_GROUP.name, context.kv_bytes, reduce_dtype=context.format)
     return ContextExchange((gather,), after=(scatter,) if backward else ())
 
 
@@ -114,7 +117,7 @@ def _ulysses(context: ContextParallel, backward: bool) -> ContextExchange:
 
 def _two_dimensional(context: ContextParallel, backward: bool) -> ContextExchange:
     rings = context.degree // context.inner
-    ring = context.ring(CP_OUTER_GROUP, context.kv_bytes / context.inner, rings, backward=backward)
+    ring = context.ring(CP_OUTER_GROUP, context.kv_bytes, rings, backward=backward)
     return _between_swaps(context, CP_INNER_GROUP, backward, (ring,))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from clustersim.model import memory_bound
 from clustersim.model.attention import AttentionCore, attention_operators
+from clustersim.model.attention_context import context_operators
 from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.kernels import AttentionShape
 from clustersim.model.linear import LinearLayer
@@ -66,16 +67,20 @@ def full_attention_operators(rank: RankContext, attention: FullAttention, *, aft
     if model.positions is PositionEncoding.ROTARY and local.attention.rotary_percent > 0:
         operators.append(_rotary_operator(rank, local))
     shape = AttentionShape(
-        *(shard.batch, shard.sequence, shard.keys, local.heads, local.kv_heads, local.head_dim),
+        *(shard.batch, shard.core_queries, shard.keys, shard.core_heads(local.heads), shard.core_heads(local.kv_heads)),
+        local.head_dim,
         causal=local.attention.causal,
         window=local.window(shard.keys),
+        trailing=shard.consecutive,
+        packed=shard.packed_keys(local.window(shard.keys)),
     )
     core = AttentionCore(
         *(shape, rank.dtype, model.dropout, rank.training.fuses(FusedKernel.SOFTMAX)),
         *(local.attention.attn_logit_softcapping, rank.training.overheads, local.attention.attention_sinks),
         rank.training.recipe.attention,
     )
-    operators += attention_operators(core, rank.training.attention)
+    kv_elements = shard.tokens * 2 * local.kv_width
+    operators += context_operators(shard, attention_operators(core, rank.training.attention), shape, kv_elements)
     if local.attention.attention_output_gate:
         operators.append(_output_gate_operator(rank, local))
     bias_tokens = shard.residual_tokens if model.linear_bias else 0
