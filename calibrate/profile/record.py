@@ -8,7 +8,6 @@ no collectives: these stay modelled. So do those of a trace that this program wr
 that other traffic left it, and the host is drawn.
 """
 
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -20,11 +19,13 @@ from typing import Final
 import numpy as np
 
 from calibrate.import_kineto import collective_samples
+from calibrate.profile.host_scale import fit_host_scale
 from calibrate.profile.host_times import host_samples
 from calibrate.profile.plan_kernels import PassKind, PlanPass, plan_passes
 from calibrate.profile.samples import MatchedSteps
 from calibrate.profile.step_calls import StepCalls, read_step
 from calibrate.profile.unattributed import excess_waiting, unattributed_samples
+from calibrate.typed_command import typed_command
 from clustersim.build import build_simulation
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
@@ -68,9 +69,10 @@ class ProfileRecord:
         return replace(self, anchor=anchor, record=replace(self.record, profile=anchor))
 
 
-def record_from_profile(traces: ProfilerTraces, scenario: Scenario) -> ProfileRecord:
+def record_from_profile(traces: ProfilerTraces, scenario: Scenario, step_time: Seconds | None = None) -> ProfileRecord:
     """The record of traces of steps of a scenario.
 
+    step_time: seconds of the same step without a profiler, which slows the host; None: as it was profiled.
     Raises InputError where they are of another model, device or number of ranks.
     """
     _require_same_job(traces, scenario)
@@ -99,8 +101,24 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario) -> ProfileRe
         )
         hosted = build_simulation(replace(bare, cost=replace(bare.cost, record=record)))
         waiting = excess_waiting(matched, hosted, step, [calls for _, calls in used])
-    record = replace(record, kernels=(*record.kernels, *unattributed_samples(matched, plans[0], waiting)))
-    return ProfileRecord(record, anchor, step, notes)
+
+    def scaled(host_scale: float) -> CalibrationRecord:
+        launches = (
+            replace(sample, forward=sample.forward * host_scale, backward=sample.backward * host_scale)
+            for sample in record.host_launches
+        )
+        scaled_waiting = {kind: seconds * host_scale for kind, seconds in waiting.items()}
+        kernels = *record.kernels, *unattributed_samples(matched, plans[0], scaled_waiting)
+        return replace(
+            record, kernels=kernels, host_launches=tuple(launches), profile=replace(anchor, host_scale=host_scale)
+        )
+
+    if step_time is not None:
+        anchor = replace(anchor, step_time=step_time)
+        record = scaled(fit_host_scale(scaled, bare, step_time))
+    else:
+        record = scaled(1.0)
+    return ProfileRecord(record, record.profile or anchor, step, notes)
 
 
 def _match_steps(
@@ -138,7 +156,7 @@ def _record_of_kernels(
         DeviceInfo(accelerator.name, traces.device_name, collectives=library),
         MeasurementConditions(
             date=datetime.now(UTC).date().isoformat(),
-            command=shlex.join(["clustersim", "calibrate", *sys.argv[1:]]),
+            command=typed_command(sys.argv),
             method=METHOD,
         ),
         kernels=kernels,
