@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.profile.memory import MemoryComparison, compare_memory
-from calibrate.profile.record import ProfileRecord, record_from_profile
+from calibrate.profile.record import ProfileRecord, is_host, record_from_profile
 from clustersim.cli.progress import count_progress, show_activity
 from clustersim.common.errors import InputError
 from clustersim.common.units import Dimension, Seconds, format_bytes, format_seconds, parse_quantity
@@ -57,7 +57,7 @@ def command(options: argparse.Namespace) -> None:
         path.resolve() for path in (options.trace, Path(options.scenario), *scenario.files)
     }:
         raise InputError(f"-o {options.output}: is one of the files that are read; name another file")
-    traces = _read(options.trace)
+    traces = _read(options.trace, on_host=is_host(scenario))
     with show_activity("matching"):
         profile = record_from_profile(traces, scenario, options.step_time)
     memory = None
@@ -78,10 +78,10 @@ def _parse_time(text: str) -> Seconds:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _read(path: Path) -> ProfilerTraces:
+def _read(path: Path, *, on_host: bool) -> ProfilerTraces:
     total = max(1, trace_bytes(path) // _MEGABYTE) if path.exists() else None
     with count_progress(f"reading {path}, MB", total) as report:
-        return read_traces(path, lambda done: report(done // _MEGABYTE))
+        return read_traces(path, lambda done: report(done // _MEGABYTE), on_host=on_host)
 
 
 def _print_summary(profile: ProfileRecord, scenario: Scenario, traces: ProfilerTraces) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from calibrate.import_kineto import collective_samples
 from calibrate.profile.host_scale import fit_host_scale
-from calibrate.profile.host_times import host_samples
+from calibrate.profile.host_times import compute_host_samples, host_samples
 from calibrate.profile.plan_kernels import PassKind, PlanPass, plan_passes
 from calibrate.profile.samples import MatchedSteps
 from calibrate.profile.step_calls import StepCalls, read_step
@@ -46,6 +46,8 @@ from clustersim.scenario import Scenario
 METHOD: Final = "PyTorch's profiler: kernels of training steps, means over layers, microbatches, steps and ranks"
 OWN_PRODUCER: Final = "clustersim"
 _COUNT_TOLERANCE: Final = 0.02  # of a step's number of calls: steps with others are of another kind
+_CPU: Final = "cpu"  # of the names of accelerators that are CPUs
+_TIME_TOLERANCE: Final = 0.05  # of a step's time: others were disturbed, or warmed up
 _LISTED_SIZES: Final = 4
 _NANOSECOND: Final = 1e-9
 _MIN_MATCHED: Final = 0.5  # of the seconds of matmuls and attention: below that the trace is of another model
@@ -96,7 +98,9 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario, step_time: S
     if not _is_own(traces):
         record = replace(
             record,
-            host_launches=host_samples([plan for plan, _ in used], [calls for _, calls in used]),
+            host_launches=(compute_host_samples if is_host(scenario) else host_samples)(
+                [plan for plan, _ in used], [calls for _, calls in used]
+            ),
             collectives=collective_samples(traces, scenario.cluster),
         )
         hosted = build_simulation(replace(bare, cost=replace(bare.cost, record=record)))
@@ -139,7 +143,7 @@ def _match_steps(
         for calls in steps:
             matched.add_step(plan, calls, is_representative=calls.number == step.step_number)
             used.append((plan, calls))
-    text = f"steps {', '.join(map(str, left_out))} run other kernels (warm-up, or cut off): left out"
+    text = f"steps {', '.join(map(str, left_out))} run other kernels, or take another time (warm-up, cut off): left out"
     return matched, used, (text,) * bool(left_out)
 
 
@@ -153,7 +157,7 @@ def _record_of_kernels(
     )
     library = Path(scenario.cluster.library).stem
     return CalibrationRecord(
-        DeviceInfo(accelerator.name, traces.device_name, collectives=library),
+        DeviceInfo(accelerator.name, traces.device_name, collectives=library, threads=int(is_host(scenario))),
         MeasurementConditions(
             date=datetime.now(UTC).date().isoformat(),
             command=typed_command(sys.argv),
@@ -165,15 +169,25 @@ def _record_of_kernels(
     )
 
 
+def is_host(scenario: Scenario) -> bool:
+    """Whether the scenario's accelerator is a CPU, which runs kernels itself."""
+    return scenario.cluster.accelerator.name.startswith(_CPU)
+
+
 def _is_own(traces: ProfilerTraces) -> bool:
     """Whether this program wrote the traces."""
     return traces.producer.startswith(OWN_PRODUCER)
 
 
 def _equivalent_steps(steps: Sequence[StepCalls], representative: int) -> tuple[list[StepCalls], list[int]]:
-    """Steps with about as many calls as the representative one, and the numbers of the others."""
-    wanted = next(len(step.calls) for step in steps if step.number == representative)
-    used = [step for step in steps if abs(len(step.calls) - wanted) <= _COUNT_TOLERANCE * wanted]
+    """Steps with about as many calls in about as much time as the representative one, and the numbers of the others."""
+    wanted = next(step for step in steps if step.number == representative)
+    used = [
+        step
+        for step in steps
+        if abs(len(step.calls) - len(wanted.calls)) <= _COUNT_TOLERANCE * len(wanted.calls)
+        and abs(step.seconds - wanted.seconds) <= _TIME_TOLERANCE * wanted.seconds
+    ]
     return used, [step.number for step in steps if step not in used]
 
 

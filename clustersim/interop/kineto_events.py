@@ -89,7 +89,6 @@ class RankEvents:
         self.operators = Columns(("start", "duration"), ("thread", "name", "dims", "sequence", "forward_thread", "id"))
         self.marks: dict[int, tuple[float, float]] = {}
         self.updates: list[tuple[float, float]] = []
-        self.has_cpu_kernels = False
         self._labels, self._names, self._dims = _Interner(), _Interner(), _Interner()
         self._threads, self._ids = _Interner(), _Interner()
         self._categories: dict[Any, str] = {}
@@ -125,6 +124,13 @@ class RankEvents:
             self._add_launch(event)
         else:
             self._add_annotation(event, category)
+
+    def add_host_kernel(self, name: str, interval: tuple[float, float], ids: tuple[int, int, int]) -> None:
+        """Add a kernel that the host ran itself: start and duration; thread, correlation id and operator's id."""
+        (start, duration), (thread, correlation, operator) = interval, ids
+        label = self._labels.add((name, "kernel", ""), (name, "kernel", {}))
+        self.gpu.append(start, duration, thread, correlation, operator, label)
+        self.launches.append(start, 0.0, correlation, thread)
 
     def _add_gpu_event(self, event: TraceEvent, category: str) -> None:
         arguments, name = event_arguments(event), str(event.get("name", ""))
