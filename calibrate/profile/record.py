@@ -2,7 +2,8 @@
 
 Kernels are matched with those of the plan (`calibrate.profile.matching`). What the step does besides, with the time
 for which the GPU waited for a host that the host model does not have, is work of no operator, once for each forward
-pass and once for each step. Collectives are those of `calibrate.import_kineto`: a collective's time is that of the
+pass and once for each step; where all ranks' traces are there, what ranks waited for each other beyond the
+simulation's waiting is, too. Collectives are those of `calibrate.import_kineto`: a collective's time is that of the
 member that arrived last, the rest is waiting, which a simulation finds by itself. A record of one rank's dry run has
 no collectives: these stay modelled. So do those of a trace that this program wrote, in which a collective has the time
 that other traffic left it, and the host is drawn.
@@ -42,11 +43,13 @@ from clustersim.interop.kineto import ProfilerTraces
 from clustersim.model.kernels import MatmulShape
 from clustersim.results.profiled_step import ProfiledStep, median_step
 from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
 
 METHOD: Final = "PyTorch's profiler: kernels of training steps, means over layers, microbatches, steps and ranks"
 OWN_PRODUCER: Final = "clustersim"
 _COUNT_TOLERANCE: Final = 0.02  # of a step's number of calls: steps with others are of another kind
 _CPU: Final = "cpu"  # of the names of accelerators that are CPUs
+_NOTED: Final = 0.01  # share of a step
 _TIME_TOLERANCE: Final = 0.05  # of a step's time: others were disturbed, or warmed up
 _LISTED_SIZES: Final = 4
 _NANOSECOND: Final = 1e-9
@@ -105,6 +108,15 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario, step_time: S
         )
         hosted = build_simulation(replace(bare, cost=replace(bare.cost, record=record)))
         waiting = excess_waiting(matched, hosted, step, [calls for _, calls in used])
+        if len(traces.ranks) == traces.world_size > 1:
+            unexplained = replace(record, kernels=(*record.kernels, *unattributed_samples(matched, plans[0], waiting)))
+            imbalance = max(0.0, step.step_time - _predicted_step_time(bare, unexplained))
+            waiting[PassKind.OPTIMIZER] += imbalance
+            if imbalance > _NOTED * step.step_time:
+                notes += (
+                    f"{imbalance / step.step_time:.1%} of the step is waiting of ranks for each other that the "
+                    "simulation does not have: they differ, or the machine was disturbed",
+                )
 
     def scaled(host_scale: float) -> CalibrationRecord:
         launches = (
@@ -123,6 +135,10 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario, step_time: S
     else:
         record = scaled(1.0)
     return ProfileRecord(record, record.profile or anchor, step, notes)
+
+
+def _predicted_step_time(scenario: Scenario, record: CalibrationRecord) -> Seconds:
+    return simulate(replace(scenario, cost=replace(scenario.cost, record=record))).step_time
 
 
 def _match_steps(

@@ -5,13 +5,15 @@ not only call others. It is launched by itself, on the thread that runs it; what
 autograd, dispatch) is time for which the kernels wait for the host.
 """
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
-from clustersim.interop.kineto_events import RankEvents
+from clustersim.interop.kineto_events import GLOO_PREFIX, NO_ID, HostCollective, RankEvents
 
+_COLLECTIVE_THREADS: Final = 10**6  # added to threads: Gloo's threads are streams of their own
 _MAX_NESTED: Final = 0.5  # share of an operator's time in operators within it, if it is a kernel itself
 _COMPUTE_PREFIX: Final = "aten::"
 _MATMULS: Final = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "mv", "dot"})
@@ -27,17 +29,17 @@ _WITHOUT_COMPUTATION: Final = frozenset(
 )  # fmt: skip
 
 
-def add_host_kernels(events: RankEvents) -> None:
-    """Add the computing operators of a trace without a GPU to its kernels and launches."""
+def add_host_kernels(events: RankEvents, groups: Mapping[str, tuple[int, ...]]) -> None:
+    """Add the computing operators and the collectives of a trace without a GPU to its kernels and launches.
+
+    groups: ranks of each process group; Gloo does not say which one a collective is of, unless there is only one.
+    """
     operators = events.operators
-    if not len(operators):
-        return
     start, duration, thread = operators.floats("start"), operators.floats("duration"), operators.integers("thread")
-    name = operators.integers("name")
-    computes = np.array([_computes(text) for text in events.names])[name]
-    is_kernel = _kernels(start, duration, thread, computes)
-    ids = operators.integers("id")
-    for number, index in enumerate(np.flatnonzero(is_kernel).tolist()):
+    name, ids = operators.integers("name"), operators.integers("id")
+    computes = np.array([_computes(text) for text in events.names], dtype=np.bool_)[name]
+    kernels = np.flatnonzero(_kernels(start, duration, thread, computes)).tolist()
+    for number, index in enumerate(kernels):
         text = events.names[int(name[index])]
         is_matmul = text.removeprefix(_COMPUTE_PREFIX) in _MATMULS
         events.add_host_kernel(
@@ -45,6 +47,27 @@ def add_host_kernels(events: RankEvents) -> None:
             (float(start[index]), float(duration[index])),
             ids=(int(thread[index]), number, int(ids[index])),
         )
+    group = next(iter(groups.items())) if len(groups) == 1 else ("", ())
+    for number, collective in enumerate(events.host_collectives, start=len(kernels)):
+        begin, end = collective.interval
+        ids_of_collective = collective.thread + _COLLECTIVE_THREADS, number, NO_ID
+        arguments = _collective_arguments(collective, *group)
+        events.add_host_kernel(f"{GLOO_PREFIX}{collective.name}", (begin, end - begin), ids_of_collective, arguments)
+
+
+def _collective_arguments(collective: HostCollective, group: str, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """Arguments as of a collective of NCCL; without a payload where the group is not known."""
+    if not ranks:
+        return {"Collective name": collective.name}
+    is_gathered = "gather" in collective.name
+    return {
+        "Collective name": collective.name,
+        "In msg nelems": collective.elements,
+        "Out msg nelems": collective.elements * (len(ranks) if is_gathered else 1),
+        "Group size": len(ranks),
+        "dtype": collective.dtype.removeprefix("c10::"),
+        "Process Group Name": group,
+    }
 
 
 def _computes(name: str) -> bool:

@@ -65,9 +65,7 @@ def is_trace_path(path: Path) -> bool:
         return False
 
 
-def read_traces(
-    path: Path, progress: ReadProgress = no_progress, *, on_host: bool = False
-) -> ProfilerTraces:
+def read_traces(path: Path, progress: ReadProgress = no_progress, *, on_host: bool = False) -> ProfilerTraces:
     """Read a trace, or all traces of a directory; raises InputError that names the file and the problem.
 
     on_host: where nothing ran on a GPU, take the host's own operators for kernels.
@@ -155,8 +153,6 @@ class _RankTrace:
         stream, events = JsonObjectStream(file, "traceEvents", progress), RankEvents(file)
         for event in stream.elements(opened):
             events.add(event)
-        if on_host and not len(events.gpu):
-            add_host_kernels(events)
         content = stream.others
         if not stream.has_array:
             raise InputError(f"{file}: is no trace of PyTorch's profiler: traceEvents is missing")
@@ -168,6 +164,9 @@ class _RankTrace:
             )
         info = content.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
+        process_groups = dict(_process_groups(info))
+        if on_host and not len(events.gpu):
+            add_host_kernels(events, process_groups)
         trace = cls(
             file=file,
             rank=_non_negative_int(file, info, "rank", 0),
@@ -176,7 +175,7 @@ class _RankTrace:
             base_ns=_non_negative_int(file, content, "baseTimeNanoseconds", 0),
             step_intervals=events.marks or _optimizer_intervals(events),
             events=events,
-            process_groups=dict(_process_groups(info)),
+            process_groups=process_groups,
             producer=str(content.get("producer", "")),
             backend=str(info.get("backend", "")),
         )

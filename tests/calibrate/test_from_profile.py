@@ -343,7 +343,18 @@ def test_everything_works_on_a_record(tmp_path: Path, capsys: pytest.CaptureFixt
     larger = ["--set", "cluster.gpus=8", "--set", "training.global_batch=16"]
     commands = (
         ["run", plan, *recorded, "--what-if"],
-        ["search", plan, *recorded, *larger, "--fix", "training.recompute=none", "--fix", "layout.pp=1", "--workers", "1"],
+        [
+            "search",
+            plan,
+            *recorded,
+            *larger,
+            "--fix",
+            "training.recompute=none",
+            "--fix",
+            "layout.pp=1",
+            "--workers",
+            "1",
+        ],
         ["coverage", plan, *recorded, *larger, "--set", "layout.dp=8"],
     )
     for command in commands:
