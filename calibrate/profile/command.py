@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from calibrate.profile.memory import MemoryComparison, compare_memory
-from calibrate.profile.record import ProfileRecord, record_from_profile
+from calibrate.profile.record import ProfileRecord, is_host, record_from_profile
 from clustersim.cli.progress import count_progress, show_activity
 from clustersim.common.errors import InputError
-from clustersim.common.units import format_bytes, format_seconds
+from clustersim.common.units import Dimension, Seconds, format_bytes, format_seconds, parse_quantity
 from clustersim.cost.calibration_record import CalibrationRecord, MeasurementOutcome, ProfileAnchor
 from clustersim.cost.record_file import write_record
 from clustersim.interop.kineto import FAKE_BACKEND, ProfilerTraces, read_traces, trace_bytes
@@ -43,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--snapshot", metavar="FILE", type=Path,
         help="a memory snapshot of the same rank (torch.cuda.memory._dump_snapshot, pickle or JSON)",
     )  # fmt: skip
+    parser.add_argument(
+        "--step-time", metavar="TIME", type=_parse_time,
+        help="time of the same step without a profiler, which slows the host (such as 61.2ms)",
+    )  # fmt: skip
     parser.add_argument("-o", "--output", metavar="RECORD", type=Path, required=True, help="record to write (JSON)")
 
 
@@ -53,9 +57,9 @@ def command(options: argparse.Namespace) -> None:
         path.resolve() for path in (options.trace, Path(options.scenario), *scenario.files)
     }:
         raise InputError(f"-o {options.output}: is one of the files that are read; name another file")
-    traces = _read(options.trace)
+    traces = _read(options.trace, on_host=is_host(scenario))
     with show_activity("matching"):
-        profile = record_from_profile(traces, scenario)
+        profile = record_from_profile(traces, scenario, options.step_time)
     memory = None
     if options.snapshot is not None:
         memory = compare_memory(options.snapshot, scenario, traces.ranks[0].rank)
@@ -67,10 +71,17 @@ def command(options: argparse.Namespace) -> None:
     print(f"wrote {options.output}; use: cost: {{record: {options.output}}}")
 
 
-def _read(path: Path) -> ProfilerTraces:
+def _parse_time(text: str) -> Seconds:
+    try:
+        return parse_quantity(text, Dimension.TIME)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _read(path: Path, *, on_host: bool) -> ProfilerTraces:
     total = max(1, trace_bytes(path) // _MEGABYTE) if path.exists() else None
     with count_progress(f"reading {path}, MB", total) as report:
-        return read_traces(path, lambda done: report(done // _MEGABYTE))
+        return read_traces(path, lambda done: report(done // _MEGABYTE), on_host=on_host)
 
 
 def _print_summary(profile: ProfileRecord, scenario: Scenario, traces: ProfilerTraces) -> None:
@@ -132,9 +143,11 @@ def _notes(profile: ProfileRecord, scenario: Scenario, traces: ProfilerTraces) -
             "told from transfers"
         )
     idle = 1.0 - anchor.busy / anchor.step_time
-    if idle > _HOST_BOUND and scenario.layout.world_size == 1:
+    if anchor.host_scale != 1.0:
+        notes.append(f"without the profiler the host takes {anchor.host_scale:.2f} of its time in the trace")
+    elif idle > _HOST_BOUND and scenario.layout.world_size == 1:
         notes.append(
             f"the GPU is idle for {idle:.0%} of the profiled step; the profiler itself slows the host, so that such a "
-            "step is faster without it"
+            "step is faster without it: --step-time says how long it takes then"
         )
     return notes

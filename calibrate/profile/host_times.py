@@ -39,6 +39,26 @@ def host_samples(plans: Sequence[tuple[PlanPass, ...]], steps: Sequence[StepCall
     return (HostLaunchSample(LaunchMode.EAGER, forward, backward, counts),) if forward > 0.0 and backward > 0.0 else ()
 
 
+def compute_host_samples(
+    plans: Sequence[tuple[PlanPass, ...]], steps: Sequence[StepCalls]
+) -> tuple[HostLaunchSample, ...]:
+    """The eager sample of steps that the host computes itself: its time between kernels, over the plan's launches."""
+    seconds: dict[PassKind, list[Seconds]] = {PassKind.FORWARD: [], PassKind.BACKWARD: []}
+    launches = {PassKind.FORWARD: 0, PassKind.BACKWARD: 0}
+    for plan, step in zip(plans, steps, strict=True):
+        for kind, durations in seconds.items():
+            calls = [call for each_pass in step.passes if each_pass.kind is kind for call in each_pass.calls]
+            kernels = [kernel for each_pass in plan if each_pass.kind is kind for kernel in each_pass.kernels]
+            count = sum(kernel.kernel.launches * kernel.repeats for kernel in kernels)
+            if not count or not calls:
+                return ()
+            durations.append(sum(call.stall for call in calls) / count)
+            launches[kind] += count
+    forward, backward = (float(np.median(seconds[kind])) for kind in (PassKind.FORWARD, PassKind.BACKWARD))
+    counts = launches[PassKind.FORWARD], launches[PassKind.BACKWARD]
+    return (HostLaunchSample(LaunchMode.EAGER, forward, backward, counts),)
+
+
 def _host_seconds(calls: CallPass) -> Seconds:
     """Seconds in which the host launches a pass."""
     times = np.sort([call.launch_start for call in calls.calls if np.isfinite(call.launch_start)])

@@ -2,13 +2,13 @@
 
 Kernels are matched with those of the plan (`calibrate.profile.matching`). What the step does besides, with the time
 for which the GPU waited for a host that the host model does not have, is work of no operator, once for each forward
-pass and once for each step. Collectives are those of `calibrate.import_kineto`: a collective's time is that of the
+pass and once for each step; where all ranks' traces are there, what ranks waited for each other beyond the
+simulation's waiting is, too. Collectives are those of `calibrate.import_kineto`: a collective's time is that of the
 member that arrived last, the rest is waiting, which a simulation finds by itself. A record of one rank's dry run has
 no collectives: these stay modelled. So do those of a trace that this program wrote, in which a collective has the time
 that other traffic left it, and the host is drawn.
 """
 
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -20,11 +20,13 @@ from typing import Final
 import numpy as np
 
 from calibrate.import_kineto import collective_samples
-from calibrate.profile.host_times import host_samples
+from calibrate.profile.host_scale import fit_host_scale
+from calibrate.profile.host_times import compute_host_samples, host_samples
 from calibrate.profile.plan_kernels import PassKind, PlanPass, plan_passes
 from calibrate.profile.samples import MatchedSteps
 from calibrate.profile.step_calls import StepCalls, read_step
 from calibrate.profile.unattributed import excess_waiting, unattributed_samples
+from calibrate.typed_command import typed_command
 from clustersim.build import build_simulation
 from clustersim.common.errors import InputError
 from clustersim.common.units import Seconds
@@ -41,10 +43,14 @@ from clustersim.interop.kineto import ProfilerTraces
 from clustersim.model.kernels import MatmulShape
 from clustersim.results.profiled_step import ProfiledStep, median_step
 from clustersim.scenario import Scenario
+from clustersim.simulation import simulate
 
 METHOD: Final = "PyTorch's profiler: kernels of training steps, means over layers, microbatches, steps and ranks"
 OWN_PRODUCER: Final = "clustersim"
 _COUNT_TOLERANCE: Final = 0.02  # of a step's number of calls: steps with others are of another kind
+_CPU: Final = "cpu"  # of the names of accelerators that are CPUs
+_NOTED: Final = 0.01  # share of a step
+_TIME_TOLERANCE: Final = 0.05  # of a step's time: others were disturbed, or warmed up
 _LISTED_SIZES: Final = 4
 _NANOSECOND: Final = 1e-9
 _MIN_MATCHED: Final = 0.5  # of the seconds of matmuls and attention: below that the trace is of another model
@@ -68,9 +74,10 @@ class ProfileRecord:
         return replace(self, anchor=anchor, record=replace(self.record, profile=anchor))
 
 
-def record_from_profile(traces: ProfilerTraces, scenario: Scenario) -> ProfileRecord:
+def record_from_profile(traces: ProfilerTraces, scenario: Scenario, step_time: Seconds | None = None) -> ProfileRecord:
     """The record of traces of steps of a scenario.
 
+    step_time: seconds of the same step without a profiler, which slows the host; None: as it was profiled.
     Raises InputError where they are of another model, device or number of ranks.
     """
     _require_same_job(traces, scenario)
@@ -94,13 +101,44 @@ def record_from_profile(traces: ProfilerTraces, scenario: Scenario) -> ProfileRe
     if not _is_own(traces):
         record = replace(
             record,
-            host_launches=host_samples([plan for plan, _ in used], [calls for _, calls in used]),
+            host_launches=(compute_host_samples if is_host(scenario) else host_samples)(
+                [plan for plan, _ in used], [calls for _, calls in used]
+            ),
             collectives=collective_samples(traces, scenario.cluster),
         )
         hosted = build_simulation(replace(bare, cost=replace(bare.cost, record=record)))
         waiting = excess_waiting(matched, hosted, step, [calls for _, calls in used])
-    record = replace(record, kernels=(*record.kernels, *unattributed_samples(matched, plans[0], waiting)))
-    return ProfileRecord(record, anchor, step, notes)
+        if len(traces.ranks) == traces.world_size > 1:
+            unexplained = replace(record, kernels=(*record.kernels, *unattributed_samples(matched, plans[0], waiting)))
+            imbalance = max(0.0, step.step_time - _predicted_step_time(bare, unexplained))
+            waiting[PassKind.OPTIMIZER] += imbalance
+            if imbalance > _NOTED * step.step_time:
+                notes += (
+                    f"{imbalance / step.step_time:.1%} of the step is waiting of ranks for each other that the "
+                    "simulation does not have: they differ, or the machine was disturbed",
+                )
+
+    def scaled(host_scale: float) -> CalibrationRecord:
+        launches = (
+            replace(sample, forward=sample.forward * host_scale, backward=sample.backward * host_scale)
+            for sample in record.host_launches
+        )
+        scaled_waiting = {kind: seconds * host_scale for kind, seconds in waiting.items()}
+        kernels = *record.kernels, *unattributed_samples(matched, plans[0], scaled_waiting)
+        return replace(
+            record, kernels=kernels, host_launches=tuple(launches), profile=replace(anchor, host_scale=host_scale)
+        )
+
+    if step_time is not None:
+        anchor = replace(anchor, step_time=step_time)
+        record = scaled(fit_host_scale(scaled, bare, step_time))
+    else:
+        record = scaled(1.0)
+    return ProfileRecord(record, record.profile or anchor, step, notes)
+
+
+def _predicted_step_time(scenario: Scenario, record: CalibrationRecord) -> Seconds:
+    return simulate(replace(scenario, cost=replace(scenario.cost, record=record))).step_time
 
 
 def _match_steps(
@@ -121,7 +159,7 @@ def _match_steps(
         for calls in steps:
             matched.add_step(plan, calls, is_representative=calls.number == step.step_number)
             used.append((plan, calls))
-    text = f"steps {', '.join(map(str, left_out))} run other kernels (warm-up, or cut off): left out"
+    text = f"steps {', '.join(map(str, left_out))} run other kernels, or take another time (warm-up, cut off): left out"
     return matched, used, (text,) * bool(left_out)
 
 
@@ -135,10 +173,10 @@ def _record_of_kernels(
     )
     library = Path(scenario.cluster.library).stem
     return CalibrationRecord(
-        DeviceInfo(accelerator.name, traces.device_name, collectives=library),
+        DeviceInfo(accelerator.name, traces.device_name, collectives=library, threads=int(is_host(scenario))),
         MeasurementConditions(
             date=datetime.now(UTC).date().isoformat(),
-            command=shlex.join(["clustersim", "calibrate", *sys.argv[1:]]),
+            command=typed_command(sys.argv),
             method=METHOD,
         ),
         kernels=kernels,
@@ -147,15 +185,25 @@ def _record_of_kernels(
     )
 
 
+def is_host(scenario: Scenario) -> bool:
+    """Whether the scenario's accelerator is a CPU, which runs kernels itself."""
+    return scenario.cluster.accelerator.name.startswith(_CPU)
+
+
 def _is_own(traces: ProfilerTraces) -> bool:
     """Whether this program wrote the traces."""
     return traces.producer.startswith(OWN_PRODUCER)
 
 
 def _equivalent_steps(steps: Sequence[StepCalls], representative: int) -> tuple[list[StepCalls], list[int]]:
-    """Steps with about as many calls as the representative one, and the numbers of the others."""
-    wanted = next(len(step.calls) for step in steps if step.number == representative)
-    used = [step for step in steps if abs(len(step.calls) - wanted) <= _COUNT_TOLERANCE * wanted]
+    """Steps with about as many calls in about as much time as the representative one, and the numbers of the others."""
+    wanted = next(step for step in steps if step.number == representative)
+    used = [
+        step
+        for step in steps
+        if abs(len(step.calls) - len(wanted.calls)) <= _COUNT_TOLERANCE * len(wanted.calls)
+        and abs(step.seconds - wanted.seconds) <= _TIME_TOLERANCE * wanted.seconds
+    ]
     return used, [step.number for step in steps if step not in used]
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError, format_value
+from clustersim.interop.host_kernels import add_host_kernels
 from clustersim.interop.json_stream import JsonObjectStream, ReadProgress, no_progress
 from clustersim.interop.kernel_launches import KernelLaunches
 from clustersim.interop.kernel_names import make_span_label
@@ -66,9 +67,13 @@ def is_trace_path(path: Path) -> bool:
         return False
 
 
-def read_traces(path: Path, progress: ReadProgress = no_progress) -> ProfilerTraces:
-    """Read a trace, or all traces of a directory; raises InputError that names the file and the problem."""
-    return _combine_ranks(str(path), [_RankTrace.read(file, None, progress) for file in _trace_files(path)])
+def read_traces(path: Path, progress: ReadProgress = no_progress, *, on_host: bool = False) -> ProfilerTraces:
+    """Read a trace, or all traces of a directory; raises InputError that names the file and the problem.
+
+    on_host: where nothing ran on a GPU, take the host's own operators for kernels.
+    """
+    traces = [_RankTrace.read(file, None, progress, on_host=on_host) for file in _trace_files(path)]
+    return _combine_ranks(str(path), traces)
 
 
 def parse_traces(source: str, contents: Iterable[tuple[Path, IO[bytes]]]) -> ProfilerTraces:
@@ -143,8 +148,10 @@ class _RankTrace:
     backend: str
 
     @classmethod
-    def read(cls, file: Path, opened: IO[bytes] | None, progress: ReadProgress) -> "_RankTrace":
-        """Read a file; opened: its content, else it is opened."""
+    def read(
+        cls, file: Path, opened: IO[bytes] | None, progress: ReadProgress, *, on_host: bool = False
+    ) -> "_RankTrace":
+        """Read a file; opened: its content, else it is opened; on_host: as in `read_traces`."""
         stream, events = JsonObjectStream(file, "traceEvents", progress), RankEvents(file)
         for event in stream.elements(opened):
             events.add(event)
@@ -159,6 +166,9 @@ class _RankTrace:
             )
         info = content.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
+        process_groups = dict(_process_groups(info))
+        if on_host and not len(events.gpu):
+            add_host_kernels(events, process_groups)
         trace = cls(
             file=file,
             rank=_non_negative_int(file, info, "rank", 0),
@@ -167,7 +177,7 @@ class _RankTrace:
             base_ns=_non_negative_int(file, content, "baseTimeNanoseconds", 0),
             step_intervals=events.marks or _optimizer_intervals(events),
             events=events,
-            process_groups=dict(_process_groups(info)),
+            process_groups=process_groups,
             producer=str(content.get("producer", "")),
             backend=str(info.get("backend", "")),
         )

@@ -300,3 +300,72 @@ def warm_up_kernels(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             copied = {**event, "args": {**event["args"], "correlation": 10**7 + index}}
             extra.append(copied | {"ts": launch["ts"] - 50_000.0 - index, "dur": 0.05})
     return extra
+
+
+def test_the_time_without_a_profiler_scales_the_host() -> None:
+    """A step that its host bounds; kernels stay as they are, and a slower time changes nothing."""
+    trace = "h200_llama2_7b_4_layers"
+    scenario, traces = scenario_of(trace), read_traces(TRACES / f"{trace}.json.gz")
+    traced = profile_of(trace)
+    faster = traced.anchor.step_time - 0.6e-3
+    record = record_from_profile(traces, scenario, faster).record
+    assert record.profile is not None
+    assert 0.0 < record.profile.host_scale < 1.0
+    assert simulate_with(scenario, record).step_time == pytest.approx(faster, rel=1e-4)
+    assert record_from_profile(traces, scenario, 1.0).record.kernels == traced.record.kernels
+    impossible = record_from_profile(traces, scenario, 0.01).record
+    assert impossible.profile is not None
+    assert impossible.profile.host_scale < 1e-3
+
+
+def test_a_report_has_the_profiled_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = profile_of("h200_llama2_7b_4_layers").record
+    write_record(record, tmp_path / "record.json")
+    assert main(["report", str(tmp_path / "record.json"), "--json", "-"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert record.profile is not None
+    assert content["profile"]["step_time"] == record.profile.step_time
+    assert {call["name"] for call in content["profile"]["unmatched"]} >= {"aten::cos", "aten::sin"}
+
+
+def test_everything_works_on_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs, searches, what-if and the comparison with the trace, from the command line."""
+    from typer.testing import CliRunner
+
+    from clustersim.cli.app import app
+
+    plan, record = write_scenario(tmp_path), tmp_path / "record.json"
+    trace = TRACES / "h200_llama2_7b_4_layers_compiled.json.gz"
+    compiled = ["--set", "framework={name: transformers, torch_compile: true}"]
+    assert run(trace, "--for", plan, *compiled, "-o", record) == 0
+    capsys.readouterr()
+    recorded = [*compiled, "--set", f"cost.record={record}"]
+    larger = ["--set", "cluster.gpus=8", "--set", "training.global_batch=16"]
+    commands = (
+        ["run", plan, *recorded, "--what-if"],
+        [
+            "search",
+            plan,
+            *recorded,
+            *larger,
+            "--fix",
+            "training.recompute=none",
+            "--fix",
+            "layout.pp=1",
+            "--workers",
+            "1",
+        ],
+        ["coverage", plan, *recorded, *larger, "--set", "layout.dp=8"],
+    )
+    for command in commands:
+        done = CliRunner().invoke(app, [str(word) for word in command])
+        assert done.exit_code == 0, done.output
+    differences = []
+    for options in (compiled, recorded):
+        target = tmp_path / "difference.json"
+        done = CliRunner().invoke(app, ["diff", str(trace), str(plan), *options, "--json", str(target)])
+        assert done.exit_code == 0, done.output
+        content = json.loads(target.read_text())
+        differences.append(abs(content["delta"]["step_time_s"]) / content["first"]["step_time_s"])
+        target.unlink()
+    assert differences[1] < 0.01 < differences[0]
