@@ -143,7 +143,8 @@ class DegradedClos(FieldPickling):
         """
         gpus, everyone = np.asarray(gpus, np.int64), np.arange(self.gpu_count)
         paths = self.healthy.border_paths(gpus, outwards=outwards)
-        is_dead = self._is_dead_padded[self.healthy.border_paths(everyone, outwards=outwards).links].any(axis=1)
+        border_links = self.healthy.border_paths(everyone, outwards=outwards).links
+        is_dead: BoolArray = np.asarray(self._is_dead_padded[border_links].any(axis=1))
         cut_off = np.flatnonzero(is_dead[gpus])
         if not len(cut_off):
             return paths

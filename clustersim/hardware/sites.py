@@ -136,6 +136,11 @@ class SitesFabric(FieldPickling):
     def _first_site_link(self) -> int:
         return self._first_border + len(self._border_table)
 
+    @property
+    def site_link_ids(self) -> range:
+        """Ids of the links between sites, in the order of `site_links`."""
+        return range(self._first_site_link, self._first_site_link + len(self.site_links))
+
     @cached_property
     def links(self) -> LinkTable:
         """Properties of every link: of sites, borders, between sites, streams."""
@@ -363,7 +368,8 @@ class SitesFabric(FieldPickling):
         sites = self._site_of_gpu[gpu_ids]
         if not (sites == sites[0]).all():
             return WAN_TIER
-        return self.sites[sites[0]].fabric.highest_tier(gpu_ids - self._extents[sites[0]].gpu)
+        first = int(sites[0])
+        return self.sites[first].fabric.highest_tier(gpu_ids - self._extents[first].gpu)
 
     def describe_tiers(self) -> tuple[FabricTier, ...]:
         """The tiers of all sites, from the GPUs up, with averages where these differ; at the top the sites."""
@@ -383,7 +389,8 @@ class SitesFabric(FieldPickling):
 
         graph: nx.DiGraph[str] = nx.DiGraph()
         for site in self.sites:
-            names = nx.relabel_nodes(site.fabric.to_graph(), lambda name, prefix=site.name: f"{prefix}/{name}")
+            inside = site.fabric.to_graph()
+            names = nx.relabel_nodes(inside, {name: f"{site.name}/{name}" for name in inside})
             nodes = {name: f"{site.name}/{node}" for name, node in names.nodes(data="node") if node is not None}
             nx.set_node_attributes(names, nodes, "node")
             graph.update(names)
@@ -491,12 +498,14 @@ def _shift_vertices(vertices: IntArray, gpu_count: int, extent: _Extent) -> IntA
 def _last_links(links: IntArray) -> IntArray:
     """[n] the last link of each route."""
     last = links.shape[1] - 1 - (links[:, ::-1] >= 0).argmax(axis=1)
-    return links[np.arange(len(links)), last]
+    ends: IntArray = links[np.arange(len(links)), last]
+    return ends
 
 
 def _first_links(links: IntArray) -> IntArray:
     """[n] the first link of each route."""
-    return links[np.arange(len(links)), (links >= 0).argmax(axis=1)]
+    ends: IntArray = links[np.arange(len(links)), (links >= 0).argmax(axis=1)]
+    return ends
 
 
 def _merge_tiers(members: Sequence[FabricTier]) -> FabricTier:

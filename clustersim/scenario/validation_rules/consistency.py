@@ -22,6 +22,7 @@ from clustersim.scenario.config.offload import check_offload
 from clustersim.scenario.config_reader import MAX_TOKENS, MAX_WIDTH
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.diloco import check_diloco
 from clustersim.scenario.validation_rules.moe import (
     check_dispatcher,
     check_expert_load,
@@ -427,6 +428,7 @@ def check_deepspeed_zero3(scenario: ResolvedScenario) -> Iterator[str]:
 
 _CheckRule = Callable[[ResolvedScenario], Iterator[str]]
 _CHECKS: tuple[_CheckRule, ...] = (
+    check_diloco,
     check_heads,
     check_context_parallel,
     check_widths,
