@@ -399,6 +399,21 @@ def goodput(
 
 
 @app.command()
+def diloco(
+    file: ScenarioFile,
+    overrides: Overrides = None,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
+    _code: AllowCode = False,
+) -> None:
+    """Predict a round of local training (DiLoCo) over several sites: utilization, traffic of the links, memory."""
+    from clustersim.cli.diloco import show_local_training
+    from clustersim.cli.outputs import Outputs
+
+    show_local_training(file, overrides or [], Outputs(json=json, table=not quiet and json != "-"))
+
+
+@app.command()
 def explain(
     file: ScenarioFile,
     measured: Annotated[str, typer.Option(metavar="TIME", help="Measured step time, e.g. 4.2s.")],

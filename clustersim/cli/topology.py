@@ -20,7 +20,7 @@ from clustersim.report.panels.topology import build_topology, crossing_labels, d
 from clustersim.results.axis_tiers import AxisLocality, axis_localities
 
 _SCENARIO_KEYS: Final = ("model", "training")
-_CLUSTER_KEYS: Final = ("node", "accelerator", "fabric")
+_CLUSTER_KEYS: Final = ("node", "accelerator", "fabric", "sites")
 
 
 def show_topology(name: str, overrides: Sequence[str], gpus: int | None, html: str | None) -> None:
