@@ -284,6 +284,8 @@ class TrainingConfig(ConfigModel):
     computes logits again (chunked_nll, cut_cross_entropy); left out: the framework's"""
     optimizer: OptimizerConfig = OptimizerConfig()
     """what updates the weights, see [Optimizers](scenario.md#optimizers)"""
+    optimizer_in_backward: bool = False
+    """weights are updated, and gradients freed, while backward runs: with one microbatch and no gradient_clipping"""
     gradient_clipping: bool = True
     """by the global gradient norm"""
     fused: Annotated[frozenset[FusedKernel] | None, _FUSED_PARSER] = None
