@@ -193,6 +193,8 @@ class Footprint:
             if self.plan.training.offload.offloads_shards
             else self._stored_format(group).bytes / self._shard_count(group, 3)
         )
+        if self.plan.training.reference_model and self.plan.training.lora is None:
+            stored += group.formats.stored.bytes / self._shard_count(group, 3)
         return (
             stored
             if group.secondary_group is None

@@ -147,7 +147,9 @@ class Training:
     again, as in the checkpoints of Megatron-LM, Transformer Engine and DeepSpeed. lora: adapters trained with
     frozen weights, None: all weights are trained; overheads: extra work of the framework; expert_load:
     imbalance of routed tokens over experts, None: balanced; fused: what runs as one kernel each; documents: packed into
-    sequences, None: each is one.
+    sequences, None: each is one; reference_model: a frozen copy of the model runs forward on every microbatch, too, as
+    in preference optimization (Rafailov et al. 2023, arXiv:2305.18290) and self-distillation; with adapters it is the
+    model without them. Its loss is timed as the model's, and model FLOP do not count it.
     """
 
     sequence: int
@@ -167,6 +169,7 @@ class Training:
     overheads: Overheads = NO_OVERHEADS
     expert_load: ExpertLoad | None = None
     documents: Documents | None = None
+    reference_model: bool = False
 
     @property
     def orthogonalizes_dense(self) -> bool:

@@ -42,7 +42,11 @@ from clustersim.scenario.validation_rules.moe import (
 )
 from clustersim.scenario.validation_rules.moe_overlap import check_moe_overlap, check_shared_expert_overlap
 from clustersim.scenario.validation_rules.mtp import add_mtp_layers, check_mtp, find_mtp_layout_problem
-from clustersim.scenario.validation_rules.optimizer import check_optimizer, check_optimizer_in_backward
+from clustersim.scenario.validation_rules.optimizer import (
+    check_optimizer,
+    check_optimizer_in_backward,
+    check_reference_model,
+)
 from clustersim.scenario.validation_rules.precision import (
     check_attention_format,
     check_attention_library,
@@ -456,6 +460,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_offload,
     check_optimizer,
     check_optimizer_in_backward,
+    check_reference_model,
     _check_step_count,
     _check_jitter,
 )
