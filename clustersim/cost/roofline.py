@@ -126,9 +126,11 @@ class Roofline:
         return KernelWork(kernel.flops / rate / share, self._memory_seconds(kernel.bytes) / bandwidth_share)
 
     def _scan_share(self, shape: ScanShape | MemoryBoundShape) -> float:
-        """Share of the roofline that a scan's kernels reach, on this accelerator or else on all."""
+        """Share of the roofline that a scan's kernels reach, on this accelerator or else on all; 1 of PyTorch's own."""
+        if isinstance(shape, MemoryBoundShape) and not shape.fused:
+            return 1.0
         share = self.accelerator.efficiency.scan_shares.get(shape.routine.value) or library_share(shape.routine.value)
-        return 1.0 if share is None else share.of(backward=shape.backward)
+        return 1.0 if share is None else share.select(backward=shape.backward)
 
     def _kernel_latency(self, kernel: Kernel) -> Seconds:
         """Seconds of start and drain of one device kernel."""

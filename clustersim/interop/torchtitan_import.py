@@ -20,7 +20,7 @@ from clustersim.interop.model_equivalence import has_experts
 from clustersim.interop.torchtitan_config import TorchtitanConfig
 from clustersim.interop.torchtitan_flavors import ModelFlavor, find_flavor, flavor_model
 from clustersim.interop.torchtitan_pipeline import import_pipeline
-from clustersim.interop.torchtitan_sources import read_job
+from clustersim.interop.torchtitan_sources import JobContent, read_job
 from clustersim.model.training import AttentionBackend, FusedKernel
 
 DDP_BUCKET: Final = "100 MiB"
@@ -78,7 +78,11 @@ def import_torchtitan(
     source: names it in errors; gpu_count: number of GPUs, if a degree is -1. Raises InputError for an invalid
     job, inconsistent degrees, and a step that cannot be expressed.
     """
-    content = read_job(text, source, context)
+    return import_job(read_job(text, source, context), source, cluster, gpu_count)
+
+
+def import_job(content: JobContent, source: str, cluster: str, gpu_count: int | None) -> ImportResult:
+    """The scenario of a job's sections; else as `import_torchtitan`."""
     config = TorchtitanConfig(content, source)
     flavor = find_flavor(config.string("model", "name"), config.string("model", "flavor"), source)
     degrees = _parallel_degrees(config, gpu_count)

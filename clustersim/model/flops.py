@@ -20,10 +20,16 @@ attention counts as usual.
 
 from clustersim.common.units import Flop
 from clustersim.model.documents import PackedBatch
+from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.lora import Lora
 from clustersim.model.mixer import AttentionFlopConvention
 from clustersim.model.training import Training
-from clustersim.model.transformer import TransformerModel, adapter_parameter_count, matrix_parameter_count
+from clustersim.model.transformer import (
+    TransformerModel,
+    adapter_parameter_count,
+    layer_matrix_parameter_count,
+    matrix_parameter_count,
+)
 
 
 def token_flops(
@@ -44,6 +50,12 @@ def token_flops(
     matrices = matrix_parameter_count(model)
     matmul_flops = 6.0 * matrices if lora is None else 4.0 * matrices + 6.0 * adapter_parameter_count(model, lora)
     return matmul_flops + mixing_flops
+
+
+def layer_token_flops(model: TransformerModel, spec: LayerSpec, sequence: int) -> Flop:
+    """Model FLOP of one token in one layer, forward and backward, of attention those that its mask leaves."""
+    mixing = 0.0 if spec.mixer is None else spec.mixer.mixing_flops(sequence, AttentionFlopConvention.CAUSAL)
+    return 6.0 * layer_matrix_parameter_count(model, spec) + mixing
 
 
 def model_flops(

@@ -22,6 +22,7 @@ from clustersim.model.operators import (
     TpCombine,
 )
 from clustersim.model.sharded_layer import RankContext, linear_operator, memory_bound_operator
+from clustersim.model.training import FusedKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,16 @@ def convolution(shard: MixerShard, name: str, channels: int, *, taps: int, param
     """A causal convolution of `channels` channels with SiLU, which saves its input."""
     shape = memory_bound.CAUSAL_CONV1D.shape_for(shard.tokens, channels, table=taps)
     return pass_operator(shard, name, memory_bound.CAUSAL_CONV1D, shape, parameter_count=parameter_count)
+
+
+def gated_rmsnorm_spec(rank: RankContext) -> MemoryBoundSpec:
+    """An RMSNorm times an activation of a gate: one kernel where norms are fused."""
+    return memory_bound.gated_rmsnorm_spec(fused=rank.training.fuses(FusedKernel.NORM))
+
+
+def gate_spec(rank: RankContext) -> MemoryBoundSpec:
+    """A product with the activation of a gate: one kernel where activations are fused."""
+    return memory_bound.gate_spec(fused=rank.training.fuses(FusedKernel.ACTIVATION))
 
 
 def pass_operator(

@@ -21,7 +21,7 @@ from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import Degradations
 from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.hardware.topology import Fabric
-from clustersim.model.attention_spec import FullAttention
+from clustersim.model.attention_spec import FullAttention, SoftmaxAttention
 from clustersim.model.layer_stack import LayerGroup, LayerSpec, merge_groups
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.optimizers import Muon
@@ -157,6 +157,12 @@ def _simplified_model(scenario: Scenario) -> TransformerModel:
         raise InputError(
             "training.optimizer: muon keeps other states of matrices than of other weights, and the explorer's page "
             "knows one optimizer; run, check and what-if know it, adam can be explored"
+        )
+    other = next((mixer for mixer in model.distinct_mixers if not isinstance(mixer, SoftmaxAttention)), None)
+    if other is not None:
+        raise InputError(
+            f"model: {model.name} has layers with {other.label}, and the explorer's page knows layers with attention "
+            "only; run, check, search and what-if know all"
         )
     groups = (LayerGroup(_without_window(group.spec), group.count) for group in model.stack)
     simplified = replace(model, stack=merge_groups(groups))

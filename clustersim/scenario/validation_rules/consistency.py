@@ -29,6 +29,7 @@ from clustersim.scenario.validation_rules.context_parallel import (
     check_exchanged_heads,
     sequence_chunks,
 )
+from clustersim.scenario.validation_rules.diloco import check_diloco
 from clustersim.scenario.validation_rules.moe import (
     check_dispatcher,
     check_expert_load,
@@ -422,6 +423,7 @@ def check_deepspeed_zero3(scenario: ResolvedScenario) -> Iterator[str]:
 
 _CheckRule = Callable[[ResolvedScenario], Iterator[str]]
 _CHECKS: tuple[_CheckRule, ...] = (
+    check_diloco,
     check_heads,
     check_context_parallel,
     check_context_groups,

@@ -26,6 +26,7 @@ from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.scenario.validation_rules.alignment import alignment_warnings
 from clustersim.scenario.validation_rules.nvlink_domains import nvlink_domain_warnings
 from clustersim.scenario.validation_rules.recompute import absent_recompute_modules, useless_core_recompute
+from clustersim.scenario.validation_rules.sites import site_warnings
 
 WARN_RANKS = 2048  # simulated individually
 WARN_NODES = 384  # without symmetry between nodes, on a shared network: 256 take 5 s
@@ -300,17 +301,19 @@ def _record_ignored_on_degraded_network(scenario: ResolvedScenario) -> Iterator[
 
 
 _KINDS_ABOVE_TIER: Mapping[str, tuple[LinkKind, ...]] = {
-    "gpu": (LinkKind.NVLINK, LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
-    "nvlink": (LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
-    "host": (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
-    "leaf": (LinkKind.LEAF, LinkKind.SPINE),
-    "spine": (LinkKind.SPINE,),
+    "gpu": (LinkKind.NVLINK, LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE, LinkKind.WAN),
+    "nvlink": (LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE, LinkKind.WAN),
+    "host": (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE, LinkKind.WAN),
+    "leaf": (LinkKind.LEAF, LinkKind.SPINE, LinkKind.WAN),
+    "spine": (LinkKind.SPINE, LinkKind.WAN),
+    "core": (LinkKind.WAN,),
 }
 
 _WARNINGS: tuple[Callable[[ResolvedScenario], Iterator[str]], ...] = (
     _replicated_heads,
     _ineffective_tensor_overlap,
     nvlink_domain_warnings,
+    site_warnings,
     alignment_warnings,
     useless_core_recompute,
     absent_recompute_modules,
