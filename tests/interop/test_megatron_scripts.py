@@ -387,3 +387,17 @@ def test_parameters_of_an_unknown_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"\./\$1\.sh, which line 1 sources"):
         imported(script, tmp_path)
     assert mapping(script, tmp_path, arg1="small")["model"]["layers"] == 4
+
+
+@pytest.mark.parametrize(
+    ("extra", "tp"),
+    [("--is-scaling-mode --x", 1), ("--other", 2), ("", 2), ("--IS-SCALING-MODE", 2)],
+)
+def test_grep_of_a_known_text_is_known(extra: str, tp: int) -> None:
+    script = f"""
+EXTRA="{extra}"
+TP=2
+if echo "$EXTRA" | grep -q -- "--is-scaling-mode"; then TP=1; fi
+{TORCHRUN} {BASE} --tensor-model-parallel-size $TP
+"""
+    assert mapping(script)["layout"].get("tp", 1) == tp
