@@ -401,3 +401,9 @@ if echo "$EXTRA" | grep -q -- "--is-scaling-mode"; then TP=1; fi
 {TORCHRUN} {BASE} --tensor-model-parallel-size $TP
 """
     assert mapping(script)["layout"].get("tp", 1) == tp
+
+
+@pytest.mark.parametrize("offset", ["$START", "$START-1+1", "2", "$START:1"])
+def test_offsets_in_substrings_are_read(offset: str) -> None:
+    script = f'TEXT=xx4\nSTART=2\n{TORCHRUN} {BASE} --tensor-model-parallel-size "${{TEXT:{offset}}}"'
+    assert mapping(script)["layout"]["tp"] == 4
