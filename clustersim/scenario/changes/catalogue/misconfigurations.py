@@ -33,6 +33,8 @@ from clustersim.scenario.scenario import Scenario
 
 _ETHERNET_GBIT: Final = (200, 100, 50, 40, 25, 10, 1)
 """Rates of a node's port, in Gbit/s, fastest first (IEEE 802.3)."""
+MAX_ROUTED_RANKS: Final = 256
+"""Ranks that all differ and are simulated in some tens of seconds."""
 _ROUTING_VARIATIONS: Final = (0.05, 0.4)
 """Coefficients of variation of the tokens per rank with natural routing (`results.natural_routing`)."""
 
@@ -80,6 +82,8 @@ def _natural_routing(baseline: Baseline) -> Iterator[ChangedScenario]:
     moes = scenario.model.distinct_routed_moes
     if scenario.layout.ep == 1 or scenario.training.expert_load or any(moe.capacity_factor is not None for moe in moes):
         raise InapplicableChangeError("each rank gets as many tokens whoever is chosen, or loads are stated")
+    if scenario.layout.world_size > MAX_ROUTED_RANKS:
+        raise InapplicableChangeError("ranks that all differ take long to simulate")
     experts_per_rank = max(moe.experts for moe in moes) // scenario.layout.ep
     for variation in _ROUTING_VARIATIONS:
         load = RandomExpertLoad(variation * math.sqrt(experts_per_rank))
