@@ -87,6 +87,11 @@ def command(options: argparse.Namespace) -> None:
     _print_summary(durations, record, output)
 
 
+def collective_samples(traces: ProfilerTraces, cluster: Cluster) -> tuple[CollectiveSample, ...]:
+    """The collectives of traces whose groups and payloads are known, as samples."""
+    return tuple(_samples(_collective_durations(traces, cluster).seconds, traces.source))
+
+
 @dataclass(frozen=True, slots=True)
 class _TraceDurations:
     """Durations of collective calls in the traces.

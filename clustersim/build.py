@@ -48,6 +48,7 @@ from clustersim.lowering.training_step import lower_step
 from clustersim.memory.ledger import PassOrder, pass_order
 from clustersim.model.kernels import Kernel
 from clustersim.model.training import AttentionBackend
+from clustersim.model.unattributed import NO_UNATTRIBUTED_WORK
 from clustersim.parallel.mesh import HOST_GROUP, CommGroup
 from clustersim.parallel.plan import Plan
 from clustersim.parallel.process_groups import groups_along_axes
@@ -241,8 +242,10 @@ def build_program(scenario: Scenario, plan: Plan) -> Program:
     Cached: scenarios that differ only in cluster or degradations share it.
     """
     order, steps = schedule_order(scenario, plan), scenario.steps
-    key = plan.model, plan.training, plan.layout, plan.placement, plan.expert_token_ratio, order, steps
-    return _PROGRAM_CACHE.get_or_compute(key, lambda: lower_step(plan, order, steps))
+    record = scenario.cost.record
+    unattributed = NO_UNATTRIBUTED_WORK if record is None else record.unattributed_work
+    key = plan.model, plan.training, plan.layout, plan.placement, plan.expert_token_ratio, order, steps, unattributed
+    return _PROGRAM_CACHE.get_or_compute(key, lambda: lower_step(plan, order, steps, unattributed))
 
 
 def _task_count(program: Program) -> int:
@@ -404,6 +407,8 @@ def _in_situ_kernels(
     """
     derating, attention = unmeasured_effects(accelerator.derating, record), scenario.training.attention
     rate = job_rate(derating, scenario.layout.world_size)
+    if record is not None and record.profile is not None:  # kernels of a job have its slowest GPU in them
+        rate /= job_rate(derating, record.profile.ranks)
     key = IdentityKey(accelerator), IdentityKey(record), rate, attention
     return _IN_SITU_CACHE.get_or_compute(
         key, lambda: _build_in_situ_kernels(accelerator, record, derating, rate, attention)

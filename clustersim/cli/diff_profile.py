@@ -5,10 +5,9 @@ the same reader, so that both sides are folded by the same rules.
 """
 
 import io
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from clustersim.cli.outputs import Outputs, announce_file, write_json
 from clustersim.cli.progress import show_activity
@@ -80,7 +79,7 @@ def _predicted_traces(result: "SimulationResult", ranks: Sequence[int]) -> Profi
     return parse_traces(result.scenario.name, _kineto_files(result, ranks))
 
 
-def _kineto_files(result: "SimulationResult", ranks: Sequence[int]) -> Iterator[tuple[Path, Any]]:
+def _kineto_files(result: "SimulationResult", ranks: Sequence[int]) -> Iterator[tuple[Path, IO[bytes]]]:
     from clustersim.report.export.kineto import write_kineto
     from clustersim.report.export.rank_selection import describe_trace_ranks
     from clustersim.report.export.span_table import TraceExport
@@ -88,7 +87,8 @@ def _kineto_files(result: "SimulationResult", ranks: Sequence[int]) -> Iterator[
     for rank, spans in TraceExport(result, describe_trace_ranks(result, ranks)):
         file = io.BytesIO()
         write_kineto(result, rank, spans, file)
-        yield Path(f"rank-{rank.rank}.json"), json.loads(file.getvalue())
+        file.seek(0)
+        yield Path(f"rank-{rank.rank}.json"), file
 
 
 def _measured_title(traces: ProfilerTraces, step_count: int) -> str:
@@ -125,8 +125,7 @@ def _comparison_notes(traces: ProfilerTraces, result: "SimulationResult", wait_s
 
 
 def _print_profile_difference(difference: "ProfileDifference") -> None:
-    from rich.console import Console
-
+    from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.profile import render_profile
 
-    Console().print(render_profile(difference))
+    new_console().print(render_profile(difference))

@@ -21,6 +21,7 @@ from clustersim.cost.interference import Interference, KernelClass, SlowdownTabl
 from clustersim.hardware.efficiency import KernelEfficiency
 from clustersim.model.kernels import Kernel, KernelKind, KernelShape, MemoryBoundOp, MemoryBoundShape
 from clustersim.model.training import AttentionBackend
+from clustersim.model.unattributed import PASS_OVERHEAD, STEP_OVERHEAD, UnattributedWork
 from clustersim.program.task import CollectiveType, CommOp
 
 FORMAT_VERSION: Final = 3
@@ -47,6 +48,7 @@ class MeasurementOutcome(Enum):
     UNSUPPORTED = "unsupported"  # the device or the library has no such kernel
     NO_COMPILER = "no_compiler"  # needs Triton and a C compiler
     FAILED = "failed"  # left the device unusable, which ended the session
+    ABSENT = "absent"  # a profiled step ran no such kernel: its work is part of others, or not done
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,26 @@ class KernelSample:
     outcome: MeasurementOutcome = MeasurementOutcome.MEASURED
     source: str = ""
     telemetry: DeviceTelemetry | None = None
+
+    @classmethod
+    def of_kernel(
+        cls,
+        kernel: Kernel,
+        time: TimeStatistics | None,
+        outcome: MeasurementOutcome = MeasurementOutcome.MEASURED,
+        source: str = "",
+    ) -> "KernelSample":
+        """A sample of a kernel that has a shape; raises ValueError for one without."""
+        if kernel.shape is None:
+            raise ValueError(f"{kernel.name} has no shape, by which records identify kernels")
+        return cls(
+            kernel.name,
+            *(kernel.kind, kernel.dtype, kernel.shape),
+            *(kernel.flops, kernel.bytes, kernel.launches),
+            time=time,
+            outcome=outcome,
+            source=source,
+        )
 
     @property
     def signature(self) -> KernelSignature:
@@ -290,6 +312,71 @@ class HoldoutStep:
 
 
 @dataclass(frozen=True, slots=True)
+class UnmatchedCall:
+    """A call of a profiled step that ran no operator of the plan. seconds: of all of them in a step, on one rank.
+
+    phase: `forward`, `backward` or `optimizer`.
+    """
+
+    name: str
+    phase: str
+    count: float
+    seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAnchor:
+    """Memory of a rank as its allocator recorded it, and as the memory model has it: bytes.
+
+    allocated, reserved: at the peak; modelled: tensors at the peak; layers: transformer layers of the rank; tokens: of
+    a microbatch on the rank.
+    """
+
+    allocated: Bytes
+    reserved: Bytes
+    modelled: Bytes
+    layers: int
+    tokens: int
+
+    @property
+    def residual(self) -> Bytes:
+        """Bytes of the allocator that the model does not have; 0 where the model has too much, which is kept."""
+        return max(0.0, self.allocated - self.modelled)
+
+    @property
+    def fragmentation(self) -> float:
+        """Reserved bytes over those that the model has, the residual included; at least 1."""
+        return max(1.0, self.reserved / (self.modelled + self.residual))
+
+    def residual_of(self, layers: int, tokens: int) -> Bytes:
+        """The residual of a rank with as many layers and tokens: in proportion where it has more, else as measured."""
+        return self.residual * max(1.0, layers / self.layers) * max(1.0, tokens / self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileAnchor:
+    """The profiled step that a record was made of. Its kernels are measured in a step, not in isolation.
+
+    traces: where it was read; ranks: of the job; steps: profiled steps that the samples are means of; step_time: of
+    the profiled step, or of the same step without a profiler, as its user measured it; busy, matched: seconds of
+    kernels of one rank's compute stream, and of those that ran an operator of the plan; attention: what the plan asked
+    for, which is what was timed; unmatched: the calls that ran none; host_scale: the host's time, and waiting for it,
+    without a profiler, over that in the trace.
+    """
+
+    traces: str
+    ranks: int
+    steps: int
+    step_time: Seconds
+    busy: Seconds
+    matched: Seconds
+    attention: AttentionBackend
+    unmatched: tuple[UnmatchedCall, ...] = ()
+    memory: MemoryAnchor | None = None
+    host_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class GpuSample:
     """A matmul under load on one GPU of the node, measured with the others. device: its name (`cuda:0`)."""
 
@@ -387,7 +474,8 @@ class CalibrationRecord:
 
     interference: kernels overlapping other work; imbalanced_gemms: grouped GEMMs with imbalanced groups; telemetry:
     over the session; in_situ: kernel families in real layers; host_launches: launch times; gpus: spread over the
-    GPUs of a node; holdout_steps: real ones, as predicted from the other samples.
+    GPUs of a node; holdout_steps: real ones, as predicted from the other samples; profile: the profiled step that the
+    samples are of, None: of isolated kernels.
     """
 
     device: DeviceInfo
@@ -405,9 +493,21 @@ class CalibrationRecord:
     host_launches: tuple[HostLaunchSample, ...] = ()
     gpus: tuple[GpuSample, ...] = ()
     holdout_steps: tuple[HoldoutStep, ...] = ()
+    profile: ProfileAnchor | None = None
     origin: RecordOrigin = RecordOrigin.MEASURED
     derivation: str = ""
     version: int = FORMAT_VERSION
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether its kernel times are those within a step."""
+        return bool(self.in_situ) or self.profile is not None
+
+    @property
+    def unattributed_work(self) -> UnattributedWork:
+        """The work of no operator that was measured."""
+        signatures = {sample.signature for sample in self.kernels if sample.time is not None}
+        return UnattributedWork(signature_of(PASS_OVERHEAD) in signatures, signature_of(STEP_OVERHEAD) in signatures)
 
     @property
     def measured_interference(self) -> Interference | None:
@@ -426,6 +526,8 @@ class CalibrationRecord:
         PyTorch takes FlashAttention-2 since 2.2, and what `AttentionBackend.SDPA` stands for with cuDNN newer than
         9.15 (`check_prefer_cudnn_attention` in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp).
         """
+        if self.profile is not None:
+            return self.profile.attention
         if not self.device.torch:
             return AttentionBackend.FLASH
         return AttentionBackend.SDPA if _version_numbers(self.device.cudnn) > (9, 15, 0) else AttentionBackend.FLASH2
@@ -505,6 +607,8 @@ def merge_records(first: CalibrationRecord, second: CalibrationRecord) -> Calibr
     conditions = second.conditions
     _require_equal("origin", first.origin.value, second.origin.value)
     _require_equal("processes", first.conditions.processes, conditions.processes)
+    if first.kernels and second.kernels:
+        _require_equal("profile", first.profile is not None, second.profile is not None)
     kernels = {sample.signature: sample for sample in first.kernels}
     kernels |= {
         sample.signature: sample
@@ -536,6 +640,7 @@ def merge_records(first: CalibrationRecord, second: CalibrationRecord) -> Calibr
         host_launches=tuple({sample.mode: sample for sample in (*first.host_launches, *second.host_launches)}.values()),
         gpus=second.gpus or first.gpus,
         holdout_steps=second.holdout_steps,
+        profile=second.profile or first.profile,
         launch_interval=interval,
         derivation=second.derivation or first.derivation,
         kernel_fit=None,

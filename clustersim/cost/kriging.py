@@ -81,6 +81,11 @@ class Kriging:
         return expected
 
 
+def smooth_correlation(distance: float) -> float:
+    """Correlation of the smooth part at two points at a distance, 1 at none."""
+    return float(_matern_covariance(np.array(distance**2))) - LEVEL
+
+
 def _squared_distances(first: FloatArray, second: FloatArray) -> FloatArray:
     """Squared distances: [.., first, second] of [.., first, dimensions] and [.., second, dimensions]."""
     dot_products = first @ np.swapaxes(second, -1, -2)

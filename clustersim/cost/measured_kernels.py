@@ -42,7 +42,7 @@ from clustersim.cost.calibration_record import (
 from clustersim.cost.convex_hull import is_in_convex_hull
 from clustersim.cost.in_situ import InSituFactors
 from clustersim.cost.kernel_features import LAYOUT_DISTANCE, KernelFeatures, extract_features
-from clustersim.cost.kriging import Kriging
+from clustersim.cost.kriging import Kriging, smooth_correlation
 from clustersim.cost.measured_host import host_samples, is_compute_host
 from clustersim.cost.roofline import Roofline
 from clustersim.cost.timing import Bottleneck, KernelTiming, Provenance
@@ -98,6 +98,11 @@ class MeasuredKernels:
         self.model = _with_launch_interval(fitted, self._interval)
         self._device_model = _with_launch_interval(fitted, 0.0)
         self._time_by_signature = {sample.signature: time for sample, time in _with_time(record.kernels)}
+        self._absent = {sample.signature for sample in record.kernels if sample.outcome is MeasurementOutcome.ABSENT}
+        self._absent_families = {family_of(signature) for signature in self._absent} - {
+            family_of(sample.signature) for sample, _ in _with_time(record.kernels)
+        }
+        self._scales_samples = record.profile is not None
         self._in_situ = InSituFactors.from_record(record)
         self._samples_by_family = _group_by_family(record.kernels)
         self._neighbourhoods: dict[Hashable, _FamilySamples] = {}
@@ -124,6 +129,11 @@ class MeasuredKernels:
         modelled, key = self._device_model.time_kernel(kernel), signature_of(kernel)
         if key is None:
             return self._extrapolate(modelled, None)
+        if key in self._absent or family_of(key) in self._absent_families:
+            provenance_of_absence = Provenance.MEASURED if key in self._absent else Provenance.FITTED
+            return replace(
+                modelled, seconds=0.0, provenance=provenance_of(self._origin, provenance_of_absence), error=0.0
+            )
         statistics = self._time_by_signature.get(key)
         if statistics is not None:
             return self._measured_timing(
@@ -132,12 +142,20 @@ class MeasuredKernels:
         interpolated = self._interpolate(extract_features(key), modelled.seconds)
         if interpolated is not None:
             return self._measured_timing(modelled, *interpolated, Provenance.INTERPOLATED)
+        if self._scales_samples:
+            scaled = self._scale_nearest(extract_features(key), modelled)
+            if scaled is not None:
+                return scaled
         return self._extrapolate(modelled, family_of(key))
 
     def _dispersion(self, statistics: TimeStatistics, family_name: str) -> float | None:
-        """Dispersion of a sample's repetitions; with a single repetition, the family's residual."""
+        """Dispersion of a sample's repetitions; with a single repetition, the family's residual.
+
+        A profiled kernel's repetitions are at different places of a step, whose mean is what a step takes: its error.
+        """
         if statistics.dispersion is not None:
-            return statistics.dispersion
+            place_count = statistics.repetitions if self._scales_samples else 1
+            return statistics.dispersion / math.sqrt(place_count)
         residual = None if self._fit is None else self._fit.residuals.get(family_name)
         return None if residual is None else residual.leave_one_out_error
 
@@ -152,15 +170,38 @@ class MeasuredKernels:
         """Interpolated seconds and their error; None outside the hull of the measured samples."""
         if features.comparable_key not in self._samples_by_family:
             return None
-        if features.comparable_key not in self._neighbourhoods:
-            self._neighbourhoods[features.comparable_key] = _family_samples(
-                self._samples_by_family[features.comparable_key], self._device_model
-            )
-        neighbourhood = self._neighbourhoods[features.comparable_key]
+        neighbourhood = self._neighbourhood(features)
         return (
             (modelled * neighbourhood.factor(features), neighbourhood.error)
             if neighbourhood.encloses(features)
             else None
+        )
+
+    def _neighbourhood(self, features: KernelFeatures) -> "_FamilySamples":
+        if features.comparable_key not in self._neighbourhoods:
+            self._neighbourhoods[features.comparable_key] = _family_samples(
+                self._samples_by_family[features.comparable_key], self._device_model
+            )
+        return self._neighbourhoods[features.comparable_key]
+
+    def _scale_nearest(self, features: KernelFeatures, modelled: KernelTiming) -> KernelTiming | None:
+        """The model's time, scaled as that of the profiled kernels that are nearest; None where there are none.
+
+        The error is that of the same prediction for the profiled kernels; for a family of one kernel, its correction,
+        as far as a kernel at that distance differs from it (`cost.kriging`).
+        """
+        if features.comparable_key not in self._samples_by_family:
+            return None
+        neighbourhood = self._neighbourhood(features)
+        factor = neighbourhood.factor(features)
+        error = neighbourhood.error
+        if len(neighbourhood.log_ratios) == 1:
+            error = abs(factor - 1.0) * (1.0 - neighbourhood.correlation(features))
+        return replace(
+            modelled,
+            seconds=modelled.seconds * factor,
+            provenance=provenance_of(self._origin, Provenance.FITTED),
+            error=local_error(self._origin, error),
         )
 
     def _extrapolate(self, modelled: KernelTiming, family_name: str | None) -> KernelTiming:
@@ -202,6 +243,11 @@ class _FamilySamples:
         """Interpolated ratio of measured to modelled seconds."""
         point = np.append(features.log_sizes, self._layout_coordinates([features.layout])[0])
         return math.exp(self._kriging.predict(point))
+
+    def correlation(self, features: KernelFeatures) -> float:
+        """Correlation of a kernel's ratio with that of the nearest sample, as `cost.kriging` assumes it."""
+        distances = np.linalg.norm(self.log_sizes - np.array(features.log_sizes), axis=1)
+        return smooth_correlation(float(distances.min()))
 
     @cached_property
     def error(self) -> float:

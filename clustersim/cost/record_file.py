@@ -67,7 +67,8 @@ def require_same_origin(path: Path, origin: RecordOrigin) -> None:
 def record_text(record: CalibrationRecord) -> str:
     """A record as JSON text."""
     content = _type_adapter().dump_python(record, mode="json")
-    entries = [f"  {json.dumps(key)}: {_format_value(key, value)}" for key, value in content.items()]
+    shown = {key: value for key, value in content.items() if key != "profile" or value is not None}
+    entries = [f"  {json.dumps(key)}: {_format_value(key, value)}" for key, value in shown.items()]
     return "{\n" + ",\n".join(entries) + "\n}\n"
 
 

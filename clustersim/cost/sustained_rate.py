@@ -36,7 +36,7 @@ _ATTENTION_KINDS: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BA
 
 def unmeasured_effects(published: TrainingDerating, record: CalibrationRecord | None) -> TrainingDerating:
     """In-training effects on kernel rates that are not in the record's times already."""
-    if record is None or not record.in_situ:
+    if record is None or not record.is_in_step:
         return published
     return replace(
         published,

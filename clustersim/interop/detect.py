@@ -1,12 +1,12 @@
 """Which program is a file of?"""
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from clustersim.common.data_files import parse_yaml
 from clustersim.common.errors import InputError
+from clustersim.common.input_files import parse_toml
 from clustersim.interop.hugging_face import hugging_face_kind
 from clustersim.interop.megatron_bridge import is_bridge_printout
 from clustersim.interop.megatron_table import is_argument_table
@@ -74,8 +74,8 @@ def _content(text: str, source: str) -> Any:
     """What a TOML, JSON or YAML file holds; a text for any other."""
     if source.endswith(".toml"):
         try:
-            return tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError):
+            return parse_toml(text)
+        except InputError:
             return text
     if source.endswith((".yaml", ".yml", ".json")) or text.lstrip()[:1] == "{":
         try:

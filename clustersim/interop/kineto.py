@@ -10,31 +10,29 @@ cannot resolve (a quarter of a microsecond in times since 1970, which older vers
 Reference: pytorch/kineto, libkineto/src/output_json.cpp
 """
 
-import gzip
-import json
-import math
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 
-from clustersim.common.arrays import FloatArray, IntArray
+from clustersim.common.arrays import IntArray
 from clustersim.common.errors import InputError, format_value
+from clustersim.interop.host_kernels import add_host_kernels
+from clustersim.interop.json_stream import JsonObjectStream, ReadProgress, no_progress
+from clustersim.interop.kernel_launches import KernelLaunches
 from clustersim.interop.kernel_names import make_span_label
+from clustersim.interop.kineto_events import OPTIMIZER_MARKER, STEP_MARKER, RankEvents, lookup
 from clustersim.results.profiled_step import GpuSpanLabel, RankSpans
 
 TRACE_SUFFIXES: Final = (".json", ".json.gz")
+FAKE_BACKEND: Final = "fake"
+"""Backend of a process group whose collectives move nothing (torch.testing._internal.distributed.fake_pg)."""
 _SCHEMA_VERSION: Final = 1
 _HEADER_BYTES: Final = 2**20  # bytes within which `traceEvents` must begin
-_GPU_CATEGORIES: Final = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
-_LAUNCH_CATEGORIES: Final = ("cuda_runtime", "cuda_driver", "runtime", "driver", "privateuse1_runtime")
-_STEP_MARKER: Final = "ProfilerStep#"
-_OPTIMIZER_MARKER: Final = "Optimizer.step#"
-TraceEvent = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,8 @@ class ProfilerTraces:
     """Traces of one run. ranks: ascending, with equal step numbers; world_size: number of ranks.
 
     device_name: the GPU's own name, empty if no trace states it; has_shapes: whether input shapes were
-    recorded.
+    recorded; launches: of each rank's spans, in their order; producer: the program that wrote the traces, empty for
+    PyTorch's profiler; backend: of the process group, such as `nccl`, empty where there is none.
     """
 
     source: str
@@ -50,30 +49,45 @@ class ProfilerTraces:
     world_size: int
     device_name: str
     has_shapes: bool
+    launches: tuple[KernelLaunches, ...] = ()
+    producer: str = ""
+    backend: str = ""
 
 
 def is_trace_path(path: Path) -> bool:
     """Whether a path holds traces: a directory, a compressed file, or JSON that begins like a trace."""
     if path.is_dir() or path.suffix == ".gz":
         return True
+    if path.suffix != ".json" or not path.is_file():  # a pipe is read once
+        return False
     try:
         with path.open("rb") as file:
-            return path.suffix == ".json" and b'"traceEvents"' in file.read(_HEADER_BYTES)
+            return b'"traceEvents"' in file.read(_HEADER_BYTES)
     except (OSError, ValueError):  # reported when the file is read
         return False
 
 
-def read_traces(path: Path) -> ProfilerTraces:
-    """Read a trace, or all traces of a directory; raises InputError that names the file and the problem."""
-    files = _trace_files(path)
-    return parse_traces(str(path), ((file, _load_json(file)) for file in files))
+def read_traces(path: Path, progress: ReadProgress = no_progress, *, on_host: bool = False) -> ProfilerTraces:
+    """Read a trace, or all traces of a directory; raises InputError that names the file and the problem.
+
+    on_host: where nothing ran on a GPU, take the host's own operators for kernels.
+    """
+    traces = [_RankTrace.read(file, None, progress, on_host=on_host) for file in _trace_files(path)]
+    return _combine_ranks(str(path), traces)
 
 
-def parse_traces(source: str, contents: Iterable[tuple[Path, Any]]) -> ProfilerTraces:
-    """Traces from the parsed JSON content of files."""
-    rank_traces = sorted(
-        (_RankTrace.from_json(file, content) for file, content in contents), key=lambda trace: trace.rank
-    )
+def parse_traces(source: str, contents: Iterable[tuple[Path, IO[bytes]]]) -> ProfilerTraces:
+    """Traces from the content of files (JSON)."""
+    return _combine_ranks(source, [_RankTrace.read(file, opened, no_progress) for file, opened in contents])
+
+
+def trace_bytes(path: Path) -> int:
+    """Bytes of the files that hold the traces, as they are on disk."""
+    return sum(file.stat().st_size for file in _trace_files(path) if file.exists())
+
+
+def _combine_ranks(source: str, traces: list["_RankTrace"]) -> ProfilerTraces:
+    rank_traces = sorted(traces, key=lambda trace: trace.rank)
     for previous, following in pairwise(rank_traces):
         if previous.rank == following.rank:
             raise InputError(
@@ -87,13 +101,22 @@ def parse_traces(source: str, contents: Iterable[tuple[Path, Any]]) -> ProfilerT
     step_numbers = tuple(sorted(set.intersection(*(trace.step_numbers() for trace in rank_traces))))
     if not step_numbers:
         raise InputError(
-            f"{source}: no {_STEP_MARKER} with kernels is in the traces of all ranks; profile the same on each"
+            f"{source}: no {STEP_MARKER} with kernels is in the traces of all ranks; profile the same on each"
         )
     origin = min(trace.first_step_ns for trace in rank_traces)
     ranks = tuple(trace.rank_spans(step_numbers, origin) for trace in rank_traces)
     device = next((trace.device_name for trace in rank_traces if trace.device_name), "")
     shapes = any(label.matmul_shape is not None for trace in ranks for label in trace.labels)
-    return ProfilerTraces(source, ranks, rank_traces[0].world_size, device, shapes)
+    return ProfilerTraces(
+        source,
+        ranks,
+        rank_traces[0].world_size,
+        device,
+        shapes,
+        tuple(trace.kernel_launches() for trace in rank_traces),
+        rank_traces[0].producer,
+        rank_traces[0].backend,
+    )
 
 
 def _trace_files(path: Path) -> list[Path]:
@@ -105,26 +128,12 @@ def _trace_files(path: Path) -> list[Path]:
     return files
 
 
-def _load_json(file: Path) -> Any:
-    """Parse a trace file; control characters, which the profiler leaves in names, are accepted."""
-    try:
-        data = file.read_bytes()
-        return json.loads(gzip.decompress(data) if file.suffix == ".gz" else data, strict=False)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{file}: is not valid gzip, or truncated: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: is not valid JSON, or truncated: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _RankTrace:
     """Trace of one rank. Times are microseconds.
 
     base_ns: origin of all times in nanoseconds; step_intervals: begin and end of each step on the host, by step
-    number; events: GPU events; launch_times: host launch time by correlation id; operator_dims: input shapes by
-    external id; process_groups: ranks of each process group.
+    number; process_groups: ranks of each process group.
     """
 
     file: Path
@@ -133,32 +142,44 @@ class _RankTrace:
     device_name: str
     base_ns: int
     step_intervals: Mapping[int, tuple[float, float]]
-    events: Sequence[TraceEvent]
-    launch_times: Mapping[int | str | None, float]
-    operator_dims: Mapping[int | str | None, Any]
+    events: RankEvents
     process_groups: Mapping[str, tuple[int, ...]]
+    producer: str
+    backend: str
 
     @classmethod
-    def from_json(cls, file: Path, content: Any) -> "_RankTrace":
-        events = _trace_events(file, content)
+    def read(
+        cls, file: Path, opened: IO[bytes] | None, progress: ReadProgress, *, on_host: bool = False
+    ) -> "_RankTrace":
+        """Read a file; opened: its content, else it is opened; on_host: as in `read_traces`."""
+        stream, events = JsonObjectStream(file, "traceEvents", progress), RankEvents(file)
+        for event in stream.elements(opened):
+            events.add(event)
+        content = stream.others
+        if not stream.has_array:
+            raise InputError(f"{file}: is no trace of PyTorch's profiler: traceEvents is missing")
+        version = content.get("schemaVersion")
+        if version != _SCHEMA_VERSION:
+            raise InputError(
+                f"{file}: schemaVersion: {format_value(version)} is not {_SCHEMA_VERSION}, which PyTorch's profiler "
+                "writes and this program reads; another tool wrote the trace, or another version of it"
+            )
         info = content.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
-        launch_times: dict[int | str | None, float] = {
-            correlation: _microseconds(file, event, "ts")
-            for event in events
-            if _category(event) in _LAUNCH_CATEGORIES and (correlation := _event_id(event, "correlation")) is not None
-        }
+        process_groups = dict(_process_groups(info))
+        if on_host and not len(events.gpu):
+            add_host_kernels(events, process_groups)
         trace = cls(
             file=file,
             rank=_non_negative_int(file, info, "rank", 0),
             world_size=_non_negative_int(file, info, "world_size", 1),
             device_name=_device_name(content),
             base_ns=_non_negative_int(file, content, "baseTimeNanoseconds", 0),
-            step_intervals=_step_intervals(file, events) or _optimizer_intervals(file, events, launch_times.values()),
-            events=[event for event in events if _category(event) in _GPU_CATEGORIES],
-            launch_times=launch_times,
-            operator_dims=dict(_operator_dims(events)),
-            process_groups=dict(_process_groups(info)),
+            step_intervals=events.marks or _optimizer_intervals(events),
+            events=events,
+            process_groups=process_groups,
+            producer=str(content.get("producer", "")),
+            backend=str(info.get("backend", "")),
         )
         trace.require_valid()
         return trace
@@ -167,10 +188,10 @@ class _RankTrace:
         """Raise InputError if the trace cannot be used."""
         if not self.step_intervals:
             raise InputError(
-                f"{self.file}: marks no steps ({_STEP_MARKER}N), and has no {_OPTIMIZER_MARKER}; call profiler.step() "
+                f"{self.file}: marks no steps ({STEP_MARKER}N), and has no {OPTIMIZER_MARKER}; call profiler.step() "
                 "after each, as its schedule needs"
             )
-        if not self.events:
+        if not len(self.events.gpu):
             raise InputError(f"{self.file}: nothing ran on a GPU in it; profile with ProfilerActivity.CUDA")
         if self.rank >= self.world_size:
             raise InputError(f"{self.file}: rank: {self.rank} is not below world_size, which is {self.world_size}")
@@ -189,102 +210,78 @@ class _RankTrace:
     def rank_spans(self, step_numbers: Sequence[int], origin_ns: int) -> RankSpans:
         """GPU spans, sorted by start. step_numbers: the steps to use; origin_ns: origin of the returned times."""
         offset = (origin_ns - self.base_ns) / 1000
-        start = (self._times("ts") - offset) * 1e-6
-        stream = np.array([_stream_id(event) for event in self.events], dtype=np.int64)
+        start = (self.events.gpu.floats("start") - offset) * 1e-6
         label, labels = self._span_labels()
-        order = np.argsort(start, kind="stable")
+        order = self._order
         return RankSpans(
             rank=self.rank,
             start=start[order],
-            end=(start + self._times("dur") * 1e-6)[order],
-            stream=stream[order],
+            end=(start + self.events.gpu.floats("duration") * 1e-6)[order],
+            stream=self.events.gpu.integers("stream")[order],
             label_index=label[order],
             step_index=self._step_indices(step_numbers)[order],
             labels=labels,
             step_numbers=tuple(step_numbers),
         )
 
+    def kernel_launches(self) -> KernelLaunches:
+        """How the host launched each span, in their order."""
+        return KernelLaunches.from_events(self.events, self._order)
+
+    @cached_property
+    def _order(self) -> IntArray:
+        """GPU events by start."""
+        return np.argsort(self.events.gpu.floats("start"), kind="stable")
+
     def _step_indices(self, step_numbers: Sequence[int]) -> IntArray:
-        """Index among the given steps of the step in which each event was launched; -1: none."""
-        host_times = (self.launch_times.get(_event_id(event, "correlation")) for event in self.events)
-        event_times = self._times("ts").tolist()
-        times = np.array(
-            [
-                start if launch_time is None else launch_time
-                for launch_time, start in zip(host_times, event_times, strict=True)
-            ]
+        """Index among the given steps of the step in which each event was launched; -1: none.
+
+        What ran before the first event whose launch is in the trace was launched before the profiler began.
+        """
+        launches, gpu = self.events.launches, self.events.gpu
+        launched, is_known = lookup(
+            launches.integers("correlation"), launches.floats("start"), gpu.integers("correlation")
         )
+        starts = gpu.floats("start")
+        times = np.where(is_known, launched, starts)
+        if is_known.any():
+            times = np.where(is_known | (starts >= starts[is_known].min()), times, -np.inf)
         bounds = np.array([self.step_intervals[step_number] for step_number in step_numbers])
         step = np.searchsorted(bounds[:, 0], times, side="right") - 1
         return np.where((step >= 0) & (times < bounds[step, 1]), step, -1)
 
-    def _times(self, key: str) -> FloatArray:
-        return np.array([_microseconds(self.file, event, key) for event in self.events])
-
     def _span_labels(self) -> tuple[IntArray, tuple[GpuSpanLabel, ...]]:
-        label_ids: dict[GpuSpanLabel, int] = {}
-        event_labels = [label_ids.setdefault(label, len(label_ids)) for label in map(self._span_label, self.events)]
-        return np.array(event_labels, dtype=np.int64), tuple(label_ids)
-
-    def _span_label(self, event: TraceEvent) -> GpuSpanLabel:
-        arguments = _arguments(event)
-        dims = self.operator_dims.get(_event_id(event, "External id"))
-        return make_span_label(str(event.get("name", "")), _category(event), arguments, dims, self.process_groups)
-
-
-def _trace_events(file: Path, content: Any) -> list[TraceEvent]:
-    keys = content.keys() if isinstance(content, dict) else ()
-    if "traceEvents" not in keys or not isinstance(content["traceEvents"], list):
-        raise InputError(f"{file}: is no trace of PyTorch's profiler: traceEvents is missing")
-    version = content.get("schemaVersion")
-    if version != _SCHEMA_VERSION:
-        raise InputError(
-            f"{file}: schemaVersion: {format_value(version)} is not {_SCHEMA_VERSION}, which PyTorch's profiler "
-            "writes and this "
-            "program reads; another tool wrote the trace, or another version of it"
+        """[events] index of each label, and the distinct ones; matmul sizes are those of the launching operator."""
+        operators, gpu = self.events.operators, self.events.gpu
+        has_dims = operators.integers("dims") >= 0
+        dims, is_known = lookup(
+            operators.integers("id")[has_dims], operators.integers("dims")[has_dims], gpu.integers("operator")
         )
-    return [event for event in content["traceEvents"] if isinstance(event, dict)]
+        dims = np.where(is_known, dims, -1)
+        pairs, pair_index = np.unique(np.stack([gpu.integers("label"), dims], axis=1), axis=0, return_inverse=True)
+        label_ids: dict[GpuSpanLabel, int] = {}
+        label_of_pair = [label_ids.setdefault(self._make_label(*pair), len(label_ids)) for pair in pairs.tolist()]
+        return np.array(label_of_pair, dtype=np.int64)[pair_index.reshape(-1)], tuple(label_ids)
+
+    def _make_label(self, label_index: int, dims_index: int) -> GpuSpanLabel:
+        name, category, arguments = self.events.labels[label_index]
+        dims = self.events.dims[dims_index] if dims_index >= 0 else None
+        return make_span_label(name, category, arguments, dims, self.process_groups)
 
 
-def _step_intervals(file: Path, events: Iterable[TraceEvent]) -> dict[int, tuple[float, float]]:
-    """Steps on the host; annotations on the GPU are skipped, and of threads that repeat them the first is used."""
-    intervals: dict[int, tuple[float, float]] = {}
-    for event in events:
-        step_text = str(event.get("name", "")).removeprefix(_STEP_MARKER)
-        if len(step_text) < len(str(event.get("name", ""))) and step_text.isdecimal() and event.get("ph") == "X":
-            if _category(event).startswith("gpu"):
-                continue
-            begin = _microseconds(file, event, "ts")
-            intervals.setdefault(int(step_text), (begin, begin + _microseconds(file, event, "dur")))
-    return intervals
-
-
-def _optimizer_intervals(
-    file: Path, events: Iterable[TraceEvent], launches: Iterable[float]
-) -> dict[int, tuple[float, float]]:
+def _optimizer_intervals(events: RankEvents) -> dict[int, tuple[float, float]]:
     """Steps from the end of one optimizer step to that of the next, by number; the first begins with the first launch.
 
     Optimizers of one step, between which nothing is launched, are one.
     """
-    updates = sorted(
-        (begin := _microseconds(file, event, "ts"), begin + _microseconds(file, event, "dur"))
-        for event in events
-        if str(event.get("name", "")).startswith(_OPTIMIZER_MARKER) and _category(event) == "user_annotation"
-    )
-    launch_times = np.sort(np.array(list(launches)))
+    updates = sorted(events.updates)
+    launch_times = np.sort(events.launches.floats("start"))
     ends = [
         end
         for index, (_, end) in enumerate(updates)
         if index + 1 == len(updates) or np.diff(np.searchsorted(launch_times, (end, updates[index + 1][0])))[0] > 0
     ]
     return dict(enumerate(pairwise((*launch_times[:1].tolist(), *ends)))) if launch_times.size else {}
-
-
-def _operator_dims(events: Iterable[TraceEvent]) -> Iterator[tuple[int | str, Any]]:
-    for event in events:
-        arguments, external_id = _arguments(event), _event_id(event, "External id")
-        if "Input Dims" in arguments and external_id is not None:
-            yield external_id, arguments["Input Dims"]
 
 
 def _process_groups(info: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -301,40 +298,8 @@ def _device_name(content: Mapping[str, Any]) -> str:
     return str(first.get("name", "")) if isinstance(first, dict) else ""
 
 
-def _arguments(event: TraceEvent) -> Mapping[str, Any]:
-    arguments = event.get("args")
-    return arguments if isinstance(arguments, dict) else {}
-
-
-def _event_id(event: TraceEvent, key: str) -> int | str | None:
-    """An id that links events; None if missing."""
-    value = _arguments(event).get(key)
-    return value if isinstance(value, int | str) else None
-
-
-def _category(event: TraceEvent) -> str:
-    return str(event.get("cat", "")).lower()
-
-
-def _stream_id(event: TraceEvent) -> int:
-    stream = _arguments(event).get("stream", event.get("tid", 0))
-    return stream if isinstance(stream, int) else 0
-
-
 def _non_negative_int(file: Path, mapping: Mapping[str, Any], key: str, default: int) -> int:
     value = mapping.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise InputError(f"{file}: {key}: {format_value(value)} is not a whole number")
     return value
-
-
-def _microseconds(file: Path, event: TraceEvent, key: str) -> float:
-    """A time of an event in microseconds."""
-    value = event.get(key)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-        raise InputError(
-            f"{file}: {key} of {format_value(event.get('name'))}: {format_value(value)} is no number of microseconds"
-        )
-    if key == "dur" and value < 0:
-        raise InputError(f"{file}: dur of {format_value(event.get('name'))}: {format_value(value)} is below zero")
-    return float(value)

@@ -25,6 +25,8 @@ from clustersim.model.training import AttentionBackend, FusedKernel
 
 DDP_BUCKET: Final = "100 MiB"
 """`bucket_cap_mb` of apply_ddp in models/llama3/infra/parallelize.py."""
+CP_KIND_BY_METHOD: Final = {"allgather": "all_gather", "alltoall": "ring"}
+"""Kinds of context parallelism by `context_parallel_rotate_method`; alltoall sends blocks on, one at a time."""
 RESHARD_BY_NAME: Final = {"default": None, "always": True, "never": False}
 MX_RECIPE: Final = "mxfp8-torchao"
 RECIPE_BY_NAME: Final = {"tensorwise": "fp8-tensorwise", "rowwise": "fp8-rowwise"}
@@ -179,6 +181,8 @@ def _layout_config(
     defaults = {"tp": 1, "cp": 1, "pp": 1, "sequence_parallel": False, "tp_comm_overlap": False, "data": None}
     if degrees.cp == 1:
         config.mark_irrelevant("parallelism", "context_parallel_load_balancer", "context_parallel_rotate_method")
+    else:
+        layout["cp_kind"] = config.choice("parallelism", "context_parallel_rotate_method", CP_KIND_BY_METHOD)
     changed = {key: value for key, value in layout.items() if value != defaults.get(key, "")}
     experts = _moe_layout(config, degrees, is_moe=has_experts(flavor_model(flavor)))
     return changed | ({"async_tensor_model_parallel_allreduce": False} if degrees.tp > 1 else {}) | experts

@@ -19,6 +19,7 @@ from clustersim.model import batch_transfer, gradient_kernels, memory_bound, qua
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.operators import LayerOperators, Operator, ParallelRegion
 from clustersim.model.overheads import BatchTransfer, LossReport
+from clustersim.model.unattributed import PASS_OVERHEAD, STEP_OVERHEAD
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import DP_GROUP, TP_GROUP
 from clustersim.program.action import FORWARD
@@ -71,6 +72,20 @@ def add_batch_fetch(builder: RankProgramBuilder, stage_pass: StagePass) -> Stage
     operations = [Operation(body, WorkType.FORWARD) for body in bodies]
     task = builder.add_standalone("batch", operations, stage_pass.depends_on)
     return StagePass(stage_pass.stage, stage_pass.action, (*stage_pass.depends_on, task), stage_pass.input_operations)
+
+
+def add_pass_overhead(builder: RankProgramBuilder, stage_pass: StagePass) -> StagePass:
+    """The pass, behind what a profiled step does for each forward besides the model, if a record has it."""
+    if stage_pass.action.kind is not FORWARD or not builder.unattributed.in_passes:
+        return stage_pass
+    task = builder.add_standalone("unattributed", [Operation(PASS_OVERHEAD, WorkType.FORWARD)], stage_pass.depends_on)
+    return StagePass(stage_pass.stage, stage_pass.action, (*stage_pass.depends_on, task), stage_pass.input_operations)
+
+
+def add_step_overhead(builder: RankProgramBuilder, last_task: int) -> None:
+    """What a profiled step does besides the model, if a record has it."""
+    if builder.unattributed.in_steps:
+        builder.add_standalone("unattributed", optimizer_operations([STEP_OVERHEAD]), (last_task,))
 
 
 def add_microbatch_loss(builder: RankProgramBuilder, stage_pass: StagePass, last_task: int) -> tuple[int, ...]:

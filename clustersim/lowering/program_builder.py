@@ -21,6 +21,7 @@ from clustersim.lowering.task_list import SegmentCache, TaskList
 from clustersim.lowering.units import Unit, UnitBuilder, execution_order
 from clustersim.model.gradient_kernels import pre_reduction_kernels
 from clustersim.model.offload import NO_OFFLOAD
+from clustersim.model.unattributed import NO_UNATTRIBUTED_WORK, UnattributedWork
 from clustersim.parallel.data_parallel_strategy import GradientSync
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.parameter_groups import ParameterGroup
@@ -80,8 +81,9 @@ class RankProgramBuilder:
     applied to it, and the message that it sends; determined at the first microbatch. final_backwards: the last
     backward (or weight gradient) of each of its stages; backward_kinds: by stage and microbatch, on all ranks,
     whether backward is full or begins with its input-gradient half; paired_sends: a forward's output is sent
-    together with that of a backward right behind it; in_overlapped_pair: the current pass is one of an
-    overlapped pair; last_compute: the latest compute task; reduction_tasks: tasks that the optimizer waits for.
+    together with that of a backward right behind it; unattributed: work of no operator; in_overlapped_pair: the
+    current pass is one of an overlapped pair; last_compute: the latest compute task; reduction_tasks: tasks
+    that the optimizer waits for.
     """
 
     plan: Plan
@@ -90,6 +92,7 @@ class RankProgramBuilder:
     final_backwards: frozenset[Action] = frozenset()
     backward_kinds: Mapping[tuple[int, int], ActionKind] = field(default_factory=dict)
     paired_sends: bool = False
+    unattributed: UnattributedWork = NO_UNATTRIBUTED_WORK
     in_overlapped_pair: bool = False
     tasks: TaskList = field(default_factory=TaskList)
     last_compute: int | None = None
@@ -270,6 +273,14 @@ class RankProgramBuilder:
     def add_standalone(self, name: str, operations: Sequence[Operation], depends_on: Sequence[int]) -> int:
         """Add a compute task that belongs to no pass; return its task id."""
         return self._add_standalone_segment(self._standalone_segment(name, operations), depends_on)
+
+    def add_repeated_standalone(
+        self, name: str, operations: Sequence[Operation], depends_on: Sequence[int], count: int
+    ) -> int:
+        """Add equal compute tasks that belong to no pass, the first after `depends_on`; return the last one's id."""
+        segment = self._standalone_segment(name, operations)
+        task = self._add_standalone_segment(segment, depends_on)
+        return task if count == 1 else self.tasks.add_repeated(Stream.COMPUTE, ComputeTask(segment, ()), count - 1)
 
     def _standalone_segment(self, name: str, operations: Sequence[Operation]) -> Segment:
         """The segment of a name and operations that are made anew for each pass or rank."""

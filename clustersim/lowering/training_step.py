@@ -19,12 +19,15 @@ from dataclasses import replace
 from typing import Final
 
 from clustersim.lowering.data_parallel import select_data_lowering
+from clustersim.lowering.muon import MuonLowering
 from clustersim.lowering.overheads import (
     add_batch_fetch,
     add_gradient_zeroing,
     add_microbatch_loss,
     add_norm_gradient_sync,
+    add_pass_overhead,
     add_step_loss,
+    add_step_overhead,
     add_weight_casts,
     optimizer_operations,
 )
@@ -33,10 +36,14 @@ from clustersim.lowering.task_list import SegmentCache
 from clustersim.lowering.torch_data_parallel import lower_torch_data_parallel
 from clustersim.lowering.units import UnitBuilder
 from clustersim.model.gradient_kernels import unscale_kernels, unscales_gradients, upcast_kernels, with_upcast_gradients
+from clustersim.model.kernels import Kernel
 from clustersim.model.layers import gradient_norm_kernels, optimizer_step_kernels
+from clustersim.model.newton_schulz import momentum_kernel, weight_update_kernel
 from clustersim.model.operators import DENSE, EXPERTS
+from clustersim.model.optimizers import AnyOptimizer, Muon
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import ALL_FUSED, Training
+from clustersim.model.unattributed import NO_UNATTRIBUTED_WORK, UnattributedWork
 from clustersim.parallel.expert_load_factors import build_load_factors
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import EMBEDDING_GROUP, ETP_EP_GROUP, PIPELINE, PP_NEXT_GROUP, TP_GROUP
@@ -75,10 +82,16 @@ _RECEIVE_STREAM: Final = Stream.RECEIVE
 _SEND_STREAM: Final = {True: Stream.SEND_NEXT, False: Stream.SEND_PREVIOUS}
 
 
-def lower_step(plan: Plan, order: PipelineOrder, step_count: int = 1) -> Program:
+def lower_step(
+    plan: Plan,
+    order: PipelineOrder,
+    step_count: int = 1,
+    unattributed: UnattributedWork = NO_UNATTRIBUTED_WORK,
+) -> Program:
     """The program of one training step.
 
-    order: the schedule entries of every pipeline rank; step_count: number of steps to draw expert loads for.
+    order: the schedule entries of every pipeline rank; step_count: number of steps to draw expert loads for;
+    unattributed: work of no operator, of which a record has the times.
     """
     groups = process_groups(plan.layout, plan.placement, plan.embedding_ranks)
     if plan.layout.data.is_single_process:
@@ -91,7 +104,9 @@ def lower_step(plan: Plan, order: PipelineOrder, step_count: int = 1) -> Program
     )
     programs = tuple(
         _lower_rank(
-            RankProgramBuilder(plan, units, segments, _final_backwards(entries), backward_kinds, paired_sends),
+            RankProgramBuilder(
+                plan, units, segments, _final_backwards(entries), backward_kinds, paired_sends, unattributed
+            ),
             rank,
             entries,
         )
@@ -137,6 +152,7 @@ def _lower_rank(builder: RankProgramBuilder, rank: int, entries: tuple[ScheduleE
     optimizer_task = _add_optimizer(builder, stages, rank if splits_backward and builder.plan.layout.pp > 1 else None)
     data_lowering.end_step(builder, stages, optimizer_task)
     add_step_loss(builder, stages, optimizer_task)
+    add_step_overhead(builder, optimizer_task)
     return builder.tasks.build()
 
 
@@ -177,9 +193,8 @@ def _lower_pass(
     builder: RankProgramBuilder, data_lowering: DataParallelLowering, action: Action, depends_on: tuple[int, ...]
 ) -> tuple[int, tuple[int, ...]]:
     """Issue a pass; return the task that completes its output, and the loss tasks that the next pass waits for."""
-    stage_pass = add_batch_fetch(
-        builder, _add_receive(builder, StagePass(builder.plan.stages[action.stage], action, depends_on))
-    )
+    received = _add_receive(builder, StagePass(builder.plan.stages[action.stage], action, depends_on))
+    stage_pass = add_batch_fetch(builder, add_pass_overhead(builder, received))
     last_task = data_lowering.lower_pass(builder, stage_pass)
     return last_task, add_microbatch_loss(builder, stage_pass, last_task)
 
@@ -314,6 +329,8 @@ def _add_optimizer(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...
         )
     host_share = plan.training.offload.share
     device_updates = [(training, (1.0 - host_share) * count) for training, count in updates if host_share < 1.0]
+    if isinstance(plan.training.optimizer, Muon):
+        return _add_muon(builder, stages, device_updates, (prepare, depends_on))
     operations = [
         *prepare,
         *(
@@ -332,6 +349,38 @@ def _add_optimizer(builder: RankProgramBuilder, stages: tuple[PipelineStage, ...
     return builder.add_standalone(
         "optimizer", [], (host_tasks[-1],)
     )  # the step ends when the weights are back on the device
+
+
+def _add_muon(
+    builder: RankProgramBuilder,
+    stages: tuple[PipelineStage, ...],
+    updates: list[tuple[Training, float]],
+    inputs: tuple[list[Operation], tuple[int, ...]],
+) -> int:
+    """Update what Muon does not and the momentum of matrices, orthogonalize these, and update them.
+
+    inputs: operations that come first, and the tasks that they wait for.
+    """
+    prepare, depends_on = inputs
+    elementwise = [step for training, count in updates for step in _elementwise_kernels(training, count)]
+    task = builder.add_standalone("optimizer", [*prepare, *optimizer_operations(elementwise)], depends_on)
+    muon_updates = [(training, count) for training, count in updates if isinstance(training.optimizer, Muon) and count]
+    if not muon_updates:
+        return task
+    (muon,) = {training.optimizer for training, _ in muon_updates if isinstance(training.optimizer, Muon)}
+    lowering = MuonLowering(builder, muon, task)
+    for group in builder.plan.trained_groups:
+        if isinstance(group.optimizer, Muon):
+            lowering.add_group(group, stages)
+    kernels = [weight_update_kernel(training.recipe.weight_formats, count) for training, count in muon_updates]
+    return builder.add_standalone("update matrices", optimizer_operations(kernels), lowering.sent)
+
+
+def _elementwise_kernels(training: Training, count: float) -> tuple[Kernel, ...]:
+    """The update of weights element by element, or of the momentum of matrices."""
+    if not isinstance(training.optimizer, Muon):
+        return optimizer_step_kernels(training, count)
+    return (momentum_kernel(training.recipe.weight_formats, count),) if count else ()
 
 
 def _prepare_gradients(
@@ -386,13 +435,14 @@ def _add_host_updates(
 
 
 def _updated_parameters(plan: Plan, stages: tuple[PipelineStage, ...]) -> Iterator[tuple[Training, float]]:
-    """Number of parameters a rank updates, grouped by weight formats, as a `Training` with these formats."""
-    counts: dict[WeightFormats, float] = {}
+    """Number of parameters a rank updates, by weight formats and optimizer, as a `Training` with these."""
+    counts: dict[tuple[WeightFormats, AnyOptimizer], float] = {}
     for group in plan.trained_groups:
         parameter_count = sum(plan.parameter_count(stage, group.name) for stage in stages)
-        counts[group.formats] = counts.get(group.formats, 0.0) + parameter_count / group.shard_count
-    for formats, count in counts.items():
-        yield plan.with_weight_formats(formats), count
+        key = group.formats, group.optimizer
+        counts[key] = counts.get(key, 0.0) + parameter_count / group.shard_count
+    for (formats, optimizer), count in counts.items():
+        yield replace(plan.with_weight_formats(formats), optimizer=optimizer), count
 
 
 def _add_global_norm(builder: RankProgramBuilder, kernels: list[Operation]) -> tuple[int, ...]:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.hf_fields import FULL, SLIDING, HfConfig
-from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LayerSpec, MlpType, QkNorm, stack_layers
+from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerSpec, MlpType, stack_layers
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, uniform_model
 
 _COHERE2_PERIOD: Final = 4

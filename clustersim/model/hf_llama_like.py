@@ -11,14 +11,13 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
+from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.hf_fields import HfConfig
 from clustersim.model.hf_llama import LlamaFamily, uniform_windows
 from clustersim.model.hf_moe import MoeConfigKeys
 from clustersim.model.layer_stack import (
     BlockForm,
-    FullAttention,
     LayerGroup,
-    QkNorm,
     ScoreFunction,
     merge_groups,
 )
@@ -119,7 +118,7 @@ def _without_positions_in_full_layers(model: TransformerModel) -> TransformerMod
     for group in model.stack:
         match group.spec.attention:
             case FullAttention(window=None) as full:
-                spec = replace(group.spec, attention=replace(full, rotary_percent=0.0))
+                spec = replace(group.spec, mixer=replace(full, rotary_percent=0.0))
                 groups.append(LayerGroup(spec, group.count))
             case _:
                 groups.append(group)

@@ -21,6 +21,8 @@ from clustersim.memory.footprint import CONSTANT_CATEGORIES, Footprint
 from clustersim.memory.host_memory import HostMemoryUse, host_memory_use
 from clustersim.memory.ledger import MemoryLedger
 from clustersim.memory.timeline import capacity_by_pipeline_rank, ledgers_from_order, max_utilization
+from clustersim.model.framework import Framework
+from clustersim.model.layer_stack import layer_count
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.parallel.expert_load_factors import most_loaded_factor
 from clustersim.parallel.mesh import PIPELINE
@@ -147,7 +149,33 @@ def checkpoint_bytes(scenario: ResolvedScenario) -> Bytes:
 def build_footprint(scenario: ResolvedScenario, plan: Plan) -> Footprint:
     """The memory model of a plan, for the ranks whose experts get the most tokens."""
     plan = replace(plan, expert_token_ratio=most_loaded_factor(plan, scenario.steps))
-    return Footprint(plan, scenario.framework, scenario.cluster.accelerator.context_bytes)
+    return Footprint(plan, anchored_framework(scenario, plan), scenario.cluster.accelerator.context_bytes)
+
+
+def anchored_framework(scenario: ResolvedScenario, plan: Plan) -> Framework:
+    """The scenario's framework; with the fragmentation and the unexplained memory of a profiled step, if known."""
+    record = scenario.cost.record
+    anchor = None if record is None or record.profile is None else record.profile.memory
+    if anchor is None:
+        return scenario.framework
+    layers = max(rank_layers(plan, stage) for stage in range(plan.layout.pp))
+    return replace(
+        scenario.framework,
+        fragmentation=anchor.fragmentation,
+        selective_fragmentation=None,
+        full_fragmentation=None,
+        workspace_bytes=scenario.framework.workspace_bytes + anchor.residual_of(layers, rank_tokens(plan)),
+    )
+
+
+def rank_layers(plan: Plan, pipeline_rank: int) -> int:
+    """Transformer layers of a pipeline rank."""
+    return max(1, sum(layer_count(stage.stack) for stage in plan.stages_on_rank(pipeline_rank)))
+
+
+def rank_tokens(plan: Plan) -> int:
+    """Tokens of a microbatch on one rank."""
+    return max(1, plan.training.microbatch * plan.training.sequence // plan.layout.cp)
 
 
 def memory_capacities(scenario: ResolvedScenario) -> tuple[Bytes, ...]:

@@ -45,8 +45,14 @@ MANUAL_PLAN: dict[str, Any] = {
 }
 BENCHMARK_COMMANDS = ("calibrate --for plan.yaml -o", "calibrate --check", "torchrun")
 """Benchmarks that take minutes; `test_readme` parses their options, `tests/calibrate` runs them."""
+FROM_PROFILE = "tests/calibrate/test_from_profile.py"
 TESTED_ELSEWHERE = {
     "clustersim validate steps": "tests/published/test_steps.py",  # its table, per source
+    "clustersim calibrate from-profile trace.json.gz --for plan.yaml -o record.json": FROM_PROFILE,
+    "clustersim calibrate from-profile measured --for plan.yaml --snapshot memory.pickle --step-time 61.2ms "
+    "-o record.json": FROM_PROFILE,
+    "clustersim diff measured plan.yaml --set cost.record=record.json": FROM_PROFILE,
+    "clustersim search plan.yaml --set cost.record=record.json --set cluster.gpus=512": FROM_PROFILE,
     "python3 -m venv": "tests/cli/test_readme.py",  # installing needs a network
 }
 EXTRA_ARGUMENTS = {

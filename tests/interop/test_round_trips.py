@@ -71,7 +71,9 @@ MEGATRON_CHOICES = (
      "--recompute-granularity full --recompute-method block --recompute-num-layers 1", "--recompute-activations",
      "--recompute-granularity selective --recompute-modules mlp core_attn"],
     ["", "--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2 --sequence-parallel --tp-comm-overlap"],
-    ["", "--context-parallel-size 2"],
+    ["", "--context-parallel-size 2", "--context-parallel-size 2 --cp-comm-type a2a",
+     "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2"],
+    ["", "--optimizer lion", "--optimizer muon --muon-tp-mode distributed --muon-num-ns-steps 6"],
     ["", "--pipeline-model-parallel-size 2",
      "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 2",
      "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 4 --no-overlap-p2p-communication",
@@ -83,6 +85,7 @@ MEGATRON_CHOICES = (
      "--group-query-attention --num-query-groups 2 --kv-channels 32", "--untie-embeddings-and-output-weights",
      "--window-size 31,0", "--window-size 31,0 --window-attn-skip-freq 3 --softmax-type learnable"],
     ["", "--hidden-dropout 0 --attention-dropout 0", "--clip-grad 0", "--cross-entropy-loss-fusion",
+     "--cross-entropy-loss-fusion --cross-entropy-fusion-impl linear",
      "--attention-backend unfused", "--optimizer sgd", "--cuda-graph-impl local",
      "--mtp-num-layers 1 --position-embedding-type rope"],
 )  # fmt: skip

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from clustersim.common.errors import InputError
+from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.hf_config import read_hf_config
-from clustersim.model.layer_stack import BlockForm, FullAttention, MlpType, QkNorm, layer_specs
+from clustersim.model.layer_stack import BlockForm, MlpType, layer_specs
 from clustersim.model.presets import load_preset
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, parameter_count
 from tests.uniform_models import model_dimensions

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from clustersim.common.errors import InputError
+from clustersim.model.attention_spec import FullAttention
 from clustersim.model.hf_config import read_hf_config
-from clustersim.model.layer_stack import BlockForm, FullAttention, MoeMlp, layer_specs
+from clustersim.model.layer_stack import BlockForm, MoeMlp, layer_specs
 from clustersim.model.presets import load_preset
 from clustersim.model.transformer import (
     Norm,

@@ -4,11 +4,12 @@ One JSON file for each rank: the kernels of each GPU stream, each with the opera
 launch on the host. Readable by Holistic Trace Analysis (`TraceAnalysis(trace_dir=...)`) and AMD's
 TraceLens.
 
-Kernel durations are simulated. If a kernel and a comm op are one operation, the kernel begins with it and
-the comm op ends with it. A communication kernel lasts as long as data is transferred: NCCL's own kernels
-also spin while they wait for other ranks, which is idle time here, so that tools can distinguish both. The
-host's side is drawn and not simulated: every kernel is launched just before it starts. Times are integer
-nanoseconds, written in microseconds; HTA truncates them to microseconds unless HTA_DISABLE_NS_ROUNDING=1.
+Kernel durations are simulated; while the GPU waits for the host's launch, nothing runs. If a kernel and a
+comm op are one operation, the kernel begins with it and the comm op ends with it. A communication kernel
+lasts as long as data is transferred: NCCL's own kernels also spin while they wait for other ranks, which is
+idle time here, so that tools can distinguish both. The host's side is drawn and not simulated: every kernel
+is launched just before it starts. Times are integer nanoseconds, written in microseconds; HTA truncates
+them to microseconds unless HTA_DISABLE_NS_ROUNDING=1.
 Reference: pytorch/kineto, libkineto/src/output_json.cpp; facebookresearch/HolisticTraceAnalysis,
 docs/source/intro
 """
@@ -155,13 +156,16 @@ class _EventTemplates:
 def _kernel_runs(templates: _EventTemplates, spans: SpanTable) -> IntArray:
     """Every kernel and comm op by start: start and end in nanoseconds, template index, step: [4, n].
 
-    In a span with both, the kernel begins with it and the comm op ends with it.
+    In a span with both, the comm op ends with it.
     """
     stream = np.where(spans.is_task, spans.stream, _OPERATION_STREAM)
     key, label_index = np.unique(spans.description * len(_STREAM_IDS) + stream, return_inverse=True)
     for description, stream_index in (divmod(run_key, len(_STREAM_IDS)) for run_key in key.tolist()):
         templates.add(spans.descriptions[description], stream_index)
-    start, end = to_nanoseconds((spans.start, spans.transfer_start)), to_nanoseconds((spans.kernel_end, spans.end))
+    start, end = (
+        to_nanoseconds((spans.kernel_start, spans.transfer_start)),
+        to_nanoseconds((spans.kernel_end, spans.end)),
+    )
     template_index, step = (
         2 * label_index + np.array([[0], [1]]),
         spans.program.step_indices(templates.result.scenario.steps)[spans.task],

@@ -37,7 +37,8 @@ class SpanTable:
 
     event: [n] trace event, for an operation that of its pass; task: [n] task index in the program; operation:
     [n] index in the pass, -1 for a task itself; description: [n] index into descriptions; start, end: [n]
-    seconds; kernel_end: [n] seconds at which its kernel ended; transfer_start: [n] seconds at which its comm op
+    seconds; kernel_start, kernel_end: [n] seconds at which its kernel began, behind waiting for the host's launch, and
+    ended; transfer_start: [n] seconds at which its comm op
     began to transfer data.
     """
 
@@ -50,6 +51,7 @@ class SpanTable:
     description: IntArray
     start: FloatArray
     end: FloatArray
+    kernel_start: FloatArray
     kernel_end: FloatArray
     transfer_start: FloatArray
 
@@ -72,7 +74,8 @@ class SpanTable:
 
     def select(self, selection: BoolArray | IntArray | slice) -> "SpanTable":
         """Selected rows, in order."""
-        names = ("event", "task", "operation", "description", "start", "end", "kernel_end", "transfer_start")
+        columns = ("event", "task", "operation", "description", "start", "end")
+        names = (*columns, "kernel_start", "kernel_end", "transfer_start")
         return replace(self, **{name: getattr(self, name)[selection] for name in names})
 
     def first_tasks(self, task_count: int) -> "SpanTable":
@@ -114,7 +117,7 @@ def build_span_table(result: SimulationResult, rank: int) -> SpanTable:
     operation_index = operation_offsets[task[operation_spans]] + operation[operation_spans]
     start, end = trace.start[event], trace.end[event]
     start[operation_spans], end[operation_spans] = operations.start[operation_index], operations.end[operation_index]
-    kernel_end, transfer_start = end.copy(), start.copy()
+    kernel_start, kernel_end, transfer_start = start.copy(), end.copy(), start.copy()
     descriptions = _SpanDescriptions(result, rank, program)
     description = descriptions.by_task[task]
     description[operation_spans] = descriptions.by_operation[operation_index]
@@ -123,6 +126,9 @@ def build_span_table(result: SimulationResult, rank: int) -> SpanTable:
         descriptions.transfer_seconds[operation_index] + operations.transfer_delay[operation_index],
     )
     kernel_end[operation_spans] = np.maximum(end[operation_spans] - exposed_seconds, start[operation_spans])
+    kernel_start[operation_spans] = np.minimum(
+        start[operation_spans] + descriptions.stall_seconds[operation_index], kernel_end[operation_spans]
+    )
     transfer_start[operation_spans] = np.maximum(end[operation_spans] - transfer_seconds, start[operation_spans])
     return SpanTable(
         trace,
@@ -134,6 +140,7 @@ def build_span_table(result: SimulationResult, rank: int) -> SpanTable:
         description,
         start,
         end,
+        kernel_start,
         kernel_end,
         transfer_start,
     )
@@ -156,7 +163,7 @@ class _SpanDescriptions:
 
     by_task: [tasks] description index; of all operations, pass by pass: by_operation: description index;
     exposed_seconds: of its comm op, not overlapped by its own kernel; transfer_seconds: of its comm op,
-    infinite if it is the whole operation.
+    infinite if it is the whole operation; stall_seconds: of its kernel, in which the GPU waits for the launch.
     """
 
     def __init__(self, result: SimulationResult, rank: int, program: RankProgram) -> None:
@@ -166,11 +173,11 @@ class _SpanDescriptions:
         self.by_task = np.array([*map(self._task_id, program.tasks, program.body_index.tolist())])
         segments = [task.segment for task in program.tasks if isinstance(task, ComputeTask)]
         by_segment = {
-            segment: np.array([*self._segment_operations(segment)]).reshape(-1, 3)
+            segment: np.array([*self._segment_operations(segment)]).reshape(-1, 4)
             for segment in dict.fromkeys(segments)
         }
-        ids, self.exposed_seconds, self.transfer_seconds = np.concatenate(
-            [np.empty((0, 3)), *(by_segment[segment] for segment in segments)]
+        ids, self.exposed_seconds, self.transfer_seconds, self.stall_seconds = np.concatenate(
+            [np.empty((0, 4)), *(by_segment[segment] for segment in segments)]
         ).T
         self.by_operation = ids.astype(np.int64)
 
@@ -181,22 +188,23 @@ class _SpanDescriptions:
         timing = self._result.cost.comm_timing_by_group
         return self._id_of((type(task), body_index), lambda: describe_comm_task(task, timing(task.comm_op)))
 
-    def _segment_operations(self, segment: Segment) -> Iterator[tuple[int, Seconds, Seconds]]:
-        """Description index, exposed and transfer seconds of each operation of a segment."""
+    def _segment_operations(self, segment: Segment) -> Iterator[tuple[int, Seconds, Seconds, Seconds]]:
+        """Description index, exposed, transfer and stall seconds of each operation of a segment."""
         timing = self._result.cost.time_segment(self._rank, segment)
-        kernels = timing.kernel_seconds
+        kernels, stalls = timing.kernel_seconds, timing.launch_stalls.tolist()
         for index, operation in enumerate(segment.operations):
             overlap, comm_op = timing.overlaps.get(index), operation.comm_op
             key = (operation, timing.bottleneck[index], timing.provenance[index])
             algorithm = "" if comm_op is None else self._result.cost.comm_timing_by_group(comm_op).algorithm
             description_id = self._id_of(key, partial(describe_operation, operation, timing, index, algorithm))
             if overlap is None:
-                yield description_id, 0.0, np.inf
+                yield description_id, 0.0, np.inf, stalls[index]
             else:
                 yield (
                     description_id,
                     float(timing.exposed_comm[index]),
                     overlap.comm_duration(float(kernels[index]), overlap.comm_seconds),
+                    stalls[index],
                 )
 
     def _id_of(self, key: object, describe: Callable[[], SpanDescription]) -> int:
