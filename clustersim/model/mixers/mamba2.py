@@ -86,7 +86,9 @@ def mamba2_operators(rank: RankContext, mixer: Mamba2, *, after_norm: bool) -> l
     inner, channels = mixer.inner // shard.shards, _local_channels(mixer, shard)
     local_parameters = mixer.conv_channels // tp * (mixer.conv_taps + mixer.conv_bias) + 3 * mixer.heads // tp
     projection = input_projection(rank, "mixer.in_proj", mixer.projected // tp, after_norm=after_norm)
-    conv = convolution(shard, "mixer.conv1d", channels, taps=mixer.conv_taps, parameter_count=local_parameters)
+    conv = convolution(
+        shard, memory_bound.CAUSAL_CONV1D_CUDA, channels, taps=mixer.conv_taps, parameter_count=local_parameters
+    )
     conv = replace(conv, input_gradient=(*conv.forward, *conv.input_gradient))  # run again for the scan's backward
     norm_spec = memory_bound.GATED_RMSNORM if mixer.gated_norm else memory_bound.GATE
     groups = max(1, mixer.groups // shard.shards)
