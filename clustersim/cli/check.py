@@ -20,6 +20,7 @@ def check_scenario(file: Path, overrides: Sequence[str], *, quiet: bool = False)
     with code_permission("`check` never runs; `clustersim run --allow-code` does, once you have looked at it"):
         scenario = Scenario.load(file, overrides)
     from clustersim.results.memory_check import check
+    from clustersim.scenario.validation_rules.sites import site_crossings
     from clustersim.uncertainty.memory_error import fits_surely
 
     report = check(scenario)
@@ -30,6 +31,9 @@ def check_scenario(file: Path, overrides: Sequence[str], *, quiet: bool = False)
     verdict = fits if report.fits else "valid, but does not fit"
     if not (quiet and report.fits and is_sure and not report.warnings):
         print(f"{file}: {verdict}: {peak} of {capacity} on the peak-memory GPU{_format_host_memory(report)}")
+    if not quiet:
+        for crossing in site_crossings(scenario.layout, scenario.cluster.fabric):
+            print(f"  {crossing.description}")
     for warning in report.warnings:
         print(f"  warning: {warning}")
     for suggestion in report.suggestions:

@@ -166,8 +166,8 @@ def _importable_source(name: str, file: Path | None) -> Path:
     if source is None:
         available = [] if file is None else [path.stem for path in sorted(file.parent.glob("*.py"))]
         remedy = f"; {suggest_nearest(name, available)}" if available else ""
-        places = "where Python looks" if file is None else f"neither {file} nor where Python looks"
-        raise InputError(f"there is no module {name}, {places}{remedy}")
+        where = "where Python looks" if file is None else f"neither {file} nor where Python looks"
+        raise InputError(f"there is no module {name}, {where}{remedy}")
     return source
 
 

@@ -130,8 +130,10 @@ class MeasuredKernels:
         if key is None:
             return self._extrapolate(modelled, None)
         if key in self._absent or family_of(key) in self._absent_families:
-            known = Provenance.MEASURED if key in self._absent else Provenance.FITTED
-            return replace(modelled, seconds=0.0, provenance=provenance_of(self._origin, known), error=0.0)
+            provenance_of_absence = Provenance.MEASURED if key in self._absent else Provenance.FITTED
+            return replace(
+                modelled, seconds=0.0, provenance=provenance_of(self._origin, provenance_of_absence), error=0.0
+            )
         statistics = self._time_by_signature.get(key)
         if statistics is not None:
             return self._measured_timing(
@@ -147,9 +149,13 @@ class MeasuredKernels:
         return self._extrapolate(modelled, family_of(key))
 
     def _dispersion(self, statistics: TimeStatistics, family_name: str) -> float | None:
-        """Dispersion of a sample's repetitions; with a single repetition, the family's residual."""
+        """Dispersion of a sample's repetitions; with a single repetition, the family's residual.
+
+        A profiled kernel's repetitions are at different places of a step, whose mean is what a step takes: its error.
+        """
         if statistics.dispersion is not None:
-            return statistics.dispersion
+            place_count = statistics.repetitions if self._scales_samples else 1
+            return statistics.dispersion / math.sqrt(place_count)
         residual = None if self._fit is None else self._fit.residuals.get(family_name)
         return None if residual is None else residual.leave_one_out_error
 

@@ -40,7 +40,7 @@ _KIND_BY_KERNEL_KIND: Final[Mapping[KernelKind, GpuSpanKind]] = {
     KernelKind.SCAN: GpuSpanKind.ATTENTION,
 }
 _SIMULATED_NAME: Final = re.compile(rf"({'|'.join(kind.value for kind in KernelKind)})_[a-z0-9-]+::")
-_COMMUNICATION_NAME: Final = re.compile(r"nccl|rccl|deep_ep|deepep|hybrid_ep|nvshmem|all_reduce_kernel|onccl")
+_COMMUNICATION_NAME: Final = re.compile(r"nccl|rccl|^gloo:|deep_ep|deepep|hybrid_ep|nvshmem|all_reduce_kernel|onccl")
 _KIND_PATTERNS: Final = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (

@@ -35,10 +35,12 @@ _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
         ("encoder-num-layers", "encoder-seq-length", "decoder-num-layers", "decoder-seq-length"), _ENCODERS,
     ),
+    **dict.fromkeys(("bert-no-binary-head", "bert-load", "bert-embedder-type"), _ENCODERS),
+    **dict.fromkeys(("img-h", "img-w", "patch-dim"), "models of images are not modelled"),
     **dict.fromkeys(
         ("enable-mhc-connections", "moe-latent-size",
          "mtp-use-repeated-layer", "retro-add-retriever", "vision-pretraining", "freeze-all-layers",
-         "fp32-residual-connection", "distribute-saved-activations", "hierarchical-context-parallel-sizes",
+         "fp32-residual-connection", "distribute-saved-activations",
          "hybrid-context-parallel", "tensor-parallel-num-weight-shards", "expert-tensor-parallel-num-weight-shards",
          "enable-full-sharding-in-hsdp"),
         "it is not modelled",
@@ -71,6 +73,10 @@ _IRRELEVANT_FLAGS: Final = re.compile(
 """Flags that do not change the step, or are defaults of what is simulated."""
 
 
+CP_KIND_BY_FLAG: Final[Mapping[str, str]] = {
+    "p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses", "a2a+p2p": "two_dimensional",
+}  # fmt: skip
+"""Kinds of context parallelism, by --cp-comm-type."""
 LEGAL_VALUES: Final[Mapping[str, Sequence[str]]] = {
     "attention-backend": ("auto", "flash", "fused", "unfused", "local"),
     "transformer-impl": ("local", "transformer_engine", "inference_optimized"),

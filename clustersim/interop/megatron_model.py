@@ -123,7 +123,8 @@ def _known_tokenizer(parsed: MegatronArguments, extra: int) -> _Tokenizer:
     table = _tokenizer_table()
     types = [parsed.arguments.get(name, ())[:1] for name in ("patch-tokenizer-type", "tokenizer-type")]
     given = [value[0] for value in types if value]
-    given += ["GPT2BPETokenizer"] if "vocab-file" in parsed.arguments and given in ([], ["GPT2BPETokenizer"]) else []
+    is_bpe = {"vocab-file", "merge-file"} <= {*parsed.arguments}  # BERT's has no merges
+    given += ["GPT2BPETokenizer"] if is_bpe and not given else []
     for name in given:
         if (tokenizer := _tokenizer_of_type(name, extra)) is not None:
             return tokenizer

@@ -20,11 +20,13 @@ from clustersim.interop.model_equivalence import has_experts
 from clustersim.interop.torchtitan_config import TorchtitanConfig
 from clustersim.interop.torchtitan_flavors import ModelFlavor, find_flavor, flavor_model
 from clustersim.interop.torchtitan_pipeline import import_pipeline
-from clustersim.interop.torchtitan_sources import read_job
+from clustersim.interop.torchtitan_sources import JobContent, read_job
 from clustersim.model.training import AttentionBackend, FusedKernel
 
 DDP_BUCKET: Final = "100 MiB"
 """`bucket_cap_mb` of apply_ddp in models/llama3/infra/parallelize.py."""
+CP_KIND_BY_METHOD: Final = {"allgather": "all_gather", "alltoall": "ring"}
+"""Kinds of context parallelism by `context_parallel_rotate_method`; alltoall sends blocks on, one at a time."""
 RESHARD_BY_NAME: Final = {"default": None, "always": True, "never": False}
 MX_RECIPE: Final = "mxfp8-torchao"
 RECIPE_BY_NAME: Final = {"tensorwise": "fp8-tensorwise", "rowwise": "fp8-rowwise"}
@@ -76,7 +78,11 @@ def import_torchtitan(
     source: names it in errors; gpu_count: number of GPUs, if a degree is -1. Raises InputError for an invalid
     job, inconsistent degrees, and a step that cannot be expressed.
     """
-    content = read_job(text, source, context)
+    return import_job(read_job(text, source, context), source, cluster, gpu_count)
+
+
+def import_job(content: JobContent, source: str, cluster: str, gpu_count: int | None) -> ImportResult:
+    """The scenario of a job's sections; else as `import_torchtitan`."""
     config = TorchtitanConfig(content, source)
     flavor = find_flavor(config.string("model", "name"), config.string("model", "flavor"), source)
     degrees = _parallel_degrees(config, gpu_count)
@@ -175,6 +181,8 @@ def _layout_config(
     defaults = {"tp": 1, "cp": 1, "pp": 1, "sequence_parallel": False, "tp_comm_overlap": False, "data": None}
     if degrees.cp == 1:
         config.mark_irrelevant("parallelism", "context_parallel_load_balancer", "context_parallel_rotate_method")
+    else:
+        layout["cp_kind"] = config.choice("parallelism", "context_parallel_rotate_method", CP_KIND_BY_METHOD)
     changed = {key: value for key, value in layout.items() if value != defaults.get(key, "")}
     experts = _moe_layout(config, degrees, is_moe=has_experts(flavor_model(flavor)))
     return changed | ({"async_tensor_model_parallel_allreduce": False} if degrees.tp > 1 else {}) | experts

@@ -90,6 +90,11 @@ class SoftmaxAttention(Mixer):
         """Elements per token of keys and values on one of tp ranks: at least one head's."""
         return max(1, self.kv_heads // tp) * (self.head_dim + self.v_head_dim)
 
+    def exchanged_widths(self, tp: int, ranks: int) -> tuple[int, int]:
+        """Elements per token of queries, keys and values, one head of these for each rank at least; and of outputs."""
+        heads, kv_heads = self.heads // tp, max(1, self.kv_heads // tp, ranks)
+        return heads * self.head_dim + kv_heads * (self.head_dim + self.v_head_dim), heads * self.v_head_dim
+
     @property
     def sharded_sizes(self) -> tuple[ShardedSize, ...]:
         """Heads, and key-value heads, of which each rank has at least one."""

@@ -91,12 +91,25 @@ class MatmulShape:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedKeys:
+    """Keys that queries attend to within packed documents.
+
+    mean: of all queries, causal; full: without a causal mask; longest: of one document, or the window.
+    """
+
+    mean: float
+    full: float
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
     """softmax(Q K^T) V of `batch` sequences: queries [query, heads, head_dim], keys [key, kv_heads, head_dim].
 
     window: how many keys, its own among them, a causal query attends to; None: all before it; value_dim: head
     dimension of values [key, kv_heads, value_dim] and outputs, where it differs from that of queries and keys
-    (MLA).
+    (MLA); trailing: the queries are the last ones of the keys' sequence, not a sample that attends to the mean;
+    packed: they attend to keys of their own documents alone, None: to all.
     """
 
     batch: int
@@ -108,6 +121,8 @@ class AttentionShape:
     causal: bool
     window: int | None = None
     value_dim: int | None = None
+    trailing: bool = False
+    packed: PackedKeys | None = None
 
     @property
     def value_head_dim(self) -> int:

@@ -5,6 +5,7 @@ from enum import Enum
 from typing import ClassVar, Final, Self
 
 from clustersim.common.enums import IdentityEnum
+from clustersim.model.documents import Documents
 from clustersim.model.lora import Lora
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.offload import NO_OFFLOAD, Offload
@@ -143,7 +144,8 @@ class Training:
     torch.utils.checkpoint without `use_reentrant` (`operators.early_stop_count`); else all of forward runs
     again, as in the checkpoints of Megatron-LM, Transformer Engine and DeepSpeed. lora: adapters trained with
     frozen weights, None: all weights are trained; overheads: extra work of the framework; expert_load:
-    imbalance of routed tokens over experts, None: balanced; fused: what runs as one kernel each.
+    imbalance of routed tokens over experts, None: balanced; fused: what runs as one kernel each; documents: packed into
+    sequences, None: each is one.
     """
 
     sequence: int
@@ -161,6 +163,7 @@ class Training:
     lora: Lora | None = None
     overheads: Overheads = NO_OVERHEADS
     expert_load: ExpertLoad | None = None
+    documents: Documents | None = None
 
     @property
     def orthogonalizes_dense(self) -> bool:

@@ -229,6 +229,7 @@ def _resolve_config(
         steps=config.steps,
         economics=settings.economics,
         reliability=settings.reliability,
+        diloco=None if config.diloco is None else config.diloco.diloco_settings(),
     )
 
 

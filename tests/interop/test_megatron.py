@@ -431,8 +431,8 @@ def test_a_tokenizer_type_sets_the_vocabulary() -> None:
             "'soap' is not modelled; adam",
         ),
         (
-            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--context-parallel-size 2 --cp-comm-type a2a",
-            "'a2a' is not modelled",
+            "torchrun --nproc_per_node 8 pretrain_gpt.py " + SMALL + "--context-parallel-size 2 --cp-comm-type p2p a2a",
+            "kinds that differ by layer are not modelled",
         ),
         (
             "torchrun --nproc_per_node 8 pretrain_gpt.py "

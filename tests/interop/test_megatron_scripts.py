@@ -203,6 +203,44 @@ def test_recomputation_of_all_years(arguments: str, recompute: object) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "layout"),
+    [
+        ("--cp-comm-type p2p", {}),
+        ("--cp-comm-type a2a", {"cp_kind": "ulysses"}),
+        ("--cp-comm-type all_gather", {"cp_kind": "all_gather"}),
+        (
+            "--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4",
+            {"cp_kind": "two_dimensional", "cp_inner": 2},
+        ),
+    ],
+)
+def test_kinds_of_context_parallelism(arguments: str, layout: dict[str, object]) -> None:
+    imported = mapping(f"{TORCHRUN} {BASE} --context-parallel-size 8 {arguments}")["layout"]
+    assert {key: value for key, value in imported.items() if key in ("cp_kind", "cp_inner")} == layout
+    assert "cp_kind" not in mapping(f"{TORCHRUN} {BASE} {arguments}")["layout"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "optimizer", "data"),
+    [
+        ("--optimizer lion", "lion", "ddp"),
+        ("--optimizer muon", "muon", "ddp"),
+        ("--optimizer dist_muon", "muon", "zero"),
+        ("--optimizer muon --use-distributed-optimizer", "muon", "zero"),
+        (
+            "--optimizer muon --muon-num-ns-steps 6 --muon-tp-mode blockwise --muon-use-syrk",
+            {"name": "muon", "steps": 6, "tensor_parallel": "blockwise", "symmetric": True},
+            "ddp",
+        ),
+    ],
+)
+def test_optimizers(arguments: str, optimizer: object, data: str) -> None:
+    imported = mapping(f"{TORCHRUN} {BASE} {arguments}")
+    assert imported["training"]["optimizer"] == optimizer
+    assert data in str(imported["layout"]["data"])
+
+
+@pytest.mark.parametrize(
     ("implementation", "loss"), [("native", "fused"), ("te", "fused"), ("linear", "cut_cross_entropy")]
 )
 def test_fused_losses(implementation: str, loss: str) -> None:

@@ -8,6 +8,7 @@ Context parallelism either exchanges tokens for heads, so that a rank mixes all 
 from dataclasses import dataclass, replace
 
 from clustersim.common.units import Bytes
+from clustersim.model import memory_bound
 from clustersim.model.kernels import MemoryBoundShape
 from clustersim.model.linear import LinearLayer
 from clustersim.model.memory_bound import MemoryBoundSpec
@@ -21,6 +22,7 @@ from clustersim.model.operators import (
     TpCombine,
 )
 from clustersim.model.sharded_layer import RankContext, linear_operator, memory_bound_operator
+from clustersim.model.training import FusedKernel
 
 _ALIGNED_COLUMNS = 8  # 16 bytes in 16-bit formats, below which matmul kernels are much slower
 
@@ -118,6 +120,16 @@ def convolution(
     """A causal convolution of `channels` channels with SiLU, which saves its input; spec: one of CAUSAL_CONV1D*."""
     shape = spec.shape_for(shard.tokens, channels, table=taps)
     return pass_operator(shard, "mixer.conv1d", spec, shape, parameter_count=parameter_count)
+
+
+def gated_rmsnorm_spec(rank: RankContext) -> MemoryBoundSpec:
+    """An RMSNorm times an activation of a gate: one kernel where norms are fused."""
+    return memory_bound.gated_rmsnorm_spec(fused=rank.training.fuses(FusedKernel.NORM))
+
+
+def gate_spec(rank: RankContext) -> MemoryBoundSpec:
+    """A product with the activation of a gate: one kernel where activations are fused."""
+    return memory_bound.gate_spec(fused=rank.training.fuses(FusedKernel.ACTIVATION))
 
 
 def pass_operator(

@@ -20,7 +20,14 @@ from clustersim.common.units import Flop
 from clustersim.model import memory_bound
 from clustersim.model.kernels import ScanRoutine, ScanShape
 from clustersim.model.mixer import AttentionFlopConvention, ContextRule, Mixer, ShardedSize
-from clustersim.model.mixers.blocks import MixerShard, convolution, input_projections, output_projection, pass_operator
+from clustersim.model.mixers.blocks import (
+    MixerShard,
+    convolution,
+    gated_rmsnorm_spec,
+    input_projections,
+    output_projection,
+    pass_operator,
+)
 from clustersim.model.operators import Operator
 from clustersim.model.scan import FP32_BYTES, Scan, ScanStage
 from clustersim.model.sharded_layer import RankContext
@@ -98,9 +105,10 @@ def gated_delta_net_operators(rank: RankContext, mixer: GatedDeltaNet, *, after_
         parameter_count=local_parameters,
     )
     value_rows = shard.tokens * (mixer.value_heads // shard.shards)
+    norm_spec = gated_rmsnorm_spec(rank)
     norm = pass_operator(
-        *(shard, "mixer.gated_norm", memory_bound.GATED_RMSNORM),
-        memory_bound.GATED_RMSNORM.shape_for(value_rows, mixer.value_dim),
+        *(shard, "mixer.gated_norm", norm_spec),
+        norm_spec.shape_for(value_rows, mixer.value_dim),
         parameter_count=mixer.value_dim,
     )
     return [

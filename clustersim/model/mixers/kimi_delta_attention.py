@@ -21,7 +21,14 @@ from clustersim.model import memory_bound
 from clustersim.model.kernels import ScanRoutine, ScanShape
 from clustersim.model.linear import LinearLayer
 from clustersim.model.mixer import AttentionFlopConvention, ContextRule, Mixer, ShardedSize
-from clustersim.model.mixers.blocks import MixerShard, convolution, input_projections, output_projection, pass_operator
+from clustersim.model.mixers.blocks import (
+    MixerShard,
+    convolution,
+    gated_rmsnorm_spec,
+    input_projections,
+    output_projection,
+    pass_operator,
+)
 from clustersim.model.operators import Operator, TpCollective, TpCollectives, TpCombine
 from clustersim.model.scan import FP32_BYTES, Scan, ScanStage
 from clustersim.model.sharded_layer import RankContext, linear_operator
@@ -90,9 +97,10 @@ def kimi_delta_attention_operators(rank: RankContext, mixer: KimiDeltaAttention,
     )
     rows, heads = shard.tokens, mixer.heads // tp
     query_key = memory_bound.L2NORM.shape_for(2 * rows * heads, mixer.key_dim)
+    norm_spec = gated_rmsnorm_spec(rank)
     norm = pass_operator(
-        *(shard, "mixer.gated_norm", memory_bound.GATED_RMSNORM),
-        memory_bound.GATED_RMSNORM.shape_for(rows * heads, mixer.value_dim),
+        *(shard, "mixer.gated_norm", norm_spec),
+        norm_spec.shape_for(rows * heads, mixer.value_dim),
         parameter_count=mixer.value_dim + (mixer.value_width // tp if mixer.gate_bias else 0),
     )
     return [

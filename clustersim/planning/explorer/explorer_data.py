@@ -29,6 +29,7 @@ from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.presets import PRESETS
 from clustersim.model.recipe_files import load_recipe
 from clustersim.model.transformer import TransformerModel, change_layer, parameter_count
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.mesh import PIPELINE, TENSOR
 from clustersim.planning.explorer.column_sizes import column_names, column_sizes
 from clustersim.planning.explorer.expert_traffic import dispatch_bytes_table
@@ -147,6 +148,11 @@ def _simplified_model(scenario: Scenario) -> TransformerModel:
     keeps different states of different weights.
     """
     model = scenario.model
+    if scenario.layout.cp_kind is not ContextParallelKind.RING:
+        raise InputError(
+            f"layout.cp_kind: {scenario.layout.cp_kind.value}; the explorer's page knows rings alone, run, check and "
+            "what-if know all kinds"
+        )
     if isinstance(scenario.training.optimizer, Muon):
         raise InputError(
             "training.optimizer: muon keeps other states of matrices than of other weights, and the explorer's page "

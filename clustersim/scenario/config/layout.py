@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from clustersim.common.errors import InputError, format_value
+from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.model.layer_stack import MAX_LAYERS
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.layer_partition import (
     AccountForEnds,
     BalancedFlops,
@@ -106,7 +107,7 @@ class LayoutConfig(ConfigModel):
     tp: Degree = 1
     """tensor-parallel degree"""
     cp: Degree = 1
-    """context-parallel degree (ring attention)"""
+    """context-parallel degree"""
     pp: Degree = 1
     """pipeline-parallel degree: ranks of a pipeline"""
     dp: Degree | None = None
@@ -115,6 +116,12 @@ class LayoutConfig(ConfigModel):
     """expert-parallel degree: ranks that experts are distributed over, folded onto tp, cp and dp"""
     etp: Degree | None = None
     """expert-tensor-parallel degree: ranks that each expert is sharded over; left out: 1"""
+    cp_kind: Annotated[ContextParallelKind, enum_parser(ContextParallelKind)] = ContextParallelKind.RING
+    """what its ranks exchange for attention, see [Context parallelism](scenario.md#context-parallelism)"""
+    cp_inner: Degree | None = None
+    """ranks of its inner groups, which two_dimensional and hierarchical need; left out: none"""
+    cp_balanced: bool = True
+    """ranks have a chunk from the front of each sequence and its mirror chunk from the back (zigzag)"""
     dispatcher: Annotated[TokenDispatcher, enum_parser(TokenDispatcher)] = TokenDispatcher.ALL_TO_ALL
     """token dispatcher: how tokens are sent to experts and back"""
     dispatcher_num_sms: Annotated[int, Field(ge=1, le=_MAX_SMS)] | None = None
@@ -151,6 +158,21 @@ class LayoutConfig(ConfigModel):
     """the data-parallel strategy, see [Sharding](scenario.md#sharding); left out: ddp"""
     layers_per_stage: LayerSplitConfig = LayerSplitConfig()
     """partition of layers into pipeline stages; left out: even"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_context(cls, value: object) -> object:
+        """`cp: {degree: 8, kind: ulysses}` is short for the keys that begin with cp."""
+        if not isinstance(value, dict) or not isinstance(context := value.get("cp"), dict):
+            return value
+        names = {"degree": "cp", **{key: f"cp_{key}" for key in ("kind", "inner", "balanced")}}
+        for key in context:
+            if key not in names:
+                raise config_error(f"cp.{key} is unknown; {suggest_nearest(str(key), names)}")
+            if names[key] in value and key != "degree":
+                raise config_error(f"{names[key]} is given by cp, too; write cp.{key} alone")
+        others = {key: item for key, item in value.items() if key != "cp"}
+        return others | {names[key]: item for key, item in context.items()}
 
     @property
     def ranks_per_replica(self) -> int:

@@ -29,6 +29,7 @@ from clustersim.model.training import (
     Training,
 )
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
+from clustersim.scenario.config.documents import DocumentsConfig
 from clustersim.scenario.config.expert_load import ExpertLoadConfig, none_from_balanced
 from clustersim.scenario.config.global_batch import parse_global_batch
 from clustersim.scenario.config.lora import LoraConfig
@@ -293,6 +294,9 @@ class TrainingConfig(ConfigModel):
     """LoRA adapters on frozen weights, or none; left out: none"""
     expert_load: Annotated[ExpertLoadConfig | None, BeforeValidator(none_from_balanced)] = None
     """imbalance of tokens over experts, or balanced; left out: balanced"""
+    documents: Annotated[DocumentsConfig | None, BeforeValidator(none_from_word)] = None
+    """lengths of documents packed into sequences, see [Packed documents](scenario.md#packed-documents), or none; left
+    out: none"""
     overheads: Annotated[OverheadsConfig | None, BeforeValidator(none_from_word)] = OverheadsConfig()
     """differences from the framework's per-step overheads, or none: no overheads; left out: the framework's"""
 
@@ -323,6 +327,7 @@ class TrainingConfig(ConfigModel):
             "recompute": self.recompute.recompute_policy(),
             "lora": lora,
             "optimizer": self.optimizer.optimizer(),
+            "documents": None if self.documents is None else self.documents.packed_documents(),
         }
         stated_early_stop = self.recompute.early_stop
         early_stop = framework.early_stop if stated_early_stop is None else stated_early_stop

@@ -12,7 +12,7 @@ from clustersim.common.errors import InputError, format_value
 from clustersim.cost.jitter import MAX_NORMAL_STD, Distribution
 from clustersim.model.layer_stack import MAX_LAYERS
 from clustersim.model.lora import LoraTarget
-from clustersim.model.mixer import ContextRule, ShardedSize
+from clustersim.model.mixer import ShardedSize
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.transformer import PositionEncoding, TransformerModel, projection_sizes
 from clustersim.parallel.layer_partition import partition_evenly, partition_layers
@@ -22,6 +22,14 @@ from clustersim.scenario.config.offload import check_offload
 from clustersim.scenario.config_reader import MAX_TOKENS, MAX_WIDTH
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.context_parallel import (
+    check_context_groups,
+    check_context_parallel,
+    check_documents,
+    check_exchanged_heads,
+    sequence_chunks,
+)
+from clustersim.scenario.validation_rules.diloco import check_diloco
 from clustersim.scenario.validation_rules.moe import (
     check_dispatcher,
     check_expert_load,
@@ -145,23 +153,6 @@ def _check_sharded_sizes(scenario: ResolvedScenario, sizes: tuple[ShardedSize, .
                 f"layout.tp: {tp} neither divides the {size.size} {size.key} of {name} nor is a multiple of them "
                 "(each then held by several ranks)",
                 Remedy.nearest("layout.tp", tp, allowed),
-            )
-
-
-def check_context_parallel(scenario: ResolvedScenario) -> Iterator[str]:
-    """Check that context parallelism has a rule for every mixer, and divides the heads that it exchanges."""
-    tp, cp = scenario.layout.tp, scenario.layout.cp
-    for mixer in scenario.model.distinct_mixers if cp > 1 else ():
-        if mixer.context_rule is ContextRule.NONE:
-            yield Problem(
-                f"layout.cp: {cp} splits sequences, and how {mixer.label} works on a part of one is not known",
-                Remedy("layout.cp", ((1,),)),
-            )
-        size = mixer.sharded_sizes[0]
-        if mixer.context_rule is ContextRule.HEAD_EXCHANGE and size.size % (tp * cp):
-            yield Problem(
-                f"layout.cp: tp {tp} x cp {cp} do not divide the {size.size} {size.key} of {scenario.model.name}",
-                Remedy.nearest("layout.cp", cp, [d for d in divisors(size.size) if size.size % (tp * d) == 0]),
             )
 
 
@@ -296,7 +287,7 @@ def _check_pipeline_order(scenario: ResolvedScenario) -> Iterator[str]:
 def check_sequence(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that the model has enough positions, and that cp and tp divide the sequence."""
     model, layout, sequence = scenario.model, scenario.layout, scenario.training.sequence
-    cp_chunks = 2 * layout.cp if layout.cp > 1 else 1
+    cp_chunks = sequence_chunks(layout)
     divisor = cp_chunks * layout.tp if layout.sequence_parallel else cp_chunks
     if model.positions is PositionEncoding.LEARNED and sequence > model.max_positions:
         yield Problem(
@@ -304,7 +295,8 @@ def check_sequence(scenario: ResolvedScenario) -> Iterator[str]:
             Remedy.multiples("training.sequence", model.max_positions + 1, divisor, at_most=model.max_positions),
         )
     if sequence % divisor:
-        factors = [f"2 x cp {layout.cp}"] * (layout.cp > 1) + [f"tp {layout.tp}"] * layout.sequence_parallel
+        chunks = f"2 x cp {layout.cp}" if cp_chunks > layout.cp else f"cp {layout.cp}"
+        factors = [chunks] * (layout.cp > 1) + [f"tp {layout.tp}"] * layout.sequence_parallel
         yield Problem(
             f"training.sequence: {sequence} is not a multiple of {' x '.join(factors)} = {divisor}",
             Remedy.multiples("training.sequence", sequence, divisor),
@@ -427,8 +419,12 @@ def check_deepspeed_zero3(scenario: ResolvedScenario) -> Iterator[str]:
 
 _CheckRule = Callable[[ResolvedScenario], Iterator[str]]
 _CHECKS: tuple[_CheckRule, ...] = (
+    check_diloco,
     check_heads,
     check_context_parallel,
+    check_context_groups,
+    check_exchanged_heads,
+    check_documents,
     check_widths,
     check_routers,
     check_expert_parallelism,
