@@ -184,6 +184,7 @@ class MemoryBoundOp(IdentityEnum):
     UNSCALE = "unscale"  # in-place multiple of a tensor, and whether all of it is finite
     CAUSAL_MASK = "causal_mask"  # a matrix [rows, width] of ones, its lower triangle, and the mask of its zeros
     CAUSAL_CONV1D = "causal_conv1d"  # of `table` taps over a sequence, one filter per column, with SiLU
+    CAUSAL_CONV1D_CUDA = "causal_conv1d_cuda"  # the same, of Dao-AILab/causal-conv1d
     GATED_RMSNORM = "gated_rmsnorm"  # RMSNorm of rows, times an activation of a gate
     L2NORM = "l2norm"  # rows divided by their Euclidean norm
     SILU = "silu"

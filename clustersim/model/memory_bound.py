@@ -267,6 +267,8 @@ CAUSAL_CONV1D = MemoryBoundSpec(
     saved=MemoryPasses(1),
     fused=True,
 )
+# Written in CUDA, of Dao-AILab/causal-conv1d, which Mamba layers call.
+CAUSAL_CONV1D_CUDA = replace(CAUSAL_CONV1D, op=MemoryBoundOp.CAUSAL_CONV1D_CUDA)
 # Elements are those of the result. Backward reads the result's gradient, input and gate, and writes two gradients.
 GATED_RMSNORM = MemoryBoundSpec(
     KernelKind.NORM, MemoryBoundOp.GATED_RMSNORM, MemoryPasses(3), MemoryPasses(5), saved=MemoryPasses(2), fused=True

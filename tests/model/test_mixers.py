@@ -280,3 +280,19 @@ def test_scan_kernels_have_the_shape_of_their_states(mixer: Mixer) -> None:
     shapes = {kernel.shape for kernel in _kernels(_layer(mixer), KernelKind.SCAN)}
     assert all(isinstance(shape, ScanShape) for shape in shapes)
     assert {shape.backward for shape in shapes if isinstance(shape, ScanShape)} == {False, True}
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [replace(DELTA, key_heads=2, value_heads=6), replace(KDA, heads=6)],
+    ids=_label,
+)
+def test_scalars_of_heads_have_a_matrix_of_their_own_where_they_would_misalign_the_others(mixer: Mixer) -> None:
+    layer = _layer(mixer)
+    widths = {op.name: op.linear.outputs for op in layer.operators if op.linear is not None}
+    per_head = 2 if isinstance(mixer, GatedDeltaNet) else 1
+    assert widths["mixer.head_proj"] == 6 * per_head
+    assert widths["mixer.in_proj"] % 8 == 0
+    assert layer.parameter_count == mixer.parameter_count(HIDDEN, linear_bias=False) + HIDDEN
+    aligned = {op.name for op in _layer(DELTA).operators}
+    assert "mixer.head_proj" not in aligned

@@ -24,7 +24,7 @@ from clustersim.model.mixers.blocks import (
     MixerShard,
     convolution,
     gated_rmsnorm_spec,
-    input_projection,
+    input_projections,
     output_projection,
     pass_operator,
 )
@@ -94,10 +94,13 @@ class GatedDeltaNet(Mixer):
 def gated_delta_net_operators(rank: RankContext, mixer: GatedDeltaNet, *, after_norm: bool) -> list[Operator]:
     """The operators between the norm and the residual add."""
     shard, tp = MixerShard(rank, GatedDeltaNet.context_rule), rank.shard.tp
-    projection = input_projection(rank, "mixer.in_proj", mixer.projected // tp, after_norm=after_norm)
+    head_columns = 2 * mixer.value_heads // tp
+    *projections, last = input_projections(
+        rank, mixer.projected // tp - head_columns, head_columns, after_norm=after_norm
+    )
     local_parameters = mixer.conv_channels // tp * mixer.conv_taps + 2 * mixer.value_heads // tp
     conv = convolution(
-        *(shard, "mixer.conv1d", mixer.conv_channels // shard.shards),
+        *(shard, memory_bound.CAUSAL_CONV1D, mixer.conv_channels // shard.shards),
         taps=mixer.conv_taps,
         parameter_count=local_parameters,
     )
@@ -109,7 +112,8 @@ def gated_delta_net_operators(rank: RankContext, mixer: GatedDeltaNet, *, after_
         parameter_count=mixer.value_dim,
     )
     return [
-        replace(projection, tp_collectives=shard.exchange(mixer.projected // tp, "projections")),
+        *projections,
+        replace(last, tp_collectives=shard.exchange(mixer.projected // tp, "projections")),
         conv,
         _split_operator(mixer, shard),
         delta_rule_scan(mixer, shard).operator(rank, "mixer.scan"),
