@@ -12,6 +12,8 @@ from typing import Final, NamedTuple
 
 from clustersim.common.data_files import is_path
 from clustersim.common.errors import ClusterSimError, InputError, suggest_nearest
+from clustersim.common.plugins import code_permission
+from clustersim.common.processes import raise_interrupt_on_sigterm
 
 EXIT_BAD_INPUT: Final = 2
 EXIT_INTERRUPTED: Final = 130
@@ -81,9 +83,11 @@ COMMANDS: Final = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one calibration command; return the exit status (2 for bad input)."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    raise_interrupt_on_sigterm()
     try:
         command, options = parse_command(argv)
-        return command(options) or 0
+        with code_permission("" if options.allow_code else "runs only where --allow-code is typed"):
+            return command(options) or 0
     except ClusterSimError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
@@ -102,6 +106,7 @@ def parse_command(argv: Sequence[str]) -> tuple[Callable[[argparse.Namespace], i
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
+    parser.add_argument("--allow-code", action="store_true", help="run the Python code that a scenario names")
     return module.command, parser.parse_args(command_argv)
 
 

@@ -18,8 +18,11 @@ from calibrate.check.trainer import Trainer
 from clustersim.build import build_plan
 from clustersim.common.errors import InputError
 from clustersim.hardware.degradation import Degradations
-from clustersim.model.layer_stack import BlockForm, FullAttention, LatentAttention, QkNorm
+from clustersim.model.attention_spec import FullAttention, LatentAttention, QkNorm
+from clustersim.model.layer_stack import BlockForm
+from clustersim.model.linear_loss import RECOMPUTING_LOSSES
 from clustersim.model.offload import NO_OFFLOAD
+from clustersim.model.optimizers import Optimizer
 from clustersim.model.overheads import Grouping
 from clustersim.model.precision_recipe import MatmulFormats
 from clustersim.model.training import (
@@ -135,11 +138,19 @@ def _model_problems(scenario: Scenario) -> Iterator[str]:
             "flash, flash2 and standard can be checked"
         )
     yield from _recompute_problems(scenario)
+    yield from _loss_and_optimizer_problems(scenario)
     yield from _expert_problems(scenario)
     if scenario.training.offload != NO_OFFLOAD:
         yield "training.offload: what is on the host cannot be checked; set it to none"
     if layout.tp > 1 and scenario.training.loss is not LossImplementation.TORCH:
         yield "training.loss: DTensor's loss over a split vocabulary is PyTorch's; set it to torch"
+
+
+def _loss_and_optimizer_problems(scenario: Scenario) -> Iterator[str]:
+    if scenario.training.optimizer not in (Optimizer.ADAM, Optimizer.SGD):
+        yield "training.optimizer: only torch's adam and sgd can be checked"
+    if scenario.training.loss in RECOMPUTING_LOSSES:
+        yield "training.loss: losses that compute the logits again cannot be checked; set it to fused_linear"
 
 
 def _recompute_problems(scenario: Scenario) -> Iterator[str]:

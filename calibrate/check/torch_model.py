@@ -23,7 +23,8 @@ from calibrate.check.operator_labels import ATTENTION, LOOKUP, MATMUL, POSITIONS
 from calibrate.check.torch_dtypes import TRAINING_DTYPES
 from calibrate.kernels import formulas
 from clustersim.model import memory_bound as passes
-from clustersim.model.layer_stack import DenseMlp, FullAttention, LayerSpec, MlpSpec, MlpType, MoeMlp
+from clustersim.model.attention_spec import FullAttention
+from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpSpec, MlpType, MoeMlp
 from clustersim.model.training import AttentionBackend as Core
 from clustersim.model.training import FusedKernel, SelectiveRecompute, Training
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel

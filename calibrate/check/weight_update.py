@@ -25,7 +25,8 @@ from calibrate.check.fused_linear import FusedWgradLinear
 from calibrate.check.operator_labels import optimizer_label, record_label
 from calibrate.check.torch_dtypes import TRAINING_DTYPES
 from clustersim.model.kernels import MemoryBoundOp
-from clustersim.model.training import FusedKernel, Optimizer, Training
+from clustersim.model.optimizers import Optimizer
+from clustersim.model.training import FusedKernel, Training
 
 _LEARNING_RATE, _MOMENTUM = 1e-4, 0.9
 MAX_GRADIENT_NORM: Final = 1e3
@@ -84,7 +85,7 @@ class WeightUpdate:
         """Clip, update, and refresh the compute weights."""
         if self.training.gradient_clipping:
             self._clip_gradients()
-        with record_label(optimizer_label(_OPTIMIZER_OPS[self.training.optimizer])):
+        with record_label(optimizer_label(_OPTIMIZER_OPS[self.training.scalar_optimizer])):
             self._optimizer.step()
             if self._masters is not self.weights:
                 with torch.no_grad():

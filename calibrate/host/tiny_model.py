@@ -16,7 +16,8 @@ from calibrate.devices.device import TorchDevice
 from clustersim.common.errors import InputError
 from clustersim.cost.host_launch import launch_count
 from clustersim.lowering.units import UnitBuilder, pass_operations
-from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LayerGroup, LayerSpec, MoeMlp, QkNorm
+from clustersim.model.attention_spec import FullAttention, QkNorm
+from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerGroup, LayerSpec, MoeMlp
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.precision_recipe import MatmulFormats, PrecisionRecipe, mixed_precision
 from clustersim.model.training import NONE_FUSED, AttentionBackend, LossImplementation, NoRecompute, Training

@@ -16,16 +16,8 @@ from calibrate.check.moe import trainer_overheads
 from calibrate.check.rank_model import model_of_rank
 from clustersim.common.errors import InputError
 from clustersim.common.units import Bytes
-from clustersim.model.layer_stack import (
-    BlockForm,
-    DenseMlp,
-    FullAttention,
-    LayerGroup,
-    LayerSpec,
-    MoeMlp,
-    QkNorm,
-    merge_groups,
-)
+from clustersim.model.attention_spec import FullAttention, QkNorm
+from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerGroup, LayerSpec, MoeMlp, merge_groups
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.precision_recipe import PrecisionRecipe
 from clustersim.model.training import (

@@ -27,15 +27,17 @@ from clustersim.model.kernels import (
     MemoryBoundShape,
 )
 from clustersim.model.layer_stack import MlpType, MoeMlp
+from clustersim.model.linear_loss import RECOMPUTING_LOSSES
 from clustersim.model.memory_bound import MemoryBoundSpec
 from clustersim.model.operators import LayerShard
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
+from clustersim.model.optimizers import Optimizer
 from clustersim.model.overheads import Accumulation, Grouping, Overheads
 from clustersim.model.precision_recipe import MatmulFormats, OperandCast, PrecisionRecipe, mixed_precision
 from clustersim.model.presets import load_preset
 from clustersim.model.quantization import quantize_kernels, transpose_kernel
 from clustersim.model.recipe_files import load_recipe
-from clustersim.model.training import ALL_FUSED, NONE_FUSED, LossImplementation, Optimizer, Training
+from clustersim.model.training import ALL_FUSED, NONE_FUSED, LossImplementation, Training
 from clustersim.model.transformer import Norm, TransformerModel
 from clustersim.scenario import Scenario
 
@@ -82,6 +84,7 @@ _MOE_MODELS: Final = (  # and the expert-parallel degree
 )
 _MOE_TOKENS: Final = (1024, 4096)  # tokens of a rank
 _VOCABULARIES: Final = ((1024, 32000), (4096, 50257), (8192, 32064), (8192, 128256))  # tokens, logits
+_OPTIMIZERS = (Optimizer.ADAM, Optimizer.SGD)
 _PARAMETERS: Final = (2**20, 2**23, 2**26, 2**28, 2**30)
 
 
@@ -304,7 +307,10 @@ def _is_moe_kernel(kernel: Kernel) -> bool:
 
 
 def _loss_kernels(dtype: DType) -> Iterator[Kernel]:
-    for implementation, (row_count, width) in product(LossImplementation, _VOCABULARIES):
+    implementations = [
+        loss for loss in LossImplementation if loss not in RECOMPUTING_LOSSES
+    ]  # whose kernels are theirs
+    for implementation, (row_count, width) in product(implementations, _VOCABULARIES):
         loss_operator = memory_bound.loss_spec(implementation)
         yield loss_operator.forward_kernel("grid.loss", dtype, loss_operator.shape_for(row_count, width))
         yield from loss_operator.backward_kernels("grid.loss", dtype, loss_operator.shape_for(row_count, width))
@@ -319,7 +325,7 @@ def _loss_kernels(dtype: DType) -> Iterator[Kernel]:
 def _optimizer_kernels(dtype: DType) -> Iterator[Kernel]:
     full = mixed_precision(compute=DType.FP32, gradients=DType.FP32, master=None)
     mixed_recipe = mixed_precision(compute=dtype, gradients=DType.FP32, master=DType.FP32)
-    for parameters, fused, optimizer in product(_PARAMETERS, (ALL_FUSED, NONE_FUSED), Optimizer):
+    for parameters, fused, optimizer in product(_PARAMETERS, (ALL_FUSED, NONE_FUSED), _OPTIMIZERS):
         for precision in dict.fromkeys((full, mixed_recipe if dtype is not DType.FP32 else full)):
             overheads = Overheads(scale_clipped_gradients=True)
             training = Training(1, 1, recipe=precision, fused=fused, optimizer=optimizer, overheads=overheads)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clustersim.common.plugins import code_permission
 from clustersim.common.units import format_bytes, format_probability
 from clustersim.scenario import Scenario
 
@@ -16,8 +17,10 @@ def check_scenario(file: Path, overrides: Sequence[str], *, quiet: bool = False)
 
     quiet: print problems only: warnings, and that it does not fit.
     """
-    scenario = Scenario.load(file, overrides)
+    with code_permission("`check` never runs; `clustersim run --allow-code` does, once you have looked at it"):
+        scenario = Scenario.load(file, overrides)
     from clustersim.results.memory_check import check
+    from clustersim.scenario.validation_rules.sites import site_crossings
     from clustersim.uncertainty.memory_error import fits_surely
 
     report = check(scenario)
@@ -28,6 +31,9 @@ def check_scenario(file: Path, overrides: Sequence[str], *, quiet: bool = False)
     verdict = fits if report.fits else "valid, but does not fit"
     if not (quiet and report.fits and is_sure and not report.warnings):
         print(f"{file}: {verdict}: {peak} of {capacity} on the peak-memory GPU{_format_host_memory(report)}")
+    if not quiet:
+        for crossing in site_crossings(scenario.layout, scenario.cluster.fabric):
+            print(f"  {crossing.description}")
     for warning in report.warnings:
         print(f"  warning: {warning}")
     for suggestion in report.suggestions:

@@ -15,6 +15,7 @@ from clustersim.cli.outputs import Outputs, announce_file, write_json
 from clustersim.cli.progress import show_activity
 from clustersim.common.data_files import read_mapping
 from clustersim.common.errors import InputError
+from clustersim.common.plugins import code_permission
 from clustersim.common.units import Seconds, format_step_time
 from clustersim.interop.kineto import is_trace_path
 from clustersim.scenario import Scenario
@@ -110,7 +111,8 @@ def _load_result_file(file: Path, mapping: Mapping[str, Any], overrides: Sequenc
             f"{file}: has a scenario, but not the name and step_time_s of a result; `clustersim run --json` writes both"
         )
     try:
-        scenario = Scenario.from_mapping(scenario_mapping, overrides, default_name=name, path=file)
+        with code_permission("no result file may run; name the scenario that it is of"):
+            scenario = Scenario.from_mapping(scenario_mapping, overrides, default_name=name, path=file)
     except InputError as error:
         raise InputError(f"{error} ({_PATH_HINT})" if "cannot be read" in str(error) else str(error)) from error
     title = _side_title(scenario, file, overrides)
@@ -144,8 +146,7 @@ def _write_page(difference: "ResultDifference", results: "Sequence[SimulationRes
 
 
 def _print_difference(difference: "ResultDifference") -> None:
-    from rich.console import Console
-
+    from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.difference import render_difference
 
-    Console().print(render_difference(difference))
+    new_console().print(render_difference(difference))

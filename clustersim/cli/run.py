@@ -119,8 +119,7 @@ def _write_page(result: "SimulationResult", what_ifs: "WhatIfReport | None", pat
 
 
 def _print_result(result: "SimulationResult", what_ifs: "WhatIfReport | None") -> None:
-    from rich.console import Console
-
+    from clustersim.cli.terminal import new_console
     from clustersim.report.terminal.run import render_run
 
-    Console().print(render_run(result, what_ifs))
+    new_console().print(render_run(result, what_ifs))

@@ -98,10 +98,7 @@ def _load_entry_point(name: str) -> type[CollectiveAlgorithm]:
     """The class of an entry point."""
     (entry_point, *_) = entry_points(group=ENTRY_POINT_GROUP, name=name)
     with as_input_errors(f"entry point {name} of {ENTRY_POINT_GROUP} ({entry_point.value})"):
-        algorithm_class: type[CollectiveAlgorithm] = entry_point.load()
-        if not _INTERFACE.is_implemented_by(algorithm_class):
-            raise InputError(f"is no class with {_INTERFACE.method_signatures}")
-    return algorithm_class
+        return load_class(entry_point.value.replace(" ", ""), None, _INTERFACE)
 
 
 def _read_only(topology: GroupTopology) -> GroupTopology:

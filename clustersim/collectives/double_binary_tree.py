@@ -57,3 +57,22 @@ def binary_tree(node_count: int) -> tuple[IntArray, IntArray]:
     lowest_bit = child & -child
     upper_parent = (child ^ lowest_bit) | (lowest_bit << 1)
     return child, np.where(upper_parent < node_count, upper_parent, child ^ lowest_bit)
+
+
+def tree_site_crossings(domain_sites: IntArray | None) -> IntArray | int:
+    """The most edges between sites on a way from a leaf of either tree to its root: [groups], or 0 without sites.
+
+    domain_sites: [groups, domains] site of each domain.
+    """
+    if domain_sites is None:
+        return 0
+    domains = domain_sites.shape[1]
+    child, parent = binary_tree(domains)
+    crossings = np.zeros((2, *domain_sites.shape), np.int64)
+    for height in range(domains.bit_length(), -1, -1):
+        lower, upper = child[child & -child == 1 << height], parent[child & -child == 1 << height]
+        for shift in (0, 1):
+            is_crossing = domain_sites[:, (lower + shift) % domains] != domain_sites[:, (upper + shift) % domains]
+            crossings[shift][:, lower] = crossings[shift][:, upper] + is_crossing
+    most: IntArray = crossings.max(axis=(0, 2))
+    return most

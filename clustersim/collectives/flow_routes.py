@@ -24,12 +24,14 @@ _NO_LINK: Final = np.uint64(2**64 - 1)  # link -1 as an unsigned integer
 class FlowPaths:
     """Paths of flows with equal payload shares. links: [hops, groups, flows], -1 for no link.
 
-    latency: [groups, flows] seconds; share: fraction of the payload that each flow carries.
+    latency: [groups, flows] seconds; share: fraction of the payload that each flow carries; site_latency:
+    [groups, flows] the part of the latency between sites, None where there are none.
     """
 
     links: IntArray
     latency: FloatArray
     share: float
+    site_latency: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ def _find_paths(flows: Flows, fabric: Fabric, rotation: FabricRotation | None) -
     paths = fabric.find_paths(flows.sources.reshape(-1), flows.targets.reshape(-1))
     links = paths.links.T if rotation is None else rotation.orbit_of_link[paths.links.T]
     shape = len(flows.sources), flows.sources[0].size
-    return FlowPaths(links.reshape(-1, *shape), paths.latency.reshape(shape), flows.share)
+    site_latency = None if paths.site_latency is None else paths.site_latency.reshape(shape)
+    return FlowPaths(links.reshape(-1, *shape), paths.latency.reshape(shape), flows.share, site_latency)
 
 
 def _link_loads(paths: Sequence[FlowPaths], link_count: int) -> FloatArray:

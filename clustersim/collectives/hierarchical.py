@@ -27,7 +27,7 @@ class HierarchicalAlgorithm:
         if topology.domain_count < 2 or topology.rails < 2 or is_uneven:
             return ()
         build_phases = _PHASES_BY_COLLECTIVE.get(collective)
-        return build_phases(topology.heads) if build_phases else ()
+        return build_phases(topology) if build_phases else ()
 
 
 def _intra_domain_ring(members: IntArray) -> Phase:
@@ -37,12 +37,15 @@ def _intra_domain_ring(members: IntArray) -> Phase:
     return build_phase(ring, latency_steps=LatencySteps(local=domain_size - 1))
 
 
-def _inter_domain_ring(members: IntArray, passes: int) -> Phase:
+def _inter_domain_ring(topology: GroupTopology, passes: int) -> Phase:
     """A ring over the domains on each rail, with the rail's share of the payload; all-reduce makes two passes."""
+    members = topology.heads
     domains, domain_size = members.shape[1:]
-    share = passes * (domains - 1) / domains / domain_size
+    share, steps = passes * (domains - 1) / domains / domain_size, passes * (domains - 1)
+    site_steps = np.minimum(passes * topology.ring_site_crossings, steps)
     return build_phase(
-        Flows(members, np.roll(members, -1, axis=1), share), latency_steps=LatencySteps(network=passes * (domains - 1))
+        Flows(members, np.roll(members, -1, axis=1), share),
+        latency_steps=LatencySteps(network=steps, sites=site_steps),
     )
 
 
@@ -56,9 +59,11 @@ def _all_to_all_along(members: IntArray, axis: int) -> Phase:
     return build_phase(*flow_list, latency_steps=latency_steps)
 
 
-def _broadcast_phases(members: IntArray) -> tuple[Phase, ...]:
+def _broadcast_phases(topology: GroupTopology) -> tuple[Phase, ...]:
     """The root scatters inside its domain, rails forward the shares in a chain, domains all-gather."""
+    members = topology.heads
     domains, domain_size = members.shape[1:]
+    chain_steps = LatencySteps(network=domains - 1, sites=np.minimum(topology.ring_site_crossings, domains - 1))
     root = np.repeat(members[:, :1, :1], domain_size - 1, axis=2)
     scatter = build_phase(
         Flows(root, members[:, :1, 1:], 1 / domain_size, is_p2p=True), latency_steps=LatencySteps(local=1)
@@ -66,19 +71,25 @@ def _broadcast_phases(members: IntArray) -> tuple[Phase, ...]:
     chain = Flows(members[:, :-1], members[:, 1:], 1 / domain_size)
     return (
         scatter,
-        build_phase(chain, latency_steps=LatencySteps(network=domains - 1), fill_stages=max(domains - 2, 0)),
+        build_phase(chain, latency_steps=chain_steps, fill_stages=max(domains - 2, 0)),
         _intra_domain_ring(members),
     )
 
 
-_PHASES_BY_COLLECTIVE: Final[Mapping[CollectiveType, Callable[[IntArray], tuple[Phase, ...]]]] = {
-    CollectiveType.ALL_REDUCE: lambda members: (
-        _intra_domain_ring(members),
-        _inter_domain_ring(members, 2),
-        _intra_domain_ring(members),
+_PHASES_BY_COLLECTIVE: Final[Mapping[CollectiveType, Callable[[GroupTopology], tuple[Phase, ...]]]] = {
+    CollectiveType.ALL_REDUCE: lambda topology: (
+        _intra_domain_ring(topology.heads),
+        _inter_domain_ring(topology, 2),
+        _intra_domain_ring(topology.heads),
     ),
-    CollectiveType.ALL_GATHER: lambda members: (_inter_domain_ring(members, 1), _intra_domain_ring(members)),
-    CollectiveType.REDUCE_SCATTER: lambda members: (_intra_domain_ring(members), _inter_domain_ring(members, 1)),
-    CollectiveType.ALL_TO_ALL: lambda members: (_all_to_all_along(members, axis=2), _all_to_all_along(members, axis=1)),
+    CollectiveType.ALL_GATHER: lambda topology: (_inter_domain_ring(topology, 1), _intra_domain_ring(topology.heads)),
+    CollectiveType.REDUCE_SCATTER: lambda topology: (
+        _intra_domain_ring(topology.heads),
+        _inter_domain_ring(topology, 1),
+    ),
+    CollectiveType.ALL_TO_ALL: lambda topology: (
+        _all_to_all_along(topology.heads, axis=2),
+        _all_to_all_along(topology.heads, axis=1),
+    ),
     CollectiveType.BROADCAST: _broadcast_phases,
 }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from clustersim.collectives.double_binary_tree import tree_depth, tree_fill_stages, tree_flows
+from clustersim.collectives.double_binary_tree import tree_depth, tree_fill_stages, tree_flows, tree_site_crossings
 from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
 from clustersim.common.arrays import IntArray
 from clustersim.program.task import CollectiveType
@@ -35,7 +35,11 @@ class NvlsAlgorithm:
             return (
                 build_phase(*ports, latency_steps=LatencySteps(local=1), fill_stages=2.0),
             )  # a chunk is stored after it has been loaded
-        latency_steps = LatencySteps(local=1, network=2 * tree_depth(domain_count))
+        latency_steps = LatencySteps(
+            local=1,
+            network=2 * tree_depth(domain_count),
+            sites=2 * tree_site_crossings(topology.domain_sites),
+        )
         trees = tree_flows(heads, up=True, down=True)
         return (build_phase(*ports, *trees, latency_steps=latency_steps, fill_stages=tree_fill_stages(domain_count)),)
 

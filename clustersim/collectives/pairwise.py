@@ -50,7 +50,9 @@ def _shift_phase(topology: GroupTopology) -> Phase:
     members, hops = topology.members, topology.size - 1
     network_steps = hops if topology.domain_count > 1 else 0
     ring_flow = Flows(members, np.roll(members, -1, axis=1), hops / topology.size, is_p2p=True)
-    return build_phase(ring_flow, latency_steps=LatencySteps(local=hops - network_steps, network=network_steps))
+    site_steps = np.minimum(topology.ring_site_crossings, network_steps)
+    latency_steps = LatencySteps(local=hops - network_steps, network=network_steps, sites=site_steps)
+    return build_phase(ring_flow, latency_steps=latency_steps)
 
 
 def _all_to_all_phase(topology: GroupTopology) -> Phase:

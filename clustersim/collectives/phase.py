@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from clustersim.common.arrays import BoolArray, FloatArray, IntArray
-from clustersim.hardware.topology import Fabric
+from clustersim.hardware.topology import Fabric, HasSites
 from clustersim.program.task import CollectiveType, TokenRouting
 from clustersim.symmetry.labels import unique_by_columns
 
@@ -31,20 +31,27 @@ class LatencySteps:
     """Number of dependent latency steps of a phase, in each group: [groups] or one number for all.
 
     local: messages inside a domain that wait for each other; network: between domains; posts: messages that one
-    rank posts to its NIC back to back, without waiting for completion.
+    rank posts to its NIC back to back, without waiting for completion; sites: the network steps of one chain of
+    dependent messages that are between sites, None: all of them.
     """
 
     local: IntArray | int = 0
     network: IntArray | int = 0
     posts: IntArray | int = 0
+    sites: IntArray | int | None = None
+
+    @property
+    def counts(self) -> tuple[IntArray | int, ...]:
+        """Steps of all four kinds."""
+        return self.local, self.network, self.posts, self.network if self.sites is None else self.sites
 
     def broadcast_to(self, group_count: int) -> "LatencySteps":
         """The steps as arrays of `group_count` entries."""
-        return LatencySteps(*(np.broadcast_to(steps, group_count) for steps in (self.local, self.network, self.posts)))
+        return LatencySteps(*(np.broadcast_to(steps, group_count) for steps in self.counts))
 
     def select(self, group_indices: IntArray) -> "LatencySteps":
         """The steps of some of the groups, where they are arrays."""
-        return LatencySteps(*(np.asarray(steps)[group_indices] for steps in (self.local, self.network, self.posts)))
+        return LatencySteps(*(np.asarray(steps)[group_indices] for steps in self.counts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,8 @@ class GroupTopology:
 
     members: [groups, size] GPU ids, the root first; domain_sizes: members of each domain; is_switched: every
     domain's members share an NVLink domain; group_indices: [groups] index of each group among all groups of its
-    communicator kind; routing: of tokens to the members' experts, for dispatch and combine.
+    communicator kind; routing: of tokens to the members' experts, for dispatch and combine; domain_sites:
+    [groups, domains] site of each domain, None where there is only one.
     """
 
     members: IntArray
@@ -105,6 +113,15 @@ class GroupTopology:
     is_switched: bool
     group_indices: IntArray
     routing: TokenRouting | None = None
+    domain_sites: IntArray | None = None
+
+    @property
+    def ring_site_crossings(self) -> IntArray | int:
+        """How many hops of a ring over the domains are between sites: [groups], or 0 without sites."""
+        if self.domain_sites is None:
+            return 0
+        crossings: IntArray = np.count_nonzero(self.domain_sites != np.roll(self.domain_sites, -1, axis=1), axis=1)
+        return crossings
 
     @property
     def size(self) -> int:
@@ -130,7 +147,8 @@ class GroupTopology:
     def without_root_domain(self) -> "GroupTopology":
         """The topology without the root's domain."""
         root_size, *other_sizes = self.domain_sizes
-        return replace(self, members=self.members[:, root_size:], domain_sizes=tuple(other_sizes))
+        sites = None if self.domain_sites is None else self.domain_sites[:, 1:]
+        return replace(self, members=self.members[:, root_size:], domain_sizes=tuple(other_sizes), domain_sites=sites)
 
     @property
     def domains_by_size(self) -> tuple[IntArray, ...]:
@@ -163,12 +181,18 @@ def group_topology(members: IntArray, fabric: Fabric) -> tuple[GroupTopology, ..
     starts = np.diff(distance, axis=1, prepend=-1) != 0
     shape_ids, first = unique_by_columns([switched, _shape_ids(starts)])
     groups_by_shape = (np.flatnonzero(shape_ids == shape_id) for shape_id in range(len(first)))
-    return tuple(
+    topologies = (
         GroupTopology(
             members[group_indices], _domain_sizes(starts[first_group]), bool(switched[first_group]), group_indices
         )
         for group_indices, first_group in zip(groups_by_shape, first.tolist(), strict=True)
     )
+    return tuple(replace(topology, domain_sites=_domain_sites(topology, fabric)) for topology in topologies)
+
+
+def _domain_sites(topology: GroupTopology, fabric: Fabric) -> IntArray | None:
+    """[groups, domains] site of each domain; None without several sites."""
+    return fabric.site_ids(topology.members[:, topology.domain_starts]) if isinstance(fabric, HasSites) else None
 
 
 def _shape_ids(starts: BoolArray) -> IntArray:

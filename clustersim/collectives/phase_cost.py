@@ -4,7 +4,8 @@ A flow advances with its slowest link, and every link is shared in proportion to
 per byte of payload are the largest load / bandwidth along the route. A group's phase lasts as long as its
 slowest flow. Chunks follow each other, so with payload S, chunk c and `fill_stages` the bottleneck link works
 for S + fill_stages * c. Latency is the number of dependent steps times the latency of one, the longest in the
-group.
+group; that of links between sites counts only for the steps that are between sites, because it is longer than all
+others by orders of magnitude and few steps have it.
 
 Assumption: all groups of a communicator kind communicate in step. Contention with other communicators at the
 same time is left to the engine.
@@ -33,6 +34,7 @@ MEDIUM_OF_KIND: Final[Mapping[LinkKind, Medium]] = {
     LinkKind.NIC: Medium.NETWORK,
     LinkKind.LEAF: Medium.NETWORK,
     LinkKind.SPINE: Medium.NETWORK,
+    LinkKind.WAN: Medium.NETWORK,
 }
 _MEDIA: Final = (Medium.NVLINK, Medium.PCIE, Medium.NETWORK)  # a route's medium is the last of these that it touches
 _MEDIUM_INDEX: Final = np.array([_MEDIA.index(MEDIUM_OF_KIND[kind]) for kind in LINK_KINDS], dtype=np.int8)
@@ -44,7 +46,8 @@ class BottleneckLoad:
 
     max_load: [link classes, groups] the largest load on links of each class that the group crosses; uses_pcie,
     uses_network: [groups] whether any flow has that medium; local_latency, network_latency: [groups] largest
-    excess latency of routes (beyond what the steps include) that stay off the network, and of those over it.
+    excess latency of routes (beyond what the steps include) that stay off the network, and of those over it;
+    site_latency: [groups] largest additional latency of routes between sites.
     """
 
     max_load: FloatArray
@@ -52,6 +55,7 @@ class BottleneckLoad:
     uses_network: BoolArray
     local_latency: FloatArray
     network_latency: FloatArray
+    site_latency: FloatArray
 
     @property
     def feature_columns(self) -> list[FloatArray]:
@@ -62,6 +66,7 @@ class BottleneckLoad:
             self.uses_network.astype(np.float64),
             self.local_latency,
             self.network_latency,
+            *([self.site_latency] if self.site_latency.any() else []),
         ]
 
     def select(self, group_indices: IntArray) -> "BottleneckLoad":
@@ -72,6 +77,7 @@ class BottleneckLoad:
             self.uses_network[group_indices],
             self.local_latency[group_indices],
             self.network_latency[group_indices],
+            self.site_latency[group_indices],
         )
 
     def merge_max(self, other: "BottleneckLoad") -> "BottleneckLoad":
@@ -82,6 +88,7 @@ class BottleneckLoad:
             uses_network=self.uses_network | other.uses_network,
             local_latency=np.maximum(self.local_latency, other.local_latency),
             network_latency=np.maximum(self.network_latency, other.network_latency),
+            site_latency=np.maximum(self.site_latency, other.site_latency),
         )
 
 
@@ -107,7 +114,11 @@ def _path_bottleneck_load(paths: FlowPaths, load: FloatArray, classes: LinkClass
             np.maximum(max_load[link_class], class_load.max(axis=1, initial=0.0), out=max_load[link_class])
             np.maximum(medium, crossed * _MEDIUM_INDEX[classes.table.kind[link_class]], out=medium)
             np.maximum(delay, crossed * network_delay[link_class], out=delay)
-    extra_latency = np.maximum(paths.latency - _included_latency(medium, library), 0.0) + delay
+    included = _included_latency(medium, library)
+    near_latency = paths.latency if paths.site_latency is None else paths.latency - paths.site_latency
+    near_excess = np.maximum(near_latency - included, 0.0)
+    site_excess = np.maximum(paths.latency - included, 0.0) - near_excess
+    extra_latency = near_excess + delay
     network = medium == _MEDIA.index(Medium.NETWORK)
     return BottleneckLoad(
         max_load=max_load,
@@ -115,6 +126,7 @@ def _path_bottleneck_load(paths: FlowPaths, load: FloatArray, classes: LinkClass
         uses_network=network.any(axis=1),
         local_latency=np.where(network, 0.0, extra_latency).max(axis=1, initial=0.0),
         network_latency=np.where(network, extra_latency, 0.0).max(axis=1, initial=0.0),
+        site_latency=site_excess.max(axis=1, initial=0.0),
     )
 
 
@@ -198,6 +210,8 @@ def phase_latency(
         + latency_steps.network * network_seconds
         + latency_steps.posts * variant.post_seconds
     )
+    if bottleneck.site_latency.any():
+        total = total + latency_steps.counts[-1] * bottleneck.site_latency
     return total
 
 

@@ -47,7 +47,11 @@ def _ring_phase(topology: GroupTopology, passes: int) -> Phase:
     """All-gather or reduce-scatter (one pass), or both in sequence (all-reduce)."""
     size = topology.size
     network_steps = passes * (topology.domain_count - 1)
-    latency_steps = LatencySteps(local=passes * (size - 1) - network_steps, network=network_steps)
+    latency_steps = LatencySteps(
+        local=passes * (size - 1) - network_steps,
+        network=network_steps,
+        sites=np.minimum(passes * topology.ring_site_crossings, network_steps),
+    )
     return build_phase(*ring_flows(topology, passes * (size - 1) / size), latency_steps=latency_steps)
 
 
@@ -72,7 +76,11 @@ def _intra_domain_flows(domains: IntArray, share: float) -> Flows:
 def _chain_phase(topology: GroupTopology, collective: CollectiveType) -> Phase:
     """Broadcast or reduce along the rings cut open at the root."""
     network_steps = topology.domain_count - 1
-    latency_steps = LatencySteps(local=topology.size - 1 - network_steps, network=network_steps)
+    latency_steps = LatencySteps(
+        local=topology.size - 1 - network_steps,
+        network=network_steps,
+        sites=np.minimum(topology.ring_site_crossings, network_steps),
+    )
     flow_list = _broadcast_chain(topology)
     if collective is CollectiveType.REDUCE:
         flow_list = [Flows(flows.targets, flows.sources, flows.share) for flows in flow_list]

@@ -13,7 +13,13 @@ from typing import Final
 
 import numpy as np
 
-from clustersim.collectives.double_binary_tree import tree_depth, tree_fill_stages, tree_flows, up_down_flows
+from clustersim.collectives.double_binary_tree import (
+    tree_depth,
+    tree_fill_stages,
+    tree_flows,
+    tree_site_crossings,
+    up_down_flows,
+)
 from clustersim.collectives.phase import Flows, GroupTopology, LatencySteps, Phase, build_phase
 from clustersim.common.arrays import IntArray
 from clustersim.program.task import CollectiveType
@@ -34,7 +40,11 @@ class TreeAlgorithm:
         domain_count, longest_chain, directions = topology.domain_count, max(topology.domain_sizes) - 1, up + down
         flow_list = [flows for domains in topology.domains_by_size for flows in chain_flows(domains, up=up, down=down)]
         flow_list += tree_flows(topology.heads, up=up, down=down) if domain_count > 1 else []
-        latency_steps = LatencySteps(local=directions * longest_chain, network=directions * tree_depth(domain_count))
+        latency_steps = LatencySteps(
+            local=directions * longest_chain,
+            network=directions * tree_depth(domain_count),
+            sites=directions * tree_site_crossings(topology.domain_sites),
+        )
         stages = tree_fill_stages(domain_count) if domain_count > 1 else float(longest_chain)
         return (build_phase(*flow_list, latency_steps=latency_steps, fill_stages=stages),)
 

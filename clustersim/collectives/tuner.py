@@ -40,7 +40,7 @@ from clustersim.common.lru import LruCache
 from clustersim.common.pickling import FieldPickling
 from clustersim.common.units import Bytes, Seconds
 from clustersim.hardware.rotation import FabricRotation, HasRotation
-from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
+from clustersim.hardware.topology import LINK_KINDS, Fabric, HasSites, LinkKind
 from clustersim.program.task import CollectiveType, TokenRouting
 from clustersim.symmetry.labels import unique_by_columns
 from clustersim.symmetry.rotation_orbits import GroupOrbits, find_group_orbits
@@ -388,7 +388,9 @@ class Tuner(FieldPickling):
 
     def _fabric_supports(self, variant: AlgorithmVariant) -> bool:
         """Whether the fabric's switches support what the variant needs (NVLS, SHARP)."""
-        if variant.algorithm in COLLNET_ALGORITHMS and not self.library.has_sharp(self._technologies):
+        if variant.algorithm in COLLNET_ALGORITHMS and (
+            not self.library.has_sharp(self._technologies) or self._has_sites
+        ):
             return False
         return not needs_nvls(variant) or self.library.has_nvls(self._technologies)
 
@@ -416,6 +418,11 @@ class Tuner(FieldPickling):
     @cached_property
     def _technologies(self) -> LinkTechnologies:
         return LinkTechnologies.from_links(self._orbit_classes.table)
+
+    @cached_property
+    def _has_sites(self) -> bool:
+        """Whether there are several sites, whose networks do not add together (SHARP)."""
+        return isinstance(self.fabric, HasSites) and self.fabric.site_ids(np.zeros(1, np.int64)) is not None
 
     @cached_property
     def _rotation(self) -> FabricRotation | None:
@@ -541,8 +548,9 @@ class _PhaseLoad:
     @property
     def feature_columns(self) -> list[NDArray[Any]]:
         """All features by which groups are distinguished: [groups] each."""
-        counts = (self.latency_steps.local, self.latency_steps.network, self.latency_steps.posts)
-        return [*self.bottleneck.feature_columns, *map(np.asarray, counts)]
+        local, network, posts, sites = self.latency_steps.counts
+        site_steps = [np.asarray(sites)] if self.bottleneck.site_latency.any() else []
+        return [*self.bottleneck.feature_columns, *map(np.asarray, (local, network, posts)), *site_steps]
 
     def select(self, group_indices: IntArray) -> "_PhaseLoad":
         """Those of some of the groups."""

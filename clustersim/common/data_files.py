@@ -4,7 +4,6 @@ In a checkout they are in `topologies/` next to the package; a wheel has them in
 parsed strictly: duplicate keys in one mapping are errors.
 """
 
-import json
 import os
 from collections.abc import Collection, Iterator
 from functools import lru_cache
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 import yaml
 
+from clustersim.common import input_files
 from clustersim.common.errors import InputError, format_value, suggest_nearest
 from clustersim.common.synonyms import find_name_synonym
 
@@ -28,13 +28,17 @@ _CATEGORY_NOUNS: Final = {
     "prices": "price list",
     "recipes": "recipe",
     "reliability": "reliability preset",
+    "scans": "file of scan kernels",
     "uncertainty": "uncertainty model",
     "records": "record",
 }
 _MAX_ALIAS_VALUES: Final = (
     100_000  # values that the aliases of a YAML file may add; hand-written files have some dozens
 )
+_MAX_YAML_VALUES: Final = 500_000  # keys and values of a YAML file, which is read at 200,000 a second
 _MAX_CACHED_TEXT: Final = 50_000  # characters of a file whose content is cached; packaged files have up to 12,000
+_CONSTRUCTION_ERRORS: Final = (ValueError, TypeError, LookupError, AttributeError)
+"""What PyYAML raises for values that are not of their tag, such as `!!str [1]`."""
 _SUFFIXES: Final = (".yaml", ".yml", ".json")
 
 
@@ -119,12 +123,7 @@ def portable_name(path: Path) -> str:
 
 def read_text(path: Path) -> str:
     """Read a text file; raise InputError that names it."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{display_name(path)}: cannot be read (not UTF-8 text)") from error
-    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
-        raise InputError(f"{display_name(path)}: cannot be read ({getattr(error, 'strerror', error)})") from error
+    return "\n".join(input_files.read_text(path, display_name(path)).replace("\r\n", "\n").split("\r"))
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -153,7 +152,7 @@ def parse_yaml(text: str) -> Any:
     """Parse YAML text; raise InputError if it is invalid or has duplicate keys."""
     try:
         return _copy_containers(_load_short_yaml(text)) if len(text) <= _MAX_CACHED_TEXT else _load_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, *_CONSTRUCTION_ERRORS) as error:
         reason = " ".join(str(error).split()).replace('in "<unicode string>", ', "in ")
         raise InputError(_tab_message(text, error) or f"is not valid YAML: {reason}") from error
 
@@ -172,7 +171,38 @@ def _load_short_yaml(text: str) -> Any:
 
 
 def _load_yaml(text: str) -> Any:
+    _reject_runaway_nodes(text)
     return yaml.load(text, Loader=_StrictLoader)
+
+
+def _reject_runaway_nodes(text: str) -> None:
+    """Raise InputError for nestings, numbers and counts beyond any file, before nodes are made of them.
+
+    Events are read one by one, without recursion; making nodes recurses in C, where a deep nesting ends the process.
+    """
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, Loader=_BASE_LOADER)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.ScalarEvent) and _is_long_number(event):
+            raise InputError(
+                f"line {event.start_mark.line + 1}: a number has {len(event.value):,} digits; "
+                f"{input_files.MAX_DIGITS} are the most"
+            )
+        if depth > input_files.MAX_DEPTH:
+            raise InputError(
+                f"line {event.start_mark.line + 1}: lists or mappings are more than {input_files.MAX_DEPTH} deep "
+                "inside each other"
+            )
+        if count > _MAX_YAML_VALUES:
+            raise InputError(f"has more than {_MAX_YAML_VALUES:,} keys and values; write a file of this size as JSON")
+
+
+def _is_long_number(event: yaml.ScalarEvent) -> bool:
+    """Whether a scalar becomes a number, plain or by its tag, of more digits than any file needs."""
+    return (not event.style or event.tag is not None) and input_files.is_long_number(event.value)
 
 
 def _tab_message(text: str, error: Exception) -> str:
@@ -186,23 +216,26 @@ def _tab_message(text: str, error: Exception) -> str:
 
 
 def _parse_json(text: str) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_dict_of_unique_keys)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"is not valid JSON: {error}") from error
+    return input_files.parse_json(text, pairs=_dict_of_unique_keys)
 
 
 def _dict_of_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        keys = [key for key, _ in pairs]
-        duplicate = next(key for index, key in enumerate(keys) if key in keys[:index])
+        seen: set[str] = set()
+        duplicate = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise InputError(f"{duplicate} is given twice in one mapping; keep one")
     return mapping
 
 
-class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The fast safe loader, which also rejects duplicate keys in a mapping and exponential or recursive aliases."""
+_BASE_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one, where PyYAML has libyaml
+
+
+class _StrictLoader(_BASE_LOADER):  # type: ignore[misc, valid-type]
+    """The safe loader, which also rejects duplicate keys in a mapping and exponential or recursive aliases.
+
+    Its values are those of JSON: a date is a text, and tags for bytes, sets and pairs are unknown.
+    """
 
     def get_single_node(self) -> yaml.Node | None:
         """The document's root node, checked before `<<` merges mappings, whose keys may repeat legally."""
@@ -220,25 +253,48 @@ class _StrictLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ign
         return root
 
 
+def _construct_number(loader: Any, node: yaml.ScalarNode) -> Any:
+    """What a scalar's tag says it is; raise InputError where it is not, as in `!!int ''`."""
+    try:
+        return _BASE_LOADER.yaml_constructors[node.tag](loader, node)
+    except (ValueError, LookupError, OverflowError) as error:
+        raise InputError(
+            f"line {node.start_mark.line + 1}: {format_value(node.value)} is no {node.tag.rpartition(':')[2]}"
+        ) from error
+
+
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in _BASE_LOADER.yaml_implicit_resolvers.items()
+}
+_StrictLoader.yaml_constructors = {
+    tag: constructor
+    for tag, constructor in _BASE_LOADER.yaml_constructors.items()
+    if tag is None or tag.rpartition(":")[2] not in ("timestamp", "binary", "set", "omap", "pairs")
+} | {f"tag:yaml.org,2002:{kind}": _construct_number for kind in ("int", "float", "bool")}
+
+
 def _reject_runaway_aliases(root: yaml.Node) -> None:
     """Raise InputError for aliases that contain themselves, or that expand to more values than any file needs."""
-    expanded_sizes: dict[
-        yaml.Node, int
-    ] = {}  # values in each node, aliases written out; 0 while the node is still open
+    sizes: dict[yaml.Node, int] = {}  # values in each node, aliases written out; 0 while the node is still open
+    depths: dict[yaml.Node, int] = {}
     pending = [root]
     while pending:
         node = pending[-1]
         children = list(_child_nodes(node))
-        if node not in expanded_sizes:
-            expanded_sizes[node] = 0
-            if any(expanded_sizes.get(child) == 0 for child in children):
+        if node not in sizes:
+            sizes[node] = 0
+            if any(sizes.get(child) == 0 for child in children):
                 raise InputError(f"line {node.start_mark.line + 1}: an alias stands for something that contains it")
-            pending.extend(child for child in children if child not in expanded_sizes)
+            pending.extend(child for child in children if child not in sizes)
         else:
-            expanded_sizes[node] = 1 + sum(expanded_sizes[child] for child in children)
+            sizes[node] = 1 + sum(sizes[child] for child in children)
+            depths[node] = 1 + max((depths[child] for child in children), default=-1)
             pending.pop()
-    if expanded_sizes[root] - len(expanded_sizes) > _MAX_ALIAS_VALUES:
+    if sizes[root] - len(sizes) > _MAX_ALIAS_VALUES:
         raise InputError(f"its aliases stand for more than {_MAX_ALIAS_VALUES:,} values; write fewer of them")
+    if depths[root] > input_files.MAX_DEPTH:
+        raise InputError(f"its aliases nest lists or mappings more than {input_files.MAX_DEPTH} deep")
 
 
 def _child_nodes(node: yaml.Node) -> Iterator[yaml.Node]:

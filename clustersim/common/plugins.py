@@ -1,14 +1,18 @@
 """Loading of user-defined plugin classes (`module:Class`).
 
 The module is the file of that name in the scenario's folder, else an importable one. A file is executed anew
-for every scenario that is read, so that edits take effect. Running somebody's scenario therefore executes the
-code that it names; only classes with the required methods are instantiated. Exceptions of that code are
-reported as InputError.
+for every scenario that is read, so that edits take effect. Only classes with the required methods are instantiated.
+Exceptions of that code are reported as InputError.
+
+A scenario may be a stranger's. So its class is looked for in the source (`plugin_source`) before anything is executed,
+and nothing is where code is forbidden: the command line forbids it unless a user types `--allow-code`. From Python it
+is allowed.
 """
 
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,9 +20,41 @@ from types import ModuleType
 from typing import Any, Final
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.common.plugin_source import find_source, read_names
 
 PLUGIN_EXCEPTIONS: Final = (Exception, SystemExit)
 """What user code may raise; an exit of the program is reported as InputError, too."""
+_REFUSAL: Final[ContextVar[str]] = ContextVar("code_refusal", default="")  # empty: code may run
+
+
+@contextmanager
+def code_permission(refusal: str) -> Iterator[None]:
+    """Forbid the code that scenarios name while the block runs, or allow it again.
+
+    refusal: the end of the message where code is named, after "... is Python code, which"; empty: code may run.
+    """
+    token = forbid_code(refusal)
+    try:
+        yield
+    finally:
+        _REFUSAL.reset(token)
+
+
+def forbid_code(refusal: str) -> Token[str]:
+    """The same from now on; returns what undoes it."""
+    return _REFUSAL.set(refusal)
+
+
+def code_refusal() -> str:
+    """Why code is forbidden here, for worker processes, which inherit it; empty where it may run."""
+    return _REFUSAL.get()
+
+
+def require_code_permission(name: str) -> None:
+    """Raise InputError where the code of a name must not run."""
+    refusal = _REFUSAL.get()
+    if refusal:
+        raise InputError(f"{name} is Python code, which {refusal}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +110,11 @@ def module_file(name: str, folder: Path) -> Path:
     return folder.joinpath(*name.partition(":")[0].split(".")).with_suffix(".py")
 
 
-def load_class(name: str, folder: Path, interface: PluginInterface) -> type[Any]:
-    """Load the class of a name such as `my_module:MyClass`; raise InputError if there is none with the interface."""
+def load_class(name: str, folder: Path | None, interface: PluginInterface) -> type[Any]:
+    """Load the class of a name such as `my_module:MyClass`; raise InputError if there is none with the interface.
+
+    folder: where the module's file is looked for first. Nothing is executed unless the source has the class.
+    """
     module_name, colon, class_name = name.partition(":")
     if not colon or not all(component.isidentifier() for component in (*module_name.split("."), class_name)):
         raise InputError(f"{format_value(name)} names no class; write module:Class, such as {interface.example}")
@@ -83,33 +122,59 @@ def load_class(name: str, folder: Path, interface: PluginInterface) -> type[Any]
         raise InputError(
             f"{format_value(name)} names a file; write its module, {module_name.removesuffix('.py')}:{class_name}"
         )
-    module = _load_module(module_name, module_file(name, folder))
+    file = None if folder is None else module_file(name, folder)
+    is_local = file is not None and file.is_file()
+    _require_class_in_source(name, file if is_local else _importable_source(module_name, file), interface)
+    require_code_permission(name)
+    module = _load_module(module_name, file if is_local else None)
     cls = vars(module).get(class_name)
     if not isinstance(cls, type):
         candidates = [name for name, value in vars(module).items() if interface.is_implemented_by(value)]
-        remedy = (
-            suggest_nearest(class_name, candidates) if candidates else f"it has none with {interface.method_signatures}"
-        )
-        raise InputError(f"{name}: module {module_name} has no class {class_name}; {remedy}")
-    missing = interface.missing_methods(cls)
+        raise InputError(_no_class_message(name, candidates, interface))
+    _raise_missing(name, interface.missing_methods(cls), interface)
+    return cls
+
+
+def _require_class_in_source(name: str, source: Path, interface: PluginInterface) -> None:
+    """Raise InputError unless the source binds the class, with its methods where the source shows them."""
+    module_name, _, class_name = name.partition(":")
+    names = read_names(module_name, source)
+    if not names.may_have_class(class_name):
+        raise InputError(_no_class_message(name, names.classes_with(interface.methods), interface))
+    _raise_missing(name, names.missing_methods(class_name, interface.methods), interface)
+
+
+def _no_class_message(name: str, candidates: list[str], interface: PluginInterface) -> str:
+    module_name, _, class_name = name.partition(":")
+    remedy = (
+        suggest_nearest(class_name, candidates) if candidates else f"it has none with {interface.method_signatures}"
+    )
+    return f"{name}: module {module_name} has no class {class_name}; {remedy}"
+
+
+def _raise_missing(name: str, missing: list[str], interface: PluginInterface) -> None:
     if missing:
         raise InputError(
             f"{name} has no method {' and no method '.join(missing)}; {interface.label} has "
             f"{interface.method_signatures}"
         )
-    return cls
 
 
-def _load_module(name: str, file: Path) -> ModuleType:
-    """The module of a file, executed anew, or an importable one."""
-    try:
-        return _execute_file(file) if file.is_file() else import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name.partition(".")[0] and error.name != name:
-            raise InputError(f"module {name} cannot be imported: {format_exception(error)}") from error
-        available = [path.stem for path in sorted(file.parent.glob("*.py"))]
+def _importable_source(name: str, file: Path | None) -> Path:
+    """The source of an importable module; raise InputError where there is none. file: that was looked for first."""
+    source = find_source(name)
+    if source is None:
+        available = [] if file is None else [path.stem for path in sorted(file.parent.glob("*.py"))]
         remedy = f"; {suggest_nearest(name, available)}" if available else ""
-        raise InputError(f"there is no module {name}, neither {file} nor where Python looks{remedy}") from error
+        where = "where Python looks" if file is None else f"neither {file} nor where Python looks"
+        raise InputError(f"there is no module {name}, {where}{remedy}")
+    return source
+
+
+def _load_module(name: str, file: Path | None) -> ModuleType:
+    """The module of a file, executed anew; None: the importable one."""
+    try:
+        return import_module(name) if file is None else _execute_file(file)
     except PLUGIN_EXCEPTIONS as error:
         raise InputError(f"module {name} cannot be imported: {format_exception(error)}") from error
 

@@ -2,20 +2,24 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from contextlib import contextmanager, suppress
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.process import BaseProcess
 from threading import Thread
+from time import monotonic
 from typing import Final, TypeVar
 
 from clustersim.common.errors import ClusterSimError
 from clustersim.common.gc_control import infrequent_gc, raise_gc_threshold
+from clustersim.common.plugins import code_refusal, forbid_code
 
 K = TypeVar("K")
 T = TypeVar("T")
 TASKS_PER_WORKER: Final = 2
 """Queued tasks per worker, so that no worker idles."""
+_END_SECONDS: Final = 1.0  # that idle workers have to end
 
 
 @contextmanager
@@ -30,14 +34,29 @@ def worker_pool(workers: int, executor: Executor | None = None) -> Iterator[Exec
         with infrequent_gc():
             yield _InlineExecutor()
     else:
-        pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_init_worker)
+        others = {*active_children()}
+        pool = ProcessPoolExecutor(
+            workers, mp_context=get_context("spawn"), initializer=_init_worker, initargs=(code_refusal(),)
+        )
         try:
             yield pool
         except BrokenExecutor as error:
             reason = "a worker process ended before its work was done, as where memory is short"
             raise ClusterSimError(f"workers: {reason}; --workers {workers // 2} takes less") from error
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            _end_children([child for child in active_children() if child not in others])
+
+
+def _end_children(children: Sequence[BaseProcess]) -> None:
+    """Wait for idle workers to end; end those that are still at work, whose results nobody waits for."""
+    deadline = monotonic() + _END_SECONDS
+    for child in children:
+        child.join(max(0.0, deadline - monotonic()))
+        if child.is_alive():
+            child.terminate()
+    for child in children:
+        child.join()
 
 
 def iterate_completed(
@@ -73,12 +92,24 @@ class _InlineExecutor(Executor):
         return future
 
 
-def _init_worker() -> None:
-    """Initialize a worker process.
+def raise_interrupt_on_sigterm() -> None:
+    """Make SIGTERM end this process as Ctrl-C does, once: what is written so far is kept or removed; the next kills."""
+
+    def interrupt(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    with suppress(ValueError):  # not the main thread: signals are not ours
+        signal.signal(signal.SIGTERM, interrupt)
+
+
+def _init_worker(refusal: str) -> None:
+    """Initialize a worker process. refusal: why it may not run scenarios' code, as `plugins.code_refusal`.
 
     Ctrl-C is handled by the parent, which ends its workers; they also exit when the parent is killed.
     """
     raise_gc_threshold()
+    forbid_code(refusal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_exit_with_parent, daemon=True).start()
 

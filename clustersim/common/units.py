@@ -53,6 +53,7 @@ class Dimension(Enum):
         "400 Gbit/s",
         {**_prefixed_units(("B/s", 1.0), ("bit/s", 0.125), ("b/s", 0.125)), **_prefixed_units(("bps", 0.125))},
     )
+    LENGTH = ("1000 km", {"m": 1.0, "km": 1e3})
     COMPUTE = ("989 TFLOP/s", {prefix + "FLOP/s": factor for prefix, factor in _DECIMAL.items()})
     POWER = ("700 W", {"W": 1.0, "kW": 1e3, "MW": 1e6})
     FOOTPRINT = (

@@ -24,6 +24,7 @@ from clustersim.model.kernels import (
     MatmulShape,
     MemoryBoundOp,
     MemoryBoundShape,
+    ScanShape,
 )
 
 LAYOUT_DISTANCE: Final = math.log(2.0)
@@ -68,12 +69,14 @@ def extract_features(signature: KernelSignature) -> KernelFeatures:
     match shape:
         case MatmulShape(operands=operands, accumulated=accumulated):
             return KernelFeatures(family_name, (operands, accumulated), sizes)
-        case AttentionShape(causal=causal, window=window):
-            return KernelFeatures((family_name, causal, window is None), (), sizes)
+        case AttentionShape(causal=causal, window=window, trailing=trailing, packed=packed):
+            return KernelFeatures((family_name, causal, window is None, trailing, packed), (), sizes)
         case MemoryBoundShape(MemoryBoundOp.QUANTIZE, formats=formats, table=reads):
             return KernelFeatures((family_name, formats, reads), (), sizes)
         case MemoryBoundShape(formats=formats):
             return KernelFeatures((family_name, formats), (), sizes)
+        case ScanShape(routine=routine, backward=backward):
+            return KernelFeatures((family_name, routine, backward), (), sizes)
 
 
 def _shape_sizes(shape: KernelShape) -> tuple[float, ...]:
@@ -83,6 +86,8 @@ def _shape_sizes(shape: KernelShape) -> tuple[float, ...]:
         case AttentionShape(batch, query, key, heads, kv_heads, head_dim, window=window) as shape:
             sizes = (batch * heads, query, key, heads / kv_heads, (head_dim + shape.value_head_dim) / 2)
             return sizes if window is None else (*sizes, window)
+        case ScanShape(batch=batch, sequence=sequence, heads=heads, key_dim=key_dim, value_dim=value_dim):
+            return batch * heads, sequence, key_dim, value_dim
         case MemoryBoundShape(routine, rows, width) if routine in _ELEMENTWISE_ROUTINES:
             return (rows * width,)
         case MemoryBoundShape(routine, rows, width, table=table) if routine in _TABLE_ROUTINES:

@@ -16,7 +16,7 @@ switch that is never the bottleneck.
 Reference: Leiserson 1985, Fat-Trees, IEEE Trans. Comput. C-34(10); Al-Fares et al. 2008, SIGCOMM, sec. 3.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -148,12 +148,12 @@ class ClosTopology(FieldPickling):
     def find_paths(self, sources: IntArray, targets: IntArray) -> Paths:
         """Paths of transfers from sources[i] to targets[i], both [n]."""
         sources, targets = np.asarray(sources, np.int64), np.asarray(targets, np.int64)
-        hops = [hop for hop in self._all_hops(sources, targets) if hop.is_used.any()]
-        links, latency = np.empty((len(hops), len(sources)), np.int64), np.zeros(len(sources))
-        for link_ids, hop in zip(links, hops, strict=True):
-            link_ids[:] = np.where(hop.is_used, hop.link_range.first_id + hop.index_in_range, -1)
-            latency += hop.is_used * hop.link_range.port.latency
-        return Paths(links.T, latency)
+        return _join_hops(self._all_hops(sources, targets), len(sources))
+
+    def border_paths(self, gpus: IntArray, *, outwards: bool) -> Paths:
+        """Routes from GPUs to the highest switches, or from these to the GPUs; there must be a network."""
+        hops = list(self._border_hops(np.asarray(gpus, np.int64), outwards=outwards))
+        return _join_hops(hops if outwards else reversed(hops), len(gpus))
 
     def _all_hops(self, sources: IntArray, targets: IntArray) -> Iterator["_RouteHop"]:
         """The hops of all routes, in order of travel."""
@@ -221,6 +221,27 @@ class ClosTopology(FieldPickling):
             yield _RouteHop(self.wiring.spine.up, (source_pod * spines + spine) * cores + core, crosses)
             yield _RouteHop(self.wiring.spine.down, (target_pod * spines + spine) * cores + core, crosses)
         yield _RouteHop(self.wiring.leaf.down, target_leaf * spines + spine, climbs)
+
+    def _border_hops(self, gpus: IntArray, *, outwards: bool) -> Iterator["_RouteHop"]:
+        """Hops between GPUs and the highest switches, from the GPUs up; inwards they are travelled in reverse."""
+        wiring, node, is_used = self.wiring, self.node, np.ones(len(gpus), np.bool_)
+        nics, leaves = self._gpu_nics[gpus], self._gpu_leaves[gpus]
+        yield _RouteHop(wiring.pcie.side(outwards=outwards), gpus, is_used)
+        if node.host:
+            bridges, nic_bridges = node.bridge_ids(gpus), node.nic_bridge_ids(nics)
+            crosses = bridges != nic_bridges
+            yield _RouteHop(wiring.host.side(outwards=outwards), bridges, crosses)
+            yield _RouteHop(wiring.host.side(outwards=not outwards), nic_bridges, crosses)
+            yield _RouteHop(wiring.riser.side(outwards=outwards), nics, is_used)
+        yield _RouteHop(wiring.nic.side(outwards=outwards), nics, is_used)
+        spines, cores = self.counts.spines, max(1, self.counts.cores)
+        if not spines:
+            return
+        spine, core = self._choose_spine_and_core(gpus, gpus)
+        yield _RouteHop(wiring.leaf.side(outwards=outwards), leaves * spines + spine, is_used)
+        if self.counts.cores:
+            spine_ids = self._gpu_pods[gpus] * spines + spine
+            yield _RouteHop(wiring.spine.side(outwards=outwards), spine_ids * cores + core, is_used)
 
     def _choose_spine_and_core(self, sources: IntArray, targets: IntArray) -> tuple[IntArray, IntArray]:
         """The spine of each transfer and, above it, the core of the plane that both pods share."""
@@ -303,6 +324,16 @@ class _RouteHop(NamedTuple):
     link_range: LinkRange
     index_in_range: IntArray
     is_used: BoolArray
+
+
+def _join_hops(hops: Iterable[_RouteHop], count: int) -> Paths:
+    """The paths of `count` transfers from their hops in order of travel."""
+    used_hops = [hop for hop in hops if hop.is_used.any()]
+    links, latency = np.empty((len(used_hops), count), np.int64), np.zeros(count)
+    for link_ids, hop in zip(links, used_hops, strict=True):
+        link_ids[:] = np.where(hop.is_used, hop.link_range.first_id + hop.index_in_range, -1)
+        latency += hop.is_used * hop.link_range.port.latency
+    return Paths(links.T, latency)
 
 
 def _all_equal(values: IntArray) -> bool:

@@ -63,6 +63,10 @@ class DuplexRange:
     up: LinkRange
     down: LinkRange
 
+    def side(self, *, outwards: bool) -> LinkRange:
+        """The links away from the GPUs, or those towards them."""
+        return self.up if outwards else self.down
+
 
 @dataclass(frozen=True, slots=True)
 class ClosCounts:

@@ -2,8 +2,8 @@
 
 A cluster is an accelerator, a fabric that joins some number of them, and the name of the collective library
 whose constants apply. Packaged clusters are YAML files in `topologies/clusters` that describe the fabric for
-any number of nodes; a path may name such a file, or a node-link graph (networkx's JSON) that lists every
-link.
+any number of nodes; a path may name such a file, a node-link graph (networkx's JSON) that lists every link, or
+sites: data centres, each with a regular cluster, and the links between them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +25,8 @@ from clustersim.hardware.graph_fabric import GraphFabric
 from clustersim.hardware.graph_io import is_graph, read_graph, to_file_graph
 from clustersim.hardware.host_memory import HostMemory
 from clustersim.hardware.rank_mapping import RankMappedFabric
+from clustersim.hardware.sites import Site, SitesFabric, unconnected_sites
+from clustersim.hardware.sites_reader import has_sites, read_site_entries, read_site_links
 from clustersim.hardware.topology import Fabric, FabricTier
 
 if TYPE_CHECKING:
@@ -139,11 +141,14 @@ class Cluster:
 def with_accelerators(cluster: Cluster, overrides: Sequence[tuple[tuple[int, ...], Accelerator]]) -> Cluster:
     """The cluster with other accelerators on some nodes, which must exist."""
     accelerator_overrides = tuple(AcceleratorOverride(node_ids, accelerator) for node_ids, accelerator in overrides)
+    if not accelerator_overrides:
+        return cluster
     files = (file for override in accelerator_overrides for file in override.accelerator.files)
-    return (
-        replace(cluster, accelerator_overrides=accelerator_overrides, is_measured=False, files=(*cluster.files, *files))
-        if accelerator_overrides
-        else cluster
+    return replace(
+        cluster,
+        accelerator_overrides=(*cluster.accelerator_overrides, *accelerator_overrides),
+        is_measured=False,
+        files=(*cluster.files, *files),
     )
 
 
@@ -183,6 +188,8 @@ def _load_cluster(
     base = _without_accelerator(content) if "accelerator" in (overrides or {}) else content
     if is_graph(content):
         return _read_graph_cluster(MappingReader(path, base, {"graph": overrides or {}}), path, gpu_count)
+    if has_sites(content):
+        return _read_sites_cluster(MappingReader(path, base, overrides), path, gpu_count if evenly else None)
     cluster = _read_clos_cluster(MappingReader(path, base, overrides), path, gpu_count, evenly=evenly)
     return replace(cluster, is_measured=cluster.is_measured and not overrides, file_values=flatten_keys(content))
 
@@ -237,6 +244,95 @@ def _read_graph_fabric(section: MappingReader, accelerator: Accelerator) -> Grap
         return GraphFabric(graph, ecmp)
     except InputError as error:
         raise section.input_error("edges", str(error)) from error
+
+
+def _read_sites_cluster(section: MappingReader, path: Path, gpu_count: int | None) -> Cluster:
+    """Sites, with the same fraction of each one's GPUs if the job has fewer."""
+    entries = read_site_entries(section)
+    counts = [entry.get_int("gpus", max_value=MAX_GPUS) for entry in entries]
+    counts = counts if gpu_count is None else _scale_counts(section, counts, gpu_count)
+    clusters = [
+        load_cluster(entry.get_data_file("cluster", "clusters"), count)
+        for entry, count in zip(entries, counts, strict=True)
+    ]
+    for entry in entries:
+        entry.reject_unknown_keys()
+    cluster = _join_sites(section, path, [entry.get_name("name") for entry in entries], clusters)
+    section.reject_unknown_keys()
+    return cluster
+
+
+def _scale_counts(section: MappingReader, counts: Sequence[int], gpu_count: int) -> list[int]:
+    """The GPUs of each site of a job of `gpu_count`: the same fraction of all of them."""
+    total = sum(counts)
+    scaled = [count * gpu_count // total for count in counts]
+    if gpu_count > total or sum(scaled) != gpu_count or 0 in scaled:
+        raise section.input_error(
+            "sites",
+            f"{gpu_count:,} GPUs are not the same fraction of each site; they have {total:,} "
+            f"({' + '.join(f'{count:,}' for count in counts)})",
+        )
+    return scaled
+
+
+def _join_sites(section: MappingReader, path: Path, names: Sequence[str], clusters: Sequence[Cluster]) -> Cluster:
+    """One cluster of several sites; a single site is its cluster."""
+    first = clusters[0]
+    description = section.get_text("description") if section.has_key("description") else path.stem
+    single = replace(first, name=path.stem, description=description, files=(path, *first.files))
+    if len(clusters) == 1:
+        section.has_key("links")
+        return single
+    _require_alike(section, names, clusters)
+    fabric = SitesFabric(
+        tuple(Site(name, cluster.fabric) for name, cluster in zip(names, clusters, strict=True)),
+        read_site_links(section, names),
+    )
+    for source, target in unconnected_sites(fabric):
+        raise section.input_error("links", f"no way leads from {names[source]} to {names[target]}")
+    node_ends = np.cumsum([cluster.node_count for cluster in clusters]).tolist()
+    host_memories = {cluster.host_memory for cluster in clusters}
+    return replace(
+        single,
+        fabric=fabric,
+        gpu_count=fabric.gpu_count,
+        is_measured=False,
+        files=tuple(dict.fromkeys([path, *(file for cluster in clusters for file in cluster.files)])),
+        accelerator_overrides=tuple(
+            AcceleratorOverride(tuple(range(end - cluster.node_count, end)), cluster.accelerator)
+            for cluster, end in zip(clusters, node_ends, strict=True)
+            if cluster.accelerator != first.accelerator
+        ),
+        host_memory=first.host_memory if len(host_memories) == 1 else None,
+        sources=section.get_section("sources").get_text_mapping() if section.has_key("sources") else {},
+        file_values={},
+    )
+
+
+def _require_alike(section: MappingReader, names: Sequence[str], clusters: Sequence[Cluster]) -> None:
+    """Raise InputError for sites that one job cannot have together."""
+    first = clusters[0]
+    for index, (name, cluster) in enumerate(zip(names, clusters, strict=True)):
+        fabric = cluster.fabric
+        if not isinstance(fabric, ClosTopology) or fabric.network is None:
+            reason = "is a graph" if not isinstance(fabric, ClosTopology) else "has no network"
+            raise section.input_error(
+                f"sites[{index}].cluster",
+                f"site {name} {reason}; a site has a regular cluster with node.nic and fabric",
+            )
+        for what, value, reference in (
+            ("GPUs per node", cluster.gpus_per_node, first.gpus_per_node),
+            ("collective library", cluster.library, first.library),
+        ):
+            if value != reference:
+                raise section.input_error(
+                    f"sites[{index}].cluster",
+                    f"site {name} has {what} {value}, site {names[0]} {reference}; all sites need the same",
+                )
+        if fabric.direct_links != first.fabric.direct_links:  # type: ignore[attr-defined]
+            raise section.input_error(
+                f"sites[{index}].cluster", f"site {name} joins the GPUs of a node in another way than site {names[0]}"
+            )
 
 
 def _read_host_memory(section: MappingReader) -> HostMemory | None:

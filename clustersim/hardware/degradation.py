@@ -24,7 +24,7 @@ from clustersim.common.units import Seconds
 from clustersim.hardware.connectivity import find_partition
 from clustersim.hardware.topology import LINK_KINDS, Fabric, LinkKind
 
-SHARED_LINK_KINDS: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
+SHARED_LINK_KINDS: Final = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE, LinkKind.WAN)
 """Links that other users of a cluster may load: all those outside of nodes."""
 
 

@@ -136,6 +136,27 @@ class DegradedClos(FieldPickling):
             broken = broken[~is_repaired]
         return _replace_paths(paths, broken, self._reroute(sources[broken], targets[broken])) if len(broken) else paths
 
+    def border_paths(self, gpus: IntArray, *, outwards: bool) -> Paths:
+        """Routes from GPUs to the highest switches, or from these to the GPUs.
+
+        Where one has a dead link, the GPU's traffic passes the nearest GPU by number whose route has none.
+        """
+        gpus, everyone = np.asarray(gpus, np.int64), np.arange(self.gpu_count)
+        paths = self.healthy.border_paths(gpus, outwards=outwards)
+        border_links = self.healthy.border_paths(everyone, outwards=outwards).links
+        is_dead: BoolArray = np.asarray(self._is_dead_padded[border_links].any(axis=1))
+        cut_off = np.flatnonzero(is_dead[gpus])
+        if not len(cut_off):
+            return paths
+        relays = _nearest(everyone[~is_dead], gpus[cut_off])
+        inside = self.find_paths(gpus[cut_off], relays) if outwards else self.find_paths(relays, gpus[cut_off])
+        beyond = self.healthy.border_paths(relays, outwards=outwards)
+        segments = (inside, beyond) if outwards else (beyond, inside)
+        relayed = Paths(
+            np.concatenate([segment.links for segment in segments], axis=1), inside.latency + beyond.latency
+        )
+        return _replace_paths(paths, cut_off, relayed)
+
     def _is_broken(self, paths: Paths, sources: IntArray, targets: IntArray) -> BoolArray:
         """[n] which paths use a dead link, or an NVLink domain that no longer exists."""
         domain_split = (self.healthy.domain_ids(sources) == self.healthy.domain_ids(targets)) & (
@@ -268,6 +289,14 @@ class DegradedClos(FieldPickling):
             else:
                 graph.edges[link.source, link.target]["bandwidth"] = link.bandwidth
         return graph
+
+
+def _nearest(candidates: IntArray, ids: IntArray) -> IntArray:
+    """The candidate (ascending, at least one) nearest to each id, the lower of two."""
+    above = np.searchsorted(candidates, ids).clip(max=len(candidates) - 1)
+    below = (above - 1).clip(min=0)
+    is_below_nearer = ids - candidates[below] <= np.abs(candidates[above] - ids)
+    return candidates[np.where(is_below_nearer, below, above)]
 
 
 def _replace_paths(paths: Paths, indices: IntArray, replacements: Paths) -> Paths:

@@ -16,11 +16,13 @@ from clustersim.common.units import Dimension, Seconds
 from clustersim.hardware.efficiency import (
     ATTENTION_LIBRARIES,
     FLASH_ATTENTION2,
+    MEASURED_ATTENTION,
     AttentionEfficiency,
     AttentionLibrary,
     GroupedGemmEfficiency,
     KernelEfficiency,
     MatmulEfficiency,
+    ScanShare,
 )
 
 MAX_COMPUTE_UNITS: Final = 1_000_000  # compute units, or rows of an attention block; above it is a typing error
@@ -51,8 +53,25 @@ def read_efficiency(section: MappingReader) -> KernelEfficiency:
             ),
             quantization_bandwidth_ratio=lambda: _read_ratio(section, "quantization_bandwidth_ratio"),
             operator_bandwidth_ratio=lambda: _read_ratio(section, "operator_bandwidth_ratio"),
+            scan_shares=lambda: (
+                read_scan_shares(section.get_section("scan_shares")) if section.has_key("scan_shares") else {}
+            ),
         )
     )
+
+
+def read_scan_shares(section: MappingReader) -> Mapping[str, ScanShare]:
+    """Shares of the roofline by routine: `ssd: {forward: 0.6, backward: 0.6}`."""
+
+    def read(routine: str) -> ScanShare:
+        share = section.get_section(routine)
+        return ScanShare(
+            **share.collect(
+                forward=lambda: share.get_fraction("forward"), backward=lambda: share.get_fraction("backward")
+            )
+        )
+
+    return section.collect(**{routine: partial(read, routine) for routine in section.key_names()})
 
 
 def _read_ratio(section: MappingReader, key: str) -> float:
@@ -131,8 +150,8 @@ def _read_attention_libraries(section: MappingReader) -> Mapping[str, AttentionL
     fastest = section.content.get("attention_library", ATTENTION_LIBRARIES[0])
 
     def read_library(name: str) -> AttentionLibrary:
-        if name not in ATTENTION_LIBRARIES:
-            raise libraries.input_error(name, f"no library; {suggest_nearest(name, ATTENTION_LIBRARIES)}")
+        if name not in MEASURED_ATTENTION:
+            raise libraries.input_error(name, f"no library; {suggest_nearest(name, MEASURED_ATTENTION)}")
         if name == fastest:
             raise libraries.input_error(
                 name, "is attention_library, whose constants are attention_forward and attention_backward"

@@ -21,7 +21,7 @@ from clustersim.common.arrays import FloatArray, IntArray
 from clustersim.common.pickling import FieldPickling
 from clustersim.hardware.direct_links import DirectLinks, HasDirectLinks
 from clustersim.hardware.rotation import FabricRotation, HasRotation
-from clustersim.hardware.topology import Fabric, FabricTier, LinkEndpoints, LinkInfo, LinkTable, Paths
+from clustersim.hardware.topology import Fabric, FabricTier, HasSites, LinkEndpoints, LinkInfo, LinkTable, Paths
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -82,6 +82,10 @@ class RankMappedFabric(FieldPickling):
     def node_ids(self, gpus: IntArray) -> IntArray:
         """The node of each rank (any shape)."""
         return self._node_ids[gpus]
+
+    def site_ids(self, gpus: IntArray) -> IntArray | None:
+        """The site of each rank (any shape); None if there is only one."""
+        return self.machine.site_ids(self._gpu_of_rank[gpus]) if isinstance(self.machine, HasSites) else None
 
     def find_paths(self, sources: IntArray, targets: IntArray) -> Paths:
         """Routes of transfers from sources[i] to targets[i], both [n]."""

@@ -10,7 +10,7 @@ holds their properties as arrays, and `Fabric.find_paths` is vectorized over pai
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -30,12 +30,13 @@ class LinkKind(Enum):
     NIC = "nic"  # a network interface's port, one per direction
     LEAF = "leaf"  # between leaf (top-of-rack, rail) and spine switches
     SPINE = "spine"  # between spine (aggregation) and core switches
+    WAN = "wan"  # between sites (data centres), and from a site's highest switches to its border
 
 
 LINK_KINDS: tuple[LinkKind, ...] = tuple(LinkKind)
-NETWORK_KINDS: tuple[LinkKind, ...] = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)
+NETWORK_KINDS: tuple[LinkKind, ...] = (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE, LinkKind.WAN)
 
-VERTEX_KINDS: tuple[str, ...] = ("gpu", "nvswitch", "host", "nic", "leaf", "switch", "spine", "core")
+VERTEX_KINDS: tuple[str, ...] = ("gpu", "nvswitch", "host", "nic", "leaf", "switch", "spine", "core", "site")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +88,20 @@ class Paths:
     """The routes of n transfers.
 
     links: [n, hops] link ids in the order of travel, -1 in any column that a route does not use; latency: [n]
-    seconds, the sum of the latencies of the route's links.
+    seconds, the sum of the latencies of the route's links; site_latency: [n] the part of it between sites, None where
+    there are none.
     """
 
     links: IntArray
     latency: FloatArray
+    site_latency: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FabricTier:
     """One tier of a fabric, for display.
 
-    kind: gpu, nvswitch, host, nic, leaf, spine or core; count: number of its vertices; bandwidth: bytes/s that
+    kind: gpu, nvswitch, host, nic, leaf, spine, core or site; count: number of its vertices; bandwidth: bytes/s that
     one of them sends to the tier above (the top tier: to the tier below), per direction; oversubscription:
     bandwidth from below over bandwidth to above, None where nothing is above.
     """
@@ -157,7 +160,7 @@ class Fabric(Protocol):
         """
 
     def highest_tier(self, gpus: Sequence[int] | IntArray) -> str:
-        """The highest tier that traffic among these GPUs crosses: gpu, nvlink, host, leaf, spine or core."""
+        """The highest tier that traffic among these GPUs crosses: gpu, nvlink, host, leaf, spine, core or wan."""
 
     def describe_tiers(self) -> tuple[FabricTier, ...]:
         """The tiers of the fabric, from the GPUs up; computed without building the graph."""
@@ -167,3 +170,19 @@ class Fabric(Protocol):
 
         Graph attributes hold the ECMP settings, as files do (`ecmp`, `seed`).
         """
+
+
+@runtime_checkable
+class HasBorder(Protocol):
+    """A fabric that can be one of several sites: its highest switches may be joined to those of others."""
+
+    def border_paths(self, gpus: IntArray, *, outwards: bool) -> Paths:
+        """Routes from GPUs [n] to the highest switches (outwards), or from these to the GPUs."""
+
+
+@runtime_checkable
+class HasSites(Protocol):
+    """A fabric that may consist of several sites."""
+
+    def site_ids(self, gpus: IntArray) -> IntArray | None:
+        """The site of each GPU (any shape); None if there is only one."""

@@ -58,9 +58,11 @@ def is_trace_path(path: Path) -> bool:
     """Whether a path holds traces: a directory, a compressed file, or JSON that begins like a trace."""
     if path.is_dir() or path.suffix == ".gz":
         return True
+    if path.suffix != ".json" or not path.is_file():  # a pipe is read once
+        return False
     try:
         with path.open("rb") as file:
-            return path.suffix == ".json" and b'"traceEvents"' in file.read(_HEADER_BYTES)
+            return b'"traceEvents"' in file.read(_HEADER_BYTES)
     except (OSError, ValueError):  # reported when the file is read
         return False
 

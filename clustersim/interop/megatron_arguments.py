@@ -21,35 +21,32 @@ Arguments = Mapping[str, tuple[str, ...]]
 _MISSPELLING_CUTOFF: Final = 0.9
 """Similarity above which a flag is taken for a misspelling of another."""
 _UNREAD_FILE: Final = "its file is not read; write what it says as arguments"
-_STATE_SPACE: Final = "state-space layers are not modelled"
 _ENCODERS: Final = "encoders are not modelled"
+_HYBRID_SPECS: Final = ("mamba_stack_spec", "hybrid_stack_spec")
+"""Layers of `--spec` that the arguments of hybrid models describe."""
 _OFFLOAD: Final = "leave it out, and write it as training.offload in the scenario"
 _UNSUPPORTED_FLAGS: Final[Mapping[str, str]] = {
-    "spec": "layers of one's own are not known",
     "yaml-cfg": _UNREAD_FILE,
     "te-precision-config-file": _UNREAD_FILE,
     "kitchen-config-file": _UNREAD_FILE,
     "heterogeneous-layers-config-path": "its file is not read; write the layers as model.stack",
     "heterogeneous-layers-config-encoded-json": "it is not read; write the layers as model.stack",
-    **dict.fromkeys(
-        ("hybrid-override-pattern", "hybrid-layer-pattern", "hybrid-attention-ratio", "hybrid-mlp-ratio",
-         "is-hybrid-model", "mtp-hybrid-override-pattern"),
-        _STATE_SPACE,
-    ),
+    "mtp-hybrid-override-pattern": "multi-token prediction layers of several kinds are not modelled",
     **dict.fromkeys(
         ("encoder-num-layers", "encoder-seq-length", "decoder-num-layers", "decoder-seq-length"), _ENCODERS,
     ),
-    "linear-attention-type": "linear attention is not modelled",
+    **dict.fromkeys(("bert-no-binary-head", "bert-load", "bert-embedder-type"), _ENCODERS),
+    **dict.fromkeys(("img-h", "img-w", "patch-dim"), "models of images are not modelled"),
     **dict.fromkeys(
-        ("experimental-attention-variant", "attention-output-gate", "enable-mhc-connections", "moe-latent-size",
+        ("enable-mhc-connections", "moe-latent-size",
          "mtp-use-repeated-layer", "retro-add-retriever", "vision-pretraining", "freeze-all-layers",
-         "fp32-residual-connection", "distribute-saved-activations", "hierarchical-context-parallel-sizes",
+         "fp32-residual-connection", "distribute-saved-activations",
          "hybrid-context-parallel", "tensor-parallel-num-weight-shards", "expert-tensor-parallel-num-weight-shards",
          "enable-full-sharding-in-hsdp"),
         "it is not modelled",
     ),
     "bitfit": "training of biases alone is not modelled",
-    "use-bnb-optimizer": "an optimizer of 8 bits is not modelled",
+    "use-bnb-optimizer": "leave it out, and write training.optimizer: adam8bit in the scenario",
     **dict.fromkeys(
         ("enable-zbh1-pipeline", "enable-zbh1-exact-semantics", "enable-zb-runtime", "enable-zero-bubble"),
         "leave it out, and write schedule: zb-1p in the scenario",
@@ -63,7 +60,7 @@ _IRRELEVANT_FLAGS: Final = re.compile(
     r"(no-)?(lr|min-lr|decoupled-|train-|adam-|weight-decay|start-weight|end-weight|init-method|seed|data-|train-data|"
     r"valid-|test-|split|mock-data|tokenizer|vocab-file|merge-file|tiktoken|log-|tensorboard|wandb|save|load|ckpt|"
     r"checkpoint|eval|exit-|profile|distributed-(timeout|backend)|nproc|nnodes|nodes|node[-_]rank|master|rdzv|"
-    r"use-mcore|transformer-impl|rotary-base|rope|use-rope|norm-epsilon|layernorm-epsilon|apply-layernorm-1p|num-workers|"
+    r"muon-(momentum|nesterov|scale|extra|coefficient)|use-mcore|transformer-impl|rotary-base|rope|use-rope|norm-epsilon|layernorm-epsilon|apply-layernorm-1p|num-workers|"
     r"rampup|step-batch-size|empty-unused|manual-gc|create-attention|mmap|reset-|eod-|timing|pretrained|finetune|async-save|override-|"
     r"use-checkpoint-opt|dist-ckpt|auto-detect|attention-softmax|masked-softmax|barrier|check-for-nan|loss-scale|initial-loss|"
     r"hysteresis|moe-aux-loss|moe-loss|moe-eval|patch-tokenizer|max-padding|dataset$|moe-min-cap|abort-on|kill-switch|dataloader-type|norm-target-loss|mup|loss-on-targets|codecarbon|skip-train-|repeated-dataloader|nvtx|sync-tp-dup|moe-per-layer-log|universal-checkpoint|eval-|no-query-key-layer|moe-z-loss|moe-router-load-balancing|moe-router-bias-update|moe-router-topk-scaling|"
@@ -76,6 +73,10 @@ _IRRELEVANT_FLAGS: Final = re.compile(
 """Flags that do not change the step, or are defaults of what is simulated."""
 
 
+CP_KIND_BY_FLAG: Final[Mapping[str, str]] = {
+    "p2p": "ring", "all_gather": "all_gather", "a2a": "ulysses", "a2a+p2p": "two_dimensional",
+}  # fmt: skip
+"""Kinds of context parallelism, by --cp-comm-type."""
 LEGAL_VALUES: Final[Mapping[str, Sequence[str]]] = {
     "attention-backend": ("auto", "flash", "fused", "unfused", "local"),
     "transformer-impl": ("local", "transformer_engine", "inference_optimized"),
@@ -116,6 +117,8 @@ _OLD_NAMES: Final = {
 def group_by_flag(shell_words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The words after each flag, by its present name; of a flag that is given several times the last.
 
+    Forks write underscores for dashes (epfLLM/Megatron-LLM); DeepSpeed's own flags have them.
+
     >>> group_by_flag(["--lr=1", "--bf16", "--recompute-modules", "moe", "mlp"])
     {'lr': ('1',), 'bf16': (), 'recompute-modules': ('moe', 'mlp')}
     """
@@ -124,6 +127,7 @@ def group_by_flag(shell_words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     for word in shell_words:
         if re.match(r"--?[A-Za-z]", word):
             flag, separator, value = word.lstrip("-").partition("=")
+            flag = flag if flag.startswith("deepspeed") else flag.replace("_", "-")
             flag = _OLD_NAMES.get(flag, flag)
             grouped.pop(flag, None)
             grouped[flag] = (value,) if separator else ()
@@ -153,6 +157,9 @@ class MegatronArguments:
         unsupported = next((name for name in self.arguments if name in _UNSUPPORTED_FLAGS), None)
         if unsupported is not None:
             raise self.error(unsupported, _UNSUPPORTED_FLAGS[unsupported])
+        spec = self.arguments.get("spec", ())
+        if spec and not any(name in word for word in spec[-1:] for name in _HYBRID_SPECS):
+            raise self.error("spec", "layers of one's own are not known")
         for name, legal_values in LEGAL_VALUES.items():
             for value in self.arguments.get(name, ())[:1]:
                 if "\0" not in value and value not in legal_values:
@@ -183,7 +190,12 @@ class MegatronArguments:
     def _loose_words(self) -> list[tuple[str, str]]:
         """Words after flags that do not take them, or not so many."""
         read = {name: self._read_values.get(name, 0) for name in self.queried}
-        shell_words = [(name, word) for name, count in read.items() for word in self.arguments.get(name, ())[count:]]
+        shell_words = [
+            (name, word)
+            for name, count in read.items()
+            if not is_irrelevant_flag(name)
+            for word in self.arguments.get(name, ())[count:]
+        ]
         others = [name for name in self.arguments if name not in self.queried]
         named = [
             (name, word)
@@ -243,9 +255,21 @@ class MegatronArguments:
         labels = " and ".join(one.label for one in unknown)
         names = [variable for one in unknown for variable in one.names]
         line = unknown[0].line if unknown else 0
-        raise self.error(
-            name, f"its value is not in the script: {labels} (line {line}) is not known{definition_hint(names)}"
+        others = [other for other in self._undefined_names() if other not in names]
+        also = (
+            f"; {', '.join(f'${other}' for other in others)} {'is' if len(others) == 1 else 'are'} not, either"
+            if others
+            else ""
         )
+        raise self.error(
+            name, f"its value is not in the script: {labels} (line {line}) is not known{definition_hint(names)}{also}"
+        )
+
+    def _undefined_names(self) -> list[str]:
+        """Variables and parameters that nothing sets, and on which values with an effect depend."""
+        values = [word for name, given in self.arguments.items() if not is_irrelevant_flag(name) for word in given]
+        unset = (one for value in values for one in self.unknowns.unknowns(value) if one.is_unset)
+        return list(dict.fromkeys(name for one in unset for name in one.names))
 
     def integer(self, name: str, default: int | None = None) -> int | None:
         """A non-negative integer value of a flag."""

@@ -15,13 +15,17 @@ from clustersim.common.errors import InputError
 from clustersim.hardware.cluster import load_cluster
 from clustersim.interop.deepspeed_config import ZeroSettings, is_deepspeed_fork, zero_settings
 from clustersim.interop.import_result import NO_CONTEXT, ImportContext, ImportResult
-from clustersim.interop.megatron_arguments import MegatronArguments, group_by_flag, is_irrelevant_flag
+from clustersim.interop.megatron_arguments import CP_KIND_BY_FLAG, MegatronArguments, group_by_flag, is_irrelevant_flag
+from clustersim.interop.megatron_bridge import read_bridge_printout
+from clustersim.interop.megatron_hybrid import hybrid_stages, with_pattern_layers
 from clustersim.interop.megatron_launches import LaunchedTraining, ScriptTrainings, find_trainings, yaml_trainings
 from clustersim.interop.megatron_model import import_model
 from clustersim.interop.shell.interpreter import definition_hint
-from clustersim.interop.shell.unknowns import Decision
+from clustersim.interop.shell.unknowns import HOLE, Decision, Unknowns
 from clustersim.model.recipe_files import load_recipe
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.pipeline_layout_string import parse_pipeline_layout
+from clustersim.scenario.config.optimizer import OptimizerConfig
 
 RECIPE_BY_FLAG: Final = {
     "delayed": "fp8",
@@ -42,7 +46,7 @@ STRATEGY_BY_FLAG: Final = {
     "optim_grads_params": "zero3",
 }
 """Data-parallel strategy by `--data-parallel-sharding-strategy`; exporters use the first flag of a strategy."""
-_LOSS_BY_FLAG: Final = {"native": "fused", "te": "fused", "linear": "fused_linear"}
+_LOSS_BY_FLAG: Final = {"native": "fused", "te": "fused", "linear": "cut_cross_entropy"}
 _CUDA_GRAPH_IMPLS: Final = {name: name for name in ("none", "local", "transformer_engine", "full_iteration")}
 _STATE_FORMAT_FLAGS: Final = {
     "main-grads-dtype": "gradients",
@@ -52,7 +56,8 @@ _STATE_FORMAT_FLAGS: Final = {
     "exp-avg-dtype": "moments",
 }
 """Flags that state a format, and the key of `training.precision`; `auto` is the default."""
-_OPTIMIZERS: Final = ("adam", "sgd")
+_OPTIMIZERS: Final = ("adam", "sgd", "lion", "muon", "dist_muon")
+_SHARDED_MUON: Final = "dist_muon"  # deprecated since 2026: muon with --use-distributed-optimizer
 
 
 _MAX_SHOWN_FLAGS: Final = 3
@@ -91,15 +96,24 @@ def import_yaml(
     return _import_trainings(yaml_trainings(text, source, context, kind), source, cluster, gpu_count, context)
 
 
+def import_bridge(text: str, source: str, cluster: str, gpu_count: int | None, context: ImportContext) -> ImportResult:
+    """The scenario of a configuration that Megatron-Bridge prints; else as `import_megatron`."""
+    training = LaunchedTraining(read_bridge_printout(text, source), None, 1)
+    trainings = ScriptTrainings((training,), Unknowns(), is_table=True)
+    return _import_trainings(trainings, source, cluster, gpu_count, context)
+
+
 def _import_trainings(
     trainings: ScriptTrainings, source: str, cluster: str, gpu_count: int | None, context: ImportContext
 ) -> ImportResult:
     if not any(training.shell_words for training in trainings.alternatives):
-        raise InputError(f"{source}: has no arguments; they begin with --, such as --num-layers 32")
+        raise InputError(
+            f"{source}: has no arguments; they begin with --, such as --num-layers 32{_unread_files(trainings)}"
+        )
     alternatives: list[_Alternative] = []
     for training in trainings.alternatives:
         try:
-            shell_words = group_by_flag(training.shell_words)
+            shell_words = with_pattern_layers(group_by_flag(training.shell_words))
             parsed = MegatronArguments(shell_words, source, trainings.unknowns, context)
             result = _import_arguments(parsed, training, trainings, cluster, gpu_count)
             alternatives.append(_Alternative(training, result))
@@ -173,14 +187,14 @@ def _difference(first: _Alternative, second: _Alternative) -> str:
 
 
 def _shown_flags(training: LaunchedTraining, other: LaunchedTraining) -> str:
-    """The flags of a training that another does not have, or has with another value."""
+    """The flags of a training that another does not have, or has with another value; `?` for what is not known."""
     ours, theirs = group_by_flag(training.shell_words), group_by_flag(other.shell_words)
     differing = [
         " ".join((f"--{name}", *values))
         for name, values in ours.items()
         if theirs.get(name) != values and not is_irrelevant_flag(name)
     ]
-    shown = " ".join(differing[:_MAX_SHOWN_FLAGS]).replace("\0", "")
+    shown = HOLE.sub("?", " ".join(differing[:_MAX_SHOWN_FLAGS]))
     if not shown:
         return "no such flag" if training.processes == other.processes else f"{training.processes} processes"
     return f"{shown}{' and more' if len(differing) > _MAX_SHOWN_FLAGS else ''}"
@@ -194,6 +208,8 @@ def _import_arguments(
     gpu_count: int | None,
 ) -> ImportResult:
     source = parsed.source
+    if "num-layers" not in parsed.arguments and trainings.notes:
+        raise InputError(f"{source}: --num-layers is missing{_unread_files(trainings)}")
     zero = zero_settings(parsed, trainings.files)
     layout = _layout_config(parsed)
     ranks_per_replica = layout["tp"] * layout["cp"] * layout["pp"]
@@ -220,6 +236,12 @@ def _import_arguments(
     return ImportResult(mapping, parsed.ignored_flags, (*parsed.assumptions, *absent, *trainings.notes))
 
 
+def _unread_files(trainings: ScriptTrainings) -> str:
+    """What the script sources that is not here, those first of which the name is not known."""
+    notes = sorted(trainings.notes, key=lambda note: "$" not in note)[:_MAX_SHOWN_FLAGS]
+    return "".join(f"; {note}" for note in notes)
+
+
 def _world_size(parsed: MegatronArguments, training: LaunchedTraining) -> int:
     """The number of processes that the launcher starts; raises InputError where that is not known."""
     processes = training.processes or ""
@@ -241,11 +263,11 @@ _LAYOUT_DEFAULTS: Final = {"tp": 1, "cp": 1, "pp": 1, "ep": 1, "etp": None, "seq
 
 def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
     tp = parsed.positive_integer("tensor-model-parallel-size")
-    _require_ring_attention(parsed)
     is_fork = is_deepspeed_fork(parsed)
     layout: dict[str, Any] = {
         "tp": tp,
         "cp": parsed.positive_integer("context-parallel-size"),
+        **_context_config(parsed),
         "pp": parsed.positive_integer("pipeline-model-parallel-size"),
         "ep": parsed.positive_integer("moe-expert-parallel-size" if is_fork else "expert-model-parallel-size"),
         "etp": (parsed.integer("expert-tensor-parallel-size") or (tp if tp > 1 else None))
@@ -270,11 +292,19 @@ def _layout_config(parsed: MegatronArguments) -> dict[str, Any]:
     return layout | _dispatcher_config(parsed) | ({} if layer_split is None else {"layers_per_stage": layer_split})
 
 
-def _require_ring_attention(parsed: MegatronArguments) -> None:
-    """Raise InputError for context parallelism other than ring attention."""
-    unsupported = next((kind for kind in parsed.values("cp-comm-type") if kind != "p2p"), None)
-    if unsupported is not None and parsed.positive_integer("context-parallel-size") > 1:
-        raise parsed.error("cp-comm-type", f"{unsupported!r} is not modelled; rings alone are, p2p")
+def _context_config(parsed: MegatronArguments) -> dict[str, Any]:
+    """How context-parallel ranks exchange what attention needs; the same in all layers."""
+    kinds, sizes = parsed.values("cp-comm-type"), parsed.values("hierarchical-context-parallel-sizes")
+    if parsed.positive_integer("context-parallel-size") == 1:
+        return {}
+    if len(set(kinds)) > 1:
+        raise parsed.error("cp-comm-type", "kinds that differ by layer are not modelled; write one")
+    kind = parsed.choice("cp-comm-type", CP_KIND_BY_FLAG, "p2p")
+    if kind != ContextParallelKind.TWO_DIMENSIONAL.value:
+        return {} if kind == ContextParallelKind.RING.value else {"cp_kind": kind}
+    if len(sizes) != 2 or not sizes[0].isdecimal():
+        raise parsed.error("hierarchical-context-parallel-sizes", "a2a+p2p needs two sizes, such as 4 2")
+    return {"cp_kind": kind, "cp_inner": int(sizes[0])}
 
 
 def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int, zero: ZeroSettings | None) -> Any:
@@ -300,7 +330,7 @@ def _data_parallel_config(parsed: MegatronArguments, replica_ranks: int, zero: Z
             "ranks of "
             "cp and dp"
         )
-    if parsed.has("use-distributed-optimizer"):
+    if parsed.has("use-distributed-optimizer") or parsed.text("optimizer", "adam") == _SHARDED_MUON:
         options: dict[str, Any] = {} if overlap else {"overlap": False}
         options |= {"shard": replica_ranks // instances} if instances > 1 else {}
         options |= bucket
@@ -333,6 +363,9 @@ def _layer_split(parsed: MegatronArguments) -> Any:
     layout_string = parsed.text("pipeline-model-parallel-layout")
     if layout_string is not None:
         return layout_string
+    hybrid_split = hybrid_stages(parsed)
+    if hybrid_split is not None:
+        return hybrid_split
     end_layers = {
         "first": parsed.integer("decoder-first-pipeline-num-layers"),
         "last": parsed.integer("decoder-last-pipeline-num-layers"),
@@ -362,6 +395,9 @@ def _schedule_config(parsed: MegatronArguments, pp: int) -> dict[str, Any]:
     layout_string = parsed.text("pipeline-model-parallel-layout")
     if layout_string is not None:
         stage_count = len(_parse_layout_string(parsed, layout_string)) // pp
+    hybrid_split = hybrid_stages(parsed)
+    if hybrid_split is not None:
+        stage_count = len(hybrid_split) // pp
     if layers_per_stage:
         stage_count = parsed.required_integer("num-layers") // (pp * layers_per_stage)
     group_size = parsed.positive_integer("microbatch-group-size-per-virtual-pipeline-stage", pp)
@@ -388,9 +424,6 @@ def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]
     if batch is None:
         batch = microbatch * replicas
         parsed.assumptions.append(f"a step has {batch:,} sequences: a microbatch for each replica")
-    optimizer = parsed.text("optimizer", "adam")
-    if optimizer not in _OPTIMIZERS:
-        raise parsed.error("optimizer", f"{optimizer!r} is not modelled; {' and '.join(_OPTIMIZERS)} are")
     training: dict[str, Any] = {
         "sequence": parsed.required_integer("seq-length"),
         "global_batch": batch,
@@ -399,11 +432,31 @@ def _training_config(parsed: MegatronArguments, replicas: int) -> dict[str, Any]
         "recompute": _recompute_config(parsed),
         "attention": "standard" if parsed.text("attention-backend", "auto") in ("unfused", "local") else None,
         "loss": _loss_config(parsed),
-        "optimizer": None if optimizer == "adam" else optimizer,
+        "optimizer": _optimizer_config(parsed),
         "gradient_clipping": None if parsed.real_number("clip-grad", 1.0) > 0.0 else False,
         "overheads": _fused_routing(parsed) or None,
     }
     return {key: value for key, value in training.items() if value is not None}
+
+
+def _optimizer_config(parsed: MegatronArguments) -> str | dict[str, Any] | None:
+    """The optimizer, None for Adam; of Muon what differs from Megatron-LM's and the scenario's common defaults."""
+    name = parsed.text("optimizer", "adam")
+    if name not in _OPTIMIZERS:
+        raise parsed.error("optimizer", f"{name!r} is not modelled; {', '.join(_OPTIMIZERS)} are")
+    if name not in ("muon", _SHARDED_MUON):
+        return None if name == "adam" else name
+    defaults = OptimizerConfig()
+    keys: dict[str, Any] = {
+        "steps": parsed.positive_integer("muon-num-ns-steps", defaults.steps),
+        "tensor_parallel": parsed.text("muon-tp-mode", defaults.tensor_parallel.value),
+        "symmetric": parsed.has("muon-use-syrk"),
+        "scalar": parsed.text("muon-scalar-optimizer", defaults.scalar.value),
+    }
+    plain_defaults = {**defaults.model_dump(), "tensor_parallel": defaults.tensor_parallel.value}
+    plain_defaults["scalar"] = defaults.scalar.value
+    stated = {key: value for key, value in keys.items() if value != plain_defaults[key]}
+    return {"name": "muon", **stated} if stated else "muon"
 
 
 def _loss_config(parsed: MegatronArguments) -> str | None:

@@ -17,9 +17,11 @@ from clustersim.common.data_files import read_mapping
 from clustersim.common.errors import InputError
 from clustersim.interop.deepspeed_config import fork_experts, is_deepspeed_fork
 from clustersim.interop.megatron_arguments import MegatronArguments
+from clustersim.interop.megatron_hybrid import hybrid_config
 
 NORM_BY_FLAG: Final = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 POSITIONS_BY_FLAG: Final = {"learned_absolute": "learned", "rope": "rotary", "yarn": "rotary"}
+_NO_POSITIONS: Final = {"none": "none"}
 _POSITIONS_OF_FORKS: Final = {"absolute": "learned", "rotary": "rotary", "alibi": "alibi"}
 """Names of bigscience's fork of Megatron-LM."""
 _NORMS_OF_FORKS: Final = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
@@ -40,12 +42,14 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
     is_gqa = parsed.has("group-query-attention")
     query_groups = parsed.integer("num-query-groups", 1)
     positions = parsed.choice(
-        "position-embedding-type", {**POSITIONS_BY_FLAG, **_POSITIONS_OF_FORKS}, "learned_absolute"
+        "position-embedding-type", {**POSITIONS_BY_FLAG, **_POSITIONS_OF_FORKS, **_NO_POSITIONS}, "learned_absolute"
     )
     if parsed.has("use-rotary-position-embeddings"):
         positions = "rotary"
     dropout = max(parsed.real_number(f"{module}-dropout", 0.1) for module in ("hidden", "attention")) > 0.0
     rotary_percent = parsed.real_number("rotary-percent", 1.0)
+    if positions == "none":
+        positions, rotary_percent = "rotary", 0.0
     model: dict[str, Any] = {
         "name": parsed.source,
         "layers": parsed.required_integer("num-layers"),
@@ -69,7 +73,9 @@ def import_model(parsed: MegatronArguments, tp: int) -> dict[str, Any]:
         "mtp_layers": parsed.integer("mtp-num-layers"),
         **(fork_experts(parsed, ffn or 0) if is_fork else _moe_config(parsed, ffn or 0)),
         "mla": _mla_config(parsed),
+        "attention_output_gate": parsed.has("attention-output-gate") or None,
     }
+    model |= hybrid_config(parsed, hidden)
     if model["mla"]:  # MLA has its own heads, norms and biases
         model |= dict.fromkeys(("kv_heads", "head_dim", "qkv_bias", "qk_norm", "rotary_percent", "attention_sinks"))
     return {key: value for key, value in model.items() if value is not None}
@@ -86,38 +92,47 @@ def _padded_vocab(parsed: MegatronArguments, tp: int) -> int:
     if size is None and "model.vocab" in parsed.context.overridden:
         return 1
     if size is None:
-        tokenizer = _known_tokenizer(parsed)
+        tokenizer = _known_tokenizer(parsed, extra or 0)
         size = tokenizer.entries
         parsed.assumptions.append(f"the vocabulary has {size:,} entries, as {tokenizer.name} has")
-        if tokenizer.takes_extra:
-            return size + (extra or 0)
+        if tokenizer.is_padded:
+            return size
     return -(-size // multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True)
 class _Tokenizer:
-    """A tokenizer whose vocabulary is known. takes_extra: whether --extra-vocab-size is added to it."""
+    """A tokenizer whose vocabulary is known. is_padded: whether the entries are those of the embedding."""
 
     name: str
     entries: int
-    takes_extra: bool
+    is_padded: bool = False
 
 
-def _known_tokenizer(parsed: MegatronArguments) -> _Tokenizer:
+def _tokenizer_of_type(name: str, extra: int) -> _Tokenizer | None:
+    """A tokenizer by its type; extra: --extra-vocab-size."""
+    entry = _tokenizer_table()["types"].get(name, {})
+    if "entries" in entry and not entry.get("extra"):
+        return _Tokenizer(name, entry["entries"])
+    total = entry["entries"] + extra if "entries" in entry else entry.get("padded", entry.get("totals", {}).get(extra))
+    return None if total is None else _Tokenizer(name, total, is_padded=True)
+
+
+def _known_tokenizer(parsed: MegatronArguments, extra: int) -> _Tokenizer:
     """The tokenizer by its type, or by its name or path; raises InputError for one that is not known."""
     table = _tokenizer_table()
     types = [parsed.arguments.get(name, ())[:1] for name in ("patch-tokenizer-type", "tokenizer-type")]
     given = [value[0] for value in types if value]
-    given += ["GPT2BPETokenizer"] if "vocab-file" in parsed.arguments and given in ([], ["GPT2BPETokenizer"]) else []
+    is_bpe = {"vocab-file", "merge-file"} <= {*parsed.arguments}  # BERT's has no merges
+    given += ["GPT2BPETokenizer"] if is_bpe and not given else []
     for name in given:
-        if name in table["types"]:
-            entry = table["types"][name]
-            return _Tokenizer(name, entry["entries"], entry.get("extra", False))
+        if (tokenizer := _tokenizer_of_type(name, extra)) is not None:
+            return tokenizer
     for flag in ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-path"):
         for path in parsed.arguments.get(flag, ())[:1]:
             entry = next((one for form, one in table["names"].items() if re.search(form, path.casefold())), None)
             if entry is not None:
-                return _Tokenizer(parsed.shown(path), entry["entries"], takes_extra=False)
+                return _Tokenizer(parsed.shown(path), entry["entries"])
     shown = parsed.shown(given[0]) if given else "none"
     raise InputError(
         f"{parsed.source}: the vocabulary's size is that of a tokenizer which is not here ({shown}); add "

@@ -1,14 +1,14 @@
 """Which keys does a torchtitan job file have, and what are their values?
 
 Sections, keys and defaults of torchtitan/config/job_config.py in v0.2.2 of February 2026, the last release
-that reads TOML. As in torchtitan, unknown keys and sections are an error.
+that reads TOML. As in torchtitan, unknown keys and sections are an error, unless the job is of another version.
 """
 
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from clustersim.common.errors import InputError, format_value, suggest_nearest
+from clustersim.interop.torchtitan_sources import JobContent, UnknownKeys
 
 _IRRELEVANT: Final = object()
 """Stands for the default of a key that does not affect the step."""
@@ -110,14 +110,11 @@ T = TypeVar("T")
 class TorchtitanConfig:
     """The keys of a job file, with torchtitan's defaults; getters raise InputError for a value of the wrong type."""
 
-    def __init__(self, text: str, source: str) -> None:
-        """Parse TOML; raises InputError if it is invalid or has a key or section that torchtitan does not have."""
+    def __init__(self, content: JobContent, source: str) -> None:
+        """Take a job's sections; raises InputError for a key or section that torchtitan does not have."""
         self.source = source
-        try:
-            content = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise InputError(f"{source}: is not TOML: {error}") from None
-        self._stated = dict(self._flatten_sections(content, ""))
+        self._unknown_keys, self._unknown = content.unknown_keys, list[str]()
+        self._stated = dict(self._flatten_sections(content.sections, ""))
         self._queried: set[tuple[str, str]] = set()
         if not self._stated:
             raise InputError(f"{source}: has no sections of a torchtitan job, such as [model] or [parallelism]")
@@ -125,6 +122,8 @@ class TorchtitanConfig:
     @property
     def ignored_keys(self) -> tuple[str, ...]:
         """Keys that are stated, differ from the default and were never queried."""
+        if self._unknown_keys is UnknownKeys.PASSED_OVER:
+            return ()
         sections = (f"[{name}]" for name in _UNSUPPORTED_SECTIONS if name in self._stated)
         keys = (
             f"[{section}] {key}"
@@ -134,7 +133,7 @@ class TorchtitanConfig:
             and (section, key) not in self._queried
             and DEFAULTS[section][key] not in (_IRRELEVANT, value)
         )
-        return (*keys, *sections)
+        return (*keys, *sections, *self._unknown)
 
     def choice(self, section: str, key: str, choices: Mapping[str, T]) -> T:
         """The entry of `choices` for a key's value."""
@@ -221,13 +220,17 @@ class TorchtitanConfig:
                 yield from self._flatten_sections(value, f"{section}.")
                 continue
             if section not in (*DEFAULTS, *_IRRELEVANT_SECTIONS, *_UNSUPPORTED_SECTIONS):
+                if self._unknown_keys is not UnknownKeys.REFUSED:
+                    continue
                 raise InputError(f"{self.source}: there is no section [{section}]; {_suggest_name(section, DEFAULTS)}")
-            for key in value if section in DEFAULTS else ():
-                if key not in DEFAULTS[section]:
+            unknown = [key for key in value if key not in DEFAULTS[section]] if section in DEFAULTS else []
+            for key in unknown:
+                if self._unknown_keys is UnknownKeys.REFUSED:
                     raise self.error(
                         section, key, f"torchtitan has no such key; {_suggest_name(key, DEFAULTS[section], section)}"
                     )
-            yield section, value
+                self._unknown.append(f"[{section}] {key}")
+            yield section, {key: one for key, one in value.items() if key not in unknown}
 
     @staticmethod
     def _dotted_keys() -> list[str]:

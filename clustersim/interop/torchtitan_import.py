@@ -1,10 +1,10 @@
 """What does a torchtitan job file train, and how? Import as a scenario.
 
-TOML files of v0.2.2 (February 2026) and of earlier versions with the same names; later versions configure
-jobs in Python. Behaviour of torchtitan without a key is added to the scenario: sequence parallelism over
-tensor-parallel ranks, PyTorch's loss, pipeline outputs that are not released, eager kernels unless layers
-are compiled. A step that cannot be expressed is an error. No key states the cluster, and the number of GPUs
-follows from the keys only if no degree is -1.
+TOML files of v0.2.2 (February 2026) and of earlier versions with the same names, what a log prints of them, and the
+Python files of later versions (`torchtitan_sources`). Behaviour of torchtitan without a key is added to the scenario:
+sequence parallelism over tensor-parallel ranks, PyTorch's loss, pipeline outputs that are not released, eager kernels
+unless layers are compiled. A step that cannot be expressed is an error. No key states the cluster, and the number of
+GPUs follows from the keys only if no degree is -1.
 
 Reference: pytorch/torchtitan v0.2.2, torchtitan/train.py, config/job_config.py, distributed/{parallel_dims,
 pipeline_parallel,activation_checkpoint}.py, models/{llama3,llama4}/infra/parallelize.py.
@@ -20,10 +20,13 @@ from clustersim.interop.model_equivalence import has_experts
 from clustersim.interop.torchtitan_config import TorchtitanConfig
 from clustersim.interop.torchtitan_flavors import ModelFlavor, find_flavor, flavor_model
 from clustersim.interop.torchtitan_pipeline import import_pipeline
+from clustersim.interop.torchtitan_sources import JobContent, read_job
 from clustersim.model.training import AttentionBackend, FusedKernel
 
 DDP_BUCKET: Final = "100 MiB"
 """`bucket_cap_mb` of apply_ddp in models/llama3/infra/parallelize.py."""
+CP_KIND_BY_METHOD: Final = {"allgather": "all_gather", "alltoall": "ring"}
+"""Kinds of context parallelism by `context_parallel_rotate_method`; alltoall sends blocks on, one at a time."""
 RESHARD_BY_NAME: Final = {"default": None, "always": True, "never": False}
 MX_RECIPE: Final = "mxfp8-torchao"
 RECIPE_BY_NAME: Final = {"tensorwise": "fp8-tensorwise", "rowwise": "fp8-rowwise"}
@@ -70,14 +73,17 @@ def import_torchtitan(
     gpu_count: int | None = None,
     context: ImportContext = NO_CONTEXT,
 ) -> ImportResult:
-    """The scenario of a job file.
+    """The scenario of a job.
 
     source: names it in errors; gpu_count: number of GPUs, if a degree is -1. Raises InputError for an invalid
-    job file, inconsistent degrees, and a step that cannot be expressed.
+    job, inconsistent degrees, and a step that cannot be expressed.
     """
-    if context.definitions:
-        raise InputError(f"{source}: a job file has no variables, so --define has nothing to define")
-    config = TorchtitanConfig(text, source)
+    return import_job(read_job(text, source, context), source, cluster, gpu_count)
+
+
+def import_job(content: JobContent, source: str, cluster: str, gpu_count: int | None) -> ImportResult:
+    """The scenario of a job's sections; else as `import_torchtitan`."""
+    config = TorchtitanConfig(content, source)
     flavor = find_flavor(config.string("model", "name"), config.string("model", "flavor"), source)
     degrees = _parallel_degrees(config, gpu_count)
     model = flavor_model(flavor)
@@ -99,7 +105,7 @@ def import_torchtitan(
         | ({} if flavor.attention is AttentionBackend.FLASH else {"attention": flavor.attention.value}),
         "framework": {"name": "torchtitan", "torch_compile": True} if is_compiled else "torchtitan",
     }
-    return ImportResult(mapping, config.ignored_keys, tuple(assumptions))
+    return ImportResult(mapping, config.ignored_keys, (*assumptions, *content.remarks))
 
 
 def _model_section(flavor: ModelFlavor) -> Any:
@@ -175,6 +181,8 @@ def _layout_config(
     defaults = {"tp": 1, "cp": 1, "pp": 1, "sequence_parallel": False, "tp_comm_overlap": False, "data": None}
     if degrees.cp == 1:
         config.mark_irrelevant("parallelism", "context_parallel_load_balancer", "context_parallel_rotate_method")
+    else:
+        layout["cp_kind"] = config.choice("parallelism", "context_parallel_rotate_method", CP_KIND_BY_METHOD)
     changed = {key: value for key, value in layout.items() if value != defaults.get(key, "")}
     experts = _moe_layout(config, degrees, is_moe=has_experts(flavor_model(flavor)))
     return changed | ({"async_tensor_model_parallel_allreduce": False} if degrees.tp > 1 else {}) | experts

@@ -274,6 +274,14 @@ class RankProgramBuilder:
         """Add a compute task that belongs to no pass; return its task id."""
         return self._add_standalone_segment(self._standalone_segment(name, operations), depends_on)
 
+    def add_repeated_standalone(
+        self, name: str, operations: Sequence[Operation], depends_on: Sequence[int], count: int
+    ) -> int:
+        """Add equal compute tasks that belong to no pass, the first after `depends_on`; return the last one's id."""
+        segment = self._standalone_segment(name, operations)
+        task = self._add_standalone_segment(segment, depends_on)
+        return task if count == 1 else self.tasks.add_repeated(Stream.COMPUTE, ComputeTask(segment, ()), count - 1)
+
     def _standalone_segment(self, name: str, operations: Sequence[Operation]) -> Segment:
         """The segment of a name and operations that are made anew for each pass or rank."""
         content = tuple((operation.body, operation.work_type) for operation in operations)

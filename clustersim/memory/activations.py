@@ -32,6 +32,7 @@ from clustersim.memory.layer_gradients import activation_gradient_bytes
 from clustersim.model import memory_bound
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.layers import LayerOperators
+from clustersim.model.linear_loss import LOSSES_WITH_MATMUL, logit_share
 from clustersim.model.training import LossImplementation, Recompute, SelectiveOpRecompute, SelectiveRecompute
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.plan import Plan, StageLayers
@@ -66,8 +67,6 @@ class ActivationKind(IdentityEnum):
     HEAD_WEIGHT_GRADIENT = "head weight gradient"
 
 
-LOSS_CHUNKS: Final = 8
-"""Chunks of a chunked loss (torchtune, CEWithChunkedOutputLoss, num_output_chunks; torchtitan, ChunkedCELoss)."""
 _SUMMED_GRADIENTS: Final = 3  # two, and their sum
 ActivationKey = tuple[ActivationKind, LayerSpec | None]
 """A kind of activation and, for layers, the layer specification."""
@@ -241,24 +240,48 @@ class Activations:
         """Bytes per logit of its gradients, beyond what the loss saves (mostly an FP32 softmax).
 
         PyTorch's loss makes two gradients in FP32, of the negative log-likelihood and of the log-softmax; a chunked
-        loss puts them in place of logits that are freed; one that runs with its matmul has a chunk's logits and their
-        gradient; the others compute the gradient in the softmax's place and cast it.
+        loss puts them in place of logits that are freed; one that runs with its matmul has a part's logits and their
+        gradient, PyTorch's loss of a part its FP32 copy, log-softmax and gradient, too; the others compute the
+        gradient in the softmax's place and cast it.
         """
         match self.plan.training.loss:
             case LossImplementation.TORCH | LossImplementation.TORCH_FP32:
                 return 2 * DType.FP32.bytes
-            case LossImplementation.CHUNKED:
-                return self.element_bytes / LOSS_CHUNKS
+            case LossImplementation.CHUNKED | LossImplementation.CUT_CROSS_ENTROPY:
+                return self.element_bytes * self._logit_share
             case LossImplementation.FUSED_LINEAR:
-                return 2 * self.element_bytes / LOSS_CHUNKS
+                return 2 * self.element_bytes * self._logit_share
+            case LossImplementation.CHUNKED_NLL:
+                return (2 * self.element_bytes + 3 * DType.FP32.bytes) * self._logit_share
         return self.element_bytes
 
     @property
     def cast_gradient_bytes(self) -> Bytes:
         """Bytes per logit of the gradient that the output matrix's backward reads, beyond what the loss saves."""
-        if self.plan.training.loss is LossImplementation.FUSED_LINEAR:
+        if self.plan.training.loss in LOSSES_WITH_MATMUL:
             return self.loss_gradient_bytes
         return self.element_bytes - self.loss_saved_bytes
+
+    @property
+    def _logit_share(self) -> float:
+        """The part of the logits that exists at once."""
+        shard = self.plan.layer_shard
+        return logit_share(self.plan.training.loss, shard.tokens, shard.vocab_rows(self.plan.model.vocab))
+
+    @property
+    def loss_accumulation_bytes(self) -> Bytes:
+        """Bytes of what a loss adds up over its parts, in addition to the gradients that every loss returns.
+
+        The gradient of the hidden states in FP32 (Megatron-LM's linear_cross_entropy), or that of the output matrix
+        from one chunk while it is added to the sum (`chunked_nll`).
+        """
+        shard, hidden = self.plan.layer_shard, self.plan.model.hidden
+        match self.plan.training.loss:
+            case LossImplementation.CUT_CROSS_ENTROPY:
+                return shard.tokens * hidden * DType.FP32.bytes
+            case LossImplementation.CHUNKED_NLL:
+                return shard.vocab_rows(self.plan.model.vocab) * hidden * self.element_bytes
+        return 0.0
 
     @property
     def loss_saved_bytes(self) -> Bytes:
@@ -289,8 +312,12 @@ _STAGE_SIZES: Final[Mapping[ActivationKind, Callable[[Activations], Bytes]]] = {
     ActivationKind.STAGE_OUTPUT: lambda activations: activations.output_bytes,
     ActivationKind.EMBEDDING_SAVED: lambda activations: activations.plan.embedding.saved_bytes,
     ActivationKind.HEAD_SAVED: lambda activations: activations.plan.head.saved_bytes,
-    ActivationKind.LOSS_GRADIENT: lambda activations: activations.logit_count * activations.loss_gradient_bytes,
-    ActivationKind.CAST_GRADIENT: lambda activations: activations.logit_count * activations.cast_gradient_bytes,
+    ActivationKind.LOSS_GRADIENT: lambda activations: (
+        activations.logit_count * activations.loss_gradient_bytes + activations.loss_accumulation_bytes
+    ),
+    ActivationKind.CAST_GRADIENT: lambda activations: (
+        activations.logit_count * activations.cast_gradient_bytes + activations.loss_accumulation_bytes
+    ),
     ActivationKind.EMBEDDING_WGRAD: lambda activations: activations.plan.embedding.deferred_wgrad_bytes,
     ActivationKind.HEAD_WGRAD: lambda activations: activations.plan.head.deferred_wgrad_bytes,
     ActivationKind.EMBEDDING_WEIGHT_GRADIENT: lambda activations: activations.weight_gradient_bytes(

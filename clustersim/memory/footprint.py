@@ -33,7 +33,6 @@ from clustersim.model.operators import EXPERTS, LayerOperators
 from clustersim.model.overheads import Accumulation, Grouping
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.quantization import cached_weight_bytes
-from clustersim.model.training import Optimizer
 from clustersim.parallel.data_parallel_strategy import FullyShard, Zero2
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import DP_GROUP
@@ -255,10 +254,9 @@ class Footprint:
         """Bytes of moments and of separate master weights per parameter; 0 for frozen ones."""
         if not group.is_trained:
             return 0.0
-        moments = 2 if self.plan.training.optimizer is Optimizer.ADAM else 1
         has_copy = group.formats.master_copy is not None and not self._shards_master_weights(group)
         master_bytes = group.formats.updated.bytes if has_copy else 0.0
-        return moments * group.formats.moments.bytes + master_bytes
+        return group.state_bytes + master_bytes
 
     def _shard_count(self, group: ParameterGroup, stage: int) -> int:
         """Number of ranks over which ZeRO shards what its stage `stage` shards."""

@@ -18,7 +18,6 @@ import numpy as np
 from clustersim.common.arrays import IntArray
 from clustersim.common.units import Bytes, format_bytes
 from clustersim.memory.activations import Activations
-from clustersim.model.training import Optimizer
 from clustersim.parallel.parameter_groups import ParameterGroup
 from clustersim.parallel.plan import Plan
 from clustersim.program.action import Action, ActionKind, PipelineOrder, flatten_entries
@@ -96,9 +95,9 @@ def rank_host_bytes(plan: Plan, pipeline_rank: int, actions: Iterable[Action]) -
 
 def _state_bytes(plan: Plan, group: ParameterGroup) -> Bytes:
     """Bytes per parameter that the CPU updates: moments, and the weights unless they are counted elsewhere."""
-    formats, moments = group.formats, 2 if plan.training.optimizer is Optimizer.ADAM else 1
+    formats = group.formats
     weight_format = formats.master_copy or (None if plan.training.offload.offloads_shards else formats.stored)
-    return moments * formats.moments.bytes + (0.0 if weight_format is None else weight_format.bytes)
+    return group.state_bytes + (0.0 if weight_format is None else weight_format.bytes)
 
 
 def _peak_activation_bytes(plan: Plan, actions: Iterable[Action]) -> Bytes:

@@ -32,6 +32,7 @@ from dataclasses import dataclass, replace
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Flop
 from clustersim.model import memory_bound
+from clustersim.model.attention_spec import max_attended_keys, mean_attended_keys
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
 from clustersim.model.linear import matmul_kernel
 from clustersim.model.memory_bound import MemoryBoundSpec
@@ -51,32 +52,25 @@ def causal_factor(shape: AttentionShape) -> float:
 
     The same under context parallelism (fewer queries than keys): a rank holds one chunk from the front and
     its mirror chunk from the back (zigzag, Llama 3 section 3.3.2), which on average attend to exactly the
-    mean number of keys. With a window only the front of the sequence attends to fewer keys, so all ranks but
+    mean number of keys. Consecutive queries (`trailing`) are those of the last rank, which attends to most:
+    (2 - 1 / cp) times the mean. With a window only the front of the sequence attends to fewer keys, so all ranks but
     the first do (w - 1) / (2 keys) more work.
     """
+    if shape.packed is not None:
+        return (shape.packed.mean if shape.causal else shape.packed.full) / shape.key
     if not shape.causal:
         return 1.0
-    return mean_attended_keys(shape.key, shape.window) / shape.key
-
-
-def mean_attended_keys(keys: int, window: int | None) -> float:
-    """Mean number of keys that a causal query attends to, over as many queries as keys: (keys + 1) / 2.
-
-    With a window of w, w (2 keys - w + 1) / (2 keys): the first w queries attend to 1 to w keys, all others
-    to w.
-    """
-    max_keys = max_attended_keys(keys, window)
-    return max_keys * (2 * keys - max_keys + 1) / (2 * keys)
-
-
-def max_attended_keys(keys: int, window: int | None) -> int:
-    """Maximum number of keys that a causal query attends to."""
-    return keys if window is None else min(window, keys)
+    if not shape.trailing:
+        return mean_attended_keys(shape.key, shape.window) / shape.key
+    before = shape.key - shape.query
+    attended = [keys * mean_attended_keys(keys, shape.window) if keys else 0.0 for keys in (shape.key, before)]
+    return (attended[0] - attended[1]) / (shape.query * shape.key)
 
 
 def full_matrix_flops(kernel: Kernel, shape: AttentionShape) -> Flop:
-    """FLOP of an attention kernel by the model-FLOP convention: no causal halving, limited to the window."""
-    return kernel.flops / causal_factor(shape) * (max_attended_keys(shape.key, shape.window) / shape.key)
+    """FLOP of an attention kernel by the model-FLOP convention: no causal halving, within window and documents."""
+    full_keys = max_attended_keys(shape.key, shape.window) if shape.packed is None else shape.packed.full
+    return kernel.flops / causal_factor(shape) * (full_keys / shape.key)
 
 
 def flash_forward_flops(shape: AttentionShape) -> float:

@@ -1,8 +1,9 @@
 """How many model FLOP does a step need by the field's convention, whatever is executed?
 
 Six per token and parameter that multiplies activations (two forward, four backward; logits included,
-embedding lookup not), plus twelve per layer, query width and key for attention: full matrix, no causal
-halving, limited to the sliding window; nothing for recomputation. This is PaLM's model FLOP (Chowdhery et
+embedding lookup not), plus what the mixers do besides (`Mixer.mixing_flops`): for attention twelve per
+layer, query width and key, full matrix, no causal halving, limited to the sliding window; nothing for
+recomputation. This is PaLM's model FLOP (Chowdhery et
 al. 2022, arXiv:2204.02311, appendix B) and, for GPT, 72 B s L h^2 (1 + s/(6h) + V/(12 L h)) of
 Korthikanti et al. 2022 (arXiv:2205.05198) appendix A.
 
@@ -17,21 +18,18 @@ Frozen parameters have no gradient, so they count four (forward and input gradie
 attention counts as usual.
 """
 
-from enum import Enum
-
 from clustersim.common.units import Flop
-from clustersim.model.attention import max_attended_keys, mean_attended_keys
+from clustersim.model.documents import PackedBatch
 from clustersim.model.layer_stack import LayerSpec
 from clustersim.model.lora import Lora
+from clustersim.model.mixer import AttentionFlopConvention
 from clustersim.model.training import Training
-from clustersim.model.transformer import TransformerModel, adapter_parameter_count, matrix_parameter_count
-
-
-class AttentionFlopConvention(Enum):
-    """Which keys count for a query of attention."""
-
-    FULL = "all"  # the model-FLOP convention: the full matrix, limited to the window
-    CAUSAL = "seen"  # keys that the causal mask leaves, averaged over a sequence
+from clustersim.model.transformer import (
+    TransformerModel,
+    adapter_parameter_count,
+    layer_matrix_parameter_count,
+    matrix_parameter_count,
+)
 
 
 def token_flops(
@@ -44,23 +42,32 @@ def token_flops(
 
     sequence: tokens; lora: adapters of a frozen model, None: all weights are trained.
     """
-    score_width = sum(group.count * _score_width(group.spec, sequence, convention) for group in model.full_stack)
+    mixing_flops = sum(
+        group.count * group.spec.mixer.mixing_flops(sequence, convention)
+        for group in model.full_stack
+        if group.spec.mixer is not None
+    )
     matrices = matrix_parameter_count(model)
     matmul_flops = 6.0 * matrices if lora is None else 4.0 * matrices + 6.0 * adapter_parameter_count(model, lora)
-    return matmul_flops + 12.0 * score_width
+    return matmul_flops + mixing_flops
 
 
-def _score_width(spec: LayerSpec, sequence: int, convention: AttentionFlopConvention) -> float:
-    """Query width (mean of query and value width) times the number of keys that count for each query."""
-    attention = spec.attention
-    if attention is None:
-        return 0
-    key_count = max_attended_keys if convention is AttentionFlopConvention.FULL else mean_attended_keys
-    return attention.heads * (attention.head_dim + attention.v_head_dim) / 2 * key_count(sequence, attention.window)
+def layer_token_flops(model: TransformerModel, spec: LayerSpec, sequence: int) -> Flop:
+    """Model FLOP of one token in one layer, forward and backward, of attention those that its mask leaves."""
+    mixing = 0.0 if spec.mixer is None else spec.mixer.mixing_flops(sequence, AttentionFlopConvention.CAUSAL)
+    return 6.0 * layer_matrix_parameter_count(model, spec) + mixing
 
 
 def model_flops(
     model: TransformerModel, training: Training, convention: AttentionFlopConvention = AttentionFlopConvention.FULL
 ) -> Flop:
-    """Model FLOP of one training step of the full job."""
-    return training.global_batch * training.sequence * token_flops(model, training.sequence, training.lora, convention)
+    """Model FLOP of one training step of the full job; packed documents count as sequences of their own."""
+    if training.documents is None:
+        tokens = training.global_batch * training.sequence
+        return tokens * token_flops(model, training.sequence, training.lora, convention)
+    batch = PackedBatch(training.documents, training.sequence, 1, training.global_batch, 1)
+    lengths, counts = batch.piece_lengths()
+    return sum(
+        int(count) * int(length) * token_flops(model, int(length), training.lora, convention)
+        for length, count in zip(lengths, counts, strict=True)
+    )

@@ -18,8 +18,8 @@ pools of graphs are not counted.
 
 Host measurements of a measurement record replace these constants where the framework launches in the same
 way (`measured_host_use`; `cost.measured_host`). `compiled` says that layers are compiled
-(`torch.compile`), whose launch costs come from such a record; without one a compiled layer is launched
-like any other, which is somewhat too slow.
+(`torch.compile`): its kernels are launched by generated code, in `compiled_launch_seconds` each, its graph's
+call and guards included, or in what such a record says.
 
 Constants belong to a software generation, in `topologies/frameworks`, each with its source.
 """
@@ -108,7 +108,8 @@ class Framework:
     matmuls, if any; deallocate_pipeline_outputs: whether pipeline stages free sent outputs, where a scenario does not
     say; torch_fsdp: FSDP is PyTorch's, whose shards are the master weights, and gradients exist from backward
     until the optimizer has run (`Footprint`); launch_seconds, backward_launch_seconds: host seconds per
-    forward (and optimizer) and backward kernel; collective_seconds: per collective, None: as per kernel;
+    forward (and optimizer) and backward kernel; compiled_launch_seconds: per kernel of a compiled layer, in either
+    pass, None: as of an eager one; collective_seconds: per collective, None: as per kernel;
     eager_call_seconds: per tensor operation without autograd and modules; graph_launch_seconds: per CUDA graph,
     None: not supported; p2p_seconds: of hosts, per message between pipeline stages; moe_launch_seconds: per
     kernel of a MoE model, None: as for dense models; graph_capture: what CUDA graphs contain; compiled: whether
@@ -128,6 +129,7 @@ class Framework:
     torch_fsdp: bool = False
     launch_seconds: Seconds = 0.0
     backward_launch_seconds: Seconds = 0.0
+    compiled_launch_seconds: Seconds | None = None
     p2p_seconds: Seconds = 0.0
     collective_seconds: Seconds | None = None
     eager_call_seconds: Seconds = 0.0
@@ -189,7 +191,11 @@ class Framework:
             raise InputError(
                 f"torch_compile: {self.name} compiles no layers; leave it out, or name a framework that does: pytorch"
             )
-        return replace(self, compiled=True, kernels=self.kernels.compiled(), early_stop=True)
+        compiled = replace(self, compiled=True, kernels=self.kernels.compiled(), early_stop=True)
+        seconds = self.compiled_launch_seconds
+        return (
+            compiled if seconds is None else replace(compiled, launch_seconds=seconds, backward_launch_seconds=seconds)
+        )
 
     def with_launch_seconds(self, forward_seconds: Seconds | None, backward_seconds: Seconds | None) -> "Framework":
         """The framework with user-given launch times, which no measurement record overrides; None: not given.

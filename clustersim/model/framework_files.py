@@ -16,6 +16,7 @@ from clustersim.model.overheads import (
     NO_OVERHEADS,
     Accumulation,
     BatchTransfer,
+    ExpertRowMasks,
     ExpertSort,
     ExpertWeighting,
     Grouping,
@@ -55,6 +56,7 @@ def load_framework(name_or_path: str = "pytorch", version: str = "", recipe: str
         torch_fsdp=memory.get_bool("torch_fsdp"),
         launch_seconds=host.get_quantity("launch", Dimension.TIME, allow_zero=True),
         backward_launch_seconds=host.get_quantity("backward_launch", Dimension.TIME, allow_zero=True),
+        compiled_launch_seconds=_read_seconds(host, "compiled_launch"),
         p2p_seconds=host.get_quantity("p2p", Dimension.TIME, allow_zero=True),
         collective_seconds=_read_seconds(host, "collective"),
         eager_call_seconds=host.get_quantity("eager_call", Dimension.TIME, allow_zero=True),
@@ -160,6 +162,7 @@ def _read_overheads(section: MappingReader) -> Overheads:
         grouping=section.get_member("grouping", Grouping) if section.has_key("grouping") else None,
         weighting=section.get_member("weighting", ExpertWeighting),
         expert_sort=section.get_member("expert_sort", ExpertSort),
+        expert_row_masks=section.get_member("expert_row_masks", ExpertRowMasks),
         softmax_keys=section.get_int("softmax_keys", max_value=_MAX_SOFTMAX_KEYS)
         if section.has_key("softmax_keys")
         else None,

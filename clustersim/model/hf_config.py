@@ -1,10 +1,10 @@
 """Which model does a Hugging Face `config.json` describe? Read as JSON; transformers is not needed.
 
 Only families that the operators of `layers` express exactly are read: the Llama family (`hf_llama`), the
-GPT family (`hf_gpt`) and models with multi-head latent attention (`hf_mla`), MoE models (`hf_moe`) among
-them. Of multimodal models (gemma3, llama4) the text model is read. Dimensions have no defaults except
-where a family's released files omit them. Layers other than attention (Nemotron 3's state-space layers)
-are refused.
+GPT family (`hf_gpt`, `hf_layernorm`), models with multi-head latent attention (`hf_mla`) and hybrids with linear
+attention or state spaces (`hf_hybrid`), MoE models (`hf_moe`) among them. Of multimodal models the text model is
+read (`hf_wrapped`). Dimensions have no defaults except where a family's released files omit them. Linear layers of
+other families are refused.
 """
 
 import os
@@ -18,13 +18,24 @@ from clustersim.common.errors import InputError, suggest_nearest
 from clustersim.model.hf_dbrx import read_dbrx
 from clustersim.model.hf_fields import HfConfig
 from clustersim.model.hf_gpt import read_bloom, read_falcon, read_gpt2, read_opt, read_phi
+from clustersim.model.hf_hybrid import HYBRID_READERS
+from clustersim.model.hf_layernorm import (
+    read_cohere,
+    read_cohere2,
+    read_gpt_neox,
+    read_olmo,
+    read_stablelm,
+    read_starcoder2,
+)
 from clustersim.model.hf_llama import LLAMA_FAMILIES
+from clustersim.model.hf_llama_like import LLAMA_LIKE_READERS, MOE_LLAMA_LIKE_READERS
 from clustersim.model.hf_mla import MLA_FAMILIES, read_mla_model
+from clustersim.model.hf_wrapped import TEXT_FAMILIES, text_part
 from clustersim.model.transformer import TransformerModel
 
 _EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_STATE_SPACE: Final = "a state-space layer (Mamba), of which no published kernel times are known here,"
-_LINEAR_ATTENTION: Final = "a layer with linear attention"
+_STATE_SPACE: Final = "a state-space layer (Mamba) of this family"
+_LINEAR_ATTENTION: Final = "a layer with linear attention of this family"
 _UNSUPPORTED_KEYS: Final = {
     "hybrid_override_pattern": _STATE_SPACE,
     "layers_block_type": _STATE_SPACE,
@@ -38,9 +49,10 @@ _UNSUPPORTED_KEYS: Final = {
 _MOE_FAMILIES: Final = (
     *(name for name, kind in LLAMA_FAMILIES.items() if kind.moe_keys is not None),
     *MLA_FAMILIES,
+    *HYBRID_READERS,
+    *MOE_LLAMA_LIKE_READERS,
     "dbrx",
 )
-_TEXT_FAMILIES: Final = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 
 MODEL_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = MappingProxyType(
     {name: kind.read_model for name, kind in LLAMA_FAMILIES.items()}
@@ -51,8 +63,17 @@ MODEL_READERS: Final[Mapping[str, Callable[[HfConfig], TransformerModel]]] = Map
         "falcon": read_falcon,
         "phi": read_phi,
         "dbrx": read_dbrx,
+        "gpt_neox": read_gpt_neox,
+        "stablelm": read_stablelm,
+        "starcoder2": read_starcoder2,
+        "olmo": read_olmo,
+        "cohere": read_cohere,
+        "cohere2": read_cohere2,
     }
+    | dict(LLAMA_LIKE_READERS)
+    | dict(MOE_LLAMA_LIKE_READERS)
     | dict.fromkeys(MLA_FAMILIES, read_mla_model)
+    | dict(HYBRID_READERS)
 )
 
 
@@ -66,29 +87,23 @@ def read_hf_config(path: Path) -> TransformerModel:
     file_path = config_path(path)
     content: Mapping[str, Any] = read_mapping(file_path)
     family = content.get("model_type")
-    family_names = ", ".join((*MODEL_READERS, *_TEXT_FAMILIES))
+    family_names = ", ".join((*MODEL_READERS, *TEXT_FAMILIES))
     if not isinstance(family, str):
         raise InputError(f"{file_path}: has no model_type; families that are read: {family_names}")
-    if family in _TEXT_FAMILIES:
-        family, content = _TEXT_FAMILIES[family], _text_config(file_path, content)
+    if family in TEXT_FAMILIES:
+        family, content = text_part(file_path, family, content)
     _refuse_unsupported(file_path, family, content)
     if family not in MODEL_READERS:
         raise InputError(
             f"{file_path}: model_type {family!r} is not known; "
-            f"{suggest_nearest(family, [*MODEL_READERS, *_TEXT_FAMILIES])}"
+            f"{suggest_nearest(family, [*MODEL_READERS, *TEXT_FAMILIES])}"
         )
     return MODEL_READERS[family](HfConfig(file_path, content, family))
 
 
-def _text_config(path: Path, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The text model's configuration of a multimodal model; the full content if it has no text_config."""
-    text = content.get("text_config", content)
-    if not isinstance(text, Mapping):
-        raise InputError(f"{path}: text_config is {text!r}, not a mapping")
-    return text
-
-
 def _refuse_unsupported(path: Path, family: str, content: Mapping[str, Any]) -> None:
+    if family in HYBRID_READERS:
+        return
     unsupported = [key for key in _UNSUPPORTED_KEYS if content.get(key)]
     if unsupported:
         raise InputError(

@@ -8,8 +8,9 @@ config.json.
 from collections.abc import Mapping
 
 from clustersim.common.errors import InputError
+from clustersim.model.attention_spec import FullAttention
 from clustersim.model.hf_fields import HfConfig
-from clustersim.model.layer_stack import FullAttention, LayerGroup, LayerSpec, MlpType, MoeMlp
+from clustersim.model.layer_stack import LayerGroup, LayerSpec, MlpType, MoeMlp
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
 
 

@@ -1,7 +1,7 @@
 """Typed access to the keys of a Hugging Face `config.json`; errors name the file, the key and the value."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ class HfConfig:
     path: Path
     content: Mapping[str, Any]
     family: str
+
+    def with_values(self, **values: Any) -> "HfConfig":
+        """The configuration with other values, under the keys that a reader expects."""
+        return replace(self, content={**self.content, **values})
 
     def positive_int(self, key: str, default: int | None = None) -> int:
         """An integer above zero; `default` if the key is missing or null."""
@@ -80,9 +84,9 @@ class HfConfig:
             raise InputError(f"{self.path}: {key} is {value!r}, not a number above 0")
         return value
 
-    def rotary_fraction(self, default: float) -> float:
+    def rotary_fraction(self, default: float, key: str = "partial_rotary_factor") -> float:
         """Fraction of each head with rotary positions (partial_rotary_factor, since 2025 in rope_parameters)."""
-        key, rope_parameters = "partial_rotary_factor", self.content.get("rope_parameters")
+        rope_parameters = self.content.get("rope_parameters")
         value = self.content.get(key, rope_parameters.get(key) if isinstance(rope_parameters, Mapping) else None)
         if value is None:
             return default

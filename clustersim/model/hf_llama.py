@@ -11,17 +11,16 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.errors import InputError
+from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.hf_fields import FULL, SLIDING, HfConfig
 from clustersim.model.hf_moe import MOE_CONFIG_KEYS, MoeConfigKeys
 from clustersim.model.layer_stack import (
     BlockForm,
     DenseMlp,
-    FullAttention,
     LayerGroup,
     LayerSpec,
     LayerStack,
     MlpType,
-    QkNorm,
     merge_groups,
     stack_layers,
 )

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
+from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.hf_fields import HfConfig
 from clustersim.model.hf_moe import MOE_CONFIG_KEYS, MoeConfigKeys
-from clustersim.model.layer_stack import LatentAttention, LayerSpec, stack_layers
+from clustersim.model.layer_stack import LayerSpec, stack_layers
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
 
 MLA_FAMILIES: Final[Mapping[str, MoeConfigKeys]] = MappingProxyType(

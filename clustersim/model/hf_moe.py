@@ -71,15 +71,15 @@ class MoeConfigKeys:
             top_k,
             ffn,
             MlpType.SWIGLU,
-            shared=self._shared_ffn(config, ffn),
-            shared_gate=self.shared_gate,
+            shared=(shared := self._shared_ffn(config, ffn)),
+            shared_gate=self.shared_gate and shared > 0,
             bias=self.bias,
             router=self._read_router(config, experts),
         )
 
     def _shared_ffn(self, config: HfConfig, ffn: int) -> int:
         if self.shared_ffn is not None:
-            return config.positive_int(self.shared_ffn)
+            return config.nonnegative_int(self.shared_ffn, 0)
         if self.shared_count is not None:
             return ffn * config.nonnegative_int(self.shared_count, 0)
         return ffn if self.always_shared else 0

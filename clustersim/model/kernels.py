@@ -32,6 +32,7 @@ class KernelKind(IdentityEnum):
     OPTIMIZER = "optimizer"
     COPY = "copy"
     CAST = "cast"  # quantization into a format with scales
+    SCAN = "scan"  # one kernel of a chunk-parallel scan: linear attention, state spaces
 
 
 TENSOR_CORE_KINDS: Final = frozenset(
@@ -90,12 +91,25 @@ class MatmulShape:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedKeys:
+    """Keys that queries attend to within packed documents.
+
+    mean: of all queries, causal; full: without a causal mask; longest: of one document, or the window.
+    """
+
+    mean: float
+    full: float
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
     """softmax(Q K^T) V of `batch` sequences: queries [query, heads, head_dim], keys [key, kv_heads, head_dim].
 
     window: how many keys, its own among them, a causal query attends to; None: all before it; value_dim: head
     dimension of values [key, kv_heads, value_dim] and outputs, where it differs from that of queries and keys
-    (MLA).
+    (MLA); trailing: the queries are the last ones of the keys' sequence, not a sample that attends to the mean;
+    packed: they attend to keys of their own documents alone, None: to all.
     """
 
     batch: int
@@ -107,6 +121,8 @@ class AttentionShape:
     causal: bool
     window: int | None = None
     value_dim: int | None = None
+    trailing: bool = False
+    packed: PackedKeys | None = None
 
     @property
     def value_head_dim(self) -> int:
@@ -159,6 +175,7 @@ class MemoryBoundOp(IdentityEnum):
         "adam"  # one update in the kernel's format; formats: of gradients, moments, and a copy of the weights, if any
     )
     SGD = "sgd"  # with momentum; formats as for ADAM
+    UPDATE = "update"  # a pass of any other optimizer
     SCALED_SUM = "scaled_sum"  # a tensor and a multiple of another
     SCALE = "scale"  # a multiple of a tensor
     DEQUANTIZE = "dequantize"  # weights [rows, width] in the kernel's format, from those in formats[0] and their scales
@@ -166,6 +183,11 @@ class MemoryBoundOp(IdentityEnum):
     ZERO = "zero"  # a tensor set to zero
     UNSCALE = "unscale"  # in-place multiple of a tensor, and whether all of it is finite
     CAUSAL_MASK = "causal_mask"  # a matrix [rows, width] of ones, its lower triangle, and the mask of its zeros
+    CAUSAL_CONV1D = "causal_conv1d"  # of `table` taps over a sequence, one filter per column, with SiLU
+    GATED_RMSNORM = "gated_rmsnorm"  # RMSNorm of rows, times an activation of a gate
+    L2NORM = "l2norm"  # rows divided by their Euclidean norm
+    SILU = "silu"
+    GATE = "gate"  # a tensor times the sigmoid of another
     GRADIENT_NORM = "gradient_norm"
     GRADIENT_CLIP = "gradient_clip"
     PASS_OVERHEAD = "pass_overhead"  # of a profiled step: what no operator does, for each forward pass of a microbatch
@@ -203,7 +225,35 @@ class MemoryBoundShape:
         return self.rows * self.width
 
 
-KernelShape = MatmulShape | AttentionShape | MemoryBoundShape
+class ScanRoutine(IdentityEnum):
+    """The recurrence of a scan; the value is its name in files.
+
+    SSD: Mamba 2's state space dual; SELECTIVE_SCAN: Mamba 1's; GATED_DELTA_RULE: gated delta net; KDA: Kimi Delta
+    Attention, whose decay differs by key dimension; LIGHTNING: linear attention with one constant decay per head.
+    """
+
+    SSD = "ssd"
+    SELECTIVE_SCAN = "selective_scan"
+    GATED_DELTA_RULE = "gated_delta_rule"
+    KDA = "kda"
+    LIGHTNING = "lightning"
+
+
+@dataclass(frozen=True, slots=True)
+class ScanShape:
+    """One kernel of a scan over `batch` sequences: states [heads, key_dim, value_dim], in chunks of `chunk` tokens."""
+
+    routine: ScanRoutine
+    batch: int
+    sequence: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    chunk: int
+    backward: bool = False
+
+
+KernelShape = MatmulShape | AttentionShape | MemoryBoundShape | ScanShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,4 +348,9 @@ def format_kernel_shape(shape: KernelShape | None) -> str:
                 f"{f', into {target_formats}' if target_formats else ''}"
             )
             return f"{operation.value} {f'{row_count} x ' if row_count > 1 else ''}{width}{options}"
+        case ScanShape(routine, batch, sequence, heads, key_dim, value_dim, chunk, backward):
+            return (
+                f"{routine.value} batch {batch}, sequence {sequence}, heads {heads}, state {key_dim} x {value_dim}, "
+                f"chunks of {chunk}{', backward' * backward}"
+            )
     return ""

@@ -1,17 +1,19 @@
 """The layer stack of a model: which layers follow each other?
 
 A stack is a tuple of layer groups: consecutive equal layers are one group, so 126 equal layers are one
-entry, and work per layer is done once per spec. A new kind of attention or MLP is a type here, and
-operators in `layers`.
+entry, and work per layer is done once per spec. A new kind of mixer is a file in `mixers`; a new kind of MLP is a
+type here, and operators in `layers`.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
 from itertools import groupby
 from math import ceil
 
 from clustersim.common.enums import IdentityEnum
+from clustersim.model.attention_spec import SoftmaxAttention
+from clustersim.model.mixer import Mixer
+from clustersim.model.parallel_mixers import ParallelMixers
 
 
 class MlpType(IdentityEnum):
@@ -19,13 +21,6 @@ class MlpType(IdentityEnum):
 
     GELU = "gelu"
     SWIGLU = "swiglu"
-
-
-class QkNorm(Enum):
-    """PER_HEAD normalizes each query and key head (Qwen 3, Gemma 3), ALL_HEADS all of them as one (OLMo 2)."""
-
-    PER_HEAD = "heads"
-    ALL_HEADS = "whole"
 
 
 class BlockForm(IdentityEnum):
@@ -57,95 +52,6 @@ class BlockForm(IdentityEnum):
     def is_parallel(self) -> bool:
         """Whether attention and MLP read the same input."""
         return self in (BlockForm.PARALLEL, BlockForm.PARALLEL_NORMS)
-
-
-@dataclass(frozen=True, slots=True)
-class FullAttention:
-    """Causal multi-head or grouped-query attention.
-
-    head_dim is explicit: it is not hidden / heads in every model. qkv_bias: queries, keys and values have
-    biases; qk_norm: how queries and keys are normalized, if they are; window: how many tokens, itself among
-    them, a token attends to (None: all before it); rotary_percent: fraction of each head with rotary positions,
-    where the model has these (0: none in this layer, NoPE); attn_logit_softcapping: scores are capped by a tanh
-    (Gemma 2); attention_sinks: every head has a learned score that takes part in the softmax and weights no
-    value (gpt-oss).
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    qkv_bias: bool = False
-    qk_norm: QkNorm | None = None
-    window: int | None = None
-    rotary_percent: float = 1.0
-    attn_logit_softcapping: bool = False
-    attention_sinks: bool = False
-
-    @property
-    def v_head_dim(self) -> int:
-        """Dimensions of each head's values: those of its queries and keys."""
-        return self.head_dim
-
-
-@dataclass(frozen=True, slots=True)
-class LatentAttention:
-    """Multi-head latent attention (MLA): keys and values of all heads come from one latent vector per token.
-
-    DeepSeek-V2, arXiv:2405.04434, section 2.1. q_lora_rank: size of the queries' latent vector (None: queries
-    come directly from the input); kv_lora_rank: size of the keys' and values' latent vector; qk_nope_head_dim,
-    qk_rope_head_dim: dimensions of each head's queries and keys without and with rotary positions; the second
-    are one key shared by all heads; v_head_dim: of each head's values.
-    """
-
-    heads: int
-    q_lora_rank: int | None
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-
-    @property
-    def kv_heads(self) -> int:
-        """Every head has its own keys and values."""
-        return self.heads
-
-    @property
-    def head_dim(self) -> int:
-        """Dimensions of each head's queries and keys."""
-        return self.qk_nope_head_dim + self.qk_rope_head_dim
-
-    @property
-    def window(self) -> int | None:
-        """None: a token attends to all before it."""
-        return None
-
-    @property
-    def qk_norm(self) -> QkNorm | None:
-        """None: the latent vectors are normalized, not the heads."""
-        return None
-
-    @property
-    def rotary_percent(self) -> float:
-        """1.0: MLA's rotary split (`qk_rope_head_dim`) takes the place of a fraction of partial rotary positions."""
-        return 1.0
-
-    @property
-    def attn_logit_softcapping(self) -> bool:
-        """Scores are not capped."""
-        return False
-
-    @property
-    def query_width(self) -> int:
-        """Dimensions of all heads' queries."""
-        return self.heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Output width of the key/value up projection: all heads' keys without positions, and values."""
-        return self.heads * (self.qk_nope_head_dim + self.v_head_dim)
-
-
-AttentionSpec = FullAttention | LatentAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,17 +129,27 @@ MlpSpec = DenseMlp | MoeMlp
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What one layer is made of; attention or mlp None: the layer has none (and is not parallel).
+    """What one layer is made of: a mixer of tokens and an MLP; None: the layer has none (and is not parallel).
 
     is_mtp: a multi-token prediction layer, which reads hidden states and the embedding of the next token
     (`model.mtp`); high_precision: its matmuls are in the activation format, whatever the recipe.
     """
 
-    attention: AttentionSpec | None
+    mixer: Mixer | None
     mlp: MlpSpec | None
     block: BlockForm = BlockForm.PRE_NORM
     is_mtp: bool = False
     high_precision: bool = False
+
+    @property
+    def attention(self) -> SoftmaxAttention | None:
+        """The attention, if the mixer is one or has one next to another."""
+        match self.mixer:
+            case SoftmaxAttention() as attention:
+                return attention
+            case ParallelMixers(attention=attention):
+                return attention
+        return None
 
     @property
     def moe(self) -> MoeMlp | None:

@@ -16,27 +16,27 @@ parallelism the inputs of `attention.qkv`, `mlp.up` and `head.logits` are saved 
 more all-gather in backward (section 4.2.2).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model import memory_bound
-from clustersim.model.attention import AttentionCore, attention_operators
-from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
-from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LatentAttention, LayerSpec, MoeMlp, QkNorm
+from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerSpec, MoeMlp
 from clustersim.model.linear import LinearLayer
-from clustersim.model.lora import Projection
+from clustersim.model.linear_loss import RECOMPUTING_LOSSES, recomputing_loss_operators
 from clustersim.model.lora_layers import apply_lora
 from clustersim.model.memory_bound import MemoryBoundSpec
-from clustersim.model.mla import mla_operators
-from clustersim.model.mlp import mlp_operators, recompute_alternate
+from clustersim.model.mixers.registry import registered_mixer
+from clustersim.model.mlp import mlp_operators
 from clustersim.model.moe_layer import moe_operators
 from clustersim.model.mtp import concat_operator, mtp_input_bytes, mtp_operators
 from clustersim.model.operators import (
     DENSE,
     LOW_PRECISION_LAYERS,
+    MATRICES,
     LayerOperators,
     LayerShard,
     Operator,
@@ -54,7 +54,6 @@ from clustersim.model.sharded_layer import (
     keep_gathered_inputs,
     linear_operator,
     memory_bound_operator,
-    model_norm_spec,
     norm_operator,
     residual_add_operator,
     residual_fork_operator,
@@ -78,39 +77,6 @@ __all__ = [
 _TOKEN_ID_BYTES = 8  # torch.long
 
 
-@dataclass(frozen=True, slots=True)
-class _LocalHeads:
-    """Attention heads and widths of one rank."""
-
-    attention: FullAttention
-    tp: int
-
-    @property
-    def heads(self) -> int:
-        return self.attention.heads // self.tp
-
-    @property
-    def head_dim(self) -> int:
-        return self.attention.head_dim
-
-    @property
-    def query_width(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def kv_heads(self) -> int:
-        return max(1, self.attention.kv_heads // self.tp)
-
-    @property
-    def kv_width(self) -> int:
-        return self.kv_heads * self.head_dim
-
-    def window(self, keys: int) -> int | None:
-        """The window, if it excludes any of `keys` keys."""
-        window = self.attention.window
-        return None if window is None or window >= keys else window
-
-
 _CACHE_SIZE: Final = 256
 """Cached layers: the candidates of a layout search differ in few settings, and mostly not in their layers."""
 
@@ -121,26 +87,33 @@ def transformer_layer(
 ) -> LayerOperators:
     """The operators of one transformer layer. Degrees must divide heads and ffn (the scenario checks)."""
     rank = RankContext(model, training.high_precision if spec.high_precision else training, shard)
-    attention = _attention_branch(rank, spec)
-    mlp = _mlp_operators(rank, spec)
-    operators, input_bytes = _layer_operators(rank, spec, attention, mlp), rank.residual_bytes
+    operators = _layer_operators(rank, spec, _mixer_operators(rank, spec), _mlp_operators(rank, spec))
+    input_bytes = rank.residual_bytes
     if spec.is_mtp:
         operators, input_bytes = mtp_operators(rank, operators), mtp_input_bytes(rank)
-    if rank.training.recipe.has_matrix_formats:
+    if (group := _layer_group(rank.training)) != DENSE:
         operators = tuple(
-            replace(operator, parameter_group=LOW_PRECISION_LAYERS) if operator.parameter_group == DENSE else operator
+            replace(operator, parameter_group=group) if operator.parameter_group == DENSE else operator
             for operator in operators
         )
     return apply_lora(LayerOperators(keep_gathered_inputs(rank, operators), input_bytes), training, shard)
 
 
+def _layer_group(training: Training) -> str:
+    """Parameter group of the dense weights of layers, where it is not that of the ends."""
+    if training.recipe.has_matrix_formats:
+        return LOW_PRECISION_LAYERS
+    return MATRICES if training.orthogonalizes_dense else DENSE
+
+
 def _layer_operators(
-    rank: RankContext, spec: LayerSpec, attention: list[Operator], mlp: list[Operator]
+    rank: RankContext, spec: LayerSpec, mixer: list[Operator], mlp: list[Operator]
 ) -> tuple[Operator, ...]:
-    if spec.block.is_parallel and attention and mlp:
-        return (*_parallel_block(rank, spec.block, attention, mlp),)
+    if spec.block.is_parallel and mixer and mlp:
+        return (*_parallel_block(rank, spec.block, mixer, mlp),)
+    starts_linear = spec.mixer is not None and registered_mixer(spec.mixer).starts_linear
     branches = {
-        "attention": (attention, isinstance(spec.attention, FullAttention)),
+        "mixer" if spec.attention is None else "attention": (mixer, starts_linear),
         "mlp": (mlp, isinstance(spec.mlp, DenseMlp)),
     }
     return tuple(
@@ -276,6 +249,8 @@ def _logits_and_loss(rank: RankContext) -> list[Operator]:
     logits = LinearLayer(
         "head.logits", shard.tokens, model.hidden, rank.vocab_rows, MatmulFormats.uniform(rank.dtype), bias_tokens
     )
+    if training.loss in RECOMPUTING_LOSSES:
+        return recomputing_loss_operators(rank, logits)
     operators = [linear_operator(rank, logits, rank.residual_bytes)]
     if model.final_logit_softcapping:
         softcap = memory_bound.softcap_spec(fused=training.fuses(FusedKernel.ACTIVATION))
@@ -308,106 +283,15 @@ def _mlp_operators(rank: RankContext, spec: LayerSpec) -> list[Operator]:
     return []
 
 
-def _attention_branch(rank: RankContext, spec: LayerSpec) -> list[Operator]:
-    match spec.attention:
-        case FullAttention() as attention:
-            return _attention_operators(
-                rank, _LocalHeads(attention, rank.shard.tp), after_norm=_has_fused_norm(rank, spec)
-            )
-        case LatentAttention() as attention:
-            return mla_operators(rank, attention)
-    return []
-
-
-def _attention_operators(rank: RankContext, local: _LocalHeads, *, after_norm: bool) -> list[Operator]:
-    model, shard = rank.model, rank.shard
-    operators = [_qkv_operator(rank, local, after_norm=after_norm)]
-    if local.attention.qk_norm is not None:
-        operators.append(_qk_norm_operator(rank, local, local.attention.qk_norm))
-    if model.positions is PositionEncoding.ROTARY and local.attention.rotary_percent > 0:
-        operators.append(_rotary_operator(rank, local))
-    shape = AttentionShape(
-        *(shard.batch, shard.sequence, shard.keys, local.heads, local.kv_heads, local.head_dim),
-        causal=True,
-        window=local.window(shard.keys),
-    )
-    core = AttentionCore(
-        *(shape, rank.dtype, model.dropout, rank.training.fuses(FusedKernel.SOFTMAX)),
-        *(local.attention.attn_logit_softcapping, rank.training.overheads, local.attention.attention_sinks),
-        rank.training.recipe.attention,
-    )
-    operators += attention_operators(core, rank.training.attention)
-    bias_tokens = shard.residual_tokens if model.linear_bias else 0
-    projections = ((Projection.O, model.hidden),)
-    out = LinearLayer(
-        "attention.out",
-        shard.tokens,
-        local.query_width,
-        model.hidden,
-        rank.matmul_formats,
-        bias_tokens,
-        projections,
-        True,
-    )
-    operator = linear_operator(rank, out, rank.saved_input_bytes(shard.tokens * local.query_width))
-    return [*operators, recompute_alternate(rank, operator, replace(out, bias_tokens=0))]
-
-
-def _qkv_operator(rank: RankContext, local: _LocalHeads, *, after_norm: bool) -> Operator:
-    tokens, width = rank.shard.tokens, local.query_width + 2 * local.kv_width
-    bias_tokens = tokens if local.attention.qkv_bias else 0
-    adds_bias = bias_tokens and rank.training.overheads.bias_adds
-    projections = ((Projection.Q, local.query_width), (Projection.K, local.kv_width), (Projection.V, local.kv_width))
-    linear = LinearLayer(
-        "attention.qkv", tokens, rank.model.hidden, width, rank.matmul_formats, bias_tokens, projections
-    )
-    operator = linear_operator(rank, linear, rank.saved_input_bytes(rank.residual_elements), after_norm=after_norm)
-    operator = replace(operator, saved_bytes=operator.saved_bytes + tokens * width * rank.dtype.bytes)
-    if adds_bias:
-        bias = memory_bound.BIAS_ADD.shape_for(tokens, width)
-        kernel = memory_bound.BIAS_ADD.forward_kernel("attention.qkv.bias", rank.dtype, bias)
-        operator = replace(operator, forward=(*operator.forward, kernel))
-    return recompute_alternate(
-        rank, operator, replace(linear, outputs=local.kv_width, bias_tokens=0)
-    )  # the second of q, k, v
+def _mixer_operators(rank: RankContext, spec: LayerSpec) -> list[Operator]:
+    if spec.mixer is None:
+        return []
+    return registered_mixer(spec.mixer).operators(rank, spec.mixer, after_norm=_has_fused_norm(rank, spec))
 
 
 def _has_fused_norm(rank: RankContext, spec: LayerSpec) -> bool:
-    """Whether a norm is fused into the first linear layer of plain attention or of a dense MLP."""
+    """Whether a norm is fused into the first linear layer of a mixer that starts with one, or of a dense MLP."""
     return spec.block.has_pre_norm and not spec.block.is_parallel and rank.training.overheads.norm_in_linear
-
-
-def _qk_norm_operator(rank: RankContext, local: _LocalHeads, form: QkNorm) -> Operator:
-    spec, tokens = model_norm_spec(rank), rank.shard.tokens
-    if form is QkNorm.ALL_HEADS:
-        shapes = tuple(spec.shape_for(tokens, width) for width in (local.query_width, local.kv_width))
-    else:
-        head_rows = _head_rows(rank, local, fused=rank.training.fuses(FusedKernel.NORM))
-        shapes = tuple(spec.shape_for(rows, local.head_dim) for rows in head_rows)
-    operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.qk_norm", rank.dtype, spec, shapes)
-    return replace(
-        operator, parameter_count=local.query_width + local.kv_width if form is QkNorm.ALL_HEADS else 2 * local.head_dim
-    )
-
-
-def _rotary_operator(rank: RankContext, local: _LocalHeads) -> Operator:
-    """Fused kernels pass full heads; the unfused formula rotates a part of each head and copies the remainder."""
-    is_fused = rank.training.fuses(FusedKernel.ROTARY)
-    spec, head_rows = memory_bound.rotary_spec(fused=is_fused), _head_rows(rank, local, fused=is_fused)
-    rotated_dim = local.head_dim if is_fused else max(1, round(local.head_dim * local.attention.rotary_percent))
-    shapes = tuple(spec.shape_for(rows, rotated_dim, table=rank.shard.sequence) for rows in head_rows)
-    operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.rotary", rank.dtype, spec, shapes)
-    if rotated_dim == local.head_dim:
-        return operator
-    name, elements = "attention.rotary.pass_through", sum(head_rows) * local.head_dim
-    copies = (memory_bound.copy_kernel(name, rank.dtype, elements),)
-    return replace(operator, forward=operator.forward + copies, input_gradient=copies + operator.input_gradient)
-
-
-def _head_rows(rank: RankContext, local: _LocalHeads, *, fused: bool) -> tuple[int, ...]:
-    """Rows (tokens x heads) per rotary or norm kernel: queries and keys in one if fused, else separate."""
-    query_rows, key_rows = rank.shard.tokens * local.heads, rank.shard.tokens * local.kv_heads
-    return (query_rows + key_rows,) if fused else (query_rows, key_rows)
 
 
 def _token_embedding(rank: RankContext) -> Operator:

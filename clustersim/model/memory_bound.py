@@ -226,6 +226,10 @@ _LOSS_SPECS = MappingProxyType(
         LossImplementation.COMPILED: _LOSS_COMPILED,
         LossImplementation.CHUNKED: _LOSS_COMPILED,
         LossImplementation.FUSED_LINEAR: replace(_LOSS_COMPILED, saved=MemoryPasses(0)),
+        LossImplementation.CHUNKED_NLL: replace(_LOSS_TORCH, saved=MemoryPasses(0)),
+        LossImplementation.CUT_CROSS_ENTROPY: replace(
+            _LOSS_COMPILED, forward=MemoryPasses(0, launches=0), backward=None, saved=MemoryPasses(0)
+        ),
         LossImplementation.TORCH: _LOSS_TORCH,
         LossImplementation.TORCH_FP32: replace(_LOSS_TORCH, saved=MemoryPasses(0, fp32=2)),
         # Megatron-LM, megatron/core/tensor_parallel/cross_entropy.py. Forward: to FP32 (1 + 1), maximum (1), subtract,
@@ -252,6 +256,55 @@ GRADIENT_SUM = _RESIDUAL
 BIAS_ADD = MemoryBoundSpec(KernelKind.RESIDUAL, MemoryBoundOp.BIAS_ADD, MemoryPasses(2), None, fused=True)
 # The bias gradient sums the output's gradient over the tokens.
 BIAS_GRADIENT = MemoryBoundSpec(KernelKind.COPY, MemoryBoundOp.BIAS_GRADIENT, MemoryPasses(1), None, fused=True)
+
+
+# A causal convolution with SiLU reads its input twice in backward, once to compute SiLU's argument again.
+CAUSAL_CONV1D = MemoryBoundSpec(
+    KernelKind.ACTIVATION,
+    MemoryBoundOp.CAUSAL_CONV1D,
+    MemoryPasses(2),
+    MemoryPasses(3),
+    saved=MemoryPasses(1),
+    fused=True,
+)
+# Elements are those of the result. Backward reads the result's gradient, input and gate, and writes two gradients.
+GATED_RMSNORM = MemoryBoundSpec(
+    KernelKind.NORM, MemoryBoundOp.GATED_RMSNORM, MemoryPasses(3), MemoryPasses(5), saved=MemoryPasses(2), fused=True
+)
+# Zamba2RMSNormGated of Transformers (models/zamba2/modeling_zamba2.py) besides its norm: the gate to FP32 (1 + 1),
+# SiLU (2) and the product (3). Backward: both gradients of the product (6), SiLU's (3), and back (1 + 1).
+_GATED_RMSNORM_UNFUSED = MemoryBoundSpec(
+    KernelKind.NORM,
+    MemoryBoundOp.GATED_RMSNORM,
+    MemoryPasses(4 + 1, fp32=7 + 6, launches=8 + 3),
+    MemoryPasses(8 + 1, fp32=19 + 10, launches=16 + 4),
+    saved=MemoryPasses(1, fp32=4),
+)
+L2NORM = MemoryBoundSpec(KernelKind.NORM, MemoryBoundOp.L2NORM, MemoryPasses(2), MemoryPasses(3), fused=True)
+SILU = MemoryBoundSpec(
+    KernelKind.ACTIVATION, MemoryBoundOp.SILU, MemoryPasses(2), MemoryPasses(3), saved=MemoryPasses(1), fused=True
+)
+GATE = MemoryBoundSpec(
+    KernelKind.ACTIVATION, MemoryBoundOp.GATE, MemoryPasses(3), MemoryPasses(5), saved=MemoryPasses(2), fused=True
+)
+# The gate's activation and the product are kernels, their gradients three.
+_GATE_UNFUSED = MemoryBoundSpec(
+    KernelKind.ACTIVATION,
+    MemoryBoundOp.GATE,
+    MemoryPasses(2 + 3, launches=2),
+    MemoryPasses(3 + 3 + 3, launches=3),
+    saved=MemoryPasses(3),
+)
+
+
+def gated_rmsnorm_spec(*, fused: bool) -> MemoryBoundSpec:
+    """Passes of an RMSNorm of rows times an activation of a gate."""
+    return GATED_RMSNORM if fused else _GATED_RMSNORM_UNFUSED
+
+
+def gate_spec(*, fused: bool) -> MemoryBoundSpec:
+    """Passes of a product with the activation of a gate."""
+    return GATE if fused else _GATE_UNFUSED
 
 
 def norm_spec(norm_type: Norm, *, fused: bool) -> MemoryBoundSpec:

@@ -4,36 +4,43 @@ Fused, every state passes once: the gradient is read, master weights and moments
 compute weights are written (without master weights they are read and written themselves). Unfused is
 PyTorch's foreach implementation, one kernel per term of the update: for Adam decay (2 passes over the
 weights), first moment (3), second moment (2 + 3), root, division and epsilon in a scratch copy (2 + 2 +
-2), update (4); for SGD with momentum 2 + 3 + 3. Its arithmetic is not counted as FLOP. Parameter counts
+2), update (4); for SGD with momentum 2 + 3 + 3; for Lion decay (2), interpolation (3), sign (2), update (3), moment
+(3). For Adafactor the square is written (2), summed twice (2), the root multiplied (1, 3), its norm read (1), clipped
+and scaled (2 + 2), weights decayed and updated (2 + 3); there is no fused kernel. 8-bit Adam always is one, whose
+moments are bytes (bitsandbytes). Arithmetic is not counted as FLOP. Parameter counts
 may be fractional (a shard).
 """
 
 from dataclasses import replace
+from typing import Final
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Bytes
 from clustersim.model.kernels import Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
+from clustersim.model.optimizers import Optimizer
 from clustersim.model.precision_recipe import WeightFormats
-from clustersim.model.training import FusedKernel, Optimizer, Training
+from clustersim.model.training import FusedKernel, Training
 
 
 def optimizer_step_kernels(training: Training, parameter_count: float) -> tuple[Kernel, ...]:
-    """Kernels of one optimizer update of the parameters of this rank."""
-    formats, adam = training.recipe.weight_formats, training.optimizer is Optimizer.ADAM
-    fused, unfused = _ADAM_PASSES if adam else _SGD_PASSES
-    is_fused = training.fuses(FusedKernel.OPTIMIZER)
+    """Kernels of one update, element by element, of the parameters of this rank."""
+    formats, optimizer = training.recipe.weight_formats, training.scalar_optimizer
+    fused, unfused = _PASSES[optimizer]
+    is_fused = training.fuses(FusedKernel.OPTIMIZER) or optimizer is Optimizer.ADAM_8BIT
     weight_passes, gradient_passes, moment_passes, launches = fused if is_fused else unfused
     updated_dtype = formats.updated
+    moment_bytes = (
+        optimizer.moment_bytes(formats.moments) / 2 if optimizer is Optimizer.ADAM_8BIT else formats.moments.bytes
+    )
     update_bytes = (
-        weight_passes * updated_dtype.bytes
-        + gradient_passes * formats.gradients.bytes
-        + moment_passes * formats.moments.bytes
+        weight_passes * updated_dtype.bytes + gradient_passes * formats.gradients.bytes + moment_passes * moment_bytes
     )
     copy_bytes = _copy_bytes(formats, fused=is_fused)
     kernel_count = launches + (1 if copy_bytes and not is_fused else 0)
     copy_format = (formats.stored,) if copy_bytes else ()
-    shape = _update_shape(MemoryBoundOp.ADAM if adam else MemoryBoundOp.SGD, training, parameter_count)
-    shape = replace(shape, formats=(formats.gradients, formats.moments, *copy_format))
+    routine = _MEASURED_OPS.get(optimizer, MemoryBoundOp.UPDATE)
+    shape = _update_shape(routine, training, parameter_count)
+    shape = replace(shape, fused=is_fused, formats=(formats.gradients, formats.moments, *copy_format))
     return (
         _optimizer_kernel(
             "optimizer.step", updated_dtype, parameter_count * (update_bytes + copy_bytes), shape, kernel_count
@@ -52,9 +59,15 @@ def gradient_norm_kernels(training: Training, parameter_count: float) -> tuple[K
     return (norm, _optimizer_kernel("optimizer.gradient_clip", dtype, parameter_count * 2 * dtype.bytes, clip_shape))
 
 
+_MEASURED_OPS: Final = {Optimizer.ADAM: MemoryBoundOp.ADAM, Optimizer.SGD: MemoryBoundOp.SGD}
 # Passes over (weights, gradients, moments and scratch), launches: fused, unfused.
-_ADAM_PASSES = ((2, 1, 4, 1), (4, 2, 14, 8))
-_SGD_PASSES = ((2, 1, 2, 1), (2, 1, 5, 3))
+_PASSES: Final = {
+    Optimizer.ADAM: ((2, 1, 4, 1), (4, 2, 14, 8)),
+    Optimizer.SGD: ((2, 1, 2, 1), (2, 1, 5, 3)),
+    Optimizer.LION: ((2, 1, 2, 1), (4, 2, 7, 5)),
+    Optimizer.ADAFACTOR: ((4, 2, 12, 11), (4, 2, 12, 11)),
+    Optimizer.ADAM_8BIT: ((2, 1, 4, 1), (2, 1, 4, 1)),
+}
 
 
 def _copy_bytes(formats: WeightFormats, *, fused: bool) -> Bytes:

@@ -7,7 +7,8 @@ not (`hf_dbrx`).
 
 from typing import Final
 
-from clustersim.model.layer_stack import BlockForm, FullAttention, LayerGroup, LayerSpec, MlpType, MoeMlp
+from clustersim.model.attention_spec import FullAttention
+from clustersim.model.layer_stack import BlockForm, LayerGroup, LayerSpec, MlpType, MoeMlp
 from clustersim.model.preset_builder import ModelPreset, config_dimensions, preset_from_config
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel
 

@@ -14,6 +14,7 @@ from clustersim.model.precision_recipe import MatmulFormats
 from clustersim.model.quantization import LinearOperands, linear_casts
 from clustersim.model.training import FusedKernel, Training
 from clustersim.model.transformer import Norm, TransformerModel, norm_parameter_count
+from clustersim.model.weight_matrices import linear_matrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ def linear_operator(
         linear=linear,
         wgrad_input_bytes=float(input_bytes),
         cached_cast_elements=casts.cached_weight_elements,
+        matrices=linear_matrices(linear),
     )
 
 

@@ -5,9 +5,11 @@ from enum import Enum
 from typing import ClassVar, Final, Self
 
 from clustersim.common.enums import IdentityEnum
+from clustersim.model.documents import Documents
 from clustersim.model.lora import Lora
 from clustersim.model.moe_expert_load import ExpertLoad
 from clustersim.model.offload import NO_OFFLOAD, Offload
+from clustersim.model.optimizers import AnyOptimizer, Muon, Optimizer
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation, Grouping, Overheads
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.recompute_modules import RecomputeModule
@@ -97,7 +99,10 @@ class LossImplementation(Enum):
     chunk of the tokens at a time (torchtune's `CEWithChunkedOutputLoss`). FUSED_LINEAR runs the output matrix,
     the loss and both their backwards for a chunk of the tokens at a time, so that only a chunk's logits exist
     (Liger's `fused_linear_cross_entropy`; torchtitan's `ChunkedCELoss`): what is saved is the gradient of the
-    hidden states, as large as these.
+    hidden states, as large as these. CHUNKED_NLL is PyTorch's loss of a few tokens at a time under an activation
+    checkpoint (TRL's `chunked_nll`), CUT_CROSS_ENTROPY a kernel that keeps logits on the chip (Wijmans et al. 2024,
+    arXiv:2411.09009; Megatron-LM's `--cross-entropy-fusion-impl linear`): the backward of both computes the logits
+    again (`model.linear_loss`).
     """
 
     VOCAB_PARALLEL = "vocab_parallel"
@@ -107,6 +112,8 @@ class LossImplementation(Enum):
     COMPILED = "compiled"
     CHUNKED = "chunked"
     FUSED_LINEAR = "fused_linear"
+    CHUNKED_NLL = "chunked_nll"
+    CUT_CROSS_ENTROPY = "cut_cross_entropy"
 
 
 class FusedKernel(IdentityEnum):
@@ -129,13 +136,6 @@ ALL_FUSED: Final = frozenset(FusedKernel)
 NONE_FUSED: Final = frozenset[FusedKernel]()
 
 
-class Optimizer(Enum):
-    """Adam keeps two moments per parameter, SGD one (momentum)."""
-
-    ADAM = "adam"
-    SGD = "sgd"
-
-
 @dataclass(frozen=True, slots=True)
 class Training:
     """One step: `global_batch` sequences of `sequence` tokens, `microbatch` sequences at a time per replica.
@@ -144,7 +144,8 @@ class Training:
     torch.utils.checkpoint without `use_reentrant` (`operators.early_stop_count`); else all of forward runs
     again, as in the checkpoints of Megatron-LM, Transformer Engine and DeepSpeed. lora: adapters trained with
     frozen weights, None: all weights are trained; overheads: extra work of the framework; expert_load:
-    imbalance of routed tokens over experts, None: balanced; fused: what runs as one kernel each.
+    imbalance of routed tokens over experts, None: balanced; fused: what runs as one kernel each; documents: packed into
+    sequences, None: each is one.
     """
 
     sequence: int
@@ -155,13 +156,35 @@ class Training:
     early_stop: bool = False
     attention: AttentionBackend = AttentionBackend.FLASH
     loss: LossImplementation = LossImplementation.VOCAB_PARALLEL
-    optimizer: Optimizer = Optimizer.ADAM
+    optimizer: AnyOptimizer = Optimizer.ADAM
     gradient_clipping: bool = True
     fused: frozenset[FusedKernel] = ALL_FUSED
     offload: Offload = NO_OFFLOAD
     lora: Lora | None = None
     overheads: Overheads = NO_OVERHEADS
     expert_load: ExpertLoad | None = None
+    documents: Documents | None = None
+
+    @property
+    def orthogonalizes_dense(self) -> bool:
+        """Whether the optimizer orthogonalizes the matrices of layers, other than experts."""
+        return isinstance(self.optimizer, Muon) and self.optimizer.dense
+
+    @property
+    def scalar_optimizer(self) -> Optimizer:
+        """The optimizer of weights that are updated element by element."""
+        return self.optimizer.scalar if isinstance(self.optimizer, Muon) else self.optimizer
+
+    @property
+    def dense_optimizer(self) -> AnyOptimizer:
+        """The optimizer of the matrices of layers, other than experts."""
+        return self.optimizer if self.orthogonalizes_dense else self.scalar_optimizer
+
+    @property
+    def expert_optimizer(self) -> AnyOptimizer:
+        """The optimizer of experts."""
+        is_scalar = isinstance(self.optimizer, Muon) and not self.optimizer.experts
+        return self.scalar_optimizer if is_scalar else self.optimizer
 
     @property
     def high_precision(self) -> Self:

@@ -11,27 +11,25 @@ from enum import Enum
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
+from clustersim.model.attention_spec import FULL_ATTENTION_FIELDS, FullAttention, LatentAttention, SoftmaxAttention
 from clustersim.model.layer_stack import (
-    AttentionSpec,
     BlockForm,
     DenseMlp,
-    FullAttention,
-    LatentAttention,
     LayerGroup,
     LayerSpec,
     LayerStack,
     MlpType,
     MoeMlp,
-    QkNorm,
     layer_count,
     merge_groups,
     slice_layers,
 )
 from clustersim.model.lora import Lora, Projection
+from clustersim.model.mixer import Mixer
 
 
 class Norm(Enum):
-    """LayerNorm has weight and bias, RMSNorm a weight only."""
+    """LayerNorm has weight and bias unless the model says otherwise, RMSNorm a weight only."""
 
     LAYERNORM = "layernorm"
     RMSNORM = "rmsnorm"
@@ -57,7 +55,8 @@ class TransformerModel:
     is normalized before the first layer (BLOOM); final_logit_softcapping: a tanh caps the logits (Gemma 2);
     spare_positions: rows of the table of learned positions beyond `max_positions` (OPT has 2); head_bias: the
     logits have one (Phi); mtp_layers: number of multi-token prediction layers after the stack, with the spec
-    of the stack's last layer.
+    of the stack's last layer; layernorm_vectors: what a LayerNorm learns: weight and bias (2), a weight (1, Cohere) or
+    nothing (0, OLMo).
     """
 
     name: str
@@ -75,6 +74,7 @@ class TransformerModel:
     spare_positions: int = 0
     head_bias: bool = False
     mtp_layers: int = 0
+    layernorm_vectors: int = 2
 
     @property
     def layer_count(self) -> int:
@@ -98,8 +98,13 @@ class TransformerModel:
         return tuple(dict.fromkeys(group.spec for group in self.full_stack))
 
     @property
-    def distinct_attentions(self) -> tuple[AttentionSpec, ...]:
-        """The distinct attention specs, in order of first occurrence."""
+    def distinct_mixers(self) -> tuple[Mixer, ...]:
+        """The distinct mixers, in order of first occurrence."""
+        return tuple(dict.fromkeys(spec.mixer for spec in self.distinct_specs if spec.mixer is not None))
+
+    @property
+    def distinct_attentions(self) -> tuple[SoftmaxAttention, ...]:
+        """The distinct mixers that are softmax attention, in order of first occurrence."""
         return tuple(dict.fromkeys(spec.attention for spec in self.distinct_specs if spec.attention is not None))
 
     @property
@@ -135,8 +140,6 @@ class TransformerModel:
 
 
 _MODEL_FIELDS: Final = tuple(field.name for field in fields(TransformerModel) if field.name != "stack")
-_ATTENTION_FIELDS: Final = tuple(field.name for field in fields(FullAttention))
-_NON_MLA_FIELDS: Final = tuple(name for name in _ATTENTION_FIELDS if name != "heads")
 _MLP_FIELDS: Final = {"ffn": "ffn", "mlp": "form"}
 
 
@@ -147,7 +150,7 @@ def uniform_model(
 
     dimensions: fields of `FullAttention`, and of `TransformerModel` except its stack.
     """
-    attention = FullAttention(**{name: dimensions.pop(name) for name in _ATTENTION_FIELDS if name in dimensions})
+    attention = FullAttention(**{name: dimensions.pop(name) for name in FULL_ATTENTION_FIELDS if name in dimensions})
     return TransformerModel(stack=(LayerGroup(LayerSpec(attention, DenseMlp(ffn, mlp), block), layers),), **dimensions)
 
 
@@ -156,7 +159,7 @@ def uniform_dimensions(model: TransformerModel) -> dict[str, Any]:
     match model.stack:
         case (LayerGroup(LayerSpec(FullAttention() as attention, DenseMlp() as mlp, block), layers),):
             layer_dimensions = {"layers": layers, "ffn": mlp.ffn, "mlp": mlp.form, "block": block}
-            attention_dimensions = {name: getattr(attention, name) for name in _ATTENTION_FIELDS}
+            attention_dimensions = {name: getattr(attention, name) for name in FULL_ATTENTION_FIELDS}
             return layer_dimensions | attention_dimensions | {name: getattr(model, name) for name in _MODEL_FIELDS}
     raise InputError(f"{model.name} has layers that differ: there are no dimensions that all of them have")
 
@@ -177,17 +180,13 @@ def resize_model(model: TransformerModel, layers: int | None = None, **changes: 
 
 def change_layer(spec: LayerSpec, **changes: Any) -> LayerSpec:
     """A layer spec with other dimensions: fields of its attention or MLP (ffn, mlp), or its block form."""
-    if isinstance(spec.attention, LatentAttention) and (
-        unsupported := [key for key in changes if key in _NON_MLA_FIELDS]
-    ):
-        raise InputError(f"{unsupported[0]}: latent attention has heads of its own dimensions; leave it out")
     mlp_changes = {_MLP_FIELDS[name]: value for name, value in changes.items() if name in _MLP_FIELDS}
     attention_changes = {name: value for name, value in changes.items() if name not in (*_MLP_FIELDS, "block")}
     match spec.mlp:
         case MoeMlp():  # ffn does not apply to experts, which have their own width
             mlp_changes.pop("ffn", None)
     return LayerSpec(
-        None if spec.attention is None else replace(spec.attention, **attention_changes),
+        None if spec.mixer is None else spec.mixer.with_changes(attention_changes),
         None if spec.mlp is None else replace(spec.mlp, **mlp_changes),
         changes.get("block", spec.block),
         spec.is_mtp,
@@ -208,16 +207,12 @@ def _resize_stack(model: TransformerModel, layers: int) -> LayerStack:
 
 def norm_parameter_count(model: TransformerModel) -> int:
     """Parameters of one norm over the hidden dimension."""
-    return model.hidden * (2 if model.norm is Norm.LAYERNORM else 1)
+    return model.hidden * (model.layernorm_vectors if model.norm is Norm.LAYERNORM else 1)
 
 
 def projection_sizes(model: TransformerModel, spec: LayerSpec) -> dict[Projection, tuple[int, int]]:
     """The matrices of one layer, with (inputs, outputs) of each."""
-    sizes: dict[Projection, tuple[int, int]] = {}
-    if isinstance(attention := spec.attention, FullAttention):
-        query_width, kv_width = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-        sizes |= {Projection.Q: (model.hidden, query_width), Projection.K: (model.hidden, kv_width)}
-        sizes |= {Projection.V: (model.hidden, kv_width), Projection.O: (query_width, model.hidden)}
+    sizes = {} if spec.mixer is None else dict(spec.mixer.projection_sizes(model.hidden))
     mlp = spec.mlp.single_dense_mlp if isinstance(spec.mlp, MoeMlp) else spec.mlp
     return sizes if mlp is None else sizes | _mlp_projection_sizes(model, mlp)
 
@@ -252,8 +247,8 @@ def _layer_adapter_parameters(sizes_by_projection: Mapping[Projection, tuple[int
 
 
 def layer_parameter_count(model: TransformerModel, spec: LayerSpec) -> int:
-    """Parameters of one layer: attention and MLP, and its norms."""
-    attention = 0 if spec.attention is None else _attention_parameter_count(model, spec.attention)
+    """Parameters of one layer: mixer and MLP, and its norms."""
+    mixer = 0 if spec.mixer is None else spec.mixer.parameter_count(model.hidden, linear_bias=model.linear_bias)
     match spec.mlp:
         case DenseMlp() as dense:
             mlp = _mlp_parameter_count(model, dense)
@@ -262,7 +257,7 @@ def layer_parameter_count(model: TransformerModel, spec: LayerSpec) -> int:
         case None:
             mlp = 0
     mtp_projection = _mtp_projection_elements(model) + 3 * norm_parameter_count(model) if spec.is_mtp else 0
-    return attention + mlp + mtp_projection + _norm_count(spec) * norm_parameter_count(model)
+    return mixer + mlp + mtp_projection + _norm_count(spec) * norm_parameter_count(model)
 
 
 def _mtp_projection_elements(model: TransformerModel) -> int:
@@ -272,7 +267,7 @@ def _mtp_projection_elements(model: TransformerModel) -> int:
 
 def _norm_count(spec: LayerSpec) -> int:
     """Number of norms of a layer over the hidden dimension."""
-    branches = sum(branch is not None for branch in (spec.attention, spec.mlp))
+    branches = sum(branch is not None for branch in (spec.mixer, spec.mlp))
     if spec.block is BlockForm.PARALLEL:
         return 1
     return branches * (spec.block.has_pre_norm + spec.block.has_post_norm)
@@ -307,12 +302,7 @@ def layer_matrix_parameter_count(model: TransformerModel, spec: LayerSpec) -> in
 
     Of a MoE layer only those of the experts that one token passes.
     """
-    total = 0
-    match spec.attention:
-        case FullAttention(heads, kv_heads, head_dim):
-            total += 2 * model.hidden * (heads + kv_heads) * head_dim
-        case LatentAttention() as mla:
-            total += _mla_matrix_elements(model, mla)
+    total = 0 if spec.mixer is None else spec.mixer.matrix_elements(model.hidden)
     match spec.mlp:
         case DenseMlp(ffn, form):
             total += model.hidden * _mlp_matrix_count(form) * ffn
@@ -328,29 +318,6 @@ def matrix_parameter_count(model: TransformerModel) -> int:
     """
     layers = sum(group.count * layer_matrix_parameter_count(model, group.spec) for group in model.full_stack)
     return layers + (1 + model.mtp_layers) * model.vocab * model.hidden
-
-
-def _mla_matrix_elements(model: TransformerModel, mla: LatentAttention) -> int:
-    """Elements of the MLA projections of queries, keys and values, and of the output projection."""
-    hidden, rank = model.hidden, mla.q_lora_rank
-    queries = hidden * mla.query_width if rank is None else rank * (hidden + mla.query_width)
-    keys_values = hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim) + mla.kv_lora_rank * mla.kv_width
-    return queries + keys_values + mla.heads * mla.v_head_dim * hidden
-
-
-def _attention_parameter_count(model: TransformerModel, attention: AttentionSpec) -> int:
-    if isinstance(attention, LatentAttention):
-        return _mla_matrix_elements(model, attention) + (attention.q_lora_rank or 0) + attention.kv_lora_rank
-    query, key_value = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
-    weights = model.hidden * (2 * query + 2 * key_value)
-    biases = (query + 2 * key_value if attention.qkv_bias else 0) + (model.hidden if model.linear_bias else 0)
-    biases += attention.heads if attention.attention_sinks else 0
-    match attention.qk_norm:
-        case QkNorm.PER_HEAD:
-            return weights + biases + 2 * attention.head_dim
-        case QkNorm.ALL_HEADS:
-            return weights + biases + query + key_value
-    return weights + biases
 
 
 def moe_parameter_count(model: TransformerModel, moe: MoeMlp, expert_count: int) -> int:

@@ -8,7 +8,7 @@ sharded and in when it moves. Hybrid sharding has both (FSDP2's two-dimensional 
 instances, MiCS). Secondary shards (ZeRO++'s hpZ) are a second copy of the weights, sharded over fewer ranks,
 from which backward gathers. Frozen weights and their LoRA adapters are separate groups: the first are
 gathered where they are sharded, and nothing else. So are matrices that are stored or gathered in the format
-of their matmuls.
+of their matmuls, and the matrices that an optimizer orthogonalizes (`model.optimizers`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,10 @@ from types import MappingProxyType
 from typing import Final
 
 from clustersim.common.dtypes import DType
-from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, LOW_PRECISION_LAYERS, QUANTIZED
+from clustersim.common.units import Bytes
+from clustersim.model import operators
+from clustersim.model.operators import ADAPTERS, DENSE, EXPERTS, LOW_PRECISION_LAYERS, MATRICES, QUANTIZED
+from clustersim.model.optimizers import AnyOptimizer, Optimizer
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.training import Training
 from clustersim.parallel.layout import Layout
@@ -52,7 +55,7 @@ class DataParallelGroups:
 _DENSE_GROUPS: Final = DataParallelGroups(DP_GROUP, DP_SHARD_GROUP, DP_REPLICATE_GROUP)
 _GROUPS_BY_NAME: Final[Mapping[str, DataParallelGroups]] = MappingProxyType(
     {
-        **dict.fromkeys((DENSE, LOW_PRECISION_LAYERS, QUANTIZED, ADAPTERS), _DENSE_GROUPS),
+        **dict.fromkeys((DENSE, MATRICES, LOW_PRECISION_LAYERS, QUANTIZED, ADAPTERS), _DENSE_GROUPS),
         EXPERTS: DataParallelGroups(EDP_GROUP, EDP_SHARD_GROUP, EDP_REPLICATE_GROUP),
     }
 )
@@ -66,7 +69,8 @@ class ParameterGroup:
     shard_group: ranks over which they are sharded, None: unsharded; replicate_group: ranks that hold equal ones,
     None: one rank only; shard_count, replica_count: sizes of these groups; secondary_group: ranks over which a
     second copy is sharded (hpZ), None: there is none; secondary_shard_count: its size; formats: of weights,
-    gradients and optimizer states; is_trained: they have gradients and optimizer states.
+    gradients and optimizer states; is_trained: they have gradients and optimizer states; optimizer: what updates
+    them.
     """
 
     name: str
@@ -78,6 +82,12 @@ class ParameterGroup:
     secondary_group: CommGroup | None = None
     secondary_shard_count: int = 1
     is_trained: bool = True
+    optimizer: AnyOptimizer = Optimizer.ADAM
+
+    @property
+    def state_bytes(self) -> Bytes:
+        """Bytes of moments for each parameter."""
+        return self.optimizer.moment_bytes(self.formats.moments) if self.is_trained else 0.0
 
     @property
     def dp_size(self) -> int:
@@ -94,7 +104,24 @@ def parameter_groups(layout: Layout, training: Training, *, experts: bool = Fals
     """Parameter groups of a model, as the layout's strategy shards them. experts: whether the model has MoE layers."""
     formats = _group_formats(training) | ({EXPERTS: training.recipe.matrix_formats} if experts else {})
     groups = (_parameter_group(layout, name, weight_formats) for name, weight_formats in formats.items())
-    return tuple(replace(group, is_trained=training.lora is None or group.name == ADAPTERS) for group in groups)
+    return tuple(
+        replace(
+            group,
+            is_trained=training.lora is None or group.name == ADAPTERS,
+            optimizer=_group_optimizer(training, group.name),
+        )
+        for group in groups
+    )
+
+
+def _group_optimizer(training: Training, name: str) -> AnyOptimizer:
+    """What updates a parameter group: no optimizer orthogonalizes the weights of the ends."""
+    match name:
+        case operators.EXPERTS:
+            return training.expert_optimizer
+        case operators.MATRICES | operators.LOW_PRECISION_LAYERS:
+            return training.dense_optimizer
+    return training.scalar_optimizer
 
 
 def _group_formats(training: Training) -> dict[str, WeightFormats]:
@@ -104,6 +131,7 @@ def _group_formats(training: Training) -> dict[str, WeightFormats]:
         return {
             DENSE: formats,
             **({LOW_PRECISION_LAYERS: training.recipe.matrix_formats} if training.recipe.has_matrix_formats else {}),
+            **({MATRICES: formats} if training.orthogonalizes_dense and not training.recipe.has_matrix_formats else {}),
         }
     quantized = {} if lora.base is None else {QUANTIZED: replace(formats, stored=lora.base, gathered=lora.base)}
     return {DENSE: formats, **quantized, ADAPTERS: formats}

@@ -63,6 +63,7 @@ LINK_KIND_LABELS: Final[Mapping[LinkKind, str]] = {
     LinkKind.NIC: "NIC",
     LinkKind.LEAF: "leaf to spine",
     LinkKind.SPINE: "spine to core",
+    LinkKind.WAN: "between sites",
 }
 """Labels of link kinds: what the links of a tier connect, or belong to."""
 

@@ -12,13 +12,13 @@ from typing import Final
 import numpy as np
 
 from clustersim.common.arrays import IntArray
-from clustersim.hardware.topology import LINK_KINDS, Fabric, FabricTier, LinkKind
+from clustersim.hardware.topology import LINK_KINDS, NETWORK_KINDS, Fabric, FabricTier, LinkKind
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import DENSE_MESH, EXPERT_MESH, MESHES, PIPELINE, Axis, Mesh
 from clustersim.program.placement import Placement
 
-_NETWORK_KINDS: Final = [LINK_KINDS.index(kind) for kind in (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE)]
-_SWITCH_TIERS: Final = ("leaf", "switch", "spine", "core")
+_NETWORK_KINDS: Final = [LINK_KINDS.index(kind) for kind in NETWORK_KINDS]
+_SWITCH_TIERS: Final = ("leaf", "switch", "spine", "core", "site")
 _INTRA_NODE_TIERS: Final = {
     LinkKind.NVLINK: ("nvswitch", "gpu"),
     LinkKind.PCIE: ("host", "nic", "nvswitch", "gpu"),
@@ -106,7 +106,10 @@ def _intra_node_crossings(kinds: IntArray) -> Iterator[TierCrossing]:
 
 
 def _network_crossings(kinds: IntArray) -> Iterator[TierCrossing]:
-    """Links between nodes: paths have as many links up as down; the first half leads up from switch to switch."""
+    """Links between nodes: paths have as many links up as down; the first half leads up from switch to switch.
+
+    All links that lead out of a site count as one level.
+    """
     is_network = np.isin(kinds, _NETWORK_KINDS)
     switch_levels = (is_network.sum(axis=1) + 1) // 2
     for level in range(1, int(switch_levels.max(initial=0)) + 1):
@@ -114,6 +117,8 @@ def _network_crossings(kinds: IntArray) -> Iterator[TierCrossing]:
         pair = int(reaches_level.argmax())
         kind = LINK_KINDS[int(kinds[pair][is_network[pair]][level - 1])]
         yield TierCrossing(kind, level, float(reaches_level.mean()))
+        if kind is LinkKind.WAN:
+            return
 
 
 def _max_node_count(groups: IntArray, fabric: Fabric) -> int:

@@ -10,7 +10,7 @@ from clustersim.common.arrays import IntArray
 from clustersim.common.table import Table
 from clustersim.common.units import Bytes, Flop, FlopPerSecond, Seconds
 from clustersim.memory.host_memory import HostMemoryUse
-from clustersim.model.flops import AttentionFlopConvention
+from clustersim.model.mixer import AttentionFlopConvention
 from clustersim.parallel.mesh import PIPELINE
 from clustersim.results.critical_path import find_critical_path, path_category_totals
 from clustersim.results.economics import Economics

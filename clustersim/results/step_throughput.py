@@ -7,7 +7,8 @@ import numpy as np
 
 from clustersim.common.dtypes import DType
 from clustersim.common.units import Flop, FlopPerSecond, Seconds
-from clustersim.model.flops import AttentionFlopConvention, model_flops
+from clustersim.model.flops import model_flops
+from clustersim.model.mixer import AttentionFlopConvention
 from clustersim.results.utilization import (
     achieved_flops_per_gpu,
     gpu_hours_for_tokens,

@@ -11,8 +11,8 @@ from typing import Final, Self
 
 from clustersim.common.units import Flop, FlopPerSecond, Seconds
 from clustersim.model.attention import full_matrix_flops
-from clustersim.model.flops import AttentionFlopConvention
 from clustersim.model.kernels import TENSOR_CORE_KINDS, AttentionShape, Kernel
+from clustersim.model.mixer import AttentionFlopConvention
 from clustersim.program.task import Segment, WorkType
 from clustersim.results.time_breakdown import TimeBreakdown
 from clustersim.results.time_categories import BUBBLE_CATEGORIES, EXPOSED_CATEGORIES, TIME_CATEGORIES

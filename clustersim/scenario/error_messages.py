@@ -20,6 +20,7 @@ from clustersim.scenario.config_reader import ConfigModel, yaml_number_message
 LIST_OF_KEYS: Final = "clustersim schema --markdown"
 """The command that lists all keys of a scenario file."""
 _MAX_KEYS_SHOWN = 6
+_MAX_PROBLEMS: Final = 20  # described one by one, each by the names that are near it
 _MIN_SIMILARITY_ELSEWHERE: Final = 0.8  # of a key of another section, which is less likely meant
 _ROUNDED_COUNT: Final = re.compile(r"(\d+) ?([kKmM])")  # 8k, which may be 8192 or 8000
 _MESSAGES = {
@@ -42,12 +43,16 @@ def translate_validation_error(
     section: path of the scenario file's section that `root_model` is; empty for the whole file.
     """
     details = error.errors(include_url=False)
-    meant_keys = {key for detail in details if detail["type"] == "extra_forbidden" for key in _meant_keys(detail)}
-    return [
-        _message(detail, root_model, raw_mapping, section)
+    unknown = [detail for detail in details if detail["type"] == "extra_forbidden"]
+    meant_keys = {key for detail in unknown[:_MAX_PROBLEMS] for key in _meant_keys(detail)}
+    problems = [
+        detail
         for detail in details
         if not (detail["type"] == "missing" and _dotted_path((*section, *detail["loc"])) in meant_keys)
     ]
+    messages = [_message(detail, root_model, raw_mapping, section) for detail in problems[:_MAX_PROBLEMS]]
+    left_out = len(problems) - len(messages)
+    return messages + [f"and {left_out:,} more problems"] * (left_out > 0)
 
 
 def _meant_keys(detail: ErrorDetails) -> Iterator[str]:

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import AttentionSpec, FullAttention, LatentAttention, merge_groups
+from clustersim.model.attention_spec import FullAttention, LatentAttention
+from clustersim.model.layer_stack import merge_groups
+from clustersim.model.mixer import Mixer
 from clustersim.model.transformer import PositionEncoding, TransformerModel
 from clustersim.scenario.config.model import MlaConfig, ModelConfig
 
@@ -19,6 +21,8 @@ _EXCLUDED_KEYS: Final = (
     "window",
     "rotary_percent",
     "attn_logit_softcapping",
+    "attention_output_gate",
+    "causal",
 )
 _REQUIRED_KEYS: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
@@ -36,19 +40,18 @@ def with_mla(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     if given_keys.get("q_lora_rank") == 0:
         given_keys["q_lora_rank"] = None
     layer_groups = (
-        replace(group, spec=replace(group.spec, attention=_apply_mla(group.spec.attention, given_keys)))
+        replace(group, spec=replace(group.spec, mixer=_apply_mla(group.spec.mixer, given_keys)))
         for group in model.stack
     )
     return replace(model, stack=merge_groups(layer_groups))
 
 
-def _apply_mla(attention: AttentionSpec | None, given_keys: dict[str, Any]) -> AttentionSpec | None:
-    match attention:
-        case None:
-            return None
+def _apply_mla(mixer: Mixer | None, given_keys: dict[str, Any]) -> Mixer | None:
+    match mixer:
         case LatentAttention():
-            return replace(attention, **given_keys)
+            return replace(mixer, **given_keys)
         case FullAttention(heads=heads):
             if missing := [key for key in _REQUIRED_KEYS if key not in given_keys]:
                 raise InputError(f"mla: missing keys: {', '.join(missing)}; write such as {MlaConfig.example}")
             return LatentAttention(**{"heads": heads, "q_lora_rank": None, **given_keys})
+    return mixer

@@ -2,7 +2,7 @@
 
 A preset, a config.json or dimensions; dimensions next to the first two change all their layers. Heterogeneous
 layers are given in one of three ways: `window_attn_skip_freq` and `no_rope_freq`, which are periodic; a preset or file
-that has them; or `stack`, one group of layers at a time.
+that has them; or `stack`, one group of layers at a time. Mixers other than attention are given by `scenario.mixers`.
 """
 
 from dataclasses import replace
@@ -23,8 +23,10 @@ from clustersim.model.transformer import (
     resize_model,
     uniform_model,
 )
+from clustersim.scenario.config.mixers import MixerKind
 from clustersim.scenario.config.model import ModelConfig
 from clustersim.scenario.file_cache import ReadCache
+from clustersim.scenario.mixers import ATTENTION_LETTERS, MLP_LETTERS, layer_with_mixer, with_mixers
 from clustersim.scenario.mla import with_mla
 from clustersim.scenario.moe import check_ffn_used, with_experts, with_group_experts
 
@@ -98,6 +100,7 @@ def _inline_model(config: ModelConfig, sequence: int) -> TransformerModel:
         dimensions.setdefault("layers", sum(run.layers for run in config.stack))
     if (experts := config.experts) is not None and experts.ffn is not None and not experts.selects_layers:
         dimensions.setdefault("ffn", experts.ffn)  # used by no layer: all are MoE layers
+    _add_pattern_defaults(dimensions, config)
     missing = [key for key in ("layers", "hidden", "heads", "vocab", "ffn") if key not in dimensions]
     if missing:
         raise InputError(f"missing keys: {', '.join(missing)}; give them, or a preset or path to start from")
@@ -105,20 +108,35 @@ def _inline_model(config: ModelConfig, sequence: int) -> TransformerModel:
     if family not in _FAMILY_DEFAULTS:
         raise InputError(f"family {family!r} is unknown; {suggest_nearest(family, _FAMILY_DEFAULTS)}")
     has_head_dim = "head_dim" in dimensions or config.mla is not None
-    if not has_head_dim and config.hidden % config.heads:  # type: ignore[operator]
-        raise InputError(f"hidden {config.hidden} is not a multiple of heads {config.heads}; give head_dim")
+    hidden, heads = dimensions["hidden"], dimensions["heads"]
+    if not has_head_dim and hidden % heads:
+        raise InputError(f"hidden {hidden} is not a multiple of heads {heads}; give head_dim")
     defaults = {
         "name": "inline model",
-        "kv_heads": dimensions["heads"],
-        "head_dim": dimensions["hidden"] // dimensions["heads"],
+        "kv_heads": heads,
+        "head_dim": hidden // heads,
         "max_positions": sequence,
     }
     return uniform_model(**{**_FAMILY_DEFAULTS[family], **defaults, **dimensions})
 
 
+def _add_pattern_defaults(dimensions: dict[str, Any], config: ModelConfig) -> None:
+    """Add what a pattern of layers says, and sizes of layers that it has not, which nothing uses then."""
+    pattern = config.hybrid_layer_pattern
+    has_attention = config.mixer in (None, MixerKind.ATTENTION) and (
+        pattern is None or any(letter in pattern for letter in ATTENTION_LETTERS)
+    )
+    if pattern is not None:
+        dimensions.setdefault("layers", len(pattern))
+        if not any(letter in pattern for letter in MLP_LETTERS):
+            dimensions.setdefault("ffn", 1)
+    if not has_attention:
+        dimensions.setdefault("heads", 1)
+
+
 def _apply_layer_differences(model: TransformerModel, config: ModelConfig) -> TransformerModel:
     """The model with the section's per-layer differences: MLA, experts, stack, window and rotary periods."""
-    model = with_experts(with_mla(model, config), config)
+    model = with_mixers(with_experts(with_mla(model, config), config), config)
     if config.stack is not None:
         model = _apply_stack(model, config)
     if (
@@ -135,6 +153,12 @@ def _apply_layer_differences(model: TransformerModel, config: ModelConfig) -> Tr
         distinct_attention.rotary_percent != 1 for distinct_attention in model.distinct_attentions
     ):
         raise InputError(f"rotary_percent needs rotary positions; {model.name} has {model.positions.value} ones")
+    for attention in model.distinct_attentions:
+        if attention.window is not None and not attention.causal:
+            raise InputError(
+                f"causal: false has no window, and a layer of {model.name} has one of {attention.window}; "
+                "give window: full, or leave causal out"
+            )
     return model
 
 
@@ -151,7 +175,12 @@ def _apply_stack(model: TransformerModel, config: ModelConfig) -> TransformerMod
     return replace(
         model,
         stack=merge_groups(
-            LayerGroup(with_group_experts(change_layer(spec, **run.layer_dimensions), run, config.ffn), run.layers)
+            LayerGroup(
+                layer_with_mixer(
+                    with_group_experts(change_layer(spec, **run.layer_dimensions), run, config.ffn), run.mixer, config
+                ),
+                run.layers,
+            )
             for run in runs
         ),
     )

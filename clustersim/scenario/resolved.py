@@ -19,6 +19,7 @@ from clustersim.model.transformer import TransformerModel
 from clustersim.parallel.layout import Layout
 from clustersim.parallel.mesh import TENSOR
 from clustersim.program.placement import Placement
+from clustersim.scenario.diloco import DilocoSettings
 from clustersim.scenario.reliability import ReliabilityModel
 from clustersim.scenario.settings import CostSettings, EconomicsSettings
 from clustersim.schedules.interleaved import Interleaved
@@ -36,7 +37,7 @@ class ResolvedScenario:
     jitter: random variation of kernel times, None: none; background_traffic: flows of others on the network;
     co_scheduled_jobs: other training jobs on the cluster; steps: number of consecutive steps to simulate;
     economics: cost and energy settings; reliability: failure model of a run of weeks, which does not affect step
-    times.
+    times; diloco: how the sites' replicas exchange outer gradients, None: they train in step.
     """
 
     name: str
@@ -55,6 +56,7 @@ class ResolvedScenario:
     steps: int = 1
     economics: EconomicsSettings = field(default_factory=EconomicsSettings)
     reliability: ReliabilityModel = field(default_factory=ReliabilityModel)
+    diloco: DilocoSettings | None = None
 
     @property
     def placement(self) -> Placement:

@@ -9,12 +9,11 @@ sent, gathered and reduced when follows from the order of passes, the placement 
 `_PipelineScheduleRuntime._load_csv`.
 """
 
-import csv
-import io
 import re
 from dataclasses import dataclass
 from typing import Final
 
+from clustersim.common import input_files
 from clustersim.common.errors import InputError, format_value
 from clustersim.program.action import Action, ActionKind, OverlappedPair, PipelineOrder, ScheduleEntry
 
@@ -64,9 +63,10 @@ def parse_csv(text: str, source: str) -> ParsedOrder:
     source: its name in errors, which count rows and cells from 1.
     """
     try:
-        rows = list(csv.reader(io.StringIO(text.removeprefix(_BOM))))
-    except csv.Error as error:
-        raise InputError(f"{source} is no CSV: {error}") from error
+        numbered_rows = input_files.parse_csv(text)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+    rows = [row for _, row in numbered_rows]
     while rows and not rows[-1]:
         rows.pop()
     parsed_rows = [_parse_row(cells, f"{source}, row {row_number}") for row_number, cells in enumerate(rows, start=1)]

@@ -7,6 +7,8 @@ for all runs of that software.
 import re
 from typing import Any, Final
 
+import yaml
+
 from clustersim.parallel.mesh import DENSE_AXIS_NAMES
 from clustersim.schedules import registry
 from clustersim.uncertainty.model_file import uncertainty_model_name
@@ -28,6 +30,7 @@ _OFFLOAD_BY_NOTE: Final[dict[str, dict[str, Any]]] = {  # text in the notes
     "activation offloading on": {"activations": "all"},
     "optimizer offloading on": {"optimizer": True},
 }
+_MUON_NOTE: Final = "optimizer muon"
 RECOMPUTE_MODES: Final = {
     "": "none",
     "none": "none",
@@ -124,7 +127,9 @@ def _model_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str
     if preset is not None:
         size_overrides = {column: case.positive_int(column) for column in ("layers", "vocab")}
         return base_config | size_overrides | {"preset": preset, "max_positions": case.positive_int("seq")}
-    dimensions = _model_dimensions(case, defaults)
+    dimensions = _model_dimensions(case, defaults) | mixers_config(case)
+    if "mla" in dimensions:
+        del dimensions["qkv_bias"]  # of heads that it has not
     if moe_config and not moe_config["experts"].get("dense_layers"):
         del dimensions["ffn"]  # width of the dense MLP, which no layer has
     return base_config | dimensions
@@ -138,11 +143,9 @@ def _mtp_config(case: ValidationCase) -> dict[str, int]:
 
 
 def _model_dimensions(case: ValidationCase, defaults: FrameworkDefaults) -> dict[str, Any]:
-    columns, heads = ("layers", "hidden", "heads", "vocab"), case.positive_int("heads")
     return {
-        **{column: case.positive_int(column) for column in columns},
-        "kv_heads": case.positive_int("kv_heads", heads),
-        "head_dim": case.positive_int("head_dim", max(1, case.positive_int("hidden") // heads)),
+        **{column: case.positive_int(column) for column in ("layers", "hidden", "vocab")},
+        **_head_dimensions(case),
         "ffn": dense_ffn_size(case) if has_experts(case) else case.positive_int("ffn_hidden"),
         "max_positions": case.positive_int("seq"),
         "mlp": case.text("mlp") or "swiglu",
@@ -150,6 +153,28 @@ def _model_dimensions(case: ValidationCase, defaults: FrameworkDefaults) -> dict
         **({"qk_norm": True} if _QK_NORM_MODEL.match(case.text("model")) else {}),
         **defaults.model_options(case),
     }
+
+
+def _head_dimensions(case: ValidationCase) -> dict[str, int]:
+    """Heads of attention; of a model with other mixers only those that the row states."""
+    if case.text("mixers"):
+        return {column: case.positive_int(column) for column in ("heads",) if case.text(column)}
+    heads = case.positive_int("heads")
+    head_dim = case.positive_int("head_dim", max(1, case.positive_int("hidden") // heads))
+    return {"heads": heads, "kv_heads": case.positive_int("kv_heads", heads), "head_dim": head_dim}
+
+
+def mixers_config(case: ValidationCase) -> dict[str, Any]:
+    """Keys of `model` that say which mixers the layers have, and their sizes, in YAML."""
+    if not case.text("mixers"):
+        return {}
+    try:
+        content = yaml.safe_load(case.text("mixers"))
+    except yaml.YAMLError:
+        content = None
+    if not isinstance(content, dict):
+        raise CannotPredictError(f"mixers {case.text('mixers')}: is no mapping", is_expressible=False)
+    return content
 
 
 def _uses_sequence_parallel(case: ValidationCase) -> bool:
@@ -213,6 +238,7 @@ def _training_config(case: ValidationCase, defaults: FrameworkDefaults) -> dict[
         **defaults.kernel_options(case),
         **_lora_config(case),
         **_offload_config(case),
+        **_optimizer_config(case),
         **_overheads_config(case, defaults),
     }
 
@@ -232,6 +258,11 @@ def _offload_config(case: ValidationCase) -> dict[str, Any]:
     """Offloading to the host that the notes state."""
     configs = [config for note, config in _OFFLOAD_BY_NOTE.items() if note in case.text("notes")]
     return {"offload": {key: value for entry in configs for key, value in entry.items()}} if configs else {}
+
+
+def _optimizer_config(case: ValidationCase) -> dict[str, str]:
+    """The optimizer, where the notes state another than the usual one."""
+    return {"optimizer": "muon"} if _MUON_NOTE in case.text("notes") else {}
 
 
 def _lora_config(case: ValidationCase) -> dict[str, Any]:

@@ -45,6 +45,7 @@ _TP_OVERLAP_NOTE: Final = re.compile(r"tensor-parallel communication overlap (on
 _GRADIENT_NOTE: Final = re.compile(r"\b(bf16|fp32) (?:main )?gradients\b")
 _COMMIT_DATE: Final = re.compile(r"commit of (\d{4}-\d\d-\d\d)")
 _CHUNKED_LOSS_NOTE: Final = "chunked cross entropy"  # of torchtitan's pull request 996, in which it is torchtune's
+_FUSED_LINEAR_NOTE: Final = "fused linear cross entropy"
 # of the notes and of the model: Moonlight and finetuning of MoE models have no performance recipes in Megatron Bridge
 _LIBRARY_RECIPE: Final = re.compile(r"^Moonlight|\bSFT\b|library recipe")
 _FLASH_NOTE: Final = re.compile(r"\bFlashAttention-([34])\b")
@@ -144,6 +145,7 @@ class FrameworkDefaults:
         if _LIGER_NOTE in notes:
             return {"loss": "fused_linear", "fused": [*_LIGER_KERNELS]}
         stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in notes else {}
+        stated_loss |= {"loss": "fused_linear"} if _FUSED_LINEAR_NOTE in notes else {}
         if _FOREACH_ADAM_NOTE in notes:
             return stated_loss | {"fused": []}
         return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})
@@ -346,6 +348,7 @@ FRAMEWORKS: Final = (
     replace(_DEEPSPEED_2025, name_substring="transformers + deepspeed"),
     replace(_DEEPSPEED, name_substring="transformers + deepspeed"),
     _TRANSFORMERS_2025,
+    replace(_TRANSFORMERS, name_substring="transformers 5.17", version="5.17"),
     _TRANSFORMERS,
     replace(_TRANSFORMERS_2025, name_substring="accelerate", framework="accelerate", version="1.12"),
     replace(_TRANSFORMERS, name_substring="accelerate", framework="accelerate"),

@@ -1,10 +1,11 @@
 """Do predicted kernels take as long as published ones took?
 
 A row is one MoE layer (`moe_layer_benchmark`), one matmul, the matmuls of a layer's linear layers (with a
-recipe's casts, if they were timed with them: `matmul_formats`), one cast, one flash attention kernel or one
-grouped GEMM. Its measured time is the printed one, or the one that the printed rate implies with FLOP
-counted as `flop_convention` says. The prediction is the accelerator's roofline model (`cost.roofline`), of
-attention that of the library that was timed. The best shape found by a search is an upper bound and is skipped.
+recipe's casts, if they were timed with them: `matmul_formats`), one cast, one flash attention kernel, one
+grouped GEMM or one operator of linear attention (`scan_kernels`). Its measured time is the printed one, or the
+one that the printed rate implies with FLOP counted as `flop_convention` says. The prediction is the
+accelerator's roofline model (`cost.roofline`), of attention that of the library that was timed. The best shape
+found by a search is an upper bound and is skipped.
 """
 
 import math
@@ -20,9 +21,12 @@ from clustersim.common.units import Seconds
 from clustersim.cost.roofline import Roofline
 from clustersim.model.attention import AttentionCore
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MatmulLayout, MatmulShape
+from clustersim.model.newton_schulz import product_kernel, shared_iteration, update_kernels
+from clustersim.model.optimizers import Muon
 from clustersim.model.precision_recipe import OperandCast
 from clustersim.model.quantization import quantize_kernels
 from clustersim.model.training import AttentionBackend
+from clustersim.model.weight_matrices import WeightMatrix
 from clustersim.validation.accelerator_lookup import case_accelerator
 from clustersim.validation.cases import PUBLISHED_FOLDER, CannotPredictError, ValidationCase, read_cases
 from clustersim.validation.comparison import CaseComparison
@@ -30,6 +34,7 @@ from clustersim.validation.error_statistics import group_by
 from clustersim.validation.grouped_gemm import grouped_gemm_kernels
 from clustersim.validation.matmul_formats import operand_dtype, result_format, timed_casts
 from clustersim.validation.moe_layer_benchmark import moe_layer_breakdown
+from clustersim.validation.scan_kernels import SCAN_OPS, timed_scan_kernels
 
 PUBLISHED_TABLE: Final = PUBLISHED_FOLDER / "kernels.csv"
 REQUIRED_COLUMNS: Final = (
@@ -62,6 +67,7 @@ _UNSUPPORTED_ATTENTION: Final = ("standard", "Triton", "no intra-warpgroup", "no
 _LIBRARY_OF_IMPLEMENTATION: Final = {
     **{"FA2": AttentionBackend.FLASH2, "flash_attention_2": AttentionBackend.FLASH2},
     **{"FA3": AttentionBackend.FLASH3, "FA3 full": AttentionBackend.FLASH3, "cuDNN": AttentionBackend.CUDNN},
+    "SDPA (cuDNN)": AttentionBackend.SDPA,
 }
 _ATTENTION_DTYPES: Final = {
     **{"bf16": DType.BF16, "fp16": DType.FP16, "fp16/bf16": DType.BF16},
@@ -105,13 +111,26 @@ def timed_kernels(case: ValidationCase) -> tuple[Kernel, ...]:
         return tuple(kernel for matmul in timed_matmuls(case) for kernel in (matmul, *_matmul_casts(case, matmul)))
     if op == "cast":
         return (timed_cast(case),)
+    if op == "newton_schulz":
+        return _newton_schulz(case)
     if op == "grouped_gemm":
         return grouped_gemm_kernels(case)
-    if op != "attention":
+    if op not in ("attention", *SCAN_OPS):
         raise CannotPredictError(f"op {op or 'is not stated'}: not modelled", is_expressible=False)
     if case.text("direction") not in _BACKWARD_FLAGS:
         raise CannotPredictError("direction is not stated", is_expressible=False)
-    return tuple(case_attention(case, backward=backward) for backward in _BACKWARD_FLAGS[case.text("direction")])
+    directions = _BACKWARD_FLAGS[case.text("direction")]
+    if op in SCAN_OPS:
+        return tuple(kernel for backward in directions for kernel in timed_scan_kernels(case, backward=backward))
+    return tuple(case_attention(case, backward=backward) for backward in directions)
+
+
+def _newton_schulz(case: ValidationCase) -> tuple[Kernel, ...]:
+    """Five steps of Muon's iteration on a matrix of `m` x `n`, or on a batch of them."""
+    matrix = WeightMatrix(case.positive_int("m"), case.positive_int("n"), case.positive_int("groups", 1))
+    muon = Muon()
+    iteration = shared_iteration(matrix, muon, 1)
+    return (product_kernel(iteration, muon), *update_kernels(iteration, muon)) * muon.steps
 
 
 def timed_matmuls(case: ValidationCase) -> tuple[Kernel, ...]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
-from clustersim.model.layer_stack import AttentionSpec, FullAttention, LatentAttention
+from clustersim.model.attention_spec import FullAttention, SoftmaxAttention
 from clustersim.model.presets import PRESETS
 from clustersim.model.transformer import TransformerModel
 from clustersim.program.task import TokenDispatcher
@@ -48,7 +48,6 @@ _TIMED_RECIPE_NOTE: Final = re.compile(r"\brecipe |full.iteration")
 FUSED_MLP_NOTE: Final = "cutedsl_fused_grouped_mlp=True"  # text in the notes of Megatron Bridge's recipes
 _MLA_NOTE: Final = re.compile(r"latent[ -]attention")
 _UNSUPPORTED_NOTES: Final = {  # text in the notes
-    "optimizer muon": "optimizer muon is not modelled",
     "fine-grained-activation-offloading": "activations of single operators on the host are not modelled",
 }
 # models whose recipes set a coefficient for the load-balancing loss: moe_aux_loss_coeff in Megatron Bridge's
@@ -206,14 +205,13 @@ def _matches(case: ValidationCase, model: TransformerModel) -> bool:
     return _is_consistent(case, stated) and heads_match and has_layers
 
 
-def _heads(attention: AttentionSpec) -> dict[str, int]:
+def _heads(attention: SoftmaxAttention) -> dict[str, int]:
     """Heads of attention; MLA's key dimension is left out, as tables state one of its components or the sum."""
     stated = {"heads": attention.heads, "kv_heads": attention.kv_heads}
     match attention:
         case FullAttention(head_dim=width):
             return stated | {"head_dim": width}
-        case LatentAttention():
-            return stated
+    return stated
 
 
 def _is_consistent(case: ValidationCase, stated: Mapping[str, int | str]) -> bool:

@@ -16,8 +16,8 @@ from clustersim.common.errors import InputError
 from clustersim.cost.calibration_record import InSituSample, KernelSample, MeasurementOutcome, family_of, signature_of
 from clustersim.cost.roofline import Roofline
 from clustersim.hardware.accelerator import load_accelerator
+from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.kernels import Kernel, KernelKind, MatmulShape, MemoryBoundOp
-from clustersim.model.layer_stack import LatentAttention
 from clustersim.scenario import Scenario
 from tests.calibrate.check_scenarios import GPT, LLAMA, single_thread, small_scenario
 from tests.conftest import examples

@@ -65,6 +65,7 @@ def test_grid_covers_all_kinds_layouts_and_ops() -> None:
     ops = {kernel.shape.routine for kernel in kernels if isinstance(kernel.shape, MemoryBoundShape)}
     lora_ops = {MemoryBoundOp.SCALED_SUM, MemoryBoundOp.SCALE, MemoryBoundOp.DEQUANTIZE}
     overhead_ops = {MemoryBoundOp.BIAS_ADD, MemoryBoundOp.CAUSAL_MASK, MemoryBoundOp.UNSCALE, MemoryBoundOp.ZERO}
+    overhead_ops |= {MemoryBoundOp.UPDATE}
     excluded = (
         {MemoryBoundOp.POSITIONS, MemoryBoundOp.COPY, MemoryBoundOp.BALANCE} | lora_ops | overhead_ops
     )  # copies have separate samples

@@ -150,7 +150,12 @@ def test_every_cpu_op_is_measured(measured_peaks: dict[str, tuple[Kernel, float]
     """Except those that only a compiler fuses, and those that are not run on a CPU."""
     ops = {kernel.shape.routine for kernel, _ in measured_peaks.values() if isinstance(kernel.shape, MemoryBoundShape)}
     compiled = {MemoryBoundOp.LOSS_FUSED, MemoryBoundOp.LOSS_CHUNKED, MemoryBoundOp.QUANTIZE}
-    assert set(MemoryBoundOp) - ops == {*compiled, MemoryBoundOp.DEQUANTIZE, MemoryBoundOp.BALANCE}
+    assert set(MemoryBoundOp) - ops == {
+        *compiled,
+        MemoryBoundOp.DEQUANTIZE,
+        MemoryBoundOp.BALANCE,
+        MemoryBoundOp.UPDATE,
+    }
 
 
 def test_touched_memory_is_part_of_the_allocated(measured_peaks: dict[str, tuple[Kernel, float]]) -> None:

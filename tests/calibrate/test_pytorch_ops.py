@@ -24,11 +24,12 @@ from clustersim.model.linear import matmul_kernel
 from clustersim.model.moe_layer import moe_operators
 from clustersim.model.operators import LayerShard
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
+from clustersim.model.optimizers import Optimizer
 from clustersim.model.overheads import Accumulation, BatchTransfer, Overheads
 from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.presets import load_preset
 from clustersim.model.sharded_layer import RankContext
-from clustersim.model.training import ALL_FUSED, NONE_FUSED, LossImplementation, Optimizer, Training
+from clustersim.model.training import ALL_FUSED, NONE_FUSED, LossImplementation, Training
 from clustersim.model.transformer import Norm
 from clustersim.scenario import Scenario
 
@@ -136,7 +137,7 @@ def _counted_kernels() -> dict[str, Kernel]:
         *gradient_norm_kernels(CLIPPED_TRAINING, 2**20),
         *(
             optimizer_step_kernels(replace(FP32_TRAINING, optimizer=optimizer_type), 2**20)[0]
-            for optimizer_type in Optimizer
+            for optimizer_type in (Optimizer.ADAM, Optimizer.SGD)
         ),
     ]
     return {_kernel_label(kernel): kernel for kernel in kernels}
@@ -308,7 +309,7 @@ def test_update_tensors_have_the_given_number_of_elements() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("form", Optimizer)
+@pytest.mark.parametrize("form", [Optimizer.ADAM, Optimizer.SGD])
 def test_mixed_precision_update_converts_gradients_and_copies_weights(form: Optimizer, fused: bool) -> None:
     """FP32 master weights, BF16 gradients: gradients are converted first, and a BF16 weight copy is written."""
     precision = mixed_precision(DType.BF16, gradients=DType.BF16, master=DType.FP32)

@@ -19,12 +19,14 @@ OPTIONS = {
         "--quiet",
         "-q",
         "--watch",
+        "--allow-code",
+        "--limit",
         "--help",
     ],
     "check": ["FILE", "--set", "--quiet", "-q", "--help"],
-    "coverage": ["FILE", "--set", "--json", "--all", "--help"],
-    "diff": ["A", "[B]", "--set", "--json", "--html", "--quiet", "-q", "--help"],
-    "explore": ["FILE", "--html", "--set", "--help"],
+    "coverage": ["FILE", "--set", "--json", "--all", "--allow-code", "--help"],
+    "diff": ["A", "[B]", "--set", "--json", "--html", "--quiet", "-q", "--allow-code", "--limit", "--help"],
+    "explore": ["FILE", "--html", "--set", "--allow-code", "--limit", "--help"],
     "search": [
         "FILE",
         "--set",
@@ -43,6 +45,8 @@ OPTIONS = {
         "--html",
         "--quiet",
         "-q",
+        "--allow-code",
+        "--limit",
         "--help",
     ],
     "goodput": [
@@ -57,11 +61,13 @@ OPTIONS = {
         "--html",
         "--quiet",
         "-q",
+        "--allow-code",
+        "--limit",
         "--help",
     ],
     "import": ["PROGRAM", "FILE", "--set", "--define", "--cluster", "--gpus", "--out", "--output", "--help"],
-    "export": ["PROGRAM", "FILE", "--set", "--out", "--output", "--force", "--help"],
-    "explain": ["FILE", "--measured", "--set", "--json", "--help"],
+    "export": ["PROGRAM", "FILE", "--set", "--out", "--output", "--force", "--allow-code", "--help"],
+    "explain": ["FILE", "--measured", "--set", "--json", "--allow-code", "--help"],
     "validate": [
         "KIND FILE.csv | show CASE_ID",
         "--json",
@@ -71,12 +77,13 @@ OPTIONS = {
         "--set",
         "--quiet",
         "-q",
+        "--limit",
         "--help",
     ],
     "calibrate": [],  # all options are parsed by `calibrate.command`
     "schema": ["--markdown", "--help"],
     "presets": ["--help"],
-    "topology": ["NAME", "--set", "--gpus", "--html", "--help"],
+    "topology": ["NAME", "--set", "--gpus", "--html", "--allow-code", "--help"],
 }
 
 

@@ -22,7 +22,7 @@ from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from tests.hardware.line_counter import count_lines
 
 US = 1e-6
-NVLINK, PCIE, HOST, NIC, LEAF, SPINE = LINK_KINDS
+NVLINK, PCIE, HOST, NIC, LEAF, SPINE, _ = LINK_KINDS
 
 
 def route(fabric, source, target):
@@ -240,4 +240,4 @@ def test_131072_gpus_are_routed_in_arrays():
 
 
 def test_link_kinds_are_in_the_order_that_this_file_unpacks():
-    assert [kind.value for kind in LinkKind] == ["nvlink", "pcie", "host", "nic", "leaf", "spine"]
+    assert [kind.value for kind in LinkKind] == ["nvlink", "pcie", "host", "nic", "leaf", "spine", "wan"]

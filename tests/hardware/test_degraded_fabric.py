@@ -22,7 +22,7 @@ from tests.hardware.degraded import (
     remaining_fractions,
 )
 
-NVLINK, PCIE, HOST, NIC, LEAF, SPINE = LINK_KINDS
+NVLINK, PCIE, HOST, NIC, LEAF, SPINE, _ = LINK_KINDS
 ALL_FABRICS = {**{f"regular: {name}": fabric for name, fabric in HEALTHY.items()}, **GRAPHS}
 
 

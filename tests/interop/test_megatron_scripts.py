@@ -202,7 +202,47 @@ def test_recomputation_of_all_years(arguments: str, recompute: object) -> None:
     Scenario.from_mapping(mapping(f"{TORCHRUN} {BASE} {arguments}"))
 
 
-@pytest.mark.parametrize(("implementation", "loss"), [("native", "fused"), ("te", "fused"), ("linear", "fused_linear")])
+@pytest.mark.parametrize(
+    ("arguments", "layout"),
+    [
+        ("--cp-comm-type p2p", {}),
+        ("--cp-comm-type a2a", {"cp_kind": "ulysses"}),
+        ("--cp-comm-type all_gather", {"cp_kind": "all_gather"}),
+        (
+            "--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4",
+            {"cp_kind": "two_dimensional", "cp_inner": 2},
+        ),
+    ],
+)
+def test_kinds_of_context_parallelism(arguments: str, layout: dict[str, object]) -> None:
+    imported = mapping(f"{TORCHRUN} {BASE} --context-parallel-size 8 {arguments}")["layout"]
+    assert {key: value for key, value in imported.items() if key in ("cp_kind", "cp_inner")} == layout
+    assert "cp_kind" not in mapping(f"{TORCHRUN} {BASE} {arguments}")["layout"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "optimizer", "data"),
+    [
+        ("--optimizer lion", "lion", "ddp"),
+        ("--optimizer muon", "muon", "ddp"),
+        ("--optimizer dist_muon", "muon", "zero"),
+        ("--optimizer muon --use-distributed-optimizer", "muon", "zero"),
+        (
+            "--optimizer muon --muon-num-ns-steps 6 --muon-tp-mode blockwise --muon-use-syrk",
+            {"name": "muon", "steps": 6, "tensor_parallel": "blockwise", "symmetric": True},
+            "ddp",
+        ),
+    ],
+)
+def test_optimizers(arguments: str, optimizer: object, data: str) -> None:
+    imported = mapping(f"{TORCHRUN} {BASE} {arguments}")
+    assert imported["training"]["optimizer"] == optimizer
+    assert data in str(imported["layout"]["data"])
+
+
+@pytest.mark.parametrize(
+    ("implementation", "loss"), [("native", "fused"), ("te", "fused"), ("linear", "cut_cross_entropy")]
+)
 def test_fused_losses(implementation: str, loss: str) -> None:
     fused = f"--cross-entropy-loss-fusion --cross-entropy-fusion-impl {implementation}"
     assert mapping(f"{TORCHRUN} {BASE} {fused}")["training"]["loss"] == loss
@@ -315,3 +355,75 @@ def test_bombs_are_one_sentence(script: str, message: str, tmp_path: Path) -> No
     with pytest.raises(InputError, match=re.escape(message)) as refused:
         imported(f"{script}\n{TORCHRUN} {BASE}", tmp_path)
     assert len(str(refused.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "python pretrain_gpt.py {base} --use-mpi",
+        'echo "rank $OMPI_COMM_WORLD_RANK"\npython pretrain_gpt.py {base}',
+        "GPUS=$((NUM_NODES * NUM_GPUS_PER_NODE))\npython pretrain_gpt.py {base}",
+    ],
+)
+def test_a_process_that_another_command_starts_many_times_is_not_one_gpu(script: str) -> None:
+    text = script.format(base=BASE)
+    with pytest.raises(InputError, match="how many GPUs"):
+        imported(text)
+    assert mapping(text, gpus=16)["cluster"]["gpus"] == 16
+
+
+def test_a_python_without_a_launcher_is_one_gpu() -> None:
+    assert mapping(f"RANK=0\nWORLD_SIZE=1\npython pretrain_gpt.py {BASE}")["cluster"]["gpus"] == 1
+
+
+def test_parameters_that_are_not_given_stay_unknown() -> None:
+    """The fifth alone is given: the others are not empty, and each is named at once."""
+    script = f"TP=${{5}}\nPP=$2\n{TORCHRUN} {BASE} --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP"
+    with pytest.raises(InputError, match="--define 2=VALUE"):
+        imported(script, arg5="2")
+    read = mapping(script, arg5="2", arg2="4")
+    assert (read["layout"]["tp"], read["layout"]["pp"]) == (2, 4)
+    with pytest.raises(InputError, match=r"--define 5=VALUE; \$2 is not, either"):
+        imported(script)
+
+
+def test_eval_takes_quotes_off_in_branches() -> None:
+    script = f"""
+if nvidia-smi | grep H100; then EXTRA="--moe-layer-freq '[0]*1+[1]*3'"; else EXTRA="--moe-layer-freq '[0,1,1,1]'"; fi
+RUN="{TORCHRUN} {BASE} --num-experts 4 ${{EXTRA}}"
+eval $RUN
+"""
+    assert mapping(script)["model"]["experts"]["dense_layers"] == 1
+
+
+def test_underscores_of_forks_are_dashes() -> None:
+    flags = re.sub(r"--[\w-]+", lambda match: "--" + match[0][2:].replace("-", "_"), BASE)
+    assert mapping(f"{TORCHRUN} {flags}") == mapping(f"{TORCHRUN} {BASE}")
+
+
+def test_a_model_without_positions_has_no_rotary_kernels() -> None:
+    assert mapping(f"{TORCHRUN} {BASE} --position-embedding-type none")["model"]["rotary_percent"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "entries"),
+    [
+        ("--patch-tokenizer-type DeepSeekV2Tokenizer --extra-vocab-size 2400", 102400),
+        ("--patch-tokenizer-type DeepSeekV2Tokenizer --extra-vocab-size 467", 129280),
+        ("--patch-tokenizer-type QwenTokenizer --extra-vocab-size 85", 151936),
+        ("--patch-tokenizer-type FalconTokenizer --extra-vocab-size 0", 65024),
+        ("--patch-tokenizer-type BloomTokenizerFromHF --extra-vocab-size 7", 250880),
+        ("--tokenizer-type GPTSentencePieceTokenizer --tokenizer-model /models/llama-7b/tokenizer.model", 32000),
+    ],
+)
+def test_tokenizers_give_the_released_vocabularies(arguments: str, entries: int) -> None:
+    script = f"{TORCHRUN} {BASE.replace('--vocab-size 1000 ', '')} {arguments}"
+    assert mapping(script)["model"]["vocab"] == entries
+
+
+def test_parameters_of_an_unknown_file_are_named(tmp_path: Path) -> None:
+    (tmp_path / "small.sh").write_text(f"ARGS=({BASE})\n", encoding="utf-8")
+    script = f"source ./$1.sh\n{TORCHRUN} ${{ARGS[@]}}"
+    with pytest.raises(InputError, match=r"\./\$1\.sh, which line 1 sources"):
+        imported(script, tmp_path)
+    assert mapping(script, tmp_path, arg1="small")["model"]["layers"] == 4

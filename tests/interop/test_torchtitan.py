@@ -210,13 +210,19 @@ def test_converters_set_the_precision(converter: str, section: str, precision: o
     assert import_mapping(MODEL + sections, 4)["training"]["precision"] == {"compute": "bf16"}
 
 
+@pytest.mark.parametrize(("method", "kind"), [("allgather", "all_gather"), ("alltoall", "ring")])
+def test_rotation_of_keys_is_a_kind_of_context_parallelism(method: str, kind: str) -> None:
+    keys = f"[parallelism]\ncontext_parallel_degree = 2\ncontext_parallel_rotate_method = '{method}'\n"
+    assert Scenario.from_mapping(import_mapping(MODEL + keys, 4)).layout.cp_kind.value == kind
+
+
 def test_unsupported_keys_are_named_where_they_have_an_effect() -> None:
     text = MODEL + "[optimizer]\nimplementation = 'for-loop'\n[fault_tolerance]\nenable = true\n[parallelism]\n"
-    text += "context_parallel_rotate_method = 'alltoall'\n"
+    text += "context_parallel_load_balancer = 'ptrr'\n"
     always_named = ("[fault_tolerance]",)
     assert import_torchtitan(text, "job", gpu_count=4).ignored_arguments == always_named
     unsupported = import_torchtitan(f"{text}context_parallel_degree = 2", "job", gpu_count=4).ignored_arguments
-    assert set(unsupported) == {*always_named, "[parallelism] context_parallel_rotate_method"}
+    assert set(unsupported) == {*always_named, "[parallelism] context_parallel_load_balancer"}
 
 
 @pytest.mark.parametrize("flavor", FLAVORS, ids=lambda flavor: f"{flavor.name} {flavor.flavor}")

@@ -9,10 +9,11 @@ from clustersim.common.dtypes import DType
 from clustersim.memory.footprint import MemoryCategory
 from clustersim.model.framework import Framework
 from clustersim.model.framework_files import load_framework
+from clustersim.model.optimizers import Optimizer
 from clustersim.model.overheads import NO_OVERHEADS, Accumulation
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.presets import load_preset
-from clustersim.model.training import Optimizer, Training
+from clustersim.model.training import Training
 from clustersim.model.transformer import layer_parameter_count, parameter_count
 from clustersim.parallel.data_parallel_strategy import (
     DataParallelStrategy,

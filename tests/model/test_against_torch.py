@@ -17,10 +17,11 @@ from clustersim.model import memory_bound
 from clustersim.model.layer_stack import MlpType
 from clustersim.model.layers import LayerShard
 from clustersim.model.optimizer_kernels import gradient_norm_kernels, optimizer_step_kernels
+from clustersim.model.optimizers import Optimizer
 from clustersim.model.overheads import Overheads
 from clustersim.model.precision_recipe import mixed_precision
 from clustersim.model.presets import load_preset
-from clustersim.model.training import NONE_FUSED, AttentionBackend, LossImplementation, Optimizer, Training
+from clustersim.model.training import NONE_FUSED, AttentionBackend, LossImplementation, Training
 from clustersim.model.transformer import Norm, TransformerModel, resize_model
 from tests.uniform_models import model_dimensions, uniform_layer
 
@@ -198,7 +199,7 @@ def test_the_loss_keeps_fp32_log_probabilities() -> None:
     )
 
 
-@pytest.mark.parametrize("optimizer", Optimizer)
+@pytest.mark.parametrize("optimizer", [Optimizer.ADAM, Optimizer.SGD])
 def test_unfused_update_moves_what_foreach_moves(optimizer: Optimizer) -> None:
     full = mixed_precision(DType.FP32, gradients=DType.FP32, master=None, moments=DType.FP32)
     training = Training(1, 1, recipe=full, optimizer=optimizer, fused=NONE_FUSED)

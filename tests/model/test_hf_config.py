@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from clustersim.common.errors import InputError
+from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.hf_config import read_hf_config
-from clustersim.model.layer_stack import BlockForm, FullAttention, MlpType, QkNorm, layer_specs
+from clustersim.model.layer_stack import BlockForm, MlpType, layer_specs
 from clustersim.model.presets import load_preset
 from clustersim.model.transformer import Norm, PositionEncoding, TransformerModel, parameter_count
 from tests.uniform_models import model_dimensions
@@ -187,7 +188,7 @@ def test_an_invalid_size_is_named(tmp_path: Path, key: str, value: object) -> No
         ({}, "has no model_type; families that are read: llama, mistral"),
         ({"model_type": 7}, "has no model_type"),
         ({**LLAMA3_8B, "model_type": "lama"}, r"model_type 'lama' is not known; did you mean llama\?$"),
-        ({**LLAMA3_8B, "model_type": "bert"}, "model_type 'bert' is not known; choose one of bloom, dbrx"),
+        ({**LLAMA3_8B, "model_type": "bert"}, "model_type 'bert' is not known; choose one of baichuan"),
         (
             {**LLAMA3_8B, "num_local_experts": 8},
             "num_local_experts is 8, but MoE models are not read of .*llama",

@@ -17,9 +17,10 @@ from clustersim.model.attention import (
     flash_forward_flops,
     full_matrix_flops,
 )
+from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.flops import token_flops
 from clustersim.model.kernels import AttentionShape, KernelKind
-from clustersim.model.layer_stack import BlockForm, DenseMlp, FullAttention, LayerSpec, MlpType, QkNorm
+from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerSpec, MlpType
 from clustersim.model.operators import LayerOperators, LayerShard
 from clustersim.model.presets import load_preset
 from clustersim.model.training import NONE_FUSED, AttentionBackend, LossImplementation, Training

@@ -10,9 +10,10 @@ from dataclasses import replace
 import pytest
 
 from clustersim.model import layers
-from clustersim.model.flops import AttentionFlopConvention, token_flops
+from clustersim.model.flops import token_flops
 from clustersim.model.kernels import Kernel, KernelKind
 from clustersim.model.layer_stack import DenseMlp, LayerGroup, MlpType, MoeMlp
+from clustersim.model.mixer import AttentionFlopConvention
 from clustersim.model.operators import LayerOperators, LayerShard
 from clustersim.model.presets import PRESETS
 from clustersim.model.training import Training

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from clustersim.model.layer_stack import BlockForm, DenseMlp, LatentAttention, LayerGroup, LayerSpec, MlpType, MoeMlp
+from clustersim.model.attention_spec import LatentAttention
+from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerGroup, LayerSpec, MlpType, MoeMlp
 from clustersim.model.lora import Lora, LoraTarget
 from clustersim.model.operators import EXPERTS
 from clustersim.model.overheads import Grouping, Overheads

@@ -14,18 +14,9 @@ from hypothesis import strategies as st
 from clustersim.common.errors import InputError
 from clustersim.lowering.units import UnitBuilder
 from clustersim.memory.activations import Activations
+from clustersim.model.attention_spec import FullAttention, QkNorm
 from clustersim.model.flops import token_flops
-from clustersim.model.layer_stack import (
-    BlockForm,
-    DenseMlp,
-    FullAttention,
-    LayerGroup,
-    LayerSpec,
-    MlpType,
-    QkNorm,
-    layer_count,
-    slice_layers,
-)
+from clustersim.model.layer_stack import BlockForm, DenseMlp, LayerGroup, LayerSpec, MlpType, layer_count, slice_layers
 from clustersim.model.presets import load_preset
 from clustersim.model.training import FullRecompute, NoRecompute, Recompute, SelectiveOpRecompute, Training
 from clustersim.model.transformer import TransformerModel, parameter_count, resize_model

@@ -7,7 +7,8 @@ import pytest
 
 from clustersim import Scenario, simulate
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import BlockForm, FullAttention, LayerGroup, QkNorm, layer_specs
+from clustersim.model.attention_spec import FullAttention, QkNorm
+from clustersim.model.layer_stack import BlockForm, LayerGroup, layer_specs
 from clustersim.model.transformer import parameter_count
 from clustersim.parallel.layer_partition import AccountForEnds, EndRankLayers, PipelineLayoutString
 from clustersim.results.time_categories import TimeCategory

@@ -6,7 +6,7 @@ import pytest
 
 from clustersim import Scenario
 from clustersim.common.errors import InputError
-from clustersim.model.layer_stack import LatentAttention
+from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.presets import load_preset
 
 BASE_MAPPING: dict[str, Any] = {

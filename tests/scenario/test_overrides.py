@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
-from clustersim.common import data_files
+from clustersim.common import data_files, input_files
 from clustersim.common.errors import InputError
 from clustersim.parallel.data_parallel_strategy import FullyShard
 from clustersim.scenario import Scenario
@@ -109,7 +109,7 @@ def test_changed_does_not_reread_unaffected_files(
     def fail_on_read(path: Path, *_args: object, **_options: object) -> str:
         raise AssertionError(f"{path} is read")
 
-    monkeypatch.setattr(Path, "read_text", fail_on_read)
+    monkeypatch.setattr(input_files, "read_bytes", fail_on_read)
     changed = (
         scenario_with_files.with_overrides(*SCENARIO_CHANGES)
         .with_overrides("layout.tp=4", "layout.dp=8")

@@ -118,7 +118,8 @@ def test_a_custom_schedule_is_pickled_by_name(make_schedule: ScheduleFactory) ->
         ("mine:Bose", "module mine has no class Bose; did you mean Base?"),
         ("mine:HALF", "module mine has no class HALF; choose one of Base, Leaves, Needs"),
         ("mine:Lacking", "mine:Lacking has no method placement; a schedule has placement"),
-        ("os:system", "module os has no class system; it has none with placement"),
+        ("os:system", "module os has no Python source"),
+        ("shlex:split", "module shlex has no class split; it has none with placement"),
         ("subprocess:Popen", "subprocess:Popen has no method placement and no method order"),
         ("mine:Needs", r"mine:Needs cannot be made with arguments {}: TypeError: .*'depth'"),
         ("broken:Base", "module broken cannot be imported: ZeroDivisionError"),
@@ -136,9 +137,10 @@ def test_invalid_schedule_classes_are_refused(
         "class Needs(Base):\n    def __init__(self, depth): pass\n"
         "class Leaves(Base):\n    def __init__(self): raise SystemExit\n"
     )
-    (tmp_path / "broken.py").write_text("1 / 0\n")
-    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(4)\n")
-    (tmp_path / "wanting.py").write_text("import not_there\n")
+    base = "class Base:\n    def placement(self, ranks): ...\n    def order(self, ranks, microbatches): ...\n"
+    (tmp_path / "broken.py").write_text(f"1 / 0\n{base}")
+    (tmp_path / "leaving.py").write_text(f"import sys\nsys.exit(4)\n{base}")
+    (tmp_path / "wanting.py").write_text(f"import not_there\n{base}")
     with pytest.raises(InputError, match=sentence):
         load_custom_schedule(name, {}, tmp_path)
 

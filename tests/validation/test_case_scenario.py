@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from clustersim.common.errors import InputError
+from clustersim.model.attention_spec import FullAttention
 from clustersim.model.framework_files import load_framework
-from clustersim.model.layer_stack import FullAttention
 from clustersim.model.training import FusedKernel
 from clustersim.scenario import Scenario
 from clustersim.schedules import registry

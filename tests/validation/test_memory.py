@@ -253,7 +253,6 @@ def test_modules_are_read_as_megatron_prints_them(tmp_path: Path) -> None:
     ("notes", "reason"),
     [
         ("multi-latent-attention", "latent attention of a model that is not packaged"),
-        ("optimizer muon", "optimizer muon"),
         ("fine-grained-activation-offloading", "single operators on the host"),
     ],
 )

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from clustersim.common.dtypes import DType
-from clustersim.model.layer_stack import DenseMlp, LatentAttention, MoeMlp, layer_specs
+from clustersim.model.attention_spec import LatentAttention
+from clustersim.model.layer_stack import DenseMlp, MoeMlp, layer_specs
 from clustersim.scenario import Scenario
 from clustersim.validation.case_scenario import scenario_mapping
 from clustersim.validation.cases import CannotPredictError, ValidationCase

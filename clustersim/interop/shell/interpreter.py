@@ -22,7 +22,7 @@ from clustersim.interop.shell.expansion import MAX_TEXT, Expander
 from clustersim.interop.shell.merging import merge_states
 from clustersim.interop.shell.patterns import matches_pattern
 from clustersim.interop.shell.pure_commands import run_pure
-from clustersim.interop.shell.scanning import raw_words
+from clustersim.interop.shell.scanning import raw_words, single_quoted_positions
 from clustersim.interop.shell.state import ShellState, Value, Variant
 from clustersim.interop.shell.syntax import MAX_SCRIPT, faulty_nodes, first_line, node_text, parse_script
 from clustersim.interop.shell.unknowns import Decision, Truth, Undecided, Unknowns, negate, unmarked
@@ -105,7 +105,10 @@ def run_script(
     state.variables = {name: value for name, value in definitions.items() if not name.isdecimal()}
     state.exported = set(state.variables)
     if arguments:
-        state.positional = tuple(arguments.get(number, "") for number in range(1, max(arguments) + 1))
+        state.positional = tuple(
+            arguments[number] if number in arguments else run.unknowns.unset_parameter(number)
+            for number in range(1, max(arguments) + 1)
+        )
         state.has_arguments = True
     interpreter = _Interpreter(run, state, source, directory)
     try:
@@ -826,11 +829,12 @@ class _Interpreter:
         offset = self._line_offset
         self._line_offset = self._expander.line
         names: dict[str, str] = {}
+        quoted = set(single_quoted_positions(text)) if "\0" in text else set()
 
         def named(match: re.Match[str]) -> str:
             name = f"_hole_{match[1]}"
             names[name] = match[0]
-            return f"${{{name}}}"
+            return f"'\"${{{name}}}\"'" if match.start() in quoted else f"${{{name}}}"
 
         visible = re.sub("\0(\\d+)\\*?\0", named, text)
         self._state.variables.update(names)
@@ -1010,7 +1014,7 @@ class _Interpreter:
         return self._unknowns.lift_truth(lambda number: number != "0", [value], "let {0}", self._expander.line)
 
     def _eval(self, shell_words: list[str]) -> Truth:
-        self._run_inner(" ".join(shell_words[1:]))
+        self._run_inner(self._unknowns.mapped(_without_quotes, " ".join(shell_words[1:])))
         return self._status
 
     def _test_command(self, shell_words: list[str]) -> Truth:
@@ -1104,6 +1108,11 @@ class _Interpreter:
         "pwd": _pwd,
         "read": _read_variables,
     }  # fmt: skip
+
+
+def _without_quotes(text: str) -> str:
+    """A text without its quotes, which `eval` takes off; with them where they hold spaces."""
+    return re.sub(r"'([^'\s]*)'|\"([^\"\s\\]*)\"", lambda match: match[1] if match[1] is not None else match[2], text)
 
 
 def definition_hint(names: Sequence[str]) -> str:

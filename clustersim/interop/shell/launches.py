@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Final
 
 from clustersim.interop.shell.interpreter import ScriptRun
+from clustersim.interop.shell.unknowns import UnknownValue
 
 _SBATCH: Final = re.compile(r"^#SBATCH[ \t]+(.*?)(?:[ \t]+#.*)?$", re.MULTILINE)
 _PBS: Final = re.compile(r"^#PBS[ \t]+(.*?)$", re.MULTILINE)
@@ -19,6 +20,11 @@ _SHORT_OPTIONS: Final = {"N": "nodes", "n": "ntasks", "G": "gpus", "c": "cpus-pe
 _TORCH_MODULES: Final = ("torch.distributed.launch", "torch.distributed.run")
 _PYTHON: Final = re.compile(r"python[\d.]*")
 _FLAG: Final = re.compile(r"--?[A-Za-z]")
+_MPI_FLAG: Final = "--use-mpi"
+_OF_A_LAUNCHER: Final = re.compile(
+    r"(OMPI|PMI|PMIX|MPI|SLURM|PALS)_\w+|(LOCAL_|GLOBAL_)?(RANK|WORLD_SIZE)|N?(UM_?)?(NODES|GPUS?)(_PER_NODE)?|GPUS_PER_NODE"
+)
+"""Names of variables that say that another command starts the script, once for each process."""
 
 Options = Mapping[str, str]
 """Values of options, without dashes and with dashes for underscores; flags without a value have an empty one."""
@@ -101,7 +107,19 @@ def find_launch(
     program = shell_words[position] if is_module else posixpath.basename(shell_words[position])
     launcher = [*shell_words[:position]]
     processes = _processes(launcher, environment, header, run)
+    if processes == "1" and _has_outer_launcher(launcher, shell_words[position + 1 :], run):
+        processes = None
     return Launch(program.removesuffix(".py"), is_module, tuple(shell_words[position + 1 :]), processes, line)
+
+
+def _has_outer_launcher(launcher: Sequence[str], shell_words: Sequence[str], run: ScriptRun) -> bool:
+    """Whether a plain python is likely to be one of many processes, which a launcher outside the script starts."""
+    if any(posixpath.basename(word) in (*_LAUNCHERS, *_TORCH_MODULES) for word in launcher):
+        return False
+    unset = (
+        name for hole in run.unknowns.holes if isinstance(hole, UnknownValue) and hole.is_unset for name in hole.names
+    )
+    return _MPI_FLAG in shell_words or any(_OF_A_LAUNCHER.fullmatch(name) for name in unset)
 
 
 def _program_position(shell_words: Sequence[str]) -> int | None:

@@ -92,3 +92,23 @@ def raw_words(text: str) -> Iterator[str]:
             position = skip_quoted(text, position)
         if text[start:position] != "\\\n":
             yield text[start:position]
+
+
+def single_quoted_positions(text: str) -> Iterator[int]:
+    """The positions between single quotes, where nothing is expanded.
+
+    >>> [*single_quoted_positions("a'b'c")]
+    [2]
+    """
+    position, is_double = 0, False
+    while position < len(text):
+        character = text[position]
+        if character == "\\":
+            position += 1
+        elif character == '"':
+            is_double = not is_double
+        elif character == "'" and not is_double:
+            end = text.find("'", position + 1)
+            yield from range(position + 1, len(text) if end < 0 else end)
+            position = len(text) if end < 0 else end
+        position += 1

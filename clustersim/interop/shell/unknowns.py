@@ -97,6 +97,10 @@ class Unknowns:
         """A hole for a value that is not known."""
         return self._hole(UnknownValue(label, tuple(names), line, is_unset, 0 if is_unset else line))
 
+    def unset_parameter(self, number: int) -> str:
+        """A hole for a positional parameter that the user does not give."""
+        return self.unknown(f"${number}", 1, (str(number),), is_unset=True)
+
     def choice(self, decision: Decision, first: Outcome, second: Outcome, name: str = "") -> str:
         """A hole for either of two values; the value itself if both are one word and equal."""
         if first == second and first is not None and len(first) == 1:
@@ -141,6 +145,21 @@ class Unknowns:
     def _settled_hole(self, segment: str) -> str:
         outcome = self._outcome(segment)
         return segment if outcome is None else self.settle(" ".join(outcome))
+
+    def mapped(self, function: Callable[[str], str], text: str) -> str:
+        """The text with a function applied to the words between which its choices choose."""
+        return HOLE.sub(lambda match: self._mapped_hole(function, match), text) if "\0" in text else text
+
+    def _mapped_hole(self, function: Callable[[str], str], match: re.Match[str]) -> str:
+        hole = self.holes[int(match[1])]
+        if not isinstance(hole, Choice):
+            return match[0]
+        first, second = (
+            None if outcome is None else tuple(self.mapped(function, function(word)) for word in outcome)
+            for outcome in hole.outcomes
+        )
+        marked = self.choice(hole.decision, first, second, hole.name)
+        return mark_split(marked) if match[2] else marked
 
     def as_text(self, text: str) -> str:
         """The text as one value: lists in it are joined, and nothing in it is split."""

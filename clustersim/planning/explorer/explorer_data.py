@@ -21,12 +21,15 @@ from clustersim.hardware.cluster import Cluster
 from clustersim.hardware.degradation import Degradations
 from clustersim.hardware.rank_mapping import RankMappedFabric
 from clustersim.hardware.topology import Fabric
-from clustersim.model.layer_stack import FullAttention, LayerGroup, LayerSpec, merge_groups
+from clustersim.model.attention_spec import FullAttention, SoftmaxAttention
+from clustersim.model.layer_stack import LayerGroup, LayerSpec, merge_groups
 from clustersim.model.offload import NO_OFFLOAD
+from clustersim.model.optimizers import Muon
 from clustersim.model.precision_recipe import PrecisionRecipe, mixed_precision
 from clustersim.model.presets import PRESETS
 from clustersim.model.recipe_files import load_recipe
 from clustersim.model.transformer import TransformerModel, change_layer, parameter_count
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.mesh import PIPELINE, TENSOR
 from clustersim.planning.explorer.column_sizes import column_names, column_sizes
 from clustersim.planning.explorer.expert_traffic import dispatch_bytes_table
@@ -141,9 +144,26 @@ def _offered_models(scenario: Scenario) -> Iterator[TransformerModel]:
 def _simplified_model(scenario: Scenario) -> TransformerModel:
     """The model without attention windows and partial rotary embeddings, which change no bytes held or sent.
 
-    Raise InputError for models that the page does not support (layers with different memory).
+    Raise InputError for models that the page does not support (layers with different memory), and for an optimizer that
+    keeps different states of different weights.
     """
     model = scenario.model
+    if scenario.layout.cp_kind is not ContextParallelKind.RING:
+        raise InputError(
+            f"layout.cp_kind: {scenario.layout.cp_kind.value}; the explorer's page knows rings alone, run, check and "
+            "what-if know all kinds"
+        )
+    if isinstance(scenario.training.optimizer, Muon):
+        raise InputError(
+            "training.optimizer: muon keeps other states of matrices than of other weights, and the explorer's page "
+            "knows one optimizer; run, check and what-if know it, adam can be explored"
+        )
+    other = next((mixer for mixer in model.distinct_mixers if not isinstance(mixer, SoftmaxAttention)), None)
+    if other is not None:
+        raise InputError(
+            f"model: {model.name} has layers with {other.label}, and the explorer's page knows layers with attention "
+            "only; run, check, search and what-if know all"
+        )
     groups = (LayerGroup(_without_window(group.spec), group.count) for group in model.stack)
     simplified = replace(model, stack=merge_groups(groups))
     if model.distinct_routed_moes:

@@ -221,7 +221,9 @@ def _default_values(resolved: ResolvedScenario) -> dict[str, tuple[str, ...]]:
     """The default values of varied keys."""
     layout, training, model = resolved.layout.as_configured, resolved.training, resolved.model
     gpus, domain = resolved.cluster.gpu_count, resolved.cluster.unit_sizes.domain_gpus
-    heads = math.gcd(*(distinct_attention.heads for distinct_attention in model.distinct_attentions))
+    heads = math.gcd(
+        *(size.size for mixer in model.distinct_mixers for size in mixer.sharded_sizes if not size.replicable)
+    )
     moe_layers = resolved.model.distinct_routed_moes
     stages = [divisor for divisor in divisors(gpus) if divisor <= min(_MAX_STAGES, model.layer_count)]
     microbatches = _MOE_MICROBATCHES if moe_layers else _MICROBATCHES

@@ -29,7 +29,14 @@ from clustersim.report.theme import COMM_STYLES
 from clustersim.results.axis_tiers import AxisLocality, axis_localities
 from clustersim.results.simulation_result import SimulationResult
 
-_TIER_LABELS: Final = {"gpu": "GPU", "nvswitch": "NVLink domain", "host": "PCIe root", "nic": "NIC", "switch": "switch"}
+_TIER_LABELS: Final = {
+    "gpu": "GPU",
+    "nvswitch": "NVLink domain",
+    "host": "PCIe root",
+    "nic": "NIC",
+    "switch": "switch",
+    "site": "site",
+}
 _MAX_BOXES: Final = 36
 _BOXES_PER_DOUBLING: Final = 2.3  # additional boxes for each doubling beyond eight
 _BOX_HEIGHT: Final = 0.26  # height of a box, in tiers

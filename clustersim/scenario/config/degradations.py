@@ -221,6 +221,8 @@ class BackgroundLoadConfig(ConfigModel):
     """of links between leaf and spine"""
     spine: LinkLoadFraction = 0.0
     """of links between spine and core"""
+    wan: LinkLoadFraction = 0.0
+    """of links between sites"""
 
     def load_by_kind(self) -> dict[LinkKind, float]:
         """Nonzero load fraction by link kind."""

@@ -1,13 +1,22 @@
 """What may a scenario file say about its model?"""
 
 import math
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field
 
 from clustersim.common.errors import format_value
-from clustersim.model.layer_stack import MAX_LAYERS, MAX_MTP_LAYERS, BlockForm, MlpType, QkNorm, ScoreFunction
+from clustersim.model.attention_spec import QkNorm
+from clustersim.model.layer_stack import MAX_LAYERS, MAX_MTP_LAYERS, BlockForm, MlpType, ScoreFunction
 from clustersim.model.transformer import Norm, PositionEncoding
+from clustersim.scenario.config.mixers import (
+    GatedDeltaNetConfig,
+    KdaConfig,
+    LightningConfig,
+    Mamba1Config,
+    MambaConfig,
+    MixerKind,
+)
 from clustersim.scenario.config_reader import (
     MAX_TOKENS,
     MAX_WIDTH,
@@ -143,11 +152,17 @@ class LayerConfig(ConfigModel):
     """attention scores are soft-capped by a tanh; left out: the model's, or false"""
     attention_sinks: bool | None = None
     """every head has a learned attention sink logit; left out: the model's, or false"""
+    attention_output_gate: bool | None = None
+    """attention's output is gated, by a projection as wide as the queries; left out: the model's, or false"""
+    causal: bool | None = None
+    """tokens attend only to those before them; false: to all (encoders, ViT, DiT); left out: the model's, or true"""
+    mixer: Annotated[MixerKind | None, enum_parser(MixerKind)] = None
+    """what mixes a layer's tokens; linear mixers have a key with their sizes; left out: the model's, or attention"""
 
     @property
     def layer_dimensions(self) -> dict[str, Any]:
         """The stated dimensions of a layer; false is converted to None where it means none."""
-        dimensions = self.model_dump(include=set(LayerConfig.model_fields), exclude_none=True)
+        dimensions = self.model_dump(include=set(LayerConfig.model_fields) - {"mixer"}, exclude_none=True)
         return {key: None if key in _FALSE_IS_NONE and value is False else value for key, value in dimensions.items()}
 
 
@@ -207,9 +222,29 @@ class ModelConfig(LayerConfig, PresetOrPathConfig):
     """MoE layers instead of MLPs, or their expert count; left out: the preset's, or none"""
     mla: MlaConfig | None = None
     """multi-head latent attention (MLA) instead of full keys and values; left out: the preset's, or none"""
+    hybrid_layer_pattern: NonEmptyText | None = None
+    """a letter per layer, in Megatron-LM's notation: M, G, K, L, S linear mixers, * attention, - MLP, E experts"""
+    linear_attention_freq: Annotated[int | None, Field(ge=2, le=MAX_LAYERS)] = None
+    """every n-th layer has attention, the others the linear mixer whose sizes are given; left out: the preset's"""
+    mamba: MambaConfig | None = None
+    """sizes of Mamba 2 layers; left out: none"""
+    mamba1: Mamba1Config | None = None
+    """sizes of Mamba 1 layers; left out: none"""
+    gated_delta_net: GatedDeltaNetConfig | None = None
+    """sizes of gated delta net layers; left out: none"""
+    kda: KdaConfig | None = None
+    """sizes of Kimi Delta Attention layers; left out: none"""
+    lightning: LightningConfig | None = None
+    """sizes of lightning attention layers; left out: none"""
 
     @property
     def dimensions(self) -> dict[str, Any]:
         """The stated fields of `Model`, and of all its layers."""
-        excluded = {"preset", "path", "family", "window_attn_skip_freq", "no_rope_freq", "stack", "experts", "mla"}
-        return {**self.model_dump(exclude=excluded, exclude_none=True), **self.layer_dimensions}
+        return {**self.model_dump(exclude=_NO_DIMENSIONS, exclude_none=True), **self.layer_dimensions}
+
+
+_NO_DIMENSIONS: Final = {
+    *("preset", "path", "family", "window_attn_skip_freq", "no_rope_freq", "stack", "experts", "mla"),
+    *("mixer", "hybrid_layer_pattern", "linear_attention_freq"),
+    *("mamba", "mamba1", "gated_delta_net", "kda", "lightning"),
+}

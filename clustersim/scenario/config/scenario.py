@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 from clustersim.model.framework import GraphCapture
 from clustersim.scenario.config.cost import CostConfig
 from clustersim.scenario.config.degradations import DegradationsConfig, MixedNodesConfig, as_list
+from clustersim.scenario.config.diloco import DilocoConfig
 from clustersim.scenario.config.economics import EconomicsConfig
 from clustersim.scenario.config.layout import LayoutConfig
 from clustersim.scenario.config.model import ModelConfig
@@ -128,5 +129,7 @@ class ScenarioConfig(ConfigModel):
     """failures over weeks, and recovery from them; does not affect step times"""
     degradations: DegradationsConfig = DegradationsConfig()
     """degradations of the cluster: slow GPUs, NICs and links, jitter, background traffic"""
+    diloco: DilocoConfig | None = None
+    """local training: each site trains a replica, and they exchange outer gradients (DiLoCo); left out: none"""
     steps: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
     """consecutive training steps to simulate"""

@@ -23,17 +23,18 @@ from clustersim.model.training import (
     FusedKernel,
     LossImplementation,
     NoRecompute,
-    Optimizer,
     Recompute,
     SelectiveOpRecompute,
     SelectiveRecompute,
     Training,
 )
 from clustersim.parallel.data_parallel_strategy import DataParallelStrategy
+from clustersim.scenario.config.documents import DocumentsConfig
 from clustersim.scenario.config.expert_load import ExpertLoadConfig, none_from_balanced
 from clustersim.scenario.config.global_batch import parse_global_batch
 from clustersim.scenario.config.lora import LoraConfig
 from clustersim.scenario.config.offload import OffloadConfig
+from clustersim.scenario.config.optimizer import OptimizerConfig
 from clustersim.scenario.config.overheads import OverheadsConfig, resolve_overheads
 from clustersim.scenario.config_reader import (
     ConfigModel,
@@ -279,9 +280,10 @@ class TrainingConfig(ConfigModel):
     flash1: FlashAttention's versions; standard: unfused; left out: the framework's"""
     loss: Annotated[LossImplementation | None, enum_parser(LossImplementation)] = None
     """cross-entropy as in Megatron, in PyTorch (of logits kept in fp32: torch_fp32), as one kernel each for forward and
-    backward (fused, compiled), in chunks, or in chunks with its matmul; left out: the framework's"""
-    optimizer: Annotated[Optimizer, enum_parser(Optimizer)] = Optimizer.ADAM
-    """the optimizer"""
+    backward (fused, compiled), in chunks, in chunks with its matmul (fused_linear), or with its matmul so that backward
+    computes logits again (chunked_nll, cut_cross_entropy); left out: the framework's"""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """what updates the weights, see [Optimizers](scenario.md#optimizers)"""
     gradient_clipping: bool = True
     """by the global gradient norm"""
     fused: Annotated[frozenset[FusedKernel] | None, _FUSED_PARSER] = None
@@ -292,6 +294,9 @@ class TrainingConfig(ConfigModel):
     """LoRA adapters on frozen weights, or none; left out: none"""
     expert_load: Annotated[ExpertLoadConfig | None, BeforeValidator(none_from_balanced)] = None
     """imbalance of tokens over experts, or balanced; left out: balanced"""
+    documents: Annotated[DocumentsConfig | None, BeforeValidator(none_from_word)] = None
+    """lengths of documents packed into sequences, see [Packed documents](scenario.md#packed-documents), or none; left
+    out: none"""
     overheads: Annotated[OverheadsConfig | None, BeforeValidator(none_from_word)] = OverheadsConfig()
     """differences from the framework's per-step overheads, or none: no overheads; left out: the framework's"""
 
@@ -321,6 +326,8 @@ class TrainingConfig(ConfigModel):
             "recipe": self.precision.recipe(framework.kernels.gradients),
             "recompute": self.recompute.recompute_policy(),
             "lora": lora,
+            "optimizer": self.optimizer.optimizer(),
+            "documents": None if self.documents is None else self.documents.packed_documents(),
         }
         stated_early_stop = self.recompute.early_stop
         early_stop = framework.early_stop if stated_early_stop is None else stated_early_stop

@@ -6,11 +6,13 @@ values are allowed. Settings that run, but hardly as intended, are reported by `
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from clustersim.common.errors import InputError, format_value
 from clustersim.cost.jitter import MAX_NORMAL_STD, Distribution
 from clustersim.model.layer_stack import MAX_LAYERS
 from clustersim.model.lora import LoraTarget
+from clustersim.model.mixer import ShardedSize
 from clustersim.model.offload import NO_OFFLOAD
 from clustersim.model.transformer import PositionEncoding, TransformerModel, projection_sizes
 from clustersim.parallel.layer_partition import partition_evenly, partition_layers
@@ -20,6 +22,14 @@ from clustersim.scenario.config.offload import check_offload
 from clustersim.scenario.config_reader import MAX_TOKENS, MAX_WIDTH
 from clustersim.scenario.nearest_values import divisors
 from clustersim.scenario.resolved import ResolvedScenario
+from clustersim.scenario.validation_rules.context_parallel import (
+    check_context_groups,
+    check_context_parallel,
+    check_documents,
+    check_exchanged_heads,
+    sequence_chunks,
+)
+from clustersim.scenario.validation_rules.diloco import check_diloco
 from clustersim.scenario.validation_rules.moe import (
     check_dispatcher,
     check_expert_load,
@@ -33,6 +43,7 @@ from clustersim.scenario.validation_rules.moe import (
 )
 from clustersim.scenario.validation_rules.moe_overlap import check_moe_overlap, check_shared_expert_overlap
 from clustersim.scenario.validation_rules.mtp import add_mtp_layers, check_mtp, find_mtp_layout_problem
+from clustersim.scenario.validation_rules.optimizer import check_optimizer
 from clustersim.scenario.validation_rules.precision import (
     check_attention_format,
     check_attention_library,
@@ -113,26 +124,33 @@ def _format_product(layout: Layout, axes: Iterable[Axis]) -> str:
 
 
 def check_heads(scenario: ResolvedScenario) -> Iterator[str]:
-    """Check that tensor parallelism divides the attention heads."""
+    """Check that tensor parallelism divides the heads and other sizes of the layers' mixers."""
+    uneven = [attention for attention in scenario.model.distinct_attentions if attention.heads % attention.kv_heads]
+    for heads, kv_heads in dict.fromkeys((attention.heads, attention.kv_heads) for attention in uneven):
+        yield Problem(
+            f"model: heads {heads} is not a multiple of kv_heads {kv_heads}",
+            Remedy.nearest("model.kv_heads", kv_heads, divisors(heads)),
+        )
+    for sizes in dict.fromkeys(mixer.sharded_sizes for mixer in scenario.model.distinct_mixers if mixer not in uneven):
+        yield from islice(_check_sharded_sizes(scenario, sizes), 1)
+
+
+def _check_sharded_sizes(scenario: ResolvedScenario, sizes: tuple[ShardedSize, ...]) -> Iterator[str]:
+    """Problems of the sizes of one mixer that tensor parallelism splits."""
     name, tp = scenario.model.name, scenario.layout.tp
-    for heads, kv_heads in dict.fromkeys(
-        (distinct_attention.heads, distinct_attention.kv_heads)
-        for distinct_attention in scenario.model.distinct_attentions
-    ):
-        if heads % kv_heads:
+    for size in sizes:
+        if size.size % tp == 0:
+            continue
+        if not size.replicable:
             yield Problem(
-                f"model: heads {heads} is not a multiple of kv_heads {kv_heads}",
-                Remedy.nearest("model.kv_heads", kv_heads, divisors(heads)),
+                f"layout.tp: {tp} does not divide the {size.size} {size.key} of {name}",
+                Remedy.nearest("layout.tp", tp, divisors(size.size)),
             )
-        elif heads % tp:
+        elif tp % size.size:
+            common = math.gcd(*(other.size for other in sizes if not other.replicable))
+            allowed = [d for d in divisors(common) if size.size % d == 0 or d % size.size == 0]
             yield Problem(
-                f"layout.tp: {tp} does not divide the {heads} heads of {name}",
-                Remedy.nearest("layout.tp", tp, divisors(heads)),
-            )
-        elif kv_heads % tp and tp % kv_heads:
-            allowed = [d for d in divisors(heads) if kv_heads % d == 0 or d % kv_heads == 0]
-            yield Problem(
-                f"layout.tp: {tp} neither divides the {kv_heads} kv_heads of {name} nor is a multiple of them "
+                f"layout.tp: {tp} neither divides the {size.size} {size.key} of {name} nor is a multiple of them "
                 "(each then held by several ranks)",
                 Remedy.nearest("layout.tp", tp, allowed),
             )
@@ -269,7 +287,7 @@ def _check_pipeline_order(scenario: ResolvedScenario) -> Iterator[str]:
 def check_sequence(scenario: ResolvedScenario) -> Iterator[str]:
     """Check that the model has enough positions, and that cp and tp divide the sequence."""
     model, layout, sequence = scenario.model, scenario.layout, scenario.training.sequence
-    cp_chunks = 2 * layout.cp if layout.cp > 1 else 1
+    cp_chunks = sequence_chunks(layout)
     divisor = cp_chunks * layout.tp if layout.sequence_parallel else cp_chunks
     if model.positions is PositionEncoding.LEARNED and sequence > model.max_positions:
         yield Problem(
@@ -277,7 +295,8 @@ def check_sequence(scenario: ResolvedScenario) -> Iterator[str]:
             Remedy.multiples("training.sequence", model.max_positions + 1, divisor, at_most=model.max_positions),
         )
     if sequence % divisor:
-        factors = [f"2 x cp {layout.cp}"] * (layout.cp > 1) + [f"tp {layout.tp}"] * layout.sequence_parallel
+        chunks = f"2 x cp {layout.cp}" if cp_chunks > layout.cp else f"cp {layout.cp}"
+        factors = [chunks] * (layout.cp > 1) + [f"tp {layout.tp}"] * layout.sequence_parallel
         yield Problem(
             f"training.sequence: {sequence} is not a multiple of {' x '.join(factors)} = {divisor}",
             Remedy.multiples("training.sequence", sequence, divisor),
@@ -400,7 +419,12 @@ def check_deepspeed_zero3(scenario: ResolvedScenario) -> Iterator[str]:
 
 _CheckRule = Callable[[ResolvedScenario], Iterator[str]]
 _CHECKS: tuple[_CheckRule, ...] = (
+    check_diloco,
     check_heads,
+    check_context_parallel,
+    check_context_groups,
+    check_exchanged_heads,
+    check_documents,
     check_widths,
     check_routers,
     check_expert_parallelism,
@@ -432,6 +456,7 @@ _CHECKS: tuple[_CheckRule, ...] = (
     check_deepspeed_zero3,
     _check_torch_data_parallel,
     check_offload,
+    check_optimizer,
     _check_step_count,
     _check_jitter,
 )

@@ -18,6 +18,7 @@ from clustersim.hardware.degradation import DeadLinkEffect
 from clustersim.hardware.topology import LinkKind
 from clustersim.model.training import AttentionBackend
 from clustersim.model.transformer import PositionEncoding
+from clustersim.parallel.context_parallel import ContextParallelKind
 from clustersim.parallel.data_parallel_strategy import GradientSync
 from clustersim.parallel.mesh import TENSOR
 from clustersim.scenario.resolved import ResolvedScenario
@@ -25,6 +26,7 @@ from clustersim.scenario.settings import Contention, Symmetry
 from clustersim.scenario.validation_rules.alignment import alignment_warnings
 from clustersim.scenario.validation_rules.nvlink_domains import nvlink_domain_warnings
 from clustersim.scenario.validation_rules.recompute import absent_recompute_modules, useless_core_recompute
+from clustersim.scenario.validation_rules.sites import site_warnings
 
 WARN_RANKS = 2048  # simulated individually
 WARN_NODES = 384  # without symmetry between nodes, on a shared network: 256 take 5 s
@@ -63,12 +65,15 @@ def _ineffective_tensor_overlap(scenario: ResolvedScenario) -> Iterator[str]:
 
 def _sliding_window_with_ring_cp(scenario: ResolvedScenario) -> Iterator[str]:
     """Transformer Engine's AttnFuncWithCPAndKVP2P (context_parallel.py): windows require `a2a` or `all_gather`."""
-    if scenario.layout.cp > 1 and any(
-        distinct_attention.window is not None for distinct_attention in scenario.model.distinct_attentions
+    is_ring = scenario.layout.cp_kind not in (ContextParallelKind.ULYSSES, ContextParallelKind.ALL_GATHER)
+    if (
+        scenario.layout.cp > 1
+        and is_ring
+        and any(distinct_attention.window is not None for distinct_attention in scenario.model.distinct_attentions)
     ):
         yield (
             f"layout.cp {scenario.layout.cp}: all keys and values go round the ring, also for layers with a window; "
-            "Transformer Engine refuses windows on its ring (p2p) and has them with other exchanges, not modelled here"
+            "Transformer Engine refuses windows on its ring (p2p); cp_kind: ulysses and all_gather have them"
         )
 
 
@@ -296,17 +301,19 @@ def _record_ignored_on_degraded_network(scenario: ResolvedScenario) -> Iterator[
 
 
 _KINDS_ABOVE_TIER: Mapping[str, tuple[LinkKind, ...]] = {
-    "gpu": (LinkKind.NVLINK, LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
-    "nvlink": (LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
-    "host": (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE),
-    "leaf": (LinkKind.LEAF, LinkKind.SPINE),
-    "spine": (LinkKind.SPINE,),
+    "gpu": (LinkKind.NVLINK, LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE, LinkKind.WAN),
+    "nvlink": (LinkKind.PCIE, LinkKind.HOST, LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE, LinkKind.WAN),
+    "host": (LinkKind.NIC, LinkKind.LEAF, LinkKind.SPINE, LinkKind.WAN),
+    "leaf": (LinkKind.LEAF, LinkKind.SPINE, LinkKind.WAN),
+    "spine": (LinkKind.SPINE, LinkKind.WAN),
+    "core": (LinkKind.WAN,),
 }
 
 _WARNINGS: tuple[Callable[[ResolvedScenario], Iterator[str]], ...] = (
     _replicated_heads,
     _ineffective_tensor_overlap,
     nvlink_domain_warnings,
+    site_warnings,
     alignment_warnings,
     useless_core_recompute,
     absent_recompute_modules,

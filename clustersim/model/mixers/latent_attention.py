@@ -17,8 +17,9 @@ section 2.1; arXiv:2412.19437, section 2.1.1.
 from dataclasses import replace
 
 from clustersim.model.attention import AttentionCore, attention_operators
+from clustersim.model.attention_context import context_operators
+from clustersim.model.attention_spec import LatentAttention
 from clustersim.model.kernels import AttentionShape, Kernel, KernelKind, MemoryBoundOp, MemoryBoundShape
-from clustersim.model.layer_stack import LatentAttention
 from clustersim.model.linear import LinearLayer
 from clustersim.model.operators import Operator, ParallelRegion, RegionInput
 from clustersim.model.recompute_modules import ModuleMembership, RecomputeModule
@@ -32,8 +33,13 @@ from clustersim.model.sharded_layer import (
 from clustersim.model.training import FusedKernel
 
 
-def mla_operators(rank: RankContext, attention: LatentAttention) -> list[Operator]:
-    """The operators of MLA between its norm and the residual add."""
+def latent_attention_operators(
+    rank: RankContext,
+    attention: LatentAttention,
+    *,
+    after_norm: bool,  # noqa: ARG001 - of the protocol
+) -> list[Operator]:
+    """The operators of MLA between its norm, which is never fused into them, and the residual add."""
     return [
         *_latent_operators(rank, attention),
         *_head_operators(rank, attention),
@@ -64,7 +70,7 @@ def _head_operators(rank: RankContext, attention: LatentAttention) -> list[Opera
     """Queries, keys and values of this rank's heads, with their rotary positions."""
     tp = rank.shard.tp
     queries = _query_operator(rank, attention)
-    keys_values = _up_projection(rank, "attention.kv_up", attention.kv_lora_rank, attention.kv_width // tp)
+    keys_values = _up_projection(rank, "attention.kv_up", attention.kv_lora_rank, attention.up_width // tp)
     full_bytes = _full_bytes(
         rank, attention.kv_lora_rank + attention.qk_rope_head_dim
     )  # the rotary key enters the region, too
@@ -126,9 +132,12 @@ def _rotary_operator(rank: RankContext, attention: LatentAttention) -> Operator:
 def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Operator, ...]:
     shard, heads = rank.shard, attention.heads // rank.shard.tp
     shape = AttentionShape(
-        *(shard.batch, shard.sequence, shard.keys, heads, heads, attention.head_dim),
+        *(shard.batch, shard.core_queries, shard.keys, shard.core_heads(heads), shard.core_heads(heads)),
+        attention.head_dim,
         causal=True,
         value_dim=attention.v_head_dim,
+        trailing=shard.consecutive,
+        packed=shard.packed_keys(None),
     )
     training = rank.training
     core = AttentionCore(
@@ -136,7 +145,8 @@ def _core_operators(rank: RankContext, attention: LatentAttention) -> tuple[Oper
         overheads=training.overheads,
         low_precision=training.recipe.attention,
     )
-    return attention_operators(core, rank.training.attention)
+    kv_elements = shard.tokens * attention.kv_width(shard.tp)
+    return context_operators(shard, attention_operators(core, training.attention), shape, kv_elements)
 
 
 def _output_operator(rank: RankContext, attention: LatentAttention) -> Operator:

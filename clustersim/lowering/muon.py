@@ -1,0 +1,159 @@
+"""Lowering of Muon: when matrices are gathered, orthogonalized and sent back.
+
+The momentum of all matrices is updated in one segment, their weights in another; between them each matrix's
+Newton-Schulz iteration is a segment of its own, matrix after matrix on the compute stream. Where ranks exchange
+matrices (`MuonDistribution`), the communication of one overlaps the iteration of the one before, unless `overlap`
+is off; nothing is gathered further ahead, as it takes memory. Matrices that tensor-parallel ranks share are exchanged
+inside the segment, which waits for it (`newton_schulz_tp` in NVIDIA-NeMo/Emerging-Optimizers).
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from clustersim.common.units import Bytes
+from clustersim.lowering.program_builder import RankProgramBuilder
+from clustersim.model.newton_schulz import product_kernel, shared_iteration, update_kernels
+from clustersim.model.optimizers import Muon, MuonDistribution
+from clustersim.parallel.layer_partition import PipelineStage
+from clustersim.parallel.matrix_owners import (
+    MatrixCounts,
+    SharedMatrix,
+    busiest_owner,
+    busiest_slice,
+    count_matrices,
+    unit_matrices,
+)
+from clustersim.parallel.mesh import CommGroup
+from clustersim.parallel.parameter_groups import ParameterGroup
+from clustersim.program.task import CollectiveType, CommOp, Operation, WorkType
+
+_ITERATE_BYTES = 2.0  # BF16, in which matrices are exchanged
+_AHEAD = 2  # a matrix is sent for while the one before is orthogonalized
+
+
+@dataclass(slots=True)
+class MuonLowering:
+    """Orthogonalizes the matrices of one rank.
+
+    after: the task that has updated the momentum; _computed: the last compute task of each exchange so far; sent: tasks
+    that return orthogonal matrices, which the update of the weights waits for.
+    """
+
+    builder: RankProgramBuilder
+    muon: Muon
+    after: int
+    sent: list[int] = field(default_factory=list)
+    _computed: list[int] = field(default_factory=list)
+
+    def add_group(self, group: ParameterGroup, stages: Sequence[PipelineStage]) -> None:
+        """Orthogonalize the matrices of a parameter group."""
+        plan = self.builder.plan
+        layers = [unit_matrices(plan.layout, unit, group.name) for stage in stages for unit in plan.stage_units(stage)]
+        matrices = [shared for unit in layers for shared in unit]
+        if not matrices:
+            return
+        distribution = self.muon.distribution_for(plan.layout.data.zero_stage)
+        if group.shard_group is None or group.shard_count == 1:
+            distribution = MuonDistribution.REPLICATED
+        match distribution, group.shard_group:
+            case MuonDistribution.LAYER_WISE, CommGroup():
+                owned = busiest_owner(count_matrices(matrices), self.muon, group.shard_count)
+                self._add_iterations(_in_batches(matrices, owned, self.muon))
+            case MuonDistribution.ALL_TO_ALL, CommGroup() as comm_group:
+                self._add_exchanges(matrices, comm_group, group.shard_count)
+            case MuonDistribution.GATHER, CommGroup() as comm_group if plan.layout.data.shards_parameters:
+                for unit in layers:
+                    elements = sum(shared.matrix.elements * shared.matrix.count for shared in unit)
+                    self._add_gathered(_in_batches(unit, count_matrices(unit), self.muon), elements, comm_group)
+            case MuonDistribution.GATHER, CommGroup() as comm_group:
+                touched, missing = busiest_slice(matrices, self.muon, group.shard_count)
+                payload = missing * group.shard_count / (group.shard_count - 1)  # of which this rank has one share
+                self._add_gathered(_in_batches(matrices, touched, self.muon), payload, comm_group)
+            case _:
+                self._add_iterations(_in_batches(matrices, count_matrices(matrices), self.muon))
+
+    def _add_iterations(self, batches: Counter[SharedMatrix], depends_on: tuple[int, ...] = ()) -> None:
+        """Orthogonalize matrices one after the other, after `depends_on` or the momentum's update."""
+        task = self.after
+        for shared, count in sorted(batches.items()):
+            name = f"orthogonalize {shared.matrix.outputs} x {shared.matrix.inputs}"
+            operations = [*_iteration_operations(shared, self.muon)]
+            task = self.builder.add_repeated_standalone(name, operations, depends_on, count)
+            depends_on = ()
+        self._computed.append(task)
+
+    def _add_gathered(self, batches: Counter[SharedMatrix], elements: float, comm_group: CommGroup) -> None:
+        """Orthogonalize matrices of which `elements` elements are gathered first."""
+        if not batches:
+            return
+        if not elements:
+            self._add_iterations(batches)
+            return
+        gather = self._add_collective("gather momentum", CollectiveType.ALL_GATHER, comm_group, elements)
+        self._add_iterations(batches, (gather,))
+
+    def _add_exchanges(self, matrices: Sequence[SharedMatrix], comm_group: CommGroup, ranks: int) -> None:
+        """Exchange equal matrices, one (or one batch) for each rank at a time, and send them back."""
+        counts = _batch_sizes(matrices, self.muon)
+        for shared, total in sorted(count_matrices(matrices).items()):
+            size = min(counts[shared], -(-total // ranks))
+            full_rounds, remainder = divmod(total, size * ranks)
+            last_size = -(-remainder // ranks)
+            for count, exchanged in [(size, size * ranks)] * full_rounds + [(last_size, remainder)] * bool(remainder):
+                elements = shared.matrix.elements * exchanged / ranks
+                receive = self._add_collective("exchange momentum", CollectiveType.ALL_TO_ALL, comm_group, elements)
+                self._add_iterations(Counter({shared.with_count(count): 1}), (receive,))
+                self._return(comm_group, elements)
+
+    def _add_collective(self, name: str, collective: CollectiveType, comm_group: CommGroup, elements: float) -> int:
+        """Add a collective that a later iteration waits for; return its task."""
+        ahead = _AHEAD if self.muon.overlap else 1
+        inputs = [self.after, *self._computed[-ahead : len(self._computed) - ahead + 1]]
+        if not self.muon.overlap:
+            inputs += self.sent[-1:]
+        return self.builder.add_dp_collective(_comm_op(name, collective, comm_group, elements), inputs)
+
+    def _return(self, comm_group: CommGroup, elements: float) -> None:
+        """Send the matrices that were orthogonalized last back to the ranks whose shards they are."""
+        comm_op = _comm_op("return updates", CollectiveType.ALL_TO_ALL, comm_group, elements)
+        self.sent.append(self.builder.add_dp_collective(comm_op, (self._computed[-1],)))
+
+
+def _comm_op(name: str, collective: CollectiveType, comm_group: CommGroup, elements: float) -> CommOp:
+    return CommOp(name, collective, comm_group.name, float(elements * _ITERATE_BYTES))
+
+
+def _batch_sizes(matrices: Sequence[SharedMatrix], muon: Muon) -> dict[SharedMatrix, int]:
+    """How many equal matrices are orthogonalized at once: those of a layer, or one."""
+    sizes: dict[SharedMatrix, int] = {}
+    for shared in matrices:
+        sizes[shared.single] = max(sizes.get(shared.single, 1), shared.matrix.count if muon.batched else 1)
+    return sizes
+
+
+def _in_batches(matrices: Sequence[SharedMatrix], counts: MatrixCounts, muon: Muon) -> Counter[SharedMatrix]:
+    """Matrices of one rank in the batches in which they are orthogonalized. matrices: of all ranks; counts: its own."""
+    batches: Counter[SharedMatrix] = Counter()
+    for shared, size in _batch_sizes(matrices, muon).items():
+        full, remainder = divmod(counts.get(shared, 0), size)
+        batches[shared.with_count(size)] += full
+        batches[shared.with_count(max(remainder, 1))] += bool(remainder)
+    return +batches
+
+
+def _iteration_operations(shared: SharedMatrix, muon: Muon) -> Iterator[Operation]:
+    """The Newton-Schulz iteration of a matrix, with what tensor-parallel ranks exchange for it."""
+    iteration = shared_iteration(shared.matrix, muon, shared.ranks)
+    if iteration.gathered_bytes:
+        yield _blocking("gather matrix", CollectiveType.ALL_GATHER, shared, iteration.gathered_bytes)
+    product, updates = product_kernel(iteration, muon), update_kernels(iteration, muon)
+    for _ in range(muon.steps):
+        yield Operation(product, WorkType.OPTIMIZER)
+        if iteration.summed_bytes:
+            yield _blocking("sum products", CollectiveType.ALL_REDUCE, shared, iteration.summed_bytes)
+        yield from (Operation(kernel, WorkType.OPTIMIZER) for kernel in updates)
+
+
+def _blocking(name: str, collective: CollectiveType, shared: SharedMatrix, payload: Bytes) -> Operation:
+    return Operation(CommOp(name, collective, shared.group_name, payload), WorkType.OPTIMIZER)

@@ -1,0 +1,119 @@
+"""How does a loss run that computes the logits itself, part by part, so that they never exist at once?
+
+Four matmuls instead of three: nothing of the logits is saved, and backward computes them again.
+CHUNKED_NLL (TRL, `trl/trainer/sft_trainer.py`, chunks of 256 tokens, each under an activation checkpoint) runs
+PyTorch's loss of FP32 logits chunk by chunk; every chunk reads the whole output matrix, and autograd adds its
+gradient of that matrix to the sum of the others, in the activation format. CUT_CROSS_ENTROPY (Wijmans et al.
+2024, arXiv:2411.09009, algorithms 1 to 3) keeps logits on the chip in forward. Its backward, like Megatron-LM's
+(megatron/core/fusions/linear_cross_entropy), writes the gradient of the logits of one split of the vocabulary at
+a time; Apple's kernel also skips blocks whose gradient vanishes, which is not counted. It caps logits in
+registers. FUSED_LINEAR (Liger, torchtitan) computes gradients in forward and nothing twice; its few large
+chunks are timed as one.
+"""
+
+from dataclasses import replace
+from itertools import chain
+from typing import Final
+
+from clustersim.model import memory_bound
+from clustersim.model.kernels import Kernel
+from clustersim.model.linear import LinearLayer
+from clustersim.model.operators import Operator
+from clustersim.model.overheads import Accumulation
+from clustersim.model.sharded_layer import RankContext, linear_operator
+from clustersim.model.training import FusedKernel, LossImplementation
+
+RECOMPUTING_LOSSES: Final = frozenset({LossImplementation.CHUNKED_NLL, LossImplementation.CUT_CROSS_ENTROPY})
+"""Losses whose backward computes the logits again."""
+LOSSES_WITH_MATMUL: Final = RECOMPUTING_LOSSES | {LossImplementation.FUSED_LINEAR}
+"""Losses that run the output matrix themselves, for a part of the logits at a time."""
+LOSS_CHUNKS: Final = 8
+"""Chunks of a chunked loss (torchtune, CEWithChunkedOutputLoss, num_output_chunks; torchtitan, ChunkedCELoss)."""
+CHUNK_TOKENS: Final = 256
+"""Tokens of a chunk of `chunked_nll` (TRL, sft_trainer.py, `_CHUNKED_LM_HEAD_CHUNK_SIZE`)."""
+VOCAB_SPLIT: Final = 3072
+"""Vocabulary entries whose gradients exist at once (Megatron-LM, linear_cross_entropy, LCE_BWD_VOCAB_SPLIT_SIZE)."""
+
+
+def logit_share(loss: LossImplementation, tokens: int, vocab_rows: int) -> float:
+    """The part of a rank's logits [tokens, vocab_rows] that exists at once."""
+    match loss:
+        case LossImplementation.CHUNKED | LossImplementation.FUSED_LINEAR:
+            return 1 / LOSS_CHUNKS
+        case LossImplementation.CHUNKED_NLL:
+            return min(1.0, CHUNK_TOKENS / tokens)
+        case LossImplementation.CUT_CROSS_ENTROPY:
+            return min(1.0, VOCAB_SPLIT / vocab_rows)
+    return 1.0
+
+
+def recomputing_loss_operators(rank: RankContext, logits: LinearLayer) -> list[Operator]:
+    """The output matrix with a loss that computes the logits in forward and again in backward.
+
+    logits: the linear layer of all tokens and of this rank's part of the vocabulary.
+    """
+    operator = linear_operator(rank, logits, rank.residual_bytes)
+    if rank.training.loss is LossImplementation.CUT_CROSS_ENTROPY:
+        return [_cut_operator(rank, operator)]
+    sizes = _chunk_sizes(logits.tokens)
+    chunks = [_chunk_kernels(rank, replace(logits, tokens=tokens)) for tokens in sizes]
+    forward, input_gradient, weight_gradients = (tuple(chain(*kernels)) for kernels in zip(*chunks, strict=True))
+    sums = (len(sizes) - 1) * _matrix_sum(rank, logits)
+    return [
+        replace(
+            operator,
+            forward=forward,
+            input_gradient=input_gradient,
+            weight_gradient=(*weight_gradients, *sums, *_accumulation(rank, logits)),
+        )
+    ]
+
+
+def _chunk_sizes(tokens: int) -> list[int]:
+    full, remainder = divmod(tokens, CHUNK_TOKENS)
+    return [CHUNK_TOKENS] * full + [remainder] * bool(remainder)
+
+
+def _chunk_kernels(rank: RankContext, chunk: LinearLayer) -> tuple[tuple[Kernel, ...], ...]:
+    """Kernels of a chunk: forward, the same again with the input gradient, and the weight gradient."""
+    recipe, dtype = rank.training.recipe, rank.dtype
+    softcap = memory_bound.softcap_spec(fused=rank.training.fuses(FusedKernel.ACTIVATION))
+    specs = {"head.softcap": softcap} if rank.model.final_logit_softcapping else {}
+    specs["head.loss"] = memory_bound.loss_spec(rank.training.loss)
+    shapes = {name: spec.shape_for(chunk.tokens, chunk.outputs) for name, spec in specs.items()}
+    pointwise = tuple(spec.forward_kernel(name, dtype, shapes[name]) for name, spec in specs.items())
+    gradients = (spec.backward_kernels(name, dtype, shapes[name]) for name, spec in reversed(specs.items()))
+    forward = (*chunk.forward(recipe), *pointwise)
+    recomputed = tuple(replace(kernel, name=f"{kernel.name}.recompute") for kernel in forward)
+    backward = (*recomputed, *chain(*gradients), *chunk.input_gradient(recipe))
+    return forward, backward, chunk.weight_gradient(recipe, Accumulation.COPIED)[:1]
+
+
+def _matrix_sum(rank: RankContext, logits: LinearLayer) -> tuple[Kernel, ...]:
+    """The sum of two gradients of the output matrix, in the activation format."""
+    return memory_bound.accumulate_kernels(
+        f"{logits.name}.chunk_sum",
+        (logits.outputs, logits.inputs),
+        gradient_dtype=rank.dtype,
+        accumulator_dtype=rank.dtype,
+        accumulation=Accumulation.ADDED,
+    )
+
+
+def _accumulation(rank: RankContext, logits: LinearLayer) -> tuple[Kernel, ...]:
+    """What adds the output matrix's gradient to those of other microbatches, and the gradient of its bias.
+
+    No matmul epilogue does so, since the gradient is a sum over chunks.
+    """
+    accumulation = rank.training.accumulation
+    unfused = Accumulation.ADDED if accumulation is Accumulation.FUSED else accumulation
+    return logits.weight_gradient(rank.training.recipe, unfused)[1:]
+
+
+def _cut_operator(rank: RankContext, operator: Operator) -> Operator:
+    """Forward writes no logits; backward computes them again and writes their gradient in their place."""
+    *casts, matmul = operator.forward
+    logit_bytes = rank.shard.tokens * rank.vocab_rows * rank.dtype.bytes
+    forward = (*casts, replace(matmul, bytes=matmul.bytes - logit_bytes))
+    recomputed = replace(matmul, name=f"{matmul.name}.recompute")
+    return replace(operator, forward=forward, input_gradient=(recomputed, *operator.input_gradient))

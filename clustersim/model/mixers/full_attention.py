@@ -1,0 +1,160 @@
+"""Operators of multi-head and grouped-query attention on one rank.
+
+Queries, keys and values are one column-parallel projection, the output is row-parallel; norms of queries and
+keys and rotary positions are between the projection and the core (`model.attention`).
+"""
+
+from dataclasses import dataclass, replace
+
+from clustersim.model import memory_bound
+from clustersim.model.attention import AttentionCore, attention_operators
+from clustersim.model.attention_context import context_operators
+from clustersim.model.attention_spec import FullAttention, QkNorm
+from clustersim.model.kernels import AttentionShape
+from clustersim.model.linear import LinearLayer
+from clustersim.model.lora import Projection
+from clustersim.model.mixers.blocks import gate_spec
+from clustersim.model.mlp import recompute_alternate
+from clustersim.model.operators import Operator, ParallelRegion
+from clustersim.model.sharded_layer import RankContext, linear_operator, memory_bound_operator, model_norm_spec
+from clustersim.model.training import FusedKernel
+from clustersim.model.transformer import PositionEncoding
+
+
+@dataclass(frozen=True, slots=True)
+class _LocalHeads:
+    """Attention heads and widths of one rank."""
+
+    attention: FullAttention
+    tp: int
+
+    @property
+    def heads(self) -> int:
+        return self.attention.heads // self.tp
+
+    @property
+    def head_dim(self) -> int:
+        return self.attention.head_dim
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def gate_width(self) -> int:
+        return self.attention.gate_width // self.tp
+
+    @property
+    def kv_heads(self) -> int:
+        return max(1, self.attention.kv_heads // self.tp)
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    def window(self, keys: int) -> int | None:
+        """The window, if it excludes any of `keys` keys."""
+        window = self.attention.window
+        return None if window is None or window >= keys else window
+
+
+def full_attention_operators(rank: RankContext, attention: FullAttention, *, after_norm: bool) -> list[Operator]:
+    """The operators between the norm and the residual add; after_norm: the norm is fused into the first one."""
+    model, shard, local = rank.model, rank.shard, _LocalHeads(attention, rank.shard.tp)
+    operators = [_qkv_operator(rank, local, after_norm=after_norm)]
+    if local.attention.qk_norm is not None:
+        operators.append(_qk_norm_operator(rank, local, local.attention.qk_norm))
+    if model.positions is PositionEncoding.ROTARY and local.attention.rotary_percent > 0:
+        operators.append(_rotary_operator(rank, local))
+    shape = AttentionShape(
+        *(shard.batch, shard.core_queries, shard.keys, shard.core_heads(local.heads), shard.core_heads(local.kv_heads)),
+        local.head_dim,
+        causal=local.attention.causal,
+        window=local.window(shard.keys),
+        trailing=shard.consecutive,
+        packed=shard.packed_keys(local.window(shard.keys)),
+    )
+    core = AttentionCore(
+        *(shape, rank.dtype, model.dropout, rank.training.fuses(FusedKernel.SOFTMAX)),
+        *(local.attention.attn_logit_softcapping, rank.training.overheads, local.attention.attention_sinks),
+        rank.training.recipe.attention,
+    )
+    kv_elements = shard.tokens * 2 * local.kv_width
+    operators += context_operators(shard, attention_operators(core, rank.training.attention), shape, kv_elements)
+    if local.attention.attention_output_gate:
+        operators.append(_output_gate_operator(rank, local))
+    bias_tokens = shard.residual_tokens if model.linear_bias else 0
+    projections = ((Projection.O, model.hidden),)
+    out = LinearLayer(
+        "attention.out",
+        shard.tokens,
+        local.query_width,
+        model.hidden,
+        rank.matmul_formats,
+        bias_tokens,
+        projections,
+        True,
+    )
+    operator = linear_operator(rank, out, rank.saved_input_bytes(shard.tokens * local.query_width))
+    return [*operators, recompute_alternate(rank, operator, replace(out, bias_tokens=0))]
+
+
+def _qkv_operator(rank: RankContext, local: _LocalHeads, *, after_norm: bool) -> Operator:
+    tokens, width = rank.shard.tokens, local.query_width + 2 * local.kv_width + local.gate_width
+    bias_tokens = tokens if local.attention.qkv_bias else 0
+    adds_bias = bias_tokens and rank.training.overheads.bias_adds
+    queries = (Projection.Q, local.query_width + local.gate_width)
+    projections = (queries, (Projection.K, local.kv_width), (Projection.V, local.kv_width))
+    linear = LinearLayer(
+        "attention.qkv", tokens, rank.model.hidden, width, rank.matmul_formats, bias_tokens, projections
+    )
+    operator = linear_operator(rank, linear, rank.saved_input_bytes(rank.residual_elements), after_norm=after_norm)
+    operator = replace(operator, saved_bytes=operator.saved_bytes + tokens * width * rank.dtype.bytes)
+    if adds_bias:
+        bias = memory_bound.BIAS_ADD.shape_for(tokens, width)
+        kernel = memory_bound.BIAS_ADD.forward_kernel("attention.qkv.bias", rank.dtype, bias)
+        operator = replace(operator, forward=(*operator.forward, kernel))
+    return recompute_alternate(
+        rank, operator, replace(linear, outputs=local.kv_width, bias_tokens=0)
+    )  # the second of q, k, v
+
+
+def _output_gate_operator(rank: RankContext, local: _LocalHeads) -> Operator:
+    """The output times the gate's sigmoid; the gate is saved with queries, keys and values."""
+    spec = gate_spec(rank)
+    shape = spec.shape_for(rank.shard.tokens, local.query_width)
+    operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.output_gate", rank.dtype, spec, (shape,))
+    return replace(operator, saved_bytes=operator.saved_bytes - float(shape.elements * rank.dtype.bytes))
+
+
+def _qk_norm_operator(rank: RankContext, local: _LocalHeads, form: QkNorm) -> Operator:
+    spec, tokens = model_norm_spec(rank), rank.shard.tokens
+    if form is QkNorm.ALL_HEADS:
+        shapes = tuple(spec.shape_for(tokens, width) for width in (local.query_width, local.kv_width))
+    else:
+        head_rows = _head_rows(rank, local, fused=rank.training.fuses(FusedKernel.NORM))
+        shapes = tuple(spec.shape_for(rows, local.head_dim) for rows in head_rows)
+    operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.qk_norm", rank.dtype, spec, shapes)
+    return replace(
+        operator, parameter_count=local.query_width + local.kv_width if form is QkNorm.ALL_HEADS else 2 * local.head_dim
+    )
+
+
+def _rotary_operator(rank: RankContext, local: _LocalHeads) -> Operator:
+    """Fused kernels pass full heads; the unfused formula rotates a part of each head and copies the remainder."""
+    is_fused = rank.training.fuses(FusedKernel.ROTARY)
+    spec, head_rows = memory_bound.rotary_spec(fused=is_fused), _head_rows(rank, local, fused=is_fused)
+    rotated_dim = local.head_dim if is_fused else max(1, round(local.head_dim * local.attention.rotary_percent))
+    shapes = tuple(spec.shape_for(rows, rotated_dim, table=rank.shard.sequence) for rows in head_rows)
+    operator = memory_bound_operator(ParallelRegion.SHARDED, "attention.rotary", rank.dtype, spec, shapes)
+    if rotated_dim == local.head_dim:
+        return operator
+    name, elements = "attention.rotary.pass_through", sum(head_rows) * local.head_dim
+    copies = (memory_bound.copy_kernel(name, rank.dtype, elements),)
+    return replace(operator, forward=operator.forward + copies, input_gradient=copies + operator.input_gradient)
+
+
+def _head_rows(rank: RankContext, local: _LocalHeads, *, fused: bool) -> tuple[int, ...]:
+    """Rows (tokens x heads) per rotary or norm kernel: queries and keys in one if fused, else separate."""
+    query_rows, key_rows = rank.shard.tokens * local.heads, rank.shard.tokens * local.kv_heads
+    return (query_rows + key_rows,) if fused else (query_rows, key_rows)

@@ -1,0 +1,55 @@
+"""Which operators does each kind of mixer have? The one list of mixers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+from clustersim.model.attention_spec import FullAttention, LatentAttention
+from clustersim.model.mixer import Mixer
+from clustersim.model.mixers.full_attention import full_attention_operators
+from clustersim.model.mixers.gated_delta_net import GatedDeltaNet, gated_delta_net_operators
+from clustersim.model.mixers.kimi_delta_attention import KimiDeltaAttention, kimi_delta_attention_operators
+from clustersim.model.mixers.latent_attention import latent_attention_operators
+from clustersim.model.mixers.lightning_attention import LightningAttention, lightning_attention_operators
+from clustersim.model.mixers.mamba1 import Mamba1, mamba1_operators
+from clustersim.model.mixers.mamba2 import Mamba2, mamba2_operators
+from clustersim.model.mixers.parallel import parallel_operators
+from clustersim.model.operators import Operator
+from clustersim.model.parallel_mixers import ParallelMixers
+from clustersim.model.sharded_layer import RankContext
+
+
+class MixerOperators(Protocol):
+    """Builds the operators of a mixer on one rank."""
+
+    def __call__(self, rank: RankContext, mixer: Any, /, *, after_norm: bool) -> list[Operator]:
+        """The operators between the norm and the residual add; after_norm: the norm is fused into the first one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredMixer:
+    """The operators of a kind of mixer. starts_linear: a linear layer is first, which the norm may be fused into."""
+
+    operators: MixerOperators
+    starts_linear: bool = False
+
+
+MIXERS: Final[Mapping[type[Mixer], RegisteredMixer]] = MappingProxyType(
+    {
+        FullAttention: RegisteredMixer(full_attention_operators, starts_linear=True),
+        LatentAttention: RegisteredMixer(latent_attention_operators),
+        ParallelMixers: RegisteredMixer(parallel_operators),
+        Mamba1: RegisteredMixer(mamba1_operators, starts_linear=True),
+        Mamba2: RegisteredMixer(mamba2_operators, starts_linear=True),
+        GatedDeltaNet: RegisteredMixer(gated_delta_net_operators, starts_linear=True),
+        KimiDeltaAttention: RegisteredMixer(kimi_delta_attention_operators, starts_linear=True),
+        LightningAttention: RegisteredMixer(lightning_attention_operators, starts_linear=True),
+    }
+)
+
+
+def registered_mixer(mixer: Mixer) -> RegisteredMixer:
+    """The registration of a mixer's kind."""
+    return MIXERS[type(mixer)]

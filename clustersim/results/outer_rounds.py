@@ -1,0 +1,141 @@
+"""What do the rounds of local training (DiLoCo) take? Times, traffic of the links between sites, memory.
+
+Convergence is not simulated: what fewer exchanges cost in loss is published, for instance in arXiv:2503.09799.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from clustersim.common.units import Bytes, BytesPerSecond, Seconds
+from clustersim.scenario.diloco import DilocoSettings
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRound:
+    """One site in a round. step_time: of one inner step of its replica; gpus: of the site; sequences: in its batch."""
+
+    name: str
+    gpus: int
+    sequences: int
+    step_time: Seconds
+    overlapped_step_time: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class SiteLinkTraffic:
+    """One direction of a link between sites. round_bytes: in a round; busy: fraction of the round that it is loaded.
+
+    cost: egress of a round in USD.
+    """
+
+    source: str
+    target: str
+    round_bytes: Bytes
+    bandwidth: BytesPerSecond
+    busy: float
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class OuterRounds:
+    """A round of every site's replica: `inner_steps` steps, and one exchange of each fragment.
+
+    exchange_seconds: one fragment's exchange by itself; exposed_seconds: of all exchanges in a round, that replicas
+    wait for; optimizer_seconds: outer optimizer in a round; payload: bytes of outer gradients of all fragments;
+    outer_bytes_per_gpu: the common weights and their momentum on one GPU, host_bytes_per_gpu: in its host's memory;
+    algorithm: of the exchange; batch_tokens: of all sites, in one inner step; bandwidth_needs: for some utilizations,
+    the factor on the bandwidth of all links between sites with which they are reached, None: with none.
+    """
+
+    name: str
+    settings: DilocoSettings
+    sites: tuple[SiteRound, ...]
+    links: tuple[SiteLinkTraffic, ...]
+    exchange_seconds: Seconds
+    exposed_seconds: Seconds
+    optimizer_seconds: Seconds
+    payload: Bytes
+    outer_bytes_per_gpu: Bytes
+    host_bytes_per_gpu: Bytes
+    algorithm: str
+    batch_tokens: float
+    bandwidth_needs: tuple[tuple[float, float | None], ...] = ()
+
+    @property
+    def inner_step_time(self) -> Seconds:
+        """The slowest site's inner step, which all wait for in each round."""
+        return max(site.step_time for site in self.sites)
+
+    @property
+    def inner_seconds(self) -> Seconds:
+        """Inner steps of a round, those during exchanges slowed by their traffic."""
+        overlapped = min(self.settings.overlap * self.settings.fragments, self.settings.inner_steps)
+        return max(
+            (self.settings.inner_steps - overlapped) * site.step_time + overlapped * site.overlapped_step_time
+            for site in self.sites
+        )
+
+    @property
+    def round_seconds(self) -> Seconds:
+        """One round."""
+        return self.inner_seconds + self.exposed_seconds + self.optimizer_seconds
+
+    @property
+    def utilization(self) -> float:
+        """Fraction of a round in which the slowest site's replica does inner steps at their full speed."""
+        return self.settings.inner_steps * self.inner_step_time / self.round_seconds
+
+    def site_utilization(self, site: SiteRound) -> float:
+        """The same for one site; the rest of the time it waits for the exchange or for slower sites."""
+        return self.settings.inner_steps * site.step_time / self.round_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all sites."""
+        return self.settings.inner_steps * self.batch_tokens / self.round_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain values, with units in the names."""
+        return {
+            "name": self.name,
+            "inner_steps": self.settings.inner_steps,
+            "fragments": self.settings.fragments,
+            "overlap_steps": self.settings.overlap,
+            "outer_gradients": self.settings.outer_gradients.value,
+            "round_s": self.round_seconds,
+            "inner_step_s": self.inner_step_time,
+            "inner_s": self.inner_seconds,
+            "exchange_s": self.exchange_seconds,
+            "exposed_exchange_s": self.exposed_seconds,
+            "outer_optimizer_s": self.optimizer_seconds,
+            "utilization": self.utilization,
+            "tokens_per_second": self.tokens_per_second,
+            "outer_gradient_bytes": self.payload,
+            "outer_state_bytes_per_gpu": self.outer_bytes_per_gpu,
+            "outer_state_host_bytes_per_gpu": self.host_bytes_per_gpu,
+            "algorithm": self.algorithm,
+            "sites": [
+                {
+                    "name": site.name,
+                    "gpus": site.gpus,
+                    "sequences": site.sequences,
+                    "step_s": site.step_time,
+                    "overlapped_step_s": site.overlapped_step_time,
+                    "utilization": self.site_utilization(site),
+                }
+                for site in self.sites
+            ],
+            "links": [
+                {
+                    "source": link.source,
+                    "target": link.target,
+                    "bytes_per_round": link.round_bytes,
+                    "busy": link.busy,
+                    "egress_usd_per_round": link.cost,
+                }
+                for link in self.links
+            ],
+            "bandwidth_needs": [
+                {"utilization": utilization, "bandwidth_factor": factor} for utilization, factor in self.bandwidth_needs
+            ],
+        }

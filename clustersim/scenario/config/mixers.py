@@ -1,0 +1,90 @@
+"""What may a scenario file say about linear attention and state space layers?"""
+
+from enum import Enum
+from typing import ClassVar
+
+from clustersim.scenario.config_reader import ConfigModel, Width
+
+
+class MixerKind(Enum):
+    """A layer's mixer of tokens; the values but the first and the last are keys of `model` with its sizes."""
+
+    ATTENTION = "attention"
+    MAMBA = "mamba"
+    MAMBA1 = "mamba1"
+    GATED_DELTA_NET = "gated_delta_net"
+    KDA = "kda"
+    LIGHTNING = "lightning"
+    NONE = "none"
+
+
+class MambaConfig(ConfigModel):
+    """`model.mamba`: Mamba 2 layers (letter M of a pattern)."""
+
+    example: ClassVar[str] = "{num_heads: 128, head_dim: 64, state_dim: 128, num_groups: 8}"
+    num_heads: Width = 128
+    """heads of the state space"""
+    head_dim: Width = 64
+    """channels of a head"""
+    state_dim: Width = 128
+    """state dimensions of each channel"""
+    num_groups: Width = 8
+    """groups of heads that share input and output maps (B, C)"""
+    conv_kernel_dim: Width = 4
+    """taps of the short convolution"""
+
+
+class Mamba1Config(ConfigModel):
+    """`model.mamba1`: Mamba 1 layers (letter S of a pattern)."""
+
+    example: ClassVar[str] = "{channels: 8192, state_dim: 16, step_rank: 256}"
+    channels: Width
+    """channels, usually 2 x hidden"""
+    state_dim: Width = 16
+    """state dimensions of each channel"""
+    step_rank: Width
+    """rank of the step sizes, usually hidden / 16"""
+    conv_kernel_dim: Width = 4
+    """taps of the short convolution"""
+
+
+class GatedDeltaNetConfig(ConfigModel):
+    """`model.gated_delta_net`: gated delta net layers (letter G of a pattern)."""
+
+    example: ClassVar[str] = "{num_key_heads: 16, num_value_heads: 32, key_head_dim: 128, value_head_dim: 128}"
+    num_key_heads: Width = 16
+    """heads of queries and keys"""
+    num_value_heads: Width = 32
+    """heads of values, a multiple of num_key_heads"""
+    key_head_dim: Width = 128
+    """dimensions of each query and key head"""
+    value_head_dim: Width = 128
+    """dimensions of each value head"""
+    conv_kernel_dim: Width = 4
+    """taps of the short convolution"""
+
+
+class KdaConfig(ConfigModel):
+    """`model.kda`: Kimi Delta Attention layers (letter K of a pattern)."""
+
+    example: ClassVar[str] = "{num_heads: 32, key_head_dim: 128, value_head_dim: 128}"
+    num_heads: Width = 32
+    """heads"""
+    key_head_dim: Width = 128
+    """dimensions of each query and key head"""
+    value_head_dim: Width = 128
+    """dimensions of each value head"""
+    gate_rank: Width | None = None
+    """rank of the projections of decay and output gate; left out: value_head_dim"""
+    conv_kernel_dim: Width = 4
+    """taps of the short convolution"""
+
+
+class LightningConfig(ConfigModel):
+    """`model.lightning`: lightning attention layers (letter L of a pattern)."""
+
+    example: ClassVar[str] = "{num_heads: 64, head_dim: 128}"
+    num_heads: Width
+    """heads"""
+    head_dim: Width
+    """dimensions of each head"""

@@ -1,0 +1,177 @@
+"""Which mixer has each layer of a scenario's model?
+
+`model.mixer` is that of all layers, or of a group of `model.stack`; with `linear_attention_freq` every n-th layer
+has attention and the others the one linear mixer whose sizes the section gives; `hybrid_layer_pattern` gives each
+layer a letter, in Megatron-LM's notation (megatron/core/models/hybrid/hybrid_layer_allocation.py), extended by
+letters for mixers that it has not: such a layer is a mixer or an MLP, with a norm and a residual connection of its
+own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from clustersim.common.errors import InputError
+from clustersim.model.attention_spec import LatentAttention
+from clustersim.model.layer_stack import DenseMlp, LayerSpec, MlpSpec, MoeMlp, layer_specs, stack_layers
+from clustersim.model.mixer import Mixer
+from clustersim.model.mixers.gated_delta_net import GatedDeltaNet
+from clustersim.model.mixers.kimi_delta_attention import KimiDeltaAttention
+from clustersim.model.mixers.lightning_attention import LightningAttention
+from clustersim.model.mixers.mamba1 import Mamba1
+from clustersim.model.mixers.mamba2 import Mamba2
+from clustersim.model.transformer import TransformerModel
+from clustersim.scenario.config.mixers import (
+    GatedDeltaNetConfig,
+    KdaConfig,
+    LightningConfig,
+    Mamba1Config,
+    MambaConfig,
+    MixerKind,
+)
+from clustersim.scenario.config.model import ModelConfig
+
+_SECTIONS: Final[
+    Mapping[
+        MixerKind,
+        type[MambaConfig | Mamba1Config | GatedDeltaNetConfig | KdaConfig | LightningConfig],
+    ]
+] = {
+    MixerKind.MAMBA: MambaConfig,
+    MixerKind.MAMBA1: Mamba1Config,
+    MixerKind.GATED_DELTA_NET: GatedDeltaNetConfig,
+    MixerKind.KDA: KdaConfig,
+    MixerKind.LIGHTNING: LightningConfig,
+}
+_MIXER_LETTERS: Final[Mapping[str, MixerKind]] = MappingProxyType(
+    {
+        **{"M": MixerKind.MAMBA, "S": MixerKind.MAMBA1, "G": MixerKind.GATED_DELTA_NET, "K": MixerKind.KDA},
+        **{"L": MixerKind.LIGHTNING, "*": MixerKind.ATTENTION, "+": MixerKind.ATTENTION},
+    }
+)
+_MLP, _EXPERTS = "-", "E"
+ATTENTION_LETTERS: Final = ("*", "+")
+MLP_LETTERS: Final = (_MLP, _EXPERTS)
+PATTERN_LETTERS: Final = (*_MIXER_LETTERS, *MLP_LETTERS)
+
+
+def parse_pattern(pattern: str) -> str:
+    """A pattern of layers, checked; raise InputError for letters that are none of a layer."""
+    unknown = [letter for letter in pattern if letter not in PATTERN_LETTERS]
+    if not pattern or unknown:
+        given = f"letter {unknown[0]!r} is no layer" if unknown else "has no layer"
+        hint = {"|": "; give layout.layers_per_stage", "/": "; give mtp_layers"}.get(unknown[0] if unknown else "", "")
+        raise InputError(f"hybrid_layer_pattern: {given}{hint}; letters are {' '.join(PATTERN_LETTERS)}")
+    return pattern
+
+
+def build_mixer(kind: MixerKind, config: ModelConfig) -> Mixer:
+    """The linear mixer of a kind, with the sizes that the section gives; raise InputError where it gives none."""
+    section = getattr(config, kind.value)
+    match section:
+        case MambaConfig():
+            return Mamba2(
+                *(section.num_heads, section.head_dim, section.state_dim, section.num_groups, section.conv_kernel_dim)
+            )
+        case Mamba1Config():
+            return Mamba1(section.channels, section.state_dim, section.step_rank, section.conv_kernel_dim)
+        case GatedDeltaNetConfig():
+            _require_multiple(kind, "num_value_heads", section.num_value_heads, "num_key_heads", section.num_key_heads)
+            return GatedDeltaNet(
+                *(section.num_key_heads, section.num_value_heads, section.key_head_dim, section.value_head_dim),
+                conv_taps=section.conv_kernel_dim,
+            )
+        case KdaConfig():
+            rank = section.gate_rank or section.value_head_dim
+            sizes = (section.num_heads, section.key_head_dim, section.value_head_dim, rank)
+            return KimiDeltaAttention(*sizes, conv_taps=section.conv_kernel_dim)
+        case LightningConfig():
+            return LightningAttention(section.num_heads, section.head_dim)
+    raise InputError(f"{kind.value}: is missing; write such as {_SECTIONS[kind].example}")
+
+
+def _require_multiple(kind: MixerKind, key: str, size: int, divisor_key: str, divisor: int) -> None:
+    if size % divisor:
+        raise InputError(f"{kind.value}.{key}: {size} is not a multiple of {divisor_key} {divisor}")
+
+
+def with_mixers(model: TransformerModel, config: ModelConfig) -> TransformerModel:
+    """The model with the section's mixers: in all layers, in all but every n-th, or by a pattern."""
+    given = [key for key in ("mixer", "linear_attention_freq", "hybrid_layer_pattern") if getattr(config, key)]
+    if len(given) > 1:
+        raise InputError(f"has both {given[0]} and {given[1]}, which both say what mixer a layer has; keep one")
+    if config.hybrid_layer_pattern is not None:
+        return _apply_pattern(model, config, parse_pattern(config.hybrid_layer_pattern))
+    if config.linear_attention_freq is not None:
+        return _alternate(model, _linear_mixer(config), config.linear_attention_freq)
+    return model if config.mixer is None else _replace_mixers(model, config.mixer, config)
+
+
+def layer_with_mixer(spec: LayerSpec, kind: MixerKind | None, config: ModelConfig) -> LayerSpec:
+    """A layer of a `stack` group with the group's mixer."""
+    if kind in (None, MixerKind.ATTENTION):
+        return spec
+    return replace(spec, mixer=None if kind is MixerKind.NONE else build_mixer(kind, config))
+
+
+def _replace_mixers(model: TransformerModel, kind: MixerKind, config: ModelConfig) -> TransformerModel:
+    return replace(model, stack=stack_layers(layer_with_mixer(spec, kind, config) for spec in layer_specs(model.stack)))
+
+
+def _linear_mixer(config: ModelConfig) -> Mixer:
+    """The mixer of the one section of sizes that is given."""
+    kinds = [kind for kind in _SECTIONS if getattr(config, kind.value) is not None]
+    if len(kinds) != 1:
+        sections = ", ".join(kind.value for kind in kinds or _SECTIONS)
+        raise InputError(
+            f"linear_attention_freq: {config.linear_attention_freq} needs the sizes of one linear mixer; "
+            f"{'it has several' if kinds else 'give one'} of {sections}"
+        )
+    return build_mixer(kinds[0], config)
+
+
+def _alternate(model: TransformerModel, mixer: Mixer, period: int) -> TransformerModel:
+    """Attention in every `period`-th layer, the mixer in the others (transformers, Qwen3-Next's interval)."""
+    layers = enumerate(layer_specs(model.stack), start=1)
+    return replace(
+        model,
+        stack=stack_layers(spec if index % period == 0 else replace(spec, mixer=mixer) for index, spec in layers),
+    )
+
+
+def _apply_pattern(model: TransformerModel, config: ModelConfig, pattern: str) -> TransformerModel:
+    if len(model.stack) > 1:
+        raise InputError(f"hybrid_layer_pattern: the layers of {model.name} differ already; leave it out")
+    if config.layers not in (None, len(pattern)):
+        raise InputError(
+            f"hybrid_layer_pattern: has {len(pattern)} layers, but layers is {config.layers}; leave layers out"
+        )
+    specs = {letter: _pattern_layer(model.stack[0].spec, config, letter) for letter in dict.fromkeys(pattern)}
+    return replace(model, stack=stack_layers(specs[letter] for letter in pattern))
+
+
+def _pattern_layer(template: LayerSpec, config: ModelConfig, letter: str) -> LayerSpec:
+    """The layer of a letter; template: has the attention and the MLP of the section."""
+    if letter in MLP_LETTERS:
+        return replace(template, mixer=None, mlp=_pattern_mlp(template, config, letter))
+    kind = _MIXER_LETTERS[letter]
+    mixer = template.mixer if kind is MixerKind.ATTENTION else build_mixer(kind, config)
+    if letter == "+" and not isinstance(mixer, LatentAttention):
+        raise InputError("hybrid_layer_pattern: + is multi-head latent attention; give mla, or write * for attention")
+    return replace(template, mixer=mixer, mlp=None)
+
+
+def _pattern_mlp(template: LayerSpec, config: ModelConfig, letter: str) -> MlpSpec:
+    mlp = template.mlp
+    if letter == _EXPERTS:
+        if not isinstance(mlp, MoeMlp):
+            raise InputError("hybrid_layer_pattern: E is a layer of experts; give experts, or write - for an MLP")
+        return mlp
+    if isinstance(mlp, MoeMlp):
+        if config.ffn is None:
+            raise InputError("hybrid_layer_pattern: - is a dense MLP, and nothing says how wide it is; give ffn")
+        return DenseMlp(config.ffn, mlp.form)
+    if mlp is None:
+        raise InputError("hybrid_layer_pattern: - is an MLP, which the model has none of; give ffn")
+    return mlp

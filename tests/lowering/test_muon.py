@@ -1,0 +1,111 @@
+"""Muon with no matrix of its own is Adam; how its matrices are distributed changes who works, not on what."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from clustersim import Scenario, simulate
+from clustersim.build import build_plan, build_simulation
+from clustersim.memory.footprint import Footprint
+from clustersim.model.newton_schulz import newton_schulz_flops
+from clustersim.model.optimizers import Muon, MuonDistribution, MuonTensorParallel, Optimizer
+from clustersim.parallel.data_parallel_strategy import NaiveDataParallel
+from clustersim.program.task import ComputeTask, WorkType
+from clustersim.scenario.validation_rules.consistency import find_problems
+from tests.laws.timelines import assert_same_trace
+from tests.strategies import scenarios
+
+SCENARIO = {
+    "model": {"name": "small", "layers": 8, "hidden": 1024, "heads": 8, "ffn": 4096, "vocab": 32000},
+    "cluster": {"name": "dgx-h100", "gpus": 8},
+    "layout": {"data": "zero1"},
+    "training": {"sequence": 2048, "global_batch": 8},
+}
+
+
+def with_optimizer(scenario: Scenario, optimizer: Muon | Optimizer) -> Scenario:
+    """The scenario with another optimizer."""
+    return replace(scenario, training=replace(scenario.training, optimizer=optimizer))
+
+
+def small(data: str, optimizer: object, **layout: object) -> Scenario:
+    """A small scenario."""
+    training = {**SCENARIO["training"], "optimizer": optimizer}
+    return Scenario.from_mapping({**SCENARIO, "layout": {"data": data, **layout}, "training": training})
+
+
+@given(scenarios().filter(lambda scenario: not isinstance(scenario.layout.data, NaiveDataParallel)))
+def test_muon_for_no_matrix_is_adam(scenario: Scenario) -> None:
+    adam = with_optimizer(scenario, Optimizer.ADAM)
+    muon = with_optimizer(scenario, Muon(dense=False, experts=False))
+    assume(not find_problems(muon))
+    assert_same_trace(simulate(muon).trace, simulate(adam).trace)
+    footprints = [Footprint(build_plan(each), each.framework, 0.0) for each in (muon, adam)]
+    assert footprints[0].checkpoint_bytes() == footprints[1].checkpoint_bytes()
+
+
+@given(scenarios().filter(lambda scenario: not isinstance(scenario.layout.data, NaiveDataParallel)), st.booleans())
+def test_muon_runs_in_every_layout_and_keeps_less(scenario: Scenario, overlap: bool) -> None:
+    """One moment of each matrix, not two; its step is not shorter than the passes alone."""
+    muon = with_optimizer(scenario, Muon(overlap=overlap))
+    assume(not find_problems(muon))
+    adam = with_optimizer(scenario, Optimizer.ADAM)
+    footprints = [Footprint(build_plan(each), each.framework, 0.0) for each in (muon, adam)]
+    assert footprints[0].checkpoint_bytes() < footprints[1].checkpoint_bytes()
+    assert simulate(muon).step_time > 0
+
+
+def iteration_flops(scenario: Scenario) -> float:
+    """FLOP of Newton-Schulz products that rank 0 executes."""
+    program = build_simulation(scenario).program.programs[0]
+    return sum(
+        operation.kernel.flops
+        for task in program.tasks
+        if isinstance(task, ComputeTask)
+        for operation in task.segment.operations
+        if operation.work_type is WorkType.OPTIMIZER and operation.kernel is not None
+    )
+
+
+def model_flops(scenario: Scenario) -> float:
+    """FLOP of five steps on every matrix of the model: of the 7 of each layer."""
+    plan = build_plan(scenario)
+    operators = (op for spec in plan.model.distinct_specs for op in plan.layer_by_spec[spec].operators)
+    return plan.model.layer_count * sum(newton_schulz_flops(matrix, 5) for op in operators for matrix in op.matrices)
+
+
+@pytest.mark.parametrize(
+    ("data", "distribution", "share"),
+    [
+        ("ddp", MuonDistribution.REPLICATED, 1),
+        ("zero1", MuonDistribution.LAYER_WISE, 8),
+        ("zero1", MuonDistribution.GATHER, 8),
+        ("zero2", MuonDistribution.LAYER_WISE, 8),
+        ("fsdp", MuonDistribution.ALL_TO_ALL, 8),
+        ("fsdp", MuonDistribution.GATHER, 1),
+    ],
+)
+def test_each_rank_has_its_share_of_the_iterations(data: str, distribution: MuonDistribution, share: int) -> None:
+    """Eight equal layers on eight ranks."""
+    scenario = small(data, {"distribution": distribution.value})
+    assert iteration_flops(scenario) == pytest.approx(model_flops(small("ddp", "muon")) / share)
+
+
+@pytest.mark.parametrize(("mode", "share"), [("duplicated", 1), ("blockwise", 8)])
+def test_tensor_parallel_ranks_do_everything_or_their_shard(mode: str, share: int) -> None:
+    scenario = small("ddp", {"tensor_parallel": mode}, tp=8)
+    flops = iteration_flops(scenario)
+    if MuonTensorParallel(mode) is MuonTensorParallel.DUPLICATED:
+        assert flops == pytest.approx(model_flops(small("ddp", "muon")))
+    else:
+        assert flops < model_flops(small("ddp", "muon")) / share
+
+
+def test_overlap_never_hurts_and_symmetric_kernels_help() -> None:
+    exchange = small("fsdp", {"distribution": "all_to_all", "overlap": True})
+    alone = small("fsdp", {"distribution": "all_to_all", "overlap": False})
+    assert simulate(exchange).step_time <= simulate(alone).step_time
+    symmetric, full = (iteration_flops(small("ddp", {"symmetric": flag})) for flag in (True, False))
+    assert symmetric < 0.8 * full
