@@ -407,7 +407,7 @@ def validate(
         list[str] | None,
         typer.Argument(
             metavar="KIND FILE.csv | show CASE_ID",
-            help="Kinds: steps, memory, collectives, kernels, reliability; default: all. "
+            help="Kinds: steps, memory, collectives, kernels, reliability, sites; default: all. "
             "Without a file: the packaged cases.",
             autocompletion=completion.complete_validation_target,
         ),

@@ -8,6 +8,7 @@ from clustersim.results.outer_rounds import OuterRounds
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.table import Table
 
 CONVERGENCE_NOTE: Final = (
     "Convergence is not simulated: what fewer exchanges cost in loss is published, see arXiv:2503.09799 (loss against "
@@ -18,6 +19,7 @@ CONVERGENCE_NOTE: Final = (
 def render_outer_rounds(result: OuterRounds) -> "Group":
     """Headline, times of a round, sites, and links."""
     from rich.console import Group
+    from rich.table import Table
 
     settings = result.settings
     headline = (
@@ -64,7 +66,7 @@ def render_outer_rounds(result: OuterRounds) -> "Group":
     )
 
 
-def _round_table(result: OuterRounds) -> object:
+def _round_table(result: OuterRounds) -> "Table":
     fragments, overlap = result.settings.fragments, result.settings.overlap
     state = result.outer_bytes_per_gpu or result.host_bytes_per_gpu
     place = "in its host's memory" if result.settings.offload else "of GPU memory"
