@@ -194,7 +194,7 @@ class _Exchange:
         """Fraction of each NIC's bandwidth that the exchange of a fragment takes if it lasts `seconds`."""
         links = self.fabric.links
         nics = links.kind == LINK_KINDS.index(LinkKind.NIC)
-        sent = 2.0 * (self.members.shape[1] - 1) / self.members.shape[1] * self.payload / self.shards / fragments
+        sent: float = 2.0 * (self.members.shape[1] - 1) / self.members.shape[1] * self.payload / self.shards / fragments
         return min(MAX_NIC_LOAD, sent / seconds / float(links.bandwidth[nics].min()))
 
 

@@ -19,7 +19,6 @@ CONVERGENCE_NOTE: Final = (
 def render_outer_rounds(result: OuterRounds) -> "Group":
     """Headline, times of a round, sites, and links."""
     from rich.console import Group
-    from rich.table import Table
 
     settings = result.settings
     headline = (
