@@ -377,6 +377,7 @@ def diloco(
     file: ScenarioFile,
     overrides: Overrides = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
+    html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
     _code: AllowCode = False,
 ) -> None:
@@ -384,7 +385,9 @@ def diloco(
     from clustersim.cli.diloco import show_local_training
     from clustersim.cli.outputs import Outputs
 
-    show_local_training(file, overrides or [], Outputs(json=json, table=not quiet and json != "-"))
+    outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
+    fits = show_local_training(file, overrides or [], outputs)
+    raise typer.Exit(0 if fits else EXIT_DOES_NOT_FIT)
 
 
 @app.command()

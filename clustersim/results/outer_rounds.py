@@ -37,6 +37,15 @@ class SiteLinkTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class UtilizationCurve:
+    """Utilization against bandwidth. bandwidths: of the slowest link between sites, all scaled alike."""
+
+    inner_steps: int
+    bandwidths: tuple[BytesPerSecond, ...]
+    utilizations: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OuterRounds:
     """A round of every site's replica: `inner_steps` steps, and one exchange of each fragment.
 
@@ -44,7 +53,8 @@ class OuterRounds:
     wait for; optimizer_seconds: outer optimizer in a round; payload: bytes of outer gradients of all fragments;
     outer_bytes_per_gpu: the common weights and their momentum on one GPU, host_bytes_per_gpu: in its host's memory;
     algorithm: of the exchange; batch_tokens: of all sites, in one inner step; bandwidth_needs: for some utilizations,
-    the factor on the bandwidth of all links between sites with which they are reached, None: with none.
+    the factor on the bandwidth of all links between sites with which they are reached, None: with none; peak_memory,
+    memory_capacity: of the most loaded GPU, its inner step and the outer state; curves: for fewer and more inner steps.
     """
 
     name: str
@@ -59,7 +69,15 @@ class OuterRounds:
     host_bytes_per_gpu: Bytes
     algorithm: str
     batch_tokens: float
+    peak_memory: Bytes
+    memory_capacity: Bytes
     bandwidth_needs: tuple[tuple[float, float | None], ...] = ()
+    curves: tuple[UtilizationCurve, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the most loaded GPU has the memory."""
+        return self.peak_memory <= self.memory_capacity
 
     @property
     def inner_step_time(self) -> Seconds:
@@ -113,6 +131,9 @@ class OuterRounds:
             "outer_gradient_bytes": self.payload,
             "outer_state_bytes_per_gpu": self.outer_bytes_per_gpu,
             "outer_state_host_bytes_per_gpu": self.host_bytes_per_gpu,
+            "peak_memory_bytes": self.peak_memory,
+            "memory_capacity_bytes": self.memory_capacity,
+            "fits": self.fits,
             "algorithm": self.algorithm,
             "sites": [
                 {
@@ -134,6 +155,14 @@ class OuterRounds:
                     "egress_usd_per_round": link.cost,
                 }
                 for link in self.links
+            ],
+            "curves": [
+                {
+                    "inner_steps": curve.inner_steps,
+                    "bandwidth_bytes_per_s": list(curve.bandwidths),
+                    "utilization": list(curve.utilizations),
+                }
+                for curve in self.curves
             ],
             "bandwidth_needs": [
                 {"utilization": utilization, "bandwidth_factor": factor} for utilization, factor in self.bandwidth_needs

@@ -47,6 +47,7 @@ OPTIONS = {
         "--allow-code",
         "--help",
     ],
+    "diloco": ["FILE", "--set", "--json", "--html", "--quiet", "-q", "--allow-code", "--help"],
     "goodput": [
         "FILE",
         "--set",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from clustersim.cli.outputs import Outputs
 from clustersim.common.errors import InputError
 from clustersim.hardware.sites import SitesFabric
 from clustersim.model.transformer import parameter_count
-from clustersim.reliability.local_training import LocalTraining, simulate_local_training
+from clustersim.reliability.local_training import LocalTraining, simulate_local_training, site_scenarios
 from clustersim.results.link_volumes import MeteredCollectiveCost
+from clustersim.results.memory_check import peak_memory_use
 from clustersim.scenario import Scenario
 from clustersim.scenario.diloco import OuterFormat
 from clustersim.simulation import simulate
@@ -162,6 +164,22 @@ def test_outer_state_is_sharded_over_a_site(folder: Path) -> None:
     assert host.optimizer_seconds > nesterov.optimizer_seconds
 
 
+def test_memory_is_that_of_an_inner_step_and_the_outer_state(folder: Path) -> None:
+    rounds = simulate_local_training(scenario(folder))
+    alone = peak_memory_use(next(site_scenarios(scenario(folder))))
+    assert rounds.peak_memory == pytest.approx(alone.needed + rounds.outer_bytes_per_gpu)
+    assert rounds.fits == (rounds.peak_memory <= rounds.memory_capacity)
+
+
+def test_curves_rise_with_bandwidth_and_inner_steps(folder: Path) -> None:
+    curves = simulate_local_training(scenario(folder), curves=True).curves
+    assert [curve.inner_steps for curve in curves] == [1, 10, 100]
+    for curve in curves:
+        assert list(curve.utilizations) == sorted(curve.utilizations)
+    for fewer, more in pairwise(curves):
+        assert all(low <= high for low, high in zip(fewer.utilizations, more.utilizations, strict=True))
+
+
 def test_the_order_of_simulation_changes_nothing(folder: Path) -> None:
     assert simulate_local_training(scenario(folder)).to_json() == simulate_local_training(scenario(folder)).to_json()
 
@@ -195,7 +213,9 @@ def test_the_command_prints_rounds_links_and_what_is_not_simulated(
 ) -> None:
     path = folder / "plan.yaml"
     path.write_text(yaml.safe_dump(dict(scenario(folder).raw_mapping)), encoding="utf-8")
-    show_local_training(path, [], Outputs(table=True))
+    assert show_local_training(path, [], Outputs(html=str(folder / "rounds.html"), table=True))
+    page = (folder / "rounds.html").read_text(encoding="utf-8")
+    assert "Utilization against bandwidth" in page
     printed = capsys.readouterr().out
     for part in ("utilization", "Convergence is not simulated", "for 90%", "outer gradients"):
         assert part in printed

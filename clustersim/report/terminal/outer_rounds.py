@@ -16,18 +16,22 @@ CONVERGENCE_NOTE: Final = (
 )
 
 
+def headline(result: OuterRounds) -> str:
+    """A round in one sentence."""
+    fits = "" if result.fits else "DOES NOT FIT in memory: "
+    return (
+        f"{fits}{result.name}: a round of {result.settings.inner_steps:,} inner steps takes "
+        f"{format_step_time(result.round_seconds)}, utilization {result.utilization:.1%}, "
+        f"{result.tokens_per_second:,.0f} tokens/s"
+    )
+
+
 def render_outer_rounds(result: OuterRounds) -> "Group":
     """Headline, times of a round, sites, and links."""
     from rich.console import Group
 
-    settings = result.settings
-    headline = (
-        f"{result.name}: a round of {settings.inner_steps:,} inner steps takes "
-        f"{format_step_time(result.round_seconds)}, utilization {result.utilization:.1%}, "
-        f"{result.tokens_per_second:,.0f} tokens/s"
-    )
     return Group(
-        plain_text(headline, "bold"),
+        plain_text(headline(result), "bold"),
         _round_table(result),
         plain_text(""),
         build_table(
@@ -86,6 +90,11 @@ def _round_table(result: OuterRounds) -> "Table":
             f"{result.settings.outer_gradients.value}, {result.algorithm} among GPUs of all sites",
         ),
         ("outer state", format_bytes(state), f"{place}, on each GPU"),
+        (
+            "peak memory",
+            format_bytes(result.peak_memory),
+            f"of {format_bytes(result.memory_capacity)}, outer state included",
+        ),
         *(_need_row(result, utilization, factor) for utilization, factor in result.bandwidth_needs),
     ]
     return build_table(("", "", ""), rows, (1,))
