@@ -376,6 +376,9 @@ def goodput(
 def diloco(
     file: ScenarioFile,
     overrides: Overrides = None,
+    days: Annotated[
+        float | None, typer.Option(metavar="N", help="Also simulate N days in which replicas fail, each by itself.")
+    ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
     html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
@@ -386,7 +389,7 @@ def diloco(
     from clustersim.cli.outputs import Outputs
 
     outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
-    fits = show_local_training(file, overrides or [], outputs)
+    fits = show_local_training(file, overrides or [], outputs, days)
     raise typer.Exit(0 if fits else EXIT_DOES_NOT_FIT)
 
 

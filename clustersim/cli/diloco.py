@@ -7,13 +7,17 @@ from clustersim.cli.outputs import Outputs, announce_file, write_json
 from clustersim.scenario import Scenario
 
 
-def show_local_training(file: Path, overrides: Sequence[str], outputs: Outputs) -> bool:
-    """Simulate, print and write the result; return whether it fits in memory."""
+def show_local_training(file: Path, overrides: Sequence[str], outputs: Outputs, days: float | None = None) -> bool:
+    """Simulate, print and write the result; return whether it fits in memory.
+
+    days: also simulated with failures.
+    """
     from clustersim.reliability.local_training import simulate_local_training
 
     scenario = Scenario.load(file, overrides)
     outputs.check_writable((file, *scenario.files))
-    result = simulate_local_training(scenario, curves=outputs.json is not None or outputs.html is not None)
+    wants_curves = outputs.json is not None or outputs.html is not None
+    result = simulate_local_training(scenario, curves=wants_curves, days=days)
     if outputs.json is not None:
         write_json(result.to_json(), outputs.json)
     if outputs.html is not None:

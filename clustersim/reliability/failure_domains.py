@@ -129,11 +129,14 @@ def _site_by_node(fabric: Fabric, gpus: int) -> tuple[int, ...]:
 
 
 def _site_link_count(resolved: ResolvedScenario) -> int:
-    """Links between sites, both directions together."""
+    """Links between sites of the job, both directions together."""
     machine = resolved.cluster.machine
-    if not isinstance(machine, SitesFabric):
+    site_ids = machine.site_ids(resolved.cluster.machine_gpu_ids) if isinstance(machine, SitesFabric) else None
+    if site_ids is None or not isinstance(machine, SitesFabric):
         return 0
-    return len({frozenset((link.source, link.target)) for link in machine.site_links})
+    used = set(site_ids.tolist())
+    links = {frozenset((link.source, link.target)) for link in machine.site_links}
+    return sum(link <= used for link in links)
 
 
 @lru_cache(maxsize=8)

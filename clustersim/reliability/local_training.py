@@ -27,6 +27,7 @@ from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.model.transformer import parameter_count
 from clustersim.program.task import CollectiveType
 from clustersim.reliability.outer_exchange import exposed_seconds
+from clustersim.reliability.replica_outages import simulate_replica_outages
 from clustersim.results.memory_check import peak_memory_use
 from clustersim.results.outer_rounds import OuterRounds, SiteLinkTraffic, SiteRound, UtilizationCurve
 from clustersim.scenario import Scenario
@@ -45,10 +46,13 @@ _NESTEROV_TOUCHES = 6.0  # of 4 bytes for a parameter: reads weights, common wei
 _SGD_TOUCHES = 4.0
 
 
-def simulate_local_training(scenario: Scenario, *, curves: bool = False) -> OuterRounds:
+def simulate_local_training(
+    scenario: Scenario, *, curves: bool = False, days: float | None = None, runs: int = 20
+) -> OuterRounds:
     """Simulate a round; raise InputError where the scenario has no `diloco` section.
 
-    curves: also utilization against bandwidth, for a tenth and ten times the inner steps as well.
+    curves: also utilization against bandwidth, for a tenth and ten times the inner steps as well; days: also that many
+    days with failures of the replicas, as a mean of `runs`.
     """
     if scenario.diloco is None:
         raise InputError(
@@ -57,7 +61,9 @@ def simulate_local_training(scenario: Scenario, *, curves: bool = False) -> Oute
     training = LocalTraining(scenario)
     needs = tuple((utilization, training.bandwidth_for(utilization)) for utilization in UTILIZATIONS)
     rounds = replace(training.rounds(scenario.diloco), bandwidth_needs=needs)
-    return replace(rounds, curves=tuple(training.curves(scenario.diloco))) if curves else rounds
+    if curves:
+        rounds = replace(rounds, curves=tuple(training.curves(scenario.diloco)))
+    return rounds if days is None else replace(rounds, outages=simulate_replica_outages(training.replicas, days, runs))
 
 
 class LocalTraining:

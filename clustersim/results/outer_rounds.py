@@ -37,6 +37,21 @@ class SiteLinkTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaOutages:
+    """Fractions of the time over some days with failures, means of some runs.
+
+    replicas: in which each replica works, and what it does is kept; waiting: in which all of them do, because all wait
+    for an absent one; without_absent: the mean over the GPUs, if rounds go on without the absent ones.
+    """
+
+    days: float
+    runs: int
+    replicas: tuple[float, ...]
+    waiting: float
+    without_absent: float
+
+
+@dataclass(frozen=True, slots=True)
 class UtilizationCurve:
     """Utilization against bandwidth. bandwidths: of the slowest link between sites, all scaled alike."""
 
@@ -73,6 +88,7 @@ class OuterRounds:
     memory_capacity: Bytes
     bandwidth_needs: tuple[tuple[float, float | None], ...] = ()
     curves: tuple[UtilizationCurve, ...] = ()
+    outages: ReplicaOutages | None = None
 
     @property
     def fits(self) -> bool:
@@ -156,6 +172,15 @@ class OuterRounds:
                 }
                 for link in self.links
             ],
+            "outages": None
+            if self.outages is None
+            else {
+                "days": self.outages.days,
+                "runs": self.outages.runs,
+                "goodput_waiting_for_all": self.outages.waiting * self.utilization,
+                "goodput_without_absent": self.outages.without_absent * self.utilization,
+                "uptime_of_replicas": list(self.outages.replicas),
+            },
             "curves": [
                 {
                     "inner_steps": curve.inner_steps,

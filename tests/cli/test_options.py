@@ -47,7 +47,7 @@ OPTIONS = {
         "--allow-code",
         "--help",
     ],
-    "diloco": ["FILE", "--set", "--json", "--html", "--quiet", "-q", "--allow-code", "--help"],
+    "diloco": ["FILE", "--set", "--days", "--json", "--html", "--quiet", "-q", "--allow-code", "--help"],
     "goodput": [
         "FILE",
         "--set",

@@ -226,3 +226,29 @@ def test_sites_of_unlike_speed_wait_for_the_slowest(folder: Path) -> None:
     rounds = simulate_local_training(slow)
     assert rounds.site_utilization(rounds.sites[0]) < rounds.site_utilization(rounds.sites[1]) == rounds.utilization
     assert replace(rounds, sites=rounds.sites[:1]).round_seconds < rounds.round_seconds
+
+
+def test_without_failures_replicas_always_work(folder: Path) -> None:
+    plan = scenario(folder, "reliability={preset: rsc-2, failures: {any: null}, checkpoint: {write: async}}")
+    outages = simulate_local_training(plan, days=10.0, runs=2).outages
+    assert outages is not None
+    assert outages.without_absent == pytest.approx(1.0, abs=1e-3)
+    assert outages.waiting == pytest.approx(outages.without_absent, abs=1e-3)
+
+
+def test_replicas_that_wait_for_each_other_lose_what_each_of_them_loses(folder: Path) -> None:
+    """Independent outages of 6 h about every two days: the product of what each works, or their mean."""
+    failures = "{any: null, site: {rate: 3 per site-week, failure_domain: site, detection: 1 min, repair: 6 h}}"
+    plan = scenario(folder, f"reliability={{preset: rsc-2, spares: 0, failures: {failures}}}")
+    outages = simulate_local_training(plan, days=200.0, runs=10).outages
+    assert outages is not None
+    first, second = outages.replicas
+    assert 0.85 < first < 0.95
+    assert outages.without_absent == pytest.approx((first + second) / 2)
+    assert outages.waiting == pytest.approx(first * second, rel=0.02)
+
+
+@pytest.mark.parametrize("days", [0.0, -1.0, 1e6, float("nan")])
+def test_days_out_of_range_are_refused(folder: Path, days: float) -> None:
+    with pytest.raises(InputError, match="days"):
+        simulate_local_training(scenario(folder), days=days)

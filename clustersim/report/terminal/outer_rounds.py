@@ -95,9 +95,25 @@ def _round_table(result: OuterRounds) -> "Table":
             format_bytes(result.peak_memory),
             f"of {format_bytes(result.memory_capacity)}, outer state included",
         ),
+        *_outage_rows(result),
         *(_need_row(result, utilization, factor) for utilization, factor in result.bandwidth_needs),
     ]
     return build_table(("", "", ""), rows, (1,))
+
+
+def _outage_rows(result: OuterRounds) -> list[tuple[str, str, str]]:
+    """Goodput over some days with failures."""
+    outages = result.outages
+    if outages is None:
+        return []
+    return [
+        (
+            f"goodput, {outages.days:g} days",
+            f"{outages.waiting * result.utilization:.1%}",
+            f"all wait for an absent replica; mean of {outages.runs} runs",
+        ),
+        ("", f"{outages.without_absent * result.utilization:.1%}", "rounds go on without the absent ones"),
+    ]
 
 
 def _need_row(result: OuterRounds, utilization: float, factor: float | None) -> tuple[str, str, str]:
