@@ -29,7 +29,8 @@ from clustersim.program.task import CollectiveType
 from clustersim.reliability.outer_exchange import exposed_seconds
 from clustersim.reliability.replica_outages import simulate_replica_outages
 from clustersim.results.memory_check import peak_memory_use
-from clustersim.results.outer_rounds import OuterRounds, SiteLinkTraffic, SiteRound, UtilizationCurve
+from clustersim.results.outer_rounds import OuterRounds, SiteRound, UtilizationCurve
+from clustersim.results.site_traffic import SiteLinkTraffic
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import with_link_bandwidth
 from clustersim.scenario.diloco import DilocoSettings, OuterOptimizer

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
+from clustersim.results.site_traffic import SiteLinkTraffic
 from clustersim.scenario.diloco import DilocoSettings
 
 
@@ -19,21 +20,6 @@ class SiteRound:
     sequences: int
     step_time: Seconds
     overlapped_step_time: Seconds
-
-
-@dataclass(frozen=True, slots=True)
-class SiteLinkTraffic:
-    """One direction of a link between sites. round_bytes: in a round; busy: fraction of the round that it is loaded.
-
-    cost: egress of a round in USD.
-    """
-
-    source: str
-    target: str
-    round_bytes: Bytes
-    bandwidth: BytesPerSecond
-    busy: float
-    cost: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +152,7 @@ class OuterRounds:
                 {
                     "source": link.source,
                     "target": link.target,
-                    "bytes_per_round": link.round_bytes,
+                    "bytes_per_round": link.sent_bytes,
                     "busy": link.busy,
                     "egress_usd_per_round": link.cost,
                 }

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from clustersim import Scenario, simulate
 from clustersim.hardware.cluster import load_cluster
+from clustersim.model.transformer import parameter_count
 from tests.laws.timelines import assert_same_trace
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -110,3 +111,15 @@ def test_a_cluster_of_unlike_sites_waits_for_the_slower_one(tmp_path: Path) -> N
     plain = scenario(tmp_path, "replicas across")
     unlike = Scenario.from_mapping(dict(plain.raw_mapping) | {"cluster": {"path": str(path)}})
     assert simulate(unlike).step_time > 1.1 * simulate(plain).step_time
+
+
+def test_links_between_sites_carry_the_gradients_of_each_instance(tmp_path: Path) -> None:
+    """Gradients in FP32, all-reduced between two instances: each direction carries all of them once."""
+    plain = scenario(tmp_path, "instances across", price_per_gb=0.02)
+    result_json = simulate(plain).to_json()
+    parameters = parameter_count(plain.model)
+    west, east = result_json["site_links"]
+    assert west["bytes_per_step"] == pytest.approx(east["bytes_per_step"])
+    assert west["bytes_per_step"] / parameters == pytest.approx(4.0, rel=0.01)
+    assert west["egress_usd_per_step"] == pytest.approx(0.02e-9 * west["bytes_per_step"])
+    assert "site_links" not in simulate(scenario(tmp_path, "instances across", sites=1)).to_json()

@@ -79,7 +79,7 @@ def test_a_round_is_steps_exchange_and_outer_step(folder: Path) -> None:
 def test_two_sites_send_what_they_hold_once_in_each_direction(folder: Path) -> None:
     rounds = simulate_local_training(scenario(folder))
     payload = 4.0 * parameter_count(scenario(folder).model)
-    assert [link.round_bytes for link in rounds.links] == pytest.approx([payload] * 2)
+    assert [link.sent_bytes for link in rounds.links] == pytest.approx([payload] * 2)
     assert rounds.exchange_seconds >= payload / 1.25e9 + 2 * 20e-3  # 10 Gbit/s, there and back
 
 
@@ -107,7 +107,7 @@ def test_one_inner_step_without_momentum_sends_what_data_parallelism_does(folder
     rounds = simulate_local_training(
         scenario(folder, "diloco.inner_steps=1", "diloco.optimizer=sgd", f"diloco.outer_gradients={gradients}")
     )
-    assert rounds.links[0].round_bytes == pytest.approx(sent, rel=1e-3)
+    assert rounds.links[0].sent_bytes == pytest.approx(sent, rel=1e-3)
 
 
 def test_with_unlimited_bandwidth_only_steps_remain(folder: Path) -> None:

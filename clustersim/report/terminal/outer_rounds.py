@@ -56,7 +56,7 @@ def render_outer_rounds(result: OuterRounds) -> "Group":
                 (
                     link.source,
                     link.target,
-                    format_bytes(link.round_bytes),
+                    format_bytes(link.sent_bytes),
                     f"{link.busy:.1%}",
                     f"{link.cost:,.2f} USD" if link.cost else "",
                 )
