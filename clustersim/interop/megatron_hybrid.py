@@ -18,6 +18,7 @@ from clustersim.model.transformer import TransformerModel
 
 _PATTERN_FLAGS: Final = ("hybrid-layer-pattern", "hybrid-override-pattern")
 _MTP_SEPARATOR, _STAGE_SEPARATOR = "/", "|"
+_MOE_LETTER: Final = "E"
 _DELTA_NETS: Final = ("gdn", "gated_delta_net")
 _DEFAULT_HEAD_DIM: Final = 64  # mamba_head_dim
 _EXPANSION: Final = 2  # of MambaMixer
@@ -77,6 +78,11 @@ def hybrid_config(parsed: MegatronArguments, hidden: int) -> dict[str, Any]:
     if pattern is None:
         return _delta_net_layers(parsed)
     letters = pattern.replace(_STAGE_SEPARATOR, "")
+    if parsed.text("num-experts") is not None and _MOE_LETTER not in letters:
+        raise parsed.error(
+            "num-experts",
+            f"the pattern of layers has none with experts ({_MOE_LETTER}), so its letters are not Megatron's",
+        )
     sections = {"M": ("mamba", _mamba_config), "G": ("gated_delta_net", _delta_net_config)}
     sizes = {key: read(parsed, hidden) for letter, (key, read) in sections.items() if letter in letters}
     return {"layers": None, "stack": None, "hybrid_layer_pattern": letters, **sizes}

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from clustersim.common.errors import InputError
 from clustersim.interop.megatron_export import megatron_script
 from clustersim.interop.megatron_hybrid import pattern_from_ratios
 from clustersim.interop.megatron_import import import_megatron
@@ -63,6 +64,12 @@ def test_ratios_space_attention_and_mlps_evenly() -> None:
     assert pattern[0] == "M"
     text = f"{NEMOTRON} --num-layers 56 --hybrid-attention-ratio 0.08 --hybrid-mlp-ratio 0.5"
     assert _import(text)["model"]["hybrid_layer_pattern"] == pattern
+
+
+def test_a_pattern_without_the_experts_that_are_given_is_refused() -> None:
+    """Pai-Megatron-Patch's Qwen3-Next: its M is a gated delta net, and its - a layer with experts."""
+    with pytest.raises(InputError, match="num-experts"):
+        _import(f"{NEMOTRON} --hybrid-layer-pattern '{PATTERN}' --num-experts 512")
 
 
 def test_gated_delta_nets_between_attention() -> None:
