@@ -28,7 +28,8 @@ _FLOP_WEIGHT: Final = 4.0
 _MAX_FLOP_EXCESS: Final = 0.15
 _COUNT_WEIGHT: Final = 0.05
 _MAX_CALLS: Final = 12  # of one kernel of a block
-_MIN_BAND: Final = 40  # calls around the diagonal that are tried
+_MIN_BAND: Final = 40  # calls around the diagonal that are tried, or a share of them
+_BAND_DIVISOR: Final = 16
 _GROUPED: Final = "grouped"
 _ATTENTION: Final = (KernelKind.ATTENTION_FORWARD, KernelKind.ATTENTION_BACKWARD)
 
@@ -63,7 +64,7 @@ def match_anchors(
     best[0] = 0.0
     choices: list[list[int | None]] = []
     for number in range(width + 1):
-        center, band = number * count // width, max(_MIN_BAND, count // 4)
+        center, band = number * count // width, max(_MIN_BAND, count // _BAND_DIVISOR)
         bounds = max(0, center - band), min(count, center + band)
         if number:
             anchor_calls = [calls[index] for index in anchors]

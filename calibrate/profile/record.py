@@ -53,6 +53,7 @@ _NOTED: Final = 0.01  # share of a step
 _TIME_TOLERANCE: Final = 0.05  # of a step's time: others were disturbed, or warmed up
 _LISTED_SIZES: Final = 4
 _NANOSECOND: Final = 1e-9
+_MILLISECOND: Final = 1e-3
 _MIN_MATCHED: Final = 0.5  # of the seconds of matmuls and attention: below that the trace is of another model
 
 
@@ -145,6 +146,7 @@ def _match_steps(
     traces: ProfilerTraces, plans: Sequence[tuple[PlanPass, ...]], step: ProfiledStep
 ) -> tuple[MatchedSteps, list[tuple[tuple[PlanPass, ...], StepCalls]], tuple[str, ...]]:
     """All equivalent steps, matched; these with the plans of their ranks; and notes about those left out."""
+    elsewhere = 0.0
     matched, used, left_out = MatchedSteps(), list[tuple[tuple[PlanPass, ...], StepCalls]](), dict[int, None]()
     for spans, launches, plan in zip(traces.ranks, traces.launches, plans, strict=True):
         if not np.isfinite(launches.launch_end).any():
@@ -156,11 +158,18 @@ def _match_steps(
             [read_step(spans, launches, index) for index in range(len(spans.step_numbers))], step.step_number
         )
         left_out |= dict.fromkeys(others)
+        elsewhere += sum(calls.elsewhere for calls in steps)
         for calls in steps:
             matched.add_step(plan, calls, is_representative=calls.number == step.step_number)
             used.append((plan, calls))
     text = f"steps {', '.join(map(str, left_out))} run other kernels, or take another time (warm-up, cut off): left out"
-    return matched, used, (text,) * bool(left_out)
+    notes = (text,) * bool(left_out)
+    if elsewhere > _NOTED * matched.busy:
+        notes += (
+            f"kernels on other streams than that of the matmuls take {elsewhere / matched.steps / _MILLISECOND:.3g} ms "
+            "of a step (copies around collectives, mostly); they run concurrently, and the record has none of them",
+        )
+    return matched, used, notes
 
 
 def _record_of_kernels(

@@ -84,11 +84,12 @@ class MatchedSteps:
     matched_anchor_seconds: Seconds = 0.0
     steps: int = 0
     representative_steps: int = 0
+    _forward_shares: dict[object, list[Share]] = field(default_factory=dict, repr=False)
 
     def add_step(self, plan: tuple[PlanPass, ...], step: StepCalls, *, is_representative: bool) -> None:
         """Match one step of one rank. is_representative: the step whose time is reproduced."""
         forward = ForwardMap()
-        passes = [_match(*pair, forward) for pair in _pair_passes(plan, step)]
+        passes = [self._match(*pair, forward) for pair in _pair_passes(plan, step)]
         match_leftovers(passes)
         for matched in passes:
             self._add_pass(matched)
@@ -96,6 +97,20 @@ class MatchedSteps:
                 self.stall[matched.calls.kind] += sum(call.stall for call in matched.calls.calls)
         self.steps += 1
         self.representative_steps += is_representative
+
+    def _match(self, plan: PlanPass, calls: CallPass, forward: ForwardMap) -> MatchedPass:
+        """Match one pass; a forward, whose calls all microbatches repeat, once; it is added to the step's forwards."""
+        exact = _exact_shares(plan.kernels, calls.calls)
+        if exact is not None:
+            return MatchedPass(plan, calls, exact)
+        if plan.kind is not PassKind.FORWARD:
+            return MatchedPass(plan, calls, match_pass(plan, calls, forward))
+        key = tuple(kernel.kernel.name for kernel in plan.kernels), tuple(map(_identity, calls.calls))
+        if key not in self._forward_shares:
+            self._forward_shares[key] = match_pass(plan, calls, forward)
+        shares = list(self._forward_shares[key])
+        forward.add(plan, calls, shares)
+        return MatchedPass(plan, calls, shares)
 
     def _add_pass(self, matched: MatchedPass) -> None:
         plan = matched.plan
@@ -168,13 +183,9 @@ class MatchedSteps:
         return tuple(samples)
 
 
-def _match(plan: PlanPass, calls: CallPass, forward: ForwardMap) -> MatchedPass:
-    """Match one pass; a forward is added to the forwards of the step."""
-    exact = _exact_shares(plan.kernels, calls.calls)
-    shares = match_pass(plan, calls, forward) if exact is None else exact
-    if plan.kind is PassKind.FORWARD:
-        forward.add(plan, calls, shares)
-    return MatchedPass(plan, calls, shares)
+def _identity(call: Call) -> tuple[object, ...]:
+    """What matching sees of a call, but for its duration."""
+    return call.name, call.kind, call.operator, str(call.dims), call.matmul
 
 
 def statistics(seconds: Iterable[Seconds]) -> TimeStatistics:

@@ -402,7 +402,11 @@ def goodput(
 def diloco(
     file: ScenarioFile,
     overrides: Overrides = None,
+    days: Annotated[
+        float | None, typer.Option(metavar="N", help="Also simulate N days in which replicas fail, each by itself.")
+    ] = None,
     json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the results as JSON; - is stdout.")] = None,
+    html: Html = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print tables.")] = False,
     _code: AllowCode = False,
 ) -> None:
@@ -410,7 +414,9 @@ def diloco(
     from clustersim.cli.diloco import show_local_training
     from clustersim.cli.outputs import Outputs
 
-    show_local_training(file, overrides or [], Outputs(json=json, table=not quiet and json != "-"))
+    outputs = Outputs(json=json, html=html, table=not quiet and json != "-")
+    fits = show_local_training(file, overrides or [], outputs, days)
+    raise typer.Exit(0 if fits else EXIT_DOES_NOT_FIT)
 
 
 @app.command()
@@ -433,7 +439,7 @@ def validate(
         list[str] | None,
         typer.Argument(
             metavar="KIND FILE.csv | show CASE_ID",
-            help="Kinds: steps, memory, collectives, kernels, reliability; default: all. "
+            help="Kinds: steps, memory, collectives, kernels, reliability, sites; default: all. "
             "Without a file: the packaged cases.",
             autocompletion=completion.complete_validation_target,
         ),

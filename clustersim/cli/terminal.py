@@ -12,6 +12,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TextIO, TypeVar, cast
 
 from clustersim.common.control_characters import escape_controls
+from clustersim.common.memory_limit import watched_memory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,10 +72,14 @@ def with_escaped_streams(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def call(*arguments: P.args, **keywords: P.kwargs) -> T:
-        with escaped_streams():
+        with escaped_streams(), watched_memory(_warn):
             return function(*arguments, **keywords)
 
     return call
+
+
+def _warn(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr, flush=True)
 
 
 def raw_stream(stream: TextIO) -> TextIO:

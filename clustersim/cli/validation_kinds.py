@@ -12,7 +12,7 @@ from clustersim.validation.cases import ValidationCase, missing_columns, read_co
 from clustersim.validation.comparison import CaseComparison
 from clustersim.validation.summary import ValidationSummary, summarize_steps
 
-KINDS: Final = ("steps", "memory", "collectives", "kernels", "reliability")
+KINDS: Final = ("steps", "memory", "collectives", "kernels", "reliability", "sites")
 SHOW: Final = "show"
 MAX_ARGUMENTS_BEFORE_ID: Final = 2  # arguments between `write_figures` and the id of a case: its kind and its file
 _MAX_SUGGESTED_IDS: Final = 5
@@ -76,6 +76,8 @@ def load_kind(name: str, options: ValidationOptions) -> ValidationKind:
                 reliability.read_reliability,
                 _make_summarizer(name, reliability.compare_reliability, reliability.describe_rates),
             )
+        case "sites":
+            return _sites_kind()
         case _:
             from clustersim.validation import kernels
 
@@ -109,6 +111,18 @@ def _memory_kind() -> ValidationKind:
             )
 
     return ValidationKind("memory", memory.PUBLISHED_TABLE, memory.REQUIRED_COLUMNS, memory.read_memory, summarize)
+
+
+def _sites_kind() -> ValidationKind:
+    from clustersim.validation import sites
+
+    def summarize(cases: Sequence[ValidationCase]) -> ValidationSummary:
+        simulated = [case for case in cases if sites.is_simulated(case)]
+        measured = [case for case in cases if not sites.is_simulated(case)]
+        comparisons = tuple(sites.compare_sites(measured))
+        return ValidationSummary("sites", comparisons, simulated_by_others=tuple(sites.compare_sites(simulated)))
+
+    return ValidationKind("sites", sites.PUBLISHED_TABLE, sites.REQUIRED_COLUMNS, sites.read_sites, summarize)
 
 
 def _make_summarizer(

@@ -24,8 +24,20 @@ TITLES: Final[Mapping[str, str]] = {
     "collectives": "collectives",
     "kernels": "kernels",
     "reliability": "reliability",
+    "sites": "utilization over sites",
 }
-VALUE_FORMATS: Final[Mapping[str, Callable[[float], str]]] = {"memory": format_bytes, "reliability": format_number}
+
+
+def format_percentage(value: float) -> str:
+    """A number of percent."""
+    return f"{value:.1f} %"
+
+
+VALUE_FORMATS: Final[Mapping[str, Callable[[float], str]]] = {
+    "memory": format_bytes,
+    "reliability": format_number,
+    "sites": format_percentage,
+}
 """Formatters of a table's quantity, where that is not a time."""
 INTERVAL_COLUMNS: Final = ("stratum", "cases", "sources", "inside", "left out")
 PAIR_COLUMNS: Final = ("case", "with", "measured", "predicted", "error")

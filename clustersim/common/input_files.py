@@ -28,6 +28,10 @@ MAX_DEPTH: Final = 64  # lists and mappings inside each other; hand-written file
 MAX_DIGITS: Final = 100  # of a number
 _MAX_EXPANSION: Final = 200  # bytes from one compressed byte; JSON of profilers has up to 30, zeros 1,032
 _FREE_EXPANSION_BYTES: Final = 10**7  # not counted against that: short files may be one repeated line
+_MAX_QUOTED: Final = 24  # characters of a cell
+_MAX_WORD: Final = 8
+NUMBER_ALPHABET: Final = "-+0-9.eE_x% "
+"""Characters of numbers, as `quote_cell` takes them."""
 _PIPE_SECONDS: Final = 5.0  # that a pipe may be silent
 _CHUNK_BYTES: Final = 1 << 20
 _LONG_NUMBER: Final = re.compile(rf"[-+]?[0-9][0-9a-fA-FxXoObB_:.]{{{MAX_DIGITS},}}(?:[eE][-+]?[0-9]+)?")
@@ -92,6 +96,18 @@ def _expanded_chunks(data: bytes, label: str) -> Iterator[bytes]:
                 raise InputError(f"{label}: is not valid gzip, or truncated: it ends within a member")
     except zlib.error as error:
         raise InputError(f"{label}: is not valid gzip, or truncated: {error}") from error
+
+
+def quote_cell(text: str, alphabet: str) -> str:
+    """A cell of a file, for an error message, where its characters are of a format or a short word; else its length.
+
+    The file may be any that a scenario names, so its content is not repeated to whoever reads the message.
+
+    >>> quote_cell("1.5x", "0-9.x"), quote_cell("root:x:0:0", "0-9.x")
+    ("'1.5x'", 'a text of 10 characters')
+    """
+    is_shown = re.fullmatch(f"[{alphabet}]{{0,{_MAX_QUOTED}}}|[a-z]{{1,{_MAX_WORD}}}", text) is not None
+    return f"'{text}'" if is_shown else f"a text of {len(text):,} characters"
 
 
 def parse_json(

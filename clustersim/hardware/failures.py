@@ -2,8 +2,9 @@
 
 A rate is events per second per component of a kind. Components of a job: its GPUs, its nodes, their NICs, the
 links from these to the first switch, those switches, its racks (NVLink domains of several nodes, or nodes in
-a rack), and the job itself. Assumed: failures are independent, except that one can take down a rack or all
-nodes at a switch; a replaced component is as good as new; rates are per time in use, so spares do not fail.
+a rack), its sites (data centres) and the links between them (wan), and the job itself. Assumed: failures are
+independent, except that one can take down a rack, all nodes at a switch, or a site; a link between sites that is down
+cuts one of its sites off; a replaced component is as good as new; rates are per time in use, so spares do not fail.
 """
 
 import math
@@ -38,6 +39,8 @@ class FailureComponent(Enum):
     LINK = "link"
     SWITCH = "switch"
     RACK = "rack"
+    SITE = "site"
+    WAN = "wan"
     JOB = "job"
 
 
@@ -62,6 +65,7 @@ class FailureDomain(Enum):
     NODE = "node"
     RACK = "rack"
     LEAF = "leaf"
+    SITE = "site"
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,7 +316,9 @@ def _zero(settings: _Settings, deepspeed: object) -> tuple[Any, dict[str, Any]]:
     devices = {name: (zero.get(name) or {}).get("device", "none") for name in ("offload_optimizer", "offload_param")}
     if "nvme" in devices.values():
         raise settings.error("deepspeed", "offloading to NVMe is not modelled; to the CPU is")
-    offload = {"optimizer": True} if devices["offload_optimizer"] == "cpu" else {}
+    offload: dict[str, Any] = (
+        {"optimizer": True, "update": "sequential"} if devices["offload_optimizer"] == "cpu" else {}
+    )
     if devices["offload_param"] == "cpu":
         settings.remarks.append("parameters stay on the GPU, where DeepSpeed's offload_param keeps them in host memory")
     return _STAGES[stage], offload

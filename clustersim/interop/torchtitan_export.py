@@ -56,11 +56,16 @@ def torchtitan_toml(scenario: Scenario) -> str:
         "training": _training_table(scenario),
         "parallelism": _parallelism_table(scenario),
         "activation_checkpoint": _activation_checkpoint_table(scenario),
-        "optimizer": {"implementation": _optimizer_implementation(scenario)},
+        "optimizer": _optimizer_table(scenario),
         "compile": _compile_table(scenario),
         **_quantize_tables(scenario),
     }
     return "\n".join(_format_table(name, table) for name, table in tables.items())
+
+
+def _optimizer_table(scenario: Scenario) -> TomlTable:
+    in_backward = {"early_step_in_backward": True} if scenario.training.optimizer_in_backward else {}
+    return {"implementation": _optimizer_implementation(scenario), **in_backward}
 
 
 def _format_table(name: str, table: TomlTable) -> str:

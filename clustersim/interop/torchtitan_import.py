@@ -270,7 +270,7 @@ def _training_config(
         "loss": "compiled" if config.boolean("compile", "enable") and "loss" in components else "torch",
         "fused": _fused_kernels(config, is_compiled=is_compiled),
     }
-    _require_adam(config)
+    training |= _optimizer_config(config)
     offloads = config.boolean("training", "enable_cpu_offload")
     return training | ({"offload": {"parameters": True}} if offloads else {})
 
@@ -283,10 +283,11 @@ def _fused_kernels(config: TorchtitanConfig, *, is_compiled: bool) -> list[str]:
     return [kind.value for kind in (*layers, *optimizer)]
 
 
-def _require_adam(config: TorchtitanConfig) -> None:
+def _optimizer_config(config: TorchtitanConfig) -> dict[str, bool]:
+    """Adam's updates in backward, where no gradients are left to be clipped (`OptimizersInBackwardContainer`)."""
     config.choice("optimizer", "name", dict.fromkeys(("Adam", "AdamW"), ""))
-    if config.boolean("optimizer", "early_step_in_backward"):
-        raise config.error("optimizer", "early_step_in_backward", "an optimizer inside backward is not modelled")
+    in_backward = config.boolean("optimizer", "early_step_in_backward")
+    return {"optimizer_in_backward": True, "gradient_clipping": False} if in_backward else {}
 
 
 def _precision_config(config: TorchtitanConfig) -> dict[str, str]:

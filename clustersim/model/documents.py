@@ -10,7 +10,7 @@ weights or tokens of experts inside layers, else once a step. Attention is taken
 to do, added up over these waits (WLB-LLM, Wang et al. 2025, arXiv:2503.17924, sections 2 and 3); what a pipeline loses
 between unequal microbatches is not counted. Of a sequence that context-parallel ranks share, each has its chunks
 (`ContextSharding.SEQUENCE`) or its part of every document (DOCUMENT). Sequences go to microbatches in the order drawn,
-or by their work, so that those of one microbatch are alike on all replicas (`SequenceOrder.WORK`).
+or by their work, so that those of one microbatch are equal on all replicas (`SequenceOrder.WORK`).
 """
 
 from dataclasses import dataclass

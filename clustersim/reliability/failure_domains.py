@@ -8,7 +8,8 @@ import numpy as np
 
 from clustersim.common.arrays import IntArray
 from clustersim.hardware.failures import FailureComponent, FailureDomain
-from clustersim.hardware.topology import Fabric
+from clustersim.hardware.sites import SitesFabric
+from clustersim.hardware.topology import Fabric, HasSites
 from clustersim.scenario.resolved import ResolvedScenario
 
 DEFAULT_RACK_NODES: Final = 4
@@ -26,21 +27,22 @@ class ComponentCounts:
     nics: int
     switches: int
     racks: int
+    sites: int = 1
+    site_links: int = 0
 
     def count_of(self, component: FailureComponent) -> int:
         """The number of components of a kind; every NIC has one link to its switch."""
-        match component:
-            case FailureComponent.GPU:
-                return self.gpus
-            case FailureComponent.NODE:
-                return self.nodes
-            case FailureComponent.NIC | FailureComponent.LINK:
-                return self.nics
-            case FailureComponent.SWITCH:
-                return self.switches
-            case FailureComponent.RACK:
-                return self.racks
-        return 1
+        counts = {
+            FailureComponent.GPU: self.gpus,
+            FailureComponent.NODE: self.nodes,
+            FailureComponent.NIC: self.nics,
+            FailureComponent.LINK: self.nics,
+            FailureComponent.SWITCH: self.switches,
+            FailureComponent.RACK: self.racks,
+            FailureComponent.SITE: self.sites,
+            FailureComponent.WAN: self.site_links,
+        }
+        return counts.get(component, 1)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class FailureDomains:
 
     nodes_per_rack: nodes per rack; is_nvlink_rack: a rack is one NVLink domain, so its nodes are replaced from
     its own spares, or all of it at once; leaf_by_node: [nodes] switch of the node's first NIC; switches: number
-    of such switches; replica_ranks: ranks of one data-parallel replica.
+    of such switches; replica_ranks: ranks of one data-parallel replica; site_by_node: [nodes] site of each node, empty
+    where there is only one; site_links: links between sites, both directions together.
     """
 
     gpus: int
@@ -60,12 +63,15 @@ class FailureDomains:
     nics: int
     switches: int
     replica_ranks: int
+    site_by_node: tuple[int, ...] = ()
+    site_links: int = 0
 
     @cached_property
     def counts(self) -> ComponentCounts:
         """Number of components of each kind."""
         racks = -(-self.nodes // self.nodes_per_rack)
-        return ComponentCounts(self.gpus, self.nodes, self.nics, self.switches, racks)
+        sites = len(set(self.site_by_node)) or 1
+        return ComponentCounts(self.gpus, self.nodes, self.nics, self.switches, racks, sites, self.site_links)
 
     def rack_of(self, node: int) -> int:
         """The rack of a node."""
@@ -81,6 +87,9 @@ class FailureDomains:
                 return tuple(range(first_node, min(first_node + self.nodes_per_rack, self.nodes)))
             case FailureDomain.LEAF:
                 return self._nodes_by_leaf[self.leaf_by_node[node]]
+            case FailureDomain.SITE:
+                sites = self.site_by_node or (0,) * self.nodes
+                return tuple(other for other in range(self.nodes) if sites[other] == sites[node])
         return ()
 
     @cached_property
@@ -105,7 +114,29 @@ def build_failure_domains(resolved: ResolvedScenario) -> FailureDomains:
         nics=nics,
         switches=switches,
         replica_ranks=gpus // resolved.layout.dp,
+        site_by_node=_site_by_node(resolved.cluster.fabric, gpus),
+        site_links=_site_link_count(resolved),
     )
+
+
+def _site_by_node(fabric: Fabric, gpus: int) -> tuple[int, ...]:
+    """The site of each node of a job; empty on a single site."""
+    site_ids = fabric.site_ids(np.arange(gpus)) if isinstance(fabric, HasSites) else None
+    if site_ids is None:
+        return ()
+    _, first_gpus = np.unique(_dense_labels(fabric.node_ids(np.arange(gpus))), return_index=True)
+    return tuple(site_ids[first_gpus].tolist())
+
+
+def _site_link_count(resolved: ResolvedScenario) -> int:
+    """Links between sites of the job, both directions together."""
+    machine = resolved.cluster.machine
+    site_ids = machine.site_ids(resolved.cluster.machine_gpu_ids) if isinstance(machine, SitesFabric) else None
+    if site_ids is None or not isinstance(machine, SitesFabric):
+        return 0
+    used = set(site_ids.tolist())
+    links = {frozenset((link.source, link.target)) for link in machine.site_links}
+    return sum(link <= used for link in links)
 
 
 @lru_cache(maxsize=8)

@@ -27,7 +27,10 @@ from clustersim.hardware.topology import LINK_KINDS, LinkKind
 from clustersim.model.transformer import parameter_count
 from clustersim.program.task import CollectiveType
 from clustersim.reliability.outer_exchange import exposed_seconds
-from clustersim.results.outer_rounds import OuterRounds, SiteLinkTraffic, SiteRound
+from clustersim.reliability.replica_outages import simulate_replica_outages
+from clustersim.results.memory_check import peak_memory_use
+from clustersim.results.outer_rounds import OuterRounds, SiteRound, UtilizationCurve
+from clustersim.results.site_traffic import SiteLinkTraffic
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.links import with_link_bandwidth
 from clustersim.scenario.diloco import DilocoSettings, OuterOptimizer
@@ -44,15 +47,24 @@ _NESTEROV_TOUCHES = 6.0  # of 4 bytes for a parameter: reads weights, common wei
 _SGD_TOUCHES = 4.0
 
 
-def simulate_local_training(scenario: Scenario) -> OuterRounds:
-    """Simulate a round; raise InputError where the scenario has no `diloco` section."""
+def simulate_local_training(
+    scenario: Scenario, *, curves: bool = False, days: float | None = None, runs: int = 20
+) -> OuterRounds:
+    """Simulate a round; raise InputError where the scenario has no `diloco` section.
+
+    curves: also utilization against bandwidth, for a tenth and ten times the inner steps as well; days: also that many
+    days with failures of the replicas, as a mean of `runs`.
+    """
     if scenario.diloco is None:
         raise InputError(
             f"{scenario.path or scenario.name}: diloco: is missing; write such as diloco: {{inner_steps: 100}}"
         )
     training = LocalTraining(scenario)
     needs = tuple((utilization, training.bandwidth_for(utilization)) for utilization in UTILIZATIONS)
-    return replace(training.rounds(scenario.diloco), bandwidth_needs=needs)
+    rounds = replace(training.rounds(scenario.diloco), bandwidth_needs=needs)
+    if curves:
+        rounds = replace(rounds, curves=tuple(training.curves(scenario.diloco)))
+    return rounds if days is None else replace(rounds, outages=simulate_replica_outages(training.replicas, days, runs))
 
 
 class LocalTraining:
@@ -60,9 +72,11 @@ class LocalTraining:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.fabric = scenario, _sites_fabric(scenario)
-        self.replicas = tuple(_site_scenarios(scenario))
+        self.replicas = tuple(site_scenarios(scenario))
         self.step_times = tuple(simulate(replica).step_time for replica in self.replicas)
         self._loaded_steps: dict[float, tuple[Seconds, ...]] = {}
+        memory = [peak_memory_use(replica) for replica in self.replicas]
+        self._memory = max(memory, key=lambda use: use.needed / use.capacity)
 
     def rounds(self, settings: DilocoSettings, bandwidth_factor: float = 1.0) -> OuterRounds:
         """A round. bandwidth_factor: on all links between sites."""
@@ -86,6 +100,8 @@ class LocalTraining:
             host_bytes_per_gpu=state_bytes if settings.offload else 0.0,
             algorithm=exchange.selection.slowest_variant.name,
             batch_tokens=float(scenario.training.global_batch * scenario.training.sequence),
+            peak_memory=self._memory.needed + (0.0 if settings.offload else state_bytes),
+            memory_capacity=self._memory.capacity,
         )
         return replace(rounds, links=tuple(_link_traffic(fabric, exchange, rounds.round_seconds)))
 
@@ -113,6 +129,18 @@ class LocalTraining:
                 for replica, step_time in zip(self.replicas, self.step_times, strict=True)
             )
         return self._loaded_steps[load]
+
+    def curves(self, settings: DilocoSettings) -> Iterator[UtilizationCurve]:
+        """Utilization against the bandwidth of all links between sites, for fewer and more inner steps."""
+        slowest = min(link.bandwidth for link in self.fabric.site_links)
+        factors = [10.0 ** (exponent / 3.0) for exponent in range(-6, 7)]
+        fewest = max(settings.overlap + 1, settings.fragments)
+        for inner_steps in dict.fromkeys(
+            max(fewest, round(settings.inner_steps * scale)) for scale in (0.1, 1.0, 10.0)
+        ):
+            changed = replace(settings, inner_steps=inner_steps)
+            utilizations = tuple(self.rounds(changed, factor).utilization for factor in factors)
+            yield UtilizationCurve(inner_steps, tuple(slowest * factor for factor in factors), utilizations)
 
     def bandwidth_for(self, utilization: float) -> float | None:
         """Factor on the bandwidth of all links between sites that reaches a utilization, to 1 %; None: none does."""
@@ -153,7 +181,7 @@ def _site_gpus(scenario: Scenario, fabric: SitesFabric) -> list[IntArray]:
     return [gpus[site_ids == site] for site in _used_sites(scenario, fabric)]
 
 
-def _site_scenarios(scenario: Scenario) -> Iterator[Scenario]:
+def site_scenarios(scenario: Scenario) -> Iterator[Scenario]:
     """The inner job of each site: its GPUs, its share of the replicas and of the batch."""
     fabric, layout, training = _sites_fabric(scenario), scenario.layout, scenario.training
     for gpus in _site_gpus(scenario, fabric):
@@ -194,7 +222,7 @@ class _Exchange:
         """Fraction of each NIC's bandwidth that the exchange of a fragment takes if it lasts `seconds`."""
         links = self.fabric.links
         nics = links.kind == LINK_KINDS.index(LinkKind.NIC)
-        sent = 2.0 * (self.members.shape[1] - 1) / self.members.shape[1] * self.payload / self.shards / fragments
+        sent: float = 2.0 * (self.members.shape[1] - 1) / self.members.shape[1] * self.payload / self.shards / fragments
         return min(MAX_NIC_LOAD, sent / seconds / float(links.bandwidth[nics].min()))
 
 

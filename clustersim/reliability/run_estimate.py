@@ -51,7 +51,7 @@ class RunEstimate:
 def estimate_run(resolved: ResolvedScenario, step_time: Seconds) -> RunEstimate:
     """Estimate the run of a scenario with this step time in seconds; raise InputError where its tokens are missing."""
     work, _ = total_work(resolved, step_time)
-    parameters = _job_parameters(*_work_independent_inputs(resolved), work)
+    parameters = job_parameters(*failure_inputs(resolved), work)
     runs = [_build_job(parameters, run_index).run(run_index) for run_index in range(ESTIMATE_RUNS)]
     wall = sum(run.wall for run in runs)
     spare_nodes = (
@@ -73,15 +73,15 @@ def days_lower_bound(resolved: ResolvedScenario, step_time: Seconds) -> float:
     work had done p at time t, and no more before, one with work w >= p is not done before t + w - p.
     """
     work, _ = total_work(resolved, step_time)
-    inputs = _work_independent_inputs(resolved)
-    max_wall, total = _job_parameters(*inputs, work).max_wall, 0.0
+    inputs = failure_inputs(resolved)
+    max_wall, total = job_parameters(*inputs, work).max_wall, 0.0
     for wall_seconds, progress in _progress_curves(*inputs):
         index = int(np.searchsorted(progress, work, side="right")) - 1
         total += min(max_wall, float(wall_seconds[index] + work - progress[index]))
     return total / ESTIMATE_RUNS / _SECONDS_PER_DAY
 
 
-def _work_independent_inputs(resolved: ResolvedScenario) -> tuple[ReliabilityModel, FailureDomains, CheckpointCost]:
+def failure_inputs(resolved: ResolvedScenario) -> tuple[ReliabilityModel, FailureDomains, CheckpointCost]:
     """What a run depends on besides its work; the same for all layouts of a job on a cluster."""
     reliability, domains, checkpoint_cost = (
         resolved.reliability,
@@ -95,9 +95,10 @@ def _work_independent_inputs(resolved: ResolvedScenario) -> tuple[ReliabilityMod
     return replace(reliability, spares=replace(reliability.spares, shared_nodes=spares)), domains, checkpoint_cost
 
 
-def _job_parameters(
+def job_parameters(
     reliability: ReliabilityModel, domains: FailureDomains, checkpoint_cost: CheckpointCost, work: Seconds
 ) -> JobParameters:
+    """A job of `work` seconds, without simulated cluster states."""
     mtti = mean_time_to_interruption(reliability, domains)
     return JobParameters(
         reliability=reliability,
@@ -124,7 +125,7 @@ def _progress_curves(
     reliability: ReliabilityModel, domains: FailureDomains, checkpoint_cost: CheckpointCost
 ) -> list[tuple[FloatArray, FloatArray]]:
     """For each run, times in ascending order and the maximum work done by then."""
-    parameters, curves = _job_parameters(reliability, domains, checkpoint_cost, _REFERENCE_WORK), []
+    parameters, curves = job_parameters(reliability, domains, checkpoint_cost, _REFERENCE_WORK), []
     for run_index in range(ESTIMATE_RUNS):
         job = _build_job(parameters, run_index)
         job.run()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clustersim.common.units import Bytes, BytesPerSecond, Seconds
+from clustersim.results.site_traffic import SiteLinkTraffic
 from clustersim.scenario.diloco import DilocoSettings
 
 
@@ -22,18 +23,27 @@ class SiteRound:
 
 
 @dataclass(frozen=True, slots=True)
-class SiteLinkTraffic:
-    """One direction of a link between sites. round_bytes: in a round; busy: fraction of the round that it is loaded.
+class ReplicaOutages:
+    """Fractions of the time over some days with failures, means of some runs.
 
-    cost: egress of a round in USD.
+    replicas: in which each replica works, and what it does is kept; waiting: in which all of them do, because all wait
+    for an absent one; without_absent: the mean over the GPUs, if rounds go on without the absent ones.
     """
 
-    source: str
-    target: str
-    round_bytes: Bytes
-    bandwidth: BytesPerSecond
-    busy: float
-    cost: float
+    days: float
+    runs: int
+    replicas: tuple[float, ...]
+    waiting: float
+    without_absent: float
+
+
+@dataclass(frozen=True, slots=True)
+class UtilizationCurve:
+    """Utilization against bandwidth. bandwidths: of the slowest link between sites, all scaled alike."""
+
+    inner_steps: int
+    bandwidths: tuple[BytesPerSecond, ...]
+    utilizations: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,8 @@ class OuterRounds:
     wait for; optimizer_seconds: outer optimizer in a round; payload: bytes of outer gradients of all fragments;
     outer_bytes_per_gpu: the common weights and their momentum on one GPU, host_bytes_per_gpu: in its host's memory;
     algorithm: of the exchange; batch_tokens: of all sites, in one inner step; bandwidth_needs: for some utilizations,
-    the factor on the bandwidth of all links between sites with which they are reached, None: with none.
+    the factor on the bandwidth of all links between sites with which they are reached, None: with none; peak_memory,
+    memory_capacity: of the most loaded GPU, its inner step and the outer state; curves: for fewer and more inner steps.
     """
 
     name: str
@@ -59,7 +70,16 @@ class OuterRounds:
     host_bytes_per_gpu: Bytes
     algorithm: str
     batch_tokens: float
+    peak_memory: Bytes
+    memory_capacity: Bytes
     bandwidth_needs: tuple[tuple[float, float | None], ...] = ()
+    curves: tuple[UtilizationCurve, ...] = ()
+    outages: ReplicaOutages | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the most loaded GPU has the memory."""
+        return self.peak_memory <= self.memory_capacity
 
     @property
     def inner_step_time(self) -> Seconds:
@@ -113,6 +133,9 @@ class OuterRounds:
             "outer_gradient_bytes": self.payload,
             "outer_state_bytes_per_gpu": self.outer_bytes_per_gpu,
             "outer_state_host_bytes_per_gpu": self.host_bytes_per_gpu,
+            "peak_memory_bytes": self.peak_memory,
+            "memory_capacity_bytes": self.memory_capacity,
+            "fits": self.fits,
             "algorithm": self.algorithm,
             "sites": [
                 {
@@ -129,11 +152,28 @@ class OuterRounds:
                 {
                     "source": link.source,
                     "target": link.target,
-                    "bytes_per_round": link.round_bytes,
+                    "bytes_per_round": link.sent_bytes,
                     "busy": link.busy,
                     "egress_usd_per_round": link.cost,
                 }
                 for link in self.links
+            ],
+            "outages": None
+            if self.outages is None
+            else {
+                "days": self.outages.days,
+                "runs": self.outages.runs,
+                "goodput_waiting_for_all": self.outages.waiting * self.utilization,
+                "goodput_without_absent": self.outages.without_absent * self.utilization,
+                "uptime_of_replicas": list(self.outages.replicas),
+            },
+            "curves": [
+                {
+                    "inner_steps": curve.inner_steps,
+                    "bandwidth_bytes_per_s": list(curve.bandwidths),
+                    "utilization": list(curve.utilizations),
+                }
+                for curve in self.curves
             ],
             "bandwidth_needs": [
                 {"utilization": utilization, "bandwidth_factor": factor} for utilization, factor in self.bandwidth_needs

@@ -6,6 +6,7 @@ import numpy as np
 
 from clustersim.memory.footprint import MemoryCategory
 from clustersim.results.natural_routing import NATURAL_VARIATIONS
+from clustersim.results.site_traffic import site_traffic
 from clustersim.results.software import software_of
 from clustersim.results.step_metrics import StepMetrics
 from clustersim.results.utilization import CONVENTION, bubble_fraction, exposed_fraction
@@ -30,6 +31,7 @@ def result_to_json(result: StepMetrics) -> dict[str, Any]:
         **_uncertainty_json(result),
         "network": result.scenario.cost.network.value,
         "collectives": [selected_algorithm.to_json() for selected_algorithm in result.selected_algorithms],
+        **_site_json(result),
         "ranks": result.rank_count,
         "simulated_ranks": result.simulated_rank_count,
         "spans": result.operation_count,
@@ -37,6 +39,22 @@ def result_to_json(result: StepMetrics) -> dict[str, Any]:
         "warnings": list(result.warnings),
         "not_modelled": list(result.model_limitations),
     }
+
+
+def _site_json(result: StepMetrics) -> dict[str, Any]:
+    """Traffic of the links between sites, where there are some."""
+    traffic = site_traffic(result)
+    links = [
+        {
+            "source": link.source,
+            "target": link.target,
+            "bytes_per_step": link.sent_bytes,
+            "busy": link.busy,
+            "egress_usd_per_step": link.cost,
+        }
+        for link in traffic
+    ]
+    return {"site_links": links} if links else {}
 
 
 def _step_times_json(result: StepMetrics) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from clustersim.common.errors import InputError, format_value
 from clustersim.program.action import Action, ActionKind, OverlappedPair, PipelineOrder, ScheduleEntry
 
 _ACTION: Final = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
+_ALPHABET: Final = "0-9A-Z_(); "
 _COMM_ACTION: Final = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 _BOM: Final = "\ufeff"  # byte order mark that spreadsheets write
 _OVERLAPPED_PAIR: Final = re.compile(r"\(([^;]*);([^;]*)\)OVERLAP_F_B")
@@ -100,7 +101,9 @@ def _parse_row(cells: list[str], label: str) -> list[tuple[int, ScheduleEntry]]:
         try:
             entries.append((cell, parse_entry(text)))
         except InputError as error:
-            raise InputError(f"{label}, cell {cell + 1}: {error}") from error
+            quoted = input_files.quote_cell(text, _ALPHABET)
+            reason = str(error) if quoted.startswith("'") else f"{quoted} is not an action, such as '0F0'"
+            raise InputError(f"{label}, cell {cell + 1}: {reason}") from error
     return entries
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from clustersim.common.errors import InputError, format_value
-from clustersim.common.input_files import parse_table, read_text
+from clustersim.common.input_files import parse_table, quote_cell, read_text
 
 MAX_VALUE: Final = 1e18  # largest valid count, size or time; its inverse is the smallest
 PUBLISHED_FOLDER: Final = Path(__file__).with_name("published")
@@ -87,9 +87,10 @@ def read_cases(path: Path, required_columns: Sequence[str]) -> list[ValidationCa
     columns, rows = _parse_csv(path, text)
     missing = missing_columns(columns, required_columns)
     if missing:
+        listed = [column if column in required_columns else quote_cell(column, "a-z_").strip("'") for column in columns]
         raise InputError(
             f"{path}: missing {'column' if len(missing) == 1 else 'columns'} {', '.join(missing)}; it has "
-            f"{', '.join(columns) or 'none'}"
+            f"{', '.join(listed) or 'none'}"
         )
     if not rows:
         raise InputError(f"{path}: has no rows below its header")

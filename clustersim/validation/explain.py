@@ -27,6 +27,7 @@ from clustersim.common.units import Dimension, Seconds, format_flops, format_ste
 from clustersim.results.simulation_result import SimulationResult
 from clustersim.scenario import Scenario
 from clustersim.scenario.changes.catalogue import CATALOGUE, CONTINUOUS_CHANGES
+from clustersim.scenario.changes.catalogue.misconfigurations import MAX_ROUTED_RANKS
 from clustersim.scenario.changes.catalogue.strengths import MAX_JITTERED_RANKS
 from clustersim.scenario.changes.scenario_change import ChangeUse, ContinuousChange, Plausibility, ScenarioChange
 from clustersim.scenario.validation_rules.consistency import find_problems
@@ -180,7 +181,7 @@ class GapExplanation:
         if abs(self.relative_difference) <= NO_GAP:
             return ("There is no gap to explain.",)
         no_single_cause = () if any(cause.explains for cause in self.causes) else (self._no_single_cause_text(),)
-        return (*no_single_cause, *self._skipped_jitter_notes(), CAVEAT)
+        return (*no_single_cause, *self._skipped_jitter_notes(), *self._skipped_routing_notes(), CAVEAT)
 
     def _describe_impossible(self) -> str:
         peak = self.result.peak_flops
@@ -204,6 +205,16 @@ class GapExplanation:
             yield (
                 f"Jitter of every kernel is not tried: {ranks:,} ranks that all differ take long to simulate "
                 "(clustersim run with --set 'degradations.jitter=2 %')."
+            )
+
+    def _skipped_routing_notes(self) -> Iterator[str]:
+        """A note that free choice of experts is not tried, if too many ranks would differ."""
+        scenario = self.result.scenario
+        is_balanced = scenario.layout.ep > 1 and not scenario.training.expert_load
+        if self.relative_difference > 0 and is_balanced and scenario.layout.world_size > MAX_ROUTED_RANKS:
+            yield (
+                "Experts chosen freely are not tried: clustersim run says how much longer a step is with natural "
+                "routing, and --set training.expert_load simulates it."
             )
 
     def to_json(self) -> dict[str, Any]:

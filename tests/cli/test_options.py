@@ -49,6 +49,7 @@ OPTIONS = {
         "--limit",
         "--help",
     ],
+    "diloco": ["FILE", "--set", "--days", "--json", "--html", "--quiet", "-q", "--allow-code", "--help"],
     "goodput": [
         "FILE",
         "--set",

@@ -75,7 +75,7 @@ def test_deepspeed_s_json_next_to_the_file_gives_the_stage(tmp_path: Path, stage
         mapping = _import({**content, "deepspeed": "configs/ds.json"}, tmp_path).mapping
         assert mapping["layout"] == {"data": f"zero{stage}"}
         assert mapping["framework"] == "deepspeed"
-        assert mapping["training"]["offload"] == {"optimizer": True}
+        assert mapping["training"]["offload"] == {"optimizer": True, "update": "sequential"}
     with pytest.raises(InputError, match=r"deepspeed: other\.json is not here"):
         _import({**ARGUMENTS, "deepspeed": "other.json"}, tmp_path)
 

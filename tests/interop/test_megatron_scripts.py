@@ -427,3 +427,23 @@ def test_parameters_of_an_unknown_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"\./\$1\.sh, which line 1 sources"):
         imported(script, tmp_path)
     assert mapping(script, tmp_path, arg1="small")["model"]["layers"] == 4
+
+
+@pytest.mark.parametrize(
+    ("extra", "tp"),
+    [("--is-scaling-mode --x", 1), ("--other", 2), ("", 2), ("--IS-SCALING-MODE", 2)],
+)
+def test_grep_of_a_known_text_is_known(extra: str, tp: int) -> None:
+    script = f"""
+EXTRA="{extra}"
+TP=2
+if echo "$EXTRA" | grep -q -- "--is-scaling-mode"; then TP=1; fi
+{TORCHRUN} {BASE} --tensor-model-parallel-size $TP
+"""
+    assert mapping(script)["layout"].get("tp", 1) == tp
+
+
+@pytest.mark.parametrize("offset", ["$START", "$START-1+1", "2", "$START:1"])
+def test_offsets_in_substrings_are_read(offset: str) -> None:
+    script = f'TEXT=xx4\nSTART=2\n{TORCHRUN} {BASE} --tensor-model-parallel-size "${{TEXT:{offset}}}"'
+    assert mapping(script)["layout"]["tp"] == 4

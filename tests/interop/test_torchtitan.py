@@ -216,6 +216,11 @@ def test_rotation_of_keys_is_a_kind_of_context_parallelism(method: str, kind: st
     assert Scenario.from_mapping(import_mapping(MODEL + keys, 4)).layout.cp_kind.value == kind
 
 
+def test_an_optimizer_in_backward_has_no_gradients_to_clip() -> None:
+    training = import_mapping(MODEL + "[optimizer]\nearly_step_in_backward = true\n", 4)["training"]
+    assert (training["optimizer_in_backward"], training["gradient_clipping"]) == (True, False)
+
+
 def test_unsupported_keys_are_named_where_they_have_an_effect() -> None:
     text = MODEL + "[optimizer]\nimplementation = 'for-loop'\n[fault_tolerance]\nenable = true\n[parallelism]\n"
     text += "context_parallel_load_balancer = 'ptrr'\n"
@@ -295,7 +300,6 @@ REJECTED = [
     ("[activation_checkpoint]\nselective_ac_option = 2", "2 is not a text in quotes"),
     ("[activation_checkpoint]\nselective_ac_option = 'two'", 'neither "op" nor such as "2"'),
     ("[optimizer]\nname = 'Muon'", "'Muon' is not known"),
-    ("[optimizer]\nearly_step_in_backward = true", "not modelled"),
     ("[model]\nname = 'lama3'", "did you mean llama3?"),
     ("[model]\nflavor = '8b_fex'", "8B_flex"),
     ("[model]\nconverters = ['fp8']", "is not known"),

@@ -47,6 +47,8 @@ def test_component_counts_match_the_cluster() -> None:
         16,
         10,
         1,
+        0,
+        1,
     ]
     assert domains.lost_nodes(FailureDomain.NODE, 5) == (5,)
     assert domains.lost_nodes(FailureDomain.RACK, 5) == (4, 5, 6, 7)

@@ -47,6 +47,8 @@ def test_components_are_those_of_the_cluster() -> None:
         16,
         10,
         1,
+        0,
+        1,
     ]
     assert site.lost_nodes(FailureDomain.NODE, 5) == (5,)
     assert site.lost_nodes(FailureDomain.RACK, 5) == (4, 5, 6, 7)

@@ -227,6 +227,23 @@ def test_pcie_in_place_of_nvlink_is_its_ratio() -> None:
     assert explain_by(scenario(), measured, "no_nvlink").gap_share == pytest.approx(1.0, rel=0.02)
 
 
+def test_gpus_that_share_a_host_link_have_their_part_of_it() -> None:
+    measured = step_time("cluster.node.nvlink.bandwidth=15.75 GB/s")
+    cause = explain_by(scenario(), measured, "no_nvlink")
+    assert cause.gap_share == pytest.approx(1.0, rel=0.02)
+    assert "4 GPUs" in cause.description
+
+
+def test_a_higher_zero_stage_is_recovered() -> None:
+    """Gradients are reduced in every microbatch; the report that names this: EleutherAI/gpt-neox, issue 965."""
+    plan = Scenario.from_mapping({**CONFIG, "layout": {"dp": 16, "data": "zero1"}}, ["training.global_batch=128"])
+    for stage in (2, 3):
+        measured = simulate(plan.with_overrides(f"layout.data=zero{stage}")).step_time
+        cause = explain_by(plan, measured, "sharded_further")
+        assert cause.gap_share == pytest.approx(1.0)
+        assert f"ZeRO-{stage}" in cause.description
+
+
 def test_free_choice_of_experts_makes_a_step_longer() -> None:
     content = {
         **CONFIG,

@@ -8,6 +8,7 @@ from clustersim.results.outer_rounds import OuterRounds
 
 if TYPE_CHECKING:
     from rich.console import Group
+    from rich.table import Table
 
 CONVERGENCE_NOTE: Final = (
     "Convergence is not simulated: what fewer exchanges cost in loss is published, see arXiv:2503.09799 (loss against "
@@ -15,18 +16,22 @@ CONVERGENCE_NOTE: Final = (
 )
 
 
+def headline(result: OuterRounds) -> str:
+    """A round in one sentence."""
+    fits = "" if result.fits else "DOES NOT FIT in memory: "
+    return (
+        f"{fits}{result.name}: a round of {result.settings.inner_steps:,} inner steps takes "
+        f"{format_step_time(result.round_seconds)}, utilization {result.utilization:.1%}, "
+        f"{result.tokens_per_second:,.0f} tokens/s"
+    )
+
+
 def render_outer_rounds(result: OuterRounds) -> "Group":
     """Headline, times of a round, sites, and links."""
     from rich.console import Group
 
-    settings = result.settings
-    headline = (
-        f"{result.name}: a round of {settings.inner_steps:,} inner steps takes "
-        f"{format_step_time(result.round_seconds)}, utilization {result.utilization:.1%}, "
-        f"{result.tokens_per_second:,.0f} tokens/s"
-    )
     return Group(
-        plain_text(headline, "bold"),
+        plain_text(headline(result), "bold"),
         _round_table(result),
         plain_text(""),
         build_table(
@@ -51,7 +56,7 @@ def render_outer_rounds(result: OuterRounds) -> "Group":
                 (
                     link.source,
                     link.target,
-                    format_bytes(link.round_bytes),
+                    format_bytes(link.sent_bytes),
                     f"{link.busy:.1%}",
                     f"{link.cost:,.2f} USD" if link.cost else "",
                 )
@@ -64,7 +69,7 @@ def render_outer_rounds(result: OuterRounds) -> "Group":
     )
 
 
-def _round_table(result: OuterRounds) -> object:
+def _round_table(result: OuterRounds) -> "Table":
     fragments, overlap = result.settings.fragments, result.settings.overlap
     state = result.outer_bytes_per_gpu or result.host_bytes_per_gpu
     place = "in its host's memory" if result.settings.offload else "of GPU memory"
@@ -85,9 +90,30 @@ def _round_table(result: OuterRounds) -> object:
             f"{result.settings.outer_gradients.value}, {result.algorithm} among GPUs of all sites",
         ),
         ("outer state", format_bytes(state), f"{place}, on each GPU"),
+        (
+            "peak memory",
+            format_bytes(result.peak_memory),
+            f"of {format_bytes(result.memory_capacity)}, outer state included",
+        ),
+        *_outage_rows(result),
         *(_need_row(result, utilization, factor) for utilization, factor in result.bandwidth_needs),
     ]
     return build_table(("", "", ""), rows, (1,))
+
+
+def _outage_rows(result: OuterRounds) -> list[tuple[str, str, str]]:
+    """Goodput over some days with failures."""
+    outages = result.outages
+    if outages is None:
+        return []
+    return [
+        (
+            f"goodput, {outages.days:g} days",
+            f"{outages.waiting * result.utilization:.1%}",
+            f"all wait for an absent replica; mean of {outages.runs} runs",
+        ),
+        ("", f"{outages.without_absent * result.utilization:.1%}", "rounds go on without the absent ones"),
+    ]
 
 
 def _need_row(result: OuterRounds, utilization: float, factor: float | None) -> tuple[str, str, str]:

@@ -43,6 +43,7 @@ from clustersim.report.row_selection import select_ranks
 from clustersim.report.step_breakdown import StepBreakdown, step_breakdown
 from clustersim.report.terminal.table import build_table, plain_text
 from clustersim.report.theme import TIME_CATEGORY_STYLES
+from clustersim.results.site_traffic import site_traffic
 from clustersim.results.utilization import bubble_fraction, exposed_fraction, shows_causal_mfu
 from clustersim.uncertainty.memory_error import fits_surely
 
@@ -181,6 +182,10 @@ def _key_number_rows(result: "SimulationResult") -> Iterator[tuple[str, str, str
     yield "HFU", f"{result.leading_hfu:.1%}", f"with recomputation, {leading.attention_label}"
     yield "bubble", f"{bubble_fraction(result.breakdown):.1%}", "of the step"
     yield "exposed comm", f"{exposed_fraction(result.breakdown):.1%}", "of the step"
+    for link in site_traffic(result):
+        egress = f", egress {link.cost:,.2f} USD" if link.cost else ""
+        label = f"a step from {link.source} to {link.target}, {link.busy:.1%} of what the link carries{egress}"
+        yield "between sites", format_bytes(link.sent_bytes), label
     yield "peak memory", format_bytes(result.peak_memory), _peak_memory_location(result)
     if (host := result.host_memory) is not None:
         usage = f"{host.total_bytes / host.capacity:.0%} of {format_bytes(host.capacity)} of a node"

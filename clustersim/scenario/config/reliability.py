@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 
 from clustersim.common import data_files
 from clustersim.common.errors import InputError, combined_error, format_value, suggest_nearest
-from clustersim.common.input_files import parse_table
+from clustersim.common.input_files import NUMBER_ALPHABET, parse_table, quote_cell
 from clustersim.common.units import Dimension, Seconds, parse_quantity
 from clustersim.hardware.failures import (
     ZERO_DURATION,
@@ -526,5 +526,6 @@ def _parse_event_time(path: Path, line: int, text: str | None, factor: float) ->
     except (TypeError, ValueError):
         time = math.nan
     if not 0.0 <= time < math.inf:
-        raise InputError(f"{path}, line {line}: {format_value(text)} is no time from zero up")
+        quoted = quote_cell(text or "", NUMBER_ALPHABET)
+        raise InputError(f"{path}, line {line}: {quoted} is no time from zero up")
     return time

@@ -284,6 +284,8 @@ class TrainingConfig(ConfigModel):
     computes logits again (chunked_nll, cut_cross_entropy); left out: the framework's"""
     optimizer: OptimizerConfig = OptimizerConfig()
     """what updates the weights, see [Optimizers](scenario.md#optimizers)"""
+    optimizer_in_backward: bool = False
+    """weights are updated, and gradients freed, while backward runs: with one microbatch and no gradient_clipping"""
     gradient_clipping: bool = True
     """by the global gradient norm"""
     fused: Annotated[frozenset[FusedKernel] | None, _FUSED_PARSER] = None
@@ -294,6 +296,9 @@ class TrainingConfig(ConfigModel):
     """LoRA adapters on frozen weights, or none; left out: none"""
     expert_load: Annotated[ExpertLoadConfig | None, BeforeValidator(none_from_balanced)] = None
     """imbalance of tokens over experts, or balanced; left out: balanced"""
+    reference_model: bool = False
+    """a frozen copy of the model runs forward, too (DPO): twice the sequences of a preference pair are the batch's;
+    with lora it is the model without adapters"""
     documents: Annotated[DocumentsConfig | None, BeforeValidator(none_from_word)] = None
     """lengths of documents packed into sequences, see [Packed documents](scenario.md#packed-documents), or none; left
     out: none"""

@@ -43,7 +43,11 @@ from clustersim.scenario.validation_rules.moe import (
 )
 from clustersim.scenario.validation_rules.moe_overlap import check_moe_overlap, check_shared_expert_overlap
 from clustersim.scenario.validation_rules.mtp import add_mtp_layers, check_mtp, find_mtp_layout_problem
-from clustersim.scenario.validation_rules.optimizer import check_optimizer
+from clustersim.scenario.validation_rules.optimizer import (
+    check_optimizer,
+    check_optimizer_in_backward,
+    check_reference_model,
+)
 from clustersim.scenario.validation_rules.precision import (
     check_attention_format,
     check_attention_library,
@@ -457,6 +461,8 @@ _CHECKS: tuple[_CheckRule, ...] = (
     _check_torch_data_parallel,
     check_offload,
     check_optimizer,
+    check_optimizer_in_backward,
+    check_reference_model,
     _check_step_count,
     _check_jitter,
 )

@@ -1,0 +1,92 @@
+"""Do replicas in several sites work as much of their time as published?
+
+A row is a run of local training (DiLoCo), or of data parallelism (one inner step a round), over links between sites:
+the percentage of a round in which replicas compute. Measured rows state how long their exchange took; rows that others
+have simulated state the bandwidth with which their simulator reaches that percentage, on a grid whose steps are 21 %
+apart.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from clustersim.common.units import Seconds
+from clustersim.reliability.outer_exchange import exposed_seconds
+from clustersim.scenario.diloco import DilocoSettings, OuterSend
+from clustersim.validation.cases import PUBLISHED_FOLDER, CannotPredictError, ValidationCase, read_cases
+from clustersim.validation.comparison import CaseComparison
+
+PUBLISHED_TABLE: Final = PUBLISHED_FOLDER / "sites.csv"
+REQUIRED_COLUMNS: Final = (
+    "case_id",
+    "source",
+    "quantity",
+    "value",
+    "step_s",
+    "inner_steps",
+    "fragments",
+    "overlap",
+    "send",
+)
+_SIMULATED: Final = "simulated"
+
+
+def read_sites(path: Path = PUBLISHED_TABLE) -> list[ValidationCase]:
+    """Read the cases of a table of local training."""
+    return read_cases(path, REQUIRED_COLUMNS)
+
+
+def compare_sites(cases: Sequence[ValidationCase]) -> list[CaseComparison]:
+    """Predict the utilization of every case, in percent."""
+    return [_compare_case(case) for case in cases]
+
+
+def is_simulated(case: ValidationCase) -> bool:
+    """Whether another simulator, and no run, is the source."""
+    return case.text("origin") == _SIMULATED
+
+
+def _compare_case(case: ValidationCase) -> CaseComparison:
+    groupings = {"method": _method(case)}
+    measured = case.positive_float("value")
+    try:
+        predicted = _predict(case)
+    except CannotPredictError as error:
+        return CaseComparison(
+            case.text("case_id"), case.text("source"), measured, None, str(error), groupings=groupings
+        )
+    return CaseComparison(case.text("case_id"), case.text("source"), measured, predicted, groupings=groupings)
+
+
+def _method(case: ValidationCase) -> str:
+    if case.positive_int("inner_steps") == 1:
+        return "data parallel"
+    if case.positive_int("fragments") == 1:
+        return "DiLoCo"
+    return "streaming, overlapped" if _overlap(case) else "streaming"
+
+
+def _overlap(case: ValidationCase) -> int:
+    return int(float(case.text("overlap") or 0))
+
+
+def _predict(case: ValidationCase) -> float:
+    """Percent of a round in which replicas compute."""
+    if case.text("quantity") != "utilization":
+        raise CannotPredictError(f"line {case.line_number}: {case.text('quantity')} is no utilization")
+    step, inner_steps = case.positive_float("step_s"), case.positive_int("inner_steps")
+    settings = DilocoSettings(
+        inner_steps, case.positive_int("fragments"), _overlap(case), send=OuterSend(case.text("send"))
+    )
+    waiting = exposed_seconds(settings, step, case.positive_int("layers"), _exchange_seconds(case), 0.0)
+    return 100.0 * inner_steps * step / (inner_steps * step + waiting)
+
+
+def _exchange_seconds(case: ValidationCase) -> Seconds:
+    """All layers at once: as measured, or parameters over the bandwidth (two replicas send what they hold once)."""
+    if case.text("exchange_s"):
+        return case.positive_float("exchange_s")
+    gbit = case.positive_float("gbit_per_s")
+    seconds = case.positive_float("parameters") * case.positive_float("bits") / (gbit * 1e9)
+    return seconds if math.isfinite(seconds) else 0.0

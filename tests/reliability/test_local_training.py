@@ -1,0 +1,254 @@
+"""Rounds of local training over sites: what they consist of, and laws."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clustersim.build import resolved_library
+from clustersim.cli.diloco import show_local_training
+from clustersim.cli.outputs import Outputs
+from clustersim.common.errors import InputError
+from clustersim.hardware.sites import SitesFabric
+from clustersim.model.transformer import parameter_count
+from clustersim.reliability.local_training import LocalTraining, simulate_local_training, site_scenarios
+from clustersim.results.link_volumes import MeteredCollectiveCost
+from clustersim.results.memory_check import peak_memory_use
+from clustersim.scenario import Scenario
+from clustersim.scenario.diloco import OuterFormat
+from clustersim.simulation import simulate
+
+TRAINING = {"sequence": 4096, "global_batch": 64, "microbatch": 1, "precision": "bf16"}
+LAYOUT = {"tp": 4, "dp": 8, "data": "zero1"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def scenario(folder: Path, *overrides: str, gpus: tuple[int, ...] = (16, 16), **link: Any) -> Scenario:
+    """A model of 8 layers on two sites of two nodes, 10 Gbit/s and 40 ms apart unless `link` says otherwise."""
+    between = {"source": "a", "target": "b", "bandwidth": "10 Gbit/s", "round_trip": "40 ms"} | link
+    content = {
+        "sites": [{"name": name, "cluster": "dgx-h100", "gpus": count} for name, count in zip("ab", gpus, strict=True)],
+        "links": [between],
+    }
+    path = folder / "sites.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    mapping: Mapping[str, Any] = {
+        "model": {"preset": "llama3-8b", "layers": 8},
+        "cluster": {"path": str(path)},
+        "layout": LAYOUT | {"dp": sum(gpus) // 4},
+        "training": TRAINING,
+        "diloco": {"inner_steps": 10},
+    }
+    return Scenario.from_mapping(mapping, overrides)
+
+
+def without_diloco(folder: Path, **layout: Any) -> Scenario:
+    mapping = dict(scenario(folder).raw_mapping)
+    del mapping["diloco"]
+    return Scenario.from_mapping(mapping | {"layout": LAYOUT | layout})
+
+
+def test_an_inner_step_is_that_of_one_site(folder: Path) -> None:
+    """Half of the replicas and half of the batch on a cluster of a site's size."""
+    alone = Scenario.from_mapping(
+        dict(without_diloco(folder).raw_mapping)
+        | {"cluster": {"name": "dgx-h100", "gpus": 16}, "layout": LAYOUT | {"dp": 4}}
+        | {"training": TRAINING | {"global_batch": 32}}
+    )
+    rounds = simulate_local_training(scenario(folder))
+    assert [site.step_time for site in rounds.sites] == [simulate(alone).step_time] * 2
+
+
+def test_a_round_is_steps_exchange_and_outer_step(folder: Path) -> None:
+    rounds = simulate_local_training(scenario(folder))
+    parts = 10 * rounds.inner_step_time + rounds.exposed_seconds + rounds.optimizer_seconds
+    assert rounds.round_seconds == pytest.approx(parts)
+    assert rounds.exposed_seconds == pytest.approx(rounds.exchange_seconds)
+    assert rounds.utilization == pytest.approx(10 * rounds.inner_step_time / parts)
+    assert rounds.tokens_per_second == pytest.approx(10 * 64 * 4096 / parts)
+
+
+def test_two_sites_send_what_they_hold_once_in_each_direction(folder: Path) -> None:
+    rounds = simulate_local_training(scenario(folder))
+    payload = 4.0 * parameter_count(scenario(folder).model)
+    assert [link.sent_bytes for link in rounds.links] == pytest.approx([payload] * 2)
+    assert rounds.exchange_seconds >= payload / 1.25e9 + 2 * 20e-3  # 10 Gbit/s, there and back
+
+
+@pytest.mark.parametrize("outer_format", list(OuterFormat), ids=lambda outer_format: outer_format.value)
+def test_bytes_follow_the_format(folder: Path, outer_format: OuterFormat) -> None:
+    rounds = simulate_local_training(scenario(folder, f"diloco.outer_gradients={outer_format.value}"))
+    assert rounds.payload == pytest.approx(outer_format.bytes * parameter_count(scenario(folder).model))
+
+
+def test_one_inner_step_without_momentum_sends_what_data_parallelism_does(folder: Path) -> None:
+    """Hierarchical: optimizer states sharded in each site, gradients all-reduced between the sites."""
+    synchronous = without_diloco(folder, data={"zero": {"stage": 1, "shard": 4}})
+    result = simulate(synchronous)
+    fabric = synchronous.cluster.machine
+    assert isinstance(fabric, SitesFabric)
+    groups = result.program.groups
+    volumes = MeteredCollectiveCost(synchronous.cluster.fabric, resolved_library(synchronous), groups)
+    sent = 0.0
+    for task in (task for task in result.program.programs[0].tasks if getattr(task, "comm_op", None) is not None):
+        if task.comm_op.comm_group == "dp_replicate":
+            link_volumes = volumes.link_volumes(task.comm_op)
+            crosses = link_volumes.link_id == fabric.site_link_ids[0]
+            sent += task.comm_op.payload * link_volumes.fraction[crosses].sum()
+    gradients = "bf16" if sent < 3.0 * parameter_count(synchronous.model) else "fp32"
+    rounds = simulate_local_training(
+        scenario(folder, "diloco.inner_steps=1", "diloco.optimizer=sgd", f"diloco.outer_gradients={gradients}")
+    )
+    assert rounds.links[0].sent_bytes == pytest.approx(sent, rel=1e-3)
+
+
+def test_with_unlimited_bandwidth_only_steps_remain(folder: Path) -> None:
+    far = scenario(folder, bandwidth="1000000 Tbit/s", round_trip="0.001 us")
+    rounds = simulate_local_training(far)
+    assert rounds.exposed_seconds < 0.05 * rounds.inner_step_time  # the NICs' own time, and launches
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["diloco.inner_steps=20", "diloco.outer_gradients=int8", "diloco.overlap=1", "diloco.send=during_backward"],
+)
+def test_what_raises_utilization(folder: Path, override: str) -> None:
+    plain = simulate_local_training(scenario(folder, "diloco.fragments=2"))
+    changed = simulate_local_training(scenario(folder, "diloco.fragments=2", override))
+    assert changed.utilization > plain.utilization
+
+
+def test_wider_and_shorter_links_are_never_slower(folder: Path) -> None:
+    plain = simulate_local_training(scenario(folder)).round_seconds
+    assert simulate_local_training(scenario(folder, bandwidth="20 Gbit/s")).round_seconds < plain
+    assert simulate_local_training(scenario(folder, round_trip="10 ms")).round_seconds < plain
+
+
+def test_the_needed_bandwidth_reaches_the_utilization(folder: Path) -> None:
+    training = LocalTraining(scenario(folder))
+    settings = training.scenario.diloco
+    assert settings is not None
+    factor = training.bandwidth_for(0.9)
+    assert factor is not None
+    assert training.rounds(settings, factor).utilization == pytest.approx(0.9, abs=3e-3)
+
+
+def test_no_bandwidth_helps_where_the_transport_limits(folder: Path) -> None:
+    limited = scenario(folder, transport={"window": "1 MB"})
+    assert LocalTraining(limited).bandwidth_for(0.95) is None
+
+
+def test_a_smaller_site_has_fewer_replicas_and_less_of_the_batch(folder: Path) -> None:
+    rounds = simulate_local_training(scenario(folder, gpus=(16, 48)))
+    assert [(site.gpus, site.sequences) for site in rounds.sites] == [(16, 16), (48, 48)]
+    assert max(rounds.site_utilization(site) for site in rounds.sites) == rounds.utilization
+
+
+def test_outer_state_is_sharded_over_a_site(folder: Path) -> None:
+    parameters = parameter_count(scenario(folder).model)
+    nesterov, sgd, host = (
+        simulate_local_training(scenario(folder, *overrides))
+        for overrides in ([], ["diloco.optimizer=sgd"], ["diloco.offload=true"])
+    )
+    assert nesterov.outer_bytes_per_gpu == pytest.approx(8.0 * parameters / 16)
+    assert sgd.outer_bytes_per_gpu == pytest.approx(4.0 * parameters / 16)
+    assert (host.outer_bytes_per_gpu, host.host_bytes_per_gpu) == (0.0, nesterov.outer_bytes_per_gpu)
+    assert host.optimizer_seconds > nesterov.optimizer_seconds
+
+
+def test_memory_is_that_of_an_inner_step_and_the_outer_state(folder: Path) -> None:
+    rounds = simulate_local_training(scenario(folder))
+    alone = peak_memory_use(next(site_scenarios(scenario(folder))))
+    assert rounds.peak_memory == pytest.approx(alone.needed + rounds.outer_bytes_per_gpu)
+    assert rounds.fits == (rounds.peak_memory <= rounds.memory_capacity)
+
+
+def test_curves_rise_with_bandwidth_and_inner_steps(folder: Path) -> None:
+    curves = simulate_local_training(scenario(folder), curves=True).curves
+    assert [curve.inner_steps for curve in curves] == [1, 10, 100]
+    for curve in curves:
+        assert list(curve.utilizations) == sorted(curve.utilizations)
+    for fewer, more in pairwise(curves):
+        assert all(low <= high for low, high in zip(fewer.utilizations, more.utilizations, strict=True))
+
+
+def test_the_order_of_simulation_changes_nothing(folder: Path) -> None:
+    assert simulate_local_training(scenario(folder)).to_json() == simulate_local_training(scenario(folder)).to_json()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["diloco.overlap=10"], "overlap 10 is not below inner_steps 10"),
+        (["diloco.fragments=11"], "11 fragments do not fit in 10 inner steps"),
+        (["diloco.fragments=9"], "9 are more than the 8 layers"),
+        (["cluster={name: dgx-h100, gpus: 32}"], "is a single site"),
+        (["training.global_batch=63"], "no whole microbatches"),
+        (["diloco.inner_steps=0"], "inner_steps"),
+        (["diloco.outer_gradients=int4"], "did you mean int8"),
+    ],
+)
+def test_mistakes_are_named(folder: Path, overrides: list[str], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        scenario(folder, *overrides)
+
+
+def test_a_step_of_all_sites_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match="clustersim diloco"):
+        simulate(scenario(folder))
+    with pytest.raises(InputError, match="diloco: is missing"):
+        simulate_local_training(without_diloco(folder))
+
+
+def test_the_command_prints_rounds_links_and_what_is_not_simulated(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "plan.yaml"
+    path.write_text(yaml.safe_dump(dict(scenario(folder).raw_mapping)), encoding="utf-8")
+    assert show_local_training(path, [], Outputs(html=str(folder / "rounds.html"), table=True))
+    page = (folder / "rounds.html").read_text(encoding="utf-8")
+    assert "Utilization against bandwidth" in page
+    printed = capsys.readouterr().out
+    for part in ("utilization", "Convergence is not simulated", "for 90%", "outer gradients"):
+        assert part in printed
+
+
+def test_sites_of_unlike_speed_wait_for_the_slowest(folder: Path) -> None:
+    slow = scenario(folder, "degradations.slow=[{gpu: 20, speed: 0.5}]")
+    rounds = simulate_local_training(slow)
+    assert rounds.site_utilization(rounds.sites[0]) < rounds.site_utilization(rounds.sites[1]) == rounds.utilization
+    assert replace(rounds, sites=rounds.sites[:1]).round_seconds < rounds.round_seconds
+
+
+def test_without_failures_replicas_always_work(folder: Path) -> None:
+    plan = scenario(folder, "reliability={preset: rsc-2, failures: {any: null}, checkpoint: {write: async}}")
+    outages = simulate_local_training(plan, days=10.0, runs=2).outages
+    assert outages is not None
+    assert outages.without_absent == pytest.approx(1.0, abs=1e-3)
+    assert outages.waiting == pytest.approx(outages.without_absent, abs=1e-3)
+
+
+def test_replicas_that_wait_for_each_other_lose_what_each_of_them_loses(folder: Path) -> None:
+    """Independent outages of 6 h about every two days: the product of what each works, or their mean."""
+    failures = "{any: null, site: {rate: 3 per site-week, failure_domain: site, detection: 1 min, repair: 6 h}}"
+    plan = scenario(folder, f"reliability={{preset: rsc-2, spares: 0, failures: {failures}}}")
+    outages = simulate_local_training(plan, days=200.0, runs=10).outages
+    assert outages is not None
+    first, second = outages.replicas
+    assert 0.85 < first < 0.95
+    assert outages.without_absent == pytest.approx((first + second) / 2)
+    assert outages.waiting == pytest.approx(first * second, rel=0.02)
+
+
+@pytest.mark.parametrize("days", [0.0, -1.0, 1e6, float("nan")])
+def test_days_out_of_range_are_refused(folder: Path, days: float) -> None:
+    with pytest.raises(InputError, match="days"):
+        simulate_local_training(scenario(folder), days=days)
