@@ -54,6 +54,9 @@ _LIGER_NOTE: Final = "Liger kernels"
 # linkedin/Liger-Kernel, apply_liger_kernel_to_llama (transformers/monkey_patch.py): rope, rms_norm, swiglu and
 # fused_linear_cross_entropy are True
 _LIGER_KERNELS: Final = ("norm", "rotary", "activation", "optimizer")
+_FLA_NOTE: Final = "flash-linear-attention's own trainer"
+# fla/models: fuse_norm, fuse_swiglu and the rotary embedding of fla/modules are on by default; DeepSpeed's FusedAdam
+_FLA_KERNELS: Final = ("norm", "rotary", "activation", "optimizer")
 _FUSED_ADAM_NOTE: Final = re.compile(r"^fused AdamW; eager")
 _FOREACH_ADAM_NOTE: Final = "foreach AdamW; eager"
 _UNIFORM_NOTE: Final = "weights, gradients and moments in bf16"
@@ -146,6 +149,8 @@ class FrameworkDefaults:
             return {"loss": "fused_linear", "fused": [*_LIGER_KERNELS]}
         stated_loss = {"loss": "chunked"} if _CHUNKED_LOSS_NOTE in notes else {}
         stated_loss |= {"loss": "fused_linear"} if _FUSED_LINEAR_NOTE in notes else {}
+        if _FLA_NOTE in notes:
+            return stated_loss | {"fused": [*_FLA_KERNELS]}
         if _FOREACH_ADAM_NOTE in notes:
             return stated_loss | {"fused": []}
         return stated_loss | ({"fused": ["optimizer"]} if _FUSED_ADAM_NOTE.search(notes) else {})
