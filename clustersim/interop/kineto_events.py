@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
@@ -233,7 +233,7 @@ class RankEvents:
         return -2 - self._ids.add(value, value) if isinstance(value, str) else NO_ID
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: Any) -> TypeGuard[float]:
     """Whether it is a number that a float holds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
