@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
@@ -26,6 +26,7 @@ STEP_MARKER: Final = "ProfilerStep#"
 OPTIMIZER_MARKER: Final = "Optimizer.step#"
 GLOO_PREFIX: Final = "gloo:"
 _BARRIER: Final = "gloo:barrier"
+_LARGEST_TIME: Final = 1e300  # far beyond any time, and far below what a float cannot hold
 NO_ID: Final = -1
 """An id that an event lacks."""
 TraceEvent = Mapping[str, Any]
@@ -162,7 +163,7 @@ class RankEvents:
         self.gpu.append(
             read_microseconds(self.file, event, "ts"),
             read_microseconds(self.file, event, "dur"),
-            stream if isinstance(stream, int) else 0,
+            _int64(stream, 0),
             self._id(arguments.get("correlation")),
             self._id(arguments.get("External id")),
             label,
@@ -174,7 +175,7 @@ class RankEvents:
             duration = event.get("dur", 0.0)
             self.launches.append(
                 read_microseconds(self.file, event, "ts"),
-                duration if isinstance(duration, (int, float)) else 0.0,
+                duration if _is_finite(duration) else 0.0,
                 correlation,
                 self._thread(event),
             )
@@ -182,7 +183,7 @@ class RankEvents:
     def _add_operator(self, event: TraceEvent) -> None:
         arguments, name = event_arguments(event), str(event.get("name", ""))
         start, duration = event.get("ts"), event.get("dur", 0.0)
-        if not isinstance(start, (int, float)) or not isinstance(duration, (int, float)):
+        if not (_is_finite(start) and _is_finite(duration)):
             return
         dims = arguments.get("Input Dims")
         sequence, forward_thread = arguments.get("Sequence number", NO_ID), arguments.get("Fwd thread id", 0)
@@ -192,8 +193,8 @@ class RankEvents:
             self._thread(event),
             self._names.add(name, name),
             NO_ID if dims is None else self._dims.add(str(dims), dims),
-            sequence if isinstance(sequence, int) else NO_ID,
-            forward_thread if isinstance(forward_thread, int) else 0,
+            _int64(sequence, NO_ID),
+            _int64(forward_thread, 0),
             self._id(arguments.get("External id")),
         )
 
@@ -228,8 +229,20 @@ class RankEvents:
     def _id(self, value: Any) -> int:
         """An id that links events, as a number: text ids are numbered below -1."""
         if type(value) is int:
-            return value
+            return _int64(value, NO_ID)
         return -2 - self._ids.add(value, value) if isinstance(value, str) else NO_ID
+
+
+def _is_finite(value: Any) -> TypeGuard[float]:
+    """Whether it is a number that a float holds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return -_LARGEST_TIME < value < _LARGEST_TIME
+
+
+def _int64(value: Any, default: int) -> int:
+    """A whole number that fits into 64 bits; PyTorch writes the largest one where it has no sequence number."""
+    return value if type(value) is int and -(2**63) <= value < 2**63 else default
 
 
 def event_arguments(event: TraceEvent) -> TraceEvent:
@@ -241,7 +254,7 @@ def event_arguments(event: TraceEvent) -> TraceEvent:
 def read_microseconds(file: Path, event: TraceEvent, key: str) -> float:
     """A time of an event in microseconds."""
     value = event.get(key)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+    if not _is_finite(value):
         raise InputError(
             f"{file}: {key} of {format_value(event.get('name'))}: {format_value(value)} is no number of microseconds"
         )

@@ -359,3 +359,28 @@ def test_reading_needs_a_small_part_of_a_trace(tmp_path: Path) -> None:
     assert traces.ranks[0].step_numbers == (5, 6, 7, 8)
     assert file.stat().st_size > 7_500_000
     assert peak < 6_000_000
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, -(2**70), "text", None, [1], {"a": 1}, 1.5, True])
+@pytest.mark.parametrize(
+    "key", ["stream", "correlation", "External id", "Sequence number", "Fwd thread id", "Input Dims"]
+)
+def test_strange_arguments_are_none(tmp_path: Path, key: str, value: object) -> None:
+    profile = three_steps()
+    for event in profile.events:
+        event["args"] = {**event.get("args", {}), key: value}
+    assert read_traces(profile.write(tmp_path / "trace.json")).ranks[0].step_numbers
+
+
+@pytest.mark.parametrize("value", [10**400, float("nan"), "1.0", None, True])
+def test_strange_times_of_operators_are_passed_over(tmp_path: Path, value: object) -> None:
+    profile = three_steps()
+    for event in profile.events:
+        if event["cat"] == "cpu_op":
+            event["ts"] = value
+    traces = read_traces(profile.write(tmp_path / "trace.json"))
+    assert not traces.has_shapes
+    kernel = next(event for event in profile.events if event["cat"] == "kernel")
+    kernel["ts"] = value
+    with pytest.raises(InputError, match="is no number of microseconds"):
+        read_traces(profile.write(tmp_path / "trace.json"))
