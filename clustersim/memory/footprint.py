@@ -312,7 +312,7 @@ class Footprint:
     def bucket_bytes(self, group: ParameterGroup, count: float, *, is_first: bool) -> Bytes:
         """Bytes of the ZeRO-2 bucket in which `count` unsharded gradients of a group wait for their reduction.
 
-        Where gradients are reduced once, a bucket of all is reduced in place, as ZeRO-1's are: beside the kept shard it
+        Where gradients are reduced once, a bucket of all is reduced in place, as ZeRO-1's are: with the kept shard it
         is the rest of them, so ZeRO-2 never holds more than ZeRO-1.
 
         is_first: whether the stage is the first pipeline rank's first.
