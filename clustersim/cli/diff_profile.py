@@ -48,6 +48,8 @@ def show_profile_difference(
 
     with show_activity("simulating"):
         difference = _compare_profiles(traces, simulate(scenario), title)
+        if difference.step_times[0] <= 0.0:
+            raise InputError(f"{measured}: its steps take no time, as none of their kernels does")
         if outputs.json is not None:
             write_json(difference.to_json(), outputs.json)
     if outputs.table:

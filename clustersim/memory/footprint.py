@@ -33,7 +33,7 @@ from clustersim.model.operators import EXPERTS, LayerOperators
 from clustersim.model.overheads import Accumulation, Grouping
 from clustersim.model.precision_recipe import WeightFormats
 from clustersim.model.quantization import cached_weight_bytes
-from clustersim.parallel.data_parallel_strategy import FullyShard, GradientSync, Zero2
+from clustersim.parallel.data_parallel_strategy import FullyShard, Zero2
 from clustersim.parallel.layer_partition import PipelineStage
 from clustersim.parallel.mesh import DP_GROUP
 from clustersim.parallel.parameter_groups import ParameterGroup
@@ -331,9 +331,6 @@ class Footprint:
     def bucket_bytes(self, group: ParameterGroup, count: float, *, is_first: bool) -> Bytes:
         """Bytes of the ZeRO-2 bucket in which `count` unsharded gradients of a group wait for their reduction.
 
-        Where gradients are reduced once, a bucket of all is reduced in place, as ZeRO-1's are: beside the kept shard it
-        is the rest of them, so ZeRO-2 never holds more than ZeRO-1.
-
         is_first: whether the stage is the first pipeline rank's first.
         """
         match self.plan.layout.data:
@@ -342,9 +339,7 @@ class Footprint:
             ):
                 width = group.formats.gradients.bytes
                 ranks = self.plan.layout.group_size(DP_GROUP)
-                is_repeated = self.plan.layout.gradient_sync is GradientSync.EVERY_BACKWARD
-                most = count * (width if is_repeated else width - self._kept_gradient_bytes(group))
-                return min(strategy.bucket_bytes(ranks, width, is_first_chunk=is_first), most)
+                return min(strategy.bucket_bytes(ranks, width, is_first_chunk=is_first), count * width)
         return 0.0
 
     @property

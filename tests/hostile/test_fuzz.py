@@ -79,6 +79,14 @@ def test_a_sample_of_hostile_files(name: str, tmp_path: Path, monkeypatch: pytes
         require_orderly(door, variant(door, seed), tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize(("name", "seed"), [("trace", 125), ("failures", 33), ("validate-reliability", 3)])
+def test_hostile_files_that_once_went_wrong(
+    name: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = all_doors()[name]
+    require_orderly(door, variant(door, seed), tmp_path, monkeypatch)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", all_doors())
 def test_thousands_of_hostile_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
